@@ -210,7 +210,9 @@ def _check_distributions(argument: str, rows: NDArray[Any], way_out: str = "") -
         if not (in_range and off.max() <= ROW_SUM_TOLERANCE):
             low, high = chunk.min(axis=1), chunk.max(axis=1)
             farthest = np.where(-low > high - 1, low, high)
-            outside = ~(np.abs(farthest - 0.5) <= 0.5 + RANGE_TOLERANCE)
+            diverged = "drop these rows, or look at the model: it may have diverged"
+            _refuse(~np.isfinite(farthest), argument, "be finite", farthest, diverged, part.start)
+            outside = np.abs(farthest - 0.5) > 0.5 + RANGE_TOLERANCE
             _refuse(outside, argument, "lie in [0, 1]", farthest, way_out or range_way, part.start)
             wrong = off > ROW_SUM_TOLERANCE
             _refuse(wrong, f"each row of {argument}", "sum to 1", sums, way_out or sum_way, part.start)

@@ -203,7 +203,7 @@ GOOD = np.array([[0.9, 0.1], [0.4, 0.6]])
     [
         ([[4.0, -3.0], [0.4, 0.6]], [0, 1], ValueError, r"got 4 in row 0; .*softmax\(logits"),
         ([[1e308, 1e308], [0.4, 0.6]], [0, 1], ValueError, r"lie in \[0, 1\]"),
-        ([[np.nan, 0.1], [np.nan, np.inf]], [0, 1], ValueError, r"lie in \[0, 1\], got nan in row 0"),
+        ([[np.nan, 0.1], [np.nan, np.inf]], [0, 1], ValueError, r"be finite, got nan in row 0"),
         ([[0.9, 0.1], [0.9, 0.6]], [0, 1], ValueError, r"sum to 1, got 1\.5 in row 1; .*independent labels"),
         ([[0.9], [0.6]], [0, 0], ValueError, r"sum to 1, got 0\.9 in row 0; .*np\.hstack\(\[1 - p, p\]\)"),
         ([0.9, 0.6], [0, 1], ValueError, r"shape \(N, C\), got shape \(2,\); .*np\.stack"),
@@ -233,7 +233,7 @@ def test_errors_name_the_first_row_wherever_it_is(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(ValueError, match=r"sum to 1, got 0\.75 in row 33"):
             metrics.brier_score(layout, np.zeros(50, int))
     probs[32, 1] = np.inf
-    with pytest.raises(ValueError, match=r"lie in \[0, 1\], got inf in row 32"):
+    with pytest.raises(ValueError, match=r"be finite, got inf in row 32"):
         metrics.brier_score(probs, np.zeros(50, int))
 
 

@@ -115,7 +115,7 @@ GOOD = np.array([[0.9, 0.1], [0.4, 0.6]])
         ([[0.9, 0.1]], r"labels to have shape \(2, 2\), got shape \(1, 2\)"),
         ([[0.5, 0.3, 0.2]] * 2, r"labels to have shape \(2, 2\), got shape \(2, 3\)"),
         ([[0.9, 0.1], [0.9, 0.3]], r"row of labels to sum to 1, got 1\.2 in row 1; divide each row by its"),
-        ([[0.9, 0.1], [np.nan, 0.3]], r"labels to lie in \[0, 1\], got nan in row 1"),
+        ([[0.9, 0.1], [np.nan, 0.3]], r"labels to be finite, got nan in row 1"),
         ([[31.0, 20.0], [0.5, 0.5]], r"lie in \[0, 1\], got 31 in row 0; divide each row by its sum"),
         ([[1.1, -0.1], [0.5, 0.5]], r"labels to lie in \[0, 1\], got 1\.1 in row 0"),
     ],

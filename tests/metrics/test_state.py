@@ -209,7 +209,7 @@ def test_arrow_batches() -> None:
         state = state_of(np.stack(rows.columns[:-1]).T, rows.column("y"))
         assert state.compute() == state_of(probs, labels).compute()
     missing = pyarrow.table({"p": pyarrow.array([0.5, None]), "q": [0.5, 0.5], "y": [0, None]})
-    with pytest.raises(InputError, match=r"probs to lie in \[0, 1\], got nan in row 1"):
+    with pytest.raises(InputError, match=r"probs to be finite, got nan in row 1"):
         state_of(np.stack(missing.columns[:-1]).T, np.zeros(2, int))
     with pytest.raises(InputError, match="labels to be integers"):
         state_of(np.eye(2), missing.column("y"))
@@ -221,7 +221,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("row", "label", "weight", "message"),
         [
-            ([0.5, np.nan], 0, 1, r"probs to lie in \[0, 1\], got nan in row 40,000"),
+            ([0.5, np.nan], 0, 1, r"probs to be finite, got nan in row 40,000"),
             ([1.5, -0.5], 0, 1, r"probs to lie in \[0, 1\], got 1.5 in row 40,000"),
             ([0.5, 0.4], 0, 1, "each row of probs to sum to 1, got 0.9 in row 40,000"),
             ([0.5, 0.5], 2, 1, r"labels to lie in 0..1, got 2 in row 40,000"),

@@ -194,7 +194,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("column", "value", "message"),
         [
-            ("logit_law", np.nan, r"probs to lie in \[0, 1\], got nan in row 217 of part-1.parquet"),
+            ("logit_law", np.nan, r"probs to be finite, got nan in row 217 of part-1.parquet"),
             (
                 "label",
                 "sport",

@@ -104,6 +104,8 @@ def test_each_task_parses(path: Path, tmp_path: Path) -> None:
         "ood_noise",
         "ten_crop",
         "decay_all",
+        "lr_milestones",
+        "lr_decay",
         "from_scratch",
         "model_kwargs",
         "weights",
