@@ -30,11 +30,11 @@ def load_saved_names(model: Any) -> None:
         model.load_state_dict = MethodType(load_state_dict, model)
 
 
-def load_state_dict(model: nn.Module, saved: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+def load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
     """`nn.Module.load_state_dict` of names as `save_pretrained` writes them, or as the model has them."""
-    if not saved.keys() <= model.state_dict().keys():
-        saved = _with_names_in_memory(model, saved)
-    return nn.Module.load_state_dict(model, saved, *args, **kwargs)
+    if not state_dict.keys() <= model.state_dict().keys():
+        state_dict = _with_names_in_memory(model, state_dict)
+    return nn.Module.load_state_dict(model, state_dict, *args, **kwargs)
 
 
 def _with_names_in_memory(model: Any, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
