@@ -92,7 +92,7 @@ def test_the_interval_of_the_true_calibration_error_is_that_of_its_function() ->
             ValueError,
             "each row of soft_labels to sum to 1, got 0.5 in row 0; divide each row",
         ),
-        (lambda s: s * np.nan, ValueError, r"soft_labels to lie in \[0, 1\], got nan"),
+        (lambda s: s * np.nan, ValueError, r"soft_labels to be finite, got nan"),
         (lambda s: s.argmax(axis=1).astype(float), ValueError, r"got shape \(120,\)"),
     ],
 )
