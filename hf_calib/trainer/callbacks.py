@@ -165,8 +165,7 @@ class AdaFocalCallback(CalibrationCallback):
             check(isinstance(loss, AdaptiveLoss), "compute_loss_func to be a loss that adapts", loss, way_out)
             loss.to(args.device)
             if resumed:
-                folder = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
-                load_loss_state(loss, folder)
+                load_loss_state(loss, _checkpoint(args, state))
         # An evaluation before the first step of a resumed training was followed by an update before it stopped.
         self._updating, self._last_step = True, state.global_step if resumed else -1
         if resumed and self._missed_at_epoch_end(args, state):
@@ -215,8 +214,7 @@ class AdaFocalCallback(CalibrationCallback):
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A `CalibrationTrainer` saves the table with the model."""
         if self.is_of_a_stock_trainer and args.should_save:
-            folder = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
-            save_loss_state(self.trainer.compute_loss_func, folder)
+            save_loss_state(self.trainer.compute_loss_func, _checkpoint(args, state))
 
     def before_train_end(self, state: Any) -> None:
         self._updating = False
@@ -248,7 +246,7 @@ class CalibrationMapCallback(CalibrationCallback):
     ) -> None:
         super().__init__(trainer, calibration_dataset)
         self.title = map_title(foldable_method(scaler))
-        _check_option("strategy", strategy, STRATEGIES)
+        check_option("strategy", strategy, STRATEGIES)
         self.scaler = scaler
         self.strategy = strategy
         self.fitted: Any = None
@@ -270,10 +268,11 @@ class CalibrationMapCallback(CalibrationCallback):
             return
         self._last_step = state.global_step
         self._fit()
-        for callback in trainer.callback_handler.callbacks if self.fitted is not None else ():
-            if isinstance(callback, PrinterCallback | ProgressCallback):  # trackers take numbers only
-                logs = {"calibration_map": in_words(self.fitted)}
-                callback.on_log(trainer.args, state, trainer.control, logs=logs)
+        if self.fitted is not None:
+            logs = {"calibration_map": in_words(self.fitted)}
+            for callback in trainer.callback_handler.callbacks:
+                if isinstance(callback, PrinterCallback | ProgressCallback):  # trackers take numbers only
+                    callback.on_log(trainer.args, state, trainer.control, logs=logs)
         if trainer.eval_dataset is not None and not self.is_of_a_stock_trainer:
             try:
                 trainer.evaluate_at_end()
@@ -317,7 +316,7 @@ class TemperatureScalingCallback(CalibrationMapCallback):
     """
 
     def __init__(self, *, criterion: Any = "nll", **settings: Any) -> None:
-        _check_option("criterion", criterion, get_args(Criterion))
+        check_option("criterion", criterion, get_args(Criterion))
         self.scaling = TemperatureScaling(criterion=criterion)
         super().__init__(self.scaling, **settings)
 
@@ -361,8 +360,14 @@ def read_schedule(schedule: Any, name: str) -> dict[int, int]:
     return dict(zip(epochs, steps, strict=True))
 
 
-def _check_option(name: str, value: object, options: tuple[str, ...]) -> None:
+def check_option(name: str, value: object, options: tuple[str, ...]) -> None:
+    """Refuse a setting that is none of the options."""
     check(value in options, f"{name} to be one of {options}", repr(value), did_you_mean(value, options))
+
+
+def _checkpoint(args: Any, state: Any) -> Path:
+    """The folder of the checkpoint at this step."""
+    return Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
 
 
 def _in_short(error: Exception) -> str:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainingArguments
 
-from hf_calib._errors import InputValueError, check, did_you_mean, expected
+from hf_calib._errors import InputValueError, check, expected
 from hf_calib.losses import AdaptiveLoss, make_loss
 from hf_calib.metrics.checks import check_flag
 from hf_calib.metrics.state import lower_is_better
 from hf_calib.scaling import TemperatureScaling
 from hf_calib.scaling.methods import FOLDABLE_SCALERS
-from hf_calib.trainer.callbacks import STRATEGIES, read_schedule
+from hf_calib.trainer.callbacks import STRATEGIES, check_option, read_schedule
 
 if TYPE_CHECKING:
     ClassWeights = Sequence[float] | str | None
@@ -141,8 +141,8 @@ class CalibrationConfig:
         if schedule is not None:
             schedule = read_schedule(schedule, "gamma_update_schedule")
         self.gamma_update_schedule = schedule
-        _check_choice("calibration_strategy", self.calibration_strategy, STRATEGIES)
-        _check_choice("loss_reduction", self.loss_reduction, LOSS_REDUCTIONS)
+        check_option("calibration_strategy", self.calibration_strategy, STRATEGIES)
+        check_option("loss_reduction", self.loss_reduction, LOSS_REDUCTIONS)
         _check_whole_numbers(self, _WHOLE_NUMBERS)
         check_flag("gather_batch", self.gather_batch)
         steps = self.gamma_update_steps
@@ -177,8 +177,8 @@ class CalibrationConfig:
         method, criterion = self.calibration_method, self.temperature_criterion
         if method is None:
             method = "auto" if criterion == "nll" else "temperature"
-        _check_choice("calibration_method", method, CALIBRATION_METHODS)
-        _check_choice("temperature_criterion", criterion, TEMPERATURE_CRITERIA)
+        check_option("calibration_method", method, CALIBRATION_METHODS)
+        check_option("temperature_criterion", criterion, TEMPERATURE_CRITERIA)
         goes_together = method in ("temperature", "none") or criterion == "nll"
         requirement = "temperature_criterion to be given with calibration_method='temperature' only"
         way_out = "leave it out" if criterion != "none" else "set calibration_method='none' for no map"
@@ -259,10 +259,6 @@ def hub_token_left_out() -> Iterator[None]:
         yield
     finally:
         _saved_with_a_model.reset(outer)
-
-
-def _check_choice(name: str, value: Any, options: tuple[str, ...]) -> None:
-    check(value in options, f"{name} to be one of {options}", repr(value), did_you_mean(value, options))
 
 
 def _check_whole_numbers(given: Any, ranges: Mapping[str, tuple[int, int]]) -> None:

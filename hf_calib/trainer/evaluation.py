@@ -55,7 +55,7 @@ class Evaluation:
         accelerator: Accelerator,
         prefix: str,
         *,
-        n_bins: int,
+        n_bins: int = 15,
         calibration_map: Any = None,
         keep_logits: bool = False,
         keep_at_most: int | None = None,
@@ -99,11 +99,10 @@ class Evaluation:
         """Gather a batch in the order of the dataset, without the rows that fill it up."""
         accelerator = self.accelerator
         if accelerator.num_processes > 1 and logits.dim() == 3:
-            padded = (
+            logits, labels = (
                 accelerator.pad_across_processes(part, dim=1, pad_index=IGNORE_INDEX)
                 for part in (logits, labels)
             )
-            logits, labels = padded if logits.dim() == 3 else (logits, labels)
         logits, labels = accelerator.gather_for_metrics((logits.contiguous(), labels.contiguous()))
         multi_label = labels.is_floating_point()
         if labels.dim() == 2 and not multi_label:
@@ -278,7 +277,7 @@ def held_out(trainer: Any, split: Any, *, n_samples: int | None = None, **settin
         # get_eval_dataloader would, with persistent workers, give the loader of the evaluation set.
         loader = trainer.get_test_dataloader(rows)
         loaders[n_samples] = (split, loader)
-    current = Evaluation(trainer.accelerator, "", **{"n_bins": 15, **settings})
+    current = Evaluation(trainer.accelerator, "", **settings)
     model: Any = trainer.model
     visible, modes = trainer.callback_handler, [(module, module.training) for module in model.modules()]
     trainer.callback_handler = CallbackHandler(

@@ -7,18 +7,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from hf_calib.study.kinds import METRIC_TITLES
 from hf_calib.study.results import Difference, Estimate, Panel, StudyResults
+from hf_calib.tasks import SINGLE_LABEL
 
-TITLES = {
-    "accuracy": "Accuracy",
-    "nll": "Negative log-likelihood (nats)",
-    "brier": "Brier score",
-    "ece": "Expected calibration error (ECE)",
-    "adaptive_ece": "Adaptive ECE",
-    "classwise_ece": "Classwise ECE",
-    "smooth_ece": "Smooth ECE",
-    "aurc": "Area under the risk-coverage curve",
-}
+TITLES = METRIC_TITLES[SINGLE_LABEL.name]
 
 
 def study_results(
