@@ -210,8 +210,8 @@ def _check_distributions(argument: str, rows: NDArray[Any], way_out: str = "") -
         if not (in_range and off.max() <= ROW_SUM_TOLERANCE):
             low, high = chunk.min(axis=1), chunk.max(axis=1)
             farthest = np.where(-low > high - 1, low, high)
-            diverged = "drop these rows, or look at the model: it may have diverged"
-            _refuse(~np.isfinite(farthest), argument, "be finite", farthest, diverged, part.start)
+            finite_way = "drop these rows, or look for what made them, such as a model that has diverged"
+            _refuse(~np.isfinite(farthest), argument, "be finite", farthest, finite_way, part.start)
             outside = np.abs(farthest - 0.5) > 0.5 + RANGE_TOLERANCE
             _refuse(outside, argument, "lie in [0, 1]", farthest, way_out or range_way, part.start)
             wrong = off > ROW_SUM_TOLERANCE
