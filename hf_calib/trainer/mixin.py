@@ -324,10 +324,12 @@ class CalibrationMixin(PublishingMixin):
         self._resume_from = resume_from_checkpoint or None
         if self.model_init is None:
             self._set_up_training()
+        self._stated = (self.loss_is_scaled_for_ga, self.model_accepts_loss_kwargs)
         try:
             return super().train(self._resume_from, trial, *args, **kwargs)
         finally:
             self.is_in_train = False  # also after an error
+            self.loss_is_scaled_for_ga, self.model_accepts_loss_kwargs = self._stated
 
     def begin_training(self) -> None:
         """Called before all `on_train_begin`, when the model is there and a trial of a search has set its arguments."""
@@ -364,7 +366,7 @@ class CalibrationMixin(PublishingMixin):
     ) -> tuple[Any, Any]:
         """The micro-batches of one optimizer step, and the loss's normalizer over all processes."""
         # Whether a loss is scaled for accumulation, our compute_loss says anew in each step.
-        self.loss_is_scaled_for_ga, self.model_accepts_loss_kwargs = type(self).loss_is_scaled_for_ga, False
+        self.loss_is_scaled_for_ga, self.model_accepts_loss_kwargs = self._stated
         batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self.compute_loss_func is not None:
             return batches, count
@@ -483,13 +485,13 @@ class CalibrationMixin(PublishingMixin):
         requirement = "compute_objective to be a function of an evaluation's metrics, or the name of one"
         is_known = name in (*known, "eval_loss") or self.compute_metrics is not None
         check(is_known, requirement, repr(name), did_you_mean(name, known))
-        metric = LOGGED_METRICS.get(name.removeprefix("eval_").removesuffix("_calibrated"))
-        higher = metric is not None and not lower_is_better(name)
+        is_ours = name.removeprefix("eval_").removesuffix("_calibrated") in LOGGED_METRICS
+        higher = is_ours and not lower_is_better(name)
         right = "maximize" if higher else "minimize"
-        fits = direction == right or (metric is None and name != "eval_loss")
+        fits = direction == right or not (is_ours or name == "eval_loss")
         way_out = "pass a function of the metrics as compute_objective for another aim"
         check(fits, f"direction to be {right!r} for {name}", repr(direction), way_out)
-        if name.endswith("_calibrated") and metric is not None:
+        if name.endswith("_calibrated") and is_ours:
             callback = own_callback(self, CalibrationMapCallback)
             way_out = f"set calibration_method, or search for {name.removesuffix('_calibrated')!r}"
             check(callback is not None, f"a calibration map to be asked for with {name!r}", "none", way_out)

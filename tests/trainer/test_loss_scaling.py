@@ -128,3 +128,18 @@ def test_a_loss_of_ones_own_is_a_mean_over_the_step(kind: type[CalibrationTraine
     assert logged(cut, "loss") == pytest.approx(logged(whole, "loss"), rel=LOGGED)
     assert logged(cut, "grad_norm") == pytest.approx(logged(whole, "grad_norm"), rel=TOLERANCE)
     assert differences(weights(cut.model), weights(whole.model))[0] < TOLERANCE
+
+
+@pytest.mark.skipif(not hasattr(Trainer, "loss_is_scaled_for_ga"), reason="came with transformers 5.19")
+def test_what_a_trainer_is_told_of_its_scaling_holds(tmp_path: Path) -> None:
+    """Of this trainer alone, not of its class; and after a training as before it."""
+    made = make_trainer("cross_entropy", tmp_path, 2, 4)
+    told = type("Told", (NormalisedLoss,), {"loss_is_scaled_for_ga": None})
+    cut = told(made.model, made.args, train_dataset=made.train_dataset)
+    cut.loss_is_scaled_for_ga = True
+    cut.train()
+    whole = make_trainer("cross_entropy", tmp_path, 8, 1)
+    whole.train()
+    assert logged(cut, "loss") == pytest.approx(logged(whole, "loss"), rel=LOGGED)
+    assert (cut.loss_is_scaled_for_ga, cut.model_accepts_loss_kwargs) == (True, False)
+    assert (whole.loss_is_scaled_for_ga, whole.model_accepts_loss_kwargs) == (None, False)
