@@ -18,33 +18,30 @@ class TokenSample:
 
     The number is made of the sequence's labels and of the position in it. So it is the same on any number of
     processes, with any batch size and any padding.
-
-    Args:
-        accelerator: of the trainer whose processes share the pass.
     """
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
         self.share = 1.0
+        self.most = MOST_TOKENS
         self.rows: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
         """Take a batch: logits (N, L, C), labels (N, L)."""
+        self.most = min(MOST_TOKENS, max(1, MOST_LOGITS // logits.shape[-1]))
         numbers = random_numbers(labels)
         keep = (labels != IGNORE_INDEX) & (numbers < self.share)
         self.rows.append((logits[keep].float(), labels[keep], numbers[keep]))
-        while self._n_tokens() > self._most():
+        while self._n_tokens() > self.most:
             self._halve()
 
     def finish(self) -> list[tuple[Tensor, Tensor]]:
         """This process's part of the sample, batch by batch; called by all of them, after the last batch."""
-        if self.accelerator.num_processes > 1:
-            shares = torch.tensor([self.share], dtype=torch.float32, device=self.accelerator.device)
-            least = float(self.accelerator.gather(shares).min())
-            while self.share > least:
-                self._halve()
-            while self._n_tokens_of_all() > self._most():
-                self._halve()
+        least, most = self._of_all(self.share).min(), self._of_all(self.most).min()
+        while self.share > least:
+            self._halve()
+        while self._of_all(self._n_tokens()).sum() > most:
+            self._halve()
         return [(logits, labels) for logits, labels, _ in self.rows]
 
     def _halve(self) -> None:
@@ -54,19 +51,13 @@ class TokenSample:
     def _n_tokens(self) -> int:
         return sum(len(labels) for _, labels, _ in self.rows)
 
-    def _n_tokens_of_all(self) -> int:
-        own = torch.tensor([self._n_tokens()], device=self.accelerator.device)
-        return int(self.accelerator.gather(own).sum())
-
-    def _most(self) -> int:
-        n_classes = max((logits.shape[-1] for logits, _, _ in self.rows), default=1)
-        return min(MOST_TOKENS, max(1, MOST_LOGITS // n_classes))
+    def _of_all(self, number: float) -> Tensor:
+        return self.accelerator.gather(torch.tensor([number], device=self.accelerator.device))
 
 
 def random_numbers(labels: Tensor) -> Tensor:
     """Uniform numbers in [0, 1), float32 (N, L): a hash of the labels (N, L) of each sequence and of the place in it.
 
-    >>> import torch
     >>> numbers = random_numbers(torch.tensor([[5, 6, -100], [5, 6, 7]]))
     >>> bool((numbers[0, :2] == random_numbers(torch.tensor([[-100, 5, 6]]))[0, 1:]).all())
     True

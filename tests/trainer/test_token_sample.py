@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -88,3 +91,29 @@ def test_two_processes_keep_the_sample_of_one(tmp_path: Path, monkeypatch: pytes
     both = [place for rank in range(2) for place in json.loads((tmp_path / f"{rank}.json").read_text())]
     monkeypatch.setattr(token_sample, "MOST_TOKENS", 300)
     assert both == sampled(*sequences(), N)
+
+
+def test_a_process_without_a_batch_takes_part_in_what_all_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three processes two have more together than each alone may; the third has not seen how large a row is."""
+    monkeypatch.setattr(token_sample, "MOST_LOGITS", 300 * VOCABULARY)
+    given, together = [torch.empty(0)] * 3, Barrier(3, timeout=10)
+    logits, labels = sequences()
+    shares = [(logits[:60], labels[:60]), (logits[60:], labels[60:]), None]
+
+    def finished(rank: int) -> int:
+        def gather(value: torch.Tensor) -> torch.Tensor:
+            given[rank] = value
+            together.wait()
+            found = torch.cat(given)
+            together.wait()
+            return found
+
+        sample = TokenSample(SimpleNamespace(gather=gather, device="cpu"))  # type: ignore[arg-type]
+        if shares[rank] is not None:
+            sample.add(*shares[rank])
+        return sum(len(of_part) for _, of_part in sample.finish())
+
+    with ThreadPoolExecutor(3) as processes:
+        *seen, nothing = processes.map(finished, range(3))
+    assert sum(seen) == len(sampled(logits, labels, N))
+    assert nothing == 0
