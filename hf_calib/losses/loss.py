@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hf_calib._errors import InputTypeError, InputValueError, check, did_you_mean, expected
 from hf_calib.losses.ranges import INFINITY, Hyperparameter, hyperparameters_of
-from hf_calib.losses.rows import FEW_ROWS, RecordingRows, Rows
+from hf_calib.losses.rows import FEW_ROWS, RecordingRows, Rows, has_own_slope
 from hf_calib.losses.statistics import definitions as defined
 from hf_calib.losses.statistics.definitions import CROSS_ENTROPY, IGNORE_INDEX, tiny
 from hf_calib.losses.statistics.door import check_labels, decision_statistics, is_traced, row_statistics
@@ -184,7 +184,7 @@ class CalibrationLoss(nn.Module):
             self.check_multi_label()
         self._make_table()
         recorded = RecordingRows(self)
-        self._formula(recorded)
+        self._own_slope = has_own_slope(self._formula(recorded))
         self.couples_batch = recorded.of_batch is not None
         self.reads_labels = recorded.reads_labels
         self._reads = tuple(recorded.read | (recorded.of_batch.read if recorded.of_batch else {}))
@@ -228,7 +228,7 @@ class CalibrationLoss(nn.Module):
                 numbers, shares = decision_statistics(logits, labels, self._reads)
                 return self._reduced(numbers, labels, reduction, num_items_in_batch, shares)
             labels = labels.long()
-            numbers = row_statistics(logits.flatten(0, -2), labels.flatten(), self._reads)
+            numbers = row_statistics(logits.flatten(0, -2), labels.flatten(), self._reads, self._own_slope)
             return self._reduced(numbers, labels, reduction, num_items_in_batch)
 
     def from_log_probs(

@@ -189,3 +189,9 @@ class _FocalTerm(torch.autograd.Function):
         value = weighted(modulate(-torch.expm1(-ce), ctx.gamma), ce)  # create_graph=True
         (gradient,) = torch.autograd.grad(value, ce, slope, create_graph=True)
         return gradient, None
+
+
+def has_own_slope(value: Any) -> bool:
+    """Whether what a formula returned is a term whose slope is written here, not made by autograd."""
+    node = value.grad_fn if isinstance(value, Tensor) else None
+    return node is not None and node.name() == "_FocalTermBackward"

@@ -37,8 +37,8 @@ class _Block(Block):
     def log_probs(self) -> Tensor:  # type: ignore[override]
         return (self.z - self.z_max).add_(self.log_p_max)
 
-    def nats(self, index: Tensor) -> Tensor:
-        return self.z_max - self.z.gather(1, index) - self.log_p_max
+    def log_p(self, index: Tensor) -> Tensor:
+        return self.z.gather(1, index) - self.z_max + self.log_p_max
 
     def other_powers(self, power: float) -> Tensor:
         at_label = self.probs.gather(1, self.column)

@@ -60,9 +60,9 @@ class Block:
     def probs(self) -> Tensor:
         return self.log_probs.exp()
 
-    def nats(self, index: Tensor) -> Tensor:
-        """-log p of the classes (n, k)."""
-        return -self.log_probs.gather(1, index)
+    def log_p(self, index: Tensor) -> Tensor:
+        """log p of the classes (n, k)."""
+        return self.log_probs.gather(1, index)
 
     def other_powers(self, power: float) -> Tensor:
         """The sum (n,) of p^power over the classes but the label: nothing cancels where that has all the mass."""
@@ -117,7 +117,7 @@ class CrossEntropy(Statistic):
     """-log p_y, in nats. Gradient: p - e_y."""
 
     def numbers(self, block: Block) -> Numbers:
-        return {"value": block.nats(block.column).squeeze(1)}
+        return {"value": -block.log_p(block.column).squeeze(1)}
 
     def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
         return {"alpha": slope, "at_label": -slope}
@@ -137,7 +137,7 @@ class Rival(Statistic):
 
     def numbers(self, block: Block) -> Numbers:
         index, share = self._below(block.z.detach(), block.column)
-        probs = torch.exp(-block.nats(index)) * share
+        probs = block.log_p(index).exp() * share
         return {"value": probs.sum(1), "index": index, "probs": probs}
 
     def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
@@ -225,7 +225,7 @@ class LogConfidence(Statistic):
     """log p of the predicted class. Gradient: e_predicted - p."""
 
     def numbers(self, block: Block) -> Numbers:
-        return {"value": -block.nats(block.predicted).squeeze(1), "predicted": block.predicted}
+        return {"value": block.log_p(block.predicted).squeeze(1), "predicted": block.predicted}
 
     def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
         return {"alpha": -slope, "predicted": rows["predicted"], "at_predicted": slope}

@@ -30,12 +30,13 @@ def is_traced() -> bool:
 
 
 def row_statistics(
-    logits: Tensor, labels: Tensor, statistics: tuple[Statistic, ...]
+    logits: Tensor, labels: Tensor, statistics: tuple[Statistic, ...], own_slope: bool = False
 ) -> dict[Statistic, Tensor]:
     """Reduce logits (N, C) with labels (N,) to statistics, the first of which is the cross entropy.
 
     Each is (N,), float32 (float64 for float64 logits), and 0 where an example is ignored. A label outside [0, C) that
-    is not -100 is refused (on a GPU: a device-side assertion).
+    is not -100 is refused (on a GPU: a device-side assertion). `own_slope`: what is made of a cross entropy alone
+    has a slope of its own.
     """
     try:
         if is_traced():
@@ -47,8 +48,11 @@ def row_statistics(
             values = _Statistics.apply(logits, labels, statistics, chunked)
         elif len(statistics) > 1:
             values = _direct(logits, labels, statistics)
-        else:
+        elif own_slope:
             values = [_CrossEntropy.apply(logits.to(wide(logits)), labels)]
+        else:
+            wider = logits.to(wide(logits))
+            values = [F.cross_entropy(wider, labels, reduction="none", ignore_index=IGNORE_INDEX)]
     except (IndexError, RuntimeError):
         check_labels(labels, logits.shape[1])  # PyTorch's indexing error names none
         raise
@@ -113,7 +117,7 @@ def _differentiable_gradient(
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """The cross entropy alone, in fewer operations than autograd takes: of a small matrix they cost the most."""
+    """The cross entropy alone, in fewer operations than autograd takes, for a term that has its own slope, too."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
