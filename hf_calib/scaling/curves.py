@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.interpolate import make_interp_spline
-from scipy.optimize import minimize, minimize_scalar
+from scipy.optimize import LinearConstraint, minimize, minimize_scalar
 from sklearn.isotonic import IsotonicRegression
 from sklearn.utils.validation import check_is_fitted
 
@@ -41,16 +41,15 @@ class ClassProbabilityScaling(Scaler):
 
     def class_scores(self, logits: ArrayLike) -> FloatArray:
         """Return how often each class is right, whatever the others say: rows do not sum to 1; a masked class has 0."""
-        return self._scores(logits)[0]
+        return self._scores_and_probs(logits)[0]
 
     def predict_proba(self, logits: ArrayLike) -> FloatArray:
         """Return `class_scores` with rows scaled to sum to 1, of the shape of the logits, in float64."""
-        scores, probs = self._scores(logits)
+        scores, probs = self._scores_and_probs(logits)
         scores += _OWN_SHARE * probs
         return scores / scores.sum(axis=-1, keepdims=True)
 
-    def _scores(self, logits: ArrayLike) -> tuple[FloatArray, FloatArray]:
-        """The recalibrated probabilities, and the model's own."""
+    def _scores_and_probs(self, logits: ArrayLike) -> tuple[FloatArray, FloatArray]:
         check_is_fitted(self, "n_classes_")
         wide = as_fitted_logits(logits, self.n_classes_)
         masked = np.isneginf(wide)
@@ -96,16 +95,14 @@ class HistogramBinning(ClassProbabilityScaling):
     def _fit_curves(self, probs: FloatArray, hits: FloatArray, weights: FloatArray) -> None:
         check_n_bins(self.n_bins)
         check_choice("binning", self.binning, get_args(Binning))
-        edges = np.tile(uniform_edges(self.n_bins), (probs.shape[1], 1))
-        frequencies = (edges[:, :-1] + edges[:, 1:]) / 2
-        for own, found, column, hit in zip(edges, frequencies, probs.T, hits.T, strict=True):
-            if self.binning == "equal_mass":
-                own[:] = quantile_edges(np.sort(column), self.n_bins)
-                found[:] = (own[:-1] + own[1:]) / 2
-            bins = np.searchsorted(own[1:-1], column)
+        self.edges_ = np.tile(uniform_edges(self.n_bins), (probs.shape[1], 1))
+        if self.binning == "equal_mass":
+            self.edges_ = np.stack([quantile_edges(np.sort(column), self.n_bins) for column in probs.T])
+        self.frequencies_ = (self.edges_[:, :-1] + self.edges_[:, 1:]) / 2
+        for edges, found, column, hit in zip(self.edges_, self.frequencies_, probs.T, hits.T, strict=True):
+            bins = np.searchsorted(edges[1:-1], column)
             mass, right = (np.bincount(bins, w, self.n_bins) for w in (weights, weights * hit))
             np.divide(right, mass, out=found, where=mass > 0)
-        self.edges_, self.frequencies_ = edges, frequencies
 
     def _recalibrated(self, probs: FloatArray) -> FloatArray:
         columns = zip(self.frequencies_, self.edges_, probs.T, strict=True)
@@ -189,20 +186,17 @@ class SplineScaling(Scaler):
 
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> SplineScaling:
         """Fit the curve, on at least `n_knots` rows."""
-        check_integer(
-            "n_knots", self.n_knots, 4, "the paper takes 6"
-        )  # fewer leave no cubic spline to choose
+        check_integer("n_knots", self.n_knots, 4, "the paper takes 6")
         rows = Rows.checked(logits, labels)
         n, requirement = len(rows), f"logits to hold at least n_knots={self.n_knots} rows"
-        way_out = "use TemperatureScaling, which has one parameter"
-        check(n >= self.n_knots, requirement, f"{n} examples", way_out)
+        check(n >= self.n_knots, requirement, f"{n} examples", "use TemperatureScaling")
         confidences = np.concatenate([softmax_in_place(z).max(axis=1) for _, z in blocks(rows.logits)])
         levels, level, sizes = np.unique(confidences, return_inverse=True, return_counts=True)
         # Equal confidences share their mean accuracy, and the mean slope.
         gaps = np.bincount(level, rows.logits.argmax(axis=1) == rows.labels) / sizes - levels
         # One spline for each knot, 1 there and 0 at the others: all splines are their weighted sums.
-        ones, flat = np.eye(self.n_knots), [(2, np.zeros(self.n_knots))]
-        basis = make_interp_spline(np.linspace(0, 1, self.n_knots), ones, k=3, bc_type=(flat, flat))
+        knots, ones = np.linspace(0, 1, self.n_knots), np.eye(self.n_knots)
+        basis = make_interp_spline(knots, ones, bc_type="natural")
         steps = np.linspace(0, 1, n)
         heights = np.linalg.lstsq(basis(steps), np.cumsum(np.repeat(gaps, sizes)) / n, rcond=None)[0]
         slopes = np.bincount(np.sort(level), basis.derivative()(steps) @ heights) / sizes
@@ -218,19 +212,18 @@ class SplineScaling(Scaler):
 
     def predict_proba(self, logits: ArrayLike) -> FloatArray:
         """Return the probabilities, of the shape of the logits, in float64; rows sum to 1."""
-        target = self.predict_confidence(logits).reshape(-1)
-        checked = as_fitted_logits(logits, self.n_classes_)
-        rows = checked.reshape(-1, self.n_classes_)
-        each, predicted = np.arange(len(rows)), rows.argmax(axis=1)
-        rows[each, predicted] = -np.inf
+        confidence = self.predict_confidence(logits).reshape(-1)
+        rows = as_fitted_logits(logits, self.n_classes_).reshape(-1, self.n_classes_)
+        predicted = np.arange(len(rows)), rows.argmax(axis=1)
+        rows[predicted] = -np.inf
         alone = np.isneginf(rows.max(axis=1))  # all other classes are masked
         rows[~alone] = softmax_in_place(rows[~alone])
-        rows[alone], target[alone] = 0.0, 1.0
+        rows[alone], confidence[alone] = 0.0, 1.0
         runner_up = rows.max(axis=1)
-        confidence = np.maximum(target, runner_up / (1 + runner_up))  # at least on a level
+        confidence = np.maximum(confidence, runner_up / (1 + runner_up))  # at least on a level
         rows *= (1 - confidence)[:, None]
-        rows[each, predicted] = np.maximum(confidence, np.nextafter(rows.max(axis=1), 1))  # and ahead of it
-        return rows.reshape(checked.shape)
+        rows[predicted] = np.maximum(confidence, np.nextafter(rows.max(axis=1), 1))  # and ahead of it
+        return rows.reshape(np.shape(logits))
 
 
 class EnsembleTemperatureScaling(Scaler):
@@ -269,8 +262,7 @@ class EnsembleTemperatureScaling(Scaler):
             slope = products @ weights - own
             return float(weights @ (slope - own) / 2), slope
 
-        sums_to_1 = {"type": "eq", "fun": lambda weights: weights.sum() - 1, "jac": np.ones_like}
-        simplex = {"bounds": [(0, 1)] * 3, "constraints": sums_to_1}
+        simplex = {"bounds": [(0, 1)] * 3, "constraints": LinearConstraint(np.ones((1, 3)), 1, 1)}
         options = {"ftol": 1e-16, "maxiter": 300}
         found = minimize(error, np.full(3, 1 / 3), jac=True, method="SLSQP", options=options, **simplex)
         self.weights_ = found.x.clip(0) / found.x.clip(0).sum()
