@@ -9,24 +9,23 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import check_is_fitted
 
 from hf_calib._errors import check, few
-from hf_calib.metrics.checks import FloatArray, check_choice, check_integer, check_seed
+from hf_calib.metrics.checks import FloatArray, IntArray, check_choice, check_integer, check_seed
 from hf_calib.scaling._base import LogitScaling, as_fitted_logits, softmax_in_place
 from hf_calib.scaling.affine import AffineMap
-from hf_calib.scaling.auto import CHOSEN_ON, ROUGHLY, choose, mean_and_error, parts
+from hf_calib.scaling.auto import CHOSEN_ON, ROUGHLY, mean_and_error, parts
 from hf_calib.scaling.linear import StructuredVectorScaling, VectorScaling
 from hf_calib.scaling.newton import LEFT_TO_GAIN, Ridges, Rows, fit_affine
 from hf_calib.scaling.temperature import ScaledLoss
 
 BASES = ("temperature", "structured_vector", "vector")  # maps that do not mix the classes
-_VECTOR = "structured_vector(penalty=1)"
 _PENALTIES = (np.inf, 100.0, 10.0, 1.0, 0.1)  # from one map for all to the freest
 
 
 class GroupedScaling(LogitScaling):
     r"""Give each group of rows its own scale and offset of each class, drawn to the map of all rows.
 
-    For a judge that is asked several types of questions, for tenants, languages or sites, whose base rates differ: one
-    map for all is wrong for each, and a map of its own for a group of few rows.
+    For a judge of several types of questions, for tenants, languages or sites, whose base rates differ: one map for
+    all is wrong for each, and a map of its own for a group of few rows.
 
     $$\hat p = \mathrm{softmax}((1 + v_g) \odot m(z) + b_g), \qquad \min_{v_g, b_g} \mathrm{NLL}_g
       + \lambda \frac{C}{N_g} (|v_g|^2 + |b_g|^2)$$
@@ -68,39 +67,37 @@ class GroupedScaling(LogitScaling):
         check_integer("n_folds", self.n_folds, 2, "5 is enough; more folds cost more fits")
         rows = Rows.checked(logits, labels)
         names = _as_groups(groups, len(rows))
-        groups_, numbers, self.sizes_ = np.unique(names, return_inverse=True, return_counts=True)
-        self.groups_, self.n_classes_ = groups_.tolist(), rows.logits.shape[1]
-        base, penalty = self._chosen(rows, numbers)
+        names, numbers, self.sizes_ = np.unique(names, return_inverse=True, return_counts=True)
+        self.groups_, self.n_classes_ = names.tolist(), rows.logits.shape[1]
+        base, penalty = self._chosen(rows, numbers + 1)
         choice = "one map for all" if penalty == np.inf else f"penalty={penalty:g}"
         self.choice_ = f"{base}, {choice}" if self.base == "auto" else choice
-        maps = _maps(rows, numbers, penalty, _common(base, rows))
-        self.weights_ = np.stack([found.weight for found in maps.values()])
-        self.biases_ = np.stack([found(np.zeros(self.n_classes_)) for found in maps.values()])
+        maps = self._maps(rows, numbers + 1, penalty, _common(base, rows), LEFT_TO_GAIN)
+        self.weights_, self.biases_ = (np.stack(each) for each in zip(*maps, strict=True))
         return self
 
     def transform(self, logits: ArrayLike, *, groups: ArrayLike | None = None) -> FloatArray:
         """Return the mapped logits (N, ..., C) in float64; unknown groups (N,), or none, get the common map."""
         check_is_fitted(self, "weights_")
         rows = as_fitted_logits(logits, self.n_classes_)
-        maps = dict(enumerate(map(AffineMap, self.weights_, self.biases_)))
+        maps = list(map(AffineMap, self.weights_, self.biases_))
         if groups is None:
             return maps[0](rows)
         known = {name: number for number, name in enumerate(self.groups_, 1)}
-        numbers = np.array([known.get(name, 0) for name in _as_groups(groups, len(rows)).tolist()], np.int64)
+        numbers = np.array([known.get(name, 0) for name in _as_groups(groups, len(rows)).tolist()], np.intp)
         return _mapped(rows, numbers, maps)
 
     def predict_proba(self, logits: ArrayLike, *, groups: ArrayLike | None = None) -> FloatArray:
         """Return the calibrated probabilities in float64; arguments as of `transform`."""
         return softmax_in_place(self.transform(logits, groups=groups))
 
-    def _chosen(self, rows: Rows, numbers: NDArray[np.int64]) -> tuple[str, float]:
+    def _chosen(self, rows: Rows, numbers: IntArray) -> tuple[str, float]:
         """The common map's method, and the penalty."""
-        bases = BASES[:2] if self.base == "auto" else (self.base,)
         rng = np.random.default_rng(check_seed(self.random_state, "random_state"))
         if len(rows) > CHOSEN_ON:  # λ weighs the offsets of groups, not rows: a sample tells it, too
             sample = rng.choice(len(rows), CHOSEN_ON, replace=False)
             rows, numbers = rows[sample], numbers[sample]
-        n = len(rows)
+        bases, n = BASES[:2] if self.base == "auto" else (self.base,), len(rows)
         if n < 2:
             return bases[0], np.inf
         splits = list(parts(rng.permutation(np.arange(n) % min(self.n_folds, n))))
@@ -110,20 +107,32 @@ class GroupedScaling(LogitScaling):
             """The loss of each row under the maps of the other parts (N,)."""
             losses = np.empty(n)
             for (train, test), common in zip(splits, commons[base], strict=True):
-                maps = _maps(rows[train], numbers[train], penalty, common, ROUGHLY)
-                losses[test] = rows[test].losses(_mapped(rows.logits[test], numbers[test] + 1, maps))
+                maps = self._maps(rows[train], numbers[train], penalty, common, ROUGHLY)
+                losses[test] = rows[test].losses(_mapped(rows.logits[test], numbers[test], maps))
             return losses
 
         base = bases[0]
-        if len(bases) > 1:
-            of_base = [held_out(base, np.inf) for base in bases]
-            base = bases[choose({"temperature": of_base[0], _VECTOR: of_base[1]}) == _VECTOR]
-        if numbers.max() == 0:
+        if self.base == "auto":
+            gain, error = mean_and_error(held_out(base, np.inf) - held_out(bases[1], np.inf))
+            base = bases[gain > 2 * error]
+        if len(self.groups_) == 1:
             return base, np.inf
         losses = np.stack([held_out(base, penalty) for penalty in _PENALTIES])
-        best = losses[int(np.argmin(losses.mean(axis=1)))]
+        best = losses[losses.mean(axis=1).argmin()]
         within = [difference <= error for difference, error in map(mean_and_error, losses - best)]
         return base, _PENALTIES[within.index(True)]
+
+    def _maps(
+        self, rows: Rows, numbers: IntArray, penalty: float, common: AffineMap, nats: float
+    ) -> list[AffineMap]:
+        """The common map, and that of each group, whose numbers start at 1; of groups without rows the common one."""
+        maps = [common] * (len(self.groups_) + 1)
+        mapped = rows.with_logits(common(rows.logits))
+        for number in np.unique(numbers) if penalty < np.inf else ():
+            own = mapped[numbers == number]
+            ridge = penalty * self.n_classes_ / len(own)
+            maps[number] = common.then(fit_affine(own, 1.0, Ridges(ridge, ridge), nats=nats))
+        return maps
 
 
 def _common(base: str, rows: Rows) -> AffineMap:
@@ -134,25 +143,12 @@ def _common(base: str, rows: Rows) -> AffineMap:
     return (VectorScaling() if base == "vector" else StructuredVectorScaling()).solve(rows).map
 
 
-def _maps(
-    rows: Rows, numbers: NDArray[np.int64], penalty: float, common: AffineMap, nats: float = LEFT_TO_GAIN
-) -> dict[int, AffineMap]:
-    """The common map, which is number 0, and that of each group, from number 1 on."""
-    maps = dict.fromkeys([0, *np.unique(numbers) + 1], common)
-    mapped = rows.with_logits(common(rows.logits))
-    for number in np.unique(numbers) if penalty < np.inf else ():
-        own = mapped[numbers == number]
-        ridge = penalty * rows.logits.shape[1] / len(own)
-        maps[number + 1] = common.then(fit_affine(own, 1.0, Ridges(ridge, ridge), nats=nats))
-    return maps
-
-
-def _mapped(logits: NDArray[Any], numbers: NDArray[np.int64], maps: dict[int, AffineMap]) -> FloatArray:
-    """The logits of each row under the map of its number, or the common one."""
+def _mapped(logits: NDArray[Any], numbers: IntArray, maps: list[AffineMap]) -> FloatArray:
+    """The logits of each row under the map of its number."""
     mapped = np.empty(logits.shape)
     for number in np.unique(numbers):
         own = numbers == number
-        mapped[own] = maps.get(number, maps[0])(logits[own])
+        mapped[own] = maps[number](logits[own])
     return mapped
 
 
@@ -160,9 +156,8 @@ def _as_groups(groups: ArrayLike, n: int) -> NDArray[np.str_]:
     names = np.asarray(groups)
     way_out = "give one name for each row of the logits"
     check(names.shape == (n,), f"groups to have shape ({n},)", f"shape {names.shape}", way_out)
-    got = f"dtype {names.dtype}"
+    got = f"dtype {names.dtype}" * (names.dtype.kind not in "Uiu")
     if names.dtype.kind == "O":
-        got = few(sorted({type(name).__name__ for name in names.tolist() if not isinstance(name, str | int)}))
-    holds = names.dtype.kind in "Uiu" or not got
-    check(holds, "groups to hold words or integers", got, "name each group")
+        got = few(sorted({type(name).__name__ for name in names if not isinstance(name, str | int)}))
+    check(not got, "groups to hold words or integers", got, "name each group")
     return names.astype(str)

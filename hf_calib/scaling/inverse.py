@@ -12,26 +12,16 @@ from scipy.special import log_softmax, logsumexp
 from sklearn.isotonic import isotonic_regression
 
 from hf_calib._errors import check
-from hf_calib.metrics.checks import FloatArray, check_type, row_chunks
+from hf_calib.metrics.checks import FloatArray, row_chunks
 from hf_calib.scaling._base import LogitScaling, as_class_labels, as_logits, as_matrix
 
 if TYPE_CHECKING:
     from hf_calib.losses import CalibrationLoss
 
-# Losses whose gradients determine the posterior: those of the label's probability alone, and of other ones, too.
-_OF_LABEL = (
-    "cross_entropy",
-    "focal",
-    "focal_gra",
-    "inverse_focal",
-    "flsd",
-    "flsd_gra",
-    "adafocal",
-    "calfocal",
-)
-_OF_RIVALS = ("dual_focal", "dual_focal_gra", "ada_dual_focal")
-_OF_ALL = ("brier", "bsce", "bsce_gra", "focal_calibration", "label_smoothing", "entropy_regularized")
-INVERTIBLE = _OF_LABEL + _OF_RIVALS + _OF_ALL
+# Losses whose gradients determine the posterior: those of the label's p alone, and of other classes' p, too.
+_OF_P = ("cross_entropy", "focal", "focal_gra", "inverse_focal", "flsd", "flsd_gra", "adafocal", "calfocal")
+_OF_OTHERS = ("brier", "bsce", "bsce_gra", "focal_calibration", "label_smoothing", "entropy_regularized")
+INVERTIBLE = (*_OF_P, "dual_focal", "dual_focal_gra", "ada_dual_focal", *_OF_OTHERS)
 
 _FURTHEST = -33.0  # of a logit below the largest: beyond, the rounding of p hides 1 - p from a loss of logits
 _FLOOR = 1e-12  # stands for a gradient that pushes its label down: the class gets all of the mass
@@ -83,16 +73,15 @@ class InverseLink(LogitScaling):
         check(allowed, "logits to allow at least one class", "-inf for every class", "mask fewer classes")
         loss: Any = deepcopy(self.loss).cpu()
         weights, loss.class_weights = loss.class_weights, None
-        of_label = loss.name in _OF_LABEL
-        result = np.empty(rows.shape)
-        for part in row_chunks(len(rows), rows.shape[1] ** (1 if of_label else 2), elements=_GRADIENTS):
+        result, by_p = np.empty(rows.shape), loss.name in _OF_P
+        for part in row_chunks(len(rows), rows.shape[1] ** (1 if by_p else 2), elements=_GRADIENTS):
             block = rows[part].astype(np.float64)
             order = np.argsort(-block, axis=1, kind="stable")
             z = np.take_along_axis(block, order, axis=1)  # falling, so that masked classes are the last
             z -= z[:, :1]
             log_p = z - np.log1p(np.exp(z[:, 1:]).sum(axis=1, keepdims=True))
-            log_gain = _gain_of_label(loss, log_p) if of_label else _gain(loss, z)
-            np.put_along_axis(result[part], order, _in_order_of(log_p, log_p + log_gain), axis=1)
+            log_eta = log_p + (_gain_by_p(loss, log_p) if by_p else _gain(loss, z))
+            np.put_along_axis(result[part], order, _in_order_of(log_p, log_eta), axis=1)
         if weights is not None:  # the loss sees the posterior times the weights
             result -= np.log(weights.detach().double().numpy())
             result -= logsumexp(result, axis=1, keepdims=True)
@@ -107,11 +96,10 @@ class InverseLink(LogitScaling):
 
     def _check(self, n_classes: int) -> None:
         """Raise unless the loss has an inverse link, for that number of classes."""
-        from hf_calib.losses import CalibrationLoss  # here, because it imports torch
+        from hf_calib.losses.loss import check_loss  # here, because it imports torch
 
-        loss, way_out = self.loss, "make it with hf_calib.losses.make_loss"
-        check_type(isinstance(loss, CalibrationLoss), "loss to be a CalibrationLoss", repr(loss), way_out)
-        way_out = f"use a loss among {', '.join(INVERTIBLE)}, or fit TemperatureScaling"
+        loss, way_out = self.loss, f"use a loss among {', '.join(INVERTIBLE)}, or fit TemperatureScaling"
+        check_loss(loss)
         check(loss.name in INVERTIBLE, "loss to have an inverse link", repr(loss.name), way_out)
         check(not loss.multi_label, "loss to be single-label", "a multi-label loss", "fit TemperatureScaling")
         whole = loss.hyperparameters.get("smoothing") == 1
@@ -121,12 +109,12 @@ class InverseLink(LogitScaling):
         check(self.n_classes_ in (None, n_classes), requirement, got, way_out)
 
 
-def _gain_of_label(loss: Any, log_p: FloatArray) -> FloatArray:
+def _gain_by_p(loss: Any, log_p: FloatArray) -> FloatArray:
     """log(eta / p), up to a number per row: -log a of a gradient a_y (p - e_y), whose a is -dL / d log p_y."""
     allowed = np.where(np.isneginf(log_p), 0, log_p)
     pulls = -_gradient(lambda own: loss.from_log_probs(own, reduction="sum"), allowed)
     # Classes that get all of the mass share it in equal parts.
-    return np.where(pulls < 0, -np.log(_FLOOR) - (1 - _TRACE) * log_p, -_log(np.maximum(pulls, 1e-300)))
+    return np.where(pulls < 0, -np.log(_FLOOR) - (1 - _TRACE) * log_p, -np.log(np.maximum(pulls, 1e-300)))
 
 
 def _gain(loss: Any, z: FloatArray) -> FloatArray:
@@ -178,23 +166,3 @@ def _in_order_of(log_p: FloatArray, log_eta: FloatArray) -> FloatArray:
 def _log(values: FloatArray) -> FloatArray:
     """log, and -inf for what is not above 0."""
     return np.log(values, out=np.full_like(values, -np.inf), where=values > 0)
-
-
-def loss_record(loss: CalibrationLoss) -> dict[str, Any]:
-    """A loss as plain numbers: its arguments, and its table, if it adapts."""
-    weights = None if loss.class_weights is None else loss.class_weights.tolist()
-    state = {name: value.tolist() for name, value in loss.state_dict().items()}
-    arguments = {"name": loss.name, "hyperparameters": loss.hyperparameters}
-    return {**arguments, "class_weights": weights, "state": state}
-
-
-def loss_of_record(record: dict[str, Any]) -> CalibrationLoss:
-    """The loss that `loss_record` was given, whose NaN are null in JSON."""
-    import torch
-
-    from hf_calib.losses import make_loss
-
-    loss = make_loss(record["name"], class_weights=record["class_weights"], **record["hyperparameters"])
-    state = {name: torch.from_numpy(np.array(value, float)) for name, value in record["state"].items()}
-    loss.load_state_dict(state)
-    return loss

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import chdtrc
+from scipy.special import chdtrc, softmax
 
 from hf_calib._errors import check, few
 from hf_calib.metrics import checks
@@ -24,10 +24,8 @@ METHODS = get_args(Method)
 LEVEL = 0.05  # of the test; the intervals have 1 - LEVEL
 _BLOCK = 2**22  # weights of resamples in memory at once
 _ALIKE = 1e-6  # probabilities of one text differ by less, however it is padded
-_MOST_LEAPS = 200  # then EM alone goes on, which never loses
-_MOST_CYCLES = 2000
-_NATS = 1e-9  # that the last step of EM gains in all
-_NATS_OF_RESAMPLE = 1e-4
+_MOST_LEAPS, _MOST_CYCLES = 200, 2000  # after the leaps EM alone goes on, which never loses
+_NATS, _NATS_OF_RESAMPLE = 1e-9, 1e-4  # that the last step of EM gains in all
 _PSEUDO_ROWS = 2.0 ** np.arange(-1, 8)  # for each class, among which held-out rows choose
 _FOLDS = 5
 _MORE = 4  # times as many rows for the correction: noise costs labels more than it costs the rows' likelihood
@@ -65,17 +63,17 @@ class PriorCorrection(AffineScaling):
 
     def fit(self, logits: ArrayLike, labels: ArrayLike | None = None) -> PriorCorrection:
         """Check the logits; labels are not read."""
-        as_fitted_logits(as_matrix(logits, least_columns=2), len(self.classes_))
+        as_fitted_logits(as_matrix(logits, least_columns=2), self.n_classes_)
         return self
 
     def affine_map(self) -> AffineMap:
         """The affine map that `fold` writes into a head: the scaler's map, and then the bias."""
-        own = AffineMap(np.ones(len(self.classes_)), self._bias())
+        own = AffineMap(np.ones(self.n_classes_), self._bias())
         return own if self.scaler is None else self.scaler.affine_map().then(own)
 
     @property
-    def classes_(self) -> NDArray[np.int64]:
-        return np.arange(len(self._bias()))
+    def n_classes_(self) -> int:
+        return len(self._bias())
 
     def __sklearn_is_fitted__(self) -> bool:
         return True
@@ -142,20 +140,18 @@ class PriorEstimate:
         """The correction to these frequencies, after a fitted scaler where one is given; it warns if it is none."""
         if self.corrects:
             return PriorCorrection(self.train_prior, self.corrected_to, scaler)
-        message = "The probabilities are not calibrated, so they are not corrected for other class frequencies, which "
-        message += "would do more harm than good. Calibrate them first, or use method='bbse_soft'."
+        problem, way_out = "probabilities are not calibrated", "calibrate them, or use method='bbse_soft'"
         if self.calibrated:
-            message = f"The class frequencies of the {self.n_rows:,} target rows do not differ significantly from the "
-            message += (
-                f"source's (p = {self.p_value:.2f}), so they are not corrected; use more, or give the prior."
-            )
-        warnings.warn(message, UserWarning, stacklevel=2)
+            rows = f"the {self.n_rows:,} target rows"
+            problem = f"class frequencies of {rows} do not differ significantly from the source's"
+            problem, way_out = f"{problem} (p = {self.p_value:.2f})", "use more, or give the prior"
+        warnings.warn(f"The {problem}, so they are not corrected; {way_out}.", UserWarning, stacklevel=2)
         return PriorCorrection(self.train_prior, self.train_prior, scaler)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, of JSON's own types."""
-        plain = {name: np.asarray(value).tolist() for name, value in vars(self).items()}
-        return {**plain, "shifted": self.shifted}
+        everything = vars(self) | {"shifted": self.shifted}
+        return {name: np.asarray(value).tolist() for name, value in everything.items()}
 
 
 def estimate_prior(
@@ -201,17 +197,28 @@ def estimate_prior(
     rng = np.random.default_rng(checks.check_seed(seed))
     target = checks.check_probs(probs).astype(np.float64)
     n_rows, n_classes = target.shape
-    differ = n_rows >= 2 and np.ptp(target, axis=0).max() >= _ALIKE
     got = "one row" if n_rows < 2 else f"{n_rows} rows that are all alike"
-    check(differ, "probs to hold rows that differ", got, "pass the probabilities on many different texts")
-    source, train = _source(source_probs, train_prior, n_classes)
-    labels = np.zeros(0, np.int64)
-    if source_labels is not None and len(source):
-        labels = checks.check_probs_and_labels(source, source_labels)[1]
-    one_hot = np.eye(n_classes)[labels]
+    way_out = "pass the probabilities on many different texts"
+    check(np.ptp(target, axis=0).max() >= _ALIKE, "probs to hold rows that differ", got, way_out)
+    given, got = ("train_prior", "neither") if source_probs is None else ("source_probs", "both")
+    one_of_them = (source_probs is None) != (train_prior is None)
+    check(one_of_them, "source_probs or train_prior to be given", got, "source_probs are the better choice")
+    source, labels = np.zeros((0, n_classes)), np.zeros(0, np.int64)
+    if source_probs is None:
+        train = as_prior(given, train_prior)
+    else:
+        source = checks.check_probs(source_probs, argument=given).astype(np.float64)
+        train = source.mean(axis=0)
+        if source_labels is not None:
+            labels = checks.check_probs_and_labels(source, source_labels)[1]
+    way_out = "leave out classes that the model cannot predict"
+    got = f"0 in all rows for {_classes(train == 0)}"
+    check(bool(train.all()), "source_probs to give every class some probability", got, way_out)
+    requirement = f"{given} to have the {n_classes} classes of probs"
+    check(len(train) == n_classes, requirement, len(train), "take both from one model")
+    one_hot, start = np.eye(n_classes)[labels], train[:, None]
 
-    start, said, said_source = train[:, None], target, source
-    pseudo_rows, more, calibrated = n_classes / 2, 1, True
+    calibrated, pseudo_rows, more, predictions = True, n_classes / 2, 1, (target, source)
     if method == "em":
         calibrated = not len(labels) or _is_calibrated(source, labels)
         pseudo_rows, more = _chosen_pseudo_rows(target, start, np.random.default_rng([seed, 1])), _MORE
@@ -222,8 +229,8 @@ def estimate_prior(
         absent = ~one_hot.any(axis=0)
         check(not absent.any(), "source_labels to hold every class", f"none of {_classes(absent)}", way_out)
         if method == "bbse":
-            said, said_source = (np.eye(n_classes)[rows.argmax(axis=1)] for rows in (target, source))
-        rank = np.linalg.matrix_rank(said_source.T @ one_hot)
+            predictions = tuple(np.eye(n_classes)[rows.argmax(axis=1)] for rows in predictions)
+        rank = np.linalg.matrix_rank(predictions[1].T @ one_hot)
         got = f"one of rank {rank} of {n_classes}"
         check(rank == n_classes, "the confusion matrix to be invertible", got, way_out)
 
@@ -232,43 +239,27 @@ def estimate_prior(
         if method == "em":
             trains = source.T @ _shares(of_source) if len(source) else train[:, None]
             return _maximum_likelihood(target, trains, weights, added, start, nats)
-        confusions = np.stack([said_source.T @ _shares(one_hot * each[:, None]) for each in of_source.T])
-        solved = np.linalg.solve(confusions, (said.T @ _shares(weights)).T[:, :, None])[:, :, 0].T
+        confusions = np.stack([predictions[1].T @ _shares(one_hot * each[:, None]) for each in of_source.T])
+        predicted = (predictions[0].T @ _shares(weights)).T[:, :, None]
+        solved = np.linalg.solve(confusions, predicted)[:, :, 0].T
         return _shares(_shares(np.maximum(solved, 0)) * weights.sum(axis=0) + added)
 
-    ones = np.ones((n_rows, 1)), np.ones((len(source), 1))
-    found, further = (estimated(*ones, pseudo_rows * times * start, start, _NATS) for times in (1, more))
+    added = pseudo_rows * np.array([1, more]) * start
+    shares = estimated(np.ones((n_rows, 2)), np.ones((len(source), 2)), added, start, _NATS)
     drawn = []
     for part in checks.row_chunks(n_resamples, n_rows + len(source), elements=_BLOCK):
         size = part.stop - part.start
         of_source, weights = (rng.exponential(size=(len(rows), size)) for rows in (source, target))
-        added = rng.gamma(np.broadcast_to(n_classes / 2 * start, (n_classes, size)))
-        drawn.append(estimated(weights, of_source, np.maximum(added, 1e-12), found, _NATS_OF_RESAMPLE))
+        added = np.maximum(rng.gamma(np.broadcast_to(n_classes / 2 * start, (n_classes, size))), 1e-12)
+        drawn.append(estimated(weights, of_source, added, shares[:, :1], _NATS_OF_RESAMPLE))
     interval = np.quantile(np.concatenate(drawn, axis=1), [LEVEL / 2, 1 - LEVEL / 2], axis=1).T
     if len(source):
-        p_value = _permutation_test(said, said_source, n_resamples, rng)
+        p_value = _permutation_test(*predictions, n_resamples, rng)
     else:
-        ratio = 2 * np.log(target @ (found / start)).sum()
+        ratio = 2 * np.log(target @ (shares[:, 0] / train)).sum()
         p_value = float(chdtrc(n_classes - 1, max(ratio, 0.0)))
-    rest = (pseudo_rows, p_value, n_rows, further[:, 0], calibrated)
-    return PriorEstimate(method, found[:, 0], interval, train, *rest)
-
-
-def _source(probs: Any, prior: Any, n_classes: int) -> tuple[FloatArray, FloatArray]:
-    """The checked source rows, which may be none, and the shares that the probabilities assume."""
-    got = "neither" if probs is None else "both"
-    one_of_them = (probs is None) != (prior is None)
-    check(one_of_them, "source_probs or train_prior to be given", got, "source_probs are the better choice")
-    given = "train_prior" if probs is None else "source_probs"
-    found = np.zeros((0, n_classes)) if probs is None else checks.check_probs(probs, argument=given)
-    source = found.astype(np.float64)
-    train = source.mean(axis=0) if len(source) else as_prior(given, prior)
-    requirement = f"{given} to have the {n_classes} classes of probs"
-    check(len(train) == n_classes, requirement, len(train), "take both from one model")
-    got = f"0 in all rows for {_classes(train == 0)}"
-    way_out = "leave out classes that the model cannot predict"
-    check(bool(train.all()), "source_probs to give every class some probability", got, way_out)
-    return source, train
+    rest = (pseudo_rows, p_value, n_rows, shares[:, 1], calibrated)
+    return PriorEstimate(method, shares[:, 0], interval, train, *rest)
 
 
 def _chosen_pseudo_rows(target: FloatArray, train: FloatArray, rng: np.random.Generator) -> float:
@@ -288,12 +279,14 @@ def _is_calibrated(probs: FloatArray, labels: NDArray[np.int64]) -> bool:
     rows = Rows(np.log(np.maximum(probs, np.finfo(np.float64).tiny)), labels)
     temperature = ScaledLoss(rows).best_temperature()
     gains = rows.losses(rows.logits) - rows.losses(rows.logits / temperature)
-    gain = float(gains.mean())
-    calibrated = bool(gain <= max(_GAIN, 2 * gains.std() / np.sqrt(len(gains))))
-    message = f"The probabilities are not calibrated on the source's rows: a temperature of {temperature:.3g} lowers "
-    message += f"their negative log-likelihood by {gain:.3f} nats. Shares that EM finds with them are off. Calibrate "
+    calibrated = bool(gains.mean() <= max(_GAIN, 2 * gains.std() / np.sqrt(len(gains))))
     if not calibrated:
-        warnings.warn(message + "first, or use method='bbse_soft'.", UserWarning, stacklevel=3)
+        message = "The probabilities are not calibrated on the source's rows: a temperature of "
+        message += (
+            f"{temperature:.3g} lowers their negative log-likelihood by {gains.mean():.3f} nats. Shares "
+        )
+        message += "that EM finds with them are off. Calibrate first, or use method='bbse_soft'."
+        warnings.warn(message, UserWarning, stacklevel=3)
     return calibrated
 
 
@@ -302,8 +295,7 @@ def _maximum_likelihood(
 ) -> FloatArray:
     """The shares (C, B) by EM for the train priors (C, B or 1), until no step gains `nats` in all."""
     total = weights.sum(axis=0) + added.sum(axis=0)
-    found = np.broadcast_to(start, added.shape).copy()
-    train = np.broadcast_to(train, added.shape)
+    found, train = np.broadcast_to(start, added.shape).copy(), np.broadcast_to(train, added.shape)
     running = np.arange(added.shape[1])
 
     def stepped(shares: FloatArray) -> FloatArray:
@@ -327,7 +319,7 @@ def _maximum_likelihood(
             ratio = (change**2).sum(axis=0) / np.maximum((bend**2).sum(axis=0), 1e-300)
             size = np.sqrt(ratio).clip(1, 1e6)
             far = np.log(shares) + 2 * size * change + size**2 * bend
-            found[:, running] = stepped(_shares(np.maximum(np.exp(far - far.max(axis=0)), 1e-100)))
+            found[:, running] = stepped(np.maximum(softmax(far, axis=0), 1e-100))
     return found
 
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import datetime, timezone
 from hashlib import sha256
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
-from hf_calib._errors import InputValueError, check, did_you_mean, expected
+from hf_calib._errors import InputValueError, check, did_you_mean, expected, printable
 from hf_calib._files import whole_file
-from hf_calib.scaling.inverse import loss_of_record, loss_record
+from hf_calib.metrics.checks import as_array
 from hf_calib.scaling.methods import FOLDABLE_SCALERS, SCALERS, foldable_method, method_of
 from hf_calib.scaling.priors import as_prior
 
@@ -55,11 +53,8 @@ def save_map(scaler: Any, path: str | os.PathLike[str], about: Mapping[str, Any]
     ...     load_map(folder).about
     {'n_examples': 4}
     """
-    record = {**_as_record(scaler), **(about or {}), "versions": {}}
+    record = {**_as_record(scaler), **(about or {}), "versions": {name: version(name) for name in PACKAGES}}
     record["date"] = datetime.now(timezone.utc).date().isoformat()
-    for package in PACKAGES:
-        with suppress(PackageNotFoundError):
-            record["versions"][package] = version(package)
     with whole_file(_file(path)) as unfinished:
         unfinished.write_text(json.dumps(record, allow_nan=False) + "\n", encoding="utf-8")
 
@@ -71,7 +66,7 @@ def load_map(path: str | os.PathLike[str]) -> SavedMap:
         about = {key: value for key, value in record.items() if key not in _OWN}
         return SavedMap(_from_record(record), about)
     except Exception as error:  # whatever a damaged or foreign file makes of a reader, a constructor or a map
-        got = f"a file that cannot be read ({type(error).__name__}: {_in_short(error)})"
+        got = f"a file that cannot be read ({type(error).__name__}: {printable(error)[:300]})"
         way_out = "save the map again with hf_calib.scaling.save_map, or fit it again"
         raise InputValueError(expected(str(_file(path)), "hold a fitted map", got, way_out)) from error
 
@@ -84,7 +79,7 @@ def load_pretrained(name: str | os.PathLike[str], **where: Any) -> SavedMap:
         return load_map(name) if Path(name).is_dir() else download(str(name), **where)
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
         requirement = f"be a folder, or a repository on the Hub, with {MAP_NAME}"
-        got = f"{str(name)!r} ({_in_short(error)})"
+        got = f"{str(name)!r} ({printable(error)[:300]})"
         way_out = "check its spelling, the revision and the token"
         raise InputValueError(expected("name", requirement, got, way_out)) from error
 
@@ -102,19 +97,17 @@ def _as_record(scaler: Any) -> dict[str, Any]:
     check_is_fitted(scaler)
     check_finite(scaler)
     affine = scaler.affine_map()._asdict() if method in FOLDABLE_SCALERS else {}
-    names = [name for name in vars(scaler) if name.endswith("_") and not name.startswith("_")]
-    parameters = {name.removesuffix("_"): getattr(scaler, name) for name in names}
-    parameters |= dict.fromkeys(
-        parameters.keys() & affine
-    )  # which are in the file once, beside the parameters
+    fitted = {name[:-1]: value for name, value in vars(scaler).items() if name.endswith("_")}
+    parameters = {name: None if name in affine else value for name, value in fitted.items()}
     settings = scaler.get_params(deep=False)
     if settings.get("scaler") is not None:
         settings["scaler"] = _as_record(settings["scaler"])
-    if "loss" in settings:
-        settings["loss"] = loss_record(settings["loss"])
+    if loss := settings.get("loss"):
+        about = {name: getattr(loss, name) for name in ("name", "hyperparameters", "class_weights")}
+        settings["loss"] = about | {"state": loss.state_dict()}
     record = {"method": method, "settings": settings, "parameters": parameters, **affine}
+    whole = json.dumps(record, default=lambda values: as_array("the record", values).tolist())
     # Some numbers that describe a fit may not be finite, such as the errors of a single row.
-    whole = json.dumps(record, default=lambda number: np.asarray(number).tolist())
     found: dict[str, Any] = json.loads(whole, parse_constant=lambda _: None)
     return found
 
@@ -125,7 +118,7 @@ def _from_record(record: dict[str, Any]) -> Any:
     check(method in SCALERS, "method to be a scaler", repr(method), did_you_mean(method, SCALERS))
     for name, value in settings.items():
         if isinstance(value, dict):
-            settings[name] = loss_of_record(value) if name == "loss" else _from_record(value)
+            settings[name] = _loss_from_record(value) if name == "loss" else _from_record(value)
     scaler = SCALERS[method].load()(**settings)
     for key, value in record["parameters"].items():
         of_map = value is None and key in ("weight", "bias")
@@ -135,6 +128,17 @@ def _from_record(record: dict[str, Any]) -> Any:
     check_is_fitted(scaler)
     check_finite(scaler)
     return scaler
+
+
+def _loss_from_record(record: dict[str, Any]) -> Any:
+    import torch
+
+    from hf_calib.losses import make_loss
+
+    loss = make_loss(record["name"], class_weights=record["class_weights"], **record["hyperparameters"])
+    state = {name: torch.from_numpy(np.array(value, float)) for name, value in record["state"].items()}
+    loss.load_state_dict(state)  # where null has become NaN again
+    return loss
 
 
 def check_finite(scaler: Any) -> None:
@@ -156,7 +160,7 @@ def has_bias(scaler: Any) -> bool:
     """Whether a scaler is fitted, and its map adds something to the logits."""
     try:
         bias = scaler.affine_map().bias
-    except (AttributeError, NotFittedError):
+    except AttributeError:  # NotFittedError is one
         return False
     return bias is not None and bool(bias.any())
 
@@ -164,7 +168,7 @@ def has_bias(scaler: Any) -> bool:
 def pooler_config(scaler: Any) -> dict[str, float] | None:
     """What `vllm serve --pooler-config` takes for sigmoid((logit - mean) / sigma); None for a map of several logits."""
     weight, bias = scaler.affine_map() if method_of(scaler) in FOLDABLE_SCALERS else (np.zeros(1), None)
-    if weight.size != 1 or bias is None or bias.size != 1 or not weight.any():
+    if bias is None or bias.size != 1 or not weight.any():
         return None
     return {"logit_mean": -bias.item() / weight.item(), "logit_sigma": 1 / weight.item()}
 
@@ -192,8 +196,8 @@ def temperature_of(scaler: Any) -> float | None:
     """T of a fitted map that divides all logits by one number; None for any other map."""
     if foldable_method(scaler) == "temperature":
         return float(scaler.temperature_)
-    weight, bias = scaler.affine_map()
-    return 1 / float(weight) if weight.ndim == 0 and (bias is None or not bias.any()) else None
+    weight = scaler.affine_map().weight
+    return 1 / float(weight) if weight.ndim == 0 and not has_bias(scaler) else None
 
 
 def map_title(method: str, choice: str | None = None) -> str:
@@ -210,7 +214,3 @@ def title_of(scaler: Any) -> str:
 
 def _file(path: str | os.PathLike[str]) -> Path:
     return Path(path) / MAP_NAME if Path(path).is_dir() else Path(path)
-
-
-def _in_short(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
