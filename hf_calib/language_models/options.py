@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
+from torch.nn.utils.rnn import pad_sequence
 
-from hf_calib._errors import InputTypeError, InputValueError, expected
+from hf_calib._errors import InputTypeError, check, expected
+from hf_calib.language_models.label_tokens import are_texts, is_causal, keeps_positions
+from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 
 
 def option_log_likelihoods(
@@ -25,8 +29,7 @@ def option_log_likelihoods(
     r"""Score each option by its log-likelihood after each prompt.
 
     For answers of several tokens, or language models that have no sequence classifier: the scores (N, K) are logits to
-    every metric and map here. Options of one token each are cheaper as a `label_token_classifier`, which is also served
-    by others.
+    every metric and map here. Options of one token each are cheaper as a `label_token_classifier`.
 
     $$s_{ik} = \sum_t \log p(o_{k,t} \mid \text{prompt}_i, o_{k,<t})$$
 
@@ -35,7 +38,7 @@ def option_log_likelihoods(
         tokenizer: its tokenizer.
         prompts: N texts.
         options: K texts, as they follow a prompt: mostly with a space before them.
-        batch_size: of sequences, at least 1; at a time their logits at the options' tokens are held.
+        batch_size: of sequences, at least 1, whose logits at the options' tokens are held at a time.
         per_token: the mean over the option's tokens, so that short options have no advantage.
 
     Returns:
@@ -66,82 +69,70 @@ def option_log_likelihoods(
     >>> scores.shape
     (1, 2)
     """
-    if not getattr(model, "can_generate", bool)() or model.config.is_encoder_decoder:
+    if not is_causal(model):
         way_out = "load it with AutoModelForCausalLM"
         raise InputTypeError(expected("model", "be a causal language model", type(model).__name__, way_out))
     for name, texts in (("prompts", prompts), ("options", options)):
-        is_list = isinstance(texts, Sequence) and not isinstance(texts, str)
-        if not is_list or not all(isinstance(text, str) for text in texts):
-            got = f"{type(texts).__name__}"
+        if not are_texts(texts):
+            got = type(texts).__name__
             raise InputTypeError(expected(name, "be a sequence of texts", got, "pass a list of str"))
-    if not isinstance(batch_size, int) or batch_size < 1:
-        way_out = "pass how many sequences fit into memory"
-        raise InputValueError(expected("batch_size", "be a whole number >= 1", repr(batch_size), way_out))
-    if not prompts or len(options) < 2:
-        got = f"{len(prompts)} prompts and {len(options)} options"
-        raise InputValueError(expected("prompts and options", "be at least one and two", got, "pass more"))
-    answers = [tokenizer(option, add_special_tokens=False)["input_ids"] for option in options]
-    empty = [option for option, ids in zip(options, answers, strict=True) if not ids]
-    if empty:
-        raise InputValueError(expected("options", "have at least one token", repr(empty[0]), "leave it out"))
+    is_whole = isinstance(batch_size, int) and batch_size >= 1
+    way_out = "pass how many sequences fit into memory"
+    check(is_whole, "batch_size to be a whole number >= 1", repr(batch_size), way_out)
+    got = f"{len(prompts)} prompts and {len(options)} options"
+    enough = len(prompts) >= 1 and len(options) >= 2
+    check(enough, "prompts and options to be at least one and two", got, "pass more")
     asked = tokenizer(list(prompts))["input_ids"]
-    _check_lengths(model, asked, answers)
+    answers = tokenizer(list(options), add_special_tokens=False)["input_ids"]
+    empty = [option for option, ids in zip(options, answers, strict=True) if not ids]
+    check(not empty, "options to have at least one token", repr("".join(empty[:1])), "leave it out")
+    _check_tokens(model, asked, answers)
     pairs = [(i, k) for i in range(len(prompts)) for k in range(len(options))]
     pairs.sort(key=lambda pair: -(len(asked[pair[0]]) + len(answers[pair[1]])))
     scores = np.empty((len(prompts), len(options)))
     was_training = model.training
     model.eval()
     try:
-        with torch.no_grad():
-            for start in range(0, len(pairs), batch_size):
-                chunk = pairs[start : start + batch_size]
-                found = _scores(model, [(asked[i], answers[k]) for i, k in chunk])
-                for (i, k), score in zip(chunk, found, strict=True):
-                    scores[i, k] = score / (len(answers[k]) if per_token else 1)
+        for start in range(0, len(pairs), batch_size):
+            chunk = pairs[start : start + batch_size]
+            found = _scores(model, [(asked[i], answers[k]) for i, k in chunk])
+            scores[tuple(zip(*chunk, strict=True))] = found
     finally:
         model.train(was_training)
-    return scores
+    return scores / [len(ids) for ids in answers] if per_token else scores
 
 
-def _scores(model: Any, pairs: Sequence[tuple[list[int], list[int]]]) -> list[float]:
-    """Log-likelihoods of the second parts.
-
-    Padded on the right, where neither the positions nor the state of a recurrent model know of the padding.
-    """
-    rows = [torch.tensor(asked + answer) for asked, answer in pairs]
-    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-    # The logits of an answer's token stand at the token before it.
-    places = [torch.arange(len(asked) - 1, len(asked) - 1 + len(answer)) for asked, answer in pairs]
-    kept = torch.cat(places).unique()
-    device = model.device
-    inputs: dict[str, Any] = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
-    if "logits_to_keep" in inspect.signature(model.forward).parameters:
-        logits = model(**inputs, logits_to_keep=kept.to(device)).logits
-    else:
-        logits = model(**inputs).logits[:, kept.to(device)]
-    logits = logits.float().log_softmax(dim=-1).cpu()
-    found = []
-    for scored, own, (_, answer) in zip(logits, places, pairs, strict=True):
-        found.append(float(scored[torch.searchsorted(kept, own), torch.tensor(answer)].double().sum()))
-    return found
+@torch.no_grad()
+def _scores(model: Any, pairs: Sequence[tuple[list[int], list[int]]]) -> NDArray[np.float64]:
+    """(N,) log-likelihoods of the second parts; padded on the right, which no position or state knows of."""
+    padded = partial(pad_sequence, batch_first=True)
+    ids = padded([torch.tensor(asked + answer) for asked, answer in pairs])
+    mask = padded([torch.ones(len(asked + answer), dtype=torch.long) for asked, answer in pairs])
+    marked = [torch.tensor([IGNORE_INDEX] * len(asked) + answer) for asked, answer in pairs]
+    labels = padded(marked, padding_value=IGNORE_INDEX)
+    places = (labels != IGNORE_INDEX).any(dim=0).nonzero()[:, 0]
+    kept = (places - 1).to(model.device)  # the logits of an answer's token stand at the one before it
+    inputs = {"input_ids": ids.to(model.device), "attention_mask": mask.to(model.device)}
+    only_these = keeps_positions(model)
+    logits = model(**inputs, **({"logits_to_keep": kept} if only_these else {})).logits
+    logits = logits if only_these else logits[:, kept]
+    wanted = labels[:, places].to(model.device)
+    losses = F.cross_entropy(logits.float().flatten(0, 1), wanted.flatten(), reduction="none")
+    return -losses.view_as(wanted).cpu().double().sum(dim=1).numpy()
 
 
-def _check_lengths(model: Any, asked: Sequence[list[int]], answers: Sequence[list[int]]) -> None:
-    vocabulary = len(model.get_input_embeddings().weight)
-    largest = max(max(ids, default=0) for ids in [*asked, *answers])
-    if largest >= vocabulary:
-        got = f"token {largest} for a vocabulary of {vocabulary}"
-        way_out = "model.resize_token_embeddings(len(tokenizer)), or take the tokenizer of this model"
-        raise InputValueError(expected("tokenizer", "have the model's vocabulary", got, way_out))
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+def _check_tokens(model: Any, asked: Sequence[list[int]], answers: Sequence[list[int]]) -> None:
+    """Refuse prompts without a token, tokens that the model does not know, and more of them than it reads."""
     lengths = [len(ids) for ids in asked]
+    got = f"none in prompt {lengths.index(min(lengths))}"
+    check(min(lengths) > 0, "prompts to have at least one token", got, "leave empty ones out")
+    vocabulary = len(model.get_input_embeddings().weight)
+    largest = max(max(ids) for ids in [*asked, *answers])
+    got = f"token {largest} for a vocabulary of {vocabulary}"
+    way_out = "model.resize_token_embeddings(len(tokenizer)), or take the tokenizer of this model"
+    check(largest < vocabulary, "tokenizer to have the model's vocabulary", got, way_out)
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     longest = max(lengths) + max(len(ids) for ids in answers)
-    if min(lengths) == 0:
-        got = f"none in prompt {lengths.index(0)}"
-        raise InputValueError(expected("prompts", "have at least one token", got, "leave empty ones out"))
-    if limit is not None and longest > limit:
-        got = f"{longest} tokens in prompt {lengths.index(max(lengths))} and an option"
-        raise InputValueError(
-            expected("prompts", f"fit into the model's {limit} positions", got, "shorten the prompts")
-        )
+    got = f"{longest} tokens in prompt {lengths.index(max(lengths))} and an option"
+    fits = limit is None or longest <= limit
+    check(fits, f"prompts to fit into the model's {limit} positions", got, "shorten the prompts")

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from hf_calib._errors import InputTypeError, InputValueError, expected
+from hf_calib._errors import InputTypeError, check, expected
 from hf_calib.losses import CalibrationLoss, logits_of
 from hf_calib.losses.loss import check_loss
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
@@ -16,8 +17,7 @@ from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 class for_causal_lm(torch.nn.Module):  # noqa: N801, it is used as a function
     """A calibration loss of a causal language model, whose logits at a position are for the next token.
 
-    As `compute_loss_func` of a Trainer, or in any loop; `CalibrationTrainer` shifts by itself. The labels are
-    shifted, since a shift of the logits would copy them.
+    As `compute_loss_func` of a Trainer, or in any loop; `CalibrationTrainer` shifts by itself.
 
     Args:
         loss: from `hf_calib.losses`; one without a penalty on the batch.
@@ -37,9 +37,8 @@ class for_causal_lm(torch.nn.Module):  # noqa: N801, it is used as a function
     def __init__(self, loss: CalibrationLoss) -> None:
         super().__init__()
         check_loss(loss)
-        if loss.couples_batch:
-            way_out = "take a loss with a value per token, such as focal"
-            raise InputValueError(expected("loss", "have a value per token", repr(loss.name), way_out))
+        way_out = "take a loss with a value per token, such as focal"
+        check(not loss.couples_batch, "loss to have a value per token", repr(loss.name), way_out)
         self.loss = loss
 
     def forward(
@@ -69,14 +68,12 @@ class for_causal_lm(torch.nn.Module):  # noqa: N801, it is used as a function
             got = "neither" if labels is None else "both"
             raise InputTypeError(expected("labels or shift_labels", "be given", got, "pass one of them"))
         logits = logits_of(outputs)
-        wanted = labels if shift_labels is None else shift_labels
+        # The labels are shifted: a shift of the logits would copy them.
+        wanted = shift_labels if labels is None else pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
         assert wanted is not None
-        if logits.dim() != 3 or wanted.shape != logits.shape[:2]:
-            got = f"{tuple(logits.shape)} and {tuple(wanted.shape)}"
-            way_out = "pass the labels as long as the inputs"
-            raise InputValueError(expected("logits and labels", "be (B, L, V) and (B, L)", got, way_out))
-        if shift_labels is None:
-            wanted = torch.nn.functional.pad(wanted[:, 1:], (0, 1), value=IGNORE_INDEX)
-        total = self.loss(logits, wanted, reduction="sum")
+        got = f"{tuple(logits.shape)} and {tuple(wanted.shape)}"
+        fits = logits.dim() == 3 and wanted.shape == logits.shape[:2]
+        way_out = "pass the labels as long as the inputs"
+        check(fits, "logits and labels to be (B, L, V) and (B, L)", got, way_out)
         count = self.loss.normalizer(wanted) if num_items_in_batch is None else num_items_in_batch
-        return total / (count.clamp_min(1) if isinstance(count, Tensor) else count)
+        return self.loss(logits, wanted, num_items_in_batch=torch.as_tensor(count).clamp_min(1))

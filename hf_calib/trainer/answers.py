@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hf_calib._errors import InputValueError, check, expected
-from hf_calib.language_models.label_tokens import label_token_ids
+from hf_calib.language_models.label_tokens import keeps_positions, option_tokens
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 from hf_calib.trainer.labels import Labels, predicts_next_token
 
@@ -31,21 +30,19 @@ class AnswerOptions:
     """
 
     def __init__(self, model: Any, tokenizer: Any, texts: Sequence[str]) -> None:
-        if not predicts_next_token(model):
-            way_out = "load it with AutoModelForCausalLM, or leave answer_options out"
-            got = type(model).__name__
-            raise InputValueError(
-                expected("the model", "be a causal language model for answer_options", got, way_out)
-            )
-        if not callable(tokenizer):
-            way_out = "pass processing_class=tokenizer to the trainer"
-            raise InputValueError(
-                expected("processing_class", "be a tokenizer for answer_options", repr(tokenizer), way_out)
-            )
-        self.names = [text.strip() for text in texts]
-        self.tokens = label_token_ids(tokenizer, dict(zip(self.names, texts, strict=True)))
-        plain = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self._keeps_positions = "logits_to_keep" in inspect.signature(plain.forward).parameters
+        requirement = "the model to be a causal language model for answer_options"
+        way_out = "load it with AutoModelForCausalLM, or leave answer_options out"
+        check(predicts_next_token(model), requirement, type(model).__name__, way_out)
+        requirement = "processing_class to be a tokenizer for answer_options"
+        check(
+            callable(tokenizer),
+            requirement,
+            repr(tokenizer),
+            "pass processing_class=tokenizer to the trainer",
+        )
+        options = option_tokens(tokenizer, texts)
+        self.names, self.tokens = list(options), list(options.values())
+        self._keeps_positions = keeps_positions(model)
 
     def batch(self, collator: Callable[[Any], Any], rows: Any) -> dict[str, Any]:
         """A collated batch whose labels (N, L) of tokens have become the option of each row (N,), and its place."""
@@ -56,7 +53,7 @@ class AnswerOptions:
         places = counted.long().argmax(dim=1)  # the first position with a label, 0 where there is none
         is_option = labels.gather(1, places[:, None]) == torch.tensor(self.tokens)
         if (counted.sum(dim=1) > 1).any() or (answered & ~is_option.any(dim=1)).any():
-            raise InputValueError(self._not_one(labels[answered].tolist(), "a batch"))
+            raise self._not_one(labels[answered].tolist(), "a batch")
         follow = not (answered & (places == 0)).any()
         check(follow, "the answer to follow a prompt", "one that is a row's first token", "add prompts")
         batch["labels"] = torch.where(answered, is_option.long().argmax(dim=1), IGNORE_INDEX)
@@ -73,11 +70,7 @@ class AnswerOptions:
         return model(**inputs).logits[rows, places][:, self.tokens]
 
     def check(self, labels: Labels | None, role: str) -> None:
-        """Refuse a split that has not one option's token as the label of each row, before any training.
-
-        Raises:
-            ValueError: naming a row.
-        """
+        """Refuse a split that has not one option's token as the label of each row, before any training."""
         if labels is None or labels.values.dtype.kind not in "iu":
             return
         counted = labels.values != IGNORE_INDEX
@@ -86,14 +79,12 @@ class AnswerOptions:
         wrong[1:] |= rows[1:] == rows[:-1]
         if wrong.any():
             row = rows[np.argmax(wrong)]
-            raise InputValueError(
-                self._not_one([values[rows == row].tolist()], f"row {row} of the {role} split")
-            )
+            raise self._not_one([values[rows == row].tolist()], f"row {row} of the {role} split")
 
-    def _not_one(self, found: list[Any], where: str) -> str:
-        options = ", ".join(
-            f"{token} ({name!r})" for token, name in zip(self.tokens, self.names, strict=True)
+    def _not_one(self, found: list[Any], where: str) -> InputValueError:
+        options = zip(self.tokens, self.names, strict=True)
+        requirement = (
+            f"have one token a row, of {', '.join(f'{token} ({name!r})' for token, name in options)}"
         )
         way_out = "set the labels of all other tokens to -100"
-        got = f"{str(found[:2])[:200]} in {where}"
-        return expected("labels", f"have one token a row, of {options}", got, way_out)
+        return InputValueError(expected("labels", requirement, f"{str(found[:2])[:200]} in {where}", way_out))
