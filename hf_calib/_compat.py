@@ -6,13 +6,10 @@ import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    from transformers import Trainer
 
 
 def load_saved_names(model: Any) -> None:
@@ -53,16 +50,6 @@ def _with_names_in_memory(model: Any, saved: Mapping[str, Tensor]) -> dict[str, 
     convert_and_load_state_dict_in_model(skeleton, dict(saved), config)
     found = nn.Module.state_dict(skeleton)
     return {name: value for name, value in found.items() if not value.is_meta}
-
-
-def declare_loss_scaled(trainer: Trainer) -> None:
-    """Tell the Trainer that the loss is already divided by the rows of the whole accumulated batch.
-
-    Otherwise it divides by the accumulation steps as well. Before transformers 5.19 it reads only the second
-    attribute, which can go once 5.19 is the oldest version supported.
-    """
-    trainer.loss_is_scaled_for_ga = True
-    trainer.model_accepts_loss_kwargs = True
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib.export.heads import has_tied_head, head_loses_bias, norms_of_hidden_size
+from hf_calib.scaling import AutoScaling, TemperatureScaling
 from hf_calib.scaling.methods import FOLDABLE_SCALERS, foldable_method, is_multi_label, method_of
 from hf_calib.scaling.saved_map import (
     MAP_NAME,
@@ -27,6 +29,7 @@ from hf_calib.scaling.saved_map import (
     temperature_of,
     title_of,
 )
+from hf_calib.trainer.labels import predicts_next_token
 
 # Entries of calibration.json that a model's config does without.
 _BESIDE_THE_CONFIG = ("class_names", "base_model", "data", "fingerprint", "metrics")
@@ -121,7 +124,7 @@ def check_head(scaler: Any, model: Any, n_classes: int | None) -> None:
         raise InputValueError(expected("the model", requirement, got, way_out))
 
 
-def check_fitted(scaler: Any, *, multi_label: bool | None, n_classes: int | None) -> None:
+def check_fitted(scaler: Any, multi_label: bool | None, n_classes: int | None) -> None:
     """Refuse a fitted scaler that is not for this model's logits.
 
     Raises:
@@ -163,6 +166,39 @@ def fit_once(accelerator: Accelerator, scaler: Any, logits: NDArray[Any], labels
     if isinstance(outcome[0], str):
         raise RuntimeError(f"The fit on the first process failed: {outcome[0]}")
     vars(scaler).update(outcome[0])
+
+
+def fit_for_head(trainer: Any, scaler: Any, logits: NDArray[Any], labels: NDArray[Any]) -> Any:
+    """The fitted scaler; a temperature where it has found a bias that the model's head would lose."""
+    check_problem(scaler, labels.ndim == 2)
+    fit_once(trainer.accelerator, scaler, logits, labels)
+    model = trainer.unwrapped_model
+    if not (has_bias(scaler) and head_loses_bias(model, trainer.n_classes)):
+        return scaler
+    if trainer.is_world_process_zero():
+        warnings.warn(
+            f"{title_of(scaler).capitalize()} has a bias, which the head of {type(model).__name__} loses when "
+            "it is loaded. A temperature was fitted instead. Use a model whose head has a bias, or set "
+            "calibration_method='temperature'.",
+            stacklevel=3,
+        )
+    scaler = TemperatureScaling()
+    fit_once(trainer.accelerator, scaler, logits, labels)
+    return scaler
+
+
+def scaler_of(config: Any, trainer: Any) -> Any:
+    """The scaler of a configuration; by default a temperature where a bias would be lost, none of a vocabulary."""
+    scaler, model = config.make_scaler(), trainer.unwrapped_model
+    is_default = config.calibration_method is None and isinstance(scaler, AutoScaling)
+    if not is_default or model is None:
+        return scaler
+    if trainer.answers is None and predicts_next_token(
+        model
+    ):  # minutes and gigabytes that nobody has asked for
+        return None
+    keeps_bias = trainer.answers is None and not head_loses_bias(model, trainer.n_classes)
+    return scaler if keeps_bias else TemperatureScaling()
 
 
 def map_of_checkpoint(checkpoint: str | os.PathLike[str], scaler: Any) -> FittedMap | None:

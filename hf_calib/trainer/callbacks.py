@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -66,38 +66,9 @@ class CalibrationCallback(TrainerCallback):
             raise RuntimeError(expected(name, "be used by a CalibrationTrainer", "another trainer", way_out))
         return self.trainer
 
-    def _held_out(self, **settings: Any) -> Evaluation:
-        return held_out(self.trainer, self.calibration_dataset, **settings)
-
-
-def hold_the_ends(trainer: Any) -> None:
-    """Let what is ours at the ends of a training come before all callbacks, whatever their order.
-
-    MLflow, TensorBoard, Trackio and others close in their `on_train_end`, and what calibration logs is to reach them.
-    No callback of ours stands in front of the users' for that: the handler itself begins with it.
-    """
-    handler = trainer.callback_handler
-    begin, end = handler.on_train_begin, handler.on_train_end
-
-    def on_train_begin(args: Any, state: Any, control: Any) -> Any:
-        trainer.begin_training()
-        return begin(args, state, control)
-
-    def on_train_end(args: Any, state: Any, control: Any) -> Any:
-        loss, best = trainer.calibration_loss, state.best_model_checkpoint
-        if args.load_best_model_at_end and best is not None and isinstance(loss, AdaptiveLoss):
-            load_loss_state(loss, best)
-        history = state.log_history
-        summary = len(history) - 1  # the Trainer has just logged it, and it is to stay the last entry
-        for callback in list(handler.callbacks):
-            if isinstance(callback, CalibrationCallback) and not callback.is_of_a_stock_trainer:
-                callback.before_train_end(state)
-        if summary >= 0 and "train_runtime" in history[summary]:  # a pruned trial of a search has none
-            history.append(history.pop(summary))
-            trainer.summary_was_at = summary
-        return end(args, state, control)
-
-    handler.on_train_begin, handler.on_train_end = on_train_begin, on_train_end
+    def _held_out(self, *, n_samples: int | None = None, keep_values: float = 0) -> Evaluation:
+        current = Evaluation(self.trainer.accelerator, keep_values=keep_values)
+        return held_out(self.trainer, self.calibration_dataset, current, n_samples=n_samples)
 
 
 class AdaFocalCallback(CalibrationCallback):
@@ -275,7 +246,7 @@ class CalibrationMapCallback(CalibrationCallback):
                     callback.on_log(trainer.args, state, trainer.control, logs=logs)
         if trainer.eval_dataset is not None and not self.is_of_a_stock_trainer:
             try:
-                trainer.evaluate_at_end()
+                trainer.evaluate()
             except Exception as error:  # whatever it is, the training is done and must not be lost
                 warnings.warn(
                     f"The evaluation after the training failed: {_in_short(error)}. The trained model is kept, but "
@@ -289,7 +260,9 @@ class CalibrationMapCallback(CalibrationCallback):
         self.fitted = None
         try:
             if self.is_of_a_stock_trainer:
-                fit_once(trainer.accelerator, scaler, *self._held_out(keep_logits=True).logits_and_labels())
+                fit_once(
+                    trainer.accelerator, scaler, *self._held_out(keep_values=math.inf).logits_and_labels()
+                )
                 self.fitted = scaler
             else:
                 self.fitted = trainer.fit_calibration_map(scaler)
@@ -321,6 +294,55 @@ class TemperatureScalingCallback(CalibrationMapCallback):
         super().__init__(self.scaling, **settings)
 
 
+def made_of(config: Any, loss: Any, scaler: Any) -> dict[type[CalibrationCallback], CalibrationCallback]:
+    """The callbacks that a configuration asks for, by kind."""
+    made: dict[type[CalibrationCallback], CalibrationCallback] = {}
+    if isinstance(loss, AdaptiveLoss):
+        made[AdaFocalCallback] = AdaFocalCallback(
+            every_n_steps=config.gamma_update_steps,
+            n_samples=config.gamma_update_samples,
+            schedule=config.gamma_update_schedule,
+        )
+    strategy = config.calibration_strategy
+    if isinstance(scaler, TemperatureScaling):  # remove_callback is asked for this one
+        made[CalibrationMapCallback] = TemperatureScalingCallback(
+            criterion=scaler.criterion, strategy=strategy
+        )
+    elif scaler is not None:
+        made[CalibrationMapCallback] = CalibrationMapCallback(scaler, strategy=strategy)
+    return made
+
+
+def arrange(trainer: Any) -> None:
+    """Keep the last of each kind of ours; the map comes after the gammas, and after the user's."""
+    callbacks = trainer.callback_handler.callbacks
+    for kind in (AdaFocalCallback, CalibrationMapCallback):
+        for earlier in [callback for callback in callbacks if isinstance(callback, kind)][:-1]:
+            callbacks.remove(earlier)
+    for callback in callbacks:
+        if isinstance(callback, CalibrationCallback):
+            callback.trainer = trainer
+    callbacks.sort(key=lambda callback: isinstance(callback, CalibrationMapCallback))
+
+
+def come_first(handler: Any, at_begin: Callable[[Any], None], at_end: Callable[[Any], None]) -> None:
+    """Let work at the ends of a training come before all callbacks, whatever their order.
+
+    MLflow, TensorBoard, Trackio and others close in their `on_train_end`, and what calibration logs is to reach them.
+    """
+    begin, end = handler.on_train_begin, handler.on_train_end
+
+    def on_train_begin(args: Any, state: Any, control: Any) -> Any:
+        at_begin(state)
+        return begin(args, state, control)
+
+    def on_train_end(args: Any, state: Any, control: Any) -> Any:
+        at_end(state)
+        return end(args, state, control)
+
+    handler.on_train_begin, handler.on_train_end = on_train_begin, on_train_end
+
+
 def update_table(trainer: Any, loss: AdaptiveLoss, evaluation: Evaluation) -> None:
     """Update the table of an adaptive loss from held-out predictions, and log it."""
     found, state = evaluation.labelled(), trainer.state
@@ -339,8 +361,8 @@ def update_table(trainer: Any, loss: AdaptiveLoss, evaluation: Evaluation) -> No
 
 
 def own_callback(trainer: Any, kind: type[Kind]) -> Kind | None:
-    """A trainer's callback of a kind."""
-    return next((each for each in trainer.callback_handler.callbacks if isinstance(each, kind)), None)
+    """A trainer's callback of a kind; of several, the last."""
+    return next((c for c in reversed(trainer.callback_handler.callbacks) if isinstance(c, kind)), None)
 
 
 def read_schedule(schedule: Any, name: str) -> dict[int, int]:

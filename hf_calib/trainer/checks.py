@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from operator import itemgetter
 from typing import Any
 
 import datasets
@@ -10,16 +11,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers.trainer_utils import default_compute_objective
 
-from hf_calib._errors import InputTypeError, check, expected, few
+from hf_calib._errors import InputTypeError, check, did_you_mean, expected, few
+from hf_calib.losses import AdaptiveLoss
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
+from hf_calib.metrics.state import LOGGED_METRICS
 from hf_calib.trainer.callbacks import AdaFocalCallback, CalibrationMapCallback, own_callback
 from hf_calib.trainer.labels import (
+    LABEL_NAMES,
     Labels,
     collated_labels,
     generates,
+    has_label_per_class,
     has_rows,
     is_encoder_decoder,
+    loader_of,
     read_labels,
 )
 
@@ -29,6 +36,11 @@ Array = NDArray[Any]
 def check_model(trainer: Any) -> None:
     """Refuse a model that is not a classifier, and a loss that does not fit it."""
     model, n_classes, loss = trainer.unwrapped_model, trainer.n_classes, trainer.calibration_loss
+    adapts = own_callback(trainer, AdaFocalCallback) is None or isinstance(loss, AdaptiveLoss)
+    way_out = "use loss='adafocal', or leave the callback out"
+    check(adapts, "AdaFocalCallback to go with a loss that adapts", repr(loss.name), way_out)
+    if not trainer.reads_labels:
+        return
     names = list(trainer.label_names)
     way_out = "set label_names=['labels'], or the one column that has the classes"
     check(len(names) <= 1, "label_names to name one column", names, way_out)
@@ -85,12 +97,10 @@ def _check_labels(trainer: Any) -> None:
     sets = evaluation if isinstance(evaluation, dict) else {"evaluation": evaluation}
     splits = {"training": trainer.train_dataset, "calibration": trainer.calibration_dataset}
     splits |= {f"evaluation {role!r}" if role in splits else role: each for role, each in sets.items()}
-    trainer._set_signature_columns_if_needed()
-    inputs: set[str] = set(trainer._signature_columns or ()) - {trainer.label_key, "label", "label_ids"}
     labels = {role: read_labels(dataset, trainer.label_key) for role, dataset in splits.items()}
     for role, dataset in splits.items():
-        _check_rows(role, dataset, labels[role], inputs)
-    kinds = {role: trainer.has_label_per_class(dataset, role) for role, dataset in splits.items()}
+        _check_rows(trainer, dataset, role, labels[role])
+    kinds = {role: has_label_per_class(trainer, dataset, role) for role, dataset in splits.items()}
     _check_calibration_labels(trainer, labels["calibration"])
     if trainer.problem_type is None:
         decided = next((kind for kind in kinds.values() if kind is not None), None)
@@ -112,7 +122,7 @@ def _check_labels(trainer: Any) -> None:
             _check_values(trainer, splits[role], role, found)
 
 
-def _check_rows(role: str, dataset: Any, found: Labels | None, inputs: set[str]) -> None:
+def _check_rows(trainer: Any, dataset: Any, role: str, found: Labels | None) -> None:
     """Refuse rows without labels or inputs, and class names, where this can be told without a pass."""
     what = f"labels of the {role} split to be"
     if found is not None:
@@ -124,8 +134,11 @@ def _check_rows(role: str, dataset: Any, found: Labels | None, inputs: set[str])
         if len(found.values) and isinstance(found.values[0], str) and not is_transformed:
             way_out = "number them: dataset.class_encode_column('label'), the same names in each split"
             check(False, f"{what} class indices", f"{found.values[0]!r} in row {found.rows[0]}", way_out)
-    columns = dataset.column_names if isinstance(dataset, datasets.Dataset) else []
-    for name in sorted(inputs & set(columns)):
+    if not (isinstance(dataset, datasets.Dataset) and trainer.args.remove_unused_columns):
+        return
+    for name in sorted(
+        {*loader_of(trainer, dataset).dataset.column_names} - {trainer.label_key, *LABEL_NAMES}
+    ):
         if dataset.data.column(name).null_count:
             absent = dataset.with_format("arrow")[name][:].is_null().to_numpy()
             requirement = f"the {role} split to have a value for {name!r} in every row"
@@ -137,7 +150,7 @@ def _check_calibration_labels(trainer: Any, found: Labels | None) -> None:
     """Refuse rows without a label to fit gammas and a map on, of which a training would say so at its end."""
     fits = any(own_callback(trainer, kind) for kind in (AdaFocalCallback, CalibrationMapCallback))
     split = trainer.calibration_dataset
-    if not (fits and trainer._reads_labels and has_rows(split) and len(split)):
+    if not (fits and trainer.reads_labels and has_rows(split) and len(split)):
         return
     way_out = "check its label column, or set calibration_method='none'"
     given = found is None or not (found.values == IGNORE_INDEX).all()
@@ -176,6 +189,19 @@ def _check_values(trainer: Any, dataset: Any, role: str, found: Labels) -> None:
         way_out = "give 0 or 1 per class, or -100 to ignore a decision"
     got = f"{values[wrong][0]} in row {rows[0]} ({len(np.unique(rows))} such rows)"
     check(False, f"labels of the {role} split to be {requirement}", got, way_out)
+
+
+def name_objective(trainer: Any) -> None:
+    """Let a hyperparameter search judge by the metric of a name; by default by the NLL, not by the Trainer's sum."""
+    name = getattr(trainer, "compute_objective", None)
+    name = "eval_nll" if name is default_compute_objective else name
+    if not isinstance(name, str):
+        return
+    known = [f"eval_{key}{suffix}" for suffix in ("", "_calibrated") for key in LOGGED_METRICS]
+    requirement = "compute_objective to be a function of an evaluation's metrics, or the name of one"
+    is_known = name in (*known, "eval_loss") or trainer.compute_metrics is not None
+    check(is_known, requirement, repr(name), did_you_mean(name, known))
+    trainer.compute_objective = itemgetter(name)
 
 
 def check_decisions(labels: Tensor) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.data_loader import get_sampler
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Subset
-from transformers import DefaultFlowCallback, Trainer
-from transformers.trainer_callback import CallbackHandler
+from torch.utils.data import SequentialSampler, Subset
+from transformers import Trainer
+from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import EvalLoopOutput
 
 from hf_calib._compat import full_float32
@@ -26,10 +29,16 @@ from hf_calib.metrics.streaming import StreamingCalibration
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.scaling.affine import AffineMap
 from hf_calib.scaling.saved_map import temperature_of, title_of
-from hf_calib.trainer.labels import aligned_labels, predicts_next_token, random_state_left_as_found
+from hf_calib.trainer.labels import (
+    aligned_labels,
+    n_own_rows,
+    predicts_next_token,
+    random_state_left_as_found,
+)
 from hf_calib.trainer.token_sample import TokenSample
 
 _MAPPED_AT_ONCE = 2**20  # logits: their copy stays small, however large batch and vocabulary are
+Arrays = tuple[NDArray[Any], NDArray[Any]]
 
 
 class Evaluation:
@@ -39,9 +48,8 @@ class Evaluation:
         accelerator: the trainer's.
         prefix: of the log keys, such as "eval".
         n_bins: bins of the calibration errors.
-        calibration_map: a fitted scaler that folds; its metrics are computed beside the raw ones.
-        keep_logits: keep logits and labels, for a fit or a report that needs them.
-        keep_at_most: drop them once there are more values than this, or where labels are several per row.
+        keep_values: keep logits and labels, up to so many values; fewer than infinitely many, not of several labels a
+            row.
         sample_tokens: keep those of a `TokenSample`, where labels are (N, L).
     """
 
@@ -50,25 +58,28 @@ class Evaluation:
     FEW_VALUES = 20_000_000
     VALUES_OF_A_ROW = 400
 
+    dataset: Any = None
+    calibration_map: Any = None  # a fitted scaler that folds; its metrics are computed beside the raw ones
+    # Made with the first batch, which tells the problem type and the device.
+    raw: StreamingCalibration | None = None
+    calibrated: StreamingCalibration | None = None
+
     def __init__(
         self,
         accelerator: Accelerator,
-        prefix: str,
+        prefix: str = "",
         *,
         n_bins: int = 15,
-        calibration_map: Any = None,
-        keep_logits: bool = False,
-        keep_at_most: int | None = None,
+        keep_values: float = 0,
         sample_tokens: bool = False,
     ) -> None:
-        self.accelerator, self.prefix, self.n_bins = accelerator, prefix, n_bins
-        self.calibration_map = calibration_map
-        self.keep_logits, self.keep_at_most = keep_logits, keep_at_most
-        self.sample = TokenSample(accelerator) if sample_tokens and keep_logits else None
-        self.dataset: Any = None
-        # Made with the first batch, which tells the problem type and the device.
-        self.raw: StreamingCalibration | None = None
-        self.calibrated: StreamingCalibration | None = None
+        self.accelerator, self.prefix, self.n_bins, self.keep_values = (
+            accelerator,
+            prefix,
+            n_bins,
+            keep_values,
+        )
+        self.sample = TokenSample(accelerator) if sample_tokens and keep_values else None
         self.rows: list[tuple[Tensor, Tensor]] = []
         self.n_values = 0  # in `rows`
         self.lengths: list[Tensor] = []  # where labels are of tokens: how many each sentence has in `rows`
@@ -81,39 +92,38 @@ class Evaluation:
             if self.calibration_map is not None:
                 self.calibrated = StreamingCalibration(n_bins=self.n_bins, multi_label=multi_label)
                 self._mapping = on_device(self.calibration_map.affine_map(), logits)
-        own = self._n_not_repeated(len(labels))
-        self.raw.update(logits[:own], labels[:own])
+        # The last batch is filled up with repeats, to be even over processes.
+        state, n_own = self.accelerator.gradient_state, len(labels)
+        if state.end_of_dataloader and state.remainder > 0:
+            n_own = n_own_rows(state.remainder, self.accelerator.process_index, n_own)
+        self.raw.update(logits[:n_own], labels[:n_own])
         if self.calibrated is not None:
-            n_classes = logits.shape[-1]
-            rows = logits[:own].reshape(-1, n_classes)
-            targets = labels[:own].reshape(rows.shape) if multi_label else labels[:own].reshape(-1)
-            step = max(1, _MAPPED_AT_ONCE // n_classes)
+            rows = logits[:n_own].reshape(-1, logits.shape[-1])
+            targets = labels[:n_own].reshape(rows.shape if multi_label else -1)
+            step = max(1, _MAPPED_AT_ONCE // rows.shape[1])
             for chunk, chunk_labels in zip(rows.split(step), targets.split(step), strict=True):
                 self.calibrated.update(mapped(chunk, self._mapping), chunk_labels)
         if self.sample is not None:
-            self.sample.add(logits[:own], labels[:own])
-        elif self.keep_logits:
+            self.sample.add(logits[:n_own], labels[:n_own])
+        elif self.keep_values:
             self._keep(logits.float(), labels)
 
     def _keep(self, logits: Tensor, labels: Tensor) -> None:
         """Gather a batch in the order of the dataset, without the rows that fill it up."""
-        accelerator = self.accelerator
+        accelerator, multi_label = self.accelerator, labels.is_floating_point()
         if accelerator.num_processes > 1 and logits.dim() == 3:
-            logits, labels = (
-                accelerator.pad_across_processes(part, dim=1, pad_index=IGNORE_INDEX)
-                for part in (logits, labels)
-            )
+            pad = partial(accelerator.pad_across_processes, dim=1, pad_index=IGNORE_INDEX)
+            logits, labels = pad(logits), pad(labels)
         logits, labels = accelerator.gather_for_metrics((logits.contiguous(), labels.contiguous()))
-        multi_label = labels.is_floating_point()
         if labels.dim() == 2 and not multi_label:
             self.lengths.append((labels != IGNORE_INDEX).sum(dim=1).cpu())
         logits = logits.reshape(-1, logits.shape[-1])
-        labels = labels.reshape(logits.shape) if multi_label else labels.reshape(-1)
+        labels = labels.reshape(logits.shape if multi_label else -1)
         known = (labels != IGNORE_INDEX).any(1) if multi_label else labels != IGNORE_INDEX
         self.rows.append((logits[known].cpu(), labels[known].cpu()))
         self.n_values += len(self.rows[-1][1]) * max(logits.shape[-1], self.VALUES_OF_A_ROW)
-        if self.keep_at_most is not None and (multi_label or self.n_values > self.keep_at_most):
-            self.keep_logits, self.rows, self.lengths = False, [], []
+        if self.keep_values < math.inf and (multi_label or self.n_values > self.keep_values):
+            self.keep_values, self.rows, self.lengths = 0, [], []
 
     def finish(self) -> None:
         """Merge the processes; called by all of them, once, after the last batch."""
@@ -127,17 +137,12 @@ class Evaluation:
 
     def metrics(self) -> dict[str, float]:
         """The calibration metrics of the pass, by log key; none where no batch had labels."""
-        if self.raw is None:
-            return {}
-        metrics = {f"{self.prefix}_{name}": value for name, value in _compute(self.raw).items()}
-        if self.calibrated is not None:
-            after = _compute(self.calibrated)
-            metrics |= {f"{self.prefix}_{name}_calibrated": value for name, value in after.items()}
-            temperature = temperature_of(self.calibration_map)
-            metrics |= {} if temperature is None else {"temperature": temperature}
-        return metrics
+        endings = zip(("", "_calibrated"), self._states(), strict=False)
+        found = {f"{self.prefix}_{k}{end}": v for end, state in endings for k, v in _compute(state).items()}
+        temperature = None if self.calibrated is None else temperature_of(self.calibration_map)
+        return found | ({} if temperature is None else {"temperature": temperature})
 
-    def panels(self) -> dict[str, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+    def panels(self) -> dict[str, Arrays]:
         """(confidences, correct) before and, if there is a map, after it: for a reliability diagram."""
         names = ["before", *([] if self.calibrated is None else [f"after {title_of(self.calibration_map)}"])]
         return {n: (s.confidences, s.correct) for n, s in zip(names, self._states(), strict=True)}
@@ -148,7 +153,7 @@ class Evaluation:
         assert self.raw is not None
         return self.raw
 
-    def logits_and_labels(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    def logits_and_labels(self) -> Arrays:
         """(N, C) float32 logits and the labels of all rows that are not ignored, if logits were kept.
 
         Multi-label rows count if one of their decisions does; the others are -100.
@@ -164,7 +169,7 @@ class Evaluation:
         about: dict[str, Any] = {"class_names": class_names, "sentences": self.sentences()}
         return Predictions(labels, logits=logits, **about, validate=False)
 
-    def sentences(self) -> np.ndarray[Any, Any] | None:
+    def sentences(self) -> NDArray[Any] | None:
         """(N,) the number of its sentence for each row of `logits_and_labels`; None where labels are not of tokens."""
         if not self.rows or not self.lengths:
             return None
@@ -174,12 +179,14 @@ class Evaluation:
     def _states(self) -> list[StreamingCalibration]:
         return [state for state in (self.raw, self.calibrated) if state is not None]
 
-    def _n_not_repeated(self, size: int) -> int:
-        """Rows of this batch that are not repeats: the last batch is filled up to be even over processes."""
-        state = self.accelerator.gradient_state
-        if not state.end_of_dataloader or state.remainder <= 0:
-            return size
-        return min(max(state.remainder - self.accelerator.process_index * size, 0), size)
+
+@dataclass
+class Asked:
+    """What a call of `evaluate` asks of its pass, and the pass once it is done."""
+
+    dataset: Any = None
+    keep_logits: bool = False
+    done: Evaluation | None = None
 
 
 def on_device(mapping: AffineMap, logits: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -233,9 +240,13 @@ def _check_labelled(found: bool) -> None:
 
 
 def run(
-    trainer: Any, current: Evaluation, loop: Callable[[], EvalLoopOutput], *, loss_only: bool
+    trainer: Any, current: Evaluation, loop: Callable[..., EvalLoopOutput], loader: Any, loss_only: bool
 ) -> EvalLoopOutput:
     """A pass by the trainer's `evaluation_loop`, whose hook for the logits is where each batch is taken."""
+    if isinstance(
+        get_sampler(loader), LengthGroupedSampler
+    ):  # as in training; what is predicted stays in order
+        loader.set_sampler(SequentialSampler(loader.dataset))
     hooks = trainer.preprocess_logits_for_metrics, trainer.compute_metrics
     next_token = predicts_next_token(trainer.accelerator.unwrap_model(trainer.model))
 
@@ -252,7 +263,7 @@ def run(
     trainer.preprocess_logits_for_metrics = take
     trainer.compute_metrics = None if loss_only else hooks[1]
     try:
-        output = loop()
+        output = loop(loader, prediction_loss_only=False)
     finally:
         trainer.preprocess_logits_for_metrics, trainer.compute_metrics = hooks
     current.finish()
@@ -260,7 +271,7 @@ def run(
     return output._replace(**nothing) if loss_only else output
 
 
-def held_out(trainer: Any, split: Any, *, n_samples: int | None = None, **settings: Any) -> Evaluation:
+def held_out(trainer: Any, split: Any, current: Evaluation, *, n_samples: int | None = None) -> Evaluation:
     """A pass over a split in the middle of a training, or over a fixed random subset of it.
 
     Mode, random streams, log and progress bars of the training are left as found. The loader is made once: accelerate
@@ -272,23 +283,22 @@ def held_out(trainer: Any, split: Any, *, n_samples: int | None = None, **settin
         rows = split
         if n_samples is not None and n_samples < len(split):  # the same random examples each time
             generator = torch.Generator().manual_seed(trainer.args.seed)
-            chosen = torch.randperm(len(split), generator=generator)[:n_samples].tolist()
-            rows = split.select(chosen) if hasattr(split, "select") else Subset(split, chosen)
+            rows = Subset(split, torch.randperm(len(split), generator=generator)[:n_samples].tolist())
         # get_eval_dataloader would, with persistent workers, give the loader of the evaluation set.
         loader = trainer.get_test_dataloader(rows)
         loaders[n_samples] = (split, loader)
-    current = Evaluation(trainer.accelerator, "", **settings)
-    model: Any = trainer.model
-    visible, modes = trainer.callback_handler, [(module, module.training) for module in model.modules()]
-    trainer.callback_handler = CallbackHandler(
-        [DefaultFlowCallback()], model, trainer.processing_class, trainer.optimizer, trainer.lr_scheduler
+    handler, modes = (
+        trainer.callback_handler,
+        [(module, module.training) for module in trainer.model.modules()],
     )
+    left = handler.callbacks, handler.eval_dataloader
+    handler.callbacks = []
     try:
         with random_state_left_as_found():
-            loop = partial(Trainer.evaluation_loop, trainer, loader, "Calibration", False)
-            run(trainer, current, loop, loss_only=True)
+            loop = partial(Trainer.evaluation_loop, trainer, description="Calibration")
+            run(trainer, current, loop, loader, loss_only=True)
     finally:
-        trainer.callback_handler = visible
+        handler.callbacks, handler.eval_dataloader = left
         for module, mode in modes:
             module.training = mode
     return current

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import datasets
 import numpy as np
 import torch
+from accelerate import Accelerator
+from accelerate.data_loader import BatchSamplerShard
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
@@ -17,6 +19,8 @@ from torch.utils.data import IterableDataset
 
 from hf_calib._errors import InputValueError, check, expected, few
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
+
+LABEL_NAMES = ("label", "label_ids")  # that collators rename
 
 
 class Labels(NamedTuple):
@@ -44,6 +48,16 @@ def has_rows(dataset: Any) -> bool:
     return indexed and not isinstance(dataset, IterableDataset)
 
 
+def loader_of(trainer: Any, dataset: Any) -> Any:
+    """A loader of a dataset's rows as the model gets them, without the columns that it does not take."""
+    loaders = vars(trainer).setdefault("loaders", [])
+    found = next((loader for made_for, loader in loaders if made_for is dataset), None)
+    if found is None:
+        found = trainer.get_test_dataloader(dataset)
+        loaders.append((dataset, found))
+    return found
+
+
 def collated_labels(trainer: Any, dataset: Any, role: str, row: int | None = None) -> Tensor | None:
     """The labels of a row, or the first ones, as the model's batches will have them; None where this cannot be told.
 
@@ -52,13 +66,12 @@ def collated_labels(trainer: Any, dataset: Any, role: str, row: int | None = Non
     """
     if not (has_rows(dataset) and len(dataset)):
         return None
-    collator = trainer._get_collator_with_removed_columns(trainer.data_collator, role)
-    args = trainer.args
+    loader, args = loader_of(trainer, dataset), trainer.args
     batch_size = args.train_batch_size if role == "training" else args.eval_batch_size
     rows = range(min(2, batch_size, len(dataset))) if row is None else [row]
     with random_state_left_as_found():  # reading a row may augment it
         try:
-            batch = collator([dataset[index] for index in rows])
+            batch = loader.collate_fn([loader.dataset[index] for index in rows])
         except Exception as error:
             what = f"{'the first rows' if row is None else f'row {row}'} of the {role} split"
             got, way_out = f"{type(error).__name__}: {error}", "check its rows and the data collator"
@@ -67,12 +80,19 @@ def collated_labels(trainer: Any, dataset: Any, role: str, row: int | None = Non
     return labels if isinstance(labels, Tensor) else None
 
 
+def has_label_per_class(trainer: Any, dataset: Any, role: str) -> bool | None:
+    """Whether the labels of a dataset are one float per class; None where this cannot be told."""
+    labels = collated_labels(trainer, dataset, role)
+    unclear = labels is None or (labels.is_floating_point() and labels.dim() != 2)
+    return None if unclear else labels.is_floating_point()  # type: ignore[union-attr]
+
+
 def balanced_class_weights(trainer: Any) -> list[float]:
     """Weights N / (C n_c) of the training split, which give every class the same share of the loss."""
     dataset, n_classes = trainer.train_dataset, trainer.n_classes
     found = read_labels(dataset, trainer.label_key)
     way_out = "give one number per class"
-    several = trainer.has_label_per_class(dataset, "training")
+    several = has_label_per_class(trainer, dataset, "training")
     readable = not several and found is not None and found.values.dtype.kind in "iu"
     requirement = (
         "class_weights to be given as numbers where the training split has no column of class indices"
@@ -116,9 +136,40 @@ def aligned_labels(labels: Tensor, *, next_token: bool) -> Tensor:
     return labels.squeeze(1) if one_column else labels
 
 
+def n_own_rows(rows_left: int, process: int, size: int) -> int:
+    """Of a process's `size` rows in the last batch, those that are not repeats: it is filled up to be even.
+
+    >>> [n_own_rows(5, process, 4) for process in range(3)]
+    [4, 1, 0]
+    """
+    return min(max(rows_left - process * size, 0), size)
+
+
+def ignore_repeated_rows(batch: Any, key: str, loader: Any, accelerator: Accelerator) -> None:
+    """Ignore the rows that accelerate adds from the start of the epoch, so that processes have equal batches."""
+    shards = getattr(loader, "batch_sampler", None)
+    is_last = accelerator.gradient_state.end_of_dataloader
+    if not (is_last and isinstance(shards, BatchSamplerShard)) or shards.num_processes == 1:
+        return
+    size = shards.batch_size // (shards.num_processes if shards.split_batches else 1)
+    rows_left = len(shards.batch_sampler.sampler) % (size * shards.num_processes)
+    if rows_left and shards.even_batches and not shards.drop_last:
+        n_own = n_own_rows(rows_left, shards.process_index, size)
+        labels = batch[key]
+        labels = labels.clone() if labels.is_floating_point() else labels.long().clone()
+        if len(labels) == size:
+            labels[n_own:] = IGNORE_INDEX
+        elif n_own < size:  # rows end to end, without padding
+            starts = (
+                (batch["position_ids"][0] == 0).nonzero() if "position_ids" in batch else [[0]] * (n_own == 0)
+            )
+            labels[:, starts[n_own] if n_own < len(starts) else labels.shape[1] :] = IGNORE_INDEX
+        batch[key] = labels
+
+
 def _label_name(names: Iterable[str], label_key: str) -> str | None:
     """The name that the collator would take, as `default_data_collator` renames `label` and `label_ids`."""
-    return next((name for name in (label_key, "label", "label_ids") if name in names), None)
+    return next((name for name in (label_key, *LABEL_NAMES) if name in names), None)
 
 
 def _labels_of_column(dataset: datasets.Dataset, column: str) -> Labels:

@@ -23,7 +23,7 @@ from hf_calib.plots import reliability_diagram, save_figure
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.report import CalibrationReport, OodSection, ood_section, report_on_predictions
 from hf_calib.report.writing import write_to
-from hf_calib.scaling.saved_map import MAP_NAME
+from hf_calib.scaling.saved_map import MAP_NAME, OF_PAIRS
 from hf_calib.trainer.calibration_map import FittedMap
 
 if TYPE_CHECKING:
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 REPORT = f"{REPORT_FOLDER}/report.json"
 
 
-def about_data(trainer: Any, split: str, n_examples: int) -> dict[str, Any]:
-    """The rows and the base model for calibration.json, as far as the datasets and the config record them."""
+def about_map(trainer: Any, scaler: Any, split: str, n_examples: int) -> dict[str, Any]:
+    """What calibration.json says beside a map: the loss, the rows and the base model, as far as they are recorded."""
+    loss, criterion = trainer.calibration_loss, getattr(scaler, "criterion", None)
     train = trainer.train_dataset
     calibration: dict[str, Any] = {"split": split, "n": n_examples}
     if split in ("calibration", "evaluation"):
@@ -53,6 +54,14 @@ def about_data(trainer: Any, split: str, n_examples: int) -> dict[str, Any]:
     base = getattr(trainer.model_config, "_name_or_path", None)
     names = trainer.class_names
     return {
+        **({} if criterion is None else {"criterion": criterion}),
+        "split": split,
+        "n_examples": n_examples,
+        "loss": loss.name,
+        "loss_kwargs": loss.hyperparameters,
+        **({} if loss.class_weights is None else {"class_weights": loss.class_weights.tolist()}),
+        **(OF_PAIRS if trainer.n_classes == 1 and not loss.multi_label else {}),
+        "folded": False,
         "data": {role: rows for role, rows in known.items() if rows},
         **({"base_model": base} if is_hub_name(base) else {}),
         "class_names": [names[number] for number in sorted(names)],  # which adapters do not know

@@ -2,18 +2,587 @@
 
 from __future__ import annotations
 
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from transformers import Trainer
+import torch
+from sklearn.base import clone
+from torch import Tensor
+from transformers import PreTrainedConfig, Trainer
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
-from hf_calib.trainer.config import CalibrationTrainingArguments
-from hf_calib.trainer.mixin import CalibrationMixin
+from hf_calib._compat import load_saved_names
+from hf_calib._errors import check
+from hf_calib.export.saving import check_overwrites_no_original, loaded_from
+from hf_calib.losses import AdaptiveLoss, CalibrationLoss, all_gather_rows, logits_of
+from hf_calib.metrics.checks import check_type
+from hf_calib.scaling import TemperatureScaling
+from hf_calib.scaling.saved_map import temperature_of
+from hf_calib.trainer import calibration_map as maps
+from hf_calib.trainer import callbacks, checks, saving
+from hf_calib.trainer import labels as of_labels
+from hf_calib.trainer.answers import PLACES, AnswerOptions
+from hf_calib.trainer.callbacks import CalibrationMapCallback, own_callback
+from hf_calib.trainer.checkpoint import load_loss_state, newest_checkpoint
+from hf_calib.trainer.config import CalibrationConfig, CalibrationTrainingArguments, hub_token_left_out
+from hf_calib.trainer.evaluation import Asked, Evaluation, held_out, run
+from hf_calib.trainer.report import about_map
 
 
-class CalibrationTrainer(CalibrationMixin, Trainer):
+class CalibrationMixin(Trainer):
+    """The calibration of a `Trainer`: put it before any subclass, `class Mine(CalibrationMixin, TheirTrainer)`.
+
+    `CalibrationTrainer` is this with the stock `Trainer`, and its docstring says what it adds. Another trainer keeps
+    what it does itself: one that makes its batches or its logits in its own way overrides `logits_and_labels`; one with
+    a `compute_loss` of its own is left alone, and its evaluations have the metrics where its `prediction_step` returns
+    logits and labels. With `compute_loss_func` the loss is that function, scaled as the stock Trainer does.
+
+    Args:
+        *args, **kwargs: of the trainer.
+        calibration_dataset: held-out examples for the gammas and the calibration map; see `CalibrationTrainer`.
+        calibration: the `CalibrationConfig`, where the trainer's arguments are not one themselves.
+
+    Raises:
+        TypeError: if there is no config.
+        ValueError: for arguments that do not fit together; before any training.
+
+    Example::
+
+        class CalibratedRewards(CalibrationMixin, RewardTrainer):
+            def logits_and_labels(self, model, inputs):
+                rewards = model(inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits[:, 0]
+                logits = torch.stack(rewards.chunk(2), dim=1)  # chosen and rejected
+                return {"logits": logits}, logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device)
+    """
+
+    args: Any
+    calibration_loss: CalibrationLoss
+    fitted_map: maps.FittedMap | None = None
+    last_evaluation: Evaluation | None = None
+    answers: AnswerOptions | None = None
+    not_for_the_model: tuple[str, ...] = ()  # tensors of a batch, besides the labels
+    example_batch: dict[str, Tensor] | None = None  # that a folded head is checked on
+    said_not_folded = False
+    summary_was_at: int | None = None  # where the Trainer logged its summary, before the final evaluation
+    _has_ended = False  # whether the last step of the training is done
+    _resume_from: str | None = None
+    _decided_problem_type: str | None = None
+
+    def __init__(
+        self,
+        *args: Any,
+        calibration_dataset: Any = None,
+        calibration: CalibrationConfig | None = None,
+        **kwargs: Any,
+    ) -> None:
+        given = kwargs.get("args", args[1] if len(args) > 1 else None)
+        fits = calibration is not None or isinstance(given, CalibrationConfig)
+        way_out = "replace TrainingArguments by it, or pass calibration=CalibrationConfig(...) beside it"
+        check_type(fits, "args to be CalibrationTrainingArguments", type(given).__name__, way_out)
+        self._given_config = calibration
+        self.calibration_dataset = calibration_dataset
+        self._asked = Asked()  # by the call of `evaluate` that is under way
+        self._own_callbacks: dict[type[callbacks.CalibrationCallback], Any] = {}  # that were made here
+        self._removed: set[type[callbacks.CalibrationCallback]] = set()  # by the user
+        super().__init__(*args, **kwargs)
+        loss = self.calibration_config.loss
+        once = self.compute_loss_func is None or loss == "cross_entropy"
+        got = f"compute_loss_func beside loss={loss!r}"
+        check(once, "the loss to be given once", got, "leave one of them out")
+        # Whether labels are in the batches, and not made from them by a trainer of another kind.
+        self.reads_labels = type(self).logits_and_labels is CalibrationMixin.logits_and_labels
+        if self.reads_labels:  # whether or not the model's forward takes them too
+            self.label_names = self.label_names or ["labels"]
+        self.label_key = str(self.label_names[0]) if self.label_names else "labels"
+        self.model_accepts_loss_kwargs = False  # not to be guessed from the model's signature
+        self.originals = set() if self.model is None else loaded_from(self.model)
+        options = getattr(self.args, "answer_options", None)
+        if options is not None:
+            self.answers = AnswerOptions(self.unwrapped_model, self.processing_class, options)
+            self.data_collator = partial(self.answers.batch, self.data_collator)
+            self.not_for_the_model = (PLACES,)
+        callbacks.come_first(self.callback_handler, self._begin_training, self._end_training)
+        self._make_loss()
+
+    # ---- Set-up ----
+
+    @property
+    def calibration_config(self) -> CalibrationConfig:
+        """The configuration that was given; without one, the trainer's arguments."""
+        return self.args if self._given_config is None else self._given_config
+
+    @property
+    def calibration_map(self) -> Any:
+        """The fitted scaler, or None; the one object that metrics, records and saving go by."""
+        return None if self.fitted_map is None else self.fitted_map.scaler
+
+    @property
+    def temperature(self) -> float | None:
+        """T, where the fitted calibration map divides the logits by one number; else None."""
+        return None if self.fitted_map is None else temperature_of(self.fitted_map.scaler)
+
+    @property
+    def calibration_split(self) -> Any:
+        """The dataset for gammas and map; `calibration_dataset`, else one evaluation set, else None."""
+        if self.calibration_dataset is not None:
+            return self.calibration_dataset
+        return None if isinstance(self.eval_dataset, dict) else self.eval_dataset
+
+    @property
+    def unwrapped_model(self) -> Any:
+        """The model without wrappers for several processes or compilation."""
+        return self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+
+    @property
+    def model_config(self) -> Any:
+        """The model's config; None for a network that has none of the usual kind."""
+        config = getattr(self.unwrapped_model, "config", None)
+        return config if isinstance(config, PreTrainedConfig) else None
+
+    @property
+    def n_classes(self) -> int | None:
+        """The number of classes that the loss and the metrics are over; None if the model does not say."""
+        if self.answers is not None:
+            return len(self.answers.tokens)
+        return of_labels.number_of_classes(self.unwrapped_model)
+
+    @property
+    def class_names(self) -> dict[int, str]:
+        """The names of the classes by their numbers; empty if the model has none."""
+        if self.answers is not None:
+            return dict(enumerate(self.answers.names))
+        return getattr(self.model_config, "id2label", None) or {}
+
+    @property
+    def problem_type(self) -> str | None:
+        """The model's, or what its labels say."""
+        return getattr(self.model_config, "problem_type", None) or self._decided_problem_type
+
+    def decide_problem_type(self, multi_label: bool) -> None:
+        """Take it that a row has several labels, or one; the loss is held to it."""
+        self._decided_problem_type = f"{'multi' if multi_label else 'single'}_label_classification"
+        self.calibration_loss.multi_label = multi_label
+        if multi_label:
+            self.calibration_loss.check_multi_label()
+
+    def _settings(self) -> str:
+        """What loss and callbacks are made from, to see whether it has changed."""
+        names = [*(each.name for each in fields(CalibrationConfig)), "label_smoothing_factor"]
+        return repr([getattr(self.calibration_config, name, None) for name in names])
+
+    def _make_loss(self) -> None:
+        """Make the loss and the callbacks that the configuration asks for."""
+        config, self._made_from = self.calibration_config, self._settings()
+        self.held_out_loaders: dict[int | None, tuple[Any, Any]] = {}
+        balanced = of_labels.balanced_class_weights(self) if config.class_weights == "balanced" else None
+        loss = config.make_loss(self.problem_type, balanced_weights=balanced).to(self.args.device)
+        if config.gather_batch and self.args.world_size > 1:
+            loss.gather = all_gather_rows
+        self.calibration_loss = loss
+        self._next_token = self.answers is None and of_labels.predicts_next_token(self.unwrapped_model)
+        handler, made = self.callback_handler, self._own_callbacks
+        self._removed |= {kind for kind, callback in made.items() if callback not in handler.callbacks}
+        handler.callbacks = [callback for callback in handler.callbacks if callback not in made.values()]
+        made = callbacks.made_of(config, loss, maps.scaler_of(config, self))
+        unwanted = {kind for kind in made if kind in self._removed or own_callback(self, kind) is not None}
+        self._own_callbacks = {kind: made[kind] for kind in made.keys() - unwanted}
+        for callback in self._own_callbacks.values():
+            self.add_callback(callback)
+        callbacks.arrange(self)
+        checks.check_model(self)
+
+    # ---- Training ----
+
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, *args: Any, **kwargs: Any
+    ) -> TrainOutput:
+        """Train as `Trainer.train` does; data and checkpoint are checked first.
+
+        If the settings of loss or map have changed since the last training, loss and callbacks are made anew.
+
+        Args:
+            resume_from_checkpoint: a checkpoint, or True for the newest complete one in `output_dir`; the table of an
+                adaptive loss and the calibration map are restored with it.
+            trial: of a hyperparameter search, which passes it; the others as for `Trainer`.
+
+        Raises:
+            ValueError: for labels, splits, a map or a checkpoint that do not go with the model or with the loss.
+        """
+        if resume_from_checkpoint is True:
+            folder = str(self.args.output_dir)
+            resume_from_checkpoint = newest_checkpoint(folder)
+            got, way_out = f"{folder} with none", "pass resume_from_checkpoint=FOLDER, or train without it"
+            check(
+                resume_from_checkpoint is not None, "output_dir to hold a complete checkpoint", got, way_out
+            )
+        self._resume_from = resume_from_checkpoint or None
+        if self.model_init is None:
+            self._set_up_training()
+        try:
+            with hub_token_left_out():
+                return super().train(self._resume_from, trial, *args, **kwargs)
+        finally:
+            self.is_in_train = False  # also after an error
+
+    def _set_up_training(self) -> None:
+        load_saved_names(self.model)
+        self.calibration_config.check_calibration()
+        if self.model_init is not None or self._made_from != self._settings():
+            self._make_loss()  # a new model starts with a new table
+        callbacks.arrange(self)
+        checks.name_objective(self)
+        checks.check_data(self)
+        self._take_map(None)  # further training undoes an earlier calibration
+        if self._resume_from is not None:
+            if isinstance(self.calibration_loss, AdaptiveLoss):
+                load_loss_state(self.calibration_loss, self._resume_from)
+            fitting = own_callback(self, CalibrationMapCallback)
+            if fitting is not None:
+                self._take_map(maps.map_of_checkpoint(self._resume_from, fitting.scaler))
+        self.last_evaluation, self.summary_was_at, self._has_ended = None, None, False
+
+    def _begin_training(self, state: Any) -> None:
+        """When the model is there, and a trial of a search has set its arguments."""
+        if self.model_init is not None:
+            self._set_up_training()
+        callbacks.arrange(self)  # the Trainer may have made them anew from a checkpoint's state
+
+    def _end_training(self, state: Any) -> None:
+        """After the best model was loaded; the Trainer has logged its summary, which is to stay the last entry."""
+        self._has_ended = True
+        loss, best, history = self.calibration_loss, state.best_model_checkpoint, state.log_history
+        if self.args.load_best_model_at_end and best is not None and isinstance(loss, AdaptiveLoss):
+            load_loss_state(loss, best)
+        summary = len(history) - 1
+        for callback in list(self.callback_handler.callbacks):
+            if isinstance(callback, callbacks.CalibrationCallback) and not callback.is_of_a_stock_trainer:
+                callback.before_train_end(state)
+        if summary >= 0 and "train_runtime" in history[summary]:  # a pruned trial of a search has none
+            history.append(history.pop(summary))
+            self.summary_was_at = summary
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
+    ) -> tuple[Any, Any]:
+        """The micro-batches of one optimizer step, and the loss's normalizer over all processes."""
+        batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if self.compute_loss_func is not None:
+            return batches, count
+        key = self.label_key
+        # Another compute_loss need not know ignored rows.
+        if batches and key in batches[-1] and type(self).compute_loss is CalibrationMixin.compute_loss:
+            of_labels.ignore_repeated_rows(
+                batches[-1], key, self.callback_handler.train_dataloader, self.accelerator
+            )
+        labels = [batch[key].to(device) for batch in batches if key in batch]
+        if not labels:
+            return batches, None
+        if self.calibration_config.loss_reduction == "sum":
+            return batches, torch.ones((), device=device)
+        counts = [self.calibration_loss.normalizer(self._aligned(each)).float() for each in labels]
+        return batches, self.accelerator.reduce(torch.stack(counts).sum(), "sum").clamp_min(1e-12)
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The calibration loss; the model is called without labels, so it does not compute its own.
+
+        It is a sum over the rows of this micro-batch, divided by the number of rows in the whole global batch
+        (`get_batch_samples`), times the number of processes, over which DDP averages the gradients, and of accumulation
+        steps, by which the Trainer divides. Without `num_items_in_batch` it is the mean over this micro-batch.
+        """
+        if self.compute_loss_func is not None:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        outputs, logits, labels = self.logits_and_labels(model, inputs)
+        logits = logits_of(logits)
+        if self.calibration_loss.multi_label is None:
+            self.decide_problem_type(labels.is_floating_point())
+        if self.calibration_loss.multi_label and labels.is_floating_point():
+            checks.check_decisions(labels)
+            if self.model_config is not None:  # pipelines read it, and would apply a softmax
+                self.model_config.problem_type = "multi_label_classification"
+        if not model.training:
+            num_items_in_batch = None  # the loss of an evaluation batch is its own mean
+            self.seen = (logits, labels)  # for the pass that is under way
+            if self.example_batch is None:
+                others = {self.label_key, *self.not_for_the_model}
+                rows = {k: v for k, v in inputs.items() if k not in others and isinstance(v, Tensor)}
+                self.example_batch = {k: (v[:4] if v.dim() else v).cpu() for k, v in rows.items()}
+        loss = self.calibration_loss(logits, labels, num_items_in_batch=num_items_in_batch)
+        if num_items_in_batch is not None:
+            divides = not getattr(
+                self, "loss_is_scaled_for_ga", None
+            )  # which transformers < 5.19 does not have
+            steps = self.current_gradient_accumulation_steps if divides else 1
+            loss = loss * (self.accelerator.num_processes * steps)
+        if isinstance(outputs, tuple | Tensor):  # the Trainer takes the logits from behind the loss
+            outputs = (loss, *outputs) if isinstance(outputs, tuple) else (loss, outputs)
+        return (loss, outputs) if return_outputs else loss
+
+    def logits_and_labels(self, model: Any, inputs: dict[str, Any]) -> tuple[Any, Any, Tensor]:
+        """One forward: what `prediction_step` returns, the logits (..., C), and the label of each.
+
+        The model is called without labels. A trainer whose batches or logits are made otherwise overrides this.
+        """
+        key, way_out = self.label_key, "check the dataset's label column and the data collator"
+        check(inputs.get(key) is not None, f"the batch to have {key!r}", f"only {sorted(inputs)}", way_out)
+        labels, others = inputs[key], {name: value for name, value in inputs.items() if name != key}
+        if self.answers is not None:
+            logits = self.answers.logits(model, others)
+            return {"logits": logits}, logits, labels
+        outputs = model(**others)
+        return outputs, outputs, self._aligned(labels)
+
+    def _aligned(self, labels: Tensor) -> Tensor:
+        return of_labels.aligned_labels(labels, next_token=self._next_token)
+
+    # ---- Evaluation ----
+
+    def evaluate(
+        self,
+        eval_dataset: Any = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+        *,
+        keep_logits: bool = False,
+    ) -> dict[str, float]:
+        """Evaluate as `Trainer.evaluate` does, with the calibration metrics among the results.
+
+        Args:
+            eval_dataset: as for `Trainer`, and `ignore_keys` and `metric_key_prefix` too.
+            keep_logits: keep logits and labels of the dataset for `last_evaluation.logits_and_labels()`. Once a
+                calibration map is fitted and the training is over, they are kept in any case where they are few
+                (50,000 rows, 20 million values), for the intervals of the model card.
+        """
+        callback = own_callback(self, CalibrationMapCallback)
+        if callback is not None and self._is_training and self.calibration_split is not None:
+            callback.before_evaluate(self.state.global_step)
+        known: Any = self.eval_dataset
+        named = isinstance(known, dict) and isinstance(eval_dataset, str)
+        dataset = known if eval_dataset is None else known[eval_dataset] if named else eval_dataset
+        outer = self._asked
+        self._asked = Asked(dataset, keep_logits or outer.keep_logits)
+        try:
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        finally:
+            # What a callback has evaluated meanwhile is not the last; several sets are evaluations of their own.
+            self.last_evaluation = self._asked.done or self.last_evaluation
+            self._asked = outer
+
+    @property
+    def _is_training(self) -> bool:
+        return self.is_in_train and not self._has_ended
+
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """The pass of `Trainer` in the order of the rows, with the calibration metrics."""
+        loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
+        # During the training nobody asks for the logits, and each evaluation would gather them.
+        for_card = self.fitted_map is not None and not self._is_training
+        asked, n_bins = self._asked, self.calibration_config.n_bins
+        keep = math.inf if asked.keep_logits else Evaluation.FEW_VALUES if for_card else 0
+        current = Evaluation(self.accelerator, metric_key_prefix, n_bins=n_bins, keep_values=keep)
+        current.dataset, current.calibration_map = asked.dataset, self.calibration_map
+        loop = partial(super().evaluation_loop, description=description, ignore_keys=ignore_keys)
+        output = run(self, current, partial(loop, metric_key_prefix=metric_key_prefix), dataloader, loss_only)
+        if description == "Evaluation":
+            self.last_evaluation = asked.done = current
+        # A metric of that name from the user's compute_metrics takes precedence.
+        return output._replace(metrics=current.metrics() | (output.metrics or {}))
+
+    # ---- Calibration ----
+
+    def held_out_pass(
+        self, *, n_samples: int | None = None, keep_logits: bool = False, sample_tokens: bool = False
+    ) -> Evaluation:
+        """Run the model over the calibration split; mode, random streams, log and progress bars stay as found.
+
+        Args:
+            n_samples: only a fixed random subset of this size; None for all.
+            keep_logits: keep logits and labels, for a fit that needs them.
+            sample_tokens: of these only a random sample of the tokens, at most 20,000 and half a GiB.
+        """
+        n_bins, keep = self.calibration_config.n_bins, math.inf if keep_logits else 0
+        current = Evaluation(self.accelerator, n_bins=n_bins, keep_values=keep, sample_tokens=sample_tokens)
+        return held_out(self, self.calibration_split, current, n_samples=n_samples)
+
+    def update_adaptive_loss(self, done: Evaluation | None = None, *, n_samples: int | None = None) -> None:
+        """Update the table of an adaptive loss from the calibration split, and log it.
+
+        Args:
+            done: a pass over it that is at hand; None makes one.
+            n_samples: of a fixed random subset of this size; None for all.
+        """
+        evaluation = self.held_out_pass(n_samples=n_samples) if done is None else done
+        assert isinstance(self.calibration_loss, AdaptiveLoss)
+        callbacks.update_table(self, self.calibration_loss, evaluation)
+
+    def fit_calibration_map(self, scaler: Any = None) -> Any:
+        """Fit a map of the logits on the calibration split, record it in the config, and report it from then on.
+
+        The model's weights stay as they are: `save_calibrated_model` folds the map into what it saves. A fit that fails
+        leaves no map. Of a causal language model, a random sample of the split's tokens is taken, at most 20,000 and
+        half a GiB of logits.
+
+        Args:
+            scaler: any of `SCALERS` that folds, fitted in place; its `multi_label` is set by the labels. None takes
+                a copy of the `CalibrationMapCallback`'s, or else what the arguments say, or else a temperature.
+
+        Returns:
+            The fitted scaler, which is also `calibration_map`; a `TemperatureScaling` where `AutoScaling` chose a bias
+            that the model's head cannot keep.
+
+        Raises:
+            TypeError: if the scaler cannot be folded.
+            ValueError: if there is no calibration split, or if the map does not go with it or with the model.
+        """
+        requirement = "calibration_dataset to be given to fit a calibration map"
+        check(self.calibration_split is not None, requirement, "none", "pass it to the trainer")
+        if scaler is None:
+            callback = own_callback(self, CalibrationMapCallback)
+            scaler = (
+                maps.scaler_of(self.calibration_config, self) if callback is None else clone(callback.scaler)
+            )
+            scaler = TemperatureScaling() if scaler is None else scaler
+        self.check_goes_with(scaler)
+        self._take_map(None)
+        rows = self.held_out_pass(keep_logits=True, sample_tokens=self._next_token)
+        logits, labels = rows.logits_and_labels()
+        scaler = maps.fit_for_head(self, scaler, logits, labels)
+        split = "calibration" if self.calibration_dataset is not None else "evaluation"
+        self.use_calibration_map(scaler, split=split, n_examples=len(labels))
+        return scaler
+
+    def fit_temperature(self, scaling: TemperatureScaling | None = None) -> float:
+        """Fit a temperature, as `fit_calibration_map` does any map; return T > 0: logits / T are calibrated.
+
+        Args:
+            scaling: what fits it; None takes the `TemperatureScalingCallback`'s, or the negative log-likelihood.
+        """
+        if scaling is None:
+            own = getattr(own_callback(self, CalibrationMapCallback), "scaler", None)
+            scaling = clone(own) if isinstance(own, TemperatureScaling) else TemperatureScaling()
+        return float(self.fit_calibration_map(scaling).temperature_)
+
+    def use_calibration_map(self, scaler: Any, *, split: str, n_examples: int) -> None:
+        """Take a map that was fitted elsewhere, for example on out-of-fold logits, as if it had been fitted here.
+
+        Args:
+            scaler: fitted on logits of this model, and the same on every process; any of `SCALERS` that folds.
+            split: what it was fitted on, as the record and the model card call it.
+            n_examples: how many rows that were.
+
+        Raises:
+            TypeError: if the scaler cannot be folded.
+            ValueError: if it does not go with the problem, the classes or the head of the model, or has NaN.
+        """
+        self.check_goes_with(scaler)
+        maps.check_fitted(scaler, self.calibration_loss.multi_label, self.n_classes)
+        self._take_map(maps.FittedMap(scaler, about_map(self, scaler, split, n_examples)))
+
+    def check_goes_with(self, scaler: Any) -> None:
+        """Refuse a scaler that does not go with the problem or the model's head."""
+        maps.check_problem(scaler, self.calibration_loss.multi_label)
+        maps.check_head(scaler, self.unwrapped_model, self.n_classes)
+
+    def _take_map(self, fitted: maps.FittedMap | None) -> None:
+        self.fitted_map = fitted
+        if fitted is not None and self.model_config is not None:
+            self.model_config.calibration = fitted.config_record()
+        elif hasattr(self.model_config, "calibration"):
+            del self.model_config.calibration
+
+    # ---- Saving ----
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model as trained, as `Trainer.save_model` does: the map is not folded in, but lies beside it.
+
+        What is to be served is written by `save_calibrated_model`.
+        """
+        if not _internal_call:
+            saving.warn_not_folded(self)
+        with hub_token_left_out():
+            super().save_model(output_dir, _internal_call=True)
+        if self.args.should_save:
+            saving.save_beside(self, Path(output_dir or self.args.output_dir))
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def save_calibrated_model(self, output_dir: str | os.PathLike[str]) -> None:
+        """Save a copy of the model with the calibration map folded into its head.
+
+        `transformers.pipeline` on the directory gives the map's probabilities, without code of ours. It holds float32
+        weights, adapters merged, the tokenizer or image processor, and the map as numbers in `calibration.json`.
+
+        Args:
+            output_dir: appears whole; in an existing directory, files are replaced and other weights removed.
+
+        Raises:
+            ValueError: if no map was fitted, or the model has no head it can be folded into; if output_dir is where the
+                model was loaded from, or holds adapters, which would be lost.
+            OSError: if output_dir cannot be written; it is left as it was.
+        """
+        check_overwrites_no_original(output_dir, self.originals | loaded_from(self.model))
+        saving.save_calibrated(self, output_dir)
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Push the calibrated model in one commit; without a map, what `Trainer.push_to_hub` pushes.
+
+        The output folder then holds the calibrated model with its card. Weights in the repository that would be loaded
+        in place of it are removed in the same commit; see `hf_calib.export.push_folder`, also for what is raised.
+
+        Args:
+            commit_message, blocking, token, revision, private: as for `Trainer`; by default those of `args`.
+            **kwargs: `create_pr` opens a pull request instead of changing the branch; the others are for
+                `create_model_card`.
+
+        Returns:
+            The commit, or a future of it where `blocking` is off; None on all processes but the first. Where that one
+            raises, all do.
+        """
+        create_pr = kwargs.pop("create_pr", False)
+        if self.fitted_map is not None:
+            where = {"token": token, "revision": revision, "private": private, "create_pr": create_pr}
+            return saving.push(self, commit_message, blocking, where, kwargs)
+        way_out = "train with a calibration_dataset, or push without create_pr"
+        check(not create_pr, "the calibration map to be fitted for create_pr", "none", way_out)
+        kwargs |= {} if private is None else {"private": private}
+        return super().push_to_hub(commit_message, blocking, token, revision, **kwargs)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Write the Trainer's model card, with a section on calibration once a map is fitted.
+
+        The arguments are those of `Trainer.create_model_card`. The report on the last evaluation is written beside
+        the card, in the folder `calibration`.
+        """
+        with saving.summary_where_it_was(self):
+            super().create_model_card(*args, **kwargs)
+        saving.complete_card(self)
+
+
+class CalibrationTrainer(CalibrationMixin):
     """A `Trainer` that trains with a calibration loss and reports how calibrated the model is.
 
-    It takes the arguments of `Trainer`, plus `calibration_dataset`. What it adds:
+    What it adds:
 
     * the loss that `args.loss` names, computed in float32 from the logits and the labels, which the model
       never sees; the loss of an optimizer step is the mean over the whole global batch, however it is cut into
@@ -26,36 +595,23 @@ class CalibrationTrainer(CalibrationMixin, Trainer):
     * `save_calibrated_model`: a directory that a plain `transformers.pipeline` serves calibrated.
 
     Args:
-        model: a classifier whose output has `logits`: sequence, token or image classification, multi-label;
-            or a causal language model.
+        model: a classifier whose output has `logits`, of sequences, tokens or images, multi-label too; or a causal
+            language model, whose logits at position t are compared with the label at t + 1. Not encoder-decoders that
+            generate.
         args: `CalibrationTrainingArguments`.
         calibration_dataset: held-out examples for the gammas and the calibration map, like `eval_dataset`;
             used for nothing else. None uses the evaluation set for both, with a warning.
-        **kwargs: the other arguments of `Trainer`. Of several `AdaFocalCallback` or
-            `CalibrationMapCallback` in `callbacks`, the last of each counts.
-
-    Attributes:
-        calibration_map: the fitted scaler, or None: the one object that metrics, records and saving go by.
+        **kwargs: the other arguments of `Trainer`. Of several callbacks of one kind of ours, the last counts.
 
     Raises:
         TypeError: if args are not `CalibrationTrainingArguments`.
         ValueError: for arguments that do not fit together; before any training.
 
     Notes:
-        `save_model` and the checkpoints hold the model as trained, as with `Trainer`, and the map beside it in
-        `calibration.json`, from which a resumed training has it again. What is to be served is written by
-        `save_calibrated_model`, or by `push_to_hub`.
-
-        A head that has no bias when it is loaded (GPT-2's) cannot hold a map with one: vector, matrix and the like
-        are refused before the training. "auto", which chooses by the data, gives way to a temperature there, with
-        a warning.
-
-        Whether the problem is multi-label is decided once: by the model's `problem_type`, else by the labels of
-        the training split. All splits are held to it.
-
-        A causal language model's logits at position t are compared with the label at t + 1, as in
-        transformers, in the loss, the metrics and the map alike. Encoder-decoders that generate are
-        refused.
+        `save_model` and the checkpoints hold the model as trained, and the map beside it in `calibration.json`, from
+        which a resumed training has it again. A head without a bias (GPT-2's) cannot hold a map with one, which is
+        refused before the training; "auto" gives way to a temperature there, with a warning. Whether the problem is
+        multi-label is decided once, by the model's `problem_type` or by the labels of the training split.
 
         On several processes, accelerate repeats rows to fill the last batch of an epoch. They are ignored, so
         the loss is that of one process; only a dataset without a length (a stream) may count some twice.
@@ -63,26 +619,16 @@ class CalibrationTrainer(CalibrationMixin, Trainer):
         A subclass with a `compute_loss` of its own returns the mean over its micro-batch, which is averaged over
         accumulation steps and processes; set `loss_is_scaled_for_ga=True` if it is normalised already.
 
-    Example:
-        Two lines of a Trainer script change::
+    Example::
 
-            args = CalibrationTrainingArguments(loss="adafocal", output_dir="out", ...)
-            trainer = CalibrationTrainer(
-                model, args, train_dataset=..., calibration_dataset=..., eval_dataset=...
-            )
-            trainer.train()
-            trainer.save_calibrated_model("calibrated")
+        args = CalibrationTrainingArguments(loss="adafocal", output_dir="out", ...)
+        trainer = CalibrationTrainer(model, args, train_dataset=..., calibration_dataset=..., eval_dataset=...)
+        trainer.train()
+        trainer.save_calibrated_model("calibrated")
     """
 
     args: CalibrationTrainingArguments
 
-    def __init__(
-        self,
-        model: Any = None,
-        args: CalibrationTrainingArguments | None = None,
-        *positional: Any,
-        calibration_dataset: Any = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, model: Any = None, args: Any = None, *positional: Any, **kwargs: Any) -> None:
         args = CalibrationTrainingArguments(output_dir="tmp_trainer") if args is None else args
-        super().__init__(model, args, *positional, calibration_dataset=calibration_dataset, **kwargs)
+        super().__init__(model, args, *positional, **kwargs)

@@ -13,7 +13,7 @@ from trl import RewardConfig, RewardTrainer
 from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib.trainer.config import CalibrationConfig
 from hf_calib.trainer.evaluation import Evaluation
-from hf_calib.trainer.mixin import CalibrationMixin
+from hf_calib.trainer.trainer import CalibrationMixin
 
 _METHODS = (None, "temperature", "none")
 

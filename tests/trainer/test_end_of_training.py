@@ -193,9 +193,9 @@ def test_of_two_callbacks_of_one_kind_the_last_acts(later: bool, tmp_path: Path)
     )
     for callback in [*ours, *temperatures] if later else []:
         trainer.add_callback(callback)
+    trainer.train()
     acting = [c for c in trainer.callback_handler.callbacks if c in [*ours, *temperatures]]
     assert acting == [ours[1], temperatures[1]]
-    trainer.train()
     steps = [entry["step"] for entry in trainer.state.log_history if "calibration_gap_00" in entry]
     assert steps == [2, 4]
     assert trainer.model.config.calibration["criterion"] == "nll"

@@ -94,7 +94,7 @@ def test_an_evaluation_runs_the_model_once_and_keeps_no_logits(tmp_path: Path) -
 
 def test_a_batch_costs_the_same_however_many_came_before() -> None:
     """Counted in calls of functions, for a pass that keeps few logits."""
-    current = Evaluation(Accelerator(cpu=True), "eval", n_bins=15, keep_logits=True, keep_at_most=10**9)
+    current = Evaluation(Accelerator(cpu=True), "eval", n_bins=15, keep_values=10**9)
     logits, labels = torch.randn(2, 4), torch.tensor([0, 1])
     counts = []
     for _ in range(60):
