@@ -57,6 +57,7 @@ from hf_calib.scaling import (
     VectorScaling,
 )
 from hf_calib.scaling.newton import Rows
+from hf_calib.scaling.temperature import ScaledLoss
 
 SHAPES = [(10_000, 10), (50_000, 1000)]
 TRUE_TEMPERATURE = 2.5
@@ -190,8 +191,8 @@ def report_maps(data: tuple[np.ndarray, np.ndarray], fits: dict[str, Fit], round
 
 def fitted_on(scaler: BaseEstimator, logits: np.ndarray, labels: np.ndarray) -> BaseEstimator:
     """The same map, fitted until a step would gain less than 1e-13 nats."""
-    further = clone(scaler)
-    further.weight_, further.bias_ = scaler.solve(Rows.checked(logits, labels), None, 1e-13).map
+    further, rows = clone(scaler), Rows.checked(logits, labels)
+    further.weight_, further.bias_ = scaler.solve(rows, ScaledLoss(rows).best_temperature(), None, 1e-13)
     return further
 
 

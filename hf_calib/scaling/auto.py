@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from hf_calib.scaling.linear import (
     VectorScaling,
 )
 from hf_calib.scaling.newton import LEFT_TO_GAIN, Rows
-from hf_calib.scaling.temperature import ScaledLoss, Solution, temperatures_by_label
+from hf_calib.scaling.temperature import ScaledLoss, temperatures_by_label
 
 _MATRIX_COST = 5e8  # N C^2, above which each fit of a matrix would take seconds
 CHOSEN_ON = 20_000  # rows that choose: enough to tell a thousandth of a nat
@@ -44,7 +45,7 @@ class _Candidate:
 
     method: str
     n_parameters: int
-    solve: Callable[[Rows, Solution, float], Solution]
+    solve: Callable[[Rows, float, AffineMap | None, float], AffineMap]  # as of `VectorScaling`
     left_out: str | None = None
     penalty: float | None = None
     losses: FloatArray | None = None  # (N,)
@@ -56,12 +57,11 @@ class _Candidate:
 
     def judged(self, of_temperature: FloatArray, choice: str) -> dict[str, Any]:
         """Its entry in `results_`."""
-        numbers: list[float | None] = [None] * 4
-        if self.losses is not None:
-            numbers = [*mean_and_error(self.losses), *mean_and_error(self.losses - of_temperature)]
+        losses = () if self.losses is None else (self.losses, self.losses - of_temperature)
+        numbers = [number for each in losses for number in mean_and_error(each)]
         names = ("nll", "standard_error", "difference", "difference_standard_error")
         about = {"method": self.method, "penalty": self.penalty, "n_parameters": self.n_parameters}
-        how = dict(zip(names, numbers, strict=True))
+        how = dict(zip_longest(names, numbers))
         return about | how | {"chosen": self.name == choice, "left_out": self.left_out}
 
 
@@ -130,20 +130,18 @@ class AutoScaling(AffineScaling):
         folds = rng.permutation(np.arange(n) % min(self.n_folds, n))
         sample = rng.choice(n, CHOSEN_ON, replace=False) if n > CHOSEN_ON else slice(None)
         families = _candidates(rows)
-        starts = _temperatures(rows[sample], folds[sample])
-        for family in families:
-            _cross_validate(family, rows[sample], folds[sample], starts)
+        _cross_validate(families, rows[sample], folds[sample])
         candidates = {each.name: each for family in families for each in family}
         losses = {name: each.losses for name, each in candidates.items() if each.losses is not None}
         self.choice_ = choose(losses)
         self.results_ = [each.judged(losses["temperature"], self.choice_) for each in candidates.values()]
         chosen = candidates[self.choice_]
         if n > CHOSEN_ON:  # fits of all rows need less of a temperature on top than those of the sample
-            _cross_validate([chosen], rows, folds, _temperatures(rows, folds))
+            _cross_validate([[chosen]], rows, folds)
         loss = ScaledLoss(rows)
         temperature = loss.best_temperature()
         loss.warn(temperature)
-        found = chosen.solve(rows, Solution.divided_by(temperature), LEFT_TO_GAIN).map
+        found = chosen.solve(rows, temperature, None, LEFT_TO_GAIN)
         self.weight_, bias = found.then(AffineMap(np.array(1 / chosen.on_top)))
         self.bias_ = np.zeros(rows.logits.shape[1]) if bias is None else bias
         return self
@@ -166,58 +164,55 @@ def _candidates(rows: Rows) -> list[list[_Candidate]]:
     elif n * c**2 > _MATRIX_COST:
         no_matrix = f"N C^2 = {n * c**2:.1e} is more than {_MATRIX_COST:.0e}: its fits would take too long"
 
-    def structured(kind: Any, method: str, n_parameters: int, left_out: str | None) -> list[_Candidate]:
-        return [_Candidate(method, n_parameters, kind(each).solve, left_out, each) for each in _PENALTIES]
-
-    identity = _Candidate("identity", 0, lambda *_: Solution.divided_by(1.0))
-    temperature = _Candidate("temperature", 1, lambda rows, near, _: near)
+    identity = _Candidate("identity", 0, lambda *_: AffineMap(np.array(1.0)))
+    temperature = _Candidate("temperature", 1, lambda _, shared, *__: AffineMap(np.array(1 / shared)))
     own = 2 if c == 2 and not rows.sigmoid else 2 * c
-    vectors = structured(StructuredVectorScaling, "structured_vector", own, why_not)
+    solves = [(penalty, StructuredVectorScaling(penalty).solve) for penalty in _PENALTIES]
+    vectors = [_Candidate("structured_vector", own, solve, why_not, penalty) for penalty, solve in solves]
     if rows.sigmoid:
         per_label = _Candidate("per_label_temperature", c, _divided_by_label, why_not)
         return [[identity], [temperature], [per_label], vectors]
     vectors.append(_Candidate("vector", 2 * c, VectorScaling().solve, why_not))
     between, no_matrix = c * (c + 1), why_not or no_matrix
-    matrices = structured(StructuredMatrixScaling, "structured_matrix", between, no_matrix)
+    solves = [(penalty, StructuredMatrixScaling(penalty).solve) for penalty in _PENALTIES]
+    matrices = [
+        _Candidate("structured_matrix", between, solve, no_matrix, penalty) for penalty, solve in solves
+    ]
     matrix = _Candidate("matrix", between, MatrixScaling().solve, no_matrix)
     return [[identity], [temperature], vectors, matrices, [matrix]]
 
 
-def _divided_by_label(rows: Rows, near: Solution, _: float) -> Solution:
-    return Solution(near.temperature, AffineMap(1 / temperatures_by_label(rows, near.temperature)[0]))
+def _divided_by_label(rows: Rows, temperature: float, *_: Any) -> AffineMap:
+    return AffineMap(1 / temperatures_by_label(rows, temperature)[0])
 
 
-def _temperatures(rows: Rows, folds: NDArray[np.int64]) -> list[Solution]:
-    """The temperature of all parts but one, for each."""
-    return [Solution.divided_by(ScaledLoss(rows[train]).best_temperature()) for train, _ in parts(folds)]
-
-
-def _cross_validate(
-    family: list[_Candidate], rows: Rows, folds: NDArray[np.int64], starts: list[Solution]
-) -> None:
-    """Find the losses of maps of one family, and leave out those that are freer than one that is clearly worse."""
-    near = list(starts)
-    mapped, scales = np.empty(rows.logits.shape), np.ones((len(rows), 1))
-    last: FloatArray | None = None
-    worse = None
-    for candidate in family:
-        candidate.left_out = candidate.left_out or worse
-        if candidate.left_out is not None:
-            continue
-        for fold, (train, held_out) in enumerate(parts(folds)):
-            near[fold] = candidate.solve(rows[train], near[fold], ROUGHLY)
-            mapped[held_out] = near[fold].map(rows.logits[held_out])
-        if candidate.method not in ("identity", "temperature"):
-            mapped_rows = rows.with_logits(mapped)
-            for train, held_out in parts(folds):
-                scales[held_out] = ScaledLoss(mapped_rows[train]).best_temperature(1.0)
-            candidate.on_top = ScaledLoss(mapped_rows).best_temperature(1.0)
-        candidate.losses = rows.losses(mapped / scales)
-        if last is not None:
-            difference, error = mean_and_error(candidate.losses - last)
-            if difference > _CLEARLY_WORSE * error:
-                worse = f"{candidate.name} was clearly worse than with a larger penalty"
-        last = candidate.losses
+def _cross_validate(families: list[list[_Candidate]], rows: Rows, folds: NDArray[np.int64]) -> None:
+    """Find the losses of the maps, and leave out those that are freer than a clearly worse one of their family."""
+    splits = list(parts(folds))
+    temperatures = [ScaledLoss(rows[train]).best_temperature() for train, _ in splits]
+    mapped = np.empty(rows.logits.shape)
+    for family in families:
+        near: list[AffineMap | None] = [None] * len(splits)
+        worse, last = None, None
+        for candidate in family:
+            candidate.left_out = candidate.left_out or worse
+            if candidate.left_out is not None:
+                continue
+            for fold, (train, held_out) in enumerate(splits):
+                near[fold] = found = candidate.solve(rows[train], temperatures[fold], near[fold], ROUGHLY)
+                mapped[held_out] = found(rows.logits[held_out])
+            scales = np.ones((len(rows), 1))
+            if candidate.method not in ("identity", "temperature"):
+                mapped_rows = rows.with_logits(mapped)
+                for train, held_out in splits:
+                    scales[held_out] = ScaledLoss(mapped_rows[train]).best_temperature(1.0)
+                candidate.on_top = ScaledLoss(mapped_rows).best_temperature(1.0)
+            candidate.losses = rows.losses(mapped / scales)
+            if last is not None:
+                difference, error = mean_and_error(candidate.losses - last)
+                if difference > _CLEARLY_WORSE * error:
+                    worse = f"{candidate.name} was clearly worse than with a larger penalty"
+            last = candidate.losses
 
 
 def parts(folds: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.bool_], NDArray[np.bool_]]]:

@@ -137,10 +137,11 @@ class GroupedScaling(LogitScaling):
 
 def _common(base: str, rows: Rows) -> AffineMap:
     """The map of all rows, with a weight and a bias for each class."""
+    temperature = ScaledLoss(rows).best_temperature()
     if base == "temperature":
-        weight = np.full(rows.logits.shape[1], 1 / ScaledLoss(rows).best_temperature())
+        weight = np.full(rows.logits.shape[1], 1 / temperature)
         return AffineMap(weight, np.zeros(len(weight)))
-    return (VectorScaling() if base == "vector" else StructuredVectorScaling()).solve(rows).map
+    return (VectorScaling() if base == "vector" else StructuredVectorScaling()).solve(rows, temperature)
 
 
 def _mapped(logits: NDArray[Any], numbers: IntArray, maps: list[AffineMap]) -> FloatArray:

@@ -22,7 +22,7 @@ from hf_calib.metrics.checks import FloatArray
 from hf_calib.scaling._base import LogitScaling, as_fitted_logits, refuse_masks
 from hf_calib.scaling.affine import AffineMap, AffineScaling
 from hf_calib.scaling.newton import LEFT_TO_GAIN, Ridges, Rows, fit_affine
-from hf_calib.scaling.temperature import BOUNDS, ScaledLoss, Solution
+from hf_calib.scaling.temperature import BOUNDS, ScaledLoss
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -36,39 +36,33 @@ class LinearFit(LogitScaling):
     weight_: FloatArray
     bias_: FloatArray
     _mixes: ClassVar[bool] = False  # whether the weight is a matrix
+    _from_temperature: ClassVar[bool] = False  # also where that is at a bound
 
     def fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Find the weights and the biases; N in a default penalty is Kish's, (sum of weights)^2 / (sum of squares)."""
         return self._fit(logits, labels, sample_weight)
 
-    def solve(self, rows: Rows, near: Solution | None = None, nats: float = LEFT_TO_GAIN) -> Solution:
-        """The map of checked rows, perhaps from what another fit to them has found."""
-        temperature, start = near or Solution.divided_by(ScaledLoss(rows).best_temperature())
-        unit = self._unit(rows, temperature)
-        return Solution(temperature, fit_affine(rows, unit, self._ridges(rows), start, nats))
+    def solve(
+        self, rows: Rows, temperature: float, start: AffineMap | None = None, nats: float = LEFT_TO_GAIN
+    ) -> AffineMap:
+        """The map of checked rows, from their temperature, or from what another fit to them has found."""
+        start = start or AffineMap(np.array(1 / temperature))
+        return fit_affine(rows, self._unit(rows, temperature), self._ridges(rows), start, nats)
 
     def _fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        for name, value in self.get_params().items():
-            if name.endswith("penalty"):
-                self._check_penalty(name, value)
         rows = Rows.checked(logits, labels, sample_weight, self.multi_label)
         if self._mixes:
             refuse_masks(rows.logits)
         loss = ScaledLoss(rows)
         temperature = loss.best_temperature()
+        self.weight_, self.bias_ = self.solve(rows, temperature)  # type: ignore[assignment]
         if self._unit(rows, temperature) == temperature:  # else the map does not start from it
             loss.warn(temperature, stacklevel=4)
-        self.weight_, self.bias_ = self.solve(rows, Solution.divided_by(temperature)).map  # type: ignore[assignment]
         return self
-
-    def _check_penalty(self, name: str, value: object) -> None:
-        holds = value is None or (isinstance(value, Real) and 0 <= float(value) < np.inf)
-        way_out = "None takes a default that follows the numbers of classes and examples"
-        check(holds, f"{name} to be a finite number of at least 0", repr(value), way_out)
 
     def _unit(self, rows: Rows, temperature: float) -> float:
         """The scale of the logits in the fit: the temperature or, where that is at a bound, their spread."""
-        if BOUNDS[0] * 1.001 < temperature < BOUNDS[1] / 1.001:
+        if self._from_temperature or BOUNDS[0] * 1.001 < temperature < BOUNDS[1] / 1.001:
             return temperature
         loss = ScaledLoss(rows)
         spread = loss.shortfall - loss.drift  # the largest logit of a row less the average one
@@ -108,6 +102,10 @@ class PenalisedMatrixFit(LinearFit):
         self.bias_penalty = bias_penalty
 
     def _ridges(self, rows: Rows) -> Ridges:
+        for name, value in self.get_params().items():
+            holds = value is None or (isinstance(value, Real) and 0 <= float(value) < np.inf)
+            way_out = "None takes a default that follows the numbers of classes and examples"
+            check(holds, f"{name} to be a finite number of at least 0", repr(value), way_out)
         n, c = rows.logits.shape
         size = n if rows.weights is None else n**2 / np.square(rows.weights).sum()
         between, bias = self.off_diagonal_penalty, self.bias_penalty
@@ -164,13 +162,17 @@ class DirichletScaling(PenalisedMatrixFit):
         refuse_masks(rows)
         return AffineMap(self.weight_, self.bias_)(log_softmax(rows, axis=-1))
 
-    def solve(self, rows: Rows, near: Solution | None = None, nats: float = LEFT_TO_GAIN) -> Solution:
+    def solve(
+        self, rows: Rows, temperature: float, start: AffineMap | None = None, nats: float = LEFT_TO_GAIN
+    ) -> AffineMap:
         log_probs = log_softmax(rows.logits.astype(np.float64), axis=1)
-        return super().solve(rows.with_logits(log_probs), near, nats)
+        return super().solve(rows.with_logits(log_probs), temperature, start, nats)
 
 
 class StructuredScaling(AffineScaling, LinearFit):
     """A temperature and, with a ridge each, the parameters of an affine map."""
+
+    _from_temperature = True
 
     def __init__(self, penalty: float = 1.0) -> None:
         self.penalty = penalty
@@ -179,36 +181,29 @@ class StructuredScaling(AffineScaling, LinearFit):
         """Find the temperature, then the weights and the biases."""
         return self._fit(logits, labels)
 
-    def solve(self, rows: Rows, near: Solution | None = None, nats: float = LEFT_TO_GAIN) -> Solution:
+    def solve(
+        self, rows: Rows, temperature: float, start: AffineMap | None = None, nats: float = LEFT_TO_GAIN
+    ) -> AffineMap:
         n_classes = rows.logits.shape[1]
-        if not rows.sigmoid and n_classes > 2:
-            return super().solve(rows, near, nats)
-        temperature = ScaledLoss(rows).best_temperature() if near is None else near.temperature
-        if rows.sigmoid:
-            columns = [rows.two_classes(column) for column in range(n_classes)]
-        else:  # the map of the difference of the logits; a row with a masked class tells nothing
-            difference = rows.logits[:, 1:].astype(np.float64) - rows.logits[:, :1]
-            columns = [Rows(difference, rows.labels[:, None], None, np.isfinite(difference)).two_classes()]
-        slopes, offsets = np.full(len(columns), 1 / temperature), np.zeros(len(columns))
-        for place, column in enumerate(columns):
-            if len(column):
-                ridge = 2 * self.penalty / len(column)
-                own = fit_affine(column, temperature, Ridges(ridge, ridge), None, nats)
-                slopes[place], offsets[place] = own.weight[0], own(np.zeros(2)) @ [-1, 1]
-        if not rows.sigmoid:
-            slopes = np.diag(slopes.repeat(2)) if self._mixes else slopes.repeat(2)
-            offsets = np.array([-0.5, 0.5]) * offsets
-        return Solution(temperature, AffineMap(slopes, offsets))
-
-    def _check_penalty(self, name: str, value: object) -> None:
-        holds = isinstance(value, Real) and 0 < float(value) < np.inf
-        way_out = "1 is the strength of the paper; a smaller one trusts the data more"
-        check(holds, "penalty to be a finite number above 0", repr(value), way_out)
-
-    def _unit(self, rows: Rows, temperature: float) -> float:
-        return temperature
+        if rows.sigmoid:  # each label is a problem of two classes
+            maps = [self.solve(rows.two_classes(label), temperature, nats=nats) for label in range(n_classes)]
+            biases = [found(np.zeros(2)) @ [-1, 1] for found in maps]
+            return AffineMap(np.array([found.weight[0] for found in maps]), np.array(biases))
+        if n_classes > 2:
+            return super().solve(rows, temperature, start, nats)
+        # The map of the difference of the logits; a row with a masked class tells nothing.
+        rows = rows[np.isfinite(rows.logits).all(axis=1)]
+        half = (rows.logits[:, 1:].astype(np.float64) - rows.logits[:, :1]) / 2
+        found = AffineMap(np.full(2, 1 / temperature), np.zeros(2))
+        if len(rows):
+            ridge = self._ridges(rows)._replace(between=None)
+            found = fit_affine(rows.with_logits(np.hstack([-half, half])), temperature, ridge, None, nats)
+        return found._replace(weight=np.diag(found.weight)) if self._mixes else found
 
     def _ridges(self, rows: Rows) -> Ridges:
+        holds = isinstance(self.penalty, Real) and 0 < float(self.penalty) < np.inf
+        way_out = "1 is the strength of the paper; a smaller one trusts the data more"
+        check(holds, "penalty to be a finite number above 0", repr(self.penalty), way_out)
         n, c = rows.logits.shape
         own = self.penalty * c / n
         return Ridges(own, own, own * (c - 1) if self._mixes else None)

@@ -47,9 +47,7 @@ class Rows:
             positive, known = as_binary_labels(labels, matrix)
             return cls(matrix, positive, known=known)
         rows = cls(matrix, as_class_labels(labels, matrix), check_weights(weights, len(matrix)))
-        if rows.weights is None:
-            return rows
-        return rows[slice(None) if rows.weights.all() else rows.weights > 0]
+        return rows[slice(None) if rows.weights is None or rows.weights.all() else rows.weights > 0]
 
     def __len__(self) -> int:
         return len(self.logits)
@@ -75,10 +73,9 @@ class Rows:
     def losses(self, logits: FloatArray) -> FloatArray:
         """The negative log-likelihood of each row (N,) with other logits."""
         if self.sigmoid:
-            losses = -log_expit(np.where(self.labels, logits, -logits))
-            return losses.sum(axis=1, where=True if self.known is None else self.known)
-        found: FloatArray = -log_softmax(logits, axis=1)[np.arange(len(self)), self.labels]
-        return found
+            losses = log_expit(np.where(self.labels, logits, -logits))
+            return -losses.sum(axis=1, where=True if self.known is None else self.known)
+        return -log_softmax(logits, axis=1)[np.arange(len(self)), self.labels]
 
 
 class Ridges(NamedTuple):
@@ -99,8 +96,7 @@ def fit_affine(
     for _ in range(_MAX_STEPS):
         step, gain = _newton_step(point, nats)
         if gain <= nats:
-            theta = theta + step
-            break
+            return loss.map(theta + step)
         size = 1.0
         while (trial := loss(theta + size * step)).value > point.value - 1e-4 * size * gain:
             # The minimum of the parabola through both values and the slope, which is -2 gain.
@@ -114,19 +110,18 @@ def fit_affine(
 
 
 class _Point(NamedTuple):
-    """A function at some parameters: value, gradient, product with the Hessian, and division by something like it."""
+    """A function at some parameters, product with its Hessian, and division by something like it."""
 
     value: float
     gradient: FloatArray
     product: Linear
-    preconditioner: Callable[[], Linear]
+    divide: Linear
 
 
 def _newton_step(point: _Point, nats: float) -> tuple[FloatArray, float]:
     """Newton's step, the more exact the nearer it ends, and by how much it lowers the quadratic model."""
     step, residual = np.zeros_like(point.gradient), -point.gradient
-    precondition = point.preconditioner()
-    direction = precondition(residual)
+    direction = point.divide(residual)
     size = float(np.vdot(residual, direction))
     # An inexact end of the step costs about its square.
     enough = max(size * min(0.1, size), nats**2)
@@ -139,41 +134,30 @@ def _newton_step(point: _Point, nats: float) -> tuple[FloatArray, float]:
             break
         step += size / curvature * direction
         residual -= size / curvature * product
-        preconditioned = precondition(residual)
-        last, size = size, float(np.vdot(residual, preconditioned))
-        direction = preconditioned + size / last * direction
+        divided = point.divide(residual)
+        last, size = size, float(np.vdot(residual, divided))
+        direction = divided + size / last * direction
     return step, -float(np.vdot(point.gradient, step)) / 2
 
 
 class _PenalisedLoss:
-    """The mean loss of logits / unit with its ridges, as a function of the rows b, w or of the rows b, W'.
-
-    As in every exponential family, value and gradient need of the labels only the sums that `labelled` holds.
-    """
+    """The mean loss of logits / unit with its ridges, as a function of the rows b, w or of the rows b, W'."""
 
     def __init__(self, rows: Rows, unit: float, ridges: Ridges) -> None:
-        self.rows, self.unit = rows, unit
-        c = rows.logits.shape[1]
-        self.mixes = ridges.between is not None
+        self.rows, self.unit, self.ridges, self.mixes = rows, unit, ridges, ridges.between is not None
+        c, self.between = rows.logits.shape[1], ridges.between or 0.0
         own = np.eye(c) if self.mixes else np.ones((1, c))
         self.identity = np.vstack([np.zeros(c), own])
-        between = ridges.between or 0.0
-        self.ridges = np.vstack([np.full(c, ridges.bias), ridges.own * own + between * (1 - own)])
-        self.between = between
+        self.factors = np.vstack([np.full(c, ridges.bias), np.where(own, ridges.own, self.between)])
         # Products only lead to the minimum: single precision is enough, unless directions may be nearly flat.
-        self.narrow: Any = np.float32 if min(between, ridges.bias) > 1e-6 else np.float64
-        self.labelled = np.zeros_like(self.identity)
-        for part, features, _ in self._features():
-            indicators = np.zeros_like(features)
-            weights = 1 if rows.weights is None else rows.weights[part]
-            indicators[np.arange(len(features)), rows.labels[part]] = weights
-            self._add_sums(self.labelled, features, indicators)
+        self.narrow: Any = np.float32 if min(self.between, ridges.bias) > 1e-6 else np.float64
+        self.weights = np.ones(len(rows)) if rows.weights is None else rows.weights
 
     def parameters(self, found: AffineMap) -> FloatArray:
         """Those of a map of the logits."""
         weight = found.weight * self.unit
         own = weight.T if weight.ndim == 2 else weight * self.identity[1:]
-        return np.vstack([np.broadcast_to(0.0 if found.bias is None else found.bias, own[0].shape), own])
+        return np.vstack([found(np.zeros(own.shape[1])), own])
 
     def map(self, theta: FloatArray) -> AffineMap:
         """The map of the logits that has these parameters."""
@@ -181,86 +165,72 @@ class _PenalisedLoss:
         return AffineMap(weight / self.unit, theta[0] - theta[0].mean())
 
     def __call__(self, theta: FloatArray) -> _Point:
-        n, c = self.rows.logits.shape
-        value, total, moments = 0.0, -self.labelled, np.zeros((3, c))  # of p (1 - p): 1, x, x^2
-        kept = []  # of a matrix, for the products: features, probabilities and weighted probabilities (n, C)
-        for features, probs, mass, loss in self._blocks(theta):
-            value += loss
-            self._add_sums(total, features, mass)
+        value, gradient = 0.0, np.zeros_like(theta)
+        moments: Any = np.zeros((3, theta.shape[1]))  # of p (1 - p): 1, x, x^2
+        mixed: Any = 0.0  # of a matrix: x_i x_j
+        kept = []  # of a matrix, for the products
+        for part, features, mass, weights, losses in self._blocks(theta):
+            value += losses @ weights
+            spread = mass - mass * mass / weights[:, None]
             if self.mixes:
-                narrow = probs.astype(self.narrow)
-                weighted = narrow if mass is probs else mass.astype(self.narrow)
-                kept.append((features.astype(self.narrow), narrow, weighted))
-            spread = mass - mass * probs
-            ones = np.ones(len(spread))
+                kept.append([each.astype(self.narrow) for each in (features, mass, weights)])
+                of_rows = spread.sum(axis=1, dtype=self.narrow, keepdims=True)
+                mixed += (kept[-1][0] * of_rows).T @ kept[-1][0]
             for moment in moments:
-                moment += ones @ spread
+                moment += np.ones(len(spread)) @ spread
                 spread *= features
+            mass[np.arange(len(mass)), self.rows.labels[part]] -= weights
+            self._add_sums(gradient, features, mass)
 
         def product(direction: FloatArray) -> FloatArray:
-            total = np.zeros_like(direction)
-            narrow = direction.astype(self.narrow)
-            for features, probs, mass in kept or (block[:3] for block in self._blocks(theta)):
+            total, narrow = np.zeros_like(direction), direction.astype(self.narrow)
+            for features, mass, weights in kept or (block[1:4] for block in self._blocks(theta)):
                 change = self._scores(features, narrow)
-                change -= np.einsum("nc,nc->n", change, probs)[:, None]
+                change -= (np.einsum("nc,nc->n", change, mass) / weights)[:, None]
                 change *= mass
                 self._add_sums(total, features, change)
-            return total / n + 2 * self.ridges * direction
+            return total / len(self.rows) + 2 * self.factors * direction
 
-        def preconditioner() -> Linear:
-            count, first, second = moments / n
-            ridges = 2 * self._own(self.ridges)
-            own_count, second = count + ridges[0], second + ridges[1]
-            determinant = np.maximum(second * own_count - first**2, 1e-13 * second * own_count)
-            inverse = np.array([[second, -first], [-first, own_count]]) / determinant
-            if not self.mixes:
-                return lambda vector: np.einsum("ijc,jc->ic", inverse, vector)
-            moment, mass = np.zeros((c, c)), 0.0
-            for features, probs, weighted in kept:
-                spread = (weighted - weighted * probs).sum(axis=1)
-                moment += (features * spread[:, None]).T @ features
-                mass += spread.sum()
-            eigenvalues, basis = np.linalg.eigh(moment / max(mass, np.finfo(float).tiny))
-            scale = np.outer(np.maximum(eigenvalues, 0), count) + 2 * self.between
+        n, off = len(self.rows), theta - self.identity
+        value = value / n + float(np.vdot(self.factors, np.square(off)))
+        gradient = gradient / n + 2 * self.factors * off
+        return _Point(value, gradient, product, self._division(moments / n, mixed / n))
 
-            def divide(vector: FloatArray) -> FloatArray:
-                bias, weight = np.einsum("ijc,jc->ic", inverse, self._own(vector))
-                return np.vstack([bias, basis @ ((basis.T @ vector[1:]) / scale) + np.diag(weight)])
+    def _division(self, moments: FloatArray, mixed: FloatArray) -> Linear:
+        """The preconditioner."""
+        count, first, second = moments
+        bias, own = 2 * self.ridges.bias + count, 2 * self.ridges.own + second
+        determinant = np.maximum(own * bias - first**2, 1e-13 * own * bias)
+        inverse = np.array([[own, -first], [-first, bias]]) / determinant
+        if not self.mixes:
+            return lambda vector: np.einsum("ijc,jc->ic", inverse, vector)
+        eigenvalues, basis = np.linalg.eigh(mixed / max(count.sum(), np.finfo(float).tiny))
+        scale = np.outer(np.maximum(eigenvalues, 0), count) + 2 * self.between
 
-            return divide
+        def divide(vector: FloatArray) -> FloatArray:
+            bias, own = np.einsum("ijc,jc->ic", inverse, [vector[0], vector[1:].diagonal()])
+            return np.vstack([bias, basis @ ((basis.T @ vector[1:]) / scale) + np.diag(own)])
 
-        off = theta - self.identity
-        value = (value - np.vdot(theta, self.labelled)) / n + np.vdot(self.ridges, np.square(off))
-        return _Point(float(value), total / n + 2 * self.ridges * off, product, preconditioner)
+        return divide
 
-    def _own(self, theta: FloatArray) -> FloatArray:
-        """The bias of each class, and its weight of its own logit: (2, C)."""
-        return np.stack([theta[0], theta[1:].diagonal()]) if self.mixes else theta
-
-    def _features(self) -> Iterator[tuple[slice, FloatArray, NDArray[np.bool_] | None]]:
-        """Walk over logits / unit, with 0 where there is a mask, and the masks."""
+    def _blocks(
+        self, theta: FloatArray
+    ) -> Iterator[tuple[slice, FloatArray, FloatArray, FloatArray, FloatArray]]:
+        """Walk over features, which are 0 where there is a mask, weighted probabilities, weights and losses."""
         for part, features in blocks(self.rows.logits):
             features *= 1 / self.unit
             masked = np.isneginf(features) if features.min() == -np.inf else None
             if masked is not None:
                 features[masked] = 0
-            yield part, features, masked
-
-    def _blocks(self, theta: FloatArray) -> Iterator[tuple[FloatArray, FloatArray, FloatArray, float]]:
-        """Walk over features, probabilities, weighted ones, and the sums of the logarithms of the denominators."""
-        for part, features, masked in self._features():
-            probs = self._scores(features, theta)
+            mass = self._scores(features, theta)
             if masked is not None:
-                probs[masked] = -np.inf
-            largest = probs.max(axis=1)
-            probs -= largest[:, None]
-            np.exp(probs, out=probs)
-            denominators = probs @ np.ones(probs.shape[1])
-            probs *= (1 / denominators)[:, None]
-            losses = np.log(denominators) + largest
-            weights = None if self.rows.weights is None else self.rows.weights[part]
-            mass = probs if weights is None else probs * weights[:, None]
-            yield features, probs, mass, losses.sum() if weights is None else losses @ weights
+                mass[masked] = -np.inf
+            mass -= mass.max(axis=1)[:, None]
+            own = mass[np.arange(len(mass)), self.rows.labels[part]]
+            np.exp(mass, out=mass)
+            denominators = mass @ np.ones(mass.shape[1])
+            mass *= (self.weights[part] / denominators)[:, None]
+            yield part, features, mass, self.weights[part], np.log(denominators) - own
 
     def _scores(self, features: NDArray[Any], theta: NDArray[Any]) -> NDArray[Any]:
         scores = features @ theta[1:] if self.mixes else features * theta[1]

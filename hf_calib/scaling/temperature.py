@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
 from hf_calib._errors import check, few
-from hf_calib.metrics.checks import FloatArray, as_floats, check_choice, check_n_bins
-from hf_calib.metrics.sums import Binning, TopLabel, top_label_error
+from hf_calib.metrics.checks import FloatArray, as_floats, check_choice, check_n_bins, row_chunks
+from hf_calib.metrics.sums import top_label_sums
 from hf_calib.scaling._base import blocks
 from hf_calib.scaling.affine import AffineMap, AffineScaling
 from hf_calib.scaling.newton import Rows
@@ -29,6 +29,8 @@ PAPERS_GRID = np.arange(1, 101) / 10
 _SMALL_STEP = 1e-5  # of Newton's method, relative: after it twice as many digits are right
 _MAX_STEPS = 100  # bisection alone would need about 40
 _SAMPLE_STEP = 16  # of many rows, every 16th gives the first guess
+_MANY_CLASSES = 100  # for which exponentials are most of the time
+_MASSES = 2**20  # in memory at once
 _MASKED = -1e150  # stands for -inf, whose product with a weight of 0 would be NaN
 
 
@@ -103,21 +105,21 @@ class TemperatureScaling(AffineScaling):
 
     def _best_of(self, grid: FloatArray, loss: ScaledLoss) -> float:
         """The first of the best temperatures; of a large search, only the finalists are scored exactly."""
-        binning: Binning = "uniform" if self.criterion == "ece" else "quantile"
-
-        def error(masses: FloatArray) -> float:
-            top = TopLabel(1 / masses, loss.correct)
-            return float(top_label_error(top, n_bins=self.n_bins, binning=binning))
-
         if self.criterion == "nll":
             return float(min(grid, key=lambda temperature: loss.at(1 / temperature)[0]))
+        n = len(loss.rows)
+        error = top_label_sums(self.n_bins, "uniform" if self.criterion == "ece" else "quantile")
         octaves = int(np.ceil(np.log2(grid.max() / grid.min())))
-        many = loss.rows.logits.shape[1] >= 100  # else exponentials are not most of the time
+        many = loss.rows.logits.shape[1] >= _MANY_CLASSES
         if many and octaves <= min(8, len(grid) / 5):
-            scores = np.array([error(masses) for masses in loss.near_masses(1 / grid, octaves)])
+            scores = [error(1 / masses, loss.correct) for masses in loss.near_masses(1 / grid, octaves)]
             # A confidence on the edge of a bin may change sides: each moves a score by up to 2 / N.
-            grid = grid[scores <= scores.min() + 1e-6 + 8 / len(loss.correct)]
-        return float(min(grid, key=lambda temperature: error(loss.masses(1 / temperature))))
+            grid = grid[np.array(scores) <= min(scores) + 1e-6 + 8 / n]
+        scores = []
+        for part in row_chunks(len(grid), n, elements=_MASSES):
+            masses = loss.masses(1 / grid[part])
+            scores += [error(1 / masses[beta], loss.correct) for beta in 1 / grid[part]]
+        return float(grid[np.argmin(scores)])
 
 
 class PerLabelTemperatureScaling(AffineScaling):
@@ -146,13 +148,9 @@ class PerLabelTemperatureScaling(AffineScaling):
         self.shared_temperature_ = ScaledLoss(rows).best_temperature()
         self.temperatures_, open_ones = temperatures_by_label(rows, self.shared_temperature_)
         if open_ones:
-            named = (
-                f"label {open_ones[0]}"
-                if len(open_ones) == 1
-                else f"{len(open_ones)} labels ({few(open_ones)})"
-            )
             problem = "there is one value only, or all logits have the right sign, or they are no better than chance"
-            _warn_undetermined(f"the temperature of {named}: {problem}", stacklevel=3)
+            labels = f"label{'s' * (len(open_ones) > 1)} {few(open_ones)}"
+            _warn_undetermined(f"the temperature of {labels}: {problem}", stacklevel=3)
         return self
 
     def affine_map(self) -> AffineMap:
@@ -180,17 +178,6 @@ def _warn_undetermined(what: str, stacklevel: int) -> None:
         "of logits, and the scale of the logits."
     )
     warnings.warn(message, UserWarning, stacklevel=stacklevel)
-
-
-class Solution(NamedTuple):
-    """A map of some rows, and their temperature: where another fit to them starts."""
-
-    temperature: float
-    map: AffineMap
-
-    @classmethod
-    def divided_by(cls, temperature: float) -> Solution:
-        return cls(temperature, AffineMap(np.array(1 / temperature)))
 
 
 class ScaledLoss:
@@ -254,32 +241,35 @@ class ScaledLoss:
         value, slope, curvature = (totals / len(self.rows)).tolist()
         return value + beta * self.shortfall, slope + self.shortfall, curvature
 
-    def masses(self, beta: float) -> FloatArray:
-        """The softmax denominators (N,): the largest probability of a row is 1 / mass."""
-        masses = np.empty(len(self.rows))
+    def masses(self, betas: FloatArray) -> dict[float, FloatArray]:
+        """The softmax denominators (N,) at each beta: the largest probability of a row is 1 / mass.
+
+        Where one beta is twice another, its exponentials are the other's squares.
+        """
+        found = {beta: np.empty(len(self.rows)) for beta in betas.tolist()}
+        roots = [beta for beta in found if beta / 2 not in found]
         for part, gaps in self._gaps():
-            gaps *= beta
-            masses[part] = np.exp(gaps, out=gaps) @ np.ones(gaps.shape[1])
-        return masses
+            ones, powers = np.ones(gaps.shape[1]), np.empty_like(gaps)
+            for beta in roots:
+                np.exp(np.multiply(gaps, beta, out=powers), out=powers)
+                np.dot(powers, ones, out=found[beta][part])
+                while (beta := 2 * beta) in found:
+                    powers *= powers
+                    np.dot(powers, ones, out=found[beta][part])
+        return found
 
     def near_masses(self, betas: FloatArray, octaves: int) -> Iterator[FloatArray]:
-        """The same at each of many betas, to 1e-9 of each exponential, from four exponentials and their squares.
+        """The same in the order of many betas, to 1e-9 of each exponential, from four exponentials and their squares.
 
         At all gaps alike exp(beta gap) is a sum, by least squares, of its values at four betas an octave.
         """
         roots = betas.min() * 2.0 ** (np.arange(4) / 4 - 1)
-        nodes = (2.0 ** np.arange(octaves + 3)[:, None] * roots).ravel()
+        nodes = np.outer(2.0 ** np.arange(octaves + 3), roots).ravel()
         samples = -np.append(0, np.geomspace(1e-3, 50, 2000)) / betas.min()
         at_nodes, at_betas = (np.exp(np.outer(samples, numbers)) for numbers in (nodes, betas))
-        masses = np.empty((octaves + 3, 4, len(self.rows)))
-        for part, gaps in self._gaps():
-            for place, root in enumerate(roots):
-                powers = np.exp(gaps * root)
-                for octave in range(octaves + 3):
-                    masses[octave, place, part] = powers @ np.ones(gaps.shape[1])
-                    powers *= powers
         weights = np.linalg.lstsq(at_nodes, at_betas, rcond=1e-13)[0]
-        return (row @ masses.reshape(len(nodes), -1) for row in weights.T)
+        masses = np.stack([*self.masses(nodes).values()])
+        return (row @ masses for row in weights.T)
 
     def best_temperature(self, guess: float | None = None) -> float:
         """The T within `BOUNDS` of the least value; 1 where no T changes it."""
@@ -293,9 +283,8 @@ class ScaledLoss:
         beta = -3 / self.drift if guess is None or guess == BOUNDS[1] else 1 / guess
         # As if one more example had an unknown label, where each label is ranked first.
         smoothing = -self.drift / (len(self.rows) + 1) if self.shortfall == 0 else 0.0
-        floor, ceiling = 1 / BOUNDS[1], 1 / BOUNDS[0]
-        low, high, step = floor, ceiling, np.inf
-        beta = min(max(beta, floor), ceiling)
+        low, high, step = 1 / BOUNDS[1], 1 / BOUNDS[0], np.inf
+        beta = min(max(beta, low), high)
         for _ in range(_MAX_STEPS):
             _, slope, curvature = self.at(beta)
             slope += smoothing
@@ -307,5 +296,5 @@ class ScaledLoss:
             beta += step
             if abs(step) <= _SMALL_STEP * beta:
                 break
-        nearest = min(BOUNDS, key=lambda bound: abs(np.log(bound * beta)))
-        return nearest if np.isclose(beta * nearest, 1, rtol=10 * _SMALL_STEP) else float(1 / beta)
+        near = (bound for bound in BOUNDS if np.isclose(beta * bound, 1, rtol=10 * _SMALL_STEP))
+        return next(near, float(1 / beta))
