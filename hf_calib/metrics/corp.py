@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from hf_calib._errors import check
 from hf_calib.metrics.checks import (
     FloatArray,
+    IntArray,
     check_choice,
     check_confidence_level,
     check_n_resamples,
@@ -74,18 +75,35 @@ def corp_decomposition(probs: ArrayLike, labels: ArrayLike, *, score: Score = "b
 
 def decompose(top: TopLabel, score: Score) -> CorpDecomposition:
     """The parts for rows whose top label is known."""
-    from sklearn.isotonic import IsotonicRegression
+    _, rows, right = _pooled(top, np.float32)
+    n_rows = len(top.confidence)
 
-    def mean_score(stated: FloatArray) -> float:
+    def mean_score(stated: FloatArray, rows: Any, right: FloatArray) -> float:
         if score == "brier":
-            return float(((stated - top.correct) ** 2).mean())
-        of_outcome = np.where(top.correct == 1, stated, 1 - stated)
-        return -float(np.log(np.maximum(of_outcome, SMALLEST_PROBABILITY)).mean())
+            return float(right @ (1 - stated) ** 2 + (rows - right) @ stated**2) / n_rows
+        of_right, of_wrong = (np.log(np.maximum(p, SMALLEST_PROBABILITY)) for p in (stated, 1 - stated))
+        return -float(right @ of_right + (rows - right) @ of_wrong) / n_rows
 
-    tied = top.confidence.astype(np.float32).astype(np.float64)
-    best = mean_score(IsotonicRegression().fit_transform(tied, top.correct).clip(0, 1))
-    own, uncertainty = mean_score(top.confidence), mean_score(np.full_like(tied, top.correct.mean()))
+    own = mean_score(top.confidence, 1, top.correct)
+    best = mean_score(_recalibrated(rows, right), rows, right)
+    uncertainty = mean_score(np.full(len(rows), top.correct.mean()), rows, right)
     return CorpDecomposition(own, max(own - best, 0.0), max(uncertainty - best, 0.0), uncertainty)
+
+
+def _pooled(top: TopLabel, dtype: type) -> tuple[FloatArray, IntArray, FloatArray]:
+    """The confidences (K,) that differ in this dtype, the rows (K,) that have each, and the right ones of them."""
+    order = np.argsort(top.confidence)
+    ordered = top.confidence[order]
+    starts = np.flatnonzero(np.diff(ordered.astype(dtype), prepend=-1))
+    rows = np.diff(starts, append=len(ordered))
+    return ordered[starts], rows, np.add.reduceat(top.correct[order], starts)
+
+
+def _recalibrated(rows: IntArray, right: FloatArray) -> FloatArray:
+    """The non-decreasing shares (K,) nearest to those of the right ones among the rows."""
+    from scipy.optimize import isotonic_regression
+
+    return np.asarray(isotonic_regression(right / rows, weights=rows).x.clip(0, 1))
 
 
 def corp_curve(
@@ -115,18 +133,12 @@ def corp_curve(
 
 def curve_of(top: TopLabel, *, n_resamples: int, confidence_level: float, seed: int) -> CorpCurve:
     """The curve for rows whose top label is known."""
-    from sklearn.isotonic import isotonic_regression
-
     check_n_resamples(n_resamples)
     check_confidence_level(confidence_level)
     rng = np.random.default_rng(check_seed(seed))
-    order = np.argsort(top.confidence, kind="stable")
-    ordered = top.confidence[order]
-    starts = np.flatnonzero(np.diff(ordered.astype(np.float32), prepend=-1))
-    values, rows = ordered[starts], np.diff(starts, append=len(ordered))
-    right = np.add.reduceat(top.correct[order], starts)
+    values, rows, right = _pooled(top, np.float32)
     drawn = rng.binomial(rows, values.clip(0, 1), size=(n_resamples, len(values)))
-    curves = [isotonic_regression(hits / rows, sample_weight=rows).clip(0, 1) for hits in (right, *drawn)]
+    curves = [_recalibrated(rows, hits) for hits in (right, *drawn)]
     levels = [(1 - confidence_level) / 2, (1 + confidence_level) / 2]
     return CorpCurve(values, curves[0], *np.quantile(curves[1:], levels, axis=0))
 
@@ -167,17 +179,17 @@ def confidence_errors(
     >>> round(found.over, 2), abs(round(found.under, 2))
     (0.1, 0.0)
     """
-    from sklearn.isotonic import IsotonicRegression
-    from sklearn.model_selection import PredefinedSplit, cross_val_predict
-
     rng = np.random.default_rng(check_seed(seed))
     top = top_label(*check_probs_and_labels(probs, labels))
     n_rows = len(top.confidence)
     got = f"{n_folds} for {n_rows} rows"
     check(2 <= n_folds <= n_rows, "n_folds to be from 2 to the number of rows", got, "take 5, or more rows")
-    folds = PredefinedSplit(rng.permutation(n_rows) % n_folds)
-    regression = IsotonicRegression(out_of_bounds="clip")
-    return errors_by_side(top, cross_val_predict(regression, top.confidence, top.correct, cv=folds))
+    folds, recalibrated = rng.permutation(n_rows) % n_folds, np.empty(n_rows)
+    for fold in range(n_folds):
+        own = folds == fold
+        values, rows, right = _pooled(top.part(~own), np.float64)
+        recalibrated[own] = np.interp(top.confidence[own], values, _recalibrated(rows, right))
+    return errors_by_side(top, recalibrated)
 
 
 def errors_by_side(top: TopLabel, recalibrated: FloatArray) -> ConfidenceErrors:

@@ -73,7 +73,7 @@ class LabelMetrics:
         probs, true = decisions.probs[decisions.known], decisions.true[decisions.known]
         nats = -np.log(np.maximum(np.where(true, probs, 1 - probs), SMALLEST_PROBABILITY))
         slots = labels * n_bins + uniform_bins(probs, n_bins)
-        columns = None, probs - true, true.astype(np.float64), (probs - true) ** 2, nats
+        columns = 1.0, probs - true, true.astype(np.float64), (probs - true) ** 2, nats
         self._add = in_bins(slots, n_labels * n_bins, *columns)
         self._shape = len(columns), n_labels, n_bins
         members = [np.flatnonzero(labels == c) for c in range(n_labels)] + [np.arange(len(labels))]

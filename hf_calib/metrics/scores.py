@@ -248,7 +248,7 @@ def _ordered_gaps(probs: NDArray[Any], labels: NDArray[Any], *, n_bins: int) -> 
     gaps = np.take_along_axis(sums.residuals(probs, labels), order, axis=1)
     columns = np.column_stack([np.ones(len(gaps)), gaps])
     members = sums.uniform_bins(probs.max(axis=1), n_bins) == np.arange(n_bins)[:, None]
-    return lambda weights: np.asarray((members * weights) @ columns)
+    return lambda weights: np.asarray((members * (1.0 if weights is None else weights)) @ columns)
 
 
 def _squared_gaps(added: FloatArray, n: Any) -> FloatArray:

@@ -23,7 +23,7 @@ from hf_calib.metrics.checks import (
     row_chunks,
 )
 from hf_calib.metrics.scores import SMALLEST_PROBABILITY
-from hf_calib.metrics.sums import BinSums, binned_error, class_gaps, uniform_bins, winners
+from hf_calib.metrics.sums import BinSums, add_to, binned_error, class_gaps, uniform_bins, winners
 
 _FORMAT = "hf_calib CalibrationState 3"  # the last word is the version
 _MOST_SLICES = 1_000
@@ -56,8 +56,8 @@ class RowScores(NamedTuple):
 
     columns: NDArray[Any]  # (C, n), the probabilities
     weights: FloatArray | None
-    labels: IntArray
-    predicted: IntArray  # the first most probable class
+    at_label: IntArray  # the place in the columns of each row's label
+    at_top: IntArray  # and of its first most probable class
     confidence: FloatArray
     in_bin: list[FloatArray]
     scores: list[FloatArray]
@@ -76,24 +76,20 @@ def score_chunks(
     """Score rows that were checked, chunk by chunk; fastest where columns of probs lie in one piece (order F)."""
     for part in row_chunks(len(probs), max(4, probs.shape[1])):
         columns = np.ascontiguousarray(probs[part].T)
-        own, ones = labels[part].astype(np.intp), np.ones(columns.shape[1])
+        n = columns.shape[1]
         confidence, predicted = winners(columns.T)
-        at_label = columns[own, np.arange(len(own))].astype(np.float64)
+        at_label, at_top = (each * n + np.arange(n) for each in (labels[part].astype(np.intp), predicted))
+        true = columns.reshape(-1)[at_label].astype(np.float64)
         squares = np.einsum("cn,cn->n", columns, columns, dtype=np.float64)
-        nll = -np.log(np.maximum(at_label, SMALLEST_PROBABILITY))
-        brier = np.maximum(squares - 2 * at_label + 1, 0)
-        in_bin, scores = terms_of(ones, confidence, (predicted == own).astype(np.float64), nll, brier)
+        nll = -np.log(np.maximum(true, SMALLEST_PROBABILITY))
+        brier = np.maximum(squares - 2 * true + 1, 0)
+        ones, correct = np.ones(n), (at_top == at_label).astype(np.float64)
+        in_bin, scores = terms_of(ones, confidence, correct, nll, brier)
         mass = None if weights is None else weights[part].astype(np.float64)
         if mass is not None:
             in_bin, scores = ([mass * term for term in terms] for terms in (in_bin, scores))
             scores[0] *= mass
-        yield part, RowScores(columns, mass, own, predicted, confidence, [ones, *in_bin], scores)
-
-
-def add_to(sums: FloatArray, slots: IntArray, terms: Sequence[FloatArray]) -> None:
-    """Add each of K terms (n,) to the slots (n,) of its sums (K, ...)."""
-    for total, term in zip(sums, terms, strict=True):
-        np.add.at(total.reshape(-1), slots, term)
+        yield part, RowScores(columns, mass, at_label, at_top, confidence, [ones, *in_bin], scores)
 
 
 class GroupSums(NamedTuple):
@@ -161,9 +157,8 @@ class SliceSums:
 
 def cells_of(confidence: FloatArray) -> IntArray:
     """The cell, 0 to `N_CELLS` - 1, of each confidence (n,), float64; they go up with the confidence."""
-    rest = np.maximum(1.0 - confidence, 2.0 ** -(_OCTAVES + 1))
-    leading = rest.view(np.int64) >> (52 - _CELL_BITS)
-    return np.clip((1023 << _CELL_BITS) - 1 - leading, 0, N_CELLS - 1)
+    rest = np.clip(1.0 - confidence, 2.0**-_OCTAVES, 1 - 2.0**-53)
+    return (1023 << _CELL_BITS) - 1 - (rest.view(np.int64) >> (52 - _CELL_BITS))
 
 
 def empty_sums(n_classes: int, n_bins: int, *, by_class: bool) -> dict[str, FloatArray]:
@@ -220,22 +215,23 @@ class CalibrationState:
 
     def add_scores(self, rows: RowScores) -> None:
         """Add a chunk of checked rows that others look at, too."""
-        _, mass, stated, _, right = rows.in_bin
+        ones, mass, stated, _, right = rows.in_bin
         add_to(self.sums["cells"], cells_of(rows.confidence), [mass, stated, right])
-        self.sums["scores"][:, 0] += [term.sum() for term in rows.scores]
-        groups = rows.predicted if self.by_class else np.zeros(len(mass), np.intp)
-        slots = groups * self.n_bins + uniform_bins(rows.confidence, self.n_bins)
-        add_to(self.sums["bins"], slots, rows.in_bin)
-        if self.by_class:
-            slots = uniform_bins(rows.columns, self.n_bins)
-            slots += np.arange(self.n_classes)[:, None] * self.n_bins
-            masses: Any = 1.0
-            weighted = rows.columns.astype(np.float64, copy=False)
-            if rows.weights is not None:
-                masses, weighted = np.broadcast_to(mass, slots.shape).ravel(), weighted * mass
-            add_to(self.sums["class_bins"][:2], slots.ravel(), [masses, weighted.ravel()])
-            add_to(self.sums["class_bins"][2:], slots[rows.labels, np.arange(len(mass))], [mass])
-            self.sums["class_squares"] += np.einsum("cn,cn->c", rows.columns, weighted)
+        self.sums["scores"][:, 0] += [ones @ term for term in rows.scores]
+        if not self.by_class:
+            add_to(self.sums["bins"], uniform_bins(rows.confidence, self.n_bins), rows.in_bin)
+            return
+        slots = uniform_bins(rows.columns, self.n_bins)
+        slots += np.arange(self.n_classes)[:, None] * self.n_bins
+        slots = slots.reshape(-1)
+        add_to(self.sums["bins"], slots[rows.at_top], rows.in_bin)
+        masses: Any = 1.0
+        weighted = rows.columns.astype(np.float64, copy=False)
+        if rows.weights is not None:
+            masses, weighted = np.tile(mass, self.n_classes), weighted * mass
+        add_to(self.sums["class_bins"][:2], slots, [masses, weighted.reshape(-1)])
+        add_to(self.sums["class_bins"][2:], slots[rows.at_label], [mass])
+        self.sums["class_squares"] += np.einsum("cn,cn->c", rows.columns, weighted)
 
     def merge(self, other: CalibrationState) -> CalibrationState:
         """Add the rows of another state to this one, which is returned, for `functools.reduce`."""
@@ -262,7 +258,7 @@ class CalibrationState:
     def top_label(self) -> GroupSums:
         """The sums by confidence bin, and of the proper scores, of one group."""
         bins = self.sums["bins"].sum(axis=1, keepdims=True)
-        got = "only rows of weight 0" if bins[0].any() else "none"
+        got = "only rows of weight 0" if self.n_rows else "none"
         check(bool(bins[1].any()), "the state to have rows", got, "update it with predictions first")
         return GroupSums(bins, self.sums["scores"])
 
@@ -284,15 +280,15 @@ class CalibrationState:
 
     def equal_mass_bins(self) -> BinSums:
         """The sums (M,) of bins that hold equal shares of the rows, cut between cells."""
-        below = np.append(0.0, np.cumsum(self.sums["cells"][0]))
-        ranks = np.arange(1, self.n_bins) * below[-1] / self.n_bins
+        below = np.pad(np.cumsum(self.sums["cells"], axis=1), [(0, 0), (1, 0)])
+        n = below[0, -1]
+        ranks = np.arange(1, self.n_bins) * n / self.n_bins
         if not self.weighted:
             # So many rows are not above the papers' edge, which is the confidence of the last of them.
             ranks = np.floor(ranks) + 1
         # The cell of an edge lies below it as a whole, since rows that tie with an edge do.
-        cut = np.searchsorted(below[1:], np.minimum(ranks, below[-1])).clip(max=N_CELLS - 1)
-        bins = np.searchsorted(cut + 1, np.arange(N_CELLS), side="right")
-        return BinSums(*np.stack([np.bincount(bins, sums, self.n_bins) for sums in self.sums["cells"]]))
+        cuts = np.searchsorted(below[0, 1:], np.minimum(ranks, n)) + 1
+        return BinSums(*np.diff(below[:, [0, *cuts.clip(max=N_CELLS), N_CELLS]]))
 
     def area_under_risk_coverage(self) -> float:
         """The AURC of rows without weights, with the errors of a cell evenly spread over its rows."""

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from hf_calib._errors import check
 from hf_calib.metrics.checks import FloatArray, check_n_bins, check_type
-from hf_calib.metrics.state import CalibrationState, add_to, cells_of, empty_sums, terms_of
-from hf_calib.metrics.sums import TopLabel, class_gaps, top_label_error, uniform_edges
+from hf_calib.metrics.state import CalibrationState, cells_of, empty_sums, terms_of
+from hf_calib.metrics.sums import TopLabel, add_to, class_gaps, top_label_error, uniform_edges
 
 # Beyond, as in a vocabulary, no class has enough rows, and the sums would take most of the time.
 MOST_CLASSES_APART = 10_000

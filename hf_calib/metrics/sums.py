@@ -6,7 +6,7 @@ The errors of the predicted class read a `TopLabel` in the place of probs and la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -20,9 +20,8 @@ Binning = Literal["uniform", "quantile", "equal_mass"]
 Norm = Literal["l1", "l2", "max"]
 BINNINGS: tuple[Binning, ...] = get_args(Binning)
 NORMS: tuple[Norm, ...] = get_args(Norm)
-DROPPED = -1  # the bin index of a value that lies in no bin
 
-Adder = Callable[[NDArray[Any]], FloatArray]  # of weights (N,): the sums
+Adder = Callable[[Any], FloatArray]  # of weights (N,), or None for equal ones: the sums
 
 _NEAR_AN_EDGE = 4e-7  # farther from every edge, relatively, rounding of float32 cannot matter
 _BLOCK_ELEMENTS = 2**20  # drawn at a time: a block of resamples stays in cache or near it
@@ -36,7 +35,7 @@ class SumMetric(NamedTuple):
     rows: Callable[..., Adder]  # of probs and labels, or of the columns of a `TopLabel`
     value: Callable[[FloatArray, Any], Any]
     of_top: bool = False
-    adds_up: bool = True  # over chunks of the rows: not where bins depend on all of them
+    chunked: bool = True  # whether sums of chunks add up, as those of bins that depend on all rows do not
 
     def __call__(self, first: NDArray[Any], second: NDArray[Any], weights: FloatArray | None = None) -> float:
         n = len(first) if weights is None else weights.sum()
@@ -44,9 +43,11 @@ class SumMetric(NamedTuple):
 
     def sums(self, first: NDArray[Any], second: NDArray[Any], weights: Any = None) -> FloatArray:
         """Chunk by chunk: temporaries stay small, and long sums do not drift."""
-        weights = np.broadcast_to(1.0, len(first)) if weights is None else weights
-        parts = row_chunks(*first.shape) if self.adds_up else [slice(None)]
-        return np.asarray(sum(self.rows(first[part], second[part])(weights[part]) for part in parts))
+        total: Any = 0.0
+        for part in row_chunks(*first.shape) if self.chunked else [slice(None)]:
+            own = None if weights is None else weights[part]
+            total = total + self.rows(first[part], second[part])(own)
+        return np.asarray(total)
 
 
 def mean_of(row: Callable[[NDArray[Any], NDArray[Any]], FloatArray], *, root: bool = False) -> SumMetric:
@@ -54,9 +55,9 @@ def mean_of(row: Callable[[NDArray[Any], NDArray[Any]], FloatArray], *, root: bo
 
     def rows(probs: NDArray[Any], labels: NDArray[Any]) -> Adder:
         values = np.concatenate([row(probs[part], labels[part]) for part in row_chunks(*probs.shape)])
-        return lambda weights: np.asarray(weights @ values)
+        return lambda weights: np.asarray(values.sum() if weights is None else weights @ values)
 
-    return SumMetric(rows, lambda total, n: np.sqrt(total / n) if root else total / n)
+    return SumMetric(rows, lambda total, n: np.sqrt(total / n) if root else total / n, chunked=False)
 
 
 # Resamples
@@ -161,9 +162,17 @@ def uniform_edges(n_bins: int) -> FloatArray:
     return np.maximum(edges, edges.astype(np.float32).astype(np.float64))
 
 
-def quantile_edges(ranked: FloatArray, n_bins: int) -> FloatArray:
-    """The M + 1 edges of the papers' equal-mass bins, interpolated between sorted confidences (N,)."""
-    return np.interp(np.linspace(0, len(ranked), n_bins + 1), np.arange(len(ranked)), ranked)
+def quantile_edges(ranked: FloatArray, n_bins: int, ends: IntArray | None = None) -> FloatArray:
+    """The M + 1 edges of the papers' equal-mass bins, interpolated between sorted confidences (N,).
+
+    With ends (N,), of a sample that holds each of them up to its end.
+    """
+    n = len(ranked) if ends is None else ends[-1]
+    ranks = np.linspace(0, n, n_bins + 1)
+    below = ranks.astype(np.intp)
+    places = np.minimum((below, below + 1), n - 1)
+    lower, upper = ranked[places if ends is None else np.searchsorted(ends, places, side="right")]
+    return np.asarray((upper - lower) * (ranks - below) + lower)
 
 
 def uniform_bins(values: NDArray[Any], n_bins: int) -> IntArray:
@@ -178,35 +187,47 @@ def uniform_bins(values: NDArray[Any], n_bins: int) -> IntArray:
 
 
 def assign_bins(confidences: FloatArray, n_bins: int, binning: Binning) -> IntArray:
-    """The bin of each confidence (N,) under any kind of binning, or `DROPPED`."""
+    """The bin of each confidence (N,) under any kind of binning; M for one that lies in no bin."""
     if binning == "uniform":
         return uniform_bins(confidences, n_bins)
-    order = np.argsort(confidences, kind="stable")
-    bins, cuts = np.empty_like(order), _cuts(confidences[order], n_bins, binning)
-    bins[order] = np.searchsorted(cuts, np.arange(len(order)), side="right") - 1
+    order = _ranking(confidences, binning)
+    sizes = np.diff(_cuts(confidences[order], n_bins, binning), prepend=0)
+    bins = np.empty_like(order)
+    bins[order] = np.repeat(np.append(n_bins, np.arange(n_bins)), sizes)
     return bins
 
 
-def _cuts(ranked: FloatArray, n_bins: int, binning: Binning) -> IntArray:
-    """Before which of the sorted confidences (N,) each of the equal-mass bins starts, and the last one ends."""
+def _ranking(confidences: FloatArray, binning: Binning) -> IntArray:
+    """The order (N,) of the confidences: only "equal_mass" cuts between equal ones, which then keep their own."""
+    return np.argsort(confidences, kind="stable" if binning == "equal_mass" else None)
+
+
+def _cuts(ranked: FloatArray, n_bins: int, binning: Binning, ends: IntArray | None = None) -> IntArray:
+    """Before which sorted confidence each equal-mass bin starts, and the last one ends; see `quantile_edges`."""
     if binning == "equal_mass":  # as `numpy.array_split` cuts them
-        share, more = divmod(len(ranked), n_bins)
+        share, more = divmod(len(ranked) if ends is None else ends[-1], n_bins)
         parts = np.arange(n_bins + 1)
         return parts * share + np.minimum(parts, more)
     # The papers' code drops the smallest one and its ties, as their bins are open below.
-    cuts = np.searchsorted(ranked, quantile_edges(ranked, n_bins), side="right")
-    cuts[0] %= len(ranked)  # where that would drop everything, all are one bin
+    cuts = np.searchsorted(ranked, quantile_edges(ranked, n_bins, ends), side="right")
+    cuts = cuts if ends is None else ends[cuts - 1] * (cuts > 0)
+    cuts[0] %= cuts[-1]  # where that would drop everything, all are one bin
     return cuts
 
 
-def in_bins(bins: IntArray, n_bins: int, *columns: FloatArray | None) -> Adder:
-    """J columns (N,) in bins (N,) whatever the weights: sums (J, M). None counts the rows."""
-    slots = bins + 1  # so that `DROPPED` is slot 0
+def add_to(sums: FloatArray, slots: IntArray, terms: Iterable[FloatArray | float]) -> None:
+    """Add each of K terms (n,), or numbers, to the slots (n,) of its sums (K, ...)."""
+    for total, term in zip(sums, terms, strict=True):
+        np.add.at(total.reshape(-1), slots, term)
 
-    def add(weights: NDArray[Any]) -> FloatArray:
-        terms = (weights if column is None else weights * column for column in columns)
-        # bincount of nothing has integers.
-        return np.array([np.bincount(slots, each, n_bins + 1)[1:] for each in terms], dtype=np.float64)
+
+def in_bins(bins: IntArray, n_bins: int, *columns: FloatArray | float) -> Adder:
+    """J columns (N,) in bins (N,) whatever the weights: sums (J, M)."""
+
+    def add(weights: FloatArray | None) -> FloatArray:
+        sums = np.zeros((len(columns), n_bins))
+        add_to(sums, bins, (column if weights is None else weights * column for column in columns))
+        return sums
 
     return add
 
@@ -214,19 +235,25 @@ def in_bins(bins: IntArray, n_bins: int, *columns: FloatArray | None) -> Adder:
 def binned_rows(top: TopLabel, n_bins: int, binning: Binning = "uniform") -> Adder:
     """The `BinSums` (3, M) of any sample of the rows, which cuts equal-mass bins anew: runs of its sorted rows."""
     if binning == "uniform":
-        return in_bins(uniform_bins(top.confidence, n_bins), n_bins, None, *top)
-    # Only "equal_mass" cuts between equal confidences, which then keep their order.
-    order = np.argsort(top.confidence, kind="stable" if binning == "equal_mass" else None)
-    ranked = np.stack(top.part(order))
+        return in_bins(uniform_bins(top.confidence, n_bins), n_bins, 1.0, *top)
+    order = _ranking(top.confidence, binning)
+    ranked = np.zeros((2, len(order) + 1))  # the last row, of zeros, ends the last bin
+    for row, column in zip(ranked, top, strict=True):
+        row[:-1] = column[order]
 
-    def add(counts: NDArray[Any]) -> FloatArray:
-        same = (counts == 1).all()  # a copy would take as long as all the rest
-        drawn = ranked if same else np.repeat(ranked, counts[order].astype(np.intp), axis=1)
-        cuts = _cuts(drawn[0], n_bins, binning)
-        sums = np.zeros((3, n_bins))
-        sums[0] = np.diff(cuts)
-        sums[1:, sums[0] > 0] = np.add.reduceat(drawn, cuts[:-1][sums[0] > 0], axis=1)
-        return sums
+    def add(counts: FloatArray | None) -> FloatArray:
+        if counts is None:
+            rows = cuts = _cuts(ranked[0, :-1], n_bins, binning)
+            columns, divided = ranked, 0.0
+        else:
+            own = np.append(counts[order], 0)
+            ends = own[:-1].astype(np.intp).cumsum()
+            cuts = _cuts(ranked[0, :-1], n_bins, binning, ends)
+            rows = np.searchsorted(ends, cuts, side="right")
+            # A bin may hold some of the copies of a row, and the next one the others.
+            columns, divided = own * ranked, np.diff((cuts - ends[rows - 1] * (rows > 0)) * ranked[:, rows])
+        runs = np.where(np.diff(rows) > 0, np.add.reduceat(columns, rows, axis=1)[:, :-1], 0)
+        return np.stack([np.diff(cuts), *(runs + divided)])
 
     return add
 
@@ -287,7 +314,7 @@ def top_label_sums(
     def value(sums: FloatArray, n: Any) -> FloatArray:
         return gap_error(sums[0], n) if gaps_only else binned_error(BinSums(*sums), n, norm, debias=debias)
 
-    return SumMetric(rows, value, of_top=True, adds_up=binning == "uniform")
+    return SumMetric(rows, value, of_top=True, chunked=binning == "uniform")
 
 
 def top_label_error(top: TopLabel, **options: Any) -> float:
@@ -309,7 +336,8 @@ def _class_rows(probs: NDArray[Any], labels: NDArray[Any], *, n_bins: int) -> Ad
     slots = classes * n_bins + uniform_bins(probs.reshape(-1)[upper], n_bins)
     add_upper = in_bins(slots, n_classes * n_bins, gaps.reshape(-1)[upper])
 
-    def add(weights: NDArray[Any]) -> FloatArray:
+    def add(weights: FloatArray | None) -> FloatArray:
+        weights = np.ones(len(gaps)) if weights is None else weights
         sums = add_upper(weights[rows]).reshape(n_classes, n_bins)
         sums[:, 0] = weights @ gaps - sums[:, 1:].sum(axis=1)
         return sums
