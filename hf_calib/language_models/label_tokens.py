@@ -16,13 +16,14 @@ from transformers import (
     PreTrainedModel,
 )
 
-from hf_calib._errors import InputTypeError, InputValueError, check, expected, few
+from hf_calib._errors import InputTypeError, check, expected, few
 from hf_calib.export.heads import float64_logits, synthetic_batch, undisturbed
 from hf_calib.predictions.prompts import KEY as PROMPT_KEY
 from hf_calib.predictions.prompts import PromptTemplate
 
 KEY = "label_tokens"  # of a classifier's config.json: which tokens of which language model its classes are
 
+_AS_TEXTS = 'pass {"yes": " yes", "no": " no"}, or more of them'
 _BY_SCORES = "score its options with option_log_likelihoods, whose rows every metric and map takes"
 
 # Of the largest logit, by the model's dtype.
@@ -52,12 +53,11 @@ def label_token_classifier(
         tokenizer: its tokenizer.
         labels: class name -> the text of its token, as it follows a prompt, `{"yes": " yes", "no": " no"}`; or a
             sequence of texts that are the names too.
-        prompt: how a text becomes the model's input, for `hf-calib` and `hf_calib.pipeline`; it is written into the
-            config. Without one the texts have to be prompts already.
+        prompt: how a text becomes the model's input, written into the config; without one, texts are prompts already.
 
     Returns:
-        A `...ForSequenceClassification` in evaluation mode. Its body is that of `model`, not a copy; its head is its
-        own. `config.label_tokens` records the tokens and the language model's name, for `to_language_model`.
+        A `...ForSequenceClassification` in evaluation mode, with the body of `model`, not a copy. For
+        `to_language_model`, `config.label_tokens` records the tokens and the language model's name.
 
     Raises:
         TypeError: if model is not a causal language model, or labels are not texts.
@@ -69,27 +69,18 @@ def label_token_classifier(
         The logits of the two models are compared on padded rows before it is returned. Inputs must not end with the
         padding token. In 16 bits it can be used and trained; `fold` wants `model.float()` first.
 
-    >>> from tokenizers import Tokenizer, models, pre_tokenizers
-    >>> from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-    >>> words = {"[PAD]": 0, "good": 1, "bad": 2, "it": 3, "was": 4}
-    >>> made = Tokenizer(models.WordLevel(words, unk_token="[PAD]"))
-    >>> made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]")
-    >>> config = LlamaConfig(
-    ...     vocab_size=5, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2
-    ... )
-    >>> classifier = label_token_classifier(LlamaForCausalLM(config), tokenizer, ["good", "bad"])
-    >>> type(classifier).__name__, classifier.config.id2label
-    ('LlamaForSequenceClassification', {0: 'good', 1: 'bad'})
+    Example::
+
+        judge = label_token_classifier(model, tokenizer, {"yes": " yes", "no": " no"})
     """
     if not (isinstance(model, PreTrainedModel) and is_causal(model)):
         way_out = "load it with AutoModelForCausalLM; of adapters, merge them first: model.merge_and_unload()"
         raise InputTypeError(expected("model", "be a causal language model", type(model).__name__, way_out))
-    if type(model.config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
-        raise _no_classifier(model, "transformers has no sequence classifier for it")
+    has_one = type(model.config) in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+    _check_classifier(has_one, model, "transformers has no sequence classifier for it")
     tokens = option_tokens(tokenizer, labels)
     ids = list(tokens.values())
-    head = model.get_output_embeddings()
+    head: Any = model.get_output_embeddings()
     got = f"token {max(ids)} for a head of {len(head.weight)}"
     way_out = "model.resize_token_embeddings(len(tokenizer)), or take the tokenizer of this model"
     check(max(ids) < len(head.weight), "labels to be tokens of the model's vocabulary", got, way_out)
@@ -108,23 +99,21 @@ def label_token_classifier(
     config.problem_type = "single_label_classification"
     config.get_text_config().pad_token_id = config.pad_token_id = padding
     texts = list(labels.values() if isinstance(labels, Mapping) else labels)
-    name = getattr(model.config, "_name_or_path", "") or ""
-    setattr(config, KEY, {"ids": ids, "texts": texts, "language_model": name})
+    setattr(config, KEY, {"ids": ids, "texts": texts, "language_model": model.config.name_or_path or ""})
     if prompt is not None:
         prompt.check(tokenizer)
         setattr(config, PROMPT_KEY, prompt.to_dict())
     with torch.device("meta"):
         classifier = AutoModelForSequenceClassification.from_config(config)
-    rows = head.weight.detach()[ids].clone()
-    score = getattr(classifier, "score", None)
-    if not isinstance(score, nn.Linear) or score.weight.shape != rows.shape or score.bias is not None:
-        raise _no_classifier(model, "its classifier has another head")
+    rows = head.weight.detach()[ids]
+    score: Any = getattr(classifier, "score", None)
+    fits = isinstance(score, nn.Linear) and score.weight.shape == rows.shape and score.bias is None
+    _check_classifier(fits, model, "its classifier has another head")
     setattr(classifier, classifier.base_model_prefix, model.base_model)
     score.weight = nn.Parameter(rows)
-    classifier.eval()
     for side in dict.fromkeys(("right", getattr(tokenizer, "padding_side", "right"))):
         _check_same_logits(model, classifier, ids, side)
-    return classifier
+    return classifier.eval()
 
 
 def to_language_model(classifier: Any, language_model: Any = None) -> Any:
@@ -148,14 +137,13 @@ def to_language_model(classifier: Any, language_model: Any = None) -> Any:
     is_ours = isinstance(classifier, PreTrainedModel) and isinstance(record, Mapping) and "ids" in record
     way_out = "make it with hf_calib.language_models.label_token_classifier"
     check(is_ours, "classifier to say which tokens its classes are", type(classifier).__name__, way_out)
-    ids, name, score = record["ids"], record.get("language_model"), classifier.score
-    given = bool(language_model is not None or name)
-    check(given, "language_model to be given", "None, and no name in the config", "pass the model")
     if language_model is None:
+        name = record.get("language_model")
+        check(bool(name), "language_model to be given", "None, and no name in the config", "pass the model")
         language_model = AutoModelForCausalLM.from_pretrained(name)
+    ids, rows = record["ids"], classifier.score.weight.detach()
     way_out = "fold a temperature, which needs none; a bias stays with the classifier"
-    check(score.bias is None, "classifier to have a head without a bias", "one with it", way_out)
-    rows = score.weight.detach()
+    check(classifier.score.bias is None, "classifier to have a head without a bias", "one with it", way_out)
     are_ids = isinstance(ids, list) and all(type(token) is int and token >= 0 for token in ids)
     requirement = f"config.label_tokens to have {len(rows)} different token ids"
     way_out = "restore it: the tokens that label_token_classifier has written into config.json"
@@ -171,12 +159,9 @@ def to_language_model(classifier: Any, language_model: Any = None) -> Any:
     with torch.device("meta"):
         made = type(language_model)(config)
     setattr(made, made.base_model_prefix, classifier.base_model)
-    weight = head.weight.detach().to(rows, copy=True)
-    weight[ids] = rows
-    own = made.get_output_embeddings()
-    own.weight = nn.Parameter(weight)
-    if head.bias is not None:
-        own.bias = nn.Parameter(head.bias.detach().to(rows, copy=True))
+    own = copy.deepcopy(head).to(rows.device, rows.dtype)
+    own.weight.data[ids] = rows
+    made.set_output_embeddings(own)
     made.generation_config = copy.deepcopy(language_model.generation_config)
     return made.eval()
 
@@ -185,22 +170,17 @@ def option_tokens(tokenizer: Any, labels: Mapping[str, str] | Sequence[str]) -> 
     """The token of each option by its class name; refused where a text is not one token, or two are the same."""
     texts = list(labels.values()) if isinstance(labels, Mapping) else labels
     if not are_texts(texts):
-        way_out = 'pass {"yes": " yes", "no": " no"}'
-        raise InputTypeError(
-            expected("labels", "be texts by class name, or a list of texts", repr(labels), way_out)
-        )
+        message = expected("labels", "be texts by class name, or a list of texts", repr(labels), _AS_TEXTS)
+        raise InputTypeError(message)
     names = list(labels) if isinstance(labels, Mapping) else [text.strip() for text in texts]
-    way_out = 'name at least two, such as {"yes": " yes", "no": " no"}'
-    check(len(texts) >= 2, "labels to be at least two texts", len(texts), way_out)
+    check(len(texts) >= 2, "labels to be at least two texts", len(texts), _AS_TEXTS)
     check(len(set(names)) == len(names), "labels to have different names", repr(names), "leave one out")
     found: dict[int, str] = {}
     for name, text in zip(names, texts, strict=True):
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         pieces = tokenizer.convert_ids_to_tokens(ids)
         got = f"{len(ids)} for label {name!r}: {text!r} is {few(pieces) if pieces else 'no token'}"
-        way_out = (
-            "try it with or without the space before it; score longer options with option_log_likelihoods"
-        )
+        way_out = "try it with or without the space before; score longer ones with option_log_likelihoods"
         check(len(ids) == 1, "the text of a label to be one token", got, way_out)
         is_known = ids[0] != tokenizer.unk_token_id
         requirement = "the text of a label to be known to the tokenizer"
@@ -229,19 +209,17 @@ def keeps_positions(model: Any) -> bool:
     return "logits_to_keep" in inspect.signature(plain.forward).parameters
 
 
-def _no_classifier(model: Any, reason: str) -> InputValueError:
-    got = f"{type(model).__name__}: {reason}"
-    return InputValueError(
-        expected("model", "have a sequence classifier with the same logits", got, _BY_SCORES)
-    )
+def _check_classifier(holds: bool, model: Any, reason: str) -> None:
+    requirement = "model to have a sequence classifier with the same logits"
+    check(holds, requirement, f"{type(model).__name__}: {reason}", _BY_SCORES)
 
 
 def _check_same_logits(model: Any, classifier: Any, tokens: list[int], side: str) -> None:
     """Raise where the classifier of padded rows does not give the language model's logits, up to a constant a row."""
     (ids,) = synthetic_batch(classifier).values()
     padding = classifier.config.get_text_config().pad_token_id
-    other = int(padding == 0)  # the end token may be the padding, which is not the last of a prompt
-    ids = ids.masked_fill(ids == padding, other)
+    # The end token may be the padding, which is not the last of a prompt.
+    ids = ids.masked_fill(ids == padding, int(padding == 0))
     places = (3, 0) if side == "left" else (0, 3)
     padded = {
         "input_ids": nn.functional.pad(ids, places, value=padding),
@@ -251,17 +229,12 @@ def _check_same_logits(model: Any, classifier: Any, tokens: list[int], side: str
         ours = float64_logits(classifier, padded)
         theirs = float64_logits(model, {"input_ids": ids})[:, -1, tokens]
     apart = abs((ours - ours.mean(1, keepdims=True)) - (theirs - theirs.mean(1, keepdims=True))).max()
-    if apart <= _TOLERANCE.get(classifier.score.weight.dtype, 1e-5) * max(abs(theirs).max(), 1e-6):
-        return
-    if side == "left":
-        got = f"'left', where the logits of {type(classifier).__name__} differ by {apart:.2g}"
-        way_out = 'set tokenizer.padding_side = "right": these positions would start at the padding'
-        raise InputValueError(expected("tokenizer.padding_side", "be 'right'", got, way_out))
-    cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
-    reason = f"its logits differ by {apart:.2g} from the language model's"
-    if cap:
-        reason += (
-            f" (they are capped at {cap:g}; with model.config.final_logit_softcapping = None they are not, "
-        )
-        reason += "in the same order)"
-    raise _no_classifier(model, reason)
+    tolerance = _TOLERANCE.get(classifier.score.weight.dtype, 1e-5) * max(abs(theirs).max(), 1e-6)
+    same = bool(apart <= tolerance)
+    got = f"'left', where the logits of {type(classifier).__name__} differ by {apart:.2g}"
+    way_out = 'set tokenizer.padding_side = "right": these positions would start at the padding'
+    check(same or side != "left", "tokenizer.padding_side to be 'right'", got, way_out)
+    cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None) or 0
+    capped = f" (they are capped at {cap:g}; model.config.final_logit_softcapping = None leaves their order)"
+    reason = f"its logits differ by {apart:.2g} from the language model's{capped if cap else ''}"
+    _check_classifier(same, model, reason)

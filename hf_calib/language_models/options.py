@@ -46,8 +46,7 @@ def option_log_likelihoods(
 
     Raises:
         TypeError: if model is not a causal language model, or prompts or options are not texts.
-        ValueError: if there are none, fewer than two options, one without a token, a token is not in the model's
-            vocabulary, or a sequence is longer than the model reads.
+        ValueError: if there are too few, or one has no token, one that the model does not know, or more than it reads.
 
     Notes:
         Prompts and options are tokenized apart, and the tokens joined. Where the joint text would be tokenized
@@ -56,26 +55,19 @@ def option_log_likelihoods(
     References:
         Brown et al. 2020, "Language models are few-shot learners", 2.4 (scores per token).
 
-    >>> from tokenizers import Tokenizer, models, pre_tokenizers
-    >>> from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-    >>> words = {"[PAD]": 0, "good": 1, "bad": 2, "not": 3, "was": 4}
-    >>> made = Tokenizer(models.WordLevel(words, unk_token="[PAD]"))
-    >>> made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]")
-    >>> config = LlamaConfig(
-    ...     vocab_size=5, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2
-    ... )
-    >>> scores = option_log_likelihoods(LlamaForCausalLM(config), tokenizer, ["was"], ["good", "not bad"])
-    >>> scores.shape
-    (1, 2)
+    Example::
+
+        scores = option_log_likelihoods(model, tokenizer, prompts, [" yes", " not at all"])
+        probs = TemperatureScaling().fit(scores, labels).predict_proba(scores)
     """
     if not is_causal(model):
         way_out = "load it with AutoModelForCausalLM"
         raise InputTypeError(expected("model", "be a causal language model", type(model).__name__, way_out))
     for name, texts in (("prompts", prompts), ("options", options)):
         if not are_texts(texts):
-            got = type(texts).__name__
-            raise InputTypeError(expected(name, "be a sequence of texts", got, "pass a list of str"))
+            raise InputTypeError(
+                expected(name, "be a sequence of texts", type(texts).__name__, "pass a list")
+            )
     is_whole = isinstance(batch_size, int) and batch_size >= 1
     way_out = "pass how many sequences fit into memory"
     check(is_whole, "batch_size to be a whole number >= 1", repr(batch_size), way_out)

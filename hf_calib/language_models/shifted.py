@@ -20,11 +20,10 @@ class for_causal_lm(torch.nn.Module):  # noqa: N801, it is used as a function
     As `compute_loss_func` of a Trainer, or in any loop; `CalibrationTrainer` shifts by itself.
 
     Args:
-        loss: from `hf_calib.losses`; one without a penalty on the batch.
+        loss: from `hf_calib.losses`.
 
     Raises:
-        TypeError: if it is not a `CalibrationLoss`.
-        ValueError: if it couples the batch: its penalty would be over the tokens of one micro-batch.
+        ValueError: if the loss couples the batch: its penalty would be over the tokens of one micro-batch.
 
     >>> from hf_calib.losses import cross_entropy
     >>> logits, labels = torch.randn(2, 5, 11), torch.randint(11, (2, 5))
@@ -61,7 +60,6 @@ class for_causal_lm(torch.nn.Module):  # noqa: N801, it is used as a function
             A scalar, in nats.
 
         Raises:
-            TypeError: if neither labels nor shift_labels are given, or both.
             ValueError: if shapes do not fit.
         """
         if (labels is None) == (shift_labels is None):
@@ -69,8 +67,7 @@ class for_causal_lm(torch.nn.Module):  # noqa: N801, it is used as a function
             raise InputTypeError(expected("labels or shift_labels", "be given", got, "pass one of them"))
         logits = logits_of(outputs)
         # The labels are shifted: a shift of the logits would copy them.
-        wanted = shift_labels if labels is None else pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
-        assert wanted is not None
+        wanted: Any = shift_labels if labels is None else pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
         got = f"{tuple(logits.shape)} and {tuple(wanted.shape)}"
         fits = logits.dim() == 3 and wanted.shape == logits.shape[:2]
         way_out = "pass the labels as long as the inputs"

@@ -16,14 +16,12 @@ __all__ = [
     "CalibrationSFTTrainer",
 ]
 
-_HOMES = {name: "reward" if "Reward" in name else "sft" for name in __all__}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return getattr(import_module(f"hf_calib.trl.{_HOMES[name]}"), name)
+        return getattr(import_module(f"hf_calib.trl.{'reward' if 'Reward' in name else 'sft'}"), name)
     except ModuleNotFoundError as error:
         if error.name != "trl":
             raise

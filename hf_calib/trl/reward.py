@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 from trl import RewardConfig, RewardTrainer
 
-from hf_calib._errors import InputTypeError, InputValueError, expected
+from hf_calib._errors import InputTypeError, check, expected
 from hf_calib.trainer.config import CalibrationConfig
 from hf_calib.trainer.evaluation import Evaluation
 from hf_calib.trainer.trainer import CalibrationMixin
-
-_METHODS = (None, "temperature", "none")
 
 
 @dataclass(repr=False)
@@ -24,66 +22,52 @@ class CalibrationRewardConfig(CalibrationConfig, RewardConfig):
 
     Raises:
         ValueError: for what `CalibrationConfig` refuses, class weights, and maps other than a temperature.
-
-    Example::
-
-        args = CalibrationRewardConfig("out", loss="focal", loss_kwargs={"gamma": 2.0})
     """
 
     def __post_init__(self) -> None:
         RewardConfig.__post_init__(self)
         self.check_calibration()
-        if self.calibration_method not in _METHODS:
-            way_out = "set 'temperature': an offset cancels in the difference of two rewards"
-            requirement = "be 'temperature' or 'none' for rewards"
-            raise InputValueError(
-                expected("calibration_method", requirement, repr(self.calibration_method), way_out)
-            )
-        if self.class_weights is not None:
-            way_out = "leave it out: the chosen answer is the right class in every pair"
-            raise InputValueError(
-                expected("class_weights", "be None for rewards", repr(self.class_weights), way_out)
-            )
+        method = self.calibration_method
+        way_out = "set 'temperature': an offset cancels in the difference of two rewards"
+        requirement = "calibration_method to be 'temperature' or 'none' for rewards"
+        check(method in (None, "temperature", "none"), requirement, repr(method), way_out)
+        way_out = "leave it out: the chosen answer is the right class in every pair"
+        without = self.class_weights is None
+        check(without, "class_weights to be None for rewards", repr(self.class_weights), way_out)
 
 
 class CalibrationRewardTrainer(CalibrationMixin, RewardTrainer):
     r"""TRL's `RewardTrainer` with the loss that `args.loss` names, calibration metrics and a temperature.
 
-    The rewards of a pair are two logits, of which the chosen one is right: TRL's loss, -log sigmoid of their
-    difference, is their cross entropy. Any loss of two classes takes its place, those that adapt to held-out
-    predictions too. Margins, the centring term and TRL's metrics stay; with cross entropy the loss is TRL's to the last
-    bit.
+    The rewards of a pair are two logits, of which the chosen one is right: TRL's loss is their cross entropy, to the
+    last bit. Any loss of two classes takes its place, those that adapt to held-out predictions too. Margins, the
+    centring term and TRL's metrics stay.
 
     $$L = \ell\left((r_{\text{chosen}} - m,\ r_{\text{rejected}}),\ 0\right)$$
 
-    Evaluations have the metrics of `CalibrationTrainer`, over pairs: `eval_ece` is that of the probability
-    sigmoid(r_chosen - r_rejected) that one answer is preferred. A temperature is fitted on `calibration_dataset`, or
-    else on the evaluation set, and `save_calibrated_model` divides the head `score` by it: the sigmoid of the
-    difference of two rewards is then a calibrated probability, and every order of answers is as it was.
+    Evaluations have the metrics of `CalibrationTrainer`, over pairs. A temperature is fitted on `calibration_dataset`,
+    or else on the evaluation set, and `save_calibrated_model` divides the head `score` by it: sigmoid(r_chosen -
+    r_rejected) is then a calibrated probability, and every order of answers is as it was.
 
     Args:
-        model: as for `RewardTrainer`.
+        model: as for `RewardTrainer`, and the other arguments.
         args: `CalibrationRewardConfig`.
         calibration_dataset: held-out pairs, in any form that `RewardTrainer` takes.
-        **kwargs: the other arguments of `RewardTrainer`.
 
     Raises:
         TypeError: if args are not `CalibrationRewardConfig`.
 
     Example::
 
+        args = CalibrationRewardConfig("out", loss="focal", loss_kwargs={"gamma": 2.0})
         trainer = CalibrationRewardTrainer(
-            "Qwen/Qwen3-0.6B",
-            CalibrationRewardConfig("out", loss="focal"),
-            train_dataset=pairs,
-            calibration_dataset=held_out,
+            "Qwen/Qwen3-0.6B", args, train_dataset=pairs, calibration_dataset=held_out
         )
         trainer.train()
         trainer.save_calibrated_model("calibrated")
     """
 
     not_for_the_model = ("margin",)
-    _metrics: dict[str, Any]  # TRL's
 
     def __init__(
         self,
@@ -94,15 +78,13 @@ class CalibrationRewardTrainer(CalibrationMixin, RewardTrainer):
         **kwargs: Any,
     ) -> None:
         if not isinstance(args, CalibrationRewardConfig):
+            got = type(args).__name__
             way_out = 'pass CalibrationRewardConfig("out", loss="focal")'
-            raise InputTypeError(
-                expected("args", "be a CalibrationRewardConfig", type(args).__name__, way_out)
-            )
+            raise InputTypeError(expected("args", "be a CalibrationRewardConfig", got, way_out))
         super().__init__(model, args, *positional, calibration_dataset=calibration_dataset, **kwargs)
         if calibration_dataset is not None:
-            self.calibration_dataset = self._prepare_dataset(
-                calibration_dataset, self.processing_class, args, "calibration"
-            )
+            prepared = self._prepare_dataset(calibration_dataset, self.processing_class, args, "calibration")
+            self.calibration_dataset = prepared
 
     def logits_and_labels(self, model: Any, inputs: dict[str, Any]) -> tuple[Any, Any, Tensor]:
         """The rewards of the chosen, less its margin, and of the rejected as logits (N, 2); labels 0."""
@@ -118,19 +100,15 @@ class CalibrationRewardTrainer(CalibrationMixin, RewardTrainer):
         if self.calibration_loss.name == "cross_entropy":
             loss = self._stock_loss
         elif self.args.center_rewards_coefficient is not None:
-            chosen_first = outputs["logits"]
-            of_pairs = -torch.nn.functional.logsigmoid(chosen_first[:, 0] - chosen_first[:, 1]).mean()
-            loss = loss + (self._stock_loss - of_pairs)  # what TRL adds
+            chosen, rejected = outputs["logits"].unbind(dim=1)
+            loss = loss + (self._stock_loss + logsigmoid(chosen - rejected).mean())  # what TRL adds
         return (loss, outputs) if return_outputs else loss
 
     def held_out_pass(self, **settings: Any) -> Evaluation:
-        """As `CalibrationMixin.held_out_pass`, and without a trace in TRL's own metrics."""
-        logged = self._metrics
-        self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
-        try:
-            return super().held_out_pass(**settings)
-        finally:
-            self._metrics = logged
+        """As `CalibrationMixin.held_out_pass`, and without a trace in what TRL logs of the next evaluation."""
+        done = super().held_out_pass(**settings)
+        self._metrics["eval"].clear()
+        return done
 
 
 def pairs_of(rewards: Tensor, margin: Tensor | None) -> Tensor:

@@ -171,6 +171,20 @@ def test_trls_own_metrics_stay(tmp_path: Path, stock: Any) -> None:
     assert losses(ours)[0] < losses(stock)[0]
 
 
+@pytest.mark.parametrize("name", ["focal", "bsce_gra"])
+def test_the_models_own_loss_is_that_of_the_logits(name: str, tmp_path: Path) -> None:
+    """Sequence parallelism reads it."""
+    model = trained(tmp_path, loss=name).model.eval()
+    ids = torch.tensor([[5, 9, 30, 12, 7], [17, 6, 44, 10, 8]])
+    labels = ids.masked_fill(ids == 9, -100)
+    with torch.no_grad():
+        logits = model(input_ids=ids).logits
+        for count in (None, 20.0):
+            found = model(input_ids=ids, labels=labels, fused_lm_head=True, num_items_in_batch=count).loss
+            wanted = for_causal_lm(make_loss(name))(logits, labels, num_items_in_batch=count)
+            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_evaluations_report_the_loss(tmp_path: Path) -> None:
     made = CalibrationSFTTrainer(
         language_model(),
