@@ -65,9 +65,8 @@ def option_log_likelihoods(
         raise InputTypeError(expected("model", "be a causal language model", type(model).__name__, way_out))
     for name, texts in (("prompts", prompts), ("options", options)):
         if not are_texts(texts):
-            raise InputTypeError(
-                expected(name, "be a sequence of texts", type(texts).__name__, "pass a list")
-            )
+            message = expected(name, "be a sequence of texts", type(texts).__name__, "pass a list of str")
+            raise InputTypeError(message)
     is_whole = isinstance(batch_size, int) and batch_size >= 1
     way_out = "pass how many sequences fit into memory"
     check(is_whole, "batch_size to be a whole number >= 1", repr(batch_size), way_out)

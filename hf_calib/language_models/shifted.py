@@ -58,9 +58,6 @@ class for_causal_lm(torch.nn.Module):  # noqa: N801, it is used as a function
 
         Returns:
             A scalar, in nats.
-
-        Raises:
-            ValueError: if shapes do not fit.
         """
         if (labels is None) == (shift_labels is None):
             got = "neither" if labels is None else "both"

@@ -18,28 +18,15 @@ PLACES = "answer_places"  # in a batch: (N,) the position whose logits are for t
 
 
 class AnswerOptions:
-    """Reads classes off token labels, and their logits off a language model at the answers' positions.
-
-    Args:
-        model: a causal language model, also with adapters.
-        tokenizer: its tokenizer.
-        texts: of the options, one token each, as they follow a prompt.
-
-    Raises:
-        ValueError: if the model is no causal language model, there is no tokenizer, or an option is no single token.
-    """
+    """Reads classes off token labels, and their logits off a language model at the answers' positions."""
 
     def __init__(self, model: Any, tokenizer: Any, texts: Sequence[str]) -> None:
         requirement = "the model to be a causal language model for answer_options"
         way_out = "load it with AutoModelForCausalLM, or leave answer_options out"
         check(predicts_next_token(model), requirement, type(model).__name__, way_out)
         requirement = "processing_class to be a tokenizer for answer_options"
-        check(
-            callable(tokenizer),
-            requirement,
-            repr(tokenizer),
-            "pass processing_class=tokenizer to the trainer",
-        )
+        way_out = "pass processing_class=tokenizer to the trainer"
+        check(callable(tokenizer), requirement, repr(tokenizer), way_out)
         options = option_tokens(tokenizer, texts)
         self.names, self.tokens = list(options), list(options.values())
         self._keeps_positions = keeps_positions(model)
@@ -82,9 +69,8 @@ class AnswerOptions:
             raise self._not_one([values[rows == row].tolist()], f"row {row} of the {role} split")
 
     def _not_one(self, found: list[Any], where: str) -> InputValueError:
-        options = zip(self.tokens, self.names, strict=True)
-        requirement = (
-            f"have one token a row, of {', '.join(f'{token} ({name!r})' for token, name in options)}"
-        )
+        pairs = zip(self.tokens, self.names, strict=True)
+        options = ", ".join(f"{token} ({name!r})" for token, name in pairs)
+        got = f"{str(found[:2])[:200]} in {where}"
         way_out = "set the labels of all other tokens to -100"
-        return InputValueError(expected("labels", requirement, f"{str(found[:2])[:200]} in {where}", way_out))
+        return InputValueError(expected("labels", f"have one token a row, of {options}", got, way_out))

@@ -14,11 +14,7 @@ MOST_LOGITS = 2**27
 
 
 class TokenSample:
-    """Keeps logits and labels of the tokens whose random number is below a share, halved when they are too many.
-
-    The number is made of the sequence's labels and of the position in it. So it is the same on any number of
-    processes, with any batch size and any padding.
-    """
+    """Keeps logits and labels of the tokens whose random number is below a share, halved when they are too many."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
@@ -37,7 +33,8 @@ class TokenSample:
 
     def finish(self) -> list[tuple[Tensor, Tensor]]:
         """This process's part of the sample, batch by batch; called by all of them, after the last batch."""
-        least, most = self._of_all(self.share).min(), self._of_all(self.most).min()
+        least = self._of_all(self.share).min()
+        most = self._of_all(self.most).min()
         while self.share > least:
             self._halve()
         while self._of_all(self._n_tokens()).sum() > most:
@@ -56,7 +53,7 @@ class TokenSample:
 
 
 def random_numbers(labels: Tensor) -> Tensor:
-    """Uniform numbers in [0, 1), float32 (N, L): a hash of the labels (N, L) of each sequence and of the place in it.
+    """Uniform numbers in [0, 1), float32 (N, L): a hash of each sequence's labels (N, L) and the place, not the padding.
 
     >>> numbers = random_numbers(torch.tensor([[5, 6, -100], [5, 6, 7]]))
     >>> bool((numbers[0, :2] == random_numbers(torch.tensor([[-100, 5, 6]]))[0, 1:]).all())
