@@ -53,7 +53,7 @@ class TokenSample:
 
 
 def random_numbers(labels: Tensor) -> Tensor:
-    """Uniform numbers in [0, 1), float32 (N, L): a hash of each sequence's labels (N, L) and the place, not the padding.
+    """Uniform numbers in [0, 1), float32 (N, L): a hash of labels (N, L) and places, whatever the padding.
 
     >>> numbers = random_numbers(torch.tensor([[5, 6, -100], [5, 6, 7]]))
     >>> bool((numbers[0, :2] == random_numbers(torch.tensor([[-100, 5, 6]]))[0, 1:]).all())
