@@ -19,6 +19,7 @@ from hf_calib.metrics.sums import TopLabel, add_to, class_gaps, top_label_error,
 # Beyond, as in a vocabulary, no class has enough rows, and the sums would take most of the time.
 MOST_CLASSES_APART = 10_000
 _IGNORED_LABEL = -100
+_FEW_CLASSES = 16  # up to here softmax takes several times as long as its parts
 _LEFT_OUT = -1  # stands in `correct` for a prediction that is not used: to drop it would wait for the device
 _CHUNK_ELEMENTS = 2**19  # temporaries of a chunk of rows stay small, however large batch and vocabulary are
 
@@ -116,6 +117,7 @@ class StreamingCalibration:
         state = CalibrationState(n_classes=self._n_classes, n_bins=self.n_bins, by_class=self._by_class)
         for name, sums in self._sums.items():
             state.sums[name] += sums.cpu().numpy()
+        state.sums["bins"][0] = state.sums["bins"][1]  # no row has a weight
         confidences, correct = self.confidences, self.correct
         add_to(state.sums["cells"], cells_of(confidences), [np.ones_like(correct), confidences, correct])
         return state
@@ -184,14 +186,19 @@ class StreamingCalibration:
         """Add one prediction of each row: logits (R, C), labels (R, 1); see `_add`."""
         used = (labels >= 0) & (labels < self._n_classes)
         targets = labels.clamp(0, self._n_classes - 1)
-        largest, predicted = logits.max(dim=1, keepdim=True)
-        probs = logits.softmax(dim=1)
+        largest, predicted = logits.amax(dim=1, keepdim=True), logits.argmax(dim=1, keepdim=True)
+        if self._n_classes > _FEW_CLASSES:
+            probs = logits.softmax(dim=1)
+        else:
+            probs = (logits - largest).exp_()
+            probs /= probs.sum(dim=1, keepdim=True)
+        if self._by_class:
+            self._add_classes(probs, used, targets, used)
         confidence = probs.amax(dim=1, keepdim=True)
-        self._add_classes(probs, used, targets, used)
         nll = largest - logits.gather(1, targets) - confidence.log()
         others = probs.scatter_(1, targets, 0)
         rest = others.sum(dim=1, keepdim=True).double()  # 1 - p of the label, exact near p = 1
-        brier = others.square_().sum(dim=1, keepdim=True, dtype=torch.float64) + rest.square()
+        brier = torch.linalg.vector_norm(others, dim=1, keepdim=True).double().square() + rest.square()
         return self._add(used, predicted, [confidence, predicted == labels, nll, brier])
 
     def _add_sigmoid(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -200,7 +207,8 @@ class StreamingCalibration:
         used = positive | (labels == 0)
         probs = logits.sigmoid()
         classes = torch.arange(self._n_classes, device=logits.device).expand_as(logits)
-        self._add_classes(probs, used, classes, positive)
+        if self._by_class:
+            self._add_classes(probs, used, classes, positive)
         # Not binary_cross_entropy_with_logits, which is NaN for an infinite (masked) logit.
         nll = -F.logsigmoid(torch.where(positive, logits, -logits))
         brier = (probs - positive.to(probs.dtype)).square_()
@@ -208,8 +216,6 @@ class StreamingCalibration:
 
     def _add_classes(self, probs: Tensor, used: Tensor, classes: Tensor, true: Tensor) -> None:
         """Add the probability (R, C) of every class that is used, and which of the classes (R, k) are true."""
-        if not self._by_class:
-            return
         first_slots = torch.arange(self._n_classes, device=probs.device) * self.n_bins
         slots = torch.bucketize(probs, self._edges[probs.dtype]) + first_slots
         counted = torch.where(used, probs.double(), 0.0)
@@ -222,14 +228,14 @@ class StreamingCalibration:
 
         Not used are those whose label is ignored or invalid. Parts are confidence, correct, nll in nats and brier.
         """
-        ones, confidence = used.double(), parts[0]
+        confidence = parts[0]
         wide = torch.stack([part.double() for part in parts])
-        in_bin, terms = terms_of(ones, *torch.where(used, wide, 0.0))
+        in_bin, terms = terms_of(used.double(), *torch.where(used, wide, 0.0))
         slots = torch.bucketize(confidence, self._edges[confidence.dtype])
         if self._by_class:
             slots += predicted * self.n_bins
-        _scatter(self._sums["bins"], slots, [ones, *in_bin])
-        self._sums["scores"] += torch.stack([term.sum() for term in terms]).unsqueeze(1)
+        _scatter(self._sums["bins"][1:], slots, in_bin)
+        self._sums["scores"] += torch.stack(terms).flatten(1).sum(dim=1, keepdim=True)
         self._confidences.append(confidence.flatten())
         self._correct.append(torch.where(used, parts[1].to(torch.int8), _LEFT_OUT).flatten())
         return used, confidence
