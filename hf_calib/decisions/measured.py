@@ -41,13 +41,11 @@ def share(flags: NDArray[np.bool_], confidence_level: float = 0.95) -> Interval:
     return Interval(k / n, float(low), float(high))
 
 
-def mean(
-    values: ArrayLike, confidence_level: float = 0.95, n_resamples: int = 1000, seed: int = 0
-) -> Interval:
-    """A mean with its percentile bootstrap interval."""
+def mean(values: ArrayLike, confidence_level: float = 0.95, seed: int = 0) -> Interval:
+    """A mean with its percentile bootstrap interval, of 1,000 resamples."""
     sample: FloatArray = np.asarray(values, dtype=np.float64)
     n, rng = len(sample), np.random.default_rng(seed)
-    parts = row_chunks(n_resamples, n, elements=2**20)
+    parts = row_chunks(1000, n, elements=2**20)
     means = [sample[rng.integers(0, n, (part.stop - part.start, n))].mean(axis=1) for part in parts]
     return interval_of(float(sample.mean()), np.concatenate(means), confidence_level)
 

@@ -38,16 +38,12 @@ def rows_needed(promised: float, delta: float) -> int:
     return math.ceil(math.log(delta) / math.log(promised))
 
 
-def _first(promised: float, level: float, errors: int) -> int:
-    """The least number of rows with so many errors that passes a test at this level."""
-    rows = np.arange(errors + 1, 10 * rows_needed(promised, level) + 10 * errors + 10)
-    return int(rows[np.argmax(bdtr(errors, rows, 1 - promised) <= level)])
-
-
 def starts(n_rows: int, promised: float, delta: float) -> IntArray:
     """Where the sequence of tests starts, at numbers of rows; none where these are too few."""
     for n_starts, errors, times in _LADDER:
-        first = _first(promised, delta / n_starts, errors)
+        level = delta / n_starts
+        rows = np.arange(errors + 1, 10 * rows_needed(promised, level) + 10 * errors + 10)
+        first = int(rows[np.argmax(bdtr(errors, rows, 1 - promised) <= level)])  # the least that passes
         if first * times <= n_rows:
             return np.geomspace(first, n_rows, n_starts + 1).round().astype(np.intp)[:-1]
     return np.array([], dtype=np.intp)
@@ -67,19 +63,16 @@ def certified_threshold(
 
     $$p_m = P(\text{Bin}(m, 1 - a) \le k).$$
 
-    A test at every m would need a level of delta / N each (Bonferroni). Tested in their order, all can have
-    the same level, if the first that fails ends it; but a sequence that starts with the fewest rows often fails
-    there by chance. So there are up to three starts, at numbers of rows that grow by a constant factor, which share
-    delta, and a sequence that reaches the next start adds its level to that one's (a fallback test). The first start
-    is where one error is tolerated, as soon as there are twice as many rows, and there are as many starts as have
-    room: how they lie depends on N only, so that one row more changes little. In simulations
-    (`tests/decisions/test_abstain.py`) more rows answer more, from 60 to 3,000.
-
-    Rows of equal scores are answered together or not at all: they are tested in a random order, and a threshold
-    lies below the last of them that passed.
+    A test at every m would need a level of delta / N each (Bonferroni). Tested in their order, all can have the same
+    level, if the first that fails ends it; but a sequence that starts with the fewest rows often fails there by chance.
+    So there are up to three starts, at numbers of rows that grow by a constant factor, which share delta, and a
+    sequence that reaches the next start adds its level to that one's (a fallback test). The first start is where one
+    error is tolerated, as soon as there are twice as many rows: how they lie depends on N only, so that one row more
+    changes little. In simulations (`tests/decisions/test_abstain.py`) more rows answer more, from 60 to 3,000.
 
     Scores (N,) are in [0, 1], `right` (N,) is whether answering is right, `tested` where the sequence starts (None
-    for `starts`). Answer where the score is *above* what is returned: 1 promises nothing, 0 answers all.
+    for `starts`). Answer where the score is *above* what is returned: 1 promises nothing, 0 answers all. Rows of equal
+    scores are answered together or not at all: a threshold lies below the last of them that passed in a random order.
 
     Notes:
         The p-values stay valid: given the (m + 1)-th highest score, the rows above it are a random sample of all that
@@ -89,10 +82,6 @@ def certified_threshold(
     References:
         Angelopoulos et al. 2021, "Learn then Test" (fixed sequences with several starts); Wiens 2003
         (fallback); Geifman and El-Yaniv 2017 (selective prediction with a guarantee).
-
-    >>> scores = np.linspace(0.99, 0.5, 100)
-    >>> certified_threshold(scores, scores > 0.55, promised=0.8, delta=0.05) < 0.55
-    True
     """
     n_rows = len(scores)
     if tested is None:

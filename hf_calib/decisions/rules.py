@@ -9,32 +9,17 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import check, few
+from hf_calib.decisions import promise
 from hf_calib.decisions.measured import PromiseCurve, Results, answers, mean, share
-from hf_calib.decisions.promise import (
-    ALWAYS,
-    NEVER,
-    certified_threshold,
-    check_promise,
-    check_rows_for,
-    rows_needed,
-    starts,
-)
-from hf_calib.metrics.checks import (
-    FloatArray,
-    IntArray,
-    as_floats,
-    check_choice,
-    check_flag,
-    check_probs,
-    check_probs_and_labels,
-    check_share,
-)
+from hf_calib.decisions.promise import NEVER
+from hf_calib.metrics import checks
+from hf_calib.metrics.checks import FloatArray, IntArray
 from hf_calib.metrics.multi_label import check_decisions, check_label_probs
 from hf_calib.metrics.sums import Interval, winners
 
@@ -44,6 +29,8 @@ _IN_EVERY_SET = 1.0  # no score of a class is larger
 
 #: probs and labels to fit a rule on; probs and labels of other rows to measure it on.
 Part = tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike]
+#: Thresholds from one that predicts nothing to one that predicts all rows; of the m predicted, how many are right.
+Cuts = tuple[FloatArray, IntArray, IntArray]
 Self = TypeVar("Self", bound="Rule")
 
 
@@ -67,7 +54,7 @@ class Rule(ABC):
     def predict(self, probs: ArrayLike) -> NDArray[Any]:
         """Decide on rows of probabilities (N, C): (N,) int, -1 for "hand over"; of sets and of labels (N, C) bool."""
         n_classes = self.n_classes
-        rows = check_label_probs(probs) if self.independent else check_probs(probs)
+        rows = check_label_probs(probs) if self.independent else checks.check_probs(probs)
         way_out = "pass probabilities of the model it was fitted for"
         fits = rows.shape[1] == n_classes
         check(fits, f"probs to have the {n_classes} columns of fit", f"shape {rows.shape}", way_out)
@@ -124,7 +111,7 @@ class Rule(ABC):
             way_out = "pass no row whose labels are not known"
             check(bool(decisions.known.all()), "labels to be 0 or 1", "-100 too", way_out)
             return _as_served(decisions.probs), decisions.true
-        rows, targets = check_probs_and_labels(probs, labels)
+        rows, targets = checks.check_probs_and_labels(probs, labels)
         return _as_served(rows), targets
 
 
@@ -140,7 +127,7 @@ def measure_parts(rule: Rule, parts: Sequence[Part]) -> Results:
 def promise_curve(rule: AbstainRule, parts: Sequence[Part], accuracies: Sequence[float]) -> PromiseCurve:
     """What rules like this one do that promise each of the accuracies for which all parts have rows enough."""
     fewest = min(len(np.asarray(labels)) for _, labels, _, _ in parts)
-    possible = [a for a in accuracies if fewest >= rows_needed(a, rule.delta)]
+    possible = [a for a in accuracies if fewest >= promise.rows_needed(a, rule.delta)]
     found = [measure_parts(replace(rule, accuracy=accuracy), parts) for accuracy in possible]
     answered = tuple(row["answered"].value for row in found)
     return PromiseCurve(tuple(possible), answered, tuple(row.get("accuracy") for row in found))
@@ -152,11 +139,8 @@ def percent(value: float) -> str:
 
 
 def _as_served(probs: NDArray[Any]) -> FloatArray:
-    """Round probabilities to float32, as a pipeline gives them; in float64, within [0, 1].
-
-    A threshold between two probabilities that differ in float64 only, such as 1 - 1e-9 and 1 - 1e-10, would
-    let more rows pass once these are served in float32 than when it was fitted.
-    """
+    """Round probabilities to float32, as a pipeline gives them; in float64, within [0, 1]."""
+    # A threshold between two that differ in float64 only would let more rows pass once these are served.
     return np.clip(probs.astype(np.float32), 0, 1).astype(np.float64)
 
 
@@ -205,15 +189,15 @@ class AbstainRule(Rule):
     by_class: bool = False
 
     def __post_init__(self) -> None:
-        check_promise("accuracy", self.accuracy, self.delta)
-        check_flag("by_class", self.by_class)
+        promise.check_promise("accuracy", self.accuracy, self.delta)
+        checks.check_flag("by_class", self.by_class)
 
     @property
     def answers_nothing(self) -> bool:
         return bool((self.thresholds_ == NEVER).all())
 
     def check_rows(self, n_rows: int) -> None:
-        check_rows_for(self.accuracy, self.delta, n_rows)
+        promise.check_rows_for(self.accuracy, self.delta, n_rows)
 
     def promise(self) -> str:
         each = "the answers of each class" if self.by_class else "its answers"
@@ -247,7 +231,7 @@ class AbstainRule(Rule):
         self.thresholds_ = self._thresholds(probs, labels, self.accuracy)
         cannot = f"An accuracy of {self.accuracy:g} cannot be promised"
         if not self.answers_nothing:
-            needed = rows_needed(self.accuracy, self.delta)
+            needed = promise.rows_needed(self.accuracy, self.delta)
             way_out = f"use more calibration rows: at least {needed:,} predictions of a class"
             said = f"{cannot} for predictions of {{}}. They will always be handed over. Promise less, or {way_out}."
             _warn_of("class", self.thresholds_ == NEVER, said)
@@ -257,11 +241,11 @@ class AbstainRule(Rule):
         lower = [k / 100 for k in range(50, math.ceil(100 * self.accuracy - 1e-9))]
         failing = bisect_left(lower, True, key=lambda a: (self._thresholds(probs, labels, a) == NEVER).all())
         less = f" ({lower[failing - 1]:g} would answer some)" if failing else ""
-        warnings.warn(
-            f"{cannot} at any confidence from these {len(probs):,} rows, of which {right:.1%} are right. Every input "
-            f"will be handed over. Promise less{less}, or use more rows or a better model.",
-            stacklevel=3,
+        message = (
+            f"{cannot} at any confidence from these {len(probs):,} rows, of which {right:.1%} are right. "
         )
+        message += f"Every input will be handed over. Promise less{less}, or use more rows or a better model."
+        warnings.warn(message, stacklevel=3)
 
     def _decide(self, probs: FloatArray) -> IntArray:
         confidences, predicted = winners(probs)
@@ -275,24 +259,23 @@ class AbstainRule(Rule):
         confidences, predicted = winners(rows)
         right, n_classes = predicted == targets, rows.shape[1]
         if not self.by_class:
-            return np.full(n_classes, certified_threshold(confidences, right, accuracy, self.delta))
-        # delta is shared among those classes predicted most often that have rows enough for their share. A class all of
-        # whose predictions can be answered needs its share no longer, and the others share anew (Holm's step-down): as
-        # long as no promise is broken, the classes left hold all those whose promise could be, and their levels sum to
-        # at most delta. More classes left never raise the level of one, and a class keeps its starts, so that a larger
-        # level passes all that a smaller one does.
+            return np.full(n_classes, promise.certified_threshold(confidences, right, accuracy, self.delta))
+        # delta is shared among the classes predicted most often that have rows enough for their share. A class that is
+        # always answered needs its share no longer, and the others share anew (Holm's step-down): while no promise is
+        # broken, the classes left hold all whose promise could be, and their levels sum to at most delta. More classes
+        # left never raise a level, and a class keeps its starts, so that a larger level passes all that a smaller does.
         counts = np.bincount(predicted, minlength=n_classes)
         left = np.argsort(-counts, kind="stable")
         thresholds = np.full(n_classes, NEVER)
         tested: dict[int, IntArray] = {}
         while True:
-            enough = [n for n, c in enumerate(left, 1) if counts[c] >= rows_needed(accuracy, self.delta / n)]
-            sharing = max(enough, default=0)
+            needed = [promise.rows_needed(accuracy, self.delta / n) for n in range(1, len(left) + 1)]
+            sharing = max(np.flatnonzero(counts[left] >= needed) + 1, default=0)
             for c in left[:sharing]:
                 own, delta = predicted == c, self.delta / sharing
-                at = tested.setdefault(int(c), starts(int(counts[c]), accuracy, delta))
-                thresholds[c] = certified_threshold(confidences[own], right[own], accuracy, delta, at)
-            needing = left[thresholds[left] != ALWAYS]
+                at = tested.setdefault(int(c), promise.starts(int(counts[c]), accuracy, delta))
+                thresholds[c] = promise.certified_threshold(confidences[own], right[own], accuracy, delta, at)
+            needing = left[thresholds[left] != promise.ALWAYS]
             if len(needing) in (0, len(left)):
                 return thresholds
             left = needing
@@ -328,7 +311,7 @@ class CostRule(Rule):
     costs: ArrayLike
 
     def __post_init__(self) -> None:
-        costs = as_floats("costs", self.costs)
+        costs = checks.as_floats("costs", self.costs)
         is_matrix = costs.ndim == 2 and len(costs) >= 2 and costs.shape[1] - costs.shape[0] in (0, 1)
         requirement = "costs to have shape (C, C) or (C, C + 1) with C at least 2"
         way_out = "give each true class a row, each decision a column, and handing over the last one"
@@ -401,9 +384,9 @@ class PredictionSets(Rule):
     by_class: bool = False
 
     def __post_init__(self) -> None:
-        check_share("alpha", self.alpha, "0.1 lets one set in ten miss the true class")
-        check_choice("method", self.method, ("lac", "aps"))
-        check_flag("by_class", self.by_class)
+        checks.check_share("alpha", self.alpha, "0.1 lets one set in ten miss the true class")
+        checks.check_choice("method", self.method, ("lac", "aps"))
+        checks.check_flag("by_class", self.by_class)
 
     def check_rows(self, n_rows: int) -> None:
         requirement = f"the calibration rows to be at least {self._rows_needed:,} for alpha={self.alpha:g}"
@@ -420,12 +403,9 @@ class PredictionSets(Rule):
 
     def _fit(self, probs: FloatArray, labels: IntArray) -> None:
         scores = self._scores(probs)[np.arange(len(probs)), labels]
-        n_classes = probs.shape[1]
-        if not self.by_class:
-            self.thresholds_ = np.full(n_classes, self._quantile(scores))
-            return
-        self.thresholds_ = np.array([self._quantile(scores[labels == c]) for c in range(n_classes)])
-        rare = np.bincount(labels, minlength=n_classes) < self._rows_needed
+        groups = [scores[labels == c] for c in range(probs.shape[1])] if self.by_class else [scores]
+        self.thresholds_ = np.resize([self._quantile(group) for group in groups], probs.shape[1])
+        rare = np.array([len(group) < self._rows_needed for group in groups])
         few_rows = f"fewer than the {self._rows_needed} rows that alpha={self.alpha:g} needs"
         _warn_of("class", rare, f"{{}}: {few_rows}, so every set holds them. Use more calibration rows.")
 
@@ -449,14 +429,6 @@ class PredictionSets(Rule):
     def _quantile(self, scores: FloatArray) -> float:
         rank = math.ceil((len(scores) + 1) * (1 - self.alpha) - 1e-9)
         return _IN_EVERY_SET if rank > len(scores) else float(np.partition(scores, rank - 1)[rank - 1])
-
-
-class _Cuts(NamedTuple):
-    """Predictions at each threshold, from none to all rows: of m rows, `hits` of them right."""
-
-    thresholds: FloatArray
-    m: IntArray
-    hits: IntArray
 
 
 @dataclass(kw_only=True, eq=False)
@@ -504,16 +476,16 @@ class LabelThresholds(Rule):
     min_positives: int = 10
 
     def __post_init__(self) -> None:
-        check_choice("criterion", self.criterion, get_args(Criterion))
+        checks.check_choice("criterion", self.criterion, get_args(Criterion))
         for argument, criterion in (("precision", "precision"), ("costs", "cost")):
             given, is_needed = getattr(self, argument), self.criterion == criterion
             requirement = f"{argument} to be given for criterion={criterion!r}, and for no other"
             got = f"{argument}={given} with criterion={self.criterion!r}"
             check((given is not None) == is_needed, requirement, got, "pass both or none")
         if self.precision is not None:
-            check_promise("precision", self.precision, self.delta)
+            promise.check_promise("precision", self.precision, self.delta)
         if self.costs is not None:
-            costs = as_floats("costs", self.costs)
+            costs = checks.as_floats("costs", self.costs)
             is_pair = costs.shape == (2,) and bool(((costs > 0) & np.isfinite(costs)).all())
             way_out = "pass (cost of a false positive, cost of a false negative)"
             check(is_pair, "costs to be two numbers above 0", self.costs, way_out)
@@ -536,17 +508,15 @@ class LabelThresholds(Rule):
         check(enough, requirement, positives.sum(), "pass more rows")
         found = np.full(len(pooled), NEVER)
         found[~pooled] = self._best([(probs[:, c], labels[:, c]) for c in np.flatnonzero(~pooled)])
-        never = "No probability of {} keeps what was asked for. It will never be predicted."
-        way_out = "Ask for less, or use more calibration rows."
-        _warn_of("label", ~pooled & (found == NEVER), f"{never} {way_out}")
+        never = "No probability of {} keeps what was asked for: it is never predicted. Ask for less, or use more rows."
+        _warn_of("label", ~pooled & (found == NEVER), never)
         if pooled.any():
             (found[pooled],) = self._best([(probs.ravel(), labels.ravel())])
-            promise = " No precision is promised for them." if self.criterion == "precision" else ""
-            together = f"The threshold is that of all labels together, {found[pooled][0]:.3g}.{promise}"
+            together = f"The threshold is that of all labels together, {found[pooled][0]:.3g}."
+            together += " No precision is promised for them." * (self.precision is not None)
             said = f"{{}}: fewer than {self.min_positives} positives. {together} Use more calibration rows."
             _warn_of("label", pooled, said)
-        self.thresholds_ = found
-        self.pooled_: NDArray[np.bool_] = pooled
+        self.thresholds_, self.pooled_ = found, pooled
 
     def _decide(self, probs: FloatArray) -> NDArray[np.bool_]:
         return probs > self.thresholds_
@@ -556,36 +526,36 @@ class LabelThresholds(Rule):
         if self.precision is not None:
             delta = self.delta / max(len(columns), 1)
             for probs, _ in columns:
-                check_rows_for(self.precision, delta, len(probs), argument="precision")
-            return [certified_threshold(*column, self.precision, delta) for column in columns]
+                promise.check_rows_for(self.precision, delta, len(probs), argument="precision")
+            return [promise.certified_threshold(*column, self.precision, delta) for column in columns]
         cuts = [_cuts(probs, labels) for probs, labels in columns]
-        if self.criterion == "f1_micro":
-            return _best_together(cuts)
-        if self.costs is None:
-            gains = [2 * cut.hits / (cut.m + cut.hits[-1]) for cut in cuts]
-        else:
+        if self.costs is not None:
             false_positive, false_negative = self.costs
-            gains = [(false_positive + false_negative) * cut.hits - false_positive * cut.m for cut in cuts]
-        return [float(cut.thresholds[gain.argmax()]) for cut, gain in zip(cuts, gains, strict=True)]
+            gains = [(false_positive + false_negative) * hits - false_positive * m for _, m, hits in cuts]
+        elif self.criterion == "f1_micro":
+            f1 = _largest_micro_f1(cuts)
+            gains = [2 * hits - f1 * m for _, m, hits in cuts]
+        else:
+            gains = [2 * hits / (m + hits[-1]) for _, m, hits in cuts]
+        return [float(thresholds[gain.argmax()]) for (thresholds, *_), gain in zip(cuts, gains, strict=True)]
 
 
-def _cuts(probs: FloatArray, labels: NDArray[np.bool_]) -> _Cuts:
+def _cuts(probs: FloatArray, labels: NDArray[np.bool_]) -> Cuts:
     """All thresholds that differ in what they predict, from the highest, which predicts nothing."""
     order = np.argsort(-probs, kind="stable")
     ordered = probs[order]
     ends = np.append(np.flatnonzero(ordered[1:] < ordered[:-1]), len(ordered) - 1)  # of runs of ties
     midway = (ordered[ends] + np.append(ordered[ends[:-1] + 1], 0.0)) / 2
     hits = np.cumsum(labels[order])
-    return _Cuts(np.append(NEVER, midway), np.append(0, ends + 1), np.append(0, hits[ends]))
+    return np.append(NEVER, midway), np.append(0, ends + 1), np.append(0, hits[ends])
 
 
-def _best_together(cuts: list[_Cuts]) -> list[float]:
-    """The thresholds with the largest micro F1, by Dinkelbach's method for the largest ratio of sums."""
-    f1 = 0.0
-    while True:  # fewer than ten times
-        chosen = [(cut, int((2 * cut.hits - f1 * cut.m).argmax())) for cut in cuts]
-        hits = sum(int(cut.hits[i]) for cut, i in chosen)
-        size = sum(int(cut.m[i] + cut.hits[-1]) for cut, i in chosen)
-        before, f1 = f1, 2 * hits / max(size, 1)
-        if f1 <= before:
-            return [float(cut.thresholds[i]) for cut, i in chosen]
+def _largest_micro_f1(cuts: list[Cuts]) -> float:
+    """By Dinkelbach's method for the largest ratio of sums: where the best cuts for a ratio have no larger one."""
+    before, f1 = -1.0, 0.0
+    while f1 > before:  # fewer than ten times
+        best = [(m, hits, (2 * hits - f1 * m).argmax()) for _, m, hits in cuts]
+        right = sum(int(hits[i]) for _, hits, i in best)
+        size = sum(int(m[i] + hits[-1]) for m, hits, i in best)
+        before, f1 = f1, 2 * right / max(size, 1)
+    return before

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hf_calib._errors import InputValueError, check, expected, few
+from hf_calib._errors import InputValueError, check, expected, few, printable
 from hf_calib._files import whole_file
 from hf_calib.decisions.measured import TITLES
 from hf_calib.decisions.rules import AbstainRule, CostRule, LabelThresholds, PredictionSets, Rule
@@ -114,20 +114,23 @@ class Decisions:
     ) -> Decisions:
         """Load the decisions.json of a model, whose config.json has to have the same classes.
 
-        Args:
-            name: a local folder; or a model on the Hub, whose file is downloaded once and kept in its cache.
-            revision: branch, tag or commit on the Hub.
-            token: for the Hub; None uses the stored one.
+        It comes from a folder or, where there is none of that name, from a repository on the Hub, of a branch, tag or
+        commit (`revision`), with a token, None being the stored one.
         """
         try:
-            folder = Path(name if os.path.isdir(name) else _downloaded(str(name), revision, token))
+            folder = Path(name)
+            if not os.path.isdir(name):
+                from huggingface_hub import snapshot_download
+
+                where: Any = {"revision": revision, "token": token, "allow_patterns": [FILE, "config.json"]}
+                folder = Path(snapshot_download(str(name), **where))
             if not (folder / FILE).is_file():
                 raise FileNotFoundError(f"no {FILE} in it")
             record = json.loads((folder / FILE).read_text(encoding="utf-8"))
             config = folder / "config.json"
             settings = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
         except (OSError, ValueError, RecursionError) as error:
-            got = f"{name} ({' '.join(str(error).split())[:300]})"
+            got = f"{name} ({printable(error)[:300]})"
             raise InputValueError(expected("the decisions", "be loadable", got, _WAY_OUT)) from error
         decisions = cls.from_dict(record, str(folder / FILE))
         by_id = settings.get("id2label") or dict(enumerate(decisions.class_names))
@@ -157,16 +160,9 @@ class Decisions:
             decisions.sentence()  # raises where one of the results is missing
             return decisions
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            reason = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
-            raise InputValueError(expected(source, "hold decisions", reason[:300], _WAY_OUT)) from error
+            reason = "no " * isinstance(error, KeyError) + printable(error)[:300]
+            raise InputValueError(expected(source, "hold decisions", reason, _WAY_OUT)) from error
 
     def sentence(self) -> str:
         """The decisions in one sentence, with their measured results if there are any."""
         return self.rule.sentence(self.measured, f"on {self.n_measured:,} rows that it was not fitted on")
-
-
-def _downloaded(name: str, revision: str | None, token: str | None) -> str:
-    """The cached copy of a Hub model's decisions and config, and of nothing else of it."""
-    from huggingface_hub import snapshot_download
-
-    return snapshot_download(name, revision=revision, token=token, allow_patterns=[FILE, "config.json"])

@@ -113,8 +113,8 @@ class GroupedScaling(LogitScaling):
 
         base = bases[0]
         if self.base == "auto":
-            gain, error = mean_and_error(held_out(base, np.inf) - held_out(bases[1], np.inf))
-            base = bases[gain > 2 * error]
+            gain, error = mean_and_error(held_out(base, np.inf) - held_out(BASES[1], np.inf))
+            base = BASES[gain > 2 * error]
         if len(self.groups_) == 1:
             return base, np.inf
         losses = np.stack([held_out(base, penalty) for penalty in _PENALTIES])

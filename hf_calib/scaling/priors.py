@@ -85,7 +85,7 @@ class PriorCorrection(AffineScaling):
         return np.log(target) - np.log(train)
 
 
-def as_prior(argument: str, values: ArrayLike) -> FloatArray:
+def as_prior(argument: str, values: Any) -> FloatArray:
     """The shares (C,) of a prior or of class counts, in float64; refused unless all are above 0."""
     given = checks.as_array(argument, values)
     numbers = checks.as_floats(argument, given)
