@@ -100,6 +100,13 @@ def check_confidence_level(confidence_level: float) -> None:
     check_share("confidence_level", confidence_level, "use 0.95 for a 95% interval")
 
 
+def check_draws(n_resamples: int, seed: int, confidence_level: float = 0.95) -> np.random.Generator:
+    """Return the generator of resamples, whose number and level are checked."""
+    check_n_resamples(n_resamples)
+    check_confidence_level(confidence_level)
+    return np.random.default_rng(check_seed(seed))
+
+
 def check_choice(argument: str, value: str, choices: Sequence[str]) -> None:
     """Raise unless the value is one of the choices."""
     if value not in choices:  # to look for the nearest name takes longer than a metric of few rows
@@ -212,11 +219,11 @@ def _check_distributions(argument: str, rows: NDArray[Any], way_out: str = "") -
             low, high = chunk.min(axis=1), chunk.max(axis=1)
             farthest = np.where(-low > high - 1, low, high)
             finite_way = "drop these rows, or look for what made them, such as a model that has diverged"
-            _refuse(~np.isfinite(farthest), argument, "be finite", farthest, finite_way, part.start)
+            refuse(~np.isfinite(farthest), argument, "be finite", farthest, finite_way, part.start)
             outside = np.abs(farthest - 0.5) > 0.5 + RANGE_TOLERANCE
-            _refuse(outside, argument, "lie in [0, 1]", farthest, way_out or range_way, part.start)
+            refuse(outside, argument, "lie in [0, 1]", farthest, way_out or range_way, part.start)
             wrong = off > ROW_SUM_TOLERANCE
-            _refuse(wrong, f"each row of {argument}", "sum to 1", sums, way_out or sum_way, part.start)
+            refuse(wrong, f"each row of {argument}", "sum to 1", sums, way_out or sum_way, part.start)
     return rows
 
 
@@ -231,7 +238,7 @@ def check_labels(labels: NDArray[Any], n_examples: int, n_classes: int) -> NDArr
     check_type(labels.dtype.kind in "iu", "labels to be integers", f"dtype {labels.dtype}", way_out)
     outside = (labels < 0) | (labels >= n_classes)
     way_out = "number the columns; drop ignored rows first: keep = labels != -100"
-    _refuse(outside, "labels", f"lie in 0..{n_classes - 1}", labels, way_out)
+    refuse(outside, "labels", f"lie in 0..{n_classes - 1}", labels, way_out)
     return labels.astype(np.int64, copy=False)
 
 
@@ -240,14 +247,14 @@ def _check_weights(argument: str, weights: NDArray[Any], n_examples: int) -> Non
     fits = weights.shape == (n_examples,)
     check(fits, requirement, f"shape {weights.shape}", "pass one for each row of probs")
     wrong = ~((weights >= 0) & (weights < np.inf))
-    _refuse(wrong, argument, "be finite and at least 0", weights, "give each row a weight; 0 leaves it out")
+    refuse(wrong, argument, "be finite and at least 0", weights, "give each row a weight; 0 leaves it out")
 
 
-def _refuse(
+def refuse(
     wrong: NDArray[Any], argument: str, requirement: str, values: NDArray[Any], way_out: str, first: int = 0
 ) -> None:
-    """Raise for the first of the values (N,) that is wrong (N,)."""
+    """Raise for the first of the values (N, ...) that is wrong (N, ...)."""
     if wrong.any():
-        row = int(wrong.argmax())
-        got = f"{values[row]:.6g}" if values.dtype.kind == "f" else f"{values[row]}"
-        raise RowError(first + row, argument, requirement, got, way_out)
+        place = np.unravel_index(wrong.argmax(), wrong.shape)
+        got = f"{values[place]:.6g}" if values.dtype.kind == "f" else f"{values[place]}"
+        raise RowError(first + int(place[0]), argument, requirement, got, way_out)

@@ -8,15 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hf_calib._errors import check
-from hf_calib.metrics.checks import (
-    FloatArray,
-    IntArray,
-    check_choice,
-    check_confidence_level,
-    check_n_resamples,
-    check_probs_and_labels,
-    check_seed,
-)
+from hf_calib.metrics import checks
+from hf_calib.metrics.checks import FloatArray, IntArray
 from hf_calib.metrics.scores import SMALLEST_PROBABILITY
 from hf_calib.metrics.sums import TopLabel, top_label
 
@@ -69,8 +62,8 @@ def corp_decomposition(probs: ArrayLike, labels: ArrayLike, *, score: Score = "b
     >>> [round(part, 4) for part in found]
     [0.175, 0.05, 0.0625, 0.1875]
     """
-    check_choice("score", score, ("brier", "log"))
-    return decompose(top_label(*check_probs_and_labels(probs, labels)), score)
+    checks.check_choice("score", score, ("brier", "log"))
+    return decompose(top_label(*checks.check_probs_and_labels(probs, labels)), score)
 
 
 def decompose(top: TopLabel, score: Score) -> CorpDecomposition:
@@ -127,15 +120,13 @@ def corp_curve(
     >>> curve.recalibrated.tolist()
     [0.5, 0.5, 1.0, 1.0]
     """
-    top = top_label(*check_probs_and_labels(probs, labels))
+    top = top_label(*checks.check_probs_and_labels(probs, labels))
     return curve_of(top, n_resamples=n_resamples, confidence_level=confidence_level, seed=seed)
 
 
 def curve_of(top: TopLabel, *, n_resamples: int, confidence_level: float, seed: int) -> CorpCurve:
     """The curve for rows whose top label is known."""
-    check_n_resamples(n_resamples)
-    check_confidence_level(confidence_level)
-    rng = np.random.default_rng(check_seed(seed))
+    rng = checks.check_draws(n_resamples, seed, confidence_level)
     values, rows, right = _pooled(top, np.float32)
     drawn = rng.binomial(rows, values.clip(0, 1), size=(n_resamples, len(values)))
     curves = [_recalibrated(rows, hits) for hits in (right, *drawn)]
@@ -179,8 +170,8 @@ def confidence_errors(
     >>> round(found.over, 2), abs(round(found.under, 2))
     (0.1, 0.0)
     """
-    rng = np.random.default_rng(check_seed(seed))
-    top = top_label(*check_probs_and_labels(probs, labels))
+    rng = np.random.default_rng(checks.check_seed(seed))
+    top = top_label(*checks.check_probs_and_labels(probs, labels))
     n_rows = len(top.confidence)
     got = f"{n_folds} for {n_rows} rows"
     check(2 <= n_folds <= n_rows, "n_folds to be from 2 to the number of rows", got, "take 5, or more rows")

@@ -11,17 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import check
-from hf_calib.metrics.checks import (
-    FloatArray,
-    IntArray,
-    as_array,
-    check_confidence_level,
-    check_n_bins,
-    check_n_resamples,
-    check_probs_and_labels,
-    check_seed,
-    check_type,
-)
+from hf_calib.metrics import checks
+from hf_calib.metrics.checks import FloatArray, IntArray
 from hf_calib.metrics.sums import Interval, TopLabel, draw_counts, interval_of, top_label_error, winners
 
 _BIO = re.compile(r"O|[BI]-.+")
@@ -73,12 +64,14 @@ def find_entities(
     >>> found.spans, found.product.round(2).tolist(), found.minimum.tolist(), found.correct.tolist()
     ((('person', 0, 1),), [0.72], [0.8], [1.0])
     """
-    rows, targets = check_probs_and_labels(probs, labels)
-    numbers = as_array("sentences", sentences)
+    rows, targets = checks.check_probs_and_labels(probs, labels)
+    numbers = checks.as_array("sentences", sentences)
     way_out = "pass the number of its sentence for each token"
     fits = numbers.shape == targets.shape
     check(fits, f"sentences to have shape {targets.shape}", f"shape {numbers.shape}", way_out)
-    check_type(numbers.dtype.kind in "iu", "sentences to be integers", f"dtype {numbers.dtype}", way_out)
+    checks.check_type(
+        numbers.dtype.kind in "iu", "sentences to be integers", f"dtype {numbers.dtype}", way_out
+    )
     begins = np.append(True, numbers[1:] != numbers[:-1])
     values, places = np.unique(numbers[begins], return_counts=True)
     got = f"sentence {values[places.argmax()]} in {places.max()} places"
@@ -136,9 +129,8 @@ def entity_scores(
     >>> {name: round(score.value, 2) for name, score in entity_scores(found).items()}
     {'f1': 0.67, 'precision': 0.5, 'recall': 1.0, 'ece_product': 0.44, 'ece_minimum': 0.4}
     """
-    n_bins, n_resamples = check_n_bins(n_bins), check_n_resamples(n_resamples)
-    check_confidence_level(confidence_level)
-    rng = np.random.default_rng(check_seed(seed))
+    checks.check_n_bins(n_bins)
+    rng = checks.check_draws(n_resamples, seed, confidence_level)
     n_sentences = len(entities.n_true)
     n_right = np.bincount(entities.sentences, entities.correct, minlength=n_sentences)
     n_found, n_true = np.bincount(entities.sentences, minlength=n_sentences), entities.n_true

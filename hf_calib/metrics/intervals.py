@@ -1,4 +1,4 @@
-"""Intervals and tests: the bootstrap, the consistency test, the ECE by test inversion, the ECE without bias.
+"""Intervals and tests: the bootstrap, the consistency test, the ECE by test inversion.
 
 Named options go to the metric, such as ``n_bins=10``; one that has the name of an argument of the function here goes in
 with the metric: ``functools.partial``. A new metric is a function of probs and labels, its row in `METRICS`, by which
@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from hf_calib._errors import check
 from hf_calib.metrics import checks, kernel, ranking, scores, smooth, sums, sweep
 from hf_calib.metrics.checks import FloatArray, IntArray
-from hf_calib.metrics.sums import Binning, BinSums, Interval, SumMetric, TopLabel, mean_of
+from hf_calib.metrics.sums import Binning, BinSums, Interval, SumMetric, mean_of
 
 MetricFunction = Callable[..., float]
 Asked = Sequence[tuple[str | MetricFunction, dict[str, Any]]]  # metrics with their options
@@ -26,7 +26,6 @@ Simulation = Callable[[np.random.Generator], float]  # the metric of labels that
 
 _HALVINGS = 30  # of the range of shrinkages, which is wide where a bin is near 1
 _SMALLEST_VARIANCE = 1e-4  # of a bin's label, so that the gap of a bin near 1 can grow too
-_STEPS, _NARROWEST = 100, 1e-3  # of the gaps on either side of those of the data
 
 
 class Metric(NamedTuple):
@@ -138,8 +137,7 @@ def resampled_metrics(
 ) -> list[FloatArray]:
     """Each metric (B,) of B resamples of the rows, the same ones for any other N probs; see `draw_counts`."""
     evaluate = [_of_counts(find_metric(name), probs, labels, options) for name, options in asked]
-    rng = np.random.default_rng(checks.check_seed(seed))
-    blocks = sums.draw_counts(len(probs), checks.check_n_resamples(n_resamples), rng, groups)
+    blocks = sums.draw_counts(len(probs), n_resamples, checks.check_draws(n_resamples, seed), groups)
     found = [[each(counts) for each in evaluate] for block in blocks for counts in block]
     return [_check_resamples(np.array(values)) for values in zip(*found, strict=True)]
 
@@ -218,8 +216,7 @@ def consistency_test(
     >>> round(result.value, 2), round(result.expected, 2), round(result.p_value, 4)
     (0.1, 0.01, 0.001)
     """
-    n_resamples = checks.check_n_resamples(n_resamples)
-    rng = np.random.default_rng(checks.check_seed(seed))
+    rng = checks.check_draws(n_resamples, seed)
     rows, targets = checks.check_probs_and_labels(probs, labels)
     found = find_metric(metric)
     value = _finite_value(found, rows, targets, options)
@@ -326,9 +323,8 @@ def calibration_error_interval(
     0.0
     """
     checks.check_choice("binning", binning, sums.BINNINGS)
-    n_bins, seed = checks.check_n_bins(n_bins), checks.check_seed(seed)
-    n_resamples = checks.check_n_resamples(n_resamples)
-    checks.check_confidence_level(confidence_level)
+    checks.check_n_bins(n_bins)
+    checks.check_draws(n_resamples, seed, confidence_level)
     top = sums.top_label(*checks.check_probs_and_labels(probs, labels))
     bins = sums.bin_sums(top, n_bins, binning)
     found = interval_of_bins(bins, n_resamples=n_resamples, confidence_level=confidence_level, seed=seed)
@@ -394,64 +390,3 @@ def _crossing(of: Populations, holds: Callable[[float], Any]) -> float:
         middle = (most + least) / 2
         most, least = (most, middle) if holds(middle) else (middle, least)
     return least
-
-
-class UnbiasedError(NamedTuple):
-    """An error and its resamples (R,); below 0 where rows are nearer to their confidences than calibrated ones."""
-
-    value: float
-    draws: FloatArray
-
-
-def unbiased_error(
-    top: TopLabel,
-    *,
-    n_bins: int,
-    binning: Binning = "uniform",
-    n_resamples: int,
-    seed: int,
-    groups: IntArray | None = None,
-) -> UnbiasedError:
-    r"""The error of the population whose samples have on average this plain ECE: for differences of models.
-
-    Noise makes an average of absolute gaps larger, the more so the smaller they are. Of the `Populations` this takes
-    the one with $\sum_m |B_m|/N\, E|\mathcal N(g_m(\lambda), s_m^2(\lambda))|$ equal to the plain error. One below that
-    of a calibrated population gives their difference: an estimate that stopped at 0 would be too large on average.
-    A resample moves the gaps of that population as it moves those of the data.
-    """
-    n_rows = len(top.confidence)
-    add = sums.binned_rows(top, n_bins, binning)
-    found = Populations(BinSums(*add(None)))
-    blocks = sums.draw_counts(n_rows, n_resamples, np.random.default_rng(seed), groups)
-    resamples = np.stack([add(counts) for block in blocks for counts in block], axis=1)
-    counts, confidence, correct = resamples[..., found.occupied]
-    noise = np.where(counts > 0, (confidence - correct) / np.maximum(counts, 1) - found.gaps, 0)
-    # The plain errors that samples of a line of populations have on average.
-    growth = np.geomspace(_NARROWEST, -found.least, _STEPS)
-    shrinkages = np.concatenate([found.most * np.linspace(1, 0, _STEPS), -growth])
-    accuracies = found.accuracies(shrinkages)
-    variances = accuracies * (1 - accuracies) / found.counts
-    if groups is not None:
-        variances *= _design_effect(top, sums.assign_bins(top.confidence, n_bins, binning), n_bins, groups)
-    sizes = sums.mean_size(found.stated - accuracies, np.sqrt(variances))
-    plain, errors = np.maximum.accumulate(sizes @ found.shares), found.errors(shrinkages)
-
-    def estimate(of: FloatArray) -> FloatArray:
-        return np.where(of < plain[0], of - plain[0], np.interp(of, plain, errors))
-
-    nearest = float(np.interp(found.value, plain, shrinkages))
-    gaps = found.stated - found.accuracies(nearest) + noise
-    shares = counts / counts.sum(axis=1, keepdims=True)
-    draws = estimate((shares * np.abs(gaps)).sum(axis=1))
-    return UnbiasedError(float(estimate(np.array(found.value))), draws)
-
-
-def _design_effect(top: TopLabel, bins: IntArray, n_bins: int, groups: IntArray) -> float:
-    """How many times as large the variance of the gaps is as that of independent rows."""
-    kept = bins < n_bins  # quantile bins leave out the row of the smallest confidence
-    apart, bins, groups = (top.confidence - top.correct)[kept], bins[kept], groups[kept]
-    apart = apart - (np.bincount(bins, apart) / np.maximum(np.bincount(bins), 1))[bins]
-    _, members = np.unique(bins * (groups.max() + 1) + groups, return_inverse=True)
-    together = np.bincount(members, apart)
-    independent = float(apart @ apart)
-    return float(together @ together) / independent if independent > 0 else 1.0

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import check
-from hf_calib.metrics.checks import RANGE_TOLERANCE, FloatArray, as_array, check_type
+from hf_calib.metrics.checks import RANGE_TOLERANCE, FloatArray, as_array, check_type, refuse
 from hf_calib.metrics.ranking import area_under_roc, average_precision, tally
 from hf_calib.metrics.scores import SMALLEST_PROBABILITY
 from hf_calib.metrics.sums import BinSums, in_bins, uniform_bins
@@ -37,9 +37,7 @@ def check_label_probs(probs: ArrayLike, *, argument: str = "probs") -> FloatArra
     requirement = f"{argument} to have shape (N, C), N and C at least 1"
     check(rows.ndim == 2 and rows.size > 0, requirement, f"shape {rows.shape}", way_out)
     inside = (rows >= -RANGE_TOLERANCE) & (rows <= 1 + RANGE_TOLERANCE)  # NaN is not
-    row, column = np.unravel_index(inside.argmin(), rows.shape)
-    got = f"{rows[row, column]:.6g} in row {row}"
-    check(bool(inside.all()), f"{argument} to lie in [0, 1]", got, "pass sigmoid(logits)")
+    refuse(~inside, argument, "lie in [0, 1]", rows, "pass sigmoid(logits)")
     return np.clip(rows.astype(np.float64), 0, 1)
 
 
@@ -49,10 +47,8 @@ def check_decisions(probs: ArrayLike, labels: ArrayLike, *, argument: str = "pro
     targets = as_array("labels", labels)
     requirement, way_out = f"labels to have shape {rows.shape}", f"pass 0 or 1 for each column of {argument}"
     check(targets.shape == rows.shape, requirement, f"shape {targets.shape}", way_out)
-    valid = np.isin(targets, (0, 1, UNKNOWN))
-    row, column = np.unravel_index(valid.argmin(), rows.shape)
-    got = f"{targets[row, column]} in row {row}"
-    check(bool(valid.all()), "labels to be 0 or 1", got, "leave a decision out with -100")
+    wrong = ~np.isin(targets, (0, 1, UNKNOWN))
+    refuse(wrong, "labels", "be 0 or 1", targets, "leave a decision out with -100")
     known = targets != UNKNOWN
     check(known.any(), "labels to be known somewhere", "-100 only", "pass labelled rows")
     return Decisions(rows, targets == 1, known)

@@ -10,17 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import entr, log_softmax, logsumexp, softmax
 
 from hf_calib._errors import check
-from hf_calib.metrics.checks import (
-    FloatArray,
-    as_floats,
-    check_choice,
-    check_confidence_level,
-    check_n_resamples,
-    check_probs,
-    check_probs_and_any_labels,
-    check_seed,
-    row_chunks,
-)
+from hf_calib.metrics import checks
+from hf_calib.metrics.checks import FloatArray
 from hf_calib.metrics.sums import Interval, TopLabel, interval_of, top_label
 
 OOD_SCORES = {
@@ -67,7 +58,7 @@ def area_under_risk_coverage(probs: ArrayLike, labels: ArrayLike) -> float:
     >>> area_under_risk_coverage([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.4, 0.6]], [0, 0, 0, 1])
     0.14583333333333331
     """
-    return mean_risk(top_label(*check_probs_and_any_labels(probs, labels)))
+    return mean_risk(top_label(*checks.check_probs_and_any_labels(probs, labels)))
 
 
 def mean_risk(top: TopLabel) -> float:
@@ -85,7 +76,7 @@ def risk_coverage_curve(confidences: ArrayLike, correct: ArrayLike) -> RiskCover
     >>> risk_coverage_curve([0.9, 0.8, 0.7, 0.6], [1, 1, 0, 1]).risk.round(3)
     array([0.   , 0.   , 0.333, 0.25 ])
     """
-    confidence, right = as_floats("confidences", confidences), as_floats("correct", correct)
+    confidence, right = checks.as_floats("confidences", confidences), checks.as_floats("correct", correct)
     fits = confidence.ndim == 1 and confidence.shape == right.shape and len(confidence) > 0
     got = f"shapes {confidence.shape} and {right.shape}"
     check(fits, "confidences and correct to have one shape (N,), N >= 1", got, "pass one of each per example")
@@ -160,8 +151,11 @@ def ood_auroc(probs_in: ArrayLike, probs_out: ArrayLike, *, score: str = "entrop
     >>> ood_auroc([[0.9, 0.1], [0.4, 0.6]], [[0.5, 0.5], [0.6, 0.4]])
     0.875
     """
-    check_choice("score", score, tuple(_OF_PROBS))
-    inside, outside = check_probs(probs_in, argument="probs_in"), check_probs(probs_out, argument="probs_out")
+    checks.check_choice("score", score, tuple(_OF_PROBS))
+    inside, outside = (
+        checks.check_probs(probs_in, argument="probs_in"),
+        checks.check_probs(probs_out, argument="probs_out"),
+    )
     (tallied,) = _tallies("probs", inside, outside, [_OF_PROBS[score]])
     return area_under_roc(*tallied(np.ones(len(inside) + len(outside))))
 
@@ -193,11 +187,10 @@ def ood_detection(
     >>> found["energy"].auroc.value
     0.75
     """
-    rng = np.random.default_rng(check_seed(seed))
-    check_confidence_level(confidence_level)
+    rng = checks.check_draws(n_resamples, seed, confidence_level)
     for score in scores:
-        check_choice("scores", score, tuple(OOD_SCORES))
-    inside, outside = as_floats("logits_in", logits_in), as_floats("logits_out", logits_out)
+        checks.check_choice("scores", score, tuple(OOD_SCORES))
+    inside, outside = checks.as_floats("logits_in", logits_in), checks.as_floats("logits_out", logits_out)
     for argument, logits in (("logits_in", inside), ("logits_out", outside)):
         fits = logits.ndim == 2 and logits.shape[1] >= 2 and len(logits) > 0
         way_out = "pass one row of at least two classes for each example"
@@ -206,7 +199,7 @@ def ood_detection(
     sizes = len(inside), len(outside)
     tallies = _tallies("logits", inside, outside, [_OF_LOGITS[score] for score in scores])
     draws = []
-    for _ in range(check_n_resamples(n_resamples)):
+    for _ in range(n_resamples):
         counts = np.concatenate([np.bincount(rng.integers(0, size, size), minlength=size) for size in sizes])
         draws.append([_rates(*tallied(counts)) for tallied in tallies])
     found = {}
@@ -225,7 +218,7 @@ def _tallies(
     requirement = f"{kind}_out to have {inside.shape[1]} columns"
     got, way_out = f"{outside.shape[1]} columns", f"pass the {kind} of one model on both sets"
     check(outside.shape[1] == inside.shape[1], requirement, got, way_out)
-    parts = (rows[part] for rows in (inside, outside) for part in row_chunks(*rows.shape))
+    parts = (rows[part] for rows in (inside, outside) for part in checks.row_chunks(*rows.shape))
     ordered = (np.sort(part.astype(np.float64), axis=1) for part in parts)
     columns = zip(*([score(rows) for score in scores] for rows in ordered), strict=True)
     true = np.repeat([False, True], [len(inside), len(outside)])

@@ -12,16 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import digamma
 
 from hf_calib._errors import InputValueError, check, expected
-from hf_calib.metrics.checks import (
-    FloatArray,
-    IntArray,
-    as_array,
-    as_floats,
-    check_integer,
-    check_n_bins,
-    check_rows,
-    row_chunks,
-)
+from hf_calib.metrics import checks
+from hf_calib.metrics.checks import FloatArray, IntArray
 from hf_calib.metrics.scores import SMALLEST_PROBABILITY
 from hf_calib.metrics.sums import BinSums, add_to, binned_error, class_gaps, uniform_bins, winners
 
@@ -74,7 +66,7 @@ def score_chunks(
     probs: NDArray[Any], labels: NDArray[Any], weights: NDArray[Any] | None
 ) -> Iterator[tuple[slice, RowScores]]:
     """Score rows that were checked, chunk by chunk; fastest where columns of probs lie in one piece (order F)."""
-    for part in row_chunks(len(probs), max(4, probs.shape[1])):
+    for part in checks.row_chunks(len(probs), max(4, probs.shape[1])):
         columns = np.ascontiguousarray(probs[part].T)
         n = columns.shape[1]
         confidence, predicted = winners(columns.T)
@@ -197,8 +189,8 @@ class CalibrationState:
     """
 
     def __init__(self, *, n_classes: int, n_bins: int = 15, by_class: bool = True) -> None:
-        self.n_classes = check_integer("n_classes", n_classes, 1, "pass the columns of probs")
-        self.n_bins, self.by_class = check_n_bins(n_bins), by_class
+        self.n_classes = checks.check_integer("n_classes", n_classes, 1, "pass the columns of probs")
+        self.n_bins, self.by_class = checks.check_n_bins(n_bins), by_class
         self.sums = empty_sums(self.n_classes, self.n_bins, by_class=by_class)
         self.sums["cells"] = np.zeros((3, N_CELLS))
 
@@ -207,9 +199,9 @@ class CalibrationState:
 
         Labels (N,) are ints. Fastest with probabilities in float32 or float64, columns in one piece each (order F).
         """
-        rows, targets = as_array("probs", probs), as_array("labels", labels)
-        own = None if weights is None else as_floats("weights", weights)
-        check_rows(rows, targets, own, self.n_classes)
+        rows, targets = checks.as_array("probs", probs), checks.as_array("labels", labels)
+        own = None if weights is None else checks.as_floats("weights", weights)
+        checks.check_rows(rows, targets, own, self.n_classes)
         for _, scores in score_chunks(rows, targets, own):
             self.add_scores(scores)
 

@@ -12,7 +12,7 @@ from scipy.special import expit, softmax
 
 from hf_calib._errors import InputError
 from hf_calib.metrics.checks import FloatArray, IntArray
-from hf_calib.metrics.intervals import METRICS, UnbiasedError, resampled_metrics, unbiased_error
+from hf_calib.metrics.intervals import METRICS, resampled_metrics
 from hf_calib.metrics.multi_label import UNKNOWN, LabelMetrics, check_decisions, macro
 from hf_calib.metrics.sums import TopLabel, draw_counts, top_label
 from hf_calib.predictions.predictions import Predictions
@@ -28,6 +28,7 @@ from hf_calib.study.kinds import (
     make_scaler,
 )
 from hf_calib.study.results import UNSCALED, Panel
+from hf_calib.study.unbiased import UnbiasedError, unbiased_error
 
 N_BINS = 15
 # Of a metric that is called with the drawn rows; its standard error is then within 14% for 19 of 20 draws.

@@ -15,7 +15,6 @@ from scipy.stats import rankdata, t
 
 from hf_calib._errors import InputValueError, did_you_mean, expected, few
 from hf_calib.metrics.checks import FloatArray, check_choice, check_n_resamples, check_seed
-from hf_calib.metrics.intervals import UnbiasedError
 from hf_calib.predictions.training import PREDICTIONS, TrainingPredictions
 from hf_calib.scaling.temperature import Criterion
 from hf_calib.study.advice import advise, notes_on_statistics
@@ -37,6 +36,7 @@ from hf_calib.study.results import (
     Panel,
     StudyResults,
 )
+from hf_calib.study.unbiased import UnbiasedError
 from hf_calib.tasks import SINGLE_LABEL, LabelKind
 
 BASELINE_LOSS = "cross_entropy"

@@ -9,11 +9,12 @@ import pytest
 from scipy import stats
 from scipy.special import softmax
 
-from hf_calib.metrics.intervals import METRICS, resampled_metrics, unbiased_error
+from hf_calib.metrics.intervals import METRICS, resampled_metrics
 from hf_calib.metrics.sums import top_label
 from hf_calib.study.kinds import STUDY_METRICS
 from hf_calib.study.measured import Numbers, differences_to
 from hf_calib.study.paired import TwoLevel, holm, two_level
+from hf_calib.study.unbiased import unbiased_error
 from tests.helpers.studies import Task
 
 

@@ -9,8 +9,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from hf_calib.metrics.intervals import UnbiasedError, resampled_metrics, unbiased_error
+from hf_calib.metrics.intervals import resampled_metrics
 from hf_calib.metrics.sums import TopLabel, uniform_bins
+from hf_calib.study.unbiased import UnbiasedError, unbiased_error
 
 N_BINS = 15
 Array = NDArray[np.float64]
