@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,11 +51,7 @@ def starts(n_rows: int, promised: float, delta: float) -> IntArray:
 
 
 def certified_threshold(
-    scores: FloatArray,
-    right: NDArray[np.bool_],
-    promised: float,
-    delta: float,
-    tested: IntArray | None = None,
+    scores: FloatArray, right: NDArray[Any], promised: float, delta: float, tested: IntArray | None = None
 ) -> float:
     r"""The lowest score above which at least the promised share is right, with confidence 1 - delta.
 
@@ -70,7 +67,7 @@ def certified_threshold(
     error is tolerated, as soon as there are twice as many rows: how they lie depends on N only, so that one row more
     changes little. In simulations (`tests/decisions/test_abstain.py`) more rows answer more, from 60 to 3,000.
 
-    Scores (N,) are in [0, 1], `right` (N,) is whether answering is right, `tested` where the sequence starts (None
+    Scores (N,) are in [0, 1], `right` (N,) bool is whether answering is right, `tested` where the sequence starts (None
     for `starts`). Answer where the score is *above* what is returned: 1 promises nothing, 0 answers all. Rows of equal
     scores are answered together or not at all: a threshold lies below the last of them that passed in a random order.
 

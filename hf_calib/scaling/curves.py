@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -30,6 +31,9 @@ _FURTHEST = np.log(30)  # from the temperature of the likelihood that of the squ
 class ClassProbabilityScaling(Scaler):
     """A scaler that maps probabilities class by class; `predict_proba` makes the rows sum to 1."""
 
+    _fit_curves: Callable[[FloatArray, FloatArray, FloatArray], None]  # of probs, hits and weights
+    _recalibrated: Callable[[FloatArray], FloatArray]  # of probs (N, C)
+
     def fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Any:
         """Fit the curves. Bins of equal mass hold equal numbers of examples, whatever the weights."""
         rows = Rows.checked(logits, labels, sample_weight)
@@ -57,12 +61,6 @@ class ClassProbabilityScaling(Scaler):
         scores = self._recalibrated(probs.reshape(-1, self.n_classes_)).reshape(probs.shape)
         scores[masked] = 0  # the lowest bin may have a frequency above 0
         return scores, probs
-
-    def _fit_curves(self, probs: FloatArray, hits: FloatArray, weights: FloatArray) -> None:
-        raise NotImplementedError
-
-    def _recalibrated(self, probs: FloatArray) -> FloatArray:
-        raise NotImplementedError
 
 
 class HistogramBinning(ClassProbabilityScaling):

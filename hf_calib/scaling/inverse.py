@@ -40,8 +40,7 @@ class InverseLink(LogitScaling):
       \text{for a loss } \varphi(p_y):\ \hat\eta_k \propto \frac{1}{-\varphi'(p_k)}$$
 
     Args:
-        loss: of `hf_calib.scaling.inverse.INVERTIBLE`, as it was at the end of the training. Class weights are divided
-            out.
+        loss: of `hf_calib.scaling.inverse.INVERTIBLE`, as after the training. Class weights are divided out.
 
     Notes:
         It assumes a network that reached the minimum of the expected loss: it harms one that has over-fitted. Losses

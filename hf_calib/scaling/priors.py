@@ -179,7 +179,6 @@ def estimate_prior(
             mean is the train prior, so that a bias that is left in the calibration is not taken for a shift.
         source_labels: (M,) int: the two BBSE need them; "em" warns by them where the probabilities are not calibrated.
         train_prior: (C,) for "em" without source rows: the shares that the probabilities assume, taken as exact.
-        method: "em", "bbse" or "bbse_soft".
         n_resamples, seed: of the intervals (Bayesian bootstrap of all rows) and of the test.
 
     Returns:

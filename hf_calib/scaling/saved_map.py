@@ -94,7 +94,6 @@ def download(repo_id: str, **where: Any) -> SavedMap:
 def _as_record(scaler: Any) -> dict[str, Any]:
     """A fitted scaler, of JSON's own types."""
     method = method_of(scaler)
-    check_is_fitted(scaler)
     check_finite(scaler)
     affine = scaler.affine_map()._asdict() if method in FOLDABLE_SCALERS else {}
     fitted = {name[:-1]: value for name, value in vars(scaler).items() if name.endswith("_")}
@@ -125,7 +124,6 @@ def _from_record(record: dict[str, Any]) -> Any:
         array = np.array(record[key], dtype=np.float64) if of_map else np.array(value)
         is_array = isinstance(value, list) and array.dtype.kind in "fiu"
         setattr(scaler, f"{key}_", array if of_map or is_array else value)
-    check_is_fitted(scaler)
     check_finite(scaler)
     return scaler
 
@@ -142,7 +140,8 @@ def _loss_from_record(record: dict[str, Any]) -> Any:
 
 
 def check_finite(scaler: Any) -> None:
-    """Raise if a fitted scaler has NaN or infinity among its numbers, or gives them for logits of 0."""
+    """Raise if a scaler is not fitted, has NaN or infinity among its numbers, or gives them for logits of 0."""
+    check_is_fitted(scaler)
     numbers = [value for value in vars(scaler).values() if isinstance(value, float | np.ndarray)]
     zeros = np.zeros((1, len(getattr(scaler, "classes_", (0, 1)))))
     finite = (np.isfinite(value).all() for value in numbers)
