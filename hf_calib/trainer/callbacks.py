@@ -21,8 +21,9 @@ from sklearn.base import clone
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 
-from hf_calib._errors import InputTypeError, check, did_you_mean, expected
+from hf_calib._errors import check, did_you_mean, expected
 from hf_calib.losses import AdaptiveLoss
+from hf_calib.metrics.checks import check_integer
 from hf_calib.scaling import TemperatureScaling
 from hf_calib.scaling.methods import foldable_method
 from hf_calib.scaling.saved_map import map_title
@@ -36,15 +37,13 @@ Kind = TypeVar("Kind", bound=TrainerCallback)
 
 
 class CalibrationCallback(TrainerCallback):
-    """A callback of a `CalibrationTrainer`, which introduces itself; or of a stock trainer, which is given."""
+    """A callback of a `CalibrationTrainer`, which introduces itself; or of a stock trainer, given with rows."""
 
     def __init__(self, trainer: Any, calibration_dataset: Any) -> None:
-        given = trainer is not None
         way_out = "leave both out for a CalibrationTrainer, which has its own rows"
-        requirement = "trainer and calibration_dataset to be given together"
-        check(given == (calibration_dataset is not None), requirement, "one of them", way_out)
-        self.trainer = trainer
-        self.calibration_dataset = calibration_dataset
+        together = (trainer is None) == (calibration_dataset is None)
+        check(together, "trainer and calibration_dataset to be given together", "one of them", way_out)
+        self.trainer, self.calibration_dataset = trainer, calibration_dataset
 
     @property
     def is_of_a_stock_trainer(self) -> bool:
@@ -52,19 +51,17 @@ class CalibrationCallback(TrainerCallback):
         return self.calibration_dataset is not None
 
     def before_train_end(self, state: Any) -> None:
-        """Called at the end of the training, before any callback's `on_train_end`."""
+        """Called at the end of the training; by a `CalibrationTrainer` before any `on_train_end`."""
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A `CalibrationTrainer` has called `before_train_end` already."""
-        if self.is_of_a_stock_trainer:
-            self.before_train_end(state)
-
-    def _attached(self) -> Any:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.trainer is None:
             way_out = "pass trainer=trainer and calibration_dataset=rows"
             name = type(self).__name__
             raise RuntimeError(expected(name, "be used by a CalibrationTrainer", "another trainer", way_out))
-        return self.trainer
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.is_of_a_stock_trainer:
+            self.before_train_end(state)
 
     def _held_out(self, *, n_samples: int | None = None, keep_values: float = 0) -> Evaluation:
         current = Evaluation(self.trainer.accelerator, keep_values=keep_values)
@@ -76,9 +73,8 @@ class AdaFocalCallback(CalibrationCallback):
 
     By default at each evaluation, on the whole calibration split, and at the end of each epoch where there are
     no evaluations; or every `every_n_steps` optimizer steps, on a fixed random subset of `n_samples` examples.
-    Frequent updates help short trainings (AdaFocal, appendix I). A `schedule` makes them more frequent from some
-    epochs on. The model's mode, the random streams and the progress bars are left as found, and the
-    values are the same on every process.
+    Frequent updates help short trainings (AdaFocal, appendix I). The model's mode, the random streams and the progress
+    bars are left as found, and the values are the same on every process.
 
     Each update's table is in `trainer.state.log_history`: for each bin its gamma, calibration gap, edges and number of
     held-out examples (`gamma_00`, `calibration_gap_00`, ...), which `hf_calib.plots.gamma_dynamics` draws. Trackers and
@@ -96,8 +92,7 @@ class AdaFocalCallback(CalibrationCallback):
     References:
         Ghosh et al. 2022, Algorithm 1; the schedule: Fig. 53.
 
-    >>> callback = AdaFocalCallback(every_n_steps=50, n_samples=2000)
-    >>> callback.every_n_steps
+    >>> AdaFocalCallback(every_n_steps=50, n_samples=2000).every_n_steps
     50
     """
 
@@ -111,24 +106,16 @@ class AdaFocalCallback(CalibrationCallback):
         calibration_dataset: Any = None,
     ) -> None:
         super().__init__(trainer, calibration_dataset)
-        way_out = "leave it out for the default"
-        for name, value in (("every_n_steps", every_n_steps), ("n_samples", n_samples)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-                raise InputTypeError(expected(name, "be an integer", repr(value), way_out))
-            check(value is None or value >= 1, f"{name} to be at least 1", value, way_out)
-        alone = schedule is None or every_n_steps is None
-        got = f"every_n_steps={every_n_steps}"
-        check(alone, "schedule to go without every_n_steps", got, "leave one of them out")
-        by_steps = n_samples is None or every_n_steps is not None or schedule is not None
-        check(by_steps, "n_samples to go with every_n_steps or schedule", "neither", "set one of them")
-        self.every_n_steps = every_n_steps
-        self.n_samples = n_samples
-        self.schedule = {} if schedule is None else read_schedule(schedule, "schedule")
-        self._updating = False
-        self._last_step = -1
+        self.every_n_steps, self.n_samples = every_n_steps, n_samples
+        for name in ("every_n_steps", "n_samples"):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), 1, "leave it out for the default")
+        names = ("every_n_steps", "schedule", "n_samples")
+        self.schedule = check_updates(names, every_n_steps, schedule, n_samples) or {}
+        self._updating, self._last_step = False, -1
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._attached()
+        super().on_train_begin(args, state, control)
         resumed = state.global_step > 0
         if self.is_of_a_stock_trainer:
             loss = self.trainer.compute_loss_func
@@ -139,31 +126,24 @@ class AdaFocalCallback(CalibrationCallback):
                 load_loss_state(loss, _checkpoint(args, state))
         # An evaluation before the first step of a resumed training was followed by an update before it stopped.
         self._updating, self._last_step = True, state.global_step if resumed else -1
-        if resumed and self._missed_at_epoch_end(args, state):
-            self._update_table()
+        by_epochs = args.eval_strategy in (IntervalStrategy.NO, IntervalStrategy.EPOCH)
+        # The checkpoint of an epoch's last step was saved before the epoch's update.
+        if resumed and by_epochs and self._interval(state) is None and state.epoch == int(state.epoch):
+            logged = (entry for entry in state.log_history if entry.get("step") == state.global_step)
+            if not any("calibration_gap_00" in entry for entry in logged):
+                self._update_table()
 
     def _update_table(self, done: Evaluation | None = None, *, n_samples: int | None = None) -> None:
         if self.is_of_a_stock_trainer:
             update_table(self.trainer, self.trainer.compute_loss_func, self._held_out(n_samples=n_samples))
         else:
-            self._attached().update_adaptive_loss(done, n_samples=n_samples)
-
-    def _missed_at_epoch_end(self, args: Any, state: Any) -> bool:
-        """Whether the checkpoint was saved at the last step of an epoch, but before the epoch's update."""
-        at_epoch_end = args.eval_strategy in (IntervalStrategy.NO, IntervalStrategy.EPOCH)
-        if self._interval(state) is not None or not at_epoch_end or state.epoch != int(state.epoch):
-            return False
-        logged = (entry for entry in reversed(state.log_history) if entry.get("step") == state.global_step)
-        return not any("calibration_gap_00" in entry for entry in logged)
+            self.trainer.update_adaptive_loss(done, n_samples=n_samples)
 
     def _interval(self, state: Any) -> int | None:
         """Optimizer steps between updates in the epoch of the last step; None for updates as by default."""
         epoch = max(0, math.ceil(state.epoch) - 1)  # after the last step of epoch 24 it is 25.0
-        interval = self.every_n_steps
-        for first, steps in self.schedule.items():
-            if epoch >= first:
-                interval = steps
-        return interval
+        begun = [steps for first, steps in self.schedule.items() if epoch >= first]
+        return begun[-1] if begun else self.every_n_steps
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         interval = self._interval(state)
@@ -183,8 +163,7 @@ class AdaFocalCallback(CalibrationCallback):
             self._update_table(done if at_hand else None)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A `CalibrationTrainer` saves the table with the model."""
-        if self.is_of_a_stock_trainer and args.should_save:
+        if self.is_of_a_stock_trainer and args.should_save:  # ours saves the table with the model
             save_loss_state(self.trainer.compute_loss_func, _checkpoint(args, state))
 
     def before_train_end(self, state: Any) -> None:
@@ -216,15 +195,14 @@ class CalibrationMapCallback(CalibrationCallback):
         self, scaler: Any, *, strategy: str = "end", trainer: Any = None, calibration_dataset: Any = None
     ) -> None:
         super().__init__(trainer, calibration_dataset)
-        self.title = map_title(foldable_method(scaler))
         check_option("strategy", strategy, STRATEGIES)
-        self.scaler = scaler
-        self.strategy = strategy
+        self.title = map_title(foldable_method(scaler))
+        self.scaler, self.strategy = scaler, strategy
         self.fitted: Any = None
         self._last_step = -1
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._attached()
+        super().on_train_begin(args, state, control)
         self._last_step = -1
 
     def before_evaluate(self, step: int) -> None:
@@ -234,7 +212,7 @@ class CalibrationMapCallback(CalibrationCallback):
             self._fit()
 
     def before_train_end(self, state: Any) -> None:
-        trainer = self._attached()
+        trainer = self.trainer
         if not self.is_of_a_stock_trainer and trainer.calibration_split is None:
             return
         self._last_step = state.global_step
@@ -245,33 +223,30 @@ class CalibrationMapCallback(CalibrationCallback):
                 if isinstance(callback, PrinterCallback | ProgressCallback):  # trackers take numbers only
                     callback.on_log(trainer.args, state, trainer.control, logs=logs)
         if trainer.eval_dataset is not None and not self.is_of_a_stock_trainer:
-            try:
-                trainer.evaluate()
-            except Exception as error:  # whatever it is, the training is done and must not be lost
-                warnings.warn(
-                    f"The evaluation after the training failed: {_in_short(error)}. The trained model is kept, but "
-                    "its final metrics are not logged. Correct the evaluation set, and call evaluate().",
-                    stacklevel=2,
-                )
+            way_out = "but its final metrics are not logged. Correct the evaluation set, and call evaluate()."
+            _or_warn(trainer.evaluate, "The evaluation after the training failed", way_out)
 
     def _fit(self) -> None:
-        """Fit; but no failure (a model whose logits are NaN, a broken row) is a reason to lose a training."""
-        trainer, scaler = self._attached(), clone(self.scaler)
-        self.fitted = None
-        try:
-            if self.is_of_a_stock_trainer:
-                fit_once(
-                    trainer.accelerator, scaler, *self._held_out(keep_values=math.inf).logits_and_labels()
-                )
-                self.fitted = scaler
-            else:
-                self.fitted = trainer.fit_calibration_map(scaler)
-        except Exception as error:
-            warnings.warn(
-                f"{self.title.capitalize()} was not fitted: {_in_short(error)}. The trained model is kept, and its "
-                "probabilities stay as trained. Correct the cause, and call fit_calibration_map().",
-                stacklevel=2,
-            )
+        scaler, trainer = clone(self.scaler), self.trainer
+
+        def fit() -> Any:
+            if not self.is_of_a_stock_trainer:
+                return trainer.fit_calibration_map(scaler)
+            fit_once(trainer.accelerator, scaler, *self._held_out(keep_values=math.inf).logits_and_labels())
+            return scaler
+
+        way_out = "and its probabilities stay as trained. Correct the cause, and call fit_calibration_map()."
+        self.fitted = _or_warn(fit, f"{self.title.capitalize()} was not fitted", way_out)
+
+
+def _or_warn(work: Callable[[], Any], failure: str, way_out: str) -> Any:
+    """Do it; but nothing (a model whose logits are NaN, a broken row) is a reason to lose a training."""
+    try:
+        return work()
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".rstrip(".")
+        warnings.warn(f"{failure}: {reason}. The trained model is kept, {way_out}", stacklevel=3)
+        return None
 
 
 class TemperatureScalingCallback(CalibrationMapCallback):
@@ -294,23 +269,32 @@ class TemperatureScalingCallback(CalibrationMapCallback):
         super().__init__(self.scaling, **settings)
 
 
-def made_of(config: Any, loss: Any, scaler: Any) -> dict[type[CalibrationCallback], CalibrationCallback]:
-    """The callbacks that a configuration asks for, by kind."""
-    made: dict[type[CalibrationCallback], CalibrationCallback] = {}
-    if isinstance(loss, AdaptiveLoss):
-        made[AdaFocalCallback] = AdaFocalCallback(
-            every_n_steps=config.gamma_update_steps,
-            n_samples=config.gamma_update_samples,
-            schedule=config.gamma_update_schedule,
-        )
-    strategy = config.calibration_strategy
+# ---- Those of a CalibrationTrainer ----
+
+
+def renew(trainer: Any, config: Any, scaler: Any) -> None:
+    """Put the callbacks that a configuration asks for in the place of those that were made before."""
+    handler, strategy = trainer.callback_handler, config.calibration_strategy
+    wanted: dict[Any, Any] = {AdaFocalCallback: None, CalibrationMapCallback: None}
+    if isinstance(trainer.calibration_loss, AdaptiveLoss):
+        updates = {"every_n_steps": config.gamma_update_steps, "n_samples": config.gamma_update_samples}
+        wanted[AdaFocalCallback] = AdaFocalCallback(**updates, schedule=config.gamma_update_schedule)
     if isinstance(scaler, TemperatureScaling):  # remove_callback is asked for this one
-        made[CalibrationMapCallback] = TemperatureScalingCallback(
-            criterion=scaler.criterion, strategy=strategy
-        )
+        made = TemperatureScalingCallback(criterion=scaler.criterion, strategy=strategy)
+        wanted[CalibrationMapCallback] = made
     elif scaler is not None:
-        made[CalibrationMapCallback] = CalibrationMapCallback(scaler, strategy=strategy)
-    return made
+        wanted[CalibrationMapCallback] = CalibrationMapCallback(scaler, strategy=strategy)
+    for kind, callback in wanted.items():
+        earlier = trainer.made_callbacks.get(kind)
+        if earlier is not None and earlier not in handler.callbacks:
+            continue  # the user has removed it, for good
+        trainer.made_callbacks[kind] = None
+        if earlier is not None:
+            handler.callbacks.remove(earlier)
+        if callback is not None and own_callback(trainer, kind) is None:
+            trainer.made_callbacks[kind] = callback
+            trainer.add_callback(callback)
+    arrange(trainer)
 
 
 def arrange(trainer: Any) -> None:
@@ -325,22 +309,14 @@ def arrange(trainer: Any) -> None:
     callbacks.sort(key=lambda callback: isinstance(callback, CalibrationMapCallback))
 
 
-def come_first(handler: Any, at_begin: Callable[[Any], None], at_end: Callable[[Any], None]) -> None:
-    """Let work at the ends of a training come before all callbacks, whatever their order.
+def before(method: Any, work: Callable[[Any], None]) -> Any:
+    """A method of a callback handler that does some work first."""
 
-    MLflow, TensorBoard, Trackio and others close in their `on_train_end`, and what calibration logs is to reach them.
-    """
-    begin, end = handler.on_train_begin, handler.on_train_end
+    def both(args: Any, state: Any, control: Any) -> Any:
+        work(state)
+        return method(args, state, control)
 
-    def on_train_begin(args: Any, state: Any, control: Any) -> Any:
-        at_begin(state)
-        return begin(args, state, control)
-
-    def on_train_end(args: Any, state: Any, control: Any) -> Any:
-        at_end(state)
-        return end(args, state, control)
-
-    handler.on_train_begin, handler.on_train_end = on_train_begin, on_train_end
+    return both
 
 
 def update_table(trainer: Any, loss: AdaptiveLoss, evaluation: Evaluation) -> None:
@@ -365,21 +341,32 @@ def own_callback(trainer: Any, kind: type[Kind]) -> Kind | None:
     return next((c for c in reversed(trainer.callback_handler.callbacks) if isinstance(c, kind)), None)
 
 
-def read_schedule(schedule: Any, name: str) -> dict[int, int]:
-    """Check a schedule of updates; its epochs may be words, as JSON has them.
+# ---- Options, here and in the arguments ----
 
-    >>> read_schedule({"25": 100, "40": 1}, "schedule")
+
+def check_updates(
+    names: tuple[str, str, str], steps: Any, schedule: Any, samples: Any
+) -> dict[int, int] | None:
+    """Refuse settings of updates that do not go together; return the schedule, whose epochs may be words as in JSON.
+
+    >>> check_updates(("steps", "schedule", "samples"), None, {"25": 100, "40": 1}, None)
     {25: 100, 40: 1}
     """
     given = schedule if isinstance(schedule, Mapping) else {}
     epochs = [int(key) if isinstance(key, str) and key.isdecimal() else key for key in given]
-    steps = list(given.values())
-    whole = bool(given) and all(type(number) is int for number in [*epochs, *steps])
-    holds = whole and epochs == sorted(set(epochs)) and epochs[0] >= 0 and min(steps) >= 1
-    requirement = f"{name} to map whole epochs, rising, at least 0, to whole numbers of steps, at least 1"
+    whole = bool(given) and all(type(number) is int for number in [*epochs, *given.values()])
+    holds = whole and epochs == sorted(set(epochs)) and epochs[0] >= 0 and min(given.values()) >= 1
+    requirement = f"{names[1]} to map whole epochs, rising, at least 0, to whole numbers of steps, at least 1"
     way_out = 'write {"25": 100, "40": 1} for every 100 steps from epoch 25 on, each step from 40 on'
-    check(holds, requirement, repr(schedule), way_out)
-    return dict(zip(epochs, steps, strict=True))
+    check(schedule is None or holds, requirement, repr(schedule), way_out)
+    alone, got = None in (schedule, steps), f"{names[0]}={steps}"
+    check(alone, f"{names[1]} to go without {names[0]}", got, "leave one of them out")
+    by_steps, requirement = (
+        samples is None or steps or schedule,
+        f"{names[2]} to go with {names[0]} or {names[1]}",
+    )
+    check(bool(by_steps), requirement, "neither", "set one of them")
+    return dict(zip(epochs, given.values(), strict=True)) or None
 
 
 def check_option(name: str, value: object, options: tuple[str, ...]) -> None:
@@ -390,7 +377,3 @@ def check_option(name: str, value: object, options: tuple[str, ...]) -> None:
 def _checkpoint(args: Any, state: Any) -> Path:
     """The folder of the checkpoint at this step."""
     return Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
-
-
-def _in_short(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".rstrip(".")

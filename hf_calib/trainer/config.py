@@ -18,7 +18,7 @@ from hf_calib.metrics.checks import check_flag
 from hf_calib.metrics.state import lower_is_better
 from hf_calib.scaling import TemperatureScaling
 from hf_calib.scaling.methods import FOLDABLE_SCALERS
-from hf_calib.trainer.callbacks import STRATEGIES, check_option, read_schedule
+from hf_calib.trainer.callbacks import STRATEGIES, check_option, check_updates
 
 if TYPE_CHECKING:
     ClassWeights = Sequence[float] | str | None
@@ -27,19 +27,53 @@ else:  # HfArgumentParser takes one type per field: words, which become numbers 
 
 BALANCED = "balanced"
 CALIBRATION_METHODS = (*(key for key, entry in FOLDABLE_SCALERS.items() if entry.needs != "priors"), "none")
-TEMPERATURE_CRITERIA = ("nll", "ece", "adaptive_ece", "none")
-LOSS_REDUCTIONS = ("mean", "sum")
-# Lowest and highest value of whole numbers.
+_OPTIONS = {
+    "temperature_criterion": ("nll", "ece", "adaptive_ece", "none"),
+    "calibration_strategy": STRATEGIES,
+    "loss_reduction": ("mean", "sum"),
+}
+# Lowest and highest value of whole numbers; NumPy takes no larger seed.
 _WHOLE_NUMBERS = {
     "n_bins": (1, 10_000),
     "gamma_update_steps": (1, 10**9),
     "gamma_update_samples": (1, 10**12),
+    "seed": (0, 2**32 - 1),
+    "data_seed": (0, 2**63 - 1),
 }
-
 _BY_METRIC = ("reduce_lr_on_plateau", "greedy")  # schedulers that follow metric_for_best_model
-_SEEDS = {"seed": (0, 2**32 - 1), "data_seed": (0, 2**63 - 1)}  # NumPy takes no larger seed
 
 _saved_with_a_model: ContextVar[bool] = ContextVar("_saved_with_a_model", default=False)
+
+
+# Of each field, as the command line says it.
+_HELP: dict[str, dict[str, str]] = {
+    name: {"help": text}
+    for name, text in {
+        "loss": "Name of the loss, see hf_calib.losses.LOSSES: adafocal, dual_focal, focal, ...",
+        "loss_kwargs": "Hyperparameters of the loss, as JSON: '{\"gamma\": 3.0}'.",
+        "class_weights": "One positive weight per class, in the order of the model's labels; or 'balanced': "
+        "N / (C n_c), from the n_c labels of each class in the training split.",
+        "n_bins": "Number of bins of the reported calibration errors.",
+        "gamma_update_steps": "Update an adaptive loss (adafocal, ada_dual_focal, calfocal, ece_ce) every so many "
+        "optimizer steps. Default: at each evaluation, or at the end of each epoch where eval_strategy is 'no'.",
+        "gamma_update_schedule": "Instead of gamma_update_steps: from which epoch on to update every how many "
+        'optimizer steps, as JSON: \'{"25": 100, "40": 1}\'. Before the first of these epochs, as by default.',
+        "gamma_update_samples": "With gamma_update_steps or gamma_update_schedule: for updates by steps, use a fixed "
+        "random subset of this many examples of the calibration split. Default: all of it.",
+        "calibration_method": "The map of the logits that is fitted on the calibration split and folded into the saved "
+        f"model: {', '.join(CALIBRATION_METHODS[:-1])}, or none for no map. Default: auto; a temperature where "
+        "temperature_criterion is ece or adaptive_ece, and for heads without a bias; none for causal LMs.",
+        "temperature_criterion": "What a temperature minimises on the calibration split: nll (exact), ece or "
+        "adaptive_ece (grid 0.1 to 10, as in the papers), or none for no temperature.",
+        "calibration_strategy": "When the calibration map is fitted: 'end' of the training, or at each 'evaluate' too.",
+        "gather_batch": "Compute the penalties that couple the batch (mmce, soft_ece, kde_ece, mdca, avuc) over the "
+        "micro-batches of all processes instead of each process's own.",
+        "loss_reduction": "'mean' over the rows of the whole batch of an optimizer step, or, to reproduce the image "
+        "papers, their 'sum', which goes with max_grad_norm=2.",
+        "answer_options": "For a causal language model that answers with one of a few tokens, such as ' A' ' B' ' C' "
+        "' D': loss, metrics and temperature are over these. Each row has one of them as its only label.",
+    }.items()
+}
 
 
 @dataclass(repr=False)
@@ -57,78 +91,20 @@ class CalibrationConfig:
     {'gamma': 2.0}
     """
 
-    loss: str = field(
-        default="cross_entropy",
-        metadata={"help": "Name of the loss, see hf_calib.losses.LOSSES: adafocal, dual_focal, focal, ..."},
-    )
-    loss_kwargs: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "Hyperparameters of the loss, as JSON: '{\"gamma\": 3.0}'."}
-    )
-    class_weights: ClassWeights = field(
-        default=None,
-        metadata={
-            "help": "One positive weight per class, in the order of the model's labels; or 'balanced': N / (C n_c), "
-            "from the n_c labels of each class in the training split."
-        },
-    )
-    n_bins: int = field(default=15, metadata={"help": "Number of bins of the reported calibration errors."})
-    gamma_update_steps: int | None = field(
-        default=None,
-        metadata={
-            "help": "Update an adaptive loss (adafocal, ada_dual_focal, calfocal, ece_ce) every so many optimizer "
-            "steps. Default: at each evaluation, or at the end of each epoch where eval_strategy is 'no'."
-        },
-    )
+    loss: str = field(default="cross_entropy", metadata=_HELP["loss"])
+    loss_kwargs: dict[str, Any] | str | None = field(default=None, metadata=_HELP["loss_kwargs"])
+    class_weights: ClassWeights = field(default=None, metadata=_HELP["class_weights"])
+    n_bins: int = field(default=15, metadata=_HELP["n_bins"])
+    gamma_update_steps: int | None = field(default=None, metadata=_HELP["gamma_update_steps"])
     gamma_update_schedule: dict[int, int] | str | None = field(
-        default=None,
-        metadata={
-            "help": "Instead of gamma_update_steps: from which epoch on to update every how many optimizer steps, as "
-            'JSON: \'{"25": 100, "40": 1}\'. Before the first of these epochs, as by default.'
-        },
+        default=None, metadata=_HELP["gamma_update_schedule"]
     )
-    gamma_update_samples: int | None = field(
-        default=None,
-        metadata={
-            "help": "With gamma_update_steps or gamma_update_schedule: for updates by steps, use a fixed random subset "
-            "of this many examples of the calibration split. Default: all of it."
-        },
-    )
-    calibration_method: str | None = field(
-        default=None,
-        metadata={
-            "help": "The map of the logits that is fitted on the calibration split and folded into the saved model: "
-            f"{', '.join(CALIBRATION_METHODS[:-1])}, or none for no map. Default: auto; a temperature where "
-            "temperature_criterion is ece or adaptive_ece, and for heads without a bias; none for causal LMs."
-        },
-    )
-    temperature_criterion: str = field(
-        default="nll",
-        metadata={
-            "help": "What a temperature minimises on the calibration split: nll (exact), ece or adaptive_ece "
-            "(grid 0.1 to 10, as in the papers), or none for no temperature."
-        },
-    )
-    calibration_strategy: str = field(
-        default="end",
-        metadata={
-            "help": "When the calibration map is fitted: 'end' of the training, or at each 'evaluate' too."
-        },
-    )
-    gather_batch: bool = field(
-        default=False,
-        metadata={
-            "help": "Compute the penalties that couple the batch (mmce, soft_ece, kde_ece, mdca, avuc) over the "
-            "micro-batches of all processes instead of each process's own."
-        },
-    )
-
-    loss_reduction: str = field(
-        default="mean",
-        metadata={
-            "help": "'mean' over the rows of the whole batch of an optimizer step, or, to reproduce the image papers, "
-            "their 'sum', which goes with max_grad_norm=2."
-        },
-    )
+    gamma_update_samples: int | None = field(default=None, metadata=_HELP["gamma_update_samples"])
+    calibration_method: str | None = field(default=None, metadata=_HELP["calibration_method"])
+    temperature_criterion: str = field(default="nll", metadata=_HELP["temperature_criterion"])
+    calibration_strategy: str = field(default="end", metadata=_HELP["calibration_strategy"])
+    gather_batch: bool = field(default=False, metadata=_HELP["gather_batch"])
+    loss_reduction: str = field(default="mean", metadata=_HELP["loss_reduction"])
 
     def __post_init__(self) -> None:
         self.check_calibration()
@@ -136,21 +112,18 @@ class CalibrationConfig:
     def check_calibration(self) -> None:
         """Refuse what is out of range, or does not go together."""
         self.loss_kwargs = read_mapping(self.loss_kwargs)
-        schedule = self.gamma_update_schedule
-        schedule = _from_json(schedule) if isinstance(schedule, str) else schedule
-        if schedule is not None:
-            schedule = read_schedule(schedule, "gamma_update_schedule")
-        self.gamma_update_schedule = schedule
-        check_option("calibration_strategy", self.calibration_strategy, STRATEGIES)
-        check_option("loss_reduction", self.loss_reduction, LOSS_REDUCTIONS)
-        _check_whole_numbers(self, _WHOLE_NUMBERS)
+        for name, options in _OPTIONS.items():
+            check_option(name, getattr(self, name), options)
+        for name, (low, high) in _WHOLE_NUMBERS.items():
+            value = getattr(self, name, None)
+            whole = value is None or (type(value) is int and low <= value <= high)
+            requirement = f"{name} to be a whole number, at least {low}, at most {high}"
+            check(whole, requirement, repr(value), "leave it out for the default")
         check_flag("gather_batch", self.gather_batch)
-        steps = self.gamma_update_steps
-        requirement = "gamma_update_schedule to go without gamma_update_steps"
-        check(None in (schedule, steps), requirement, f"gamma_update_steps={steps}", "leave one of them out")
-        requirement = "gamma_update_samples to go with gamma_update_steps or gamma_update_schedule"
-        by_steps = self.gamma_update_samples is None or steps or schedule
-        check(bool(by_steps), requirement, "neither", "set one of them")
+        names = ("gamma_update_steps", "gamma_update_schedule", "gamma_update_samples")
+        schedule = _from_json(self.gamma_update_schedule)
+        updates = check_updates(names, self.gamma_update_steps, schedule, self.gamma_update_samples)
+        self.gamma_update_schedule = updates
         self.make_scaler()
         self.class_weights = _numbers(self.class_weights)
         self.make_loss()
@@ -164,8 +137,7 @@ class CalibrationConfig:
             problem_type: the model's; None tells the labels apart by their dtype.
             balanced_weights: what `class_weights="balanced"` stands for; the trainer counts labels for it.
         """
-        name = self.loss
-        kwargs = dict(self.loss_kwargs or {})  # type: ignore[arg-type]
+        name, kwargs = self.loss, dict(self.loss_kwargs or {})  # type: ignore[arg-type]
         smoothing = getattr(self, "label_smoothing_factor", 0)  # of a Trainer's arguments
         if smoothing != 0:
             name, kwargs = "label_smoothing", {"smoothing": smoothing}
@@ -178,7 +150,6 @@ class CalibrationConfig:
         if method is None:
             method = "auto" if criterion == "nll" else "temperature"
         check_option("calibration_method", method, CALIBRATION_METHODS)
-        check_option("temperature_criterion", criterion, TEMPERATURE_CRITERIA)
         goes_together = method in ("temperature", "none") or criterion == "nll"
         requirement = "temperature_criterion to be given with calibration_method='temperature' only"
         way_out = "leave it out" if criterion != "none" else "set calibration_method='none' for no map"
@@ -195,8 +166,8 @@ class CalibrationConfig:
 class CalibrationTrainingArguments(CalibrationConfig, TrainingArguments):
     """Arguments of `CalibrationTrainer`: those of `TrainingArguments`, plus the loss and the calibration map.
 
-    Everything is checked here, before any data is touched. From Python, from the command line (through
-    `transformers.HfArgumentParser`), or from a YAML file with command-line overrides (`parse_arguments`).
+    From Python, from the command line (through `transformers.HfArgumentParser`), or from a YAML file with command-line
+    overrides (`parse_arguments`).
 
     With `load_best_model_at_end`, `metric_for_best_model` may be one of the calibration metrics
     (`eval_adaptive_ece`, `eval_nll`, ...); the smaller is then the better, unless `greater_is_better` says
@@ -208,24 +179,18 @@ class CalibrationTrainingArguments(CalibrationConfig, TrainingArguments):
     {'gamma': 2.0}
     """
 
-    answer_options: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "For a causal language model that answers with one of a few tokens, such as ' A' ' B' ' C' ' D': "
-            "loss, metrics and temperature are over these. Each row has one of them as its only label."
-        },
-    )
+    answer_options: list[str] | None = field(default=None, metadata=_HELP["answer_options"])
 
     def __post_init__(self) -> None:
         self.loss_kwargs = read_mapping(self.loss_kwargs)
         needs_metric = self.load_best_model_at_end or self.lr_scheduler_type in _BY_METRIC
         if needs_metric and self.metric_for_best_model is None and isinstance(self.make_loss(), AdaptiveLoss):
             self.metric_for_best_model = "nll"
-        if self.greater_is_better is None and lower_is_better(self.metric_for_best_model or ""):
+        metric = self.metric_for_best_model or ""
+        if self.greater_is_better is None and lower_is_better(metric):
             self.greater_is_better = False  # the base class takes all but losses for scores
         TrainingArguments.__post_init__(self)
         self.check_calibration()
-        _check_whole_numbers(self, _SEEDS)
         if self.answer_options is not None:
             requirement = "calibration_method to be 'temperature' or 'none' with answer_options"
             way_out = "make a classifier with hf_calib.language_models.label_token_classifier for other maps"
@@ -233,7 +198,6 @@ class CalibrationTrainingArguments(CalibrationConfig, TrainingArguments):
             check(fits, requirement, repr(self.calibration_method), way_out)
             requirement = "class_weights to be numbers with answer_options"
             check(self.class_weights != BALANCED, requirement, "'balanced'", "give one number per option")
-        metric = self.metric_for_best_model or ""
         if metric.endswith("_calibrated"):
             has_map = self.make_scaler() is not None
             purpose = f"for metric_for_best_model={metric!r}, with a map to fit"
@@ -261,15 +225,6 @@ def hub_token_left_out() -> Iterator[None]:
         _saved_with_a_model.reset(outer)
 
 
-def _check_whole_numbers(given: Any, ranges: Mapping[str, tuple[int, int]]) -> None:
-    """Raise unless attributes are None or integers in their ranges."""
-    for name, (low, high) in ranges.items():
-        value = getattr(given, name)
-        whole = value is None or (type(value) is int and low <= value <= high)
-        requirement = f"{name} to be a whole number, at least {low}, at most {high}"
-        check(whole, requirement, repr(value), "leave it out for the default")
-
-
 def _plain(value: Any) -> Any:
     """A number of NumPy or PyTorch, or an array of them, as JSON can hold it; infinity as "inf"."""
     plain = value.tolist() if hasattr(value, "tolist") else value
@@ -278,42 +233,35 @@ def _plain(value: Any) -> Any:
 
 def _numbers(weights: Any) -> list[float] | str | None:
     """Class weights as numbers that JSON can hold, from words of the command line, an array or a tensor."""
-    if weights is None:
+    words = [weights] if isinstance(weights, str) else _plain(weights)
+    if words is None:
         return None
-    if isinstance(weights, str):
-        weights = [weights]
-    words = weights if isinstance(weights, Mapping) else list(_plain(weights))
+    words = words if isinstance(words, Mapping) else list(words)
     if words == [BALANCED]:
         return BALANCED
     try:
-        if isinstance(words, Mapping):
-            raise TypeError  # its keys would be taken for the weights
-        numbers = [float(weight) for weight in words]
-    except (TypeError, ValueError) as error:
-        requirement = f"be numbers, or {BALANCED!r}"
-        raise InputValueError(
-            expected("class_weights", requirement, repr(weights), "one number per class, in order")
-        ) from error
-    return numbers
+        if not isinstance(words, Mapping):  # whose keys would be taken for the weights
+            return [float(weight) for weight in words]
+    except (TypeError, ValueError):
+        pass
+    requirement, way_out = f"be numbers, or {BALANCED!r}", "one number per class, in order"
+    raise InputValueError(expected("class_weights", requirement, repr(words), way_out))
 
 
-def _from_json(text: str) -> Any:
-    """The text parsed as JSON; else the text itself, for the check that follows to refuse."""
+def _from_json(value: Any) -> Any:
+    """A text of the command line parsed as JSON; what is none stays as it is, for the check that follows to refuse."""
     try:
-        return json.loads(text)
+        return json.loads(value) if isinstance(value, str) else value
     except json.JSONDecodeError:
-        return text
+        return value
 
 
 def read_mapping(value: Any) -> dict[str, Any] | None:
-    """Read JSON from the command line."""
-    requirement, way_out = "be a mapping of hyperparameters, or JSON of one", "write '{\"name\": value}'"
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except json.JSONDecodeError as error:
-            got = f"{value!r} ({error})"
-            raise InputValueError(expected("loss_kwargs", requirement, got, way_out)) from error
-    if value is not None and not isinstance(value, dict):
-        raise InputValueError(expected("loss_kwargs", requirement, repr(value), way_out))
-    return None if value is None else {key: _plain(item) for key, item in value.items()}
+    """Hyperparameters, which are JSON on the command line."""
+    given = _from_json(value)
+    requirement, way_out = (
+        "loss_kwargs to be a mapping of hyperparameters, or JSON of one",
+        "write '{\"name\": value}'",
+    )
+    check(given is None or isinstance(given, dict), requirement, f"{value!r} ", way_out)
+    return None if given is None else {key: _plain(item) for key, item in given.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -34,12 +34,38 @@ class Labels(NamedTuple):
 def read_labels(dataset: Any, label_key: str) -> Labels | None:
     """The labels of a `datasets.Dataset` from its column, or of a list of rows; None for other datasets."""
     if isinstance(dataset, datasets.Dataset):
-        column = _label_name(dataset.column_names, label_key)
-        return None if column is None else _labels_of_column(dataset, column)
-    if isinstance(dataset, list | tuple) and dataset and all(isinstance(row, Mapping) for row in dataset):
-        name = _label_name(dataset[0], label_key)
-        return None if name is None else _labels_of_rows([row.get(name) for row in dataset])
-    return None
+        names: Any = dataset.column_names
+    elif isinstance(dataset, list | tuple) and dataset and all(isinstance(row, Mapping) for row in dataset):
+        names = dataset[0]
+    else:
+        return None
+    name = next((name for name in (label_key, *LABEL_NAMES) if name in names), None)
+    if name is None:
+        return None
+    if isinstance(dataset, datasets.Dataset):
+        return _labels_of_column(dataset, name)
+    labels = [row.get(name) for row in dataset]
+    arrays = [np.asarray([] if label is None else label) for label in labels]
+    rows = np.repeat(np.arange(len(labels)), [array.size for array in arrays])
+    missing = np.array([row for row, label in enumerate(labels) if label is None], dtype=np.int64)
+    present = [array.ravel() for array, label in zip(arrays, labels, strict=True) if label is not None]
+    return Labels(np.concatenate(present) if present else np.empty(0), rows, missing)
+
+
+def _labels_of_column(dataset: datasets.Dataset, column: str) -> Labels:
+    """Of a column of numbers, or of lists of them (one per token or class)."""
+    values = dataset.with_format("arrow")[column][:].combine_chunks()
+    rows = np.arange(len(values))
+    missing = []
+    while True:
+        absent = values.is_null().to_numpy(zero_copy_only=False)
+        missing.append(rows[absent])
+        if not hasattr(values, "value_parent_indices"):
+            break
+        rows = rows[values.value_parent_indices().to_numpy()]
+        values = values.flatten()
+    flat = values.drop_null().to_numpy(zero_copy_only=False)
+    return Labels(flat, rows[~absent], np.unique(np.concatenate(missing)))
 
 
 def has_rows(dataset: Any) -> bool:
@@ -49,13 +75,13 @@ def has_rows(dataset: Any) -> bool:
 
 
 def loader_of(trainer: Any, dataset: Any) -> Any:
-    """A loader of a dataset's rows as the model gets them, without the columns that it does not take."""
-    loaders = vars(trainer).setdefault("loaders", [])
-    found = next((loader for made_for, loader in loaders if made_for is dataset), None)
-    if found is None:
-        found = trainer.get_test_dataloader(dataset)
-        loaders.append((dataset, found))
-    return found
+    """A loader of a dataset, made once, for its rows and collator without the columns that the model does not take."""
+    made = vars(trainer).setdefault("loaders_of_splits", [])
+    found = [loader for made_for, loader in made if made_for is dataset]
+    if not found:
+        found = [trainer.get_test_dataloader(dataset)]
+        made.append((dataset, found[0]))
+    return found[0]
 
 
 def collated_labels(trainer: Any, dataset: Any, role: str, row: int | None = None) -> Tensor | None:
@@ -83,39 +109,35 @@ def collated_labels(trainer: Any, dataset: Any, role: str, row: int | None = Non
 def has_label_per_class(trainer: Any, dataset: Any, role: str) -> bool | None:
     """Whether the labels of a dataset are one float per class; None where this cannot be told."""
     labels = collated_labels(trainer, dataset, role)
-    unclear = labels is None or (labels.is_floating_point() and labels.dim() != 2)
-    return None if unclear else labels.is_floating_point()  # type: ignore[union-attr]
+    if labels is None or (labels.is_floating_point() and labels.dim() != 2):
+        return None
+    return labels.is_floating_point()
 
 
 def balanced_class_weights(trainer: Any) -> list[float]:
     """Weights N / (C n_c) of the training split, which give every class the same share of the loss."""
-    dataset, n_classes = trainer.train_dataset, trainer.n_classes
+    dataset, n_classes, way_out = trainer.train_dataset, trainer.n_classes, "give one number per class"
     found = read_labels(dataset, trainer.label_key)
-    way_out = "give one number per class"
     several = has_label_per_class(trainer, dataset, "training")
     readable = not several and found is not None and found.values.dtype.kind in "iu"
-    requirement = (
-        "class_weights to be given as numbers where the training split has no column of class indices"
-    )
-    check(readable, requirement, "'balanced'", way_out)
+    where = "class_weights to be given as numbers where"
+    check(readable, f"{where} the training split has no column of class indices", "'balanced'", way_out)
     assert found is not None
-    counted = found.values[found.values >= 0]
     for row in sorted({int(found.rows[i]) for i in np.unique(found.values, return_index=True)[1]}):
         arriving = collated_labels(trainer, dataset, "training", row)
-        start, end = np.searchsorted(found.rows, (row, row + 1))  # the values come row by row
         arrives = [] if arriving is None else arriving.flatten().tolist()
-        unchanged = arriving is None or {*arrives, IGNORE_INDEX} == {*found.values[start:end], IGNORE_INDEX}
-        requirement = "class_weights to be given as numbers where a transform or collator changes the labels"
-        check(unchanged, requirement, f"'balanced', and a row {row} that arrives as {arrives}", way_out)
+        same = {*arrives, IGNORE_INDEX} == {*found.values[found.rows == row], IGNORE_INDEX}
+        got = f"'balanced', and a row {row} that arrives as {arrives}"
+        check(arriving is None or same, f"{where} a transform or collator changes the labels", got, way_out)
+    counted = found.values[found.values >= 0]
     counts = np.bincount(counted, minlength=n_classes or 0)
-    fits = n_classes is None or len(counts) <= n_classes
+    fits, got = n_classes in (None, len(counts)), f"label {len(counts) - 1} in the training split"
     requirement = f"class_weights to be 'balanced' over labels in [0, {n_classes})"
-    got = f"label {len(counts) - 1} in the training split"
     check(fits, requirement, got, "relabel, or set num_labels")
-    absent = np.flatnonzero(counts == 0)
-    got = f"no examples of class {few(absent.tolist())}" if len(absent) else "no labels"
+    absent = np.flatnonzero(counts == 0).tolist()
+    got = f"no examples of class {few(absent)}" if absent else "no labels"
     requirement = "class_weights to be 'balanced' over classes that the training split has"
-    check(not len(absent) and len(counts) > 0, requirement, got, way_out)
+    check(not absent and len(counts) > 0, requirement, got, way_out)
     return (len(counted) / (len(counts) * counts)).tolist()
 
 
@@ -124,7 +146,6 @@ def aligned_labels(labels: Tensor, *, next_token: bool) -> Tensor:
 
     For `next_token` they are shifted, as transformers does for causal language models; the last position is ignored.
 
-    >>> import torch
     >>> aligned_labels(torch.tensor([[5, 6, 7]]), next_token=True)
     tensor([[   6,    7, -100]])
     >>> aligned_labels(torch.tensor([[5], [6]]), next_token=False)
@@ -154,46 +175,14 @@ def ignore_repeated_rows(batch: Any, key: str, loader: Any, accelerator: Acceler
     size = shards.batch_size // (shards.num_processes if shards.split_batches else 1)
     rows_left = len(shards.batch_sampler.sampler) % (size * shards.num_processes)
     if rows_left and shards.even_batches and not shards.drop_last:
-        n_own = n_own_rows(rows_left, shards.process_index, size)
-        labels = batch[key]
+        n_own, labels = n_own_rows(rows_left, shards.process_index, size), batch[key]
         labels = labels.clone() if labels.is_floating_point() else labels.long().clone()
         if len(labels) == size:
             labels[n_own:] = IGNORE_INDEX
-        elif n_own < size:  # rows end to end, without padding
-            starts = (
-                (batch["position_ids"][0] == 0).nonzero() if "position_ids" in batch else [[0]] * (n_own == 0)
-            )
+        elif n_own < size:  # rows end to end in one, without padding: each begins at position 0
+            starts = (batch["position_ids"][0] == 0).nonzero() if "position_ids" in batch else [0]
             labels[:, starts[n_own] if n_own < len(starts) else labels.shape[1] :] = IGNORE_INDEX
         batch[key] = labels
-
-
-def _label_name(names: Iterable[str], label_key: str) -> str | None:
-    """The name that the collator would take, as `default_data_collator` renames `label` and `label_ids`."""
-    return next((name for name in (label_key, *LABEL_NAMES) if name in names), None)
-
-
-def _labels_of_column(dataset: datasets.Dataset, column: str) -> Labels:
-    """Of a column of numbers, or of lists of them (one per token or class)."""
-    values = dataset.with_format("arrow")[column][:].combine_chunks()
-    rows = np.arange(len(values))
-    missing = []
-    while True:
-        absent = values.is_null().to_numpy(zero_copy_only=False)
-        missing.append(rows[absent])
-        if not hasattr(values, "value_parent_indices"):
-            break
-        rows = rows[values.value_parent_indices().to_numpy()]
-        values = values.flatten()
-    flat = values.drop_null().to_numpy(zero_copy_only=False)
-    return Labels(flat, rows[~absent], np.unique(np.concatenate(missing)))
-
-
-def _labels_of_rows(labels: list[Any]) -> Labels:
-    arrays = [np.asarray([] if label is None else label) for label in labels]
-    rows = np.repeat(np.arange(len(labels)), [array.size for array in arrays])
-    missing = np.array([row for row, label in enumerate(labels) if label is None], dtype=np.int64)
-    present = [array.ravel() for array, label in zip(arrays, labels, strict=True) if label is not None]
-    return Labels(np.concatenate(present) if present else np.empty(0), rows, missing)
 
 
 @contextmanager
@@ -212,9 +201,21 @@ def random_state_left_as_found() -> Iterator[None]:
 # ---- Models ----
 
 
+def without_adapters(model: Any) -> Any:
+    """The model that adapters are on, or the model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def generates(model: Any, *, encoder_decoder: bool) -> bool:
+    """Whether the model generates text, with an encoder or without one."""
+    model = without_adapters(model)
+    able = hasattr(model, "can_generate") and bool(model.can_generate())
+    return able and bool(getattr(model.config, "is_encoder_decoder", False)) == encoder_decoder
+
+
 def predicts_next_token(model: Any) -> bool:
     """Whether the model is a decoder-only language model: its logits at position t are for token t + 1."""
-    return generates(model) and not is_encoder_decoder(model)
+    return generates(model, encoder_decoder=False)
 
 
 def number_of_classes(model: Any) -> int | None:
@@ -222,24 +223,13 @@ def number_of_classes(model: Any) -> int | None:
 
     A model for multiple choice does not: its classes are the choices of each question, and `num_labels` is not theirs.
     """
-    model = _without_adapters(model)
-    if type(model).__name__.endswith("ForMultipleChoice"):
+    model = without_adapters(model)
+    config, name = getattr(model, "config", None), type(model).__name__
+    if name.endswith("ForMultipleChoice"):
         return None
-    if generates(model) or type(model).__name__.endswith("ForMaskedLM"):
-        return getattr(model.config.get_text_config(), "vocab_size", None)
-    return getattr(getattr(model, "config", None), "num_labels", None)
-
-
-def _without_adapters(model: Any) -> Any:
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def generates(model: Any) -> bool:
-    """Whether the model generates text."""
-    model = _without_adapters(model)
-    return hasattr(model, "can_generate") and bool(model.can_generate())
-
-
-def is_encoder_decoder(model: Any) -> bool:
-    """Whether it reads by an encoder, and writes by a decoder."""
-    return bool(getattr(_without_adapters(model).config, "is_encoder_decoder", False))
+    of_vocabulary = name.endswith("ForMaskedLM") or (hasattr(model, "can_generate") and model.can_generate())
+    return (
+        getattr(config.get_text_config(), "vocab_size", None)
+        if of_vocabulary
+        else getattr(config, "num_labels", None)
+    )

@@ -87,8 +87,7 @@ class CalibrationMixin(Trainer):
         self._given_config = calibration
         self.calibration_dataset = calibration_dataset
         self._asked = Asked()  # by the call of `evaluate` that is under way
-        self._own_callbacks: dict[type[callbacks.CalibrationCallback], Any] = {}  # that were made here
-        self._removed: set[type[callbacks.CalibrationCallback]] = set()  # by the user
+        self.made_callbacks: dict[type, Any] = {}
         super().__init__(*args, **kwargs)
         loss = self.calibration_config.loss
         once = self.compute_loss_func is None or loss == "cross_entropy"
@@ -106,7 +105,10 @@ class CalibrationMixin(Trainer):
             self.answers = AnswerOptions(self.unwrapped_model, self.processing_class, options)
             self.data_collator = partial(self.answers.batch, self.data_collator)
             self.not_for_the_model = (PLACES,)
-        callbacks.come_first(self.callback_handler, self._begin_training, self._end_training)
+        # MLflow, TensorBoard and others close in their on_train_end, and what calibration logs is to reach them.
+        handler = self.callback_handler
+        handler.on_train_begin = callbacks.before(handler.on_train_begin, self._begin_training)
+        handler.on_train_end = callbacks.before(handler.on_train_end, self._end_training)
         self._make_loss()
 
     # ---- Set-up ----
@@ -185,15 +187,7 @@ class CalibrationMixin(Trainer):
             loss.gather = all_gather_rows
         self.calibration_loss = loss
         self._next_token = self.answers is None and of_labels.predicts_next_token(self.unwrapped_model)
-        handler, made = self.callback_handler, self._own_callbacks
-        self._removed |= {kind for kind, callback in made.items() if callback not in handler.callbacks}
-        handler.callbacks = [callback for callback in handler.callbacks if callback not in made.values()]
-        made = callbacks.made_of(config, loss, maps.scaler_of(config, self))
-        unwanted = {kind for kind in made if kind in self._removed or own_callback(self, kind) is not None}
-        self._own_callbacks = {kind: made[kind] for kind in made.keys() - unwanted}
-        for callback in self._own_callbacks.values():
-            self.add_callback(callback)
-        callbacks.arrange(self)
+        callbacks.renew(self, config, maps.scaler_of(config, self))
         checks.check_model(self)
 
     # ---- Training ----
