@@ -54,14 +54,12 @@ def load_loss_state(loss: AdaptiveLoss, directory: str | os.PathLike[str]) -> No
 
 def newest_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
     """The newest checkpoint that was written to its end, the Trainer's state; None if there is none."""
-    folders = [
-        path.parent for path in Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*/{TRAINER_STATE_NAME}")
-    ]
-    steps = {path: path.name.rpartition("-")[2] for path in folders}
-    for path in sorted(filter(lambda path: steps[path].isdecimal(), folders), key=lambda p: -int(steps[p])):
+    states = Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*/{TRAINER_STATE_NAME}")
+    steps = {path: path.parent.name.rpartition("-")[2] for path in states}
+    for path in sorted((p for p in steps if steps[p].isdecimal()), key=lambda p: -int(steps[p])):
         try:
-            json.loads((path / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
+            json.loads(path.read_text(encoding="utf-8"))
+            return str(path.parent)
         except ValueError:  # cut short
             continue
-        return str(path)
     return None

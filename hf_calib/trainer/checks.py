@@ -36,6 +36,12 @@ _DECISIONS = "give 0 or 1 per class, or -100 to ignore a decision"
 
 def check_model(trainer: Any) -> None:
     """Refuse a model that is not a classifier, and a loss that does not fit it."""
+    asked = trainer.calibration_config.loss
+    once, got = (
+        trainer.compute_loss_func is None or asked == "cross_entropy",
+        f"compute_loss_func beside loss={asked!r}",
+    )
+    check(once, "the loss to be given once", got, "leave one of them out")
     model, n_classes, loss = trainer.unwrapped_model, trainer.n_classes, trainer.calibration_loss
     adapts = own_callback(trainer, AdaFocalCallback) is None or isinstance(loss, AdaptiveLoss)
     way_out = "use loss='adafocal', or leave the callback out"

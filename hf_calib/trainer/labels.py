@@ -169,7 +169,7 @@ def n_own_rows(rows_left: int, process: int, size: int) -> int:
 def ignore_repeated_rows(batch: Any, key: str, loader: Any, accelerator: Accelerator) -> None:
     """Ignore the rows that accelerate adds from the start of the epoch, so that processes have equal batches."""
     shards = getattr(loader, "batch_sampler", None)
-    is_last = accelerator.gradient_state.end_of_dataloader
+    is_last = accelerator.gradient_state.end_of_dataloader and key in batch
     if not (is_last and isinstance(shards, BatchSamplerShard)) or shards.num_processes == 1:
         return
     size = shards.batch_size // (shards.num_processes if shards.split_batches else 1)

@@ -37,9 +37,9 @@ from hf_calib.trainer.report import about_map
 class CalibrationMixin(Trainer):
     """The calibration of a `Trainer`: put it before any subclass, `class Mine(CalibrationMixin, TheirTrainer)`.
 
-    `CalibrationTrainer` is this with the stock `Trainer`, and its docstring says what it adds. Another trainer keeps
-    what it does itself: one that makes its batches or its logits in its own way overrides `logits_and_labels`; one with
-    a `compute_loss` of its own is left alone, and its evaluations have the metrics where its `prediction_step` returns
+    `CalibrationTrainer`, which says what it adds, is this with the stock `Trainer`. Another trainer keeps what it does
+    itself: one that makes its batches or its logits in its own way overrides `logits_and_labels`; one with a
+    `compute_loss` of its own is left alone, and its evaluations have the metrics where its `prediction_step` returns
     logits and labels. With `compute_loss_func` the loss is that function, scaled as the stock Trainer does.
 
     Args:
@@ -89,10 +89,6 @@ class CalibrationMixin(Trainer):
         self._asked = Asked()  # by the call of `evaluate` that is under way
         self.made_callbacks: dict[type, Any] = {}
         super().__init__(*args, **kwargs)
-        loss = self.calibration_config.loss
-        once = self.compute_loss_func is None or loss == "cross_entropy"
-        got = f"compute_loss_func beside loss={loss!r}"
-        check(once, "the loss to be given once", got, "leave one of them out")
         # Whether labels are in the batches, and not made from them by a trainer of another kind.
         self.reads_labels = type(self).logits_and_labels is CalibrationMixin.logits_and_labels
         if self.reads_labels:  # whether or not the model's forward takes them too
@@ -209,11 +205,12 @@ class CalibrationMixin(Trainer):
         """
         if resume_from_checkpoint is True:
             folder = str(self.args.output_dir)
-            resume_from_checkpoint = newest_checkpoint(folder)
-            got, way_out = f"{folder} with none", "pass resume_from_checkpoint=FOLDER, or train without it"
-            check(
-                resume_from_checkpoint is not None, "output_dir to hold a complete checkpoint", got, way_out
+            found, way_out = (
+                newest_checkpoint(folder),
+                "pass resume_from_checkpoint=FOLDER, or train without it",
             )
+            check(bool(found), "output_dir to hold a complete checkpoint", f"{folder} with none", way_out)
+            resume_from_checkpoint = found
         self._resume_from = resume_from_checkpoint or None
         if self.model_init is None:
             self._set_up_training()
@@ -232,12 +229,11 @@ class CalibrationMixin(Trainer):
         checks.name_objective(self)
         checks.check_data(self)
         self._take_map(None)  # further training undoes an earlier calibration
-        if self._resume_from is not None:
-            if isinstance(self.calibration_loss, AdaptiveLoss):
-                load_loss_state(self.calibration_loss, self._resume_from)
-            fitting = own_callback(self, CalibrationMapCallback)
-            if fitting is not None:
-                self._take_map(maps.map_of_checkpoint(self._resume_from, fitting.scaler))
+        fitting = own_callback(self, CalibrationMapCallback)
+        if self._resume_from is not None and isinstance(self.calibration_loss, AdaptiveLoss):
+            load_loss_state(self.calibration_loss, self._resume_from)
+        if self._resume_from is not None and fitting is not None:
+            self._take_map(maps.map_of_checkpoint(self._resume_from, fitting.scaler))
         self.last_evaluation, self.summary_was_at, self._has_ended = None, None, False
 
     def _begin_training(self, state: Any) -> None:
@@ -267,13 +263,11 @@ class CalibrationMixin(Trainer):
         batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self.compute_loss_func is not None:
             return batches, count
-        key = self.label_key
         # Another compute_loss need not know ignored rows.
-        if batches and key in batches[-1] and type(self).compute_loss is CalibrationMixin.compute_loss:
-            of_labels.ignore_repeated_rows(
-                batches[-1], key, self.callback_handler.train_dataloader, self.accelerator
-            )
-        labels = [batch[key].to(device) for batch in batches if key in batch]
+        if batches and type(self).compute_loss is CalibrationMixin.compute_loss:
+            loader = self.callback_handler.train_dataloader
+            of_labels.ignore_repeated_rows(batches[-1], self.label_key, loader, self.accelerator)
+        labels = [batch[self.label_key].to(device) for batch in batches if self.label_key in batch]
         if not labels:
             return batches, None
         if self.calibration_config.loss_reduction == "sum":
@@ -309,10 +303,8 @@ class CalibrationMixin(Trainer):
                 self.example_batch = {k: (v[:4] if v.dim() else v).cpu() for k, v in rows.items()}
         loss = self.calibration_loss(logits, labels, num_items_in_batch=num_items_in_batch)
         if num_items_in_batch is not None:
-            divides = not getattr(
-                self, "loss_is_scaled_for_ga", None
-            )  # which transformers < 5.19 does not have
-            steps = self.current_gradient_accumulation_steps if divides else 1
+            told = getattr(self, "loss_is_scaled_for_ga", False)  # which transformers < 5.19 does not have
+            steps = 1 if told else self.current_gradient_accumulation_steps
             loss = loss * (self.accelerator.num_processes * steps)
         if isinstance(outputs, tuple | Tensor):  # the Trainer takes the logits from behind the loss
             outputs = (loss, *outputs) if isinstance(outputs, tuple) else (loss, outputs)
@@ -397,27 +389,20 @@ class CalibrationMixin(Trainer):
 
     # ---- Calibration ----
 
-    def held_out_pass(
-        self, *, n_samples: int | None = None, keep_logits: bool = False, sample_tokens: bool = False
-    ) -> Evaluation:
+    def held_out_pass(self, *, n_samples: int | None = None, keep_logits: bool = False) -> Evaluation:
         """Run the model over the calibration split; mode, random streams, log and progress bars stay as found.
 
         Args:
             n_samples: only a fixed random subset of this size; None for all.
-            keep_logits: keep logits and labels, for a fit that needs them.
-            sample_tokens: of these only a random sample of the tokens, at most 20,000 and half a GiB.
+            keep_logits: keep logits and labels; of a causal language model those of a random sample of the tokens, at
+                most 20,000 and half a GiB.
         """
-        n_bins, keep = self.calibration_config.n_bins, math.inf if keep_logits else 0
-        current = Evaluation(self.accelerator, n_bins=n_bins, keep_values=keep, sample_tokens=sample_tokens)
+        keep = {"keep_values": math.inf if keep_logits else 0, "sample_tokens": self._next_token}
+        current = Evaluation(self.accelerator, n_bins=self.calibration_config.n_bins, **keep)
         return held_out(self, self.calibration_split, current, n_samples=n_samples)
 
     def update_adaptive_loss(self, done: Evaluation | None = None, *, n_samples: int | None = None) -> None:
-        """Update the table of an adaptive loss from the calibration split, and log it.
-
-        Args:
-            done: a pass over it that is at hand; None makes one.
-            n_samples: of a fixed random subset of this size; None for all.
-        """
+        """Update the table of an adaptive loss and log it, from a pass that is at hand or from `held_out_pass`."""
         evaluation = self.held_out_pass(n_samples=n_samples) if done is None else done
         assert isinstance(self.calibration_loss, AdaptiveLoss)
         callbacks.update_table(self, self.calibration_loss, evaluation)
@@ -426,8 +411,7 @@ class CalibrationMixin(Trainer):
         """Fit a map of the logits on the calibration split, record it in the config, and report it from then on.
 
         The model's weights stay as they are: `save_calibrated_model` folds the map into what it saves. A fit that fails
-        leaves no map. Of a causal language model, a random sample of the split's tokens is taken, at most 20,000 and
-        half a GiB of logits.
+        leaves no map. Of a causal language model, the rows are a sample of the tokens; see `held_out_pass`.
 
         Args:
             scaler: any of `SCALERS` that folds, fitted in place; its `multi_label` is set by the labels. None takes
@@ -451,7 +435,7 @@ class CalibrationMixin(Trainer):
             scaler = TemperatureScaling() if scaler is None else scaler
         self.check_goes_with(scaler)
         self._take_map(None)
-        rows = self.held_out_pass(keep_logits=True, sample_tokens=self._next_token)
+        rows = self.held_out_pass(keep_logits=True)
         logits, labels = rows.logits_and_labels()
         scaler = maps.fit_for_head(self, scaler, logits, labels)
         split = "calibration" if self.calibration_dataset is not None else "evaluation"
