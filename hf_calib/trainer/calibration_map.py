@@ -9,55 +9,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from numpy.typing import NDArray
 
-from hf_calib._errors import InputValueError, expected
+from hf_calib._errors import check
 from hf_calib.export.heads import has_tied_head, head_loses_bias, norms_of_hidden_size
-from hf_calib.scaling import AutoScaling, TemperatureScaling
+from hf_calib.scaling import AutoScaling, TemperatureScaling, saved_map
 from hf_calib.scaling.methods import FOLDABLE_SCALERS, foldable_method, is_multi_label, method_of
-from hf_calib.scaling.saved_map import (
-    MAP_NAME,
-    check_finite,
-    config_record,
-    has_bias,
-    load_map,
-    map_title,
-    save_map,
-    temperature_of,
-    title_of,
-)
-from hf_calib.trainer.labels import predicts_next_token
+from hf_calib.scaling.saved_map import has_bias, load_map, map_title, temperature_of, title_of
+from hf_calib.trainer.labels import predicts_next_token, without_adapters
 
 # Entries of calibration.json that a model's config does without.
 _BESIDE_THE_CONFIG = ("class_names", "base_model", "data", "fingerprint", "metrics")
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
 class FittedMap:
-    """A calibration map, and what is known about it.
-
-    Args:
-        scaler: fitted; any of `SCALERS` that folds.
-        about: further entries of calibration.json: the loss, the rows that it was fitted on, and so on.
-    """
+    """A fitted scaler that folds, and further entries of calibration.json: the loss, the rows that it was fitted on."""
 
     scaler: Any
     about: Mapping[str, Any]
 
     def config_record(self) -> dict[str, Any]:
         """The record of the map for the model's config."""
-        return {
-            "method": foldable_method(self.scaler),
-            **config_record(self.scaler),
-            **{key: value for key, value in self.about.items() if key not in _BESIDE_THE_CONFIG},
-        }
+        about = {key: value for key, value in self.about.items() if key not in _BESIDE_THE_CONFIG}
+        return {**_record(self.scaler), **about}
 
     def save(self, path: Path) -> None:
         """Write calibration.json into a folder, or as this file."""
-        save_map(self.scaler, path, self.about)
+        saved_map.save_map(self.scaler, path, self.about)
 
     def is_in(self, path: Path) -> bool:
         """Whether a calibration.json holds this map."""
@@ -65,89 +47,87 @@ class FittedMap:
             found = load_map(path).scaler
         except ValueError:
             return False
-        if method_of(found) not in FOLDABLE_SCALERS:
-            return False
-        pairs = zip(self.scaler.affine_map(), found.affine_map(), strict=True)
-        return all(np.array_equal(ours, theirs) for ours, theirs in pairs if not ours is theirs is None)
+        return method_of(found) in FOLDABLE_SCALERS and _record(found) == _record(self.scaler)
+
+
+def _record(scaler: Any) -> dict[str, Any]:
+    return {"method": foldable_method(scaler), **saved_map.config_record(scaler)}
+
+
+def scaler_of(config: Any, trainer: Any) -> Any:
+    """The scaler of a configuration; by default a temperature where a bias would be lost, none of a vocabulary."""
+    scaler, model = config.make_scaler(), trainer.unwrapped_model
+    is_default = config.calibration_method is None and isinstance(scaler, AutoScaling)
+    if not is_default or model is None:
+        return scaler
+    if trainer.answers is None and predicts_next_token(
+        model
+    ):  # minutes and gigabytes that nobody has asked for
+        return None
+    keeps_bias = trainer.answers is None and not head_loses_bias(model, trainer.n_classes)
+    return scaler if keeps_bias else TemperatureScaling()
+
+
+# ---- What goes with what ----
+
+
+def check_goes_with(scaler: Any, trainer: Any) -> None:
+    """Refuse a scaler, fitted or not, that does not go with the problem or the model's head."""
+    check_problem(scaler, trainer.calibration_loss.multi_label)
+    _check_head(scaler, trainer.unwrapped_model, trainer.n_classes)
 
 
 def check_problem(scaler: Any, multi_label: bool | None) -> None:
-    """Refuse a scaler, fitted or not, that does not go with the labels.
+    """Refuse a scaler that does not go with the labels, as far as it is known whether a row has several."""
 
-    Args:
-        scaler: one that folds.
-        multi_label: what the problem is; None if it is not known yet.
+    def goes(other: Any) -> bool:
+        return "multi_label" in other.get_params() or is_multi_label(other) == multi_label
 
-    Raises:
-        TypeError: if it is not a scaler that folds.
-        ValueError: naming the methods that go with them.
-    """
     method = foldable_method(scaler)
-    if multi_label is None or multi_label in _kinds(scaler):
+    if multi_label is None or goes(scaler):
         return
-    kind = "multi" if multi_label else "single"
-    fitted = {key: entry for key, entry in FOLDABLE_SCALERS.items() if entry.needs != "priors"}
-    others = [key for key, entry in fitted.items() if multi_label in _kinds(entry.load()())]
-    requirement = f"go with a {kind}-label problem"
-    way_out = f"choose one of {', '.join(others)}"
-    raise InputValueError(expected("the calibration method", requirement, repr(method), way_out))
+    fitted = [key for key, entry in FOLDABLE_SCALERS.items() if entry.needs != "priors"]
+    others = ", ".join(key for key in fitted if goes(FOLDABLE_SCALERS[key].load()()))
+    requirement = f"the calibration method to go with a {'multi' if multi_label else 'single'}-label problem"
+    check(False, requirement, repr(method), f"choose one of {others}")
 
 
-def _kinds(scaler: Any) -> tuple[bool, ...]:
-    """The values that `multi_label` of the problem may have."""
-    if "multi_label" in scaler.get_params():
-        return False, True
-    return (is_multi_label(scaler),)
-
-
-def check_head(scaler: Any, model: Any, n_classes: int | None) -> None:
-    """Refuse a map with a bias where the model's head loses it; "auto" is judged once it is fitted.
-
-    Raises:
-        ValueError: naming the way out.
-    """
+def _check_head(scaler: Any, model: Any, n_classes: int | None) -> None:
+    """Refuse a map with a bias where the model's head loses it; "auto" is judged once it is fitted."""
     method = foldable_method(scaler)
-    if (FOLDABLE_SCALERS[method].bias or has_bias(scaler)) and head_loses_bias(model, n_classes):
-        requirement = f"have a bias in its head for {map_title(method)}"
-        got = f"{type(model).__name__}, which makes none when it is loaded"
-        way_out = "use calibration_method='temperature', or a model whose head has a bias"
-        raise InputValueError(expected("the model", requirement, got, way_out))
-    plain = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if has_tied_head(plain) and not (method == "temperature" and norms_of_hidden_size(plain)):
-        requirement = f"have a head of its own for {map_title(method)}"
-        got = f"{type(plain).__name__}, whose head is its embedding"
-        way_out = "use calibration_method='temperature'"
-        if method == "temperature":
-            requirement = "have a layer that a temperature can be folded into"
-            got += ", and whose norms have no weights"
-            way_out = "set calibration_method='none', and divide the logits where the model is used"
-        raise InputValueError(expected("the model", requirement, got, way_out))
+    title, is_temperature = map_title(method), method == "temperature"
+    loses = (FOLDABLE_SCALERS[method].bias or has_bias(scaler)) and head_loses_bias(model, n_classes)
+    got = f"{type(model).__name__}, which makes none when it is loaded"
+    way_out = "use calibration_method='temperature', or a model whose head has a bias"
+    check(not loses, f"the model to have a bias in its head for {title}", got, way_out)
+    plain = without_adapters(model)
+    tied, got = has_tied_head(plain), f"{type(plain).__name__}, whose head is its embedding"
+    way_out = "use calibration_method='temperature'"
+    check(not tied or is_temperature, f"the model to have a head of its own for {title}", got, way_out)
+    way_out = "set calibration_method='none', and divide the logits where the model is used"
+    requirement = "the model to have a layer that a temperature can be folded into"
+    folds = not tied or bool(norms_of_hidden_size(plain))
+    check(folds, requirement, f"{got}, and whose norms have no weights", way_out)
 
 
 def check_fitted(scaler: Any, multi_label: bool | None, n_classes: int | None) -> None:
-    """Refuse a fitted scaler that is not for this model's logits.
-
-    Raises:
-        ValueError: if its numbers are not finite, or are those of other classes or of the other kind of problem.
-        sklearn.exceptions.NotFittedError: if it is not fitted.
-    """
-    check_finite(scaler)
-    weight, bias = scaler.affine_map()
-    sizes = {*weight.shape, *(() if bias is None else bias.shape)}
-    if n_classes is not None and sizes - {n_classes}:
-        way_out = "fit it on this model's logits"
-        raise InputValueError(expected("scaler", f"be fitted on {n_classes} classes", max(sizes), way_out))
-    if multi_label is not None and is_multi_label(scaler) != multi_label:
-        got = f"multi_label={is_multi_label(scaler)}"
-        way_out = "fit it with the labels of this problem"
-        raise InputValueError(expected("scaler", f"be fitted with multi_label={multi_label}", got, way_out))
+    """Refuse a scaler that is not fitted, or not on this model's logits."""
+    saved_map.check_finite(scaler)
+    sizes = {size for part in scaler.affine_map() if part is not None for size in part.shape}
+    fits, got = n_classes is None or sizes <= {n_classes}, max(sizes, default=0)
+    check(fits, f"scaler to be fitted on {n_classes} classes", got, "fit it on this model's logits")
+    same, got = multi_label in (None, is_multi_label(scaler)), f"multi_label={is_multi_label(scaler)}"
+    requirement = f"scaler to be fitted with multi_label={multi_label}"
+    check(same, requirement, got, "fit it with the labels of this problem")
 
 
-def fit_once(accelerator: Accelerator, scaler: Any, logits: NDArray[Any], labels: NDArray[Any]) -> None:
+# ---- Fits ----
+
+
+def fit_once(accelerator: Accelerator, scaler: Any, logits: Array, labels: Array) -> None:
     """Fit on the first process, whose numbers the others take: the map is the same everywhere, bit for bit.
 
-    Raises:
-        Exception: whatever the fit raises; a RuntimeError about it on the other processes.
+    What the fit raises there is a RuntimeError on the other processes.
     """
     if "multi_label" in scaler.get_params():
         scaler.set_params(multi_label=labels.ndim == 2)
@@ -158,8 +138,7 @@ def fit_once(accelerator: Accelerator, scaler: Any, logits: NDArray[Any], labels
             scaler.fit(logits, labels)
             outcome = [vars(scaler)]
         except Exception as error:
-            failure = error
-            outcome = [f"{type(error).__name__}: {error}"]
+            failure, outcome = error, [f"{type(error).__name__}: {error}"]
     broadcast_object_list(outcome)
     if failure is not None:
         raise failure
@@ -168,7 +147,7 @@ def fit_once(accelerator: Accelerator, scaler: Any, logits: NDArray[Any], labels
     vars(scaler).update(outcome[0])
 
 
-def fit_for_head(trainer: Any, scaler: Any, logits: NDArray[Any], labels: NDArray[Any]) -> Any:
+def fit_for_head(trainer: Any, scaler: Any, logits: Array, labels: Array) -> Any:
     """The fitted scaler; a temperature where it has found a bias that the model's head would lose."""
     check_problem(scaler, labels.ndim == 2)
     fit_once(trainer.accelerator, scaler, logits, labels)
@@ -187,34 +166,17 @@ def fit_for_head(trainer: Any, scaler: Any, logits: NDArray[Any], labels: NDArra
     return scaler
 
 
-def scaler_of(config: Any, trainer: Any) -> Any:
-    """The scaler of a configuration; by default a temperature where a bias would be lost, none of a vocabulary."""
-    scaler, model = config.make_scaler(), trainer.unwrapped_model
-    is_default = config.calibration_method is None and isinstance(scaler, AutoScaling)
-    if not is_default or model is None:
-        return scaler
-    if trainer.answers is None and predicts_next_token(
-        model
-    ):  # minutes and gigabytes that nobody has asked for
-        return None
-    keeps_bias = trainer.answers is None and not head_loses_bias(model, trainer.n_classes)
-    return scaler if keeps_bias else TemperatureScaling()
-
-
 def map_of_checkpoint(checkpoint: str | os.PathLike[str], scaler: Any) -> FittedMap | None:
-    """The map that was saved with a checkpoint, if there is one of this scaler's method.
-
-    Raises:
-        ValueError: if its file is not a whole map, or holds one that does not fold.
-    """
-    file = Path(checkpoint) / MAP_NAME
+    """The map that was saved with a checkpoint, if there is one of this scaler's method."""
+    file = Path(checkpoint) / saved_map.MAP_NAME
     if not file.is_file():
         return None
     saved = load_map(file)
-    method = method_of(saved.scaler)
-    if method not in FOLDABLE_SCALERS:
-        way_out = "a training writes none other: remove that file from the checkpoint"
-        raise InputValueError(expected(str(file), "hold a map that folds", f"method {method!r}", way_out))
+    method, way_out = (
+        method_of(saved.scaler),
+        "a training writes none other: remove that file from the checkpoint",
+    )
+    check(method in FOLDABLE_SCALERS, f"{file} to hold a map that folds", f"method {method!r}", way_out)
     return FittedMap(saved.scaler, saved.about) if method == foldable_method(scaler) else None
 
 

@@ -319,6 +319,19 @@ def before(method: Any, work: Callable[[Any], None]) -> Any:
     return both
 
 
+def finish(trainer: Any, state: Any) -> int | None:
+    """Do what is ours at the end; the Trainer has logged its summary, which is to stay last. Return where it was."""
+    history = state.log_history
+    summary = len(history) - 1
+    for callback in list(trainer.callback_handler.callbacks):
+        if isinstance(callback, CalibrationCallback) and not callback.is_of_a_stock_trainer:
+            callback.before_train_end(state)
+    if summary < 0 or "train_runtime" not in history[summary]:  # a pruned trial of a search has none
+        return None
+    history.append(history.pop(summary))
+    return summary
+
+
 def update_table(trainer: Any, loss: AdaptiveLoss, evaluation: Evaluation) -> None:
     """Update the table of an adaptive loss from held-out predictions, and log it."""
     found, state = evaluation.labelled(), trainer.state

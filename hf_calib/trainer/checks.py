@@ -18,7 +18,8 @@ from hf_calib.losses import AdaptiveLoss
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 from hf_calib.metrics.checks import check_type
 from hf_calib.metrics.state import LOGGED_METRICS
-from hf_calib.trainer.callbacks import AdaFocalCallback, CalibrationMapCallback, own_callback
+from hf_calib.trainer.calibration_map import check_goes_with
+from hf_calib.trainer.callbacks import AdaFocalCallback, CalibrationMapCallback, arrange, own_callback
 from hf_calib.trainer.labels import (
     LABEL_NAMES,
     Labels,
@@ -65,6 +66,8 @@ def check_model(trainer: Any) -> None:
 
 def check_data(trainer: Any) -> None:
     """Refuse data that a training would fail on or be misled by, and warn of what its numbers will not say."""
+    arrange(trainer)
+    _name_objective(trainer)
     adafocal, fitting = own_callback(trainer, AdaFocalCallback), own_callback(trainer, CalibrationMapCallback)
     split, evaluation, args = trainer.calibration_split, trainer.eval_dataset, trainer.args
     sets = evaluation if isinstance(evaluation, dict) else {}
@@ -88,7 +91,7 @@ def check_data(trainer: Any) -> None:
         check(any(name.startswith(f"{key}_") for key in sets), requirement, repr(metric), way_out)
     _check_labels(trainer, sets or {"evaluation": evaluation}, fits=bool(adafocal or fitting))
     if fitting is not None:
-        trainer.check_goes_with(fitting.scaler)
+        check_goes_with(fitting.scaler, trainer)
     if trainer.is_world_process_zero():
         fitted = ["the loss's gammas"] * (adafocal is not None) + ([] if fitting is None else [fitting.title])
         if fitted:
@@ -189,7 +192,7 @@ def _check_values(trainer: Any, dataset: Any, role: str, found: Labels) -> None:
     check(False, f"labels of the {role} split to be {requirement}", got, way_out)
 
 
-def name_objective(trainer: Any) -> None:
+def _name_objective(trainer: Any) -> None:
     """Let a hyperparameter search judge by the metric of a name; by default by the NLL, not by the Trainer's sum."""
     name = getattr(trainer, "compute_objective", None)
     name = "eval_nll" if name is default_compute_objective else name

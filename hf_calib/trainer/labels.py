@@ -185,6 +185,12 @@ def ignore_repeated_rows(batch: Any, key: str, loader: Any, accelerator: Acceler
         batch[key] = labels
 
 
+def first_rows(batch: dict[str, Any], without: set[str]) -> dict[str, Tensor]:
+    """Four rows of a batch on the CPU."""
+    kept = {k: v for k, v in batch.items() if k not in without and isinstance(v, Tensor)}
+    return {k: (v[:4] if v.dim() else v).cpu() for k, v in kept.items()}
+
+
 @contextmanager
 def random_state_left_as_found() -> Iterator[None]:
     """Restore Python's, NumPy's and PyTorch's random states (CPU, and the current CUDA device) on exit."""
@@ -224,7 +230,8 @@ def number_of_classes(model: Any) -> int | None:
     A model for multiple choice does not: its classes are the choices of each question, and `num_labels` is not theirs.
     """
     model = without_adapters(model)
-    config, name = getattr(model, "config", None), type(model).__name__
+    config: Any = getattr(model, "config", None)
+    name = type(model).__name__
     if name.endswith("ForMultipleChoice"):
         return None
     of_vocabulary = name.endswith("ForMaskedLM") or (hasattr(model, "can_generate") and model.can_generate())

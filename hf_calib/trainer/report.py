@@ -72,7 +72,7 @@ def _named(dataset: Any) -> dict[str, Any]:
     info = getattr(dataset, "info", None)
     sources = [
         re.match(r"hf://datasets/([^/@]+/[^/@]+)[/@]", s)
-        for s in getattr(info, "download_checksums", 0) or ()
+        for s in getattr(info, "download_checksums", None) or ()
     ]
     names = [found[1] for found in sources if found] or [getattr(info, "dataset_name", None)]
     return {"name": names[0]} if is_dataset_name(names[0]) else {}
@@ -119,7 +119,7 @@ def report_of(trainer: Any, outside: Mapping[str, Any] | None = None) -> Calibra
     for name, found in ({} if report.multi_label else outside or {}).items():
         pair = inside, found.astype(np.float64)
         after = None if scaler is None else tuple(map(scaler.affine_map(), pair))
-        sections.append(ood_section(name, pair, after))  # type: ignore[arg-type]
+        sections.append(ood_section(name, pair, after))
     return replace(report, about=_rows(trainer, evaluation), out_of_distribution=tuple(sections))
 
 

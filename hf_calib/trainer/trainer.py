@@ -43,13 +43,8 @@ class CalibrationMixin(Trainer):
     logits and labels. With `compute_loss_func` the loss is that function, scaled as the stock Trainer does.
 
     Args:
-        *args, **kwargs: of the trainer.
-        calibration_dataset: held-out examples for the gammas and the calibration map; see `CalibrationTrainer`.
         calibration: the `CalibrationConfig`, where the trainer's arguments are not one themselves.
-
-    Raises:
-        TypeError: if there is no config.
-        ValueError: for arguments that do not fit together; before any training.
+        *args, calibration_dataset, **kwargs: as for `CalibrationTrainer`.
 
     Example::
 
@@ -65,7 +60,7 @@ class CalibrationMixin(Trainer):
     fitted_map: maps.FittedMap | None = None
     last_evaluation: Evaluation | None = None
     answers: AnswerOptions | None = None
-    not_for_the_model: tuple[str, ...] = ()  # tensors of a batch, besides the labels
+    not_for_the_model: tuple[str, ...] = (PLACES,)  # tensors of a batch, besides the labels
     example_batch: dict[str, Tensor] | None = None  # that a folded head is checked on
     said_not_folded = False
     summary_was_at: int | None = None  # where the Trainer logged its summary, before the final evaluation
@@ -74,14 +69,10 @@ class CalibrationMixin(Trainer):
     _decided_problem_type: str | None = None
 
     def __init__(
-        self,
-        *args: Any,
-        calibration_dataset: Any = None,
-        calibration: CalibrationConfig | None = None,
-        **kwargs: Any,
+        self, *args: Any, calibration_dataset: Any = None, calibration: Any = None, **kwargs: Any
     ) -> None:
         given = kwargs.get("args", args[1] if len(args) > 1 else None)
-        fits = calibration is not None or isinstance(given, CalibrationConfig)
+        fits = isinstance(given if calibration is None else calibration, CalibrationConfig)
         way_out = "replace TrainingArguments by it, or pass calibration=CalibrationConfig(...) beside it"
         check_type(fits, "args to be CalibrationTrainingArguments", type(given).__name__, way_out)
         self._given_config = calibration
@@ -100,9 +91,8 @@ class CalibrationMixin(Trainer):
         if options is not None:
             self.answers = AnswerOptions(self.unwrapped_model, self.processing_class, options)
             self.data_collator = partial(self.answers.batch, self.data_collator)
-            self.not_for_the_model = (PLACES,)
         # MLflow, TensorBoard and others close in their on_train_end, and what calibration logs is to reach them.
-        handler = self.callback_handler
+        handler: Any = self.callback_handler
         handler.on_train_begin = callbacks.before(handler.on_train_begin, self._begin_training)
         handler.on_train_end = callbacks.before(handler.on_train_end, self._end_training)
         self._make_loss()
@@ -143,13 +133,6 @@ class CalibrationMixin(Trainer):
         return config if isinstance(config, PreTrainedConfig) else None
 
     @property
-    def n_classes(self) -> int | None:
-        """The number of classes that the loss and the metrics are over; None if the model does not say."""
-        if self.answers is not None:
-            return len(self.answers.tokens)
-        return of_labels.number_of_classes(self.unwrapped_model)
-
-    @property
     def class_names(self) -> dict[int, str]:
         """The names of the classes by their numbers; empty if the model has none."""
         if self.answers is not None:
@@ -177,12 +160,15 @@ class CalibrationMixin(Trainer):
         """Make the loss and the callbacks that the configuration asks for."""
         config, self._made_from = self.calibration_config, self._settings()
         self.held_out_loaders: dict[int | None, tuple[Any, Any]] = {}
+        model, options = self.unwrapped_model, None if self.answers is None else self.answers.tokens
+        self._next_token = options is None and of_labels.predicts_next_token(model)
+        # Of loss and metrics; None if the model does not say.
+        self.n_classes = of_labels.number_of_classes(model) if options is None else len(options)
         balanced = of_labels.balanced_class_weights(self) if config.class_weights == "balanced" else None
         loss = config.make_loss(self.problem_type, balanced_weights=balanced).to(self.args.device)
         if config.gather_batch and self.args.world_size > 1:
             loss.gather = all_gather_rows
         self.calibration_loss = loss
-        self._next_token = self.answers is None and of_labels.predicts_next_token(self.unwrapped_model)
         callbacks.renew(self, config, maps.scaler_of(config, self))
         checks.check_model(self)
 
@@ -191,17 +177,11 @@ class CalibrationMixin(Trainer):
     def train(
         self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, *args: Any, **kwargs: Any
     ) -> TrainOutput:
-        """Train as `Trainer.train` does; data and checkpoint are checked first.
+        """Train as `Trainer.train` does; ValueError first for data or a checkpoint that do not go with loss or model.
 
-        If the settings of loss or map have changed since the last training, loss and callbacks are made anew.
-
-        Args:
-            resume_from_checkpoint: a checkpoint, or True for the newest complete one in `output_dir`; the table of an
-                adaptive loss and the calibration map are restored with it.
-            trial: of a hyperparameter search, which passes it; the others as for `Trainer`.
-
-        Raises:
-            ValueError: for labels, splits, a map or a checkpoint that do not go with the model or with the loss.
+        `resume_from_checkpoint=True` takes the newest complete one in `output_dir`; the table of an adaptive loss and
+        the calibration map are restored with it. If the settings of loss or map have changed since the last training,
+        loss and callbacks are made anew.
         """
         if resume_from_checkpoint is True:
             folder = str(self.args.output_dir)
@@ -225,8 +205,6 @@ class CalibrationMixin(Trainer):
         self.calibration_config.check_calibration()
         if self.model_init is not None or self._made_from != self._settings():
             self._make_loss()  # a new model starts with a new table
-        callbacks.arrange(self)
-        checks.name_objective(self)
         checks.check_data(self)
         self._take_map(None)  # further training undoes an earlier calibration
         fitting = own_callback(self, CalibrationMapCallback)
@@ -243,18 +221,15 @@ class CalibrationMixin(Trainer):
         callbacks.arrange(self)  # the Trainer may have made them anew from a checkpoint's state
 
     def _end_training(self, state: Any) -> None:
-        """After the best model was loaded; the Trainer has logged its summary, which is to stay the last entry."""
+        """When the best model is loaded."""
         self._has_ended = True
-        loss, best, history = self.calibration_loss, state.best_model_checkpoint, state.log_history
+        loss, best = self.calibration_loss, state.best_model_checkpoint
         if self.args.load_best_model_at_end and best is not None and isinstance(loss, AdaptiveLoss):
             load_loss_state(loss, best)
-        summary = len(history) - 1
-        for callback in list(self.callback_handler.callbacks):
-            if isinstance(callback, callbacks.CalibrationCallback) and not callback.is_of_a_stock_trainer:
-                callback.before_train_end(state)
-        if summary >= 0 and "train_runtime" in history[summary]:  # a pruned trial of a search has none
-            history.append(history.pop(summary))
-            self.summary_was_at = summary
+        self.summary_was_at = callbacks.finish(self, state)
+
+    def _is_training(self) -> bool:
+        return self.is_in_train and not self._has_ended
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
@@ -298,9 +273,7 @@ class CalibrationMixin(Trainer):
             num_items_in_batch = None  # the loss of an evaluation batch is its own mean
             self.seen = (logits, labels)  # for the pass that is under way
             if self.example_batch is None:
-                others = {self.label_key, *self.not_for_the_model}
-                rows = {k: v for k, v in inputs.items() if k not in others and isinstance(v, Tensor)}
-                self.example_batch = {k: (v[:4] if v.dim() else v).cpu() for k, v in rows.items()}
+                self.example_batch = of_labels.first_rows(inputs, {self.label_key, *self.not_for_the_model})
         loss = self.calibration_loss(logits, labels, num_items_in_batch=num_items_in_batch)
         if num_items_in_batch is not None:
             told = getattr(self, "loss_is_scaled_for_ga", False)  # which transformers < 5.19 does not have
@@ -339,18 +312,16 @@ class CalibrationMixin(Trainer):
     ) -> dict[str, float]:
         """Evaluate as `Trainer.evaluate` does, with the calibration metrics among the results.
 
-        Args:
-            eval_dataset: as for `Trainer`, and `ignore_keys` and `metric_key_prefix` too.
-            keep_logits: keep logits and labels of the dataset for `last_evaluation.logits_and_labels()`. Once a
-                calibration map is fitted and the training is over, they are kept in any case where they are few
-                (50,000 rows, 20 million values), for the intervals of the model card.
+        With `keep_logits` all logits and labels are kept for `last_evaluation.logits_and_labels()`. Once a map is
+        fitted and the training is over, they are kept in any case where they are few (50,000 rows, 20 million values),
+        for the intervals of the model card.
         """
         callback = own_callback(self, CalibrationMapCallback)
-        if callback is not None and self._is_training and self.calibration_split is not None:
+        if callback is not None and self._is_training() and self.calibration_split is not None:
             callback.before_evaluate(self.state.global_step)
-        known: Any = self.eval_dataset
-        named = isinstance(known, dict) and isinstance(eval_dataset, str)
-        dataset = known if eval_dataset is None else known[eval_dataset] if named else eval_dataset
+        dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, str):
+            dataset = self.eval_dataset[dataset]  # type: ignore[index]
         outer = self._asked
         self._asked = Asked(dataset, keep_logits or outer.keep_logits)
         try:
@@ -359,10 +330,6 @@ class CalibrationMixin(Trainer):
             # What a callback has evaluated meanwhile is not the last; several sets are evaluations of their own.
             self.last_evaluation = self._asked.done or self.last_evaluation
             self._asked = outer
-
-    @property
-    def _is_training(self) -> bool:
-        return self.is_in_train and not self._has_ended
 
     def evaluation_loop(
         self,
@@ -375,7 +342,7 @@ class CalibrationMixin(Trainer):
         """The pass of `Trainer` in the order of the rows, with the calibration metrics."""
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         # During the training nobody asks for the logits, and each evaluation would gather them.
-        for_card = self.fitted_map is not None and not self._is_training
+        for_card = self.fitted_map is not None and not self._is_training()
         asked, n_bins = self._asked, self.calibration_config.n_bins
         keep = math.inf if asked.keep_logits else Evaluation.FEW_VALUES if for_card else 0
         current = Evaluation(self.accelerator, metric_key_prefix, n_bins=n_bins, keep_values=keep)
@@ -397,8 +364,9 @@ class CalibrationMixin(Trainer):
             keep_logits: keep logits and labels; of a causal language model those of a random sample of the tokens, at
                 most 20,000 and half a GiB.
         """
-        keep = {"keep_values": math.inf if keep_logits else 0, "sample_tokens": self._next_token}
-        current = Evaluation(self.accelerator, n_bins=self.calibration_config.n_bins, **keep)
+        n_bins, keep = self.calibration_config.n_bins, math.inf if keep_logits else 0
+        sample = self._next_token
+        current = Evaluation(self.accelerator, n_bins=n_bins, keep_values=keep, sample_tokens=sample)
         return held_out(self, self.calibration_split, current, n_samples=n_samples)
 
     def update_adaptive_loss(self, done: Evaluation | None = None, *, n_samples: int | None = None) -> None:
@@ -414,16 +382,14 @@ class CalibrationMixin(Trainer):
         leaves no map. Of a causal language model, the rows are a sample of the tokens; see `held_out_pass`.
 
         Args:
-            scaler: any of `SCALERS` that folds, fitted in place; its `multi_label` is set by the labels. None takes
-                a copy of the `CalibrationMapCallback`'s, or else what the arguments say, or else a temperature.
+            scaler: any of `SCALERS` that folds, fitted in place. None takes a copy of the `CalibrationMapCallback`'s,
+                or else what the arguments say, or else a temperature.
 
         Returns:
-            The fitted scaler, which is also `calibration_map`; a `TemperatureScaling` where `AutoScaling` chose a bias
-            that the model's head cannot keep.
+            The fitted scaler; a `TemperatureScaling` where `AutoScaling` chose a bias that the head cannot keep.
 
         Raises:
-            TypeError: if the scaler cannot be folded.
-            ValueError: if there is no calibration split, or if the map does not go with it or with the model.
+            TypeError, ValueError: if the scaler cannot be folded, or does not go with the split or with the model.
         """
         requirement = "calibration_dataset to be given to fit a calibration map"
         check(self.calibration_split is not None, requirement, "none", "pass it to the trainer")
@@ -433,7 +399,7 @@ class CalibrationMixin(Trainer):
                 maps.scaler_of(self.calibration_config, self) if callback is None else clone(callback.scaler)
             )
             scaler = TemperatureScaling() if scaler is None else scaler
-        self.check_goes_with(scaler)
+        maps.check_goes_with(scaler, self)
         self._take_map(None)
         rows = self.held_out_pass(keep_logits=True)
         logits, labels = rows.logits_and_labels()
@@ -443,11 +409,7 @@ class CalibrationMixin(Trainer):
         return scaler
 
     def fit_temperature(self, scaling: TemperatureScaling | None = None) -> float:
-        """Fit a temperature, as `fit_calibration_map` does any map; return T > 0: logits / T are calibrated.
-
-        Args:
-            scaling: what fits it; None takes the `TemperatureScalingCallback`'s, or the negative log-likelihood.
-        """
+        """Fit a temperature as `fit_calibration_map` does, by default the callback's or by the NLL; return T > 0."""
         if scaling is None:
             own = getattr(own_callback(self, CalibrationMapCallback), "scaler", None)
             scaling = clone(own) if isinstance(own, TemperatureScaling) else TemperatureScaling()
@@ -462,17 +424,11 @@ class CalibrationMixin(Trainer):
             n_examples: how many rows that were.
 
         Raises:
-            TypeError: if the scaler cannot be folded.
-            ValueError: if it does not go with the problem, the classes or the head of the model, or has NaN.
+            TypeError, ValueError: if it cannot be folded, has NaN, or does not go with the problem or the model.
         """
-        self.check_goes_with(scaler)
+        maps.check_goes_with(scaler, self)
         maps.check_fitted(scaler, self.calibration_loss.multi_label, self.n_classes)
         self._take_map(maps.FittedMap(scaler, about_map(self, scaler, split, n_examples)))
-
-    def check_goes_with(self, scaler: Any) -> None:
-        """Refuse a scaler that does not go with the problem or the model's head."""
-        maps.check_problem(scaler, self.calibration_loss.multi_label)
-        maps.check_head(scaler, self.unwrapped_model, self.n_classes)
 
     def _take_map(self, fitted: maps.FittedMap | None) -> None:
         self.fitted_map = fitted
@@ -501,15 +457,12 @@ class CalibrationMixin(Trainer):
         """Save a copy of the model with the calibration map folded into its head.
 
         `transformers.pipeline` on the directory gives the map's probabilities, without code of ours. It holds float32
-        weights, adapters merged, the tokenizer or image processor, and the map as numbers in `calibration.json`.
-
-        Args:
-            output_dir: appears whole; in an existing directory, files are replaced and other weights removed.
+        weights, adapters merged, the tokenizer or image processor, and the map as numbers in `calibration.json`. It
+        appears whole or, after an OSError, stays as it was; other weights there are removed.
 
         Raises:
             ValueError: if no map was fitted, or the model has no head it can be folded into; if output_dir is where the
                 model was loaded from, or holds adapters, which would be lost.
-            OSError: if output_dir cannot be written; it is left as it was.
         """
         check_overwrites_no_original(output_dir, self.originals | loaded_from(self.model))
         saving.save_calibrated(self, output_dir)
@@ -527,15 +480,8 @@ class CalibrationMixin(Trainer):
 
         The output folder then holds the calibrated model with its card. Weights in the repository that would be loaded
         in place of it are removed in the same commit; see `hf_calib.export.push_folder`, also for what is raised.
-
-        Args:
-            commit_message, blocking, token, revision, private: as for `Trainer`; by default those of `args`.
-            **kwargs: `create_pr` opens a pull request instead of changing the branch; the others are for
-                `create_model_card`.
-
-        Returns:
-            The commit, or a future of it where `blocking` is off; None on all processes but the first. Where that one
-            raises, all do.
+        Arguments are by default those of `args`; `create_pr=True` opens a pull request, and what else there is, is for
+        `create_model_card`. Returns the commit, or a future of it where `blocking` is off, on the first process.
         """
         create_pr = kwargs.pop("create_pr", False)
         if self.fitted_map is not None:
@@ -549,8 +495,7 @@ class CalibrationMixin(Trainer):
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write the Trainer's model card, with a section on calibration once a map is fitted.
 
-        The arguments are those of `Trainer.create_model_card`. The report on the last evaluation is written beside
-        the card, in the folder `calibration`.
+        The report on the last evaluation is written beside the card, in the folder `calibration`.
         """
         with saving.summary_where_it_was(self):
             super().create_model_card(*args, **kwargs)
@@ -560,30 +505,25 @@ class CalibrationMixin(Trainer):
 class CalibrationTrainer(CalibrationMixin):
     """A `Trainer` that trains with a calibration loss and reports how calibrated the model is.
 
-    What it adds:
-
-    * the loss that `args.loss` names, computed in float32 from the logits and the labels, which the model
-      never sees; the loss of an optimizer step is the mean over the whole global batch, however it is cut into
-      micro-batches and processes;
-    * `eval_accuracy`, `eval_ece`, `eval_adaptive_ece`, `eval_classwise_ece`, `eval_mce`, `eval_nll`,
-      `eval_brier` at each evaluation, with no extra forward pass and without keeping logits;
-    * for losses that adapt, updates of their gammas from the calibration split, saved in every checkpoint;
-    * a calibration map (`args.calibration_method`), fitted on the calibration split at the end, and the same
-      metrics with it, `eval_ece_calibrated` and so on;
-    * `save_calibrated_model`: a directory that a plain `transformers.pipeline` serves calibrated.
+    * The loss that `args.loss` names is computed in float32 from the logits and the labels, which the model never sees;
+      that of an optimizer step is the mean over the whole global batch, however that is cut.
+    * `eval_accuracy`, `eval_ece`, `eval_adaptive_ece`, `eval_classwise_ece`, `eval_mce`, `eval_nll` and `eval_brier`
+      come with each evaluation, with no extra forward pass and without keeping logits.
+    * The gammas of losses that adapt follow the calibration split, and are saved in every checkpoint.
+    * A calibration map (`args.calibration_method`) is fitted on the calibration split at the end, and the same metrics
+      come with it, `eval_ece_calibrated` and so on; `save_calibrated_model` writes a directory that a plain
+      `transformers.pipeline` serves calibrated.
 
     Args:
         model: a classifier whose output has `logits`, of sequences, tokens or images, multi-label too; or a causal
-            language model, whose logits at position t are compared with the label at t + 1. Not encoder-decoders that
-            generate.
+            language model, whose logits at position t are compared with the label at t + 1.
         args: `CalibrationTrainingArguments`.
         calibration_dataset: held-out examples for the gammas and the calibration map, like `eval_dataset`;
             used for nothing else. None uses the evaluation set for both, with a warning.
         **kwargs: the other arguments of `Trainer`. Of several callbacks of one kind of ours, the last counts.
 
     Raises:
-        TypeError: if args are not `CalibrationTrainingArguments`.
-        ValueError: for arguments that do not fit together; before any training.
+        TypeError, ValueError: for arguments that do not fit together; before any training.
 
     Notes:
         `save_model` and the checkpoints hold the model as trained, and the map beside it in `calibration.json`, from
@@ -591,8 +531,8 @@ class CalibrationTrainer(CalibrationMixin):
         refused before the training; "auto" gives way to a temperature there, with a warning. Whether the problem is
         multi-label is decided once, by the model's `problem_type` or by the labels of the training split.
 
-        On several processes, accelerate repeats rows to fill the last batch of an epoch. They are ignored, so
-        the loss is that of one process; only a dataset without a length (a stream) may count some twice.
+        On several processes, accelerate repeats rows to fill the last batch of an epoch. They are ignored; only a
+        dataset without a length (a stream) may count some twice.
 
         A subclass with a `compute_loss` of its own returns the mean over its micro-batch, which is averaged over
         accumulation steps and processes; set `loss_is_scaled_for_ga=True` if it is normalised already.
