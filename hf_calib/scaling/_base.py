@@ -94,12 +94,12 @@ class Scaler(ClassifierMixin, BaseEstimator):
         `where` takes revision, token, private and create_pr, as of `huggingface_hub.HfApi`; None, or False, by default.
         """
         from hf_calib._hub import push_files
+        from hf_calib.scaling.saved_map import MAP_NAME
 
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
-            paths = [path for path in Path(folder).rglob("*") if path.is_file()]
-            files = {path.relative_to(folder).as_posix(): path for path in paths}
-            pushed: Any = push_files(files, repo_id, message=f"Add {type(self).__name__}", **where)
+            files, message = {MAP_NAME: Path(folder) / MAP_NAME}, f"Add {type(self).__name__}"
+            pushed: Any = push_files(files, repo_id, message=message, **where)
         return pushed
 
 
@@ -153,9 +153,9 @@ def as_logits(logits: ArrayLike) -> NDArray[Any]:
 def as_fitted_logits(logits: ArrayLike, n_classes: int) -> FloatArray:
     """Check logits of any shape that ends in the classes seen in `fit`; return a float64 copy."""
     checked = as_logits(logits)
+    requirement, shape = f"logits to have the {n_classes} classes of fit", f"shape {checked.shape}"
     way_out = "pass the logits of the model it was fitted on"
-    requirement = f"logits to have the {n_classes} classes of fit"
-    check(checked.shape[-1] == n_classes, requirement, f"shape {checked.shape}", way_out)
+    check(checked.shape[-1] == n_classes, requirement, shape, way_out)
     return checked.astype(np.float64)
 
 
@@ -196,12 +196,12 @@ def as_binary_labels(
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_] | None]:
     """Check a 0/1 label for every logit; return where it is 1, and where it tells something (None: everywhere)."""
     labels = as_array("labels", labels)
-    requirement, got = f"labels to have the logits' shape {logits.shape}", f"shape {labels.shape}"
-    check(
-        labels.shape == logits.shape, requirement, got, "multi_label=True takes a 0/1 label for every logit"
+    requirement, way_out = (
+        f"labels to have the logits' shape {logits.shape}",
+        "multi_label=True takes a 0/1 label for every logit",
     )
-    positive = labels == 1
-    known = positive | (labels == 0)
+    check(labels.shape == logits.shape, requirement, f"shape {labels.shape}", way_out)
+    positive, known = labels == 1, (labels == 0) | (labels == 1)
     others = few(labels[~known & (labels != -100)][:1].tolist())
     way_out = "pass hard labels, and -100 where a label is not known"
     check(not others, "labels to be 0 or 1", f"values such as {others}", way_out)
@@ -213,9 +213,9 @@ def as_binary_labels(
 
 def _refuse_masked(of_labels: NDArray[Any]) -> None:
     """Raise unless the labels' logits are finite."""
-    got = f"-inf for the label of {np.count_nonzero(np.isneginf(of_labels))} examples"
-    way_out = "mask only classes that cannot be the label"
-    check(not np.isneginf(of_labels).any(), "logits to be finite for every label", got, way_out)
+    masked = np.count_nonzero(np.isneginf(of_labels))
+    got, way_out = f"-inf for the label of {masked} examples", "mask only classes that cannot be the label"
+    check(not masked, "logits to be finite for every label", got, way_out)
 
 
 def refuse_masks(logits: NDArray[Any]) -> None:

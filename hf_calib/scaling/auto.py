@@ -11,31 +11,25 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hf_calib.metrics.checks import FloatArray, check_integer, check_seed
+from hf_calib.scaling import linear
 from hf_calib.scaling._base import n_masked
 from hf_calib.scaling.affine import AffineMap, AffineScaling
-from hf_calib.scaling.linear import (
-    MatrixScaling,
-    StructuredMatrixScaling,
-    StructuredVectorScaling,
-    VectorScaling,
-)
 from hf_calib.scaling.newton import LEFT_TO_GAIN, Rows
 from hf_calib.scaling.temperature import ScaledLoss, temperatures_by_label
 
 _MATRIX_COST = 5e8  # N C^2, above which each fit of a matrix would take seconds
 CHOSEN_ON = 20_000  # rows that choose: enough to tell a thousandth of a nat
 ROUGHLY = 1e-5  # nats per row, short of the minimum, that the fits on parts of the rows may be
-# A dozen candidates make the best one look better than it is, and with few rows the freer ones look best where they
-# fail. By benchmarks/choice_rules.py no setting then ends more than .002 nats above the temperature; some do if the
-# logits may stay with fewer rows: standard errors miss the rare row that is wrong with high confidence.
+# With few rows the freer of a dozen candidates look best where they fail, and standard errors miss the rare row that is
+# wrong with high confidence. By benchmarks/choice_rules.py no setting ends more than .002 nats above the temperature.
 _STANDARD_ERRORS, _OF_FREE_MAPS = 2, 3
 _MANY = 1000  # rows, from which on freer maps need no more than the others
 _ENOUGH = 300  # rows, from which on the logits may stay
 _FIRM = "(penalty=1)"  # maps with this penalty are never far from a temperature
 _CLEARLY_WORSE = 2  # standard errors: maps that are freer still are then worse too
-# Where next to all rows are right, a free map is the surest of everything: on 50 right rows of scikit-learn's digits
-# one ended .47 nats above the temperature.
-_FEWEST_WRONG = 5
+_FEWEST_WRONG = (
+    5  # rows: on 50 right ones of scikit-learn's digits a free map ended .47 nats above the temperature
+)
 _PENALTIES = (1.0, 0.1, 0.01, 0.001)  # from the simplest map to the freest
 
 
@@ -45,7 +39,7 @@ class _Candidate:
 
     method: str
     n_parameters: int
-    solve: Callable[[Rows, float, AffineMap | None, float], AffineMap]  # as of `VectorScaling`
+    solve: Callable[..., AffineMap]  # as of `VectorScaling`
     left_out: str | None = None
     penalty: float | None = None
     losses: FloatArray | None = None  # (N,)
@@ -68,9 +62,9 @@ class _Candidate:
 class AutoScaling(AffineScaling):
     r"""Choose the affine map of the logits that suits the data, by cross-validation, and fit it.
 
-    For when you do not know whether your data carry more than a temperature. It compares the logits as they are,
-    `TemperatureScaling`, `VectorScaling`, `MatrixScaling`, and `StructuredVectorScaling` and `StructuredMatrixScaling`
-    with several penalties; of several labels a row `PerLabelTemperatureScaling`, and no matrix.
+    It compares the logits as they are, `TemperatureScaling`, `VectorScaling`, `MatrixScaling`, and
+    `StructuredVectorScaling` and `StructuredMatrixScaling` with several penalties; of several labels a row
+    `PerLabelTemperatureScaling`, and no matrix.
 
     Args:
         n_folds: random parts of the cross-validation, at least 2; with fewer rows, one part per row.
@@ -87,14 +81,12 @@ class AutoScaling(AffineScaling):
         temperature on top, fitted on rows held out. Chosen is the least d + 2 SE(d), where d is the mean difference to
         the temperature's loss, row by row; with fewer than 1,000 rows the least d + 3 SE(d) for the logits as they are,
         which take 300, and for maps freer than those with a penalty of 1. Of more than 20,000 rows, a random 20,000
-        choose. Of the tokens of one text, which are not independent, a freer map is chosen a little too easily.
+        choose. The rule is ours; benchmarks/choice_rules.py compares it with others. The tokens of one text are not
+        independent, so that of them a freer map is chosen a little too easily.
 
         Not tried is what is freer than a temperature where fewer than 5 rows (or decisions) are wrong, or than a map
         that was worse than one of a larger penalty by two standard errors; nor a matrix of two classes, of masked
         ones, or where N C^2 is above 5e8.
-
-    References:
-        The rule is ours; benchmarks/choice_rules.py compares it with others.
 
     >>> rng = np.random.default_rng(0)
     >>> logits = rng.normal(scale=2, size=(1000, 3))
@@ -112,10 +104,9 @@ class AutoScaling(AffineScaling):
     def __repr__(self, *args: Any) -> str:
         """The settings; once fitted, the choice, and the temperature where the map is one."""
         settings = super().__repr__(*args)
-        if not hasattr(self, "choice_"):
-            return settings
-        temperature = f", T = {1 / float(self.weight_):.4g}" if self.choice_ == "temperature" else ""
-        return f"{settings}: {self.choice_}{temperature}"
+        choice = getattr(self, "choice_", "")
+        temperature = f", T = {1 / float(self.weight_):.4g}" if choice == "temperature" else ""
+        return f"{settings}: {choice}{temperature}" if choice else settings
 
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> AutoScaling:
         """Choose the map, and fit it."""
@@ -164,22 +155,20 @@ def _candidates(rows: Rows) -> list[list[_Candidate]]:
     elif n * c**2 > _MATRIX_COST:
         no_matrix = f"N C^2 = {n * c**2:.1e} is more than {_MATRIX_COST:.0e}: its fits would take too long"
 
-    identity = _Candidate("identity", 0, lambda *_: AffineMap(np.array(1.0)))
-    temperature = _Candidate("temperature", 1, lambda _, shared, *__: AffineMap(np.array(1 / shared)))
-    own = 2 if c == 2 and not rows.sigmoid else 2 * c
-    solves = [(penalty, StructuredVectorScaling(penalty).solve) for penalty in _PENALTIES]
-    vectors = [_Candidate("structured_vector", own, solve, why_not, penalty) for penalty, solve in solves]
-    if rows.sigmoid:
-        per_label = _Candidate("per_label_temperature", c, _divided_by_label, why_not)
-        return [[identity], [temperature], [per_label], vectors]
-    vectors.append(_Candidate("vector", 2 * c, VectorScaling().solve, why_not))
-    between, no_matrix = c * (c + 1), why_not or no_matrix
-    solves = [(penalty, StructuredMatrixScaling(penalty).solve) for penalty in _PENALTIES]
-    matrices = [
-        _Candidate("structured_matrix", between, solve, no_matrix, penalty) for penalty, solve in solves
+    own, between, no_matrix = 2 if c == 2 and not rows.sigmoid else 2 * c, c * (c + 1), why_not or no_matrix
+    svs = [linear.StructuredVectorScaling(penalty) for penalty in _PENALTIES]
+    vectors = [_Candidate("structured_vector", own, each.solve, why_not, each.penalty) for each in svs]
+    families = [
+        [_Candidate("identity", 0, lambda *_: AffineMap(np.array(1.0)))],
+        [_Candidate("temperature", 1, lambda _, shared, *__: AffineMap(np.array(1 / shared)))],
     ]
-    matrix = _Candidate("matrix", between, MatrixScaling().solve, no_matrix)
-    return [[identity], [temperature], vectors, matrices, [matrix]]
+    if rows.sigmoid:
+        return [*families, [_Candidate("per_label_temperature", c, _divided_by_label, why_not)], vectors]
+    vectors.append(_Candidate("vector", 2 * c, linear.VectorScaling().solve, why_not))
+    sms = [linear.StructuredMatrixScaling(penalty) for penalty in _PENALTIES]
+    matrices = [_Candidate("structured_matrix", between, each.solve, no_matrix, each.penalty) for each in sms]
+    matrix = _Candidate("matrix", between, linear.MatrixScaling().solve, no_matrix)
+    return [*families, vectors, matrices, [matrix]]
 
 
 def _divided_by_label(rows: Rows, temperature: float, *_: Any) -> AffineMap:

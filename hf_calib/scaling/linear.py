@@ -10,7 +10,7 @@ what data do not determine: a class that is absent, or separated from the others
 from __future__ import annotations
 
 from numbers import Real
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,7 +21,7 @@ from hf_calib._errors import check
 from hf_calib.metrics.checks import FloatArray
 from hf_calib.scaling._base import LogitScaling, as_fitted_logits, refuse_masks
 from hf_calib.scaling.affine import AffineMap, AffineScaling
-from hf_calib.scaling.newton import LEFT_TO_GAIN, Ridges, Rows, fit_affine
+from hf_calib.scaling.newton import Ridges, Rows, fit_affine
 from hf_calib.scaling.temperature import BOUNDS, ScaledLoss
 
 if TYPE_CHECKING:
@@ -42,12 +42,9 @@ class LinearFit(LogitScaling):
         """Find the weights and the biases; N in a default penalty is Kish's, (sum of weights)^2 / (sum of squares)."""
         return self._fit(logits, labels, sample_weight)
 
-    def solve(
-        self, rows: Rows, temperature: float, start: AffineMap | None = None, nats: float = LEFT_TO_GAIN
-    ) -> AffineMap:
-        """The map of checked rows, from their temperature, or from what another fit to them has found."""
-        start = start or AffineMap(np.array(1 / temperature))
-        return fit_affine(rows, self._unit(rows, temperature), self._ridges(rows), start, nats)
+    def solve(self, rows: Rows, temperature: float, *fit: Any) -> AffineMap:
+        """The map of checked rows, from their temperature; further arguments are those of `fit_affine`."""
+        return fit_affine(rows, self._unit(rows, temperature), self._ridges(rows), *fit)
 
     def _fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         rows = Rows.checked(logits, labels, sample_weight, self.multi_label)
@@ -149,8 +146,8 @@ class DirichletScaling(PenalisedMatrixFit):
     References:
         Kull et al. 2019, section 2: the exact map where each class's probabilities follow a Dirichlet distribution.
 
-    >>> logits, labels = [[3.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 3.0]] * 3, [0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 1]
-    >>> scaler = DirichletScaling().fit(logits, labels)
+    >>> logits = [[3.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 3.0]]
+    >>> scaler = DirichletScaling().fit(logits, [0, 1, 1, 1])
     >>> np.allclose(scaler.predict_proba(logits), scaler.predict_proba(np.add(logits, 100)))
     True
     """
@@ -162,54 +159,12 @@ class DirichletScaling(PenalisedMatrixFit):
         refuse_masks(rows)
         return AffineMap(self.weight_, self.bias_)(log_softmax(rows, axis=-1))
 
-    def solve(
-        self, rows: Rows, temperature: float, start: AffineMap | None = None, nats: float = LEFT_TO_GAIN
-    ) -> AffineMap:
+    def solve(self, rows: Rows, temperature: float, *fit: Any) -> AffineMap:
         log_probs = log_softmax(rows.logits.astype(np.float64), axis=1)
-        return super().solve(rows.with_logits(log_probs), temperature, start, nats)
+        return super().solve(rows.with_logits(log_probs), temperature, *fit)
 
 
-class StructuredScaling(AffineScaling, LinearFit):
-    """A temperature and, with a ridge each, the parameters of an affine map."""
-
-    _from_temperature = True
-
-    def __init__(self, penalty: float = 1.0) -> None:
-        self.penalty = penalty
-
-    def fit(self, logits: ArrayLike, labels: ArrayLike) -> Self:  # type: ignore[override]  # no weights
-        """Find the temperature, then the weights and the biases."""
-        return self._fit(logits, labels)
-
-    def solve(
-        self, rows: Rows, temperature: float, start: AffineMap | None = None, nats: float = LEFT_TO_GAIN
-    ) -> AffineMap:
-        n_classes = rows.logits.shape[1]
-        if rows.sigmoid:  # each label is a problem of two classes
-            maps = [self.solve(rows.two_classes(label), temperature, nats=nats) for label in range(n_classes)]
-            biases = [found(np.zeros(2)) @ [-1, 1] for found in maps]
-            return AffineMap(np.array([found.weight[0] for found in maps]), np.array(biases))
-        if n_classes > 2:
-            return super().solve(rows, temperature, start, nats)
-        # The map of the difference of the logits; a row with a masked class tells nothing.
-        rows = rows[np.isfinite(rows.logits).all(axis=1)]
-        half = (rows.logits[:, 1:].astype(np.float64) - rows.logits[:, :1]) / 2
-        found = AffineMap(np.full(2, 1 / temperature), np.zeros(2))
-        if len(rows):
-            ridge = self._ridges(rows)._replace(between=None)
-            found = fit_affine(rows.with_logits(np.hstack([-half, half])), temperature, ridge, None, nats)
-        return found._replace(weight=np.diag(found.weight)) if self._mixes else found
-
-    def _ridges(self, rows: Rows) -> Ridges:
-        holds = isinstance(self.penalty, Real) and 0 < float(self.penalty) < np.inf
-        way_out = "1 is the strength of the paper; a smaller one trusts the data more"
-        check(holds, "penalty to be a finite number above 0", repr(self.penalty), way_out)
-        n, c = rows.logits.shape
-        own = self.penalty * c / n
-        return Ridges(own, own, own * (c - 1) if self._mixes else None)
-
-
-class StructuredVectorScaling(StructuredScaling):
+class StructuredVectorScaling(AffineScaling, LinearFit):
     r"""`VectorScaling` with a ridge that makes it safe with few examples of a class, or none (SVS).
 
     $$\hat p = \mathrm{softmax}((1 + v) \odot z / T + b), \qquad \min_{v, b} \mathrm{NLL}
@@ -232,12 +187,44 @@ class StructuredVectorScaling(StructuredScaling):
     array([0.96, 0.92, 0.55])
     """
 
+    _from_temperature = True
+
     def __init__(self, penalty: float = 1.0, *, multi_label: bool = False) -> None:
-        super().__init__(penalty)
+        self.penalty = penalty
         self.multi_label = multi_label
 
+    def fit(self, logits: ArrayLike, labels: ArrayLike) -> Self:  # type: ignore[override]  # no weights
+        """Find the temperature, then the weights and the biases."""
+        return self._fit(logits, labels)
 
-class StructuredMatrixScaling(StructuredScaling):
+    def solve(self, rows: Rows, temperature: float, *fit: Any) -> AffineMap:
+        n_classes = rows.logits.shape[1]
+        if rows.sigmoid:
+            columns = (rows.two_classes(label) for label in range(n_classes))
+            maps = [self.solve(column, temperature, None, *fit[1:]) for column in columns]
+            return AffineMap(*np.array([[found.weight[0], 2 * found(np.zeros(2))[1]] for found in maps]).T)
+        if n_classes > 2:
+            return super().solve(rows, temperature, *fit)
+        # The map of the difference of the logits; a row with a masked class tells nothing.
+        rows = rows[np.isfinite(rows.logits).all(axis=1)]
+        half = (rows.logits[:, 1:].astype(np.float64) - rows.logits[:, :1]) / 2
+        found = AffineMap(np.full(2, 1 / temperature), np.zeros(2))
+        if len(rows):
+            ridge = self._ridges(rows)._replace(between=None)
+            halves = rows.with_logits(np.hstack([-half, half]))
+            found = fit_affine(halves, temperature, ridge, None, *fit[1:])
+        return found._replace(weight=np.diag(found.weight)) if self._mixes else found
+
+    def _ridges(self, rows: Rows) -> Ridges:
+        holds = isinstance(self.penalty, Real) and 0 < float(self.penalty) < np.inf
+        way_out = "1 is the strength of the paper; a smaller one trusts the data more"
+        check(holds, "penalty to be a finite number above 0", repr(self.penalty), way_out)
+        n, c = rows.logits.shape
+        own = self.penalty * c / n
+        return Ridges(own, own, own * (c - 1) if self._mixes else None)
+
+
+class StructuredMatrixScaling(StructuredVectorScaling):
     r"""`StructuredVectorScaling`, of the same paper, with weights M between classes, diagonal 0 (SMS).
 
     Their ridge is C - 1 times as strong: the strongest map that folds into a head, and safer than `MatrixScaling`. Two
@@ -253,3 +240,6 @@ class StructuredMatrixScaling(StructuredScaling):
     """
 
     _mixes = True
+
+    def __init__(self, penalty: float = 1.0) -> None:
+        self.penalty = penalty

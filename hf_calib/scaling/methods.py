@@ -60,10 +60,10 @@ FOLDABLE_SCALERS = {method: entry for method, entry in SCALERS.items() if entry.
 def method_of(scaler: Any, folds: bool = False) -> str:
     """The method of a scaler, or of the one that it is derived from; TypeError for any other object."""
     entries = FOLDABLE_SCALERS if folds else SCALERS
-    kinds = [(kind.__module__, kind.__name__) for kind in type(scaler).__mro__]
-    for method, entry in entries.items():
-        if (f"hf_calib.scaling.{entry.module}", entry.name) in kinds:
-            return method
+    methods = {(f"hf_calib.scaling.{entry.module}", entry.name): method for method, entry in entries.items()}
+    for kind in type(scaler).__mro__:
+        if (kind.__module__, kind.__name__) in methods:
+            return methods[kind.__module__, kind.__name__]
     way_out = "pass a scaler of hf_calib.scaling, or of a class derived from one"
     if folds:
         way_out = "keep the scaler beside the model with its save_pretrained, for hf_calib.pipeline"

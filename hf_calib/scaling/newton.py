@@ -91,7 +91,7 @@ def fit_affine(
 ) -> AffineMap:
     """The map whose mean loss, with ridges as of a map of logits / unit, is within about `nats` of the least."""
     loss = _PenalisedLoss(rows, unit, ridges)
-    theta = loss.identity if start is None else loss.parameters(start)
+    theta = loss.parameters(start or AffineMap(np.array(1 / unit)))
     point = loss(theta)
     for _ in range(_MAX_STEPS):
         step, gain = _newton_step(point, nats)
@@ -165,8 +165,8 @@ class _PenalisedLoss:
         return AffineMap(weight / self.unit, theta[0] - theta[0].mean())
 
     def __call__(self, theta: FloatArray) -> _Point:
-        value, gradient = 0.0, np.zeros_like(theta)
-        moments: Any = np.zeros((3, theta.shape[1]))  # of p (1 - p): 1, x, x^2
+        value: Any = 0.0
+        gradient, moments = np.zeros_like(theta), np.zeros((3, theta.shape[1]))  # of p (1 - p): 1, x, x^2
         mixed: Any = 0.0  # of a matrix: x_i x_j
         kept = []  # of a matrix, for the products
         for part, features, mass, weights, losses in self._blocks(theta):

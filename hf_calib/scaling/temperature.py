@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,9 +17,6 @@ from hf_calib.scaling._base import blocks
 from hf_calib.scaling.affine import AffineMap, AffineScaling
 from hf_calib.scaling.newton import Rows
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 Criterion = Literal["nll", "ece", "adaptive_ece"]
 
 # Cosine similarities need a T near 0.01, raw scores of 10,000 one near 10,000. A larger T would make
@@ -29,7 +26,7 @@ PAPERS_GRID = np.arange(1, 101) / 10
 _SMALL_STEP = 1e-5  # of Newton's method, relative: after it twice as many digits are right
 _MAX_STEPS = 100  # bisection alone would need about 40
 _SAMPLE_STEP = 16  # of many rows, every 16th gives the first guess
-_MANY_CLASSES = 100  # for which exponentials are most of the time
+_MANY_CLASSES = 32  # for which exponentials are most of the time
 _MASSES = 2**20  # in memory at once
 _MASKED = -1e150  # stands for -inf, whose product with a weight of 0 would be NaN
 
@@ -77,12 +74,14 @@ class TemperatureScaling(AffineScaling):
         self.n_bins = n_bins
         self.multi_label = multi_label
 
-    def fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+    def fit(
+        self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None
+    ) -> TemperatureScaling:
         """Choose the temperature; weights (N,) are for "nll" and one label a row."""
         check_choice("criterion", self.criterion, get_args(Criterion))
         check_n_bins(self.n_bins)
         grid = as_floats("grid", PAPERS_GRID if self.grid is None else self.grid)
-        holds = grid.ndim == 1 and grid.size > 0 and bool((np.isfinite(grid) & (grid > 0)).all())
+        holds = grid.ndim == 1 and grid.size > 0 and bool(((grid > 0) & (grid < np.inf)).all())
         way_out = "use for example numpy.arange(1, 101) / 10"
         check(holds, "grid to be a sequence of finite temperatures > 0", self.grid, way_out)
         got = "several labels a row" if self.multi_label else repr(self.criterion)
@@ -92,9 +91,8 @@ class TemperatureScaling(AffineScaling):
         rows = Rows.checked(logits, labels, sample_weight, self.multi_label)
         self._n_seen = rows.logits.shape[1]
         loss = ScaledLoss(rows)
-        exact = self.criterion == "nll" and self.grid is None
-        searched = not exact and not loss.is_constant
-        self.temperature_ = self._best_of(grid, loss) if searched else loss.best_temperature()
+        exact = loss.is_constant or (self.criterion == "nll" and self.grid is None)
+        self.temperature_ = loss.best_temperature() if exact else self._best_of(grid, loss)
         loss.warn(self.temperature_)
         return self
 
@@ -107,15 +105,14 @@ class TemperatureScaling(AffineScaling):
         """The first of the best temperatures; of a large search, only the finalists are scored exactly."""
         if self.criterion == "nll":
             return float(min(grid, key=lambda temperature: loss.at(1 / temperature)[0]))
-        n = len(loss.rows)
+        n, c = loss.rows.logits.shape
         error = top_label_sums(self.n_bins, "uniform" if self.criterion == "ece" else "quantile")
         octaves = int(np.ceil(np.log2(grid.max() / grid.min())))
-        many = loss.rows.logits.shape[1] >= _MANY_CLASSES
-        if many and octaves <= min(8, len(grid) / 5):
-            scores = [error(1 / masses, loss.correct) for masses in loss.near_masses(1 / grid, octaves)]
+        if c >= _MANY_CLASSES and octaves <= min(8, len(grid) / 5):
+            near = np.array([error(1 / each, loss.correct) for each in loss.near_masses(1 / grid, octaves)])
             # A confidence on the edge of a bin may change sides: each moves a score by up to 2 / N.
-            grid = grid[np.array(scores) <= min(scores) + 1e-6 + 8 / n]
-        scores = []
+            grid = grid[near <= near.min() + 1e-6 + 8 / n]
+        scores: list[float] = []
         for part in row_chunks(len(grid), n, elements=_MASSES):
             masses = loss.masses(1 / grid[part])
             scores += [error(1 / masses[beta], loss.correct) for beta in 1 / grid[part]]
@@ -142,7 +139,7 @@ class PerLabelTemperatureScaling(AffineScaling):
 
     multi_label = True
 
-    def fit(self, logits: ArrayLike, labels: ArrayLike) -> Self:
+    def fit(self, logits: ArrayLike, labels: ArrayLike) -> PerLabelTemperatureScaling:
         """Choose the temperatures."""
         rows = Rows.checked(logits, labels, multi_label=True)
         self.shared_temperature_ = ScaledLoss(rows).best_temperature()
@@ -174,10 +171,9 @@ def temperatures_by_label(rows: Rows, shared: float) -> tuple[FloatArray, list[i
 
 def _warn_undetermined(what: str, stacklevel: int) -> None:
     message = (
-        f"The data do not determine {what}. Fit on more or harder examples, and check that labels number the columns "
-        "of logits, and the scale of the logits."
+        f"The data do not determine {what}. Fit on more or harder examples, and check that labels number the "
     )
-    warnings.warn(message, UserWarning, stacklevel=stacklevel)
+    warnings.warn(message + "columns of logits, and the scale of the logits.", UserWarning, stacklevel)
 
 
 class ScaledLoss:
@@ -242,12 +238,9 @@ class ScaledLoss:
         return value + beta * self.shortfall, slope + self.shortfall, curvature
 
     def masses(self, betas: FloatArray) -> dict[float, FloatArray]:
-        """The softmax denominators (N,) at each beta: the largest probability of a row is 1 / mass.
-
-        Where one beta is twice another, its exponentials are the other's squares.
-        """
+        """The softmax denominators (N,) at each beta: the largest probability of a row is 1 / mass."""
         found = {beta: np.empty(len(self.rows)) for beta in betas.tolist()}
-        roots = [beta for beta in found if beta / 2 not in found]
+        roots = [beta for beta in found if beta / 2 not in found]  # of others, exponentials are squares
         for part, gaps in self._gaps():
             ones, powers = np.ones(gaps.shape[1]), np.empty_like(gaps)
             for beta in roots:
@@ -259,10 +252,8 @@ class ScaledLoss:
         return found
 
     def near_masses(self, betas: FloatArray, octaves: int) -> Iterator[FloatArray]:
-        """The same in the order of many betas, to 1e-9 of each exponential, from four exponentials and their squares.
-
-        At all gaps alike exp(beta gap) is a sum, by least squares, of its values at four betas an octave.
-        """
+        """The same in the order of the betas, to 1e-9 of each exponential, from four exponentials and their squares."""
+        # At all gaps alike exp(beta gap) is a sum, by least squares, of its values at four betas an octave.
         roots = betas.min() * 2.0 ** (np.arange(4) / 4 - 1)
         nodes = np.outer(2.0 ** np.arange(octaves + 3), roots).ravel()
         samples = -np.append(0, np.geomspace(1e-3, 50, 2000)) / betas.min()
