@@ -3,8 +3,7 @@
 python benchmarks/large_data.py [--rows 100000000] [--shards 200] [--folder FOLDER] [--by country]
 
 The files are float32 probabilities of 4 classes with labels and a column of 12 countries, as pyarrow writes them.
-The command's time is that of the whole program, with its start and the report; that of a pass includes the start of its
-workers.
+The command's time is that of the whole program, with its start and the report; that of a pass is of the pass alone.
 """
 
 from __future__ import annotations
@@ -58,10 +57,9 @@ def plain_read(folder: Path) -> float:
 def one_pass(folder: Path, workers: int | None) -> float:
     """Seconds of the pass alone, in a process of its own."""
     code = (
-        "import sys, time; from hf_calib.predictions import open_shards; "
-        "from hf_calib.predictions.passes import measure_in_one_pass; "
-        "from hf_calib.commands.in_shards import Measuring; start = time.perf_counter(); "
-        "measure_in_one_pass(open_shards(sys.argv[1]), Measuring(15), workers=eval(sys.argv[2])); "
+        "import sys, time; from hf_calib.predictions import open_predictions; "
+        "from hf_calib.predictions.one_pass import measure_in_one_pass; start = time.perf_counter(); "
+        "measure_in_one_pass(open_predictions(sys.argv[1]), 15, workers=eval(sys.argv[2])); "
         "print(time.perf_counter() - start)"
     )
     words = [sys.executable, "-c", code, str(folder), repr(workers)]

@@ -88,7 +88,7 @@ Workers = Annotated[
     typer.Option(
         min=1,
         max=2**10,
-        help="Processes, for predictions of more rows than are held at once.",
+        help="Threads, for predictions of more rows than are held at once.",
         show_default="as many as CPUs, 8 at most",
     ),
 ]
@@ -312,14 +312,6 @@ def evaluate(
     ] = None,
     weight_column: WeightColumn = None,
     workers: Workers = None,
-    predictions: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for a model's predictions, as parquet files that are written while it runs: a killed run goes "
-            "on from them.",
-            show_default="predictions in the output where accelerate launch starts several processes",
-        ),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Report the calibration of a model on labelled texts, tokens or images, or of a file of predictions."""
@@ -341,11 +333,8 @@ def evaluate(
             by=_names(by) or (),
             weight_column=weight_column,
             workers=workers,
-            predictions=predictions,
             running=how,
         )
-    if report is None:  # another process has it
-        return
     if as_json:
         console.print_json(report.to_dict())
     else:
@@ -394,14 +383,6 @@ def calibrate(
     ] = None,
     n_bins: Bins = 15,
     seed: Seed = 0,
-    all_rows: Annotated[
-        bool,
-        typer.Option(
-            "--all-rows",
-            help="Of predictions of more rows than are held at once: fit a temperature or vector scaling on all of "
-            "them, in some more passes, rather than on a sample of 200,000.",
-        ),
-    ] = False,
     weight_column: WeightColumn = None,
     workers: Workers = None,
     as_json: AsJson = False,
@@ -421,7 +402,6 @@ def calibrate(
             criterion=criterion.value if criterion else None,
             n_bins=n_bins,
             seed=seed,
-            all_rows=all_rows,
             weight_column=weight_column,
             workers=workers,
             running=how,

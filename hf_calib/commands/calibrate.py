@@ -12,7 +12,6 @@ import numpy as np
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output, whole_folder
 from hf_calib.commands.fitting import FOLDED, METHODS, Measured, fit_and_measure, make_scaler
-from hf_calib.commands.in_shards import need_one_pass, open_if_many
 from hf_calib.commands.opening import (
     Opened,
     Running,
@@ -21,10 +20,10 @@ from hf_calib.commands.opening import (
     open_source,
     task_of_source,
 )
-from hf_calib.predictions.files import save_predictions
+from hf_calib.predictions.logs import is_log
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.reading import Reading, RowSet
-from hf_calib.predictions.shards import open_shards
+from hf_calib.predictions.table import open_predictions, save_predictions
 from hf_calib.report.any_report import AnyReport
 from hf_calib.report.writing import write_report
 from hf_calib.scaling import PriorEstimate
@@ -87,7 +86,6 @@ def calibrate(
     criterion: str | None = None,
     n_bins: int = 15,
     seed: int = 0,
-    all_rows: bool = False,
     weight_column: str | None = None,
     workers: int | None = None,
     running: Running = Running(),
@@ -114,10 +112,8 @@ def calibrate(
         criterion: for a temperature "nll", which is the default, "ece" or "adaptive_ece".
         n_bins: M, at least 1.
         seed: of the draw of that half.
-        all_rows: of more predictions than are held at once, whether a temperature or vector scaling is fitted on all
-            rows rather than on a sample.
-        weight_column: of such predictions' weights, which the report has; or None.
-        workers: processes for such predictions.
+        weight_column: of the weights of predictions, which the report has; or None.
+        workers: threads, for more predictions than are held at once.
         running: how the model is run.
 
     Raises:
@@ -135,19 +131,14 @@ def calibrate(
             method=method,
             criterion=criterion,
             n_bins=n_bins,
-            all_rows=all_rows,
             weight_column=weight_column,
             workers=workers,
             running=running,
         )
         if done is not None:
             return done
-    if all_rows or weight_column is not None:
-        option = "--all-rows" if all_rows else "--weight-column"
-        requirement = (
-            "go with predictions of more rows than are held at once" if all_rows else "go with predictions"
-        )
-        raise InputValueError(expected(option, requirement, source, "leave it out"))
+    if weight_column is not None:
+        raise InputValueError(expected("--weight-column", "go with predictions", source, "leave it out"))
     task = task_of_source(source, rows, trust_remote_code=running.trust_remote_code)
     is_model = rows is not None
     kind = None if task is None else task.labels
@@ -206,32 +197,31 @@ def _calibrate_in_shards(
     method: str | None,
     criterion: str | None,
     n_bins: int,
-    all_rows: bool,
     weight_column: str | None,
     workers: int | None,
     running: Running,
 ) -> Calibration | None:
     """Predictions that are not held at once; None for others."""
+    if is_log(source):
+        return None
     columns: dict[str, Any] = {"label_column": reading.label_column, "weight_column": weight_column}
-    shards = open_if_many([source], **columns)
-    tested = None if test is None else open_if_many([test.data], **columns)
-    if not any(each is not None and need_one_pass(each) for each in (shards, tested)):
+    table = open_predictions(source, **columns)
+    tested = None if test is None or is_log(test.data) else open_predictions(test.data, **columns)
+    tables = [each for each in (table, tested) if each is not None]
+    if weight_column is None and all(each.fits_into_memory() for each in tables):
         return None
     if target is not None:
-        got, way_out = "predictions of more rows than are held at once", "leave it out, or sample the rows"
+        got, way_out = "predictions with weights, or of more rows than are held at once", "leave it out"
         raise InputValueError(expected("--target-data", "go with rows that are held", got, way_out))
     check_output(output)
     from hf_calib.commands.calibrate_shards import calibrate_shards
 
-    if test is not None:
-        tested = tested or open_shards(test.data, **columns)
     done = calibrate_shards(
-        shards or open_shards(source, **columns),
+        table,
         output,
         test=tested,
         method=method,
         criterion=criterion,
-        all_rows=all_rows,
         n_bins=n_bins,
         workers=workers,
         running=running,

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from hf_calib._errors import InputValueError, expected
+from hf_calib._errors import InputValueError, expected, few
 from hf_calib._files import check_output
 from hf_calib._text import short_names
-from hf_calib.commands.in_shards import (
-    need_one_pass,
-    open_if_many,
-    remove_unfinished,
-    report_on_shards,
-)
 from hf_calib.commands.opening import (
     Opened,
     Running,
@@ -27,15 +19,15 @@ from hf_calib.commands.opening import (
     open_source,
     task_of_source,
 )
-from hf_calib.commands.predict_shards import n_processes, predict_shards
+from hf_calib.predictions.logs import is_log
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.reading import Reading, RowSet
-from hf_calib.predictions.shards import open_shards
 from hf_calib.predictions.soft_labels import load_soft_labels
+from hf_calib.predictions.table import open_predictions
 from hf_calib.report import OodSection, ood_section, report_on_predictions
 from hf_calib.report.any_report import AnyReport
+from hf_calib.report.of_predictions import report_on_table, weighted_report
 from hf_calib.report.writing import write_to
-from hf_calib.tasks import Task
 
 
 def evaluate(
@@ -50,17 +42,14 @@ def evaluate(
     by: Sequence[str] = (),
     weight_column: str | None = None,
     workers: int | None = None,
-    predictions: Path | None = None,
     running: Running = Running(),
-) -> AnyReport | None:
+) -> AnyReport:
     """Report the calibration of a model on labelled texts, tagged sentences or images, or of files of predictions.
 
-    Predictions with weights, by slice, or of more rows than are held at once are measured in one pass. Several
-    processes, as `accelerate launch` starts them, share the rows of a model.
+    Predictions of more rows than are held at once are measured in one pass.
 
     Args:
-        source: a classifier, on the Hub or in a folder; or predictions: a file, see `load_predictions`, or several, a
-            folder, a glob or an address, see `hf_calib.predictions.open_shards`.
+        source: a classifier, on the Hub or in a folder; or predictions, see `open_predictions`.
         rows: what the model reads, labelled, that it was not trained on; None for a file.
         reading: how their columns are read.
         n_bins: M, at least 1.
@@ -70,13 +59,8 @@ def evaluate(
         soft_labels: a file of the same rows' soft labels, see `load_soft_labels`.
         by: columns whose values are slices of the rows; each slice is measured and compared with the others.
         weight_column: of the rows' weights, or None.
-        workers: processes of one pass, see `run_pass`.
-        predictions: a folder for a model's predictions, which are written as they come: a killed run goes on from them.
-            None writes none, or where several processes run into "predictions" in the output.
+        workers: threads of one pass.
         running: how the model is run.
-
-    Returns:
-        The report; None on all processes but the first.
 
     Raises:
         ValueError: if source or data are missing, unreadable or do not fit.
@@ -85,38 +69,31 @@ def evaluate(
     check_output(output)
     sources = [source] if isinstance(source, str) else list(source)
     of_held_rows = {"--ood-data": ood, "--soft-labels": soft_labels}
-    if rows is None and (len(sources) > 1 or is_predictions_file(sources[0])):
-        shards = open_if_many(sources, label_column=reading.label_column, weight_column=weight_column, by=by)
-        if shards is not None and (
-            len(sources) > 1 or need_one_pass(shards) or not any(of_held_rows.values())
-        ):
+    reading = replace(reading, by=tuple(by), weight_column=weight_column)
+    if rows is None and (len(sources) > 1 or is_predictions_file(sources[0])) and not is_log(sources[0]):
+        running.stages(f"reading {few(sources)}")
+        table = open_predictions(sources, **reading.of_tables)
+        if not table.fits_into_memory() or (len(sources) > 1 and not any(of_held_rows.values())):
             _check_not_in_one_pass(of_held_rows)
-            found = report_on_shards(shards, n_bins=n_bins, output=output, workers=workers, running=running)
+            running.stages(f"measuring {len(table.files):,} files")
+            found = report_on_table(table, name_of(table.name), n_bins, workers=workers, on_rows=running.rows)
             write_to(output, found)
-            remove_unfinished(output)
             return found
+    if weight_column is not None:
+        _check_not_in_one_pass(of_held_rows)
     source = _only(sources)
     task = task_of_source(source, rows, trust_remote_code=running.trust_remote_code)
     kind = None if task is None else task.labels
-    check_kind(kind, reading, of_held_rows)
-    if rows is not None and (predictions is not None or by or weight_column or n_processes() > 1):
-        _check_not_in_one_pass(of_held_rows)
-        return _evaluate_sharded(
-            *(source, task, rows, reading, by, weight_column),
-            folder=_folder_of_predictions(predictions, output),
-            n_bins=n_bins,
-            output=output,
-            workers=workers,
-            running=running,
-        )
+    of_rows = {**of_held_rows, "--by": by, "--weight-column": weight_column}
+    check_kind(kind, reading, of_rows)
     names = short_names([each.data for each in ood])
     outside = {
         f"ood_data {name}": replace(each, argument="ood_data", labelled=False)
-        for each, name in zip(ood, names, strict=True)
+        for name, each in zip(names, ood, strict=True)
     }
     opened = open_source(source, task, {"data": rows or RowSet(source), **outside}, reading, running)
     if opened.kind.sigmoid:
-        check_kind(opened.kind, reading, of_held_rows)
+        check_kind(opened.kind, reading, of_rows)
     shares = None
     if soft_labels is not None:
         n_rows = opened.n_rows("data")
@@ -124,58 +101,17 @@ def evaluate(
     predicted = opened.predictions("data")
     assert predicted is not None
     running.stages(f"measuring {len(predicted):,} rows")
-    report = report_on_predictions(
-        predicted, name_of(source), n_bins, soft_labels=shares, class_names=reading.class_names
-    )
+    report: Any
+    if weight_column is not None:
+        report = weighted_report(predicted, name_of(source), n_bins, class_names=reading.class_names)
+    else:
+        names_of_data: Any = {"soft_labels": shares, "class_names": reading.class_names}
+        report = report_on_predictions(predicted, name_of(source), n_bins, **names_of_data)
     report = replace(report, about=_about(opened), notes=(*report.notes, *opened.notes()))
     if names:
         running.stages("predicting inputs from elsewhere")
         report = replace(report, out_of_distribution=tuple(_sections(opened, predicted, names)))
     write_to(output, report)
-    return report
-
-
-def _folder_of_predictions(given: Path | None, output: Path | None) -> Path | None:
-    """Where a model's predictions are written; None for a folder that goes with the run."""
-    if given is not None:
-        check_output(given)
-        return given
-    if n_processes() == 1:
-        return None
-    if output is None:
-        way_out = "the processes write their predictions there"
-        raise InputValueError(
-            expected("--output or --predictions", "be given with several processes", "neither", way_out)
-        )
-    return output / "predictions"
-
-
-def _evaluate_sharded(
-    source: str,
-    task: Task | None,
-    rows: RowSet,
-    reading: Reading,
-    by: Sequence[str],
-    weight_column: str | None,
-    *,
-    folder: Path | None,
-    n_bins: int,
-    output: Path | None,
-    workers: int | None,
-    running: Running,
-) -> AnyReport | None:
-    """A model whose predictions are written in shards, and then measured as any predictions are."""
-    columns = [*by, *filter(None, [weight_column])]
-    with ExitStack() as stack:
-        home = folder or Path(stack.enter_context(TemporaryDirectory(prefix="hf_calib-")))
-        opened = predict_shards(source, task, rows, reading, home, columns=columns, running=running)
-        if opened is None:
-            return None
-        shards = open_shards(str(home), weight_column=weight_column, by=by)
-        report = report_on_shards(shards, n_bins=n_bins, output=output, workers=workers, running=running)
-        report = replace(report, name=name_of(source), about=_about(opened))
-        write_to(output, report)
-    remove_unfinished(output)
     return report
 
 
@@ -189,7 +125,7 @@ def _only(sources: Sequence[str]) -> str:
 def _check_not_in_one_pass(options: Mapping[str, object]) -> None:
     for option, value in options.items():
         if value:
-            got = "several files, slices, weights, or rows for one pass"
+            got = "weights, several files, or rows for one pass"
             raise InputValueError(
                 expected(option, "go with one file of rows that are held", got, "leave it out")
             )

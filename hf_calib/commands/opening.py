@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from hf_calib._errors import InputValueError, expected
+from hf_calib._errors import InputValueError, check, expected
 from hf_calib._text import plain_name
-from hf_calib.predictions.files import FORMATS, load_predictions, load_unlabelled
 from hf_calib.predictions.logs import is_log, load_log
+from hf_calib.predictions.one_pass import OnRows, draw_sample, ignore_rows
 from hf_calib.predictions.predictions import Predictions, check_same_classes
 from hf_calib.predictions.reading import Reading, RowSet
-from hf_calib.predictions.samples import draw_sample
-from hf_calib.predictions.shard_formats import ARRAYS, suffix_of
-from hf_calib.predictions.shards import MOST_ROWS_HELD, is_many, open_shards
 from hf_calib.predictions.shared_rows import rows_in_both
+from hf_calib.predictions.table import MOST_ROWS_HELD, is_many, open_predictions, suffix_of
 from hf_calib.tasks import MULTI_LABEL, TASKS, LabelKind, Task
 
 # Models and texts need torch and transformers: they are imported where a model is run, so that commands on files
@@ -29,9 +27,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from hf_calib.predictions.classifier import Classifier, Encoded, Progress
-    from hf_calib.predictions.passes import OnRows
-
-_SURELY_HELD = 2**25  # bytes of a file
 
 # Called with the name of a stage as it begins.
 Stages = Callable[[str], None]
@@ -55,7 +50,7 @@ class Running:
     trust_remote_code: bool = False
     progress: Progress | None = None
     stages: Stages = ignore_stage
-    rows: OnRows | None = None
+    rows: OnRows = ignore_rows
 
 
 def is_predictions_file(source: str) -> bool:
@@ -64,8 +59,7 @@ def is_predictions_file(source: str) -> bool:
     >>> is_predictions_file("logits.csv.gz"), is_predictions_file("distilbert/distilbert-base")
     (True, False)
     """
-    suffix = Path(source.removesuffix(".gz")).suffix.lower()
-    return os.path.isfile(source) or suffix in (*FORMATS, ".jsonl") or is_many(source)
+    return os.path.isfile(source) or suffix_of(source) is not None or is_many(source)
 
 
 def name_of(source: str) -> str:
@@ -77,16 +71,8 @@ def name_of(source: str) -> str:
     if is_predictions_file(source):
         parts = [part for part in re.split(r"[\\/]+", source) if part and not re.search(r"[*?\[]", part)]
         last = parts[-1] if parts else "predictions"
-        is_file = suffix_of(last) is not None or last.endswith(".jsonl")
-        return last.split(".")[0] if is_file else plain_name(last)
+        return last.split(".")[0] if suffix_of(last) is not None else plain_name(last)
     return Path(source).resolve().name if os.path.isdir(source) else source
-
-
-def may_be_large(path: str) -> bool:
-    """Whether a file of predictions has to be looked at before it is read as a whole."""
-    if is_log(path) or not os.path.isfile(path) or os.path.getsize(path) < _SURELY_HELD:
-        return False
-    return not path.lower().endswith(".npz") or ARRAYS.holds_one_label_a_row(path)
 
 
 def task_of_source(source: str, rows: RowSet | None, *, trust_remote_code: bool = False) -> Task | None:
@@ -172,7 +158,8 @@ class Opened:
                 "batch_size": self.reading.batch_size,
                 "on_progress": self.running.progress,
             }
-            self._found[name] = self.classifier.predict(self.encoded[name], **run)
+            found = self.classifier.predict(self.encoded[name], **run)
+            self._found[name] = self.reading.with_columns(found, self.rows[name])
         return self._found[name]
 
     def logits(self, name: str) -> NDArray[Any] | None:
@@ -278,23 +265,16 @@ def _read_files(opened: Opened, *, sampled: bool) -> None:
 
 def _read_predictions(rows: RowSet, reading: Reading, *, sampled: bool) -> tuple[Predictions, str | None]:
     """The rows, or a sample of them and how many there are."""
-    label_column = reading.label_column
     if is_log(rows.data):
         return load_log(rows.data, reading.of_logs), None
-    if not rows.labelled:
-        return load_unlabelled(rows.data, label_column=label_column), None
-    if not is_many(rows.data) and not (sampled and may_be_large(rows.data)):
-        return load_predictions(rows.data, label_column=label_column), None
-    shards = open_shards(rows.data, label_column=label_column)
-    if shards.fit_into_memory():
-        return shards.load(), None
-    total = "more" if shards.n_rows is None else f"{shards.n_rows:,}"
-    if not sampled:
-        way_out = "name some of the files"
-        raise InputValueError(
-            expected(rows.argument, f"have at most {MOST_ROWS_HELD:,} rows here", total, way_out)
-        )
-    return draw_sample(shards, most=MOST_ROWS_HELD)[0], total
+    columns = reading.of_tables if rows.labelled else {"label_column": None}
+    table = open_predictions(rows.data, **columns)
+    if table.fits_into_memory():
+        return table.load(), None
+    total = "more" if table.n_rows is None else f"{table.n_rows:,}"
+    requirement = f"{rows.argument} to have at most {MOST_ROWS_HELD:,} rows here"
+    check(sampled, requirement, total, "name some of the files")
+    return draw_sample(table, most=MOST_ROWS_HELD), total
 
 
 _TITLES = {"target_data": "the target data", "ood_data": "the data from elsewhere"}

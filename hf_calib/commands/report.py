@@ -13,15 +13,15 @@ from matplotlib.figure import Figure
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output, whole_folder
-from hf_calib.commands.in_shards import open_if_many, report_on_shards
-from hf_calib.commands.opening import Running, Stages, ignore_stage, name_of
+from hf_calib.commands.opening import Stages, ignore_stage, name_of
 from hf_calib.metrics.checks import FloatArray
 from hf_calib.metrics.sums import BinSums, uniform_bins
 from hf_calib.plots.binned import reliability_of_sums
-from hf_calib.predictions.files import load_predictions
 from hf_calib.predictions.logs import LogOptions, is_log, load_log
+from hf_calib.predictions.table import open_predictions
 from hf_calib.report import report_on_predictions
 from hf_calib.report.document import Bullets, Document, Figures, Table, draw
+from hf_calib.report.of_predictions import report_on_table
 from hf_calib.report.saved import read_report
 from hf_calib.report.tables import p_cell
 from hf_calib.report.text import outside_intervals, with_interval
@@ -168,15 +168,12 @@ def _report_of(source: str, label_column: str, n_bins: int, stages: Stages) -> M
     if path.suffix == ".json":
         return read_report(path)
     stages(f"reading {source}")
-    shards = open_if_many([source], label_column=label_column)
-    if shards is not None:
-        return report_on_shards(shards, n_bins=n_bins, running=Running(stages=stages)).to_dict()
     if is_log(source):
         found = load_log(source, LogOptions(label_column))
-    else:
-        found = load_predictions(source, label_column=label_column)
-    stages(f"measuring {len(found):,} rows")
-    return report_on_predictions(found, name_of(source), n_bins).to_dict()
+        return report_on_predictions(found, name_of(source), n_bins).to_dict()
+    return report_on_table(
+        open_predictions(source, label_column=label_column), name_of(source), n_bins
+    ).to_dict()
 
 
 def _cell(metric: Mapping[str, Any] | None) -> str:

@@ -18,7 +18,6 @@ from hf_calib.predictions.predictions import Predictions
 SUFFIXES = (".jsonl", ".json")
 OptionScores = Literal["sum", "per_character", "per_byte"]
 OPTION_SCORES: tuple[OptionScores, ...] = ("sum", "per_character", "per_byte")
-_RIGHT, _WRONG = "as predicted", "another"  # the classes of logs that have the score of one label only
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,19 @@ class _Rows(NamedTuple):
 
 
 def is_log(source: str) -> bool:
-    """Whether a name means the file of a log."""
-    return Path(source).suffix.lower() in SUFFIXES and os.path.isfile(source)
+    """Whether a name means the file of a log, and not one of JSON lines with a table's columns."""
+    path = Path(source)
+    if path.suffix.lower() not in SUFFIXES or not os.path.isfile(path):
+        return False
+    if path.suffix.lower() == ".json":
+        return True
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            first = json.loads(next((line for line in file if line.strip()), "null"))
+    except (OSError, ValueError):
+        return True  # whose reading says what is wrong
+    of_tables = ("logit_", "prob_", "logits", "probs", "probabilities")
+    return not isinstance(first, dict) or not any(str(key).startswith(of_tables) for key in first)
 
 
 def load_log(path: str | os.PathLike[str], options: LogOptions = LogOptions()) -> Predictions:
@@ -57,9 +67,7 @@ def load_log(path: str | os.PathLike[str], options: LogOptions = LogOptions()) -
 
     - sample logs of lm-evaluation-harness (``--log_samples``), multiple choice;
     - outputs of a pipeline of transformers, lists of label and score for all labels (``top_k=None``), beside a label;
-    - responses of vLLM or OpenAI with ``top_logprobs`` of the first token, beside a label, with `label_tokens`;
-    - exports of Label Studio and Argilla with predictions or suggestions that have scores: of one label, so that the
-      classes are that one and all others.
+    - responses of vLLM or OpenAI with ``top_logprobs`` of the first token, beside a label, with `label_tokens`.
 
     Args:
         path: of the file.
@@ -257,69 +265,17 @@ def _next_token(rows: list[dict[str, Any]], options: LogOptions) -> _Rows:
     return _Rows(scores, labels, tuple(options.label_tokens))
 
 
-def _label_studio(rows: list[dict[str, Any]], options: LogOptions) -> _Rows:
-    found = []
-    for row in rows:
-        annotations = [each for each in row["annotations"] or () if not each.get("was_cancelled")]
-        annotation: Mapping[str, Any] = next(iter(annotations), {})
-        # Numbers only, unless an export asks for more; what the annotator saw is in the annotation.
-        predictions = [each for each in (*(row["predictions"] or ()), annotation.get("prediction")) if each]
-        predicted, score = _choice(next((each for each in predictions if isinstance(each, dict)), {}))
-        found.append((predicted, score, _choice(annotation)[0]))
-    return _of_one_label(found, "a choice of an annotation, and one of a prediction with its score")
-
-
-def _choice(annotation: Mapping[str, Any]) -> tuple[str | None, float | None]:
-    for result in annotation.get("result") or ():
-        choices = (result.get("value") or {}).get("choices")
-        if choices:
-            score = result.get("score", annotation.get("score"))
-            return str(choices[0]), None if score is None else float(score)
-    return None, None
-
-
-def _argilla(rows: list[dict[str, Any]], options: LogOptions) -> _Rows:
-    found = []
-    for row in rows:
-        questions = [name for name in row.get("suggestions") or {} if name in (row.get("responses") or {})]
-        name = next(iter(questions), None)
-        if name is None:
-            found.append((None, None, None))
-            continue
-        suggestion = row["suggestions"][name]
-        response = [each for each in row["responses"][name] if each.get("status") != "discarded"]
-        truth = response[0].get("value") if response else None
-        found.append((suggestion.get("value"), suggestion.get("score"), truth))
-    return _of_one_label(found, "a response, and a suggestion with its score, to one question")
-
-
-def _of_one_label(found: Sequence[tuple[Any, Any, Any]], wanted: str) -> _Rows:
-    """The score of the predicted label only: whether that is right is all that can be calibrated."""
-    scores, labels = [], []
-    for place, (predicted, score, truth) in enumerate(found):
-        if predicted is None or score is None or truth is None or not 0 <= float(score) <= 1:
-            got, way_out = (
-                f"less in row {place}",
-                "export rows that are annotated and predicted, with scores in [0, 1]",
-            )
-            raise InputValueError(expected("each row", f"have {wanted}", got, way_out))
-        scores.append({_RIGHT: _log(float(score)), _WRONG: _log(1 - float(score))})
-        labels.append(_RIGHT if predicted == truth else _WRONG)
-    return _Rows(scores, labels, (_RIGHT, _WRONG))
-
-
 def _log(share: float) -> float:
     return math.log(max(share, float(np.finfo(np.float32).tiny)))
 
 
-def _holds(*keys: str) -> Callable[[Mapping[str, Any], LogOptions], bool]:
-    return lambda row, options: row.keys() >= set(keys)
-
-
+_HARNESS = {"doc_id", "arguments", "filtered_resps", "target"}
 _READERS: tuple[tuple[str, Callable[..., bool], Callable[..., _Rows]], ...] = (
-    ("lm-evaluation-harness", _holds("doc_id", "arguments", "filtered_resps", "target"), _harness),
-    ("Label Studio", _holds("annotations", "predictions"), _label_studio),
-    ("Argilla", _holds("suggestions", "responses"), _argilla),
+    (
+        "lm-evaluation-harness",
+        lambda row, options: row.keys() >= _HARNESS,
+        _harness,
+    ),
     ("vLLM and OpenAI", lambda row, options: _top_logprobs(row) is not None, _next_token),
     ("pipelines", lambda row, options: _outputs_of(row) is not None, _pipeline),
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import InitVar, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,8 @@ class Predictions:
         probs: (N, C) float: rows that sum to 1, or of several labels a row any in [0, 1].
         class_names: C names in the order of the columns, or None.
         sentences: (N,) int, of tokens: which sentence each is of; None for other examples.
+        weights: (N,) float, what each row counts for; None for 1.
+        by: of columns that name slices, the N values.
         validate: False takes the arrays as they are: the logits of a training that diverged are NaN.
 
     Raises:
@@ -47,6 +49,8 @@ class Predictions:
     probs: NDArray[Any] | None = None
     class_names: tuple[str, ...] | None = None
     sentences: NDArray[np.int64] | None = None
+    weights: NDArray[np.float64] | None = None
+    by: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     validate: InitVar[bool] = True
 
     def __post_init__(self, validate: bool) -> None:
@@ -115,14 +119,12 @@ class Predictions:
             return scores
         return logs_of(scores) - logs_of(1 - scores) if self.kind.sigmoid else logs_of(scores)
 
-    def select(self, rows: NDArray[Any]) -> Predictions:
+    def select(self, rows: NDArray[Any] | slice) -> Predictions:
         """The predictions of some rows."""
-        chosen = {
-            name: array[rows]
-            for name in ("labels", "logits", "probs", "sentences")
-            if (array := getattr(self, name)) is not None
-        }
-        return replace(self, **chosen, validate=False)
+        arrays = ("labels", "logits", "probs", "sentences", "weights")
+        chosen = {name: array[rows] for name in arrays if (array := getattr(self, name)) is not None}
+        by = {name: np.array(values, object)[rows].tolist() for name, values in self.by.items()}
+        return replace(self, **chosen, by=by, validate=False)
 
     def _scores(self) -> NDArray[Any]:
         scores = self.probs if self.logits is None else self.logits

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib._text import plain_name
@@ -14,6 +16,8 @@ from hf_calib.predictions.logs import LogOptions, OptionScores
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+    from hf_calib.predictions.predictions import Predictions
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,8 @@ class Reading:
         max_length: tokens of a text, by default as many as the model reads; longer texts are truncated.
         option_scores: of the log of another tool, see `LogOptions`.
         label_tokens: of one, JSON of the tokens that stand for each label.
+        by: columns whose values are slices of the rows.
+        weight_column: of the rows' weights.
         batch_size: rows at a time.
     """
 
@@ -46,7 +52,26 @@ class Reading:
     max_length: int | None = None
     option_scores: OptionScores = "sum"
     label_tokens: str | None = None
+    by: tuple[str, ...] = ()
+    weight_column: str | None = None
     batch_size: int = 32
+
+    @property
+    def of_tables(self) -> dict[str, Any]:
+        """Options of `open_predictions`."""
+        return {name: getattr(self, name) for name in ("label_column", "weight_column", "by")}
+
+    def with_columns(self, found: Predictions, rows: Dataset) -> Predictions:
+        """Predictions of rows with their weights and slices."""
+        if not self.by and self.weight_column is None:
+            return found
+        from hf_calib.predictions.labels import column_values
+
+        by = {name: column_values(rows, "by", name) for name in self.by}
+        weights = None
+        if self.weight_column is not None:
+            weights = np.array(column_values(rows, "weight_column", self.weight_column), np.float64)
+        return replace(found, by=by, weights=weights)
 
     @property
     def of_logs(self) -> LogOptions:

@@ -23,6 +23,7 @@ from hf_calib.metrics.checks import (
 from hf_calib.metrics.multi_label import UNKNOWN, check_decisions
 from hf_calib.metrics.sums import classwise_sums, gap_error, top_label
 from hf_calib.plots._common import check_class_names
+from hf_calib.report import content, text
 from hf_calib.report.any_report import AnyReport
 from hf_calib.report.assessment import Assessment, Overall
 from hf_calib.report.decisions import DecisionSection
@@ -37,7 +38,7 @@ from hf_calib.report.tables import bin_rows, class_rows
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from hf_calib.report.document import Document
+    from hf_calib.report.document import Block
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +95,7 @@ class CalibrationReport(AnyReport):
     @property
     def diagnosis(self) -> tuple[str, ...]:
         """Sentences: over- or under-confident, where, and whether chance can explain it."""
-        return diagnose(self)
+        return (*diagnose(self), *(each.sentences()[0] for each in self.slices))
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -107,17 +108,36 @@ class CalibrationReport(AnyReport):
 
         return to_record(self)
 
-    def document(self, *, with_figures: bool = False) -> Document:
-        """The report as blocks, for any form; figures take longer to draw than all else."""
-        from hf_calib.report.content import document_of
+    def summary(self) -> str:
+        return text.summary(self)
 
-        return document_of(self, with_figures=with_figures)
+    def metric_table(self) -> tuple[list[str], list[list[str]]]:
+        return text.metric_table(self)
+
+    def footnotes(self) -> list[str]:
+        return text.footnotes(self)
+
+    def captions(self) -> dict[str, str]:
+        from hf_calib.report.figures import captions
+
+        return captions(self)
+
+    def alt_texts(self) -> dict[str, str]:
+        from hf_calib.report.figures import alt_texts
+
+        return alt_texts(self)
+
+    def sections(self, level: str) -> list[Block]:
+        return content.sections(self, level)
+
+    def sections_after_the_metrics(self, level: str) -> list[Block]:
+        return content.against_shares(self, level)
 
     def figures(self) -> dict[str, Figure]:
         """Matplotlib figures by name, drawn when this is called; see `hf_calib.plots` for each."""
         from hf_calib.report.figures import draw_figures
 
-        return draw_figures(self)
+        return draw_figures(self) | {f"slices_{each.column}": each.figure() for each in self.slices}
 
 
 def calibration_report(

@@ -13,7 +13,8 @@ from hf_calib.report.assessment import Measurements
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from hf_calib.report.document import Document
+    from hf_calib.report.document import Block, Document
+    from hf_calib.report.slices import SliceSection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,7 @@ class AnyReport(ABC):
         notes: sentences on the data that whoever made the report adds to the warnings.
         about: which rows these are and which weights gave the probabilities, for readers of report.json: text and
             numbers, see `hf_calib.cards.facts`.
+        slices: of the final probabilities, a section for each column.
     """
 
     name: str
@@ -44,6 +46,7 @@ class AnyReport(ABC):
     seed: int
     notes: tuple[str, ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
+    slices: tuple[SliceSection, ...] = ()
 
     @property
     @abstractmethod
@@ -74,9 +77,39 @@ class AnyReport(ABC):
     def to_dict(self) -> dict[str, Any]:
         """Everything but figures and arrays, of JSON's own types; None where there is no number."""
 
-    @abstractmethod
     def document(self, *, with_figures: bool = False) -> Document:
         """The report as blocks, for any form; figures take longer to draw than all else."""
+        from hf_calib.report.content import document_of
+
+        return document_of(self, with_figures=with_figures)
+
+    @abstractmethod
+    def summary(self) -> str:
+        """One line: how many examples, classes and bins."""
+
+    @abstractmethod
+    def metric_table(self) -> tuple[list[str], list[list[str]]]:
+        """A header, and a row for each metric."""
+
+    @abstractmethod
+    def footnotes(self) -> list[str]:
+        """How to read the metrics."""
+
+    @abstractmethod
+    def captions(self) -> dict[str, str]:
+        """The caption of each figure."""
+
+    @abstractmethod
+    def alt_texts(self) -> dict[str, str]:
+        """Each figure in numbers, for readers who cannot see it."""
+
+    def sections(self, level: str) -> list[Block]:
+        """Those before the metrics."""
+        return []
+
+    def sections_after_the_metrics(self, level: str) -> list[Block]:
+        """Those beside them."""
+        return []
 
     @abstractmethod
     def figures(self) -> dict[str, Figure]:

@@ -55,7 +55,7 @@ LABEL_CAPTIONS = {
 
 def captions(report: CalibrationReport) -> dict[str, str]:
     """The caption of each figure."""
-    return LABEL_CAPTIONS if report.multi_label else CAPTIONS
+    return dict(LABEL_CAPTIONS if report.multi_label else CAPTIONS)
 
 
 def alt_texts(report: CalibrationReport) -> dict[str, str]:

@@ -15,17 +15,12 @@ from hf_calib.report.any_report import AnyReport
 from hf_calib.report.assessment import Measurements, Overall
 from hf_calib.report.coins import Coins
 from hf_calib.report.diagnosis import of_states, warnings_about_sums
-from hf_calib.report.document import Bullets, Document, Figures, Lead, Section, Table, draw
 from hf_calib.report.measures import MEASURES, Settings
 from hf_calib.report.record import measurements_record
 from hf_calib.report.slices import SliceSection
 from hf_calib.report.tables import BinRow, ClassRow, p_cell
 from hf_calib.report.text import (
-    bin_table,
-    class_table,
     columns,
-    final_state,
-    made_with,
     with_interval,
 )
 
@@ -56,14 +51,12 @@ class OnePassReport(AnyReport):
         state: of the probabilities as the model gives them.
         state_after: of the calibrated ones, or None.
         medians: the median confidences, before and after.
-        slices: of the final probabilities, a section for each column.
         n_files: that were read; None where it was no file.
     """
 
     state: CalibrationState = field(repr=False, compare=False)
     state_after: CalibrationState | None = field(default=None, repr=False, compare=False)
     medians: tuple[float, ...] = ()
-    slices: tuple[SliceSection, ...] = ()
     n_files: int | None = None
 
     @property
@@ -108,46 +101,6 @@ class OnePassReport(AnyReport):
             "about": dict(self.about),
         }
 
-    def document(self, *, with_figures: bool = False) -> Document:
-        """The report as blocks, for any form; figures take longer to draw than all else."""
-        title = f"Calibration report: {self.name}"
-        level = f"{100 * self.confidence_level:g}%"
-        metrics = Table(f"Metrics with their {level} intervals", *self._metric_table(), title=title)
-        images = {name: draw(figure) for name, figure in self.figures().items()} if with_figures else {}
-        captions = CAPTIONS | {
-            f"slices_{each.column}": f"Confidence minus accuracy by {each.column}, with {level} intervals."
-            for each in self.slices
-        }
-        figures = Figures(images, captions, self._alt_texts() if images else {})
-        state = final_state(self)
-        bins = Table("Bins, those that add most to the ECE first", *bin_table(self))
-        classes = Table("Classes, those with the largest class gap first", *class_table(self))
-        return Document(
-            title,
-            [
-                Lead(self._summary()),
-                Section("Diagnosis", [Bullets(self.diagnosis)]),
-                *([Section("Caveats", [Bullets(self.warnings, label="Note: ")])] if self.warnings else []),
-                *([Section("Figures", [figures])] if images else []),
-                Section("Metrics", [metrics, Bullets(self._footnotes(), faint=True)]),
-                *(
-                    Section(
-                        f"By {each.column}{state}",
-                        [
-                            Table(
-                                f"Slices, with {level} intervals", *each.table(), title=f"By {each.column}"
-                            ),
-                            Bullets(each.footnotes(), faint=True),
-                        ],
-                    )
-                    for each in self.slices
-                ),
-                Section(f"Bins that add most to the calibration error{state}", [bins]),
-                Section(f"Classes{state}", [classes]),
-                Bullets([made_with()], faint=True),
-            ],
-        )
-
     def figures(self) -> dict[str, Figure]:
         """Matplotlib figures by name, drawn when this is called; see `hf_calib.plots` for each."""
         from hf_calib.plots.binned import reliability_of_sums
@@ -171,7 +124,7 @@ class OnePassReport(AnyReport):
             found["classwise"] = classes_of_sums(final.class_bins(), self.class_names)
         return found | {f"slices_{each.column}": each.figure() for each in self.slices}
 
-    def _summary(self) -> str:
+    def summary(self) -> str:
         files = "" if self.n_files is None else f" in {self.n_files:,} file{'s' * (self.n_files != 1)}"
         weights = ""
         if self.state.weighted:
@@ -182,7 +135,7 @@ class OnePassReport(AnyReport):
             f"of {100 * self.confidence_level:g}%, seed {self.seed}. In one pass."
         )
 
-    def _metric_table(self) -> tuple[list[str], list[list[str]]]:
+    def metric_table(self) -> tuple[list[str], list[list[str]]]:
         states = columns(self.before, self.after)
         rows = [
             [
@@ -200,7 +153,7 @@ class OnePassReport(AnyReport):
     def _how(key: str) -> str:
         return "from cells" if key in ("adaptive_ece", "area_under_risk_coverage") else "exact"
 
-    def _footnotes(self) -> list[str]:
+    def footnotes(self) -> list[str]:
         medians = " and ".join(f"{median:.4f}" for median in self.medians)
         notes = [
             "Exact: from sums over all rows. From cells: confidences are counted in 98,304 cells, and those of one "
@@ -220,7 +173,7 @@ class OnePassReport(AnyReport):
             )
         return notes
 
-    def _alt_texts(self) -> dict[str, str]:
+    def alt_texts(self) -> dict[str, str]:
         worst = max(self.final.classes, key=lambda row: row.class_gap)
         errors = ", ".join(
             f"{state.metrics['ece'].value:.4f}" for state in (self.before, self.after) if state
@@ -229,7 +182,10 @@ class OnePassReport(AnyReport):
             "reliability": f"Reliability diagram. ECE {errors}.",
             "risk_coverage": f"Risk-coverage curve. Error rate {1 - self.final.metrics['accuracy'].value:.3f}.",
             "classwise": f"Reliability of single classes. Largest class gap: {worst.name}, {worst.class_gap:.4f}.",
-        } | {f"slices_{each.column}": each.alt_text() for each in self.slices}
+        }
+
+    def captions(self) -> dict[str, str]:
+        return dict(CAPTIONS)
 
 
 def report_on_states(

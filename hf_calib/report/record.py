@@ -42,6 +42,7 @@ def to_record(report: CalibrationReport) -> dict[str, Any]:
         "out_of_distribution": [section.to_dict() for section in report.out_of_distribution],
         "soft_labels": None if report.soft_labels is None else report.soft_labels.to_dict(),
         "entities": None if report.entities is None else report.entities.to_dict(),
+        "slices": [section.to_dict() for section in report.slices],
         "about": dict(report.about),
     }
 

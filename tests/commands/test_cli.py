@@ -17,8 +17,8 @@ import hf_calib
 from hf_calib._errors import InputTypeError, InputValueError
 from hf_calib.cli import app
 from hf_calib.commands import console
-from hf_calib.predictions.files import load_predictions, save_predictions
 from hf_calib.predictions.predictions import Predictions
+from hf_calib.predictions.table import load_predictions, save_predictions
 from tests.helpers.commands import NAMES, assert_refused, call, names_in
 from tests.helpers.reports import quick_reports  # noqa: F401
 
@@ -30,17 +30,17 @@ class TestRefusals:
             (("evaluate", "model"), "expected data to be given with a model, got none; name labelled texts"),
             (("evaluate", "data.npz", "--data", "data.csv"), "data to be given with a model only, got"),
             (("evaluate", "a" * 5000), "data to be given with a model, got none"),
-            (("evaluate", "a" * 5000 + ".csv"), "expected predictions to name an existing file, got aaa"),
+            (("evaluate", "a" * 5000 + ".csv"), "expected predictions to name existing files, got aaa"),
             (("evaluate", "model", "--data", "a" * 5000), "data to have a split 'test', got aaa"),
             (("evaluate", "a" * 5000, "--data", "data.csv"), "the model to be loadable, got aaa"),
-            (("report", "a" * 5000), "expected predictions to name an existing file, got aaa"),
+            (("report", "a" * 5000), "expected predictions to name existing files, got aaa"),
             (("evaluate", "data.npz", "--output", "a" * 5000), "output to be writable, got aaa"),
             (("calibrate", "data.npz", "--output", "a" * 300), "output to be writable, got aaa"),
             (
                 ("calibrate", "data.npz", "--output", "new", "--test-data", "a" * 5000 + ".npz"),
-                "expected predictions to name an existing file, got aaa",
+                "expected predictions to name existing files, got aaa",
             ),
-            (("evaluate", "nothing.npz"), "expected predictions to name an existing file, got nothing.npz"),
+            (("evaluate", "nothing.npz"), "expected predictions to name existing files, got nothing.npz"),
             (("evaluate", "model", "--data", "nothing.csv"), "expected data to name an existing file"),
             (
                 ("evaluate", "nobody/none", "--data", "data.csv"),
@@ -121,7 +121,7 @@ def test_as_a_program_and_without_torch_on_files(workplace: Path, tmp_path: Path
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 2, done.stderr
     *said, last = done.stderr.splitlines()
-    assert last.startswith("hf-calib: expected predictions to name an existing file, got ")
+    assert last.startswith("hf-calib: expected predictions to name existing files, got ")
     loaded = [line for line in said if line.endswith("]")]
     assert loaded == ["evaluate []", "calibrate []", "report []"]
     assert json.loads(done.stdout.splitlines()[0])["n_examples"] == 80

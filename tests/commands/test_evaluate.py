@@ -14,8 +14,8 @@ import pytest
 from scipy.special import softmax
 
 from hf_calib.metrics import expected_calibration_error, negative_log_likelihood, ood_detection
-from hf_calib.predictions.files import load_predictions, save_predictions
 from hf_calib.predictions.predictions import Predictions
+from hf_calib.predictions.table import load_predictions, save_predictions
 from tests.helpers.commands import NAMES, REPORT, assert_refused, call, called_for_json, names_in
 from tests.helpers.reports import quick_reports  # noqa: F401
 from tests.helpers.tiny import text_of

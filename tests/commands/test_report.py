@@ -94,7 +94,7 @@ class TestReport:
         assert_refused(call("report", tmp_path / "broken.json"), "be readable as JSON, got .*broken.json")
         twice = call("report", workplace / "data.npz", workplace / "data.npz")
         assert_refused(twice, "expected the sources to be different")
-        assert_refused(call("report", tmp_path), "expected predictions to name an existing file")
+        assert_refused(call("report", tmp_path), "expected predictions to name existing files")
         call("evaluate", workplace / "data.npz", "--output", tmp_path / "a", "--n-bins", 10)
         mixed = call("report", tmp_path / "a", workplace / "test.npz", "--output", tmp_path / "b")
         assert_refused(mixed, "the same number of bins, got 10 and 15; make the reports again")

@@ -13,8 +13,8 @@ import torch
 import transformers
 
 from hf_calib.metrics import negative_log_likelihood
-from hf_calib.predictions.files import load_predictions, save_predictions
 from hf_calib.predictions.predictions import Predictions
+from hf_calib.predictions.table import load_predictions, save_predictions
 from tests.helpers.commands import (
     NAMES,
     REPORT,
@@ -143,7 +143,7 @@ class TestTargetData:
             (("--method", "isotonic"), "isotonic cannot be folded into a model's head"),
             (("--target-data", "three.npz"), "the target data to have the same classes, got 3 classes and 4"),
             (("--target-data", "one.npz"), "probs to hold rows that differ, got one row; pass"),
-            (("--target-data", "none.npz"), "expected predictions to name an existing file, got .*none.npz"),
+            (("--target-data", "none.npz"), "expected predictions to name existing files, got .*none.npz"),
             (("--target-data", "nan.npz"), "expected probs to be finite"),
         ],
     )

@@ -42,9 +42,8 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_shards(bucket: str, tmp_path: Path) -> None:
     import s3fs
 
-    from hf_calib.commands.in_shards import Measuring
-    from hf_calib.predictions import open_shards
-    from hf_calib.predictions.passes import measure_in_one_pass
+    from hf_calib.predictions import open_predictions
+    from hf_calib.predictions.one_pass import measure_in_one_pass
 
     for i in range(3):
         probs = np.random.default_rng(i).dirichlet(np.ones(3), 500)
@@ -52,14 +51,14 @@ def test_shards(bucket: str, tmp_path: Path) -> None:
         pq.write_table(pyarrow.table(table), tmp_path / f"part-{i}.parquet")
     s3fs.S3FileSystem().put(str(tmp_path), "bucket/run", recursive=True)
     there, here = (
-        measure_in_one_pass(open_shards(place), Measuring(15), workers=2)
+        measure_in_one_pass(open_predictions(place), 15, workers=2)
         for place in (f"{bucket}/run", str(tmp_path))
     )
     assert there.states["before"].compute() == pytest.approx(here.states["before"].compute(), rel=1e-12)
     with pytest.raises(
         ValueError, match=r"expected s3://no-such-bucket/run to be readable, got .*NoSuchBucket|exist"
     ):
-        open_shards("s3://no-such-bucket/run")
+        open_predictions("s3://no-such-bucket/run")
 
 
 def test_a_shared_study(bucket: str, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 from transformers import pipeline
 
 from hf_calib import InputError
-from hf_calib.predictions import LogOptions, load_log
+from hf_calib.predictions import LogOptions, load_log, load_predictions
+from hf_calib.predictions.logs import is_log
 from tests.helpers.commands import assert_refused, call, called_for_json
 from tests.helpers.places import GOLDEN
 from tests.helpers.reports import quick_reports  # noqa: F401
@@ -162,60 +163,6 @@ class TestNextToken:
             load_log(path, LogOptions(label_tokens=twice))
 
 
-class TestOneLabel:
-    def test_label_studio_itself(self) -> None:
-        """Label Studio 1.23.2, export of type JSON: predictions by their numbers, and within the annotations."""
-        found = load_log(GOLDEN / "logs" / "label_studio.json")
-        np.testing.assert_allclose(found.probabilities()[:, 0], [0.91, 0.77, 0.52, 0.98, 0.6])
-        assert found.labels.tolist() == [0, 0, 1, 0, 1]
-
-    def test_an_annotation_that_was_skipped_is_none(self, tmp_path: Path) -> None:
-        (row, *_) = json.loads((GOLDEN / "logs" / "label_studio.json").read_text())
-        skipped = {**row["annotations"][0], "was_cancelled": True, "result": []}
-        found = load_log(
-            written(tmp_path / "e.json", [row | {"annotations": [skipped, row["annotations"][0]]}])
-        )
-        assert found.labels.tolist() == [0]
-
-    def test_label_studio(self, tmp_path: Path) -> None:
-        def choice(name: str, **more: Any) -> dict[str, Any]:
-            return {"result": [{"type": "choices", "value": {"choices": [name]}, **more}]}
-
-        rows = [
-            {"id": 1, "annotations": [choice("pos")], "predictions": [choice("pos") | {"score": 0.9}]},
-            {"id": 2, "annotations": [choice("neg")], "predictions": [choice("pos", score=0.8)]},
-        ]
-        found = load_log(written(tmp_path / "export.json", rows))
-        assert found.class_names == ("as predicted", "another")
-        np.testing.assert_allclose(found.probabilities()[:, 0], [0.9, 0.8])
-        assert found.labels.tolist() == [0, 1]
-        with pytest.raises(
-            InputError, match=r"a choice of an annotation, and one of a prediction .* in row 1"
-        ):
-            load_log(written(tmp_path / "b.json", [rows[0], rows[1] | {"predictions": []}]))
-
-    def test_argilla_itself(self) -> None:
-        """Records as argilla 2.8.0 writes them with `to_json`."""
-        found = load_log(GOLDEN / "logs" / "argilla.json")
-        np.testing.assert_allclose(found.probabilities()[:, 0], [0.91, 0.77, 0.52])
-        assert found.labels.tolist() == [0, 0, 1]
-
-    def test_argilla(self, tmp_path: Path) -> None:
-        def record(value: str, score: float, response: str) -> dict[str, Any]:
-            return {
-                "fields": {"text": "..."},
-                "suggestions": {"topic": {"value": value, "score": score, "agent": "model"}},
-                "responses": {"topic": [{"value": response, "user_id": "u", "status": "submitted"}]},
-            }
-
-        found = load_log(written(tmp_path / "r.json", [record("a", 0.6, "a"), record("b", 0.7, "a")]))
-        np.testing.assert_allclose(found.probabilities()[:, 0], [0.6, 0.7])
-        assert found.labels.tolist() == [0, 1]
-        discarded = record("a", 0.6, "a")
-        discarded["responses"]["topic"].insert(0, {"value": "b", "user_id": "v", "status": "discarded"})
-        assert load_log(written(tmp_path / "d.json", [discarded])).labels.tolist() == [0]
-
-
 def test_a_byte_order_mark_and_a_line_separator_in_a_text(tmp_path: Path) -> None:
     row = {
         "text": "one\u2028line",
@@ -225,6 +172,17 @@ def test_a_byte_order_mark_and_a_line_separator_in_a_text(tmp_path: Path) -> Non
     line = json.dumps(row, ensure_ascii=False)
     (tmp_path / "a.jsonl").write_text(f"{line}\n{line}\n", encoding="utf-8-sig")
     assert load_log(tmp_path / "a.jsonl").labels.tolist() == [0, 0]
+
+
+def test_json_lines_of_a_table(tmp_path: Path) -> None:
+    """Lines with the columns of a table are one, whatever else a line holds."""
+    lists = [{"logits": [2.0, 0.5], "label": 0, "text": "a"}, {"logits": [0.1, 1.5], "label": 1, "text": "b"}]
+    columns = [{"prob_no": 0.9, "prob_yes": 0.1, "label": "no"}, {"prob_no": 1, "prob_yes": 0, "label": "no"}]
+    for rows, labels in ((lists, [0, 1]), (columns, [0, 0])):
+        path = tmp_path / "rows.jsonl"
+        path.write_text("\n".join(map(json.dumps, rows)))
+        assert not is_log(str(path))
+        assert load_predictions(path).labels.tolist() == labels
 
 
 def test_what_is_no_log(tmp_path: Path) -> None:

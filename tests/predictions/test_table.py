@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import http.server
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,11 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from hf_calib import InputError
-from hf_calib.predictions import load_predictions, open_shards, save_predictions, shard_formats
+from hf_calib.predictions import Table, load_predictions, open_predictions, save_predictions
+from hf_calib.predictions import table as tables
+from hf_calib.predictions.one_pass import Slicing, choose_slicings, draw_sample, half_of, measure_in_one_pass
 from hf_calib.predictions.predictions import Predictions
-from hf_calib.predictions.samples import draw_sample, half_of
-from hf_calib.predictions.shards import Shards
-from hf_calib.predictions.slicing import Slicing, choose_slicings
 
 NAMES = ("art", "law", "film")
 
@@ -56,37 +56,57 @@ def all_rows() -> Predictions:
     return Predictions(np.concatenate([part.labels for part in parts]), logits=logits, class_names=NAMES)
 
 
-def assert_all_rows(shards: Shards) -> None:
+def assert_all_rows(shards: Table) -> None:
     found, wanted = shards.load(), all_rows()
     np.testing.assert_array_equal(found.labels, wanted.labels)
     np.testing.assert_array_equal(found.as_logits(), wanted.as_logits())
     assert found.class_names == NAMES
 
 
+class Ranges(http.server.SimpleHTTPRequestHandler):
+    """Serves parts of files, as object storage does."""
+
+    def do_GET(self) -> None:
+        path = Path(self.translate_path(self.path))
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if wanted is None or not path.is_file():
+            return super().do_GET()
+        content = path.read_bytes()
+        start, end = map(int, wanted.groups())
+        part = content[start : end + 1]
+        self.send_response(206)
+        self.send_header("Content-Length", str(len(part)))
+        self.send_header("Content-Range", f"bytes {start}-{end}/{len(content)}")
+        self.end_headers()
+        self.wfile.write(part)
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
 class TestFound:
     def test_a_folder_a_glob_and_files(self, folder: Path) -> None:
-        shards = open_shards(str(folder))
+        shards = open_predictions(str(folder))
         assert [shard.name for shard in shards.files] == [f"part-{i}.parquet" for i in range(4)]
         assert shards.n_rows == 1000
         assert_all_rows(shards)
-        assert_all_rows(open_shards(f"{folder}/part-*.parquet"))
-        assert_all_rows(open_shards([str(folder / f"part-{i}.parquet") for i in (2, 0, 1, 3)]))
-        assert open_shards(str(folder / "part-2.parquet")).n_rows == 250
+        assert_all_rows(open_predictions(f"{folder}/part-*.parquet"))
+        assert_all_rows(open_predictions([str(folder / f"part-{i}.parquet") for i in (2, 0, 1, 3)]))
+        assert open_predictions(str(folder / "part-2.parquet")).n_rows == 250
 
     def test_in_memory(self, folder: Path) -> None:
         files = fsspec.filesystem("memory")
         for path in folder.glob("part-*.parquet"):
             files.pipe(f"/run/{path.name}", path.read_bytes())
         try:
-            assert_all_rows(open_shards("memory://run"))
-            assert_all_rows(open_shards("memory://run/part-*.parquet"))
+            assert_all_rows(open_predictions("memory://run"))
+            assert_all_rows(open_predictions("memory://run/part-*.parquet"))
         finally:
             files.rm("/run", recursive=True)
 
     @pytest.fixture
     def served(self, folder: Path) -> Iterator[str]:
-        handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
-        handler.log_message = lambda *_: None  # type: ignore[attr-defined]
+        handler = functools.partial(Ranges, directory=str(folder))
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -96,10 +116,10 @@ class TestFound:
         server.server_close()
 
     def test_over_http(self, served: str) -> None:
-        shards = open_shards([f"{served}/part-{i}.parquet" for i in range(4)])
+        shards = open_predictions([f"{served}/part-{i}.parquet" for i in range(4)])
         assert_all_rows(shards)
         with pytest.raises(InputError, match=r"none.parquet to be readable, got .*credentials"):
-            open_shards(f"{served}/none.parquet")
+            open_predictions(f"{served}/none.parquet")
 
     def test_partitions(self, folder: Path, tmp_path: Path) -> None:
         for country, i in (("de", 0), ("fr", 1)):
@@ -107,19 +127,19 @@ class TestFound:
             table_of(predictions_of(250, i)).drop(columns="country").to_parquet(
                 tmp_path / f"country={country}" / "part.parquet"
             )
-        shards = open_shards(str(tmp_path), by=["country"])
-        values = [batch.by[0][1] for i, piece in shards.pieces for _, batch in shards.batches(i, piece)]
+        shards = open_predictions(str(tmp_path), by=["country"])
+        values = [batch.by[0][1] for part in shards.parts for _, batch in shards.batches(part)]
         assert values == [["de"], ["fr"]]
         assert choose_slicings(shards) == (Slicing("country"),)
         table_of(predictions_of(250)).drop(columns="country").to_parquet(tmp_path / "part.parquet")
         with pytest.raises(
-            InputError, match=r"part.parquet to be in folders as the first shard is, got other"
+            InputError, match=r"part.parquet to be in folders as the first file is, got other"
         ):
-            open_shards(str(tmp_path))
+            open_predictions(str(tmp_path))
 
     @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".csv.gz", ".npz"])
     def test_other_formats(self, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(shard_formats, "PIECE_ROWS", 90)
+        monkeypatch.setattr(tables, "PIECE_ROWS", 90)
         for i in range(4):
             path = tmp_path / f"part-{i}{suffix}"
             if suffix == ".npz":
@@ -127,16 +147,16 @@ class TestFound:
             else:
                 table = table_of(predictions_of(250, i))
                 table.to_csv(path, index=False, sep="\t" if suffix == ".tsv" else ",")
-        assert_all_rows(open_shards(str(tmp_path)))
+        assert_all_rows(open_predictions(str(tmp_path)))
 
     def test_a_compressed_npz_and_lists(self, tmp_path: Path) -> None:
         found = predictions_of(50)
         np.savez_compressed(tmp_path / "a.npz", logits=found.as_logits(), labels=found.labels)
-        rows = open_shards(str(tmp_path / "a.npz")).load()
+        rows = open_predictions(str(tmp_path / "a.npz")).load()
         np.testing.assert_array_equal(rows.as_logits(), found.as_logits())
         lists = pyarrow.table({"probs": list(found.probabilities()), "label": found.labels})
         pq.write_table(lists, tmp_path / "b.parquet")
-        rows = open_shards(str(tmp_path / "b.parquet")).load()
+        rows = open_predictions(str(tmp_path / "b.parquet")).load()
         np.testing.assert_array_equal(rows.probabilities(), found.probabilities())
         assert rows.names == ("0", "1", "2")
 
@@ -149,11 +169,11 @@ class TestFound:
                 path = tmp_path / name
                 one = table.assign(label=labels)
                 one.to_parquet(path) if name.endswith("parquet") else one.to_csv(path, index=False)
-                found, wanted = open_shards(str(path)).load(), load_predictions(path)
+                found, wanted = open_predictions(str(path)).load(), load_predictions(path)
                 np.testing.assert_array_equal(found.labels, wanted.labels)
         numbered = table.rename(columns={f"logit_{name}": f"logit_{i + 1}" for i, name in enumerate(NAMES)})
         numbered.assign(label=ids + 1).to_parquet(path := tmp_path / "n.parquet")
-        np.testing.assert_array_equal(open_shards(str(path)).load().labels, ids)
+        np.testing.assert_array_equal(open_predictions(str(path)).load().labels, ids)
 
 
 class TestRefused:
@@ -169,38 +189,42 @@ class TestRefused:
         path = copy / "part-2.parquet"
         path.write_bytes(path.read_bytes()[:-100])
         with pytest.raises(
-            InputError, match=r"expected part-2.parquet to be readable, got .*; write it again"
+            InputError, match=r"expected part-2.parquet to be readable as parquet, got .*; write it again"
         ):
-            open_shards(str(copy))
+            open_predictions(str(copy))
 
     def test_other_columns_and_classes(self, copy: Path) -> None:
         table = table_of(predictions_of(10))
         table.rename(columns={"logit_law": "logit_laws"}).to_parquet(copy / "part-3.parquet")
         with pytest.raises(
-            InputError, match=r"part-3.parquet: expected the columns to be those of the first shard"
+            InputError, match=r"part-3.parquet: expected the columns to be those of the first file"
         ):
-            open_shards(str(copy))
+            open_predictions(str(copy))
         table.assign(logit_sport=0.0).to_parquet(copy / "part-3.parquet")
         with pytest.raises(
             InputError, match=r"part-3.parquet: expected the classes .* got 'logit_sport' more"
         ):
-            open_shards(str(copy))
+            open_predictions(str(copy))
         table.drop(columns="label").to_parquet(copy / "part-0.parquet")
         with pytest.raises(
             InputError, match=r"part-0.parquet: expected label_column to be one of .* got 'label'"
         ):
-            open_shards(str(copy))
+            open_predictions(str(copy))
 
     @pytest.mark.parametrize(
         ("column", "value", "message"),
         [
-            ("logit_law", np.nan, r"probs to be finite, got nan in row 217 of part-1.parquet"),
+            (
+                "logit_law",
+                np.nan,
+                r"'logit_law' to hold numbers in every row, got none in row 217 of part-1.parquet",
+            ),
             (
                 "label",
                 "sport",
-                r"the label to be one of the classes \(art, law, film\), got .* in row 217 of part-1.parquet",
+                r"column 'label' to hold .* class columns \(art, law, film\), got .* in row 217 of part-1.parquet",
             ),
-            ("label", None, "the label to be there, got none in row 217 of part-1.parquet"),
+            ("label", None, "a label in every row, got none in row 217 of part-1.parquet"),
         ],
     )
     def test_a_row(self, column: str, value: object, message: str, copy: Path) -> None:
@@ -208,53 +232,55 @@ class TestRefused:
         table.loc[217, column] = value
         table.to_parquet(copy / "part-1.parquet", row_group_size=100)
         with pytest.raises(InputError, match=message):
-            draw_sample(open_shards(str(copy)))
+            draw_sample(open_predictions(str(copy)))
 
     def test_nothing_there(self, tmp_path: Path) -> None:
         for source in (str(tmp_path), f"{tmp_path}/*.parquet", "memory://nothing-here"):
-            with pytest.raises(InputError, match=r"the predictions to name existing files|to be readable"):
-                open_shards(source)
+            with pytest.raises(InputError, match=r"predictions to name existing files|to be readable"):
+                open_predictions(source)
         with pytest.raises(InputError, match=r"unknown://x.parquet to be readable"):
-            open_shards("unknown://x.parquet")
+            open_predictions("unknown://x.parquet")
         table_of(predictions_of(3)).head(0).to_parquet(tmp_path / "empty.parquet")
         with pytest.raises(InputError, match=r"the predictions to have rows, got none in "):
-            open_shards(str(tmp_path))
+            open_predictions(str(tmp_path))
 
     def test_columns_that_are_not_there(self, folder: Path) -> None:
         with pytest.raises(InputError, match=r"by to be one of .*, got 'contry'; did you mean 'country'\?"):
-            open_shards(str(folder), by=["contry"])
+            open_predictions(str(folder), by=["contry"])
         with pytest.raises(InputError, match=r"weight_column to be one of"):
-            open_shards(str(folder), weight_column="w")
+            open_predictions(str(folder), weight_column="w")
 
     def test_a_row_of_a_csv_with_another_width(self, tmp_path: Path) -> None:
         (tmp_path / "a.csv").write_text("prob_a,prob_b,label\n0.5,0.5,a\n0.5,0.5\n")
-        with pytest.raises(InputError, match=r"a.csv to be readable.*got CSV parse error"):
-            open_shards(str(tmp_path / "a.csv")).load()
+        with pytest.raises(
+            InputError, match=r"the table to have 3 values in every row, got 2 in row 1 of a.csv"
+        ):
+            open_predictions(str(tmp_path / "a.csv")).load()
 
 
 class TestSamples:
     def test_one_sample_of_any_split(self, folder: Path, tmp_path: Path) -> None:
         """The hash is of the file's name and the row's number: batches, row groups and folders do not change it."""
-        found = draw_sample(open_shards(str(folder)), most=130)[0]
+        found = draw_sample(open_predictions(str(folder)), most=130)
         for i in range(4):
             table_of(predictions_of(250, i)).to_parquet(tmp_path / f"part-{i}.parquet", row_group_size=17)
-        again = draw_sample(open_shards(str(tmp_path)), most=130)[0]
+        again = draw_sample(open_predictions(str(tmp_path)), most=130)
         np.testing.assert_array_equal(found.as_logits(), again.as_logits())
         rows = {tuple(row) for row in all_rows().as_logits()}
         assert len({tuple(row) for row in found.as_logits()} & rows) == 130
-        assert len(draw_sample(open_shards(str(folder)))[0]) == 1000
+        assert len(draw_sample(open_predictions(str(folder)))) == 1000
 
     def test_it_is_a_fair_draw(self, folder: Path) -> None:
-        shards = open_shards(str(folder))
-        hashes = np.concatenate([shards.row_hashes(i, 0, 20_000) for i in range(4)])
+        shards = open_predictions(str(folder))
+        hashes = np.concatenate([shards.row_hashes(shards.parts[i], 0, 20_000) for i in range(4)])
         assert len(np.unique(hashes)) == 80_000
         assert abs(half_of(hashes).mean() - 0.5) < 0.01
         shares = np.bincount((hashes >> np.uint64(60)).astype(int), minlength=16) / len(hashes)
         assert np.abs(shares - 1 / 16).max() < 0.005
 
     def test_halves(self, folder: Path) -> None:
-        shards = open_shards(str(folder))
-        halves = [{tuple(row) for row in draw_sample(shards, half=half)[0].as_logits()} for half in (0, 1)]
+        shards = open_predictions(str(folder))
+        halves = [{tuple(row) for row in draw_sample(shards, half=half).as_logits()} for half in (0, 1)]
         assert not halves[0] & halves[1]
         assert len(halves[0] | halves[1]) == 1000
 
@@ -268,7 +294,7 @@ class TestSlicing:
         table.to_parquet(tmp_path / "a.parquet", row_group_size=300)
         table.to_csv(tmp_path / "b.csv", index=False)
         for name in ("a.parquet", "b.csv"):
-            shards = open_shards(str(tmp_path / name), by=["length", "version", "ok", "country"])
+            shards = open_predictions(str(tmp_path / name), by=["length", "version", "ok", "country"])
             slicings = {each.column: each for each in choose_slicings(shards)}
             assert [each.edges is None for each in slicings.values()] == [False, True, True, True]
             edges = slicings["length"].edges
@@ -281,11 +307,8 @@ class TestSlicing:
             ]
 
     def test_a_column_of_ids_is_refused(self, tmp_path: Path) -> None:
-        from hf_calib.commands.in_shards import Measuring
-        from hf_calib.predictions.passes import measure_in_one_pass
-
         table = table_of(predictions_of(1500)).assign(user=[f"user {i}" for i in range(1500)])
         table.to_parquet(tmp_path / "a.parquet")
-        shards = open_shards(str(tmp_path), by=["user"])
+        shards = open_predictions(str(tmp_path), by=["user"])
         with pytest.raises(InputError, match=r"column 'user' to have at most 1,000 different values"):
-            measure_in_one_pass(shards, Measuring(15, choose_slicings(shards)))
+            measure_in_one_pass(shards, 15, choose_slicings(shards))

@@ -1,0 +1,259 @@
+"""One pass over predictions that are not held at once: sums, samples by hashes, and how columns become slices."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hf_calib._errors import check
+from hf_calib.metrics import CalibrationState
+from hf_calib.metrics.checks import check_rows
+from hf_calib.metrics.state import SliceSums, score_chunks
+from hf_calib.predictions.columns import Batch, codes_of
+from hf_calib.predictions.predictions import Predictions
+from hf_calib.predictions.table import Part, Table
+
+MOST_WORKERS = 8
+MOST_SAMPLED = 200_000
+_MOST_NUMBERS = 20  # different ones, which are slices of their own
+_RANGES = 5
+_NO_VALUE = "(none)"
+
+# Called with the rows that were just read, and all rows; None where that is not known.
+OnRows = Callable[[int, int | None], None]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def ignore_rows(n_rows: int, n_all: int | None) -> None:
+    """The rows of a caller who does not want to count them."""
+
+
+def over_parts(
+    work: Callable[[Item], Result], items: Iterable[Item], workers: int | None = None
+) -> Iterator[Result]:
+    """What some work gives for each item, in order, by several threads: numpy and pyarrow leave the others running."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    pool = ThreadPoolExecutor(workers or min(available, MOST_WORKERS))
+    try:
+        yield from pool.map(work, items)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def checked_batches(table: Table, part: Part) -> Iterator[tuple[int, Batch]]:
+    """The batches of a part with the numbers of their first rows; a row that is wrong is named with its file."""
+    for first, batch in table.batches(part):
+        with table.naming(part, first):
+            check_rows(batch.probs, batch.labels, batch.weights, len(table.class_names))
+        yield first, batch
+
+
+@dataclass
+class Tally:
+    """What is summed over rows.
+
+    Args:
+        states: by name: "before", "after".
+        slices: by the columns that name them.
+        n_rows: that were read.
+    """
+
+    states: dict[str, CalibrationState] = field(default_factory=dict)
+    slices: dict[str, SliceSums] = field(default_factory=dict)
+    n_rows: int = 0
+
+    def merge(self, other: Tally) -> None:
+        """Add the rows of another one."""
+        self.n_rows += other.n_rows
+        sums: list[tuple[dict[str, Any], dict[str, Any]]]
+        sums = [(self.states, other.states), (self.slices, other.slices)]
+        for own, more in sums:
+            for name, each in more.items():
+                if name in own:
+                    own[name].merge(each)
+                else:
+                    own[name] = each
+
+
+@dataclass(frozen=True)
+class Slicing:
+    """How one column is sliced.
+
+    Args:
+        column: its name.
+        edges: of the ranges, without the ends; None where each value is a slice of its own.
+    """
+
+    column: str
+    edges: tuple[float, ...] | None = None
+
+    def names(self, values: Sequence[Any]) -> list[str]:
+        """The slice of each value.
+
+        >>> Slicing("length", (12.0, 40.0)).names([3, 12, 41])
+        ['length up to 12', 'length up to 12', 'length above 40']
+        """
+        if self.edges is None:
+            return [_NO_VALUE if value in (None, "") else str(value) for value in values]
+        between = [f"{self.column} {low:g} to {high:g}" for low, high in pairwise(self.edges)]
+        last = f"{self.column} above {self.edges[-1]:g}"
+        titles = [f"{self.column} up to {self.edges[0]:g}", *between, last]
+        numbers = [_number(value) for value in values]
+        places = np.searchsorted(self.edges, numbers)
+        return [
+            _NO_VALUE if math.isnan(number) else titles[place]
+            for number, place in zip(numbers, places, strict=True)
+        ]
+
+
+def sums_of(batch: Batch, slicings: Sequence[Slicing], n_bins: int) -> Tally:
+    """The sums of rows, all of them and by slice, the columns of which are in the order of the slicings."""
+    state = CalibrationState(n_classes=batch.probs.shape[1], n_bins=n_bins)
+    slices = {each.column: SliceSums(each.column, n_bins) for each in slicings}
+    by = zip(slicings, batch.by, strict=True)
+    named = [(codes, slicing.names(values)) for slicing, (codes, values) in by]
+    for part, scores in score_chunks(batch.probs, batch.labels, batch.weights):
+        state.add_scores(scores)
+        for sums, (codes, names) in zip(slices.values(), named, strict=True):
+            sums.add(scores, codes[part], names)
+    return Tally({"before": state}, slices, state.n_rows)
+
+
+def measure_in_one_pass(
+    table: Table,
+    n_bins: int,
+    slicings: Sequence[Slicing] = (),
+    *,
+    workers: int | None = None,
+    on_rows: OnRows = ignore_rows,
+) -> Tally:
+    """The sums of all rows.
+
+    Args:
+        table: of any number of rows.
+        n_bins: M.
+        slicings: of the columns that name slices, see `choose_slicings`.
+        workers: threads; None takes as many as there are CPUs, 8 at most.
+        on_rows: called as rows are done.
+
+    Raises:
+        TypeError, ValueError: if a row is wrong: named with its file.
+    """
+
+    def measure(part: Part) -> Tally:
+        tally = Tally()
+        for first, batch in checked_batches(table, part):
+            with table.naming(part, first):
+                tally.merge(sums_of(batch, slicings, n_bins))
+        return tally
+
+    found = Tally()
+    for tally in over_parts(measure, table.parts, workers):
+        found.merge(tally)
+        on_rows(tally.n_rows, table.n_rows)
+    return found
+
+
+class _Rows(NamedTuple):
+    """Rows that a sample may take: their hashes (n,), and arrays of them."""
+
+    hashes: NDArray[np.uint64]
+    arrays: tuple[NDArray[Any], ...]
+
+    def smallest(self, most: int) -> _Rows:
+        """Those with the smallest hashes: a sample without replacement, from any split of the rows."""
+        if len(self.hashes) <= most:
+            return self
+        kept = np.argpartition(self.hashes, most)[:most]
+        return _Rows(self.hashes[kept], tuple(array[kept] for array in self.arrays))
+
+
+def _joined(rows: Sequence[_Rows], most: int) -> _Rows:
+    columns = zip(*(each.arrays for each in rows), strict=True)
+    hashes = np.concatenate([each.hashes for each in rows])
+    return _Rows(hashes, tuple(np.concatenate(column) for column in columns)).smallest(most)
+
+
+def draw_sample(
+    table: Table, *, most: int = MOST_SAMPLED, half: int | None = None, workers: int | None = None
+) -> Predictions:
+    """At most so many rows, of all or of one half of them (0 or 1, see `half_of`), in the order of their hashes.
+
+    Raises:
+        ValueError: if a row is wrong, or there is none.
+    """
+
+    def draw(part: Part) -> _Rows | None:
+        found: list[_Rows] = []
+        for first, batch in checked_batches(table, part):
+            hashes = table.row_hashes(part, first, len(batch.labels))
+            chosen = slice(None) if half is None else half_of(hashes) == half
+            weights = np.ones(len(batch.labels)) if batch.weights is None else batch.weights
+            arrays = (batch.labels[chosen], batch.scores[chosen].astype(np.float64), weights[chosen])
+            found = [_joined([*found, _Rows(hashes[chosen], arrays)], most)]
+        return found[0] if found else None
+
+    parts = [each for each in over_parts(draw, table.parts, workers) if each is not None]
+    n_drawn = sum(len(each.hashes) for each in parts)
+    check(n_drawn > 0, "the predictions to have rows", f"none in {table.name}", "write them below the header")
+    rows = _joined(parts, most)
+    order = np.argsort(rows.hashes, kind="stable")
+    labels, scores, weights = (array[order] for array in rows.arrays)
+    return table.predictions(labels, scores, None if table.columns.weight is None else weights)
+
+
+def half_of(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """The half, 0 or 1, that rows with these hashes belong to: by a bit that samples do not sort by."""
+    return (hashes & np.uint64(1)).astype(np.int64)
+
+
+def choose_slicings(table: Table) -> tuple[Slicing, ...]:
+    """Numbers of more than 20 different values are cut into fifths, from a sample of the rows; all else is as it is.
+
+    A column is read once for that, alone.
+    """
+    constants = dict(table.files[0].constants)
+
+    def columns() -> Iterator[tuple[str, list[_Rows]]]:
+        for name in table.by:
+            read = []
+            for part in () if name in constants else table.parts:
+                for first, batch in table.tables(part, [name]):
+                    codes, values = codes_of(batch.column(0))
+                    hashes = table.row_hashes(part, first, len(codes))
+                    read.append(_Rows(hashes, (np.array(values, object)[codes],)).smallest(MOST_SAMPLED))
+            yield name, read
+
+    return tuple(
+        Slicing(name, edges_of(_joined(read, MOST_SAMPLED).arrays[0]) if read else None)
+        for name, read in columns()
+    )
+
+
+def edges_of(values: Sequence[Any] | NDArray[Any]) -> tuple[float, ...] | None:
+    """The ends between fifths of a column's values; None where they are texts, or few numbers."""
+    known = [value for value in values if value not in (None, "")]
+    numbers = np.array([_number(value) for value in known])
+    if not np.isfinite(numbers).all() or len(np.unique(numbers)) <= _MOST_NUMBERS:
+        return None
+    inner = np.arange(1, _RANGES) / _RANGES
+    return tuple(np.unique(np.quantile(numbers, inner, method="inverted_cdf")).tolist())
+
+
+def _number(value: Any) -> float:
+    """A value as a number; NaN where it is none. True and False are no numbers."""
+    if isinstance(value, bool):
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan

@@ -1,0 +1,234 @@
+"""Commands on predictions of any size: many files, slices, weights, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pyarrow.parquet as pq
+import pytest
+from scipy.special import softmax
+
+from hf_calib.commands import opening
+from hf_calib.metrics import expected_calibration_error, negative_log_likelihood
+from hf_calib.predictions import table as tables
+from hf_calib.scaling import Scaler, TemperatureScaling, VectorScaling
+from tests.helpers.commands import assert_refused, call, called_for_json, names_in
+from tests.helpers.reports import quick_reports  # noqa: F401
+
+NAMES = ("art", "law", "film")
+T = 1.8  # the true temperature
+
+
+def rows_of(n: int, seed: int) -> pandas.DataFrame:
+    rng = np.random.default_rng(seed)
+    logits = 3 * rng.normal(size=(n, 3))
+    labels = (logits / T + rng.gumbel(size=logits.shape)).argmax(axis=1)
+    table = pandas.DataFrame(logits.astype(np.float32), columns=[f"logit_{name}" for name in NAMES])
+    table["label"] = [NAMES[label] for label in labels]
+    table["country"] = np.array(["de", "fr", "it"])[rng.integers(0, 3, n)]
+    table["length"] = rng.integers(1, 500, n)
+    table["w"] = rng.integers(0, 3, n) / 2
+    return table
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five shards of 800 rows."""
+    home = tmp_path_factory.mktemp("shards")
+    for i in range(5):
+        rows_of(800, i).to_parquet(home / f"part-{i}.parquet", row_group_size=300)
+    return home
+
+
+@pytest.fixture
+def few_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if these were more rows than are held at once."""
+    for module in (tables, opening):
+        monkeypatch.setattr(module, "MOST_ROWS_HELD", 1_000)
+    monkeypatch.setattr(tables, "_BYTES_OF_A_ROW", 1)
+    monkeypatch.setattr(tables, "PIECE_ROWS", 300)
+
+
+def all_rows() -> pandas.DataFrame:
+    return pandas.concat([rows_of(800, i) for i in range(5)])
+
+
+def probabilities(table: pandas.DataFrame) -> np.ndarray:
+    return softmax(table[[f"logit_{name}" for name in NAMES]].to_numpy(np.float64), axis=1)
+
+
+def label_ids(table: pandas.DataFrame) -> np.ndarray:
+    return np.array([NAMES.index(name) for name in table["label"]])
+
+
+class TestEvaluate:
+    def test_a_folder_that_fits_has_the_whole_report(self, folder: Path) -> None:
+        found = called_for_json("evaluate", folder)
+        assert found["n_examples"] == 4_000
+        assert "smooth_ece" in found["before"]["metrics"]
+        files = called_for_json("evaluate", *(folder / f"part-{i}.parquet" for i in range(5)))
+        assert files["before"] == found["before"]
+        assert called_for_json("evaluate", f"{folder}/*.parquet")["before"] == found["before"]
+
+    @pytest.mark.usefixtures("few_are_held")
+    def test_in_one_pass(self, folder: Path, tmp_path: Path) -> None:
+        result = call("evaluate", folder, "--output", tmp_path / "out")
+        assert result.exit_code == 0, result.output
+        assert "4,000 examples in 5 files, 3 classes" in result.stdout
+        assert names_in(tmp_path / "out") == {"report.md", "report.html", "report.json", "figures"}
+        found = json.loads((tmp_path / "out" / "report.json").read_text())
+        table = all_rows()
+        metrics = found["before"]["metrics"]
+        for key, metric in (("ece", expected_calibration_error), ("nll", negative_log_likelihood)):
+            assert metrics[key]["value"] == pytest.approx(
+                metric(probabilities(table), label_ids(table)), abs=1e-9
+            )
+        single = tmp_path / "one.csv"
+        table.to_csv(single, index=False)
+        again = called_for_json("evaluate", single)
+        assert again["n_files"] == 1
+        for key, metric in metrics.items():
+            assert again["before"]["metrics"][key]["value"] == pytest.approx(metric["value"], abs=1e-7)
+
+    @pytest.mark.slow
+    @pytest.mark.usefixtures("few_are_held")
+    def test_workers_and_order_change_nothing(self, folder: Path) -> None:
+        found = called_for_json("evaluate", folder, "--by", "country", "--weight-column", "w", "--workers", 1)
+        assert (
+            called_for_json("evaluate", folder, "--by", "country", "--weight-column", "w", "--workers", 2)
+            == found
+        )
+
+    def test_slices_and_weights(self, folder: Path) -> None:
+        found = called_for_json("evaluate", folder, "--by", "country,length", "--weight-column", "w")
+        table = all_rows()
+        assert [each["column"] for each in found["slices"]] == ["country", "length"]
+        assert len(found["slices"][1]["slices"]) == 5
+        for each in found["slices"][0]["slices"]:
+            rows = table[table["country"] == each["name"]]
+            assert each["n_rows"] == len(rows)
+            logs = -np.log(probabilities(rows)[np.arange(len(rows)), label_ids(rows)])
+            assert each["nll"]["value"] == pytest.approx(np.average(logs, weights=rows["w"]), rel=1e-9)
+            assert each["share"] == pytest.approx(rows["w"].sum() / table["w"].sum())
+        assert found["weighted"]
+        assert found["effective_rows"] == pytest.approx(table["w"].sum() ** 2 / (table["w"] ** 2).sum())
+
+    def test_with_a_model(self, workplace: Path, tmp_path: Path) -> None:
+        table = pandas.read_csv(workplace / "data.csv").assign(
+            country=lambda t: np.where(t.index % 2, "de", "fr")
+        )
+        table.to_csv(tmp_path / "data.csv", index=False)
+        found = called_for_json(
+            "evaluate", workplace / "model", "--data", tmp_path / "data.csv", "--by", "country"
+        )
+        plain = called_for_json("evaluate", workplace / "model", "--data", workplace / "data.csv")
+        for key in ("accuracy", "nll", "ece"):
+            wanted = plain["before"]["metrics"][key]["value"]
+            assert found["before"]["metrics"][key]["value"] == pytest.approx(wanted, abs=1e-7)
+        assert [each["n_rows"] for each in found["slices"][0]["slices"]] == [120, 120]
+        assert found["about"] == plain["about"] | {"options": found["about"]["options"], "name": "data.csv"}
+
+
+class TestRefused:
+    def test_probabilities_are_no_logits(self, folder: Path, tmp_path: Path, few_are_held: None) -> None:
+        """Whatever their number: under logit_ they would be taken for logits, and read as nearly uniform."""
+        for i in range(2):
+            wrong = rows_of(800, i)
+            wrong[[f"logit_{name}" for name in NAMES]] = probabilities(wrong)
+            wrong.to_parquet(tmp_path / f"part-{i}.parquet")
+        for source in (tmp_path, tmp_path / "part-0.parquet", f"{tmp_path}/*.parquet"):
+            assert_refused(
+                call("evaluate", source), r"logits to be logits, got values in \[0, 1\] whose rows"
+            )
+
+    def test_what_needs_the_rows(self, folder: Path) -> None:
+        elsewhere = ("--ood-data", folder / "part-0.parquet")
+        result = call("evaluate", folder, "--weight-column", "w", *elsewhere)
+        assert_refused(result, "--ood-data to go with one file of rows that are held")
+        found = called_for_json("evaluate", folder, "--by", "country", *elsewhere)
+        assert found["slices"]
+        assert found["out_of_distribution"]
+        assert "smooth_ece" in found["before"]["metrics"]
+        assert_refused(call("evaluate", folder, "--by", "contry"), "did you mean 'country'")
+        assert_refused(call("evaluate", "a/model", "b/model"), "name existing files|readable")
+
+    @pytest.mark.usefixtures("few_are_held")
+    def test_too_many_rows_for_decide(self, folder: Path) -> None:
+        result = call("decide", folder, "--accuracy", 0.9, "--method", "temperature")
+        assert result.exit_code == 0, result.output
+        assert "a sample of 1,000 of the 4,000 rows" in " ".join(result.stderr.split())
+
+
+class TestCalibrate:
+    @pytest.mark.usefixtures("few_are_held")
+    def test_a_sample_and_files_of_the_same_names(self, folder: Path, tmp_path: Path) -> None:
+        result = call("calibrate", folder, "--method", "temperature", "--output", tmp_path)
+        assert result.exit_code == 0, result.output
+        assert "Reported on the other half of the rows." in result.stdout
+        assert names_in(tmp_path / "predictions") == {f"part-{i}.parquet" for i in range(5)}
+        scaler = Scaler.from_pretrained(tmp_path)
+        assert scaler.temperature_ == pytest.approx(T, rel=0.1)
+        for i in range(5):
+            table, found = (
+                rows_of(800, i),
+                pq.read_table(tmp_path / "predictions" / f"part-{i}.parquet").to_pandas(),
+            )
+            assert list(found.columns) == [
+                *(f"prob_{name}" for name in NAMES),
+                "label",
+                "country",
+                "length",
+                "w",
+            ]
+            pandas.testing.assert_frame_equal(found.iloc[:, 3:], table.iloc[:, 3:])
+            wanted = scaler.predict_proba(table.iloc[:, :3].to_numpy(np.float64))
+            np.testing.assert_allclose(found.iloc[:, :3], wanted, atol=1e-12)
+        again = called_for_json("evaluate", tmp_path / "predictions")
+        assert again["before"]["metrics"]["ece"]["value"] < 0.03
+
+    @pytest.mark.usefixtures("few_are_held")
+    @pytest.mark.parametrize(
+        "words",
+        [
+            (),
+            pytest.param(("--method", "vector"), marks=pytest.mark.slow),
+        ],
+    )
+    def test_weights(self, words: tuple[str, ...], folder: Path, tmp_path: Path) -> None:
+        test = tmp_path / "test.parquet"
+        rows_of(500, 9).to_parquet(test)
+        rest = ("--weight-column", "w", "--test-data", test, "--output", tmp_path / "out")
+        found = called_for_json("calibrate", folder, *words, *rest)
+        assert found["method"] == (words[1] if words else "temperature")
+        assert found["report"]["weighted"]
+        table = all_rows()
+        logits, labels = table.iloc[:, :3].to_numpy(np.float64), label_ids(table)
+        wanted = VectorScaling() if words else TemperatureScaling()
+        wanted.fit(logits, labels, sample_weight=table["w"])
+        probs = Scaler.from_pretrained(tmp_path / "out").predict_proba(logits)
+        np.testing.assert_allclose(probs, wanted.predict_proba(logits), atol=2e-4)
+
+    @pytest.mark.usefixtures("few_are_held")
+    def test_refused(self, folder: Path, tmp_path: Path) -> None:
+        at = ("--output", tmp_path / "out")
+        result = call("calibrate", folder, "--method", "spline", "--weight-column", "w", *at)
+        assert_refused(
+            result, "--weight-column to go with a method of temperature, .*got spline, which has no weighted"
+        )
+        result = call("calibrate", folder, "--target-data", folder / "part-0.parquet", *at)
+        assert_refused(result, "--target-data to go with rows that are held")
+        assert not (tmp_path / "out").exists()
+        (tmp_path / "in" / "predictions").mkdir(parents=True)
+        rows_of(2_000, 0).to_parquet(tmp_path / "in" / "predictions" / "a.parquet")
+        result = call("calibrate", tmp_path / "in" / "predictions", "--output", tmp_path / "in")
+        assert_refused(result, "output to be another folder than the predictions'")
+
+
+def test_reports_of_many_rows_are_compared(folder: Path, tmp_path: Path, few_are_held: None) -> None:
+    found = call("report", folder, folder / "part-0.parquet", "--output", tmp_path / "out")
+    assert found.exit_code == 0, found.output
+    assert "not the same examples" in found.stdout
+    assert names_in(tmp_path / "out") == {"comparison.md", "comparison.html", "comparison.json", "figures"}
