@@ -242,6 +242,9 @@ def label_ids(column: Any, name: str, names: Sequence[str]) -> IntArray:
         values = column.to_numpy(zero_copy_only=False)
         if (np.nan_to_num(values) % 1 == 0).all() and (np.abs(np.nan_to_num(values)) < _LARGEST_EXACT).all():
             column = compute.cast(column, pyarrow.int64())  # pandas writes integers so where some are missing
+    numbered = tuple(names) == tuple(map(str, range(len(names)))) or not all(map(_is_whole, names))
+    if types.is_integer(column.type) and not column.null_count and numbered:
+        return np.asarray(column.to_numpy(zero_copy_only=False)).astype(np.int64)
     texts = compute.cast(column, pyarrow.string())
     if types.is_boolean(column.type):
         texts = compute.utf8_capitalize(texts)
@@ -268,7 +271,7 @@ def label_ids(column: Any, name: str, names: Sequence[str]) -> IntArray:
             got = f"{texts[row].as_py()} in row {row}"
             way_out = "choose another label_column"
             raise InputTypeError(expected(f"column {name!r}", "hold class names or ids", got, way_out))
-        if not all(each.lstrip("-").isdigit() for each in names):
+        if not all(map(_is_whole, names)):
             return np.asarray(numbers.astype(np.int64))
         texts = compute.cast(pyarrow.array(numbers.astype(np.int64)), pyarrow.string())
         found = compute.index_in(texts, value_set=pyarrow.array(names, pyarrow.string()))
@@ -305,6 +308,10 @@ def codes_of(column: Any) -> tuple[IntArray, list[Any]]:
         indices = compute.fill_null(indices.cast(pyarrow.int64()), len(values))
         values.append(None)
     return np.asarray(indices.to_numpy(zero_copy_only=False)).astype(np.intp), values
+
+
+def _is_whole(name: str) -> bool:
+    return name.lstrip("-").isdigit()
 
 
 def _first(flags: Any) -> int:
