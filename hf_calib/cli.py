@@ -428,11 +428,11 @@ def unfold(
     with console.exit_codes(), console.stages() as stages:
         from hf_calib.commands import unfold as command
 
-        done = command.unfold_model(source, output, trust_remote_code=trust_remote_code, stages=stages)
+        kept = command.unfold_model(source, output, trust_remote_code=trust_remote_code, stages=stages)
         if as_json:
-            console.print_json({**vars(done), "output": str(output)})
+            console.print_json({"map_kept": kept, "output": str(output)})
         else:
-            console.print_lines(["The map is no longer in the model's head.", done.said])
+            console.print_lines(["The weights are those from before the fold, bit for bit."])
             console.print_written(output)
 
 
@@ -571,9 +571,7 @@ class ExportOptions(TextOptions):
 
     data: Annotated[
         str | None,
-        typer.Option(
-            help="Texts to check the export on, beside synthetic ones; to quantise, labelled ones to fit the map on."
-        ),
+        typer.Option(help="Texts to check the export on, beside synthetic ones."),
     ] = None
 
 
@@ -593,42 +591,17 @@ def export(
     form: Annotated[
         Format, typer.Option("--format", help="An ONNX graph, or an ExportedProgram of torch.export.")
     ] = Format.onnx,
-    quantize: Annotated[
-        bool,
-        typer.Option(
-            "--quantize",
-            help="ONNX in 8 bits (dynamic), with a map fitted on the quantised model's own logits; needs labels.",
-        ),
-    ] = False,
     split: Annotated[
         str, typer.Option(help="Split of a Hub dataset or folder; not the training split.")
     ] = "validation",
-    test_data: Annotated[
-        str | None,
-        typer.Option(
-            help="To quantise: other labelled rows to compare on. Without them, half of the data is held out for that."
-        ),
-    ] = None,
-    test_split: TestSplit = "test",
-    n_bins: Bins = 15,
-    seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
     """Export a model with its calibration to ONNX or torch.export, checked against the model itself."""
     with running(rows) as how:
         from hf_calib.commands import export as command
 
-        command.check_options(form.value, quantize=quantize, data=rows.data, test_data=test_data)
         texts, reading = rows.rows(rows.data, split), rows.reading()
-        if texts is not None and quantize:
-            test = rows.rows(test_data, test_split)
-            done = command.export_quantized(
-                model, texts, output, reading, test=test, n_bins=n_bins, seed=seed, running=how
-            )
-        else:
-            done = command.export_model(
-                model, output, form=form.value, rows=texts, reading=reading, running=how
-            )
+        done = command.export_model(model, output, form=form.value, rows=texts, reading=reading, running=how)
     console.print_warnings(done.notes)
     if as_json:
         console.print_json({**done.to_dict(), "output": str(output)})

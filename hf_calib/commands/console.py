@@ -260,21 +260,12 @@ def print_pushed(pushed: Pushed) -> None:
 
 
 def print_exported(done: Exported) -> None:
-    """The comparison of a quantised model, and what the program was checked on."""
-    if done.comparison is not None:
-        print_table(
-            "Calibration in float, and in 8 bits before and after a map of its own", *done.comparison.table()
-        )
-        print_lines([f"Measured on {done.held_out}, with 95% intervals.", ""])
-    wanted = "model's" if done.comparison is None else "mapped 8-bit logits'"
+    """What the program was checked on."""
     checked = (
         f"{done.n_rows:,} predictions in batches of several sizes, largest difference {done.difference:.1g}"
     )
-    lines = [
-        f"{done.program} ({done.n_bytes / 1e6:,.1f} MB) gives the {wanted} probabilities ({checked}).",
-        done.calibration,
-    ]
-    print_lines([line for line in lines if line is not None])
+    said = f"{done.program} ({done.n_bytes / 1e6:,.1f} MB) gives the model's probabilities ({checked})."
+    print_lines([said, *filter(None, [done.calibration])])
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -153,11 +153,11 @@ def _sections(opened: Opened, found: Predictions, names: Sequence[str]) -> list[
         for name in names:
             _check_same_scores(found, opened.predictions(f"ood_data {name}"), opened.source)
     else:
-        from hf_calib.export.unfold import unfold
+        from hf_calib.export.unfold import can_be_unfolded, unfold
         from hf_calib.scaling.saved_map import recorded_in
 
         model = opened.classifier.model
-        if recorded_in(model.config).get("folded"):
+        if recorded_in(model.config).get("folded") and can_be_unfolded(model):
             opened.running.stages("predicting without the map")
             unfold(model)
             raw = {name: opened.logits(f"ood_data {name}") for name in names}

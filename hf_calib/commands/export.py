@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -18,39 +18,31 @@ from transformers import AutoConfig
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output, whole_folder
-from hf_calib.commands.fitting import FOLDED, fit, make_scaler, split_roles
-from hf_calib.commands.opening import Opened, Running, name_of
-from hf_calib.commands.report import Comparison
+from hf_calib.commands.opening import Running
 from hf_calib.decisions.saved import FILE as DECISIONS
 from hf_calib.export.fold import fold
 from hf_calib.export.heads import synthetic_batch
 from hf_calib.export.programs import (
     FORMATS,
-    OnnxModel,
-    append_map,
     check_packages,
     load_program,
     logits_of,
-    quantize,
     write_program,
 )
 from hf_calib.export.saving import standalone_copy
 from hf_calib.predictions.classifier import Classifier
-from hf_calib.predictions.loading import check_problem, refusals
+from hf_calib.predictions.loading import refusals
 from hf_calib.predictions.reading import Reading, RowSet
 from hf_calib.predictions.texts import TextClassifier
-from hf_calib.report import report_on_predictions
-from hf_calib.report.writing import write_report
-from hf_calib.scaling.methods import FOLDABLE_SCALERS, foldable_method, method_of
+from hf_calib.scaling.methods import FOLDABLE_SCALERS, method_of
 from hf_calib.scaling.saved_map import (
     MAP_NAME,
-    config_record,
     load_map,
     recorded_in,
     save_map,
     title_of,
 )
-from hf_calib.tasks import TASKS, task_of
+from hf_calib.tasks import task_of
 
 TOLERANCE = 1e-4  # of a probability: float32, by other kernels
 
@@ -67,7 +59,7 @@ _LENGTHS = ((8, 5, 6), (3,), (13, 2, 9, 13, 4))
 
 @dataclass(frozen=True)
 class Exported:
-    """The outcome of `export_model` or `export_quantized`.
+    """The outcome of `export_model`.
 
     Args:
         program: its file.
@@ -75,8 +67,6 @@ class Exported:
         calibration: where the map is, in a sentence; None for a model without one.
         n_rows: predictions on which it was compared with the model; of tokens, one for each.
         difference: the largest one between their probabilities.
-        held_out: which rows the comparison is on, in words; None where nothing was quantised.
-        comparison: of the float model with the quantised one before and after its own map; None likewise.
         notes: what to know before it is used.
     """
 
@@ -85,30 +75,11 @@ class Exported:
     calibration: str | None
     n_rows: int
     difference: float
-    held_out: str | None = None
-    comparison: Comparison | None = None
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, of JSON's own types."""
-        comparison = None if self.comparison is None else self.comparison.to_dict()
-        return {**vars(self), "notes": list(self.notes), "comparison": comparison}
-
-
-def check_options(form: str, *, quantize: bool, data: str | None, test_data: str | None) -> None:
-    """Refuse options that do not go together.
-
-    Raises:
-        ValueError: if two options exclude each other, or one needs another.
-    """
-    if quantize and form != "onnx":
-        raise InputValueError(expected("format", "be onnx, to quantise", form, "leave it out"))
-    if quantize and data is None:
-        way_out = "name labelled texts that the model was not trained on: its map is fitted again on them"
-        raise InputValueError(expected("data", "be given, to quantise", "none", way_out))
-    if test_data is not None and not quantize:
-        way_out = "leave it out; hf-calib evaluate reports on test data"
-        raise InputValueError(expected("test data", "be given to quantise only", test_data, way_out))
+        return {**vars(self), "notes": list(self.notes)}
 
 
 def export_model(
@@ -157,104 +128,6 @@ def export_model(
         )
 
 
-def export_quantized(
-    source: str,
-    rows: RowSet,
-    output: Path,
-    reading: Reading = Reading(),
-    *,
-    test: RowSet | None = None,
-    n_bins: int = 15,
-    seed: int = 0,
-    running: Running = Running(),
-) -> Exported:
-    """Export a text classifier to ONNX in 8 bits, with a map that is fitted on the quantised model's own logits.
-
-    Args:
-        source: a sequence classifier of one label per text; see `export_model`.
-        rows: labelled texts that it was not trained on, to fit the map on.
-        output: a new or empty folder; calibration.json in it is of the new map, `calibration` has the comparison.
-        reading: how the rows' columns are read.
-        test: texts to compare on; without them, the map is fitted on half of the rows and the other half is compared.
-        n_bins: M, at least 1.
-        seed: of the draw of that half.
-        running: how the model is run.
-
-    Raises:
-        ValueError: if model, data or output are wrong, or the model cannot be exported or its graph not be run.
-        TypeError: if columns are of the wrong kind.
-        RuntimeError: if the graph gives other probabilities than the map of its logits; nothing is written then.
-    """
-    check_packages()
-    _check_is_empty(output)
-    stages = running.stages
-    stages(f"reading {rows.data}")
-    sets = {"data": rows} | ({} if test is None else {"test_data": replace(test, argument="test_data")})
-    data = {name: each.load() for name, each in sets.items()}
-    model = _load(source, rows, reading, running, to_quantize=True)
-    assert model.classifier is not None
-    encoded = {}
-    for name, each in sets.items():
-        stages(f"checking {len(data[name]):,} texts")
-        encoded[name] = model.classifier.encode(data[name], reading, name=each.data)
-    recorded = recorded_in(model.plain.config).get("method")
-    scaler = make_scaler(recorded if recorded in FOLDED else "auto", "nll", n_bins, FOLDED)
-    with whole_folder(output) as folder:
-        in_float, in_int8 = folder.parent / "float.onnx", folder.parent / "int8.onnx"
-        path = folder / FORMATS["onnx"]
-        stages("exporting")
-        write_program(model.plain, model.batches[0], in_float)
-        _check(in_float, model, model.wanted)
-        stages("quantising")
-        quantize(in_float, in_int8)
-        runs, quantized = (OnnxModel(graph, model.plain.config) for graph in (in_float, in_int8))
-
-        def opened(program: OnnxModel) -> Opened:
-            assert model.classifier is not None
-            classifier = replace(model.classifier, model=program)
-            return Opened(source, reading, running, sets, classifier, data, encoded)
-
-        stages("predicting")
-        in_8_bits, in_32_bits = opened(quantized), opened(runs)
-        found, tested = in_8_bits.predictions("data"), in_8_bits.predictions("test_data")
-        before = in_32_bits.predictions("data" if test is None else "test_data")
-        assert found is not None
-        assert before is not None
-        fitted_on, reported, held_out = split_roles(found, tested, seed)
-        reported_in_float = before if test is not None else split_roles(before, None, seed)[1]
-        stages(f"fitting on {len(fitted_on):,} rows, measuring {len(reported):,}")
-        warned = fit(scaler, fitted_on)
-        append_map(in_int8, path, scaler.affine_map())
-        stages("checking the export")
-        wanted = [scaler.predict_proba(logits) for logits in logits_of(quantized, model.batches)]
-        difference = _check(path, model, wanted)
-
-        title = name_of(source)
-        report = report_on_predictions(reported, title, n_bins, scaler)
-        in_float_report = report_on_predictions(reported_in_float, title, n_bins)
-        comparison = Comparison({"float32": in_float_report.to_dict(), "int8": report.to_dict()})
-        about = {
-            "split": "calibration",
-            "n_examples": len(fitted_on),
-            "folded": True,
-            "head": ["uncalibrated_logits"],
-            "fitted_on": "logits of the model quantised to int8",
-        }
-        parameters = config_record(scaler)
-        model.plain.config.calibration = {"method": foldable_method(scaler), **parameters, **about}
-        model.plain.config.save_pretrained(folder)
-        model.classifier.processing_class.save_pretrained(folder)
-        save_map(scaler, folder, about)
-        write_report(report, folder / "calibration")
-        comparison.write(folder / "calibration")
-        notes = (*warned, *_caveats(model, recorded, in_8_bits.n_shared()))
-        calibration = (
-            f"{title_of(scaler)}, fitted on {len(fitted_on):,} rows' int8 logits, is the end of the graph."
-        )
-        n_rows = sum(map(len, wanted))
-        return Exported(path.name, _size(path), calibration, n_rows, difference, held_out, comparison, notes)
-
-
 @dataclass(frozen=True, eq=False)
 class _Loaded:
     """A model that is ready for its export, and what the export has to give.
@@ -299,25 +172,7 @@ class _Loaded:
             save_map(scaler, folder / MAP_NAME, record)
 
 
-def _caveats(model: _Loaded, method: str | None, seen: int) -> Iterator[str]:
-    """Caveats of a quantised model: about the map it had, and about test texts that the new one was fitted on."""
-    if method == "prior_correction":
-        yield (
-            "The model was corrected to other class frequencies. The map of its int8 form is for those of the "
-            "calibration rows: fit it on rows as they come where it is used."
-        )
-    if seen:
-        yield (
-            f"{seen:,} of the test texts are among those that the map was fitted on. The errors after calibration "
-            "are in part in-sample, and lower than on new rows. Compare on other test data."
-        )
-    if (model.beside / DECISIONS).is_file():
-        yield "decisions.json is left out: its thresholds are for the float model's probabilities, not for these."
-
-
-def _load(
-    source: str, rows: RowSet | None, reading: Reading, running: Running, *, to_quantize: bool = False
-) -> _Loaded:
+def _load(source: str, rows: RowSet | None, reading: Reading, running: Running) -> _Loaded:
     """Load a classifier of any kind, fold the map that lies beside it, and predict what its export has to give."""
     running.stages(f"loading {source}")
     there = Path(source)
@@ -328,7 +183,7 @@ def _load(
     with refusals("the model", "be loadable", source, way_out):
         config = AutoConfig.from_pretrained(source, trust_remote_code=running.trust_remote_code)
         beside = there if there.is_dir() else Path(snapshot_download(source, allow_patterns=[*_BESIDE]))
-    classifier = _load_model(source, config, rows, running.trust_remote_code, to_quantize)
+    classifier = _load_model(source, config, rows, running.trust_remote_code)
     plain = standalone_copy(classifier.model)
     classifier = replace(classifier, model=plain)
     batches: Sequence[Mapping[str, Tensor]]
@@ -364,15 +219,10 @@ def _load(
     return _Loaded(plain, classifier, batches, wanted, sigmoid, calibration, beside, saved, notes)
 
 
-def _load_model(
-    source: str, config: Any, rows: RowSet | None, trust_remote_code: bool, to_quantize: bool
-) -> Classifier:
+def _load_model(source: str, config: Any, rows: RowSet | None, trust_remote_code: bool) -> Classifier:
     """A classifier of the kind that its config says, of any problem type but a regression."""
     task = task_of(config.to_dict())
     got = " ".join(config.architectures or ()) or "no architecture"
-    if to_quantize and (task is None or task.architecture != "SequenceClassification"):
-        way_out = "leave quantize out: a map is fitted again on labelled texts only"
-        raise InputValueError(expected("the model", "classify sequences, to be quantised", got, way_out))
     if task is None or task.classifier is None:
         way_out = "export a fine-tuned classifier"
         requirement = "be a classifier of sequences, tokens or images"
@@ -380,8 +230,6 @@ def _load_model(
     if task.inputs == "images" and rows is not None:
         way_out = "leave data out: a model of images is checked on synthetic ones"
         raise InputValueError(expected("data", "be given with a model of texts only", rows.data, way_out))
-    if to_quantize:
-        check_problem(config, TASKS["text"])
     sigmoid = config.problem_type == "multi_label_classification"
     if config.problem_type == "regression" or (config.num_labels < 2 and not sigmoid):
         got = f"problem_type={config.problem_type!r} and {config.num_labels} outputs"

@@ -62,10 +62,10 @@ class Original:
         notes: tuple[str, ...] = ()
         record = recorded_in(classifier.model.config)
         if record.get("folded"):
-            how = unfold(classifier.model).sentence()
+            unfold(classifier.model)
             title = map_title(str(record.get("method", "temperature")))
             notes = (
-                f"{source} had {title} in its head, which was undone first. {how} The new map replaces it.",
+                f"{source} had {title} in its head, which was undone first, bit for bit. The new map replaces it.",
             )
         recorded = check_can_be_folded(classifier.model)
         return cls({key: value for key, value in recorded.items() if key not in OF_THE_MAP}, notes)

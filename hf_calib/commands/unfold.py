@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,26 +29,9 @@ _WEIGHTS = (
 )
 
 
-@dataclass(frozen=True)
-class UnfoldedModel:
-    """The outcome of `unfold_model`.
-
-    Args:
-        exact: whether the weights are those from before the fold, bit for bit.
-        largest_difference: what rounding has changed in a weight of the head, at most.
-        map_kept: whether calibration.json lies beside it, with the map that is no longer in the weights.
-        said: how exact it is, in words.
-    """
-
-    exact: bool
-    largest_difference: float
-    map_kept: bool
-    said: str
-
-
 def unfold_model(
     source: str, output: Path, *, trust_remote_code: bool = False, stages: Stages = ignore_stage
-) -> UnfoldedModel:
+) -> bool:
     """Write a folded model as it was before the fold, with its tokenizer or processor.
 
     Its calibration.json says that the map is not folded in; folding that map again gives the folded weights.
@@ -73,7 +55,7 @@ def unfold_model(
     check_overwrites_no_original(output, [source])
     stages(f"loading {source}")
     folder, model = _load(source, trust_remote_code)
-    unfolded = unfold(model)
+    unfold(model)
     map_kept = (folder / MAP_NAME).is_file()
     stages(f"saving to {output}")
     with whole_folder(output, replace_model) as made:
@@ -90,7 +72,7 @@ def unfold_model(
                 path.name in _LEFT_OUT or path.name.startswith((".", "_")) or path.name.endswith(_WEIGHTS)
             ):
                 shutil.copyfile(path, made / path.name)
-    return UnfoldedModel(unfolded.exact, unfolded.largest_difference, map_kept, unfolded.sentence())
+    return map_kept
 
 
 def _load(source: str, trust_remote_code: bool) -> tuple[Path, Any]:

@@ -3,10 +3,9 @@
 from hf_calib.export.fold import fold, fold_temperature
 from hf_calib.export.hub import push_folder
 from hf_calib.export.saving import save_folded, standalone_copy
-from hf_calib.export.unfold import Unfolded, unfold
+from hf_calib.export.unfold import unfold
 
 __all__ = [
-    "Unfolded",
     "fold",
     "fold_temperature",
     "push_folder",

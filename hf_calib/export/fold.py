@@ -26,7 +26,6 @@ from hf_calib.export.heads import (
     undisturbed,
 )
 from hf_calib.export.rerankers import applies_sigmoid, classifier_of, is_cross_encoder, scores_tokens
-from hf_calib.export.setfit import fold_into_setfit, is_setfit
 from hf_calib.scaling.affine import AffineMap, FloatArray
 from hf_calib.scaling.methods import fitted_numbers, foldable_method, is_multi_label
 from hf_calib.scaling.saved_map import OF_PAIRS, config_record, map_title, recorded_in
@@ -94,8 +93,7 @@ def fold(
         model: a transformers classifier of sequences, tokens or images, in float32 or float64; its
             problem_type (softmax or sigmoid) must be the scaler's. Or a `sentence_transformers.CrossEncoder`;
             its activation_fn decides then, and one logit with a sigmoid takes a scaler with multi_label=True; where
-            the logit is that of a language model's tokens (`LogitScore`), a temperature. Or a `setfit.SetFitModel`,
-            whose scaler is a temperature, fitted on `np.log(model.predict_proba(texts))`.
+            the logit is that of a language model's tokens (`LogitScore`), a temperature.
         scaler: fitted on this model's logits.
         batch: inputs of the model, on which the head is found and checked; a few rows are enough. None draws
             token ids or pixels that fit the model's config.
@@ -274,9 +272,6 @@ def check_is_plain(model: nn.Module) -> None:
 
 def _fold(model: nn.Module, fitted: _FittedMap, batch: Mapping[str, Any] | None) -> dict[str, torch.Tensor]:
     """Fold; return the head's tensors from before."""
-    if is_setfit(model):
-        fold_into_setfit(model, fitted.mapping, {"method": fitted.method, **fitted.parameters})
-        return {}
     recorded = check_can_be_folded(model)
     classifier = classifier_of(model)
     inputs = synthetic_batch(classifier) if batch is None else _checked_batch(classifier, batch)

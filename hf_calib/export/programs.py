@@ -18,7 +18,6 @@ from torch import Tensor
 
 from hf_calib._compat import program_of
 from hf_calib._errors import InputValueError, expected
-from hf_calib.scaling.affine import AffineMap
 
 FORMATS = {"onnx": "model.onnx", "torch": "model.pt2"}
 
@@ -175,65 +174,3 @@ def logits_of(program: Any, batches: Sequence[Mapping[str, Tensor]]) -> list[np.
         logits = program(**batch).logits.double().numpy()
         found.append(logits[batch["attention_mask"].bool().numpy()] if logits.ndim == 3 else logits)
     return found
-
-
-def quantize(source: Path, target: Path) -> None:
-    """Write an ONNX graph with weights in 8 bits; activations are quantised batch by batch as it runs.
-
-    Weights get 7 of the 8 bits, one scale per output: with 8, x86 processors without VNNI instructions saturate, and
-    give other logits than those with them.
-    """
-    import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    model = onnx.load(source)
-    large = model.ByteSize() > _MOST_IN_ONE_FILE
-    # onnxruntime transposes the weights of some nodes, and then finds that these shapes are others.
-    del model.graph.value_info[:]
-    with _root_logger_in_peace():
-        quantize_dynamic(
-            model,
-            target,
-            weight_type=QuantType.QInt8,
-            per_channel=True,
-            reduce_range=True,
-            use_external_data_format=large,
-        )
-
-
-@contextmanager
-def _root_logger_in_peace() -> Iterator[None]:
-    """onnxruntime recommends preprocessing through the root logger; exported graphs are optimised already."""
-    root = logging.getLogger()
-    level, handlers = root.level, list(root.handlers)
-    root.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        root.setLevel(level)
-        root.handlers[:] = handlers
-
-
-def append_map(source: Path, target: Path, mapping: AffineMap) -> None:
-    """Write an ONNX graph whose logits are the map of the source's, in plain float32 operations at its end."""
-    import onnx
-    from onnx import helper, numpy_helper
-
-    model = onnx.load(source)
-    graph = model.graph
-    for node in graph.node:
-        node.input[:] = ["uncalibrated_logits" if name == "logits" else name for name in node.input]
-        node.output[:] = ["uncalibrated_logits" if name == "logits" else name for name in node.output]
-    steps = [("MatMul", mapping.weight.T) if mapping.weight.ndim == 2 else ("Mul", mapping.weight)]
-    if mapping.bias is not None:
-        steps.append(("Add", mapping.bias))
-    name = "uncalibrated_logits"
-    for i, (operation, numbers) in enumerate(steps):
-        made = "logits" if i == len(steps) - 1 else "scaled_logits"
-        values = np.ascontiguousarray(numbers, dtype=np.float32)
-        graph.initializer.append(numpy_helper.from_array(values, f"calibration_{operation.lower()}"))
-        inputs = [name, f"calibration_{operation.lower()}"]
-        graph.node.append(helper.make_node(operation, inputs, [made], name=f"calibration/{operation}"))
-        name = made
-    large = model.ByteSize() > _MOST_IN_ONE_FILE
-    onnx.save(model, target, save_as_external_data=large, location=f"{target.name}.data" if large else None)

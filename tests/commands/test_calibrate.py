@@ -134,7 +134,7 @@ class TestCalibrateModel:
         other = ("--data", workplace / "data.csv", "--method", "vector")
         again = call("calibrate", tmp_path / "out", *other, "--output", tmp_path / "again")
         assert again.exit_code == 0, again.output
-        said = "had auto scaling in its head, which was undone first. Its weights are those from before the fold,"
+        said = "had auto scaling in its head, which was undone first,"
         assert f"{said} bit for bit. The new map replaces it." in one_line(again.stdout)
         wanted = called_for_json("calibrate", workplace / "model", *other, "--output", tmp_path / "wanted")
         for name in ("config.json", "calibration.json", "model.safetensors", "calibration/head.safetensors"):
@@ -151,7 +151,7 @@ class TestCalibrateModel:
         called_for_json("calibrate", workplace / "model", *data, "--output", tmp_path / "folded")
         done = call("unfold", tmp_path / "folded", tmp_path / "plain")
         assert done.exit_code == 0, done.output
-        assert "Its weights are those from before the fold, bit for bit." in done.stdout
+        assert "The weights are those from before the fold, bit for bit." in done.stdout
         for name in names_in(workplace / "model"):
             theirs = (
                 workplace / "model" if name in ("config.json", "model.safetensors") else tmp_path / "folded"

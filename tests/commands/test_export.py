@@ -159,65 +159,6 @@ class TestOnnx:
                 export.export_model(str(workplace / "folded"), tmp_path / "out")
             assert names_in(tmp_path) == set()
 
-    def test_map_at_the_end_of_a_graph(self, graph: Path, tmp_path: Path) -> None:
-        ids = {"input_ids": torch.randint(5, 60, (5, 7)), "attention_mask": torch.ones(5, 7).long()}
-        logits = programs.OnnxModel(graph, None)(**ids).logits.numpy()
-        matrix = np.random.default_rng(0).normal(size=(N_LABELS, N_LABELS))
-        for weight, bias in (
-            (np.array(0.7), None),
-            (np.array([0.5, 1.0, 2.0, 3.0]), np.arange(4.0)),
-            (matrix, np.arange(4.0)),
-        ):
-            mapping = programs.AffineMap(weight, bias)
-            programs.append_map(graph, tmp_path / "mapped.onnx", mapping)
-            found = programs.OnnxModel(tmp_path / "mapped.onnx", None)(**ids).logits.numpy()
-            np.testing.assert_allclose(found, mapping(logits), rtol=1e-5, atol=1e-5)
-
-    @pytest.mark.deep
-    def test_a_map_of_its_own_in_8_bits(self, workplace: Path, graph: Path, tmp_path: Path) -> None:
-        output, rows = tmp_path / "out", workplace / "rows.csv"
-        done = called_for_json("export", workplace / "folded", output, "--quantize", "--data", rows)
-        columns = done["comparison"]["reports"]
-        assert set(columns) == {"float32", "int8"}
-        assert done["held_out"] == "the other 120 of 240 rows, drawn with seed 0"
-        assert {"report.json", "comparison.md", "comparison.json"} <= names_in(output / "calibration")
-        assert done["n_bytes"] < graph.stat().st_size
-        assert "thresholds are for the float model" in done["notes"][-1]
-        assert not (output / "decisions.json").exists()
-        # The model's map halves its logits, and these labels were drawn from a sixth of them.
-        nll = {
-            key: column["metrics"]["nll"]["value"]
-            for key, column in columns["int8"].items()
-            if key in ("before", "after")
-        }
-        assert nll["after"] < nll["before"]
-        saved = load_map(output)
-        assert type(saved.scaler) is VectorScaling  # the method that the model had
-        assert saved.about["fitted_on"] == "logits of the model quantised to int8"
-        recorded = transformers.AutoConfig.from_pretrained(output).calibration
-        assert (recorded["method"], recorded["weight"]) == ("vector", saved.scaler.weight_.tolist())
-        # The graph gives the reported probabilities.
-        held_out = pandas.read_csv(rows)
-        run = session_of(output)
-        probs = softmax(np.concatenate([run([text]) for text in held_out["text"]]), axis=1)
-        nll_of_all = -np.log(
-            [row[NAMES.index(label)] for row, label in zip(probs, held_out["label"], strict=True)]
-        ).mean()
-        assert abs(nll_of_all - nll["after"]) < 0.1
-
-    @pytest.mark.deep
-    def test_weights_of_a_large_model_lie_beside_the_graph(
-        self, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(programs, "_MOST_IN_ONE_FILE", 100)
-        rows = export.RowSet(str(workplace / "rows.csv"))
-        done = export.export_quantized(str(workplace / "bare"), rows, tmp_path / "out", test=rows)
-        assert done.held_out == "all 240 rows of the test data"
-        assert done.notes[-1].startswith("240 of the test texts are among those")
-        assert {"model.onnx", "model.onnx.data"} <= names_in(tmp_path / "out")
-        assert done.n_bytes > (tmp_path / "out" / "model.onnx").stat().st_size
-        assert session_of(tmp_path / "out")(["w1 w2"]).shape == (1, N_LABELS)
-
 
 class TestTorch:
     @pytest.mark.slow
@@ -338,9 +279,6 @@ class TestRefusals:
     def test_options_and_output(self, workplace: Path, tmp_path: Path) -> None:
         rows, bare = workplace / "rows.csv", workplace / "bare"
         for words, message in (
-            (("--quantize",), "expected data to be given, to quantise, got none"),
-            (("--quantize", "--format", "torch", "--data", rows), "expected format to be onnx, to quantise"),
-            (("--test-data", rows), "expected test data to be given to quantise only"),
             (("--data", tmp_path / "no.csv"), "expected data"),
             (("--data", rows, "--text-column", "body"), "expected text_column to be one of text, label"),
         ):
@@ -372,12 +310,6 @@ class TestRefusals:
         ):
             with pytest.raises(InputValueError, match=f"expected the model to {message}"):
                 export.export_model(source, tmp_path / "out")
-        for source, message in (
-            (saved("tokens", tiny_bert("Token")), "classify sequences, to be quantised, got BertForTokenCl"),
-            (saved("multi", tiny_bert(problem_type="multi_label_classification")), "choose one of several"),
-        ):
-            with pytest.raises(InputValueError, match=f"expected the model to {message}"):
-                export.export_quantized(source, rows, tmp_path / "out")
         isotonic = saved("isotonic", tiny_bert())
         save_map(fitted(IsotonicScaling()), isotonic, {"folded": False})
         with pytest.raises(

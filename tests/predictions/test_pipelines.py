@@ -197,7 +197,7 @@ def test_the_config_says_whether_the_map_is_in_the_weights_not_the_file_beside_t
     loaded.save_pretrained(folder)
     of_folded.append(hf_calib.pipeline("text-classification", folder, top_k=None)(TEXTS))
     save_map(scaler, tmp_path, {"folded": True})
-    hf_calib.unfold(loaded).model.save_pretrained(folder)
+    model.save_pretrained(folder)
     of_unfolded = hf_calib.pipeline("text-classification", folder, top_k=None)(TEXTS)
     for found in (*of_folded, of_unfolded):
         np.testing.assert_allclose(as_rows(found), wanted, atol=1e-6)
