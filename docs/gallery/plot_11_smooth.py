@@ -2,14 +2,14 @@
 Reliability without bins
 ========================
 
-Bins hide what happens within them. A smooth curve with a band shows where a model is off beyond chance, and
-compares models in one figure; an isotonic regression (CORP) needs no bandwidth either, and takes a score apart.
+Bins hide what happens within them. A smooth curve with a band shows where a model is off beyond chance; an isotonic
+regression (CORP) needs no bandwidth either, and takes a score apart.
 """
 
 import numpy as np
 
 from hf_calib.metrics import confidence_errors, expected_calibration_error, smooth_calibration_error
-from hf_calib.plots import corp_diagram, reliability_comparison, smooth_reliability_diagram
+from hf_calib.plots import corp_diagram, smooth_reliability_diagram
 
 # %%
 # A model that is over-confident in the middle and right at the ends; and one that is shifted everywhere.
@@ -37,8 +37,3 @@ figure = smooth_reliability_diagram(panels, title="Smooth reliability with 95% b
 # CORP: the pointwise band is of a calibrated model, whose curve may leave it in places, but not over whole ranges.
 
 figure = corp_diagram(panels, title="CORP diagrams with pointwise 90% consistency bands")
-
-# %%
-# Several models in one figure.
-
-figure = reliability_comparison(panels, title="Two models compared")

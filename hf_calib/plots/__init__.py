@@ -12,7 +12,7 @@ from hf_calib.plots.detection import roc_diagram
 from hf_calib.plots.gammas import gamma_dynamics
 from hf_calib.plots.labels import label_reliability_grid
 from hf_calib.plots.selective import confidence_histogram, risk_coverage_diagram
-from hf_calib.plots.smooth import reliability_comparison, smooth_reliability_diagram
+from hf_calib.plots.smooth import smooth_reliability_diagram
 from hf_calib.plots.study import difference_diagram, rank_diagram, reliability_panels
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "label_reliability_grid",
     "promise_diagram",
     "rank_diagram",
-    "reliability_comparison",
     "reliability_diagram",
     "reliability_grid",
     "reliability_panels",

@@ -106,12 +106,53 @@ def unit_ticks(axes: Axes, which: str = "xy") -> None:
         getattr(axes, f"set_{letter}ticks")([0, 0.25, 0.5, 0.75, 1], ["0", "", "0.5", "", "1"])
 
 
-def add_legend_of_models(figure: Figure, axes: Axes) -> None:
-    """Name the lines of an axes below the figure; names are text, not formulas."""
-    legend = figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", fontsize=7)
-    legend.set_frame_on(False)
-    for text in legend.get_texts():
+def new_figure(width: float, height: float) -> Figure:
+    """Of so many inches, without pyplot."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def add_title(figure: Figure, *lines: str | None) -> None:
+    """Above the whole figure, if there is one."""
+    if any(lines):
+        figure.suptitle("\n".join(filter(None, lines)), fontsize=10, parse_math=False)
+
+
+def add_legend(figure: Figure, axes: Axes, *more: tuple[str, dict[str, Any]], columns: int = 1) -> None:
+    """Name what an axes shows below the figure, and more lines by their looks; names are text, not formulas."""
+    from matplotlib.lines import Line2D
+
+    handles = axes.get_legend_handles_labels()[0] + [
+        Line2D([], [], label=name, **look) for name, look in more
+    ]
+    where: Any = {"loc": "outside lower center", "fontsize": 7, "frameon": False, "ncols": columns}
+    for text in figure.legend(handles=handles, **where).get_texts():
         text.set_parse_math(False)
+
+
+#: Lines at the mean confidence and at the overall accuracy.
+MEANS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("mean confidence", {"color": VERMILION, "linestyle": "--", "linewidth": 1.4}),
+    ("overall accuracy", {"color": "black", "linewidth": 1.4}),
+)
+
+
+def name_sides(axes: Axes) -> None:
+    """Which side of the diagonal is which."""
+    look: Any = {"fontsize": 6.5, "fontstyle": "italic", "color": "#555555", "transform": axes.transAxes}
+    axes.text(0.03, 0.97, "under-confident", ha="left", va="top", **look)
+    axes.text(0.97, 0.03, "over-confident", ha="right", va="bottom", **look)
+
+
+def shortened(name: str, most: int) -> str:
+    """A name in at most so many letters.
+
+    >>> shortened("a long name", 6)
+    'a lon…'
+    """
+    name = " ".join(name.split())
+    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def draw_diagonal(axes: Axes) -> None:

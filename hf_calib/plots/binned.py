@@ -21,12 +21,16 @@ from hf_calib.metrics.sums import (
 )
 from hf_calib.plots._common import (
     BLUE,
+    MEANS,
     PEACH,
     SKY,
     VERMILION,
+    add_legend,
+    add_title,
     check_panel,
     draw_diagonal,
     name_lines,
+    new_figure,
     no_panel,
     plain_axes,
     unit_ticks,
@@ -36,7 +40,6 @@ from hf_calib.plots._common import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
 _PANEL_INCHES = (2.5, 3.1)
 _COUNTS_BAND = 0.42  # the part of a histogram's height that belongs to its numbers
 
@@ -56,16 +59,8 @@ def reliability_diagram(
     the right.
 
     Args:
-        panels: name -> (confidences, correct), each (N,): the top label's probability in [0, 1], and 1 where
-            it is right, 0 where it is not.
+        panels: name -> (confidences, correct), each (N,): of the top label in [0, 1], and 1 or 0.
         n_bins: M, the number of equal-width bins (lower, upper].
-        title: a line above the whole figure.
-
-    Returns:
-        A figure to show or to `save_figure`; no pyplot figure, so nothing needs closing.
-
-    Raises:
-        ValueError: if there is no panel, or the arrays of one do not fit.
 
     References:
         Guo et al. 2017, Figure 1.
@@ -90,13 +85,6 @@ def reliability_grid(
     Args:
         rows: row name -> column name -> (confidences, correct); every row has the same columns.
         n_bins: M, the number of equal-width bins (lower, upper].
-        title: a line above the whole figure.
-
-    Returns:
-        A figure to show or to `save_figure`.
-
-    Raises:
-        ValueError: if there is no panel, rows have different columns, or arrays do not fit.
 
     >>> losses = {"cross_entropy": ([0.9, 0.8], [1, 0]), "focal": ([0.7, 0.6], [1, 1])}
     >>> figure = reliability_grid({"before temperature": losses, "after temperature": losses})
@@ -123,13 +111,10 @@ def reliability_of_sums(
     Args:
         rows: row name -> column name -> sums.
         n_rows: column name -> rows, where the counts of the bins are sums of weights.
-        title: a line above the whole figure.
     """
-    from matplotlib.figure import Figure
-
     columns = _columns(rows)
     width, height = _PANEL_INCHES
-    figure = Figure(figsize=(0.7 + width * len(columns), 0.6 + height * len(rows)), layout="constrained")
+    figure = new_figure(0.7 + width * len(columns), 0.6 + height * len(rows))
     axes = figure.subplots(
         2 * len(rows), len(columns), sharex=True, squeeze=False, height_ratios=[2.6, 1] * len(rows)
     )
@@ -141,7 +126,8 @@ def reliability_of_sums(
             if i == 0:
                 write_name(upper, column)
         _write_row(axes[2 * i, 0], row)
-    _finish(figure, title, n_columns=len(columns))
+    add_legend(figure, axes[0, 0], *MEANS, columns={1: 2, 2: 3}.get(len(columns), 6))
+    add_title(figure, title)
     return figure
 
 
@@ -243,18 +229,3 @@ def _write_row(axes: Axes, name: str) -> None:
         fontweight="bold",
         parse_math=False,
     )
-
-
-def _finish(figure: Figure, title: str | None, n_columns: int) -> None:
-    """Add the one legend and the title."""
-    from matplotlib.lines import Line2D
-
-    handles, _ = figure.axes[0].get_legend_handles_labels()
-    handles += [
-        Line2D([], [], color=VERMILION, linestyle="--", linewidth=1.4, label="mean confidence"),
-        Line2D([], [], color="black", linewidth=1.4, label="overall accuracy"),
-    ]
-    columns = 2 if n_columns == 1 else 3 if n_columns == 2 else 6
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, fontsize=7, frameon=False)
-    if title:
-        figure.suptitle(title, fontsize=10, parse_math=False)

@@ -12,12 +12,21 @@ from scipy.special import ndtri
 
 from hf_calib.metrics.checks import FloatArray, check_n_bins, check_probs_and_labels
 from hf_calib.metrics.sums import BinMeans, BinSums, TopLabel, bin_sums, class_gaps, mean_bins
-from hf_calib.plots._common import BLUE, SKY, check_class_names, draw_diagonal, plain_axes, unit_ticks
+from hf_calib.plots._common import (
+    BLUE,
+    SKY,
+    add_title,
+    check_class_names,
+    draw_diagonal,
+    new_figure,
+    plain_axes,
+    shortened,
+    unit_ticks,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
 _COLUMNS = 4
 _PANEL_INCHES = (1.6, 1.75)
 
@@ -44,14 +53,6 @@ def class_reliability_grid(
         class_names: C names; default "0", "1", ...
         n_bins: M, the number of equal-width bins (lower, upper].
         max_classes: panels at most.
-        title: a line above the whole figure.
-
-    Returns:
-        A figure to show or to `save_figure`.
-
-    Raises:
-        TypeError: if a dtype is wrong.
-        ValueError: if probs are not probabilities, or labels or class_names do not fit.
 
     References:
         Kull et al. 2019 (classwise calibration); Wilson 1927.
@@ -89,18 +90,16 @@ def classes_of_sums(
             for c in shown
         ]
     )
-    _write_title(figure, title, len(shown), len(names))
+    few = f"{len(shown)} of {len(names)} classes: those with the largest error"
+    add_title(figure, title, few if len(shown) < len(names) else None)
     return figure
 
 
 def draw_panels(panels: Sequence[tuple[str, str, BinMeans]], *, of: str = "class") -> Figure:
     """A grid of small reliability diagrams, each with its name, its numbers and its bins."""
-    from matplotlib.figure import Figure
-
     columns = min(_COLUMNS, len(panels))
     rows = math.ceil(len(panels) / columns)
-    size = (max(3.4, 0.5 + _PANEL_INCHES[0] * columns), 0.75 + _PANEL_INCHES[1] * rows)
-    figure = Figure(figsize=size, layout="constrained")
+    figure = new_figure(max(3.4, 0.5 + _PANEL_INCHES[0] * columns), 0.75 + _PANEL_INCHES[1] * rows)
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for axes, (name, numbers, bins) in zip(grid.flat, panels, strict=False):
         _draw_class(axes, bins)
@@ -135,9 +134,7 @@ def _wilson(frequency: FloatArray, counts: FloatArray) -> FloatArray:
 
 def _write_class(axes: Axes, name: str, numbers: str) -> None:
     """The name, cut to the panel's width, and below it the numbers."""
-    name = " ".join(name.split())
-    short = name if len(name) <= 20 else name[:19] + "…"
-    for text, points, look in ((short, 12, "bold"), (numbers, 4.5, "normal")):
+    for text, points, look in ((shortened(name, 20), 12, "bold"), (numbers, 4.5, "normal")):
         axes.annotate(
             text,
             xy=(0, 1),
@@ -148,11 +145,3 @@ def _write_class(axes: Axes, name: str, numbers: str) -> None:
             fontweight=look,
             parse_math=False,
         )
-
-
-def _write_title(figure: Figure, title: str | None, n_shown: int, n_classes: int) -> None:
-    lines = [title] if title else []
-    if n_shown < n_classes:
-        lines.append(f"{n_shown} of {n_classes} classes: those with the largest error")
-    if lines:
-        figure.suptitle("\n".join(lines), fontsize=9, parse_math=False)

@@ -11,12 +11,23 @@ from numpy.typing import ArrayLike
 from hf_calib.metrics.checks import FloatArray, check_confidence_level, check_n_resamples, check_seed
 from hf_calib.metrics.corp import curve_of, decompose
 from hf_calib.metrics.sums import TopLabel
-from hf_calib.plots._common import BLUE, SKY, check_panels, draw_diagonal, plain_axes, unit_ticks, write_name
+from hf_calib.plots._common import (
+    BLUE,
+    SKY,
+    add_legend,
+    add_title,
+    check_panels,
+    draw_diagonal,
+    name_sides,
+    new_figure,
+    plain_axes,
+    unit_ticks,
+    write_name,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
 _PANEL_INCHES = (2.5, 3.1)
 _VALUES_RESAMPLED = 2e7  # in all, per panel; where this leaves fewer resamples, the band is thin anyway
 _FEWEST_RESAMPLES = 50
@@ -40,18 +51,10 @@ def corp_diagram(
     top label's Brier score, miscalibration, discrimination and uncertainty; below it is a histogram of the confidences.
 
     Args:
-        panels: name -> (confidences, correct), each (N,): the top label's probability in [0, 1], and 1 where
-            it is right, 0 where it is not.
+        panels: name -> (confidences, correct), each (N,): of the top label in [0, 1], and 1 or 0.
         confidence_level: of the band at each point, in (0, 1).
         n_resamples: of the labels, at least 1; fewer are drawn above 40,000 different confidences.
         seed: of the draws.
-        title: a line above the whole figure.
-
-    Returns:
-        A figure to show or to `save_figure`.
-
-    Raises:
-        ValueError: if there is no panel, the arrays of one do not fit, or an option is out of range.
 
     References:
         Dimitriadis, Gneiting and Jordan 2021, "Stable reliability diagrams for probabilistic classifiers".
@@ -60,14 +63,12 @@ def corp_diagram(
     >>> len(figure.axes)
     2
     """
-    from matplotlib.figure import Figure
-
     checked = check_panels(panels)
     check_confidence_level(confidence_level)
     check_seed(seed)
     check_n_resamples(n_resamples)
     width, height = _PANEL_INCHES
-    figure = Figure(figsize=(0.7 + width * len(checked), 0.6 + height), layout="constrained")
+    figure = new_figure(0.7 + width * len(checked), 0.6 + height)
     axes = figure.subplots(2, len(checked), sharex=True, squeeze=False, height_ratios=[2.6, 1])
     for j, (name, (confidences, correct)) in enumerate(checked.items()):
         upper, lower = axes[:, j]
@@ -86,10 +87,8 @@ def corp_diagram(
         write_name(upper, name)
     axes[0, 0].set_ylabel("recalibrated confidence", fontsize=8)
     axes[1, 0].set_ylabel("examples", fontsize=8)
-    handles, _ = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=7, frameon=False)
-    if title:
-        figure.suptitle(title, fontsize=10, parse_math=False)
+    add_legend(figure, axes[0, 0], columns=2)
+    add_title(figure, title)
     return figure
 
 
@@ -110,11 +109,4 @@ def _draw_panel(
     else:
         axes.fill_between(curve.confidences, curve.low, curve.high, linewidth=0, **band)
         axes.plot(curve.confidences, curve.recalibrated, linewidth=1.8, **line)
-    grey: dict[str, Any] = {
-        "fontsize": 6.5,
-        "fontstyle": "italic",
-        "color": "#555555",
-        "transform": axes.transAxes,
-    }
-    axes.text(0.03, 0.97, "under-confident", ha="left", va="top", **grey)
-    axes.text(0.97, 0.03, "over-confident", ha="right", va="bottom", **grey)
+    name_sides(axes)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.plots._common import GREY, add_legend_of_models, line_looks, plain_axes
+from hf_calib.plots._common import GREY, add_legend, add_title, line_looks, new_figure, plain_axes, shortened
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,10 +29,6 @@ def promise_diagram(curves: Mapping[str, PromiseCurve], *, title: str | None = N
 
     Args:
         curves: name -> what `AbstainRule.curve` returns.
-        title: a line above the figure.
-
-    Returns:
-        A figure to show or to `save_figure`.
 
     Raises:
         ValueError: if there is no curve, or none of them has a point.
@@ -43,7 +38,6 @@ def promise_diagram(curves: Mapping[str, PromiseCurve], *, title: str | None = N
     >>> [axes.get_ylabel() for axes in figure.axes]
     ['inputs answered', 'accuracy of the answers']
     """
-    from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, MaxNLocator
     from matplotlib.transforms import ScaledTranslation
 
@@ -51,10 +45,10 @@ def promise_diagram(curves: Mapping[str, PromiseCurve], *, title: str | None = N
     if not promised:
         way_out = "pass {name: rule.curve(...)}, with accuracies that the calibration rows can promise"
         raise InputValueError(expected("a diagram", "have at least one promised accuracy", "none", way_out))
-    figure = Figure(figsize=(6.2, 2.9 + 0.16 * len(curves)), layout="constrained")
+    figure = new_figure(6.2, 2.9 + 0.16 * len(curves))
     left, right = figure.subplots(1, 2)
     for number, ((name, curve), look) in enumerate(zip(curves.items(), line_looks(), strict=False)):
-        label = textwrap.shorten(name, 44, placeholder="…")
+        label = shortened(name, 44)
         left.plot(
             curve.promised, curve.answered, marker="o", markersize=3, linewidth=1.6, label=label, **look
         )
@@ -94,7 +88,6 @@ def promise_diagram(curves: Mapping[str, PromiseCurve], *, title: str | None = N
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.4g}%"))
     plain_axes(left, right)
-    add_legend_of_models(figure, left)
-    if title:
-        figure.suptitle(title, fontsize=10, parse_math=False)
+    add_legend(figure, left)
+    add_title(figure, title)
     return figure

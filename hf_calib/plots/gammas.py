@@ -17,7 +17,6 @@ from hf_calib.plots._common import BLUE, GREY, PEACH, VERMILION, plain_axes
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
 _COLUMNS = 5  # bins side by side
 _MOST_BINS = 20  # beyond it some are drawn, at equal distances
 _LINEAR_UP_TO = 100.0  # gammas beyond it get a logarithmic axis
@@ -34,10 +33,6 @@ def gamma_dynamics(log_history: Iterable[Mapping[str, Any]], *, title: str | Non
         log_history: entries with "step", "gamma_00", "gamma_01", ... and "calibration_gap_00", ...; others,
             such as training losses, are skipped. `trainer.state.log_history` is such a list. Histories of
             earlier versions, without "edge_00", ... and "count_00", ..., are drawn without the third panels.
-        title: a line above the figure.
-
-    Returns:
-        A figure to show or to `save_figure`.
 
     Raises:
         ValueError: if no entry holds gammas.

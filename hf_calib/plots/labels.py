@@ -11,7 +11,15 @@ from numpy.typing import ArrayLike
 from hf_calib.metrics.checks import FloatArray, check_n_bins
 from hf_calib.metrics.multi_label import check_decisions, label_bins
 from hf_calib.metrics.sums import BinMeans, BinSums, mean_bins
-from hf_calib.plots._common import BLUE, VERMILION, check_class_names, plain_axes
+from hf_calib.plots._common import (
+    BLUE,
+    VERMILION,
+    add_title,
+    check_class_names,
+    new_figure,
+    plain_axes,
+    shortened,
+)
 from hf_calib.plots.classes import draw_panels
 
 if TYPE_CHECKING:
@@ -38,11 +46,6 @@ def label_reliability_grid(
         class_names: C names; default "0", "1", ...
         n_bins: M, the number of equal-width bins (lower, upper].
         max_labels: panels at most.
-        title: a line above the whole figure.
-
-    Raises:
-        TypeError: if a dtype is wrong.
-        ValueError: if probs are not probabilities, or labels or class_names do not fit.
 
     >>> probs = [[0.9, 0.7], [0.8, 0.2], [0.3, 0.1]]
     >>> figure = label_reliability_grid(probs, [[1, 1], [1, 0], [0, 0]], class_names=["Mass", "Nodule"])
@@ -59,11 +62,8 @@ def label_reliability_grid(
         [_panel(names[c], float(errors[c]), BinSums(*(total[c] for total in sums))) for c in shown],
         of="label",
     )
-    lines = [title] if title else []
-    if len(shown) < len(names):
-        lines.append(f"{len(shown)} of {len(names)} labels: those with the largest error")
-    if lines:
-        figure.suptitle("\n".join(lines), fontsize=9, parse_math=False)
+    few = f"{len(shown)} of {len(names)} labels: those with the largest error"
+    add_title(figure, title, few if len(shown) < len(names) else None)
     return figure
 
 
@@ -88,17 +88,14 @@ def label_errors_chart(errors: Mapping[str, FloatArray], names: Sequence[str]) -
         errors: name -> (C,), in the order in which the names are drawn.
         names: C labels.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.5, 0.9 + 0.17 * len(names)), layout="constrained")
+    figure = new_figure(5.5, 0.9 + 0.17 * len(names))
     axes = figure.subplots()
     places = np.arange(len(names))[::-1]
     values = np.stack(list(errors.values()))
     axes.hlines(places, values.min(axis=0), values.max(axis=0), color="#BBBBBB", linewidth=1.5, zorder=1)
     for (name, value), colour, marker in zip(errors.items(), (VERMILION, BLUE), "os", strict=False):
         axes.scatter(value, places, s=16, color=colour, marker=marker, label=name, zorder=2)
-    short = [name if len(name) <= 30 else f"{name[:29]}…" for name in names]
-    axes.set_yticks(places, short)
+    axes.set_yticks(places, [shortened(name, 30) for name in names])
     for label in axes.get_yticklabels():
         label.set_parse_math(False)
     axes.set_xlim(left=0)

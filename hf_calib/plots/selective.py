@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +16,13 @@ from hf_calib.plots._common import (
     GREY,
     PEACH,
     VERMILION,
-    add_legend_of_models,
+    add_legend,
+    add_title,
     check_panels,
     line_looks,
+    new_figure,
     plain_axes,
+    shortened,
     unit_ticks,
     write_name,
 )
@@ -28,7 +30,6 @@ from hf_calib.plots._common import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
 _POINTS = 1_000  # of a curve; more cannot be seen
 
 
@@ -43,30 +44,20 @@ def confidence_histogram(
     Args:
         panels: name -> (confidences, correct), each (N,), as for `reliability_diagram`.
         n_bins: M, the number of equal-width bins (lower, upper].
-        title: a line above the whole figure.
-
-    Returns:
-        A figure to show or to `save_figure`.
-
-    Raises:
-        ValueError: if there is no panel, or the arrays of one do not fit.
 
     >>> figure = confidence_histogram({"model": ([0.9, 0.8, 0.7], [1, 0, 1])})
     >>> [text.get_text() for text in figure.axes[0].texts]
     ['right: 2', 'wrong: 1', 'model']
     """
-    from matplotlib.figure import Figure
-
     checked = check_panels(panels)
     n_bins = check_n_bins(n_bins)
-    figure = Figure(figsize=(0.9 + 2.5 * len(checked), 2.9), layout="constrained")
+    figure = new_figure(0.9 + 2.5 * len(checked), 2.9)
     axes = figure.subplots(1, len(checked), sharex=True, sharey=True, squeeze=False)[0]
     for panel, (name, (confidences, correct)) in zip(axes, checked.items(), strict=True):
         _draw_halves(panel, confidences, correct == 1, n_bins)
         write_name(panel, name, points_above=5)
     _label_halves(axes)
-    if title:
-        figure.suptitle(title, fontsize=10, parse_math=False)
+    add_title(figure, title)
     return figure
 
 
@@ -121,13 +112,6 @@ def risk_coverage_diagram(
 
     Args:
         models: name -> (confidences, correct), each (N,), as for `reliability_diagram`; N may differ.
-        title: a line above the figure.
-
-    Returns:
-        A figure to show or to `save_figure`.
-
-    Raises:
-        ValueError: if there is no model, or the arrays of one do not fit.
 
     References:
         El-Yaniv and Wiener 2010; Geifman et al. 2019 (the area).
@@ -142,7 +126,7 @@ def risk_coverage_diagram(
         confidences, correct = panel
         coverage, risk = risk_coverage_curve(confidences.astype(np.float32), correct)  # As for the metric.
         few = _thin(len(risk))
-        curves[f"{textwrap.shorten(name, 44, placeholder='…')} (area {risk.mean():.4f})"] = (
+        curves[f"{shortened(name, 44)} (area {risk.mean():.4f})"] = (
             coverage[few],
             risk[few],
         )
@@ -157,9 +141,7 @@ def risk_coverage_of_curves(
     title: str | None = None,
 ) -> Figure:
     """The same from points of the curves, name -> (coverage, risk), with the bounds of what is correct (N,)."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(3.5, 3.1 + 0.16 * len(curves)), layout="constrained")
+    figure = new_figure(3.5, 3.1 + 0.16 * len(curves))
     axes = figure.subplots()
     for (name, (coverage, risk)), look in zip(curves.items(), line_looks(), strict=False):
         marker = "o" if len(risk) == 1 else None
@@ -167,9 +149,8 @@ def risk_coverage_of_curves(
     if bounds_of is not None:
         _draw_bounds(axes, bounds_of)
     _label_risk(axes)
-    add_legend_of_models(figure, axes)
-    if title:
-        figure.suptitle(title, fontsize=10, parse_math=False)
+    add_legend(figure, axes)
+    add_title(figure, title)
     return figure
 
 

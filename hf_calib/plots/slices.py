@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hf_calib.metrics.checks import FloatArray
-from hf_calib.plots._common import BLUE, GREY, VERMILION, plain_axes
+from hf_calib.plots._common import BLUE, GREY, VERMILION, add_legend, new_figure, plain_axes, shortened
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,9 +26,7 @@ def slice_diagram(
         differs: (S,), which differ from the other rows beyond chance.
         column: that names the slices.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.0, 1.0 + 0.2 * len(names)), layout="constrained")
+    figure = new_figure(5.0, 1.0 + 0.2 * len(names))
     axes = figure.subplots()
     places = np.arange(len(names))[::-1]
     axes.axvline(0, color=GREY, linewidth=0.8, linestyle=":")
@@ -47,13 +45,11 @@ def slice_diagram(
                 zorder=3,
                 label=word,
             )
-    axes.set_yticks(places, [name if len(name) <= 30 else f"{name[:29]}…" for name in names])
+    axes.set_yticks(places, [shortened(name, 30) for name in names])
     for label in (*axes.get_yticklabels(), axes.yaxis.label):
         label.set_parse_math(False)
     axes.set_ylabel(column, fontsize=8)
     axes.set_xlabel("confidence minus accuracy: above 0 is over-confident", fontsize=8)
     plain_axes(axes)
-    figure.legend(
-        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=7, frameon=False
-    )
+    add_legend(figure, axes, columns=2)
     return figure

@@ -1,10 +1,9 @@
-"""Reliability diagrams without bins: smooth curves with confidence bands, alone or several models together."""
+"""Reliability diagrams without bins: smooth curves with confidence bands."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,12 +14,15 @@ from hf_calib.metrics.smooth import SmoothReliability, smooth_error, smooth_reli
 from hf_calib.metrics.sums import TopLabel
 from hf_calib.plots._common import (
     BLUE,
+    MEANS,
     SKY,
     VERMILION,
-    add_legend_of_models,
+    add_legend,
+    add_title,
     check_panels,
     draw_diagonal,
-    line_looks,
+    name_sides,
+    new_figure,
     plain_axes,
     unit_ticks,
     write_name,
@@ -29,7 +31,6 @@ from hf_calib.plots._common import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
 _PANEL_INCHES = (2.5, 3.1)
 _THINNEST, _THICKEST = 0.7, 3.6  # points
 _EXAMPLES_RESAMPLED = 2e7  # in all, per panel; where this leaves fewer resamples, the band is thin anyway
@@ -49,7 +50,6 @@ def smooth_reliability_diagram(
     r"""Draw a smooth curve of accuracy against confidence, with its confidence band, one panel for each name.
 
     For a diagram that does not depend on a number of bins; `reliability_diagram` is the one that readers know.
-    For several models in one panel use `reliability_comparison`.
 
     The curve is the kernel regression $\hat a(t)$ of `hf_calib.metrics.smooth.smooth_reliability`, thick where
     confidences are frequent, and drawn only between the smallest and the largest confidence. The band holds
@@ -58,18 +58,10 @@ def smooth_reliability_diagram(
     confidences, with lines at the mean confidence and the overall accuracy.
 
     Args:
-        panels: name -> (confidences, correct), each (N,): the top label's probability in [0, 1], and 1 where
-            it is right, 0 where it is not.
+        panels: name -> (confidences, correct), each (N,): of the top label in [0, 1], and 1 or 0.
         confidence_level: of the band, in (0, 1).
         n_resamples: of the bootstrap, at least 2; fewer are drawn above 100,000 examples.
         seed: of the bootstrap.
-        title: a line above the whole figure.
-
-    Returns:
-        A figure to show or to `save_figure`.
-
-    Raises:
-        ValueError: if there is no panel, the arrays of one do not fit, or an option is out of range.
 
     Notes:
         The bandwidth is that of the smooth calibration error, as the paper has it, but not above the normal
@@ -86,15 +78,13 @@ def smooth_reliability_diagram(
     >>> len(figure.axes)
     2
     """
-    from matplotlib.figure import Figure
-
     checked = check_panels(panels)
     check_confidence_level(confidence_level)
     check_seed(seed)
     if check_n_resamples(n_resamples) < 2:
         raise InputValueError(expected("n_resamples", "be at least 2", n_resamples, "200 make a steady band"))
     width, height = _PANEL_INCHES
-    figure = Figure(figsize=(0.7 + width * len(checked), 0.6 + height), layout="constrained")
+    figure = new_figure(0.7 + width * len(checked), 0.6 + height)
     axes = figure.subplots(2, len(checked), sharex=True, squeeze=False, height_ratios=[2.6, 1])
     for j, (name, (confidences, correct)) in enumerate(checked.items()):
         upper, lower = axes[:, j]
@@ -108,66 +98,9 @@ def smooth_reliability_diagram(
         summary = f"smECE {error:.3f}   accuracy {correct.mean():.3f}   N {len(correct):,}"
         upper.set_title(summary, fontsize=7, loc="left", pad=4)
         write_name(upper, name)
-    _add_legend(figure, axes[0, 0], columns=min(len(checked) + 1, 5))
-    if title:
-        figure.suptitle(title, fontsize=10, parse_math=False)
-    return figure
-
-
-def reliability_comparison(
-    models: Mapping[str, tuple[ArrayLike, ArrayLike]], *, title: str | None = None
-) -> Figure:
-    """Draw the smooth reliability curves of several models in one figure.
-
-    For which of some models to trust; `smooth_reliability_diagram` shows one with its confidence band, and
-    `risk_coverage_diagram` compares how well models know which of their predictions are wrong.
-
-    Each model has a colour and a kind of line, so that they can be told apart in grey too. Below are the
-    densities of the confidences.
-
-    Args:
-        models: name -> (confidences, correct), each (N,), as for `reliability_diagram`; N may differ.
-        title: a line above the figure.
-
-    Returns:
-        A figure to show or to `save_figure`.
-
-    Raises:
-        ValueError: if there is no model, or the arrays of one do not fit.
-
-    >>> figure = reliability_comparison({"a": ([0.9, 0.8], [1, 0]), "b": ([0.7, 0.6], [1, 1])})
-    >>> [line.get_label() for line in figure.axes[0].lines if line.get_linewidth() > 1.2]
-    ['a (smECE 0.350)', 'b (smECE 0.350)']
-    """
-    from matplotlib.figure import Figure
-
-    checked = check_panels(models)
-    figure = Figure(figsize=(3.5, 3.9 + 0.16 * len(checked)), layout="constrained")
-    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[2.8, 1])
-    draw_diagonal(upper)
-    for (name, (confidences, correct)), look in zip(checked.items(), line_looks(), strict=False):
-        clipped = confidences.clip(0, 1)
-        curve = _curve(clipped, correct)
-        shown = _seen(curve, clipped)
-        error = smooth_error(TopLabel(clipped, correct))
-        label = textwrap.shorten(name, 44, placeholder="…") + f" (smECE {error:.3f})"
-        marker = "o" if shown.sum() == 1 else None
-        upper.plot(
-            curve.grid[shown],
-            curve.accuracy[shown],
-            linewidth=1.6,
-            label=label,
-            marker=marker,
-            clip_on=False,
-            **look,
-        )
-        lower.plot(*_density(clipped), linewidth=1.1, **look)
-    _label(upper, lower, first=True)
-    lower.set_ylim(bottom=0)
-    lower.set_yticks([])
-    add_legend_of_models(figure, upper)
-    if title:
-        figure.suptitle(title, fontsize=10, parse_math=False)
+    smoothed = ("smoothed accuracy", {"color": BLUE, "linewidth": 2.4})
+    add_legend(figure, axes[0, 0], smoothed, *MEANS, columns=min(len(checked) + 1, 5))
+    add_title(figure, title)
     return figure
 
 
@@ -235,14 +168,7 @@ def _draw_curve(
             list(segments), linewidths=widths.tolist(), colors=BLUE, capstyle="round", zorder=3, clip_on=False
         )
     )
-    grey: dict[str, Any] = {
-        "fontsize": 6.5,
-        "fontstyle": "italic",
-        "color": "#555555",
-        "transform": axes.transAxes,
-    }
-    axes.text(0.03, 0.97, "under-confident", ha="left", va="top", **grey)
-    axes.text(0.97, 0.03, "over-confident", ha="right", va="bottom", **grey)
+    name_sides(axes)
 
 
 def _draw_density(axes: Axes, confidences: FloatArray, correct: FloatArray) -> None:
@@ -267,15 +193,3 @@ def _label(upper: Axes, lower: Axes, *, first: bool) -> None:
     if first:
         upper.set_ylabel("accuracy", fontsize=8)
         lower.set_ylabel("density", fontsize=8)
-
-
-def _add_legend(figure: Figure, axes: Axes, columns: int) -> None:
-    from matplotlib.lines import Line2D
-
-    handles, _ = axes.get_legend_handles_labels()
-    handles.insert(1, Line2D([], [], color=BLUE, linewidth=2.4, label="smoothed accuracy"))
-    handles += [
-        Line2D([], [], color=VERMILION, linestyle="--", linewidth=1.4, label="mean confidence"),
-        Line2D([], [], color="black", linewidth=1.4, label="overall accuracy"),
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, fontsize=7, frameon=False)

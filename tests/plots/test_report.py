@@ -54,7 +54,6 @@ Drawing = Callable[..., Figure]
 OF_PANELS: dict[str, Drawing] = {
     "smooth": lambda panels, **options: plots.smooth_reliability_diagram(panels, n_resamples=5, **options),
     "corp": lambda panels, **options: plots.corp_diagram(panels, n_resamples=5, **options),
-    "comparison": plots.reliability_comparison,
     "histogram": plots.confidence_histogram,
     "risk": plots.risk_coverage_diagram,
 }
@@ -127,7 +126,7 @@ def test_a_large_error_does_not_flatten_the_curve() -> None:
     confidences = np.linspace(0, 1, 2_001)
     correct = (confidences > 0.5).astype(float)
     assert smooth_reliability(confidences, correct).bandwidth > 0.15
-    for draw in (OF_PANELS["smooth"], OF_PANELS["comparison"]):
+    for draw in (OF_PANELS["smooth"],):
         axes = draw({"m": (confidences, correct)}).axes[0]
         lines = [c for c in axes.collections if isinstance(c, LineCollection)]
         x, y = (np.array(lines[0].get_segments())[:, 0] if lines else axes.lines[1].get_xydata()).T
@@ -191,7 +190,7 @@ def test_bands_that_cannot_be_are_refused(options: dict[str, float], message: st
 
 def test_many_models_differ_in_colour_or_dash() -> None:
     models = {f"model {k}": panel(*classifier(60, seed=k)) for k in range(12)}
-    lines = plots.reliability_comparison(models).axes[0].lines[1:]
+    lines = plots.risk_coverage_diagram(models).axes[0].lines[:12]
     assert len(lines) == 12
     assert len({(to_hex(line.get_color()), str(line._dash_pattern)) for line in lines}) == 12
 
