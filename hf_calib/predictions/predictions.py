@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
 from hf_calib._errors import InputTypeError, InputValueError, check, expected, few, look_alikes
-from hf_calib.metrics.checks import check_probs_and_labels
+from hf_calib.metrics.checks import check_probs_and_labels, check_rows
 from hf_calib.metrics.multi_label import check_decisions
 from hf_calib.tasks import MULTI_LABEL, SINGLE_LABEL, TOKENS, LabelKind
 
@@ -71,7 +71,9 @@ class Predictions:
         if self.kind.sigmoid:
             check_decisions(self.probabilities(), self.labels)
         else:
-            check_probs_and_labels(self.probabilities(), self.labels)
+            probs, labels = check_probs_and_labels(self.probabilities(), self.labels)
+            if self.weights is not None:
+                check_rows(probs, labels, self.weights, probs.shape[1])
         if self.class_names is not None and len(self.class_names) != self.n_classes:
             requirement = f"be {self.n_classes}, one per column"
             way_out = "name each column once"

@@ -226,6 +226,9 @@ def open_predictions(
     given = [os.fspath(sources)] if isinstance(sources, str | os.PathLike) else list(sources)
     filesystem, files = _find(given)
     name = given[0] if len(given) == 1 else few(given)
+    kinds = {suffix_of(file.path) == ".npz" for file in files}
+    got, way_out = f"both in {name}", "name the files of one kind, or a glob such as 'run/*.parquet'"
+    check(len(kinds) == 1, "predictions to be tables or arrays (.npz)", got, way_out)
     if suffix_of(files[0].path) == ".npz":
         return _open_arrays(name, files, label_column, weight_column, by)
     constants = {key for key, _ in files[0].constants}

@@ -244,6 +244,20 @@ class TestRefused:
         with pytest.raises(InputError, match=r"the predictions to have rows, got none in "):
             open_predictions(str(tmp_path))
 
+    def test_two_formats(self, folder: Path, tmp_path: Path) -> None:
+        """Tables of several formats are one; arrays have no columns to go with theirs."""
+        table_of(predictions_of(30)).to_parquet(tmp_path / "a.parquet")
+        table_of(predictions_of(20)).to_csv(tmp_path / "b.csv", index=False)
+        assert len(open_predictions(str(tmp_path), by=["country"]).load().by["country"]) == 50
+        save_predictions(predictions_of(3), tmp_path / "c.npz")
+        with pytest.raises(InputError, match=r"to be tables or arrays \(.npz\), got both in .*; name the files"):
+            open_predictions(str(tmp_path))
+
+    def test_weights_below_0(self, tmp_path: Path) -> None:
+        table_of(predictions_of(30)).assign(w=-1.0).to_parquet(tmp_path / "a.parquet")
+        with pytest.raises(InputError, match="weights to be finite and at least 0, got -1 in row 0"):
+            open_predictions(str(tmp_path), weight_column="w").load()
+
     def test_columns_that_are_not_there(self, folder: Path) -> None:
         with pytest.raises(InputError, match=r"by to be one of .*, got 'contry'; did you mean 'country'\?"):
             open_predictions(str(folder), by=["contry"])
