@@ -26,21 +26,13 @@ _LARGEST_EXACT = 2**53  # above, float64 leaves integers out
 
 
 class Batch(NamedTuple):
-    """Rows of predictions.
+    """n rows of predictions."""
 
-    Args:
-        logits: (n, C), or None.
-        probs: (n, C), the softmax of logits where there are these.
-        labels: (n,) int64.
-        weights: (n,) float64, or None.
-        by: for each column that names slices, the codes (n,) and the values that they number.
-    """
-
-    logits: NDArray[Any] | None
-    probs: NDArray[Any]
-    labels: IntArray
-    weights: FloatArray | None
-    by: tuple[tuple[IntArray, list[Any]], ...]
+    logits: NDArray[Any] | None  # (n, C)
+    probs: NDArray[Any]  # (n, C), the softmax of logits where there are these
+    labels: IntArray  # (n,)
+    weights: FloatArray | None  # (n,)
+    by: tuple[tuple[IntArray, list[Any]], ...]  # of each column of slices the codes (n,) and what they number
 
     @property
     def scores(self) -> NDArray[Any]:
@@ -54,23 +46,14 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a table that are read.
+    """The columns of a table that are read."""
 
-    Args:
-        kind: "logits" or "probs"; None where the names do not tell, which are then probabilities.
-        scores: a column for each class, or one of lists.
-        class_names: C.
-        label: the column of labels; None where these are not read.
-        weight: that of weights, or None.
-        by: those that name slices, and are in the table.
-    """
-
-    kind: str | None
-    scores: tuple[str, ...]
+    kind: str | None  # "logits" or "probs"; None where the names do not tell: they are then probabilities
+    scores: tuple[str, ...]  # a column for each class, or one of lists
     class_names: tuple[str, ...]
     label: str | None
     weight: str | None = None
-    by: tuple[str, ...] = ()
+    by: tuple[str, ...] = ()  # those of slices that are in the table
 
     @property
     def names(self) -> list[str]:
@@ -140,15 +123,7 @@ def columns_of(
     by: Sequence[str] = (),
     class_names: Sequence[str] = (),
 ) -> Columns:
-    """Find the columns of a table.
-
-    Args:
-        schema: of the first file.
-        label: the column of labels; None where they are not read.
-        weight: that of weights, or None.
-        by: those that name slices.
-        class_names: of lists.
-    """
+    """Find the columns of a table by the schema of its first file; class names are those of lists."""
     names = list(schema.names)
     listed = [name for name in names if name in LISTS and is_list(schema.field(name).type)]
     if listed and label == "label" and label not in names and "labels" in names:

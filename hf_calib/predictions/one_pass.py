@@ -59,16 +59,10 @@ def checked_batches(table: Table, part: Part) -> Iterator[tuple[int, Batch]]:
 
 @dataclass
 class Tally:
-    """What is summed over rows.
+    """What is summed over rows."""
 
-    Args:
-        states: by name: "before", "after".
-        slices: by the columns that name them.
-        n_rows: that were read.
-    """
-
-    states: dict[str, CalibrationState] = field(default_factory=dict)
-    slices: dict[str, SliceSums] = field(default_factory=dict)
+    states: dict[str, CalibrationState] = field(default_factory=dict)  # "before", "after"
+    slices: dict[str, SliceSums] = field(default_factory=dict)  # by column
     n_rows: int = 0
 
     def merge(self, other: Tally) -> None:
@@ -86,12 +80,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Slicing:
-    """How one column is sliced.
-
-    Args:
-        column: its name.
-        edges: of the ranges, without the ends; None where each value is a slice of its own.
-    """
+    """How one column is sliced: into ranges between edges, or each value a slice of its own."""
 
     column: str
     edges: tuple[float, ...] | None = None
@@ -136,18 +125,7 @@ def measure_in_one_pass(
     workers: int | None = None,
     on_rows: OnRows = ignore_rows,
 ) -> Tally:
-    """The sums of all rows.
-
-    Args:
-        table: of any number of rows.
-        n_bins: M.
-        slicings: of the columns that name slices, see `choose_slicings`.
-        workers: threads; None takes as many as there are CPUs, 8 at most.
-        on_rows: called as rows are done.
-
-    Raises:
-        TypeError, ValueError: if a row is wrong: named with its file.
-    """
+    """The sums of all rows, by so many threads; a wrong row is named with its file."""
 
     def measure(part: Part) -> Tally:
         tally = Tally()

@@ -54,19 +54,12 @@ _UNREADABLE_NPZ = (
 
 
 class File(NamedTuple):
-    """One file.
+    """One file."""
 
-    Args:
-        path: as its filesystem calls it.
-        name: below the folder or address that was given; in messages.
-        n_bytes: of it.
-        constants: the values that folders on the way to it name, column=value.
-    """
-
-    path: str
-    name: str
+    path: str  # as its filesystem calls it
+    name: str  # below the folder or address that was given; in messages
     n_bytes: int
-    constants: tuple[tuple[str, str], ...] = ()
+    constants: tuple[tuple[str, str], ...] = ()  # what folders on the way to it name, column=value
 
     @property
     def kind(self) -> str:
@@ -75,19 +68,12 @@ class File(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Rows of a file that are read together: all, or some row groups of a parquet file.
+    """Rows of a file that are read together: all, or some row groups of a parquet file."""
 
-    Args:
-        file: its number.
-        first: the number of its first row in the file.
-        n_rows: None where it is not known before they are read.
-        rows: the fragment of pyarrow, or the arrays of an npz file.
-    """
-
-    file: int
-    first: int
-    n_rows: int | None
-    rows: Any
+    file: int  # its number
+    first: int  # the number of its first row in the file
+    n_rows: int | None  # None where it is not known before they are read
+    rows: Any  # the fragment of pyarrow, or the predictions of an npz file
 
 
 @dataclass(frozen=True)
