@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hf_calib._errors import InputError
+    from hf_calib.commands.calls import calibrate, decide, evaluate
     from hf_calib.export import fold, fold_temperature, unfold
     from hf_calib.predictions.pipelines import pipeline
     from hf_calib.study import compare
@@ -30,7 +31,10 @@ __all__ = [
     "CalibrationTrainingArguments",
     "InputError",
     "TemperatureScalingCallback",
+    "calibrate",
     "compare",
+    "decide",
+    "evaluate",
     "fold",
     "fold_temperature",
     "pipeline",
@@ -39,7 +43,10 @@ __all__ = [
 
 _HOMES = {  # of those that are not in hf_calib.trainer
     "InputError": "hf_calib._errors",
+    "calibrate": "hf_calib.commands.calls",
     "compare": "hf_calib.study",
+    "decide": "hf_calib.commands.calls",
+    "evaluate": "hf_calib.commands.calls",
     "fold": "hf_calib.export",
     "fold_temperature": "hf_calib.export",
     "pipeline": "hf_calib.predictions.pipelines",

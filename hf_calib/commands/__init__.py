@@ -1,1 +1,1 @@
-"""The commands of `hf-calib`, each a function that the command line calls."""
+"""The commands of `hf-calib`: their options, and what each does with them."""

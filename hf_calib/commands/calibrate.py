@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from hf_calib.commands.opening import (
 )
 from hf_calib.predictions.logs import is_log
 from hf_calib.predictions.predictions import Predictions
-from hf_calib.predictions.reading import Reading, RowSet
+from hf_calib.predictions.reading import RowSet
 from hf_calib.predictions.table import open_predictions, save_predictions
 from hf_calib.report.any_report import AnyReport
 from hf_calib.report.writing import write_report
@@ -31,6 +31,7 @@ from hf_calib.scaling.methods import fitted_numbers
 from hf_calib.tasks import MULTI_LABEL, SINGLE_LABEL, LabelKind
 
 if TYPE_CHECKING:
+    from hf_calib.commands.options import Calibrate
     from hf_calib.predictions.classifier import Classifier
 
 _CALIBRATED = "predictions.npz"
@@ -74,87 +75,41 @@ class Calibration:
         return {**vars(self), "notes": list(self.notes), "report": self.report.to_dict(), "prior": prior}
 
 
-def calibrate(
-    source: str,
-    output: Path,
-    rows: RowSet | None = None,
-    reading: Reading = Reading(),
-    *,
-    test: RowSet | None = None,
-    target: RowSet | None = None,
-    method: str | None = None,
-    criterion: str | None = None,
-    n_bins: int = 15,
-    seed: int = 0,
-    weight_column: str | None = None,
-    workers: int | None = None,
-    running: Running = Running(),
-) -> Calibration:
+def calibrate(options: Calibrate, running: Running) -> Calibration:
     """Fit a scaler on held-out rows; fold it into the model's head for a plain pipeline, or calibrate predictions.
 
     A map that does not fold, or whose bias the head would lose, is saved beside the model, as it was, for
-    `hf_calib.pipeline`. A model that has a map in
-    its head already is unfolded first: the new map replaces that one.
-
-    Args:
-        source: a classifier, on the Hub or in a folder; or a file of predictions.
-        output: the calibrated model's folder, with the report in its folder `calibration`; or of a file, a folder for
-            predictions.npz and the report.
-        rows: labelled rows that the model was not trained on; None for a file.
-        reading: how their columns are read.
-        test: others to report on; without them, the scaler is fitted on half of the rows, and the report is on
-            the other half. Of a file, the calibrated predictions are of these rows.
-        target: others from where the model is to be used, whose labels are not read. The class frequencies there
-            are estimated, and where they differ from those of the rows, the model is corrected for them; of a file,
-            target.npz has the corrected predictions.
-        method: a post-hoc method that goes with the labels, with a target or of tokens one that folds; None is "auto",
-            or a temperature where the head keeps no bias.
-        criterion: for a temperature "nll", which is the default, "ece" or "adaptive_ece".
-        n_bins: M, at least 1.
-        seed: of the draw of that half.
-        weight_column: of the weights of predictions, which the report has; or None.
-        workers: threads, for more predictions than are held at once.
-        running: how the model is run.
+    `hf_calib.pipeline`. A model that has a map in its head already is unfolded first.
 
     Raises:
         ValueError: if model, data, method or criterion are wrong, or the scaler cannot be folded.
         TypeError: if columns or arrays are of the wrong kind.
         RuntimeError: if a pipeline with the saved model gives other probabilities; the output folder is not created.
     """
+    source, output, reading = options.source, Path(options.output), options.reading
+    n_bins, seed = options.n_bins, options.seed
+    method = options.method or ("temperature" if options.criterion else None)
+    rows = options.rows(options.data, options.split)
+    test = options.rows(options.test_data, options.test_split, "test_data")
+    target = options.rows(options.target_data, options.target_split, "target_data", labelled=False)
     if rows is None and is_predictions_file(source):
-        done = _calibrate_in_shards(
-            source,
-            output,
-            reading,
-            test=test,
-            target=target,
-            method=method,
-            criterion=criterion,
-            n_bins=n_bins,
-            weight_column=weight_column,
-            workers=workers,
-            running=running,
-        )
+        done = _calibrate_in_shards(options, method, running)
         if done is not None:
             return done
-    if weight_column is not None:
+    if options.weight_column is not None:
         raise InputValueError(expected("--weight-column", "go with predictions", source, "leave it out"))
     task = task_of_source(source, rows, trust_remote_code=running.trust_remote_code)
     is_model = rows is not None
     kind = None if task is None else task.labels
-    single_only = {"--target-data": target, "--criterion": criterion}
-    criterion = criterion or "nll"
+    single_only = {"--target-data": target, "--criterion": options.criterion}
+    criterion = options.criterion or "nll"
     check_kind(kind, reading, single_only)
     known = _methods(kind, is_model=is_model, has_target=target is not None)
     # Of a file it is not known yet how its labels are given.
     if is_model or method not in MULTI_LABEL.maps:
         make_scaler(method or "auto", criterion, n_bins, known)
     check_output(output)
-    sets = {
-        "data": rows or RowSet(source),
-        "test_data": None if test is None else replace(test, argument="test_data"),
-        "target_data": None if target is None else replace(target, argument="target_data", labelled=False),
-    }
+    sets = {"data": rows or RowSet(source), "test_data": test, "target_data": target}
     if not is_model:
         _check_not_over_a_source(output, sets)
         opened = open_source(source, task, sets, reading, running)
@@ -187,45 +142,24 @@ def calibrate(
     return _calibration(method, scaler, measured, originals[0].notes, difference, folded=folded)
 
 
-def _calibrate_in_shards(
-    source: str,
-    output: Path,
-    reading: Reading,
-    *,
-    test: RowSet | None,
-    target: RowSet | None,
-    method: str | None,
-    criterion: str | None,
-    n_bins: int,
-    weight_column: str | None,
-    workers: int | None,
-    running: Running,
-) -> Calibration | None:
-    """Predictions that are not held at once; None for others."""
+def _calibrate_in_shards(options: Calibrate, method: str | None, running: Running) -> Calibration | None:
+    """Predictions with weights, or that are not held at once; None for others."""
+    source, test = options.source, options.test_data
     if is_log(source):
         return None
-    columns: dict[str, Any] = {"label_column": reading.label_column, "weight_column": weight_column}
+    columns = options.reading.of_tables
     table = open_predictions(source, **columns)
-    tested = None if test is None or is_log(test.data) else open_predictions(test.data, **columns)
+    tested = None if test is None or is_log(test) else open_predictions(test, **columns)
     tables = [each for each in (table, tested) if each is not None]
-    if weight_column is None and all(each.fits_into_memory() for each in tables):
+    if options.weight_column is None and all(each.fits_into_memory() for each in tables):
         return None
-    if target is not None:
+    if options.target_data is not None:
         got, way_out = "predictions with weights, or of more rows than are held at once", "leave it out"
         raise InputValueError(expected("--target-data", "go with rows that are held", got, way_out))
-    check_output(output)
+    check_output(options.output)
     from hf_calib.commands.calibrate_shards import calibrate_shards
 
-    done = calibrate_shards(
-        table,
-        output,
-        test=tested,
-        method=method,
-        criterion=criterion,
-        n_bins=n_bins,
-        workers=workers,
-        running=running,
-    )
+    done = calibrate_shards(table, tested, options, method, running)
     return Calibration(
         done.method,
         getattr(done.scaler, "criterion", None),

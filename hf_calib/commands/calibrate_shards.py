@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hf_calib._errors import InputValueError, check, expected
 from hf_calib._files import whole_file
@@ -18,6 +18,9 @@ from hf_calib.report.one_pass import OnePassReport
 from hf_calib.report.writing import write_to
 from hf_calib.scaling.methods import SCALERS
 from hf_calib.tasks import SINGLE_LABEL
+
+if TYPE_CHECKING:
+    from hf_calib.commands.options import Calibrate
 
 PREDICTIONS = "predictions"
 
@@ -79,33 +82,15 @@ def _calibrate_file(
 
 
 def calibrate_shards(
-    table: Table,
-    output: Path,
-    *,
-    test: Table | None,
-    method: str | None,
-    criterion: str | None,
-    n_bins: int,
-    workers: int | None,
-    running: Running,
+    table: Table, test: Table | None, options: Calibrate, method: str | None, running: Running
 ) -> CalibratedShards:
     """Fit a map on a sample; write calibrated files, each whole or not at all, and report.
 
-    Args:
-        table: to fit on; without test, one half of them, by hashes of the rows.
-        output: for predictions/ with a file for each, calibration.json and the report.
-        test: other predictions of the same model, to calibrate and report on.
-        method: a post-hoc method; None is "auto", or a temperature where rows have weights.
-        criterion: of a temperature.
-        n_bins: M.
-        workers: threads.
-        running: whom to tell.
-
-    Raises:
-        ValueError: if files, rows or the method are wrong.
+    Without test, the map is fitted on one half of the rows, by hashes, and the report is on the other.
     """
+    output, n_bins, workers = Path(options.output), options.n_bins, options.workers
     method = method or ("auto" if table.columns.weight is None else "temperature")
-    scaler = make_scaler(method, criterion or "nll", n_bins, SINGLE_LABEL.maps)
+    scaler = make_scaler(method, options.criterion or "nll", n_bins, SINGLE_LABEL.maps)
     if table.columns.weight is not None and not takes_weights(scaler):
         got = f"{method}, which has no weighted form"
         known = [name for name in SINGLE_LABEL.maps if takes_weights(SCALERS[name].load())]

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,13 +21,14 @@ from hf_calib.decisions.measured import PromiseCurve
 from hf_calib.decisions.rules import Part, Rule, measure_parts, percent, promise_curve
 from hf_calib.metrics.sums import Interval
 from hf_calib.predictions.predictions import Predictions
-from hf_calib.predictions.reading import Reading, RowSet
+from hf_calib.predictions.reading import RowSet
 from hf_calib.report import CalibrationReport, DecisionSection, report_on_predictions
 from hf_calib.report.writing import write_report
 from hf_calib.scaling.saved_map import recorded_in
 from hf_calib.tasks import LabelKind
 
 if TYPE_CHECKING:
+    from hf_calib.commands.options import Decide
     from hf_calib.predictions.classifier import Classifier
 
 ABSTAIN = "abstain"  # the column of a file of costs that is no class
@@ -75,29 +76,10 @@ class Decided:
         }
 
 
-def choose_rule(
-    *,
-    accuracy: float | None = None,
-    delta: float = 0.05,
-    by_class: bool = False,
-    costs: Path | None = None,
-    alpha: float | None = None,
-    sets: Literal["lac", "aps"] = "lac",
-) -> MakeRule:
-    """The rule that the options ask for: one of accuracy, costs and alpha; an accuracy of 0.95 without any.
-
-    Args:
-        accuracy: of `AbstainRule`, with delta and by_class.
-        delta: for an accuracy only.
-        by_class: for an accuracy or alpha.
-        costs: a table (csv) of `CostRule`: a row for each true class, whose name is in the first column, and a
-            column for each class to decide for, perhaps one more named "abstain".
-        alpha: of `PredictionSets`, with sets and by_class.
-        sets: the method of `PredictionSets`.
-
-    Raises:
-        ValueError: if an option is wrong, or more than one rule is asked for.
-    """
+def choose_rule(options: Decide) -> MakeRule:
+    """The rule that the options ask for: one of accuracy, costs and alpha; an accuracy of 0.95 without any."""
+    accuracy, costs, alpha = options.accuracy, options.costs, options.alpha
+    delta, by_class, sets = options.delta, options.by_class, options.sets
     asked = {"accuracy": accuracy, "costs": costs, "alpha": alpha}
     given = [name for name, value in asked.items() if value is not None]
     if len(given) > 1:
@@ -125,37 +107,21 @@ def choose_rule(
     return lambda names: copy.copy(rule)
 
 
-def decide(
-    source: str,
-    make_rule: MakeRule,
-    rows: RowSet | None = None,
-    reading: Reading = Reading(),
-    *,
-    output: Path | None = None,
-    test: RowSet | None = None,
-    method: str = "auto",
-    seed: int = 0,
-    running: Running = Running(),
-) -> Decided:
+def decide(options: Decide, running: Running) -> Decided:
     """Fit a rule on probabilities, and measure it on other rows, before and after calibration.
 
-    Args:
-        source: a classifier of sequences or images, on the Hub or in a folder; or a file of predictions.
-        make_rule: from `choose_rule`.
-        rows: labelled texts or images that neither the model nor a scaler in its head was fitted on; None for a file.
-        reading: how their columns are read.
-        output: a folder, the model's own perhaps, for decisions.json and, in its folder `decisions`, the report.
-        test: others to measure on; without them, the rule is measured by cross-fitting in five folds. The rule that is
-            written is fitted on all rows either way.
-        method: a post-hoc method, of a model one that folds, for "after"; it is fitted on half of the rows, and the
-            rule for "after" on the other half. A model that was calibrated by `hf-calib calibrate` needs none.
-        seed: of the draws of folds and halves.
-        running: how the model is run.
+    Without test data it is measured by cross-fitting in five folds; the rule that is written is fitted on all rows
+    either way. The scaler for "after" is fitted on half of the rows, and the rule for "after" on the other half.
 
     Raises:
         ValueError: if source, data or method are wrong, or the rows are too few for the promise.
         TypeError: if columns or arrays are of the wrong kind.
     """
+    make_rule = choose_rule(options)
+    source, method, seed = options.source, options.method, options.seed
+    output, reading = options.output, options.reading
+    rows = options.rows(options.data, options.split)
+    test = options.rows(options.test_data, options.test_split, "test_data")
     task = task_of_source(source, rows, trust_remote_code=running.trust_remote_code)
     if task is not None:
         _check_decides(task.labels, source)
@@ -169,10 +135,7 @@ def decide(
         is_folded = bool(recorded_in(classifier.model.config).get("folded"))
         chosen.append(make_rule(classifier.class_names))
 
-    sets = {
-        "data": rows or RowSet(source),
-        "test_data": None if test is None else replace(test, argument="test_data"),
-    }
+    sets = {"data": rows or RowSet(source), "test_data": test}
     opened = open_source(source, task, sets, reading, running, prepare=check_rule, sampled=True)
     _check_decides(opened.kind, source)
     rule = chosen[0] if chosen else make_rule(opened.class_names)

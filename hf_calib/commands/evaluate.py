@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_calib._errors import InputValueError, expected, few
 from hf_calib._files import check_output
@@ -21,7 +21,7 @@ from hf_calib.commands.opening import (
 )
 from hf_calib.predictions.logs import is_log
 from hf_calib.predictions.predictions import Predictions
-from hf_calib.predictions.reading import Reading, RowSet
+from hf_calib.predictions.reading import RowSet
 from hf_calib.predictions.soft_labels import load_soft_labels
 from hf_calib.predictions.table import open_predictions
 from hf_calib.report import OodSection, ood_section, report_on_predictions
@@ -29,66 +29,46 @@ from hf_calib.report.any_report import AnyReport
 from hf_calib.report.of_predictions import report_on_table, weighted_report
 from hf_calib.report.writing import write_to
 
+if TYPE_CHECKING:
+    from hf_calib.commands.options import Evaluate
 
-def evaluate(
-    source: str | Sequence[str],
-    rows: RowSet | None = None,
-    reading: Reading = Reading(),
-    *,
-    n_bins: int = 15,
-    output: Path | None = None,
-    ood: Sequence[RowSet] = (),
-    soft_labels: Path | None = None,
-    by: Sequence[str] = (),
-    weight_column: str | None = None,
-    workers: int | None = None,
-    running: Running = Running(),
-) -> AnyReport:
-    """Report the calibration of a model on labelled texts, tagged sentences or images, or of files of predictions.
 
-    Predictions of more rows than are held at once are measured in one pass.
-
-    Args:
-        source: a classifier, on the Hub or in a folder; or predictions, see `open_predictions`.
-        rows: what the model reads, labelled, that it was not trained on; None for a file.
-        reading: how their columns are read.
-        n_bins: M, at least 1.
-        output: a folder for the report, see `write_report`.
-        ood: inputs from elsewhere, of none of the classes, whose labels are not read; or files of the same model's
-            predictions for such. Where a model has a map in its head, they are separated before it, too.
-        soft_labels: a file of the same rows' soft labels, see `load_soft_labels`.
-        by: columns whose values are slices of the rows; each slice is measured and compared with the others.
-        weight_column: of the rows' weights, or None.
-        workers: threads of one pass.
-        running: how the model is run.
+def evaluate(options: Evaluate, running: Running) -> AnyReport:
+    """The report; predictions of more rows than are held at once are measured in one pass.
 
     Raises:
         ValueError: if source or data are missing, unreadable or do not fit.
         TypeError: if columns or arrays are of the wrong kind.
     """
+    output, n_bins, reading = options.output, options.n_bins, options.reading
+    rows, soft_labels = options.rows(options.data, options.split), options.soft_labels
+    sources = [options.source] if isinstance(options.source, str) else list(options.source)
     check_output(output)
-    sources = [source] if isinstance(source, str) else list(source)
-    of_held_rows = {"--ood-data": ood, "--soft-labels": soft_labels}
-    reading = replace(reading, by=tuple(by), weight_column=weight_column)
+    of_held_rows = {"--ood-data": options.ood_data, "--soft-labels": soft_labels}
     if rows is None and (len(sources) > 1 or is_predictions_file(sources[0])) and not is_log(sources[0]):
         running.stages(f"reading {few(sources)}")
         table = open_predictions(sources, **reading.of_tables)
         if not table.fits_into_memory() or (len(sources) > 1 and not any(of_held_rows.values())):
             _check_not_in_one_pass(of_held_rows)
             running.stages(f"measuring {len(table.files):,} files")
-            found = report_on_table(table, name_of(table.name), n_bins, workers=workers, on_rows=running.rows)
+            found = report_on_table(
+                table, name_of(table.name), n_bins, workers=options.workers, on_rows=running.rows
+            )
             write_to(output, found)
             return found
-    if weight_column is not None:
+    if options.weight_column is not None:
         _check_not_in_one_pass(of_held_rows)
     source = _only(sources)
     task = task_of_source(source, rows, trust_remote_code=running.trust_remote_code)
     kind = None if task is None else task.labels
-    of_rows = {**of_held_rows, "--by": by, "--weight-column": weight_column}
+    of_rows = {**of_held_rows, "--by": reading.by, "--weight-column": reading.weight_column}
     check_kind(kind, reading, of_rows)
-    names = short_names([each.data for each in ood])
+    ood = options.ood_data or []
+    names = short_names(ood)
     outside = {
-        f"ood_data {name}": replace(each, argument="ood_data", labelled=False)
+        f"ood_data {name}": options.rows(
+            each, options.ood_split, "ood_data", labelled=False, dataset_config=None
+        )
         for name, each in zip(names, ood, strict=True)
     }
     opened = open_source(source, task, {"data": rows or RowSet(source), **outside}, reading, running)
@@ -102,7 +82,7 @@ def evaluate(
     assert predicted is not None
     running.stages(f"measuring {len(predicted):,} rows")
     report: Any
-    if weight_column is not None:
+    if options.weight_column is not None:
         report = weighted_report(predicted, name_of(source), n_bins, class_names=reading.class_names)
     else:
         names_of_data: Any = {"soft_labels": shares, "class_names": reading.class_names}

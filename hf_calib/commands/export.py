@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from huggingface_hub import snapshot_download
@@ -43,6 +43,9 @@ from hf_calib.scaling.saved_map import (
     title_of,
 )
 from hf_calib.tasks import task_of
+
+if TYPE_CHECKING:
+    from hf_calib.commands.options import Export
 
 TOLERANCE = 1e-4  # of a probability: float32, by other kernels
 
@@ -82,34 +85,22 @@ class Exported:
         return {**vars(self), "notes": list(self.notes)}
 
 
-def export_model(
-    source: str,
-    output: Path,
-    *,
-    form: str = "onnx",
-    rows: RowSet | None = None,
-    reading: Reading = Reading(),
-    running: Running = Running(),
-) -> Exported:
+def export_model(options: Export, running: Running) -> Exported:
     """Export a classifier of texts, tokens or images with its calibration map, and check it in its own runtime.
 
-    Args:
-        source: a model on the Hub or in a folder. A map that lies beside it in calibration.json is folded in first.
-        output: a new or empty folder.
-        form: a key of `FORMATS`.
-        rows: texts to check it on, beside synthetic ones; their labels are not read.
-        reading: how their columns are read.
-        running: how the model is run.
+    A map that lies beside the model in calibration.json is folded in first. Labels of the rows are not read.
 
     Raises:
         ValueError: if model, texts or output are wrong, or the model cannot be exported or its program not be run.
         TypeError: if the model's map cannot be folded, or the text column is of the wrong kind.
         RuntimeError: if the program gives other probabilities than the model; the output folder is not created then.
     """
+    form, output = options.form, Path(options.output)
+    rows = options.rows(options.data, options.split)
     if form == "onnx":
         check_packages()
     _check_is_empty(output)
-    model = _load(source, rows, reading, running)
+    model = _load(options.model, rows, options.reading, running)
     stages = running.stages
     with whole_folder(output) as folder:
         path = folder / FORMATS[form]

@@ -45,12 +45,14 @@ class Running:
         progress: called with the number of rows just predicted and of all rows.
         stages: called with the name of each stage as it begins.
         rows: called with the number of rows of predictions just read, and of all; None where that is not known.
+        as_json: whether stdout is for one JSON object; None in Python.
     """
 
     trust_remote_code: bool = False
     progress: Progress | None = None
     stages: Stages = ignore_stage
     rows: OnRows = ignore_rows
+    as_json: bool | None = None
 
 
 def is_predictions_file(source: str) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub import CommitInfo
@@ -32,6 +32,9 @@ from hf_calib.predictions.prompts import KEY as PROMPT
 from hf_calib.scaling.methods import FOLDABLE_SCALERS
 from hf_calib.scaling.saved_map import MAP_NAME, SavedMap, has_bias, load_map, map_title, recorded_in
 from hf_calib.tasks import TOKENS, task_of
+
+if TYPE_CHECKING:
+    from hf_calib.commands.options import Push
 
 
 @dataclass(frozen=True)
@@ -70,37 +73,21 @@ class Pushed:
 
 
 def push(
-    folder: Path,
-    repo_id: str,
-    *,
-    private: bool = False,
-    revision: str | None = None,
-    no_fold: bool = False,
-    create_pr: bool = False,
-    announce: Callable[[Changes], None] = log_changes,
-    stages: Stages = ignore_stage,
+    options: Push, announce: Callable[[Changes], None] = log_changes, stages: Stages = ignore_stage
 ) -> Pushed:
     """Push a model's folder to the Hub in one commit, with its card.
 
     A folded model is pushed as it is, with a README.md that is written or updated in its folder. One that is not,
     beside a calibration.json (the output folder of a training), is folded first, in a temporary folder. A map that
-    does not fold is pushed beside the model.
-
-    Args:
-        folder: of a classifier of texts, images or tokens.
-        repo_id: "owner/name", or "name" for the owner of the token.
-        private: make a new repository private.
-        revision: the branch, made from main where there is none; None is main.
-        no_fold: push what lies in the folder, calibrated or not.
-        create_pr: open a pull request instead of changing the branch.
-        announce: called with what will be uploaded and removed, before it is.
-        stages: called with the name of each stage as it begins.
+    does not fold is pushed beside the model. `announce` is called with what will be uploaded and removed.
 
     Raises:
         ValueError: if the folder holds no calibrated model, or adapters that are not merged, unless no_fold; if the
             Hub refuses the push.
         OSError: if a file cannot be read or written, or the Hub cannot be reached.
     """
+    folder, repo_id, no_fold = Path(options.folder), options.repo, options.no_fold
+    revision, private, create_pr = options.revision, options.private, options.create_pr
     check_destination(repo_id, revision)
     config = _read_json(folder / CONFIG)
     record = _read_json(folder / MAP_NAME)

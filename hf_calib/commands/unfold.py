@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output, whole_folder
@@ -29,9 +29,15 @@ _WEIGHTS = (
 )
 
 
+class UnfoldedModel(NamedTuple):
+    """Whether calibration.json lies beside the model, with the map that is no longer in its weights."""
+
+    map_kept: bool
+
+
 def unfold_model(
-    source: str, output: Path, *, trust_remote_code: bool = False, stages: Stages = ignore_stage
-) -> bool:
+    source: str, output: Path, trust_remote_code: bool = False, stages: Stages = ignore_stage
+) -> UnfoldedModel:
     """Write a folded model as it was before the fold, with its tokenizer or processor.
 
     Its calibration.json says that the map is not folded in; folding that map again gives the folded weights.
@@ -72,7 +78,7 @@ def unfold_model(
                 path.name in _LEFT_OUT or path.name.startswith((".", "_")) or path.name.endswith(_WEIGHTS)
             ):
                 shutil.copyfile(path, made / path.name)
-    return map_kept
+    return UnfoldedModel(map_kept)
 
 
 def _load(source: str, trust_remote_code: bool) -> tuple[Path, Any]:

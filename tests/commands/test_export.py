@@ -23,6 +23,7 @@ from scipy.special import expit, softmax
 
 from hf_calib._errors import InputValueError
 from hf_calib.commands import export
+from hf_calib.commands.options import Export
 from hf_calib.export import programs, save_folded
 from hf_calib.language_models import PromptTemplate, label_token_classifier
 from hf_calib.scaling import (
@@ -156,7 +157,7 @@ class TestOnnx:
         ):
             monkeypatch.setattr(export, "write_program", write)
             with pytest.raises(error, match=f"expected the exported program to {message}"):
-                export.export_model(str(workplace / "folded"), tmp_path / "out")
+                Export(model=str(workplace / "folded"), output=tmp_path / "out")()
             assert names_in(tmp_path) == set()
 
 
@@ -194,7 +195,7 @@ assert "transformers" not in sys.modules
         transformers.ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(
             tmp_path / "model"
         )
-        done = export.export_model(str(tmp_path / "model"), tmp_path / "out", form="torch")
+        done = Export(model=str(tmp_path / "model"), output=tmp_path / "out", form="torch")()
         assert done.n_rows == 3 + 1 + 8
         assert "no calibration map" in done.notes[0]
         assert names_in(tmp_path / "out") == {"config.json", "model.pt2", "preprocessor_config.json"}
@@ -257,7 +258,7 @@ def test_every_kind_with_its_map(kind: str, form: str, tmp_path: Path) -> None:
     else:
         processor = tokenizer()
     save_folded(model, fitted_for(model), tmp_path / "model", batch=None, processing_class=processor)
-    done = export.export_model(str(tmp_path / "model"), tmp_path / "out", form=form)
+    done = Export(model=str(tmp_path / "model"), output=tmp_path / "out", form=form)()
     assert done.difference < 2e-6
     assert done.notes == ()
     if form == "onnx":
@@ -297,7 +298,7 @@ class TestRefusals:
         body = transformers.BertModel(named_bert().config)
         (tmp_path / "lora").mkdir()
         (tmp_path / "lora" / "adapter_config.json").write_text("{}")
-        rows = export.RowSet(str(workplace / "rows.csv"))
+        rows = str(workplace / "rows.csv")
         for source, message in (
             (saved("body", body), "be a classifier of sequences, tokens or images, got BertModel"),
             (
@@ -309,16 +310,16 @@ class TestRefusals:
             (str(tmp_path / "lora"), "have no adapters beside it"),
         ):
             with pytest.raises(InputValueError, match=f"expected the model to {message}"):
-                export.export_model(source, tmp_path / "out")
+                Export(model=source, output=tmp_path / "out")()
         isotonic = saved("isotonic", tiny_bert())
         save_map(fitted(IsotonicScaling()), isotonic, {"folded": False})
         with pytest.raises(
             InputValueError, match=r"map to fold into its head, got isotonic; serve it with hf_"
         ):
-            export.export_model(isotonic, tmp_path / "out")
+            Export(model=isotonic, output=tmp_path / "out")()
         image_model("ViT").save_pretrained(tmp_path / "image")
         with pytest.raises(InputValueError, match="expected data to be given with a model of texts only"):
-            export.export_model(str(tmp_path / "image"), tmp_path / "out", rows=rows)
+            Export(model=str(tmp_path / "image"), output=tmp_path / "out", data=rows)()
         assert not (tmp_path / "out").exists()
 
     def test_a_head_that_was_never_trained(self, workplace: Path, tmp_path: Path) -> None:
@@ -327,7 +328,7 @@ class TestRefusals:
         transformers.BertModel(transformers.BertConfig(**config)).save_pretrained(tmp_path / "model")
         (tmp_path / "model" / "config.json").write_text(json.dumps(config))
         with pytest.raises(InputValueError, match=r"be a fine-tuned classifier, got no classifier\.bias"):
-            export.export_model(str(tmp_path / "model"), tmp_path / "out")
+            Export(model=str(tmp_path / "model"), output=tmp_path / "out")()
 
     def test_without_the_extra(
         self, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -348,5 +349,5 @@ class TestRefusals:
         whole = transformers.BertForSequenceClassification.forward
         monkeypatch.setattr(transformers.BertForSequenceClassification, "forward", forward)
         with pytest.raises(InputValueError, match="expected the model to be exportable by transformers, got"):
-            export.export_model(str(workplace / "bare"), tmp_path / "out", form="torch")
+            Export(model=str(workplace / "bare"), output=tmp_path / "out", form="torch")()
         assert names_in(tmp_path) == set()

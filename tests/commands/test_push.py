@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 
 from hf_calib import pipeline
 from hf_calib.cli import app
+from hf_calib.commands.options import Push
 from hf_calib.commands.push import push
 from hf_calib.decisions import CostRule, Decisions
 from hf_calib.export import save_folded
@@ -347,7 +348,7 @@ def test_a_full_disk_is_said_before_anything_is_sent(unfolded: Path, hub: Hub) -
 
     def work() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
-        push(unfolded, "me/model")
+        push(Push(folder=unfolded, repo="me/model"))
 
     status, told = in_a_fork(work)
     assert status != 0

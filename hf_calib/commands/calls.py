@@ -1,0 +1,93 @@
+"""The commands of `hf-calib` in Python: the same options by their names, with underscores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from hf_calib._errors import InputTypeError, did_you_mean, expected
+
+if TYPE_CHECKING:
+    from hf_calib.commands.calibrate import Calibration
+    from hf_calib.commands.decide import Decided
+    from hf_calib.report.any_report import AnyReport
+
+
+def evaluate(source: str | Sequence[str], **options: Any) -> AnyReport:
+    """Report the calibration of a model on labelled rows, or of predictions: `hf-calib evaluate`.
+
+    Args:
+        source: a classifier, on the Hub or in a folder; or files of predictions, a folder, a glob or an address.
+        **options: those of `hf-calib evaluate --help`, such as data="test.csv", by=["country"], output="measured".
+
+    Returns:
+        The report, which is written where `output` says.
+
+    Raises:
+        ValueError: if source or data are missing, unreadable or do not fit.
+        TypeError: if columns or arrays are of the wrong kind, or there is no such option.
+
+    >>> evaluate("missing.csv")
+    Traceback (most recent call last):
+    ...
+    hf_calib._errors.InputValueError: expected predictions to name existing files, got missing.csv, where there are ...
+    """
+    found: AnyReport = _done(
+        "Evaluate", source=[source] if isinstance(source, str) else list(source), **options
+    )
+    return found
+
+
+def calibrate(source: str, output: str, **options: Any) -> Calibration:
+    """Fit a scaler on held-out rows, and fold it into a model or calibrate predictions: `hf-calib calibrate`.
+
+    Args:
+        source: a classifier, on the Hub or in a folder; or predictions.
+        output: the folder for the calibrated model, or for predictions.npz.
+        **options: those of `hf-calib calibrate --help`, such as data="validation.csv", method="temperature".
+
+    Returns:
+        The method, its numbers and the report before and after; see `Calibration`.
+
+    Raises:
+        ValueError: if model, data, method or criterion are wrong, or the scaler cannot be folded.
+        TypeError: if columns or arrays are of the wrong kind, or there is no such option.
+        RuntimeError: if a pipeline with the saved model gives other probabilities; output is then not made.
+
+    >>> calibrate("missing.csv", "out", methd="vector")
+    Traceback (most recent call last):
+    ...
+    hf_calib._errors.InputTypeError: expected option to be one of calibrate, got methd; did you mean 'method'?
+    """
+    found: Calibration = _done("Calibrate", source=source, output=output, **options)
+    return found
+
+
+def decide(source: str, **options: Any) -> Decided:
+    """Fit a rule, a promised accuracy, costs or sets, and measure it on other rows: `hf-calib decide`.
+
+    Args:
+        source: a classifier of sequences or images, on the Hub or in a folder; or predictions.
+        **options: those of `hf-calib decide --help`, such as data="more.csv", accuracy=0.95, output="calibrated".
+
+    Returns:
+        The rule and what it was measured to do; see `Decided`.
+
+    Raises:
+        ValueError: if source, data or method are wrong, or the rows are too few for the promise.
+        TypeError: if columns or arrays are of the wrong kind, or there is no such option.
+    """
+    found: Decided = _done("Decide", source=source, **options)
+    return found
+
+
+def _done(command: str, **options: Any) -> Any:
+    from hf_calib.commands import options as of_commands
+
+    kind = getattr(of_commands, command)
+    known = [each.name for each in fields(kind)]
+    for name in options.keys() - known:
+        requirement = f"be one of {command.lower()}"
+        raise InputTypeError(expected("option", requirement, name, did_you_mean(name, known)))
+    return kind(**options)()

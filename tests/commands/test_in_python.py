@@ -1,0 +1,37 @@
+"""The commands in Python: the same options, the same results, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import hf_calib
+from hf_calib._errors import InputTypeError
+from tests.helpers.commands import called_for_json
+from tests.helpers.reports import quick_reports  # noqa: F401
+
+
+def test_they_give_what_the_command_line_gives(workplace: Path, tmp_path: Path) -> None:
+    predictions = workplace / "data.npz"
+    wanted = called_for_json("evaluate", predictions)
+    report = hf_calib.evaluate(str(predictions), output=str(tmp_path / "report"))
+    assert report.to_dict() == wanted
+    assert (tmp_path / "report" / "report.json").is_file()
+    wanted = called_for_json("calibrate", predictions, "--method", "temperature", "--output", tmp_path / "a")
+    done = hf_calib.calibrate(str(predictions), str(tmp_path / "b"), method="temperature")
+    assert done.numbers == wanted["numbers"]
+    wanted = called_for_json("decide", predictions, "--accuracy", 0.8, "--method", "temperature")
+    assert hf_calib.decide(str(predictions), accuracy=0.8, method="temperature").to_dict() == wanted
+
+
+def test_names_are_lists_or_one_text(workplace: Path) -> None:
+    table = workplace / "data.csv"
+    for names in ("label", ["label"]):
+        report = hf_calib.evaluate(str(workplace / "model"), data=str(table), by=names)
+        assert [each.column for each in report.slices] == ["label"]
+
+
+def test_an_option_that_is_not_there() -> None:
+    with pytest.raises(InputTypeError, match="option to be one of evaluate, got outputs; did you mean 'output'"):
+        hf_calib.evaluate("predictions.npz", outputs="out")
