@@ -28,7 +28,7 @@ from hf_calib.scaling import TemperatureScaling
 from hf_calib.scaling.methods import foldable_method
 from hf_calib.scaling.saved_map import map_title
 from hf_calib.scaling.temperature import Criterion
-from hf_calib.trainer.calibration_map import fit_once, in_words
+from hf_calib.trainer.calibration_map import fit_once, in_words, scaler_of
 from hf_calib.trainer.checkpoint import load_loss_state, save_loss_state
 from hf_calib.trainer.evaluation import Evaluation, held_out
 
@@ -272,9 +272,10 @@ class TemperatureScalingCallback(CalibrationMapCallback):
 # ---- Those of a CalibrationTrainer ----
 
 
-def renew(trainer: Any, config: Any, scaler: Any) -> None:
+def renew(trainer: Any) -> None:
     """Put the callbacks that a configuration asks for in the place of those that were made before."""
-    handler, strategy = trainer.callback_handler, config.calibration_strategy
+    handler, config, scaler = trainer.callback_handler, trainer.calibration_config, scaler_of(trainer)
+    strategy = config.calibration_strategy
     wanted: dict[Any, Any] = {AdaFocalCallback: None, CalibrationMapCallback: None}
     if isinstance(trainer.calibration_loss, AdaptiveLoss):
         updates = {"every_n_steps": config.gamma_update_steps, "n_samples": config.gamma_update_samples}
@@ -309,14 +310,18 @@ def arrange(trainer: Any) -> None:
     callbacks.sort(key=lambda callback: isinstance(callback, CalibrationMapCallback))
 
 
-def before(method: Any, work: Callable[[Any], None]) -> Any:
-    """A method of a callback handler that does some work first."""
+def come_first(handler: Any, at_begin: Callable[[Any], None], at_end: Callable[[Any], None]) -> None:
+    """Let work at the ends of a training, given its state, come before all callbacks, whatever their order."""
 
-    def both(args: Any, state: Any, control: Any) -> Any:
-        work(state)
-        return method(args, state, control)
+    def preceded(method: Any, work: Callable[[Any], None]) -> Any:
+        def both(args: Any, state: Any, control: Any) -> Any:
+            work(state)
+            return method(args, state, control)
 
-    return both
+        return both
+
+    handler.on_train_begin = preceded(handler.on_train_begin, at_begin)
+    handler.on_train_end = preceded(handler.on_train_end, at_end)
 
 
 def finish(trainer: Any, state: Any) -> int | None:
@@ -332,7 +337,7 @@ def finish(trainer: Any, state: Any) -> int | None:
     return summary
 
 
-def update_table(trainer: Any, loss: AdaptiveLoss, evaluation: Evaluation) -> None:
+def update_table(trainer: Any, loss: Any, evaluation: Evaluation) -> None:
     """Update the table of an adaptive loss from held-out predictions, and log it."""
     found, state = evaluation.labelled(), trainer.state
     gaps = found.class_gaps if loss.reads_labels else None
@@ -352,6 +357,13 @@ def update_table(trainer: Any, loss: AdaptiveLoss, evaluation: Evaluation) -> No
 def own_callback(trainer: Any, kind: type[Kind]) -> Kind | None:
     """A trainer's callback of a kind; of several, the last."""
     return next((c for c in reversed(trainer.callback_handler.callbacks) if isinstance(c, kind)), None)
+
+
+def scaler_to_fit(trainer: Any) -> Any:
+    """A copy of the callback's scaler, or else what the arguments say, or else a temperature."""
+    callback = own_callback(trainer, CalibrationMapCallback)
+    scaler = scaler_of(trainer) if callback is None else clone(callback.scaler)
+    return TemperatureScaling() if scaler is None else scaler
 
 
 # ---- Options, here and in the arguments ----

@@ -24,6 +24,7 @@ from hf_calib.trainer.labels import (
     LABEL_NAMES,
     Labels,
     collated_labels,
+    decide_problem_type,
     generates,
     has_label_per_class,
     has_rows,
@@ -111,7 +112,7 @@ def _check_labels(trainer: Any, sets: dict[str, Any], *, fits: bool) -> None:
         _check_calibration_labels(trainer, trainer.calibration_dataset, labels["calibration"])
     decided = next((kind for kind in kinds.values() if kind is not None), None)
     if trainer.problem_type is None and decided is not None:
-        trainer.decide_problem_type(decided)
+        decide_problem_type(trainer, decided)
     multi_label, form = trainer.calibration_loss.multi_label, "'{}_label_classification'"
     for role, kind in kinds.items():
         wanted, got, other = "class indices, for a single-label model", "one float per class", "multi"

@@ -128,6 +128,11 @@ class CalibrationConfig:
         self.class_weights = _numbers(self.class_weights)
         self.make_loss()
 
+    def settings(self) -> str:
+        """Everything that loss, callbacks and map are made from, to see whether it has changed."""
+        names = [*CalibrationConfig.__dataclass_fields__, "label_smoothing_factor"]
+        return repr([getattr(self, name, None) for name in names])
+
     def make_loss(
         self, problem_type: str | None = None, *, balanced_weights: Sequence[float] | None = None
     ) -> Any:

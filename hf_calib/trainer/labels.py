@@ -114,6 +114,14 @@ def has_label_per_class(trainer: Any, dataset: Any, role: str) -> bool | None:
     return labels.is_floating_point()
 
 
+def decide_problem_type(trainer: Any, multi_label: bool) -> None:
+    """Take it that a row has several labels, or one; the loss is held to it."""
+    trainer.decided_problem_type = f"{'multi' if multi_label else 'single'}_label_classification"
+    trainer.calibration_loss.multi_label = multi_label
+    if multi_label:
+        trainer.calibration_loss.check_multi_label()
+
+
 def balanced_class_weights(trainer: Any) -> list[float]:
     """Weights N / (C n_c) of the training split, which give every class the same share of the loss."""
     dataset, n_classes, way_out = trainer.train_dataset, trainer.n_classes, "give one number per class"
