@@ -37,13 +37,11 @@ __all__ = [
     "unfold",
 ]
 
-_HOMES = {  # of those that are not in hf_calib.trainer
+# The homes of those that are not in hf_calib.trainer.
+_HOMES = dict.fromkeys(("fold", "fold_temperature", "unfold"), "hf_calib.export") | {
     "InputError": "hf_calib._errors",
     "compare": "hf_calib.study",
-    "fold": "hf_calib.export",
-    "fold_temperature": "hf_calib.export",
     "pipeline": "hf_calib.predictions.pipelines",
-    "unfold": "hf_calib.export",
 }
 
 

@@ -92,13 +92,13 @@ class Scaler(ClassifierMixin, BaseEstimator):
 
         `where` takes revision, token, private and create_pr, as of `huggingface_hub.HfApi`; None, or False, by default.
         """
-        from hf_calib._hub import push_files
+        from hf_calib._hub import Destination, push_files
         from hf_calib.scaling.saved_map import MAP_NAME
 
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
             files, message = {MAP_NAME: Path(folder) / MAP_NAME}, f"Add {type(self).__name__}"
-            pushed: Any = push_files(files, repo_id, message=message, **where)
+            pushed: Any = push_files(files, Destination(repo_id, **where), message=message)
         return pushed
 
 
