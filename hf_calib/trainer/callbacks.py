@@ -44,24 +44,13 @@ class CalibrationCallback(TrainerCallback):
         together = (trainer is None) == (calibration_dataset is None)
         check(together, "trainer and calibration_dataset to be given together", "one of them", way_out)
         self.trainer, self.calibration_dataset = trainer, calibration_dataset
-
-    @property
-    def is_of_a_stock_trainer(self) -> bool:
-        """Whether this callback does what a `CalibrationTrainer` does."""
-        return self.calibration_dataset is not None
-
-    def before_train_end(self, state: Any) -> None:
-        """Called at the end of the training; by a `CalibrationTrainer` before any `on_train_end`."""
+        self.is_of_a_stock_trainer = trainer is not None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.trainer is None:
             way_out = "pass trainer=trainer and calibration_dataset=rows"
             name = type(self).__name__
             raise RuntimeError(expected(name, "be used by a CalibrationTrainer", "another trainer", way_out))
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.is_of_a_stock_trainer:
-            self.before_train_end(state)
 
     def _held_out(self, *, n_samples: int | None = None, keep_values: float = 0) -> Evaluation:
         current = Evaluation(self.trainer.accelerator, keep_values=keep_values)
@@ -71,18 +60,16 @@ class CalibrationCallback(TrainerCallback):
 class AdaFocalCallback(CalibrationCallback):
     """Updates the table of an adaptive loss (AdaFocal, AdaDualFocal, CalFocal, ECE-CE) from held-out predictions.
 
-    By default at each evaluation, on the whole calibration split, and at the end of each epoch where there are
-    no evaluations; or every `every_n_steps` optimizer steps, on a fixed random subset of `n_samples` examples.
-    Frequent updates help short trainings (AdaFocal, appendix I). The model's mode, the random streams and the progress
-    bars are left as found, and the values are the same on every process.
+    By default at each evaluation, and at the end of each epoch where there are no evaluations. Frequent updates help
+    short trainings (AdaFocal, appendix I). Mode, random streams and progress bars of the training are left as found.
 
-    Each update's table is in `trainer.state.log_history`: for each bin its gamma, calibration gap, edges and number of
-    held-out examples (`gamma_00`, `calibration_gap_00`, ...), which `hf_calib.plots.gamma_dynamics` draws. Trackers and
-    the console get `gamma_mean`, `gamma_min` and `gamma_max`. The table is in every checkpoint.
+    Each update's table is in every checkpoint and in `trainer.state.log_history`: for each bin its gamma, calibration
+    gap, edges and number of held-out examples (`gamma_00`, `calibration_gap_00`, ...), which
+    `hf_calib.plots.gamma_dynamics` draws. Trackers and the console get `gamma_mean`, `gamma_min` and `gamma_max`.
 
     Args:
-        every_n_steps: None, or at least 1.
-        n_samples: None for all; only with `every_n_steps`, or for the updates of a `schedule` by steps.
+        every_n_steps: instead, optimizer steps between updates, at least 1.
+        n_samples: for updates by steps, examples of a fixed random subset; None for the whole calibration split.
         schedule: {epoch: steps}, epochs rising, from 0: from which epoch on to update every how many optimizer
             steps. `{25: 100, 40: 1}` updates as by default in the first 25 epochs, every 100 steps in the next
             15, and then at every step. Not with `every_n_steps`.
@@ -112,32 +99,40 @@ class AdaFocalCallback(CalibrationCallback):
                 check_integer(name, getattr(self, name), 1, "leave it out for the default")
         names = ("every_n_steps", "schedule", "n_samples")
         self.schedule = check_updates(names, every_n_steps, schedule, n_samples) or {}
-        self._updating, self._last_step = False, -1
+        self._updating, self._missed, self._last_step = False, False, -1
+
+    @property
+    def _loss(self) -> Any:
+        return self.trainer.compute_loss_func if self.is_of_a_stock_trainer else self.trainer.calibration_loss
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         super().on_train_begin(args, state, control)
         resumed = state.global_step > 0
         if self.is_of_a_stock_trainer:
-            loss = self.trainer.compute_loss_func
             way_out = "pass compute_loss_func=adafocal() to the Trainer"
-            check(isinstance(loss, AdaptiveLoss), "compute_loss_func to be a loss that adapts", loss, way_out)
-            loss.to(args.device)
+            adapts = isinstance(self._loss, AdaptiveLoss)
+            check(adapts, "compute_loss_func to be a loss that adapts", self._loss, way_out)
+            self._loss.to(args.device)
             if resumed:
-                load_loss_state(loss, _checkpoint(args, state))
-        # An evaluation before the first step of a resumed training was followed by an update before it stopped.
+                load_loss_state(self._loss, _checkpoint(args, state))
+        # An evaluation before the first step of a resumed training was followed by an update before it stopped; the
+        # checkpoint of an epoch's last step was saved before the epoch's update.
         self._updating, self._last_step = True, state.global_step if resumed else -1
         by_epochs = args.eval_strategy in (IntervalStrategy.NO, IntervalStrategy.EPOCH)
-        # The checkpoint of an epoch's last step was saved before the epoch's update.
-        if resumed and by_epochs and self._interval(state) is None and state.epoch == int(state.epoch):
-            logged = (entry for entry in state.log_history if entry.get("step") == state.global_step)
-            if not any("calibration_gap_00" in entry for entry in logged):
-                self._update_table()
+        at_end = resumed and by_epochs and self._interval(state) is None and state.epoch == int(state.epoch)
+        logged = [entry for entry in state.log_history if entry.get("step") == state.global_step]
+        self._missed = at_end and not any("calibration_gap_00" in entry for entry in logged)
 
     def _update_table(self, done: Evaluation | None = None, *, n_samples: int | None = None) -> None:
         if self.is_of_a_stock_trainer:
-            update_table(self.trainer, self.trainer.compute_loss_func, self._held_out(n_samples=n_samples))
+            update_table(self.trainer, self._loss, self._held_out(n_samples=n_samples))
         else:
             self.trainer.update_adaptive_loss(done, n_samples=n_samples)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._missed:
+            self._missed = False
+            self._update_table()
 
     def _interval(self, state: Any) -> int | None:
         """Optimizer steps between updates in the epoch of the last step; None for updates as by default."""
@@ -164,25 +159,25 @@ class AdaFocalCallback(CalibrationCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.is_of_a_stock_trainer and args.should_save:  # ours saves the table with the model
-            save_loss_state(self.trainer.compute_loss_func, _checkpoint(args, state))
+            save_loss_state(self._loss, _checkpoint(args, state))
 
-    def before_train_end(self, state: Any) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._updating = False
+        if args.load_best_model_at_end and state.best_model_checkpoint is not None:
+            load_loss_state(self._loss, state.best_model_checkpoint)
 
 
 class CalibrationMapCallback(CalibrationCallback):
     """Fits a scaler that folds on the calibration split, and has it reported beside the raw probabilities.
 
-    At the end of the training, after the best model was loaded and before trackers close, the evaluation set
-    (if there is one) is evaluated once more, so that every metric is logged before and after (`eval_ece`,
-    `eval_ece_calibrated`, ...), and the map is named on the console. With `strategy="evaluate"` each evaluation during
-    the training is preceded by a fit too. A fit or a final evaluation that fails is warned of; the trained model is
-    kept. Beside a stock Trainer the map is fitted at the end, and is `fitted` of this callback: fold it with
-    `hf_calib.fold`.
+    At the end of the training, after the best model was loaded and before trackers close, the evaluation set is
+    evaluated once more, so that every metric is logged before and after (`eval_ece`, `eval_ece_calibrated`, ...), and
+    the map is named on the console. A fit or an evaluation that fails there is warned of; the trained model is kept.
+    Beside a stock Trainer the map is then `fitted` of this callback: fold it with `hf_calib.fold`.
 
     Args:
         scaler: not fitted, with settings of its own; each fit is of a copy.
-        strategy: "end" or "evaluate".
+        strategy: "end", or "evaluate" to fit before each evaluation during the training too.
         trainer: a stock Trainer.
         calibration_dataset: with it, the rows to fit on.
 
@@ -211,11 +206,11 @@ class CalibrationMapCallback(CalibrationCallback):
             self._last_step = step
             self._fit()
 
-    def before_train_end(self, state: Any) -> None:
-        trainer = self.trainer
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        trainer, history, summary = self.trainer, state.log_history, len(state.log_history) - 1
         if not self.is_of_a_stock_trainer and trainer.calibration_split is None:
             return
-        self._last_step = state.global_step
+        trainer.during_training = False
         self._fit()
         if self.fitted is not None:
             logs = {"calibration_map": in_words(self.fitted)}
@@ -225,6 +220,11 @@ class CalibrationMapCallback(CalibrationCallback):
         if trainer.eval_dataset is not None and not self.is_of_a_stock_trainer:
             way_out = "but its final metrics are not logged. Correct the evaluation set, and call evaluate()."
             _or_warn(trainer.evaluate, "The evaluation after the training failed", way_out)
+        if summary >= 0 and "train_runtime" in history[summary]:  # a pruned trial of a search has none
+            history.append(
+                history.pop(summary)
+            )  # the Trainer has just logged it, and it is to stay the last entry
+            trainer.summary_was_at = summary
 
     def _fit(self) -> None:
         scaler, trainer = clone(self.scaler), self.trainer
@@ -299,7 +299,7 @@ def renew(trainer: Any) -> None:
 
 
 def arrange(trainer: Any) -> None:
-    """Keep the last of each kind of ours; the map comes after the gammas, and after the user's."""
+    """Keep the last of each kind of ours, before those that close what is logged: the gammas, and then the map."""
     callbacks = trainer.callback_handler.callbacks
     for kind in (AdaFocalCallback, CalibrationMapCallback):
         for earlier in [callback for callback in callbacks if isinstance(callback, kind)][:-1]:
@@ -307,34 +307,9 @@ def arrange(trainer: Any) -> None:
     for callback in callbacks:
         if isinstance(callback, CalibrationCallback):
             callback.trainer = trainer
-    callbacks.sort(key=lambda callback: isinstance(callback, CalibrationMapCallback))
-
-
-def come_first(handler: Any, at_begin: Callable[[Any], None], at_end: Callable[[Any], None]) -> None:
-    """Let work at the ends of a training, given its state, come before all callbacks, whatever their order."""
-
-    def preceded(method: Any, work: Callable[[Any], None]) -> Any:
-        def both(args: Any, state: Any, control: Any) -> Any:
-            work(state)
-            return method(args, state, control)
-
-        return both
-
-    handler.on_train_begin = preceded(handler.on_train_begin, at_begin)
-    handler.on_train_end = preceded(handler.on_train_end, at_end)
-
-
-def finish(trainer: Any, state: Any) -> int | None:
-    """Do what is ours at the end; the Trainer has logged its summary, which is to stay last. Return where it was."""
-    history = state.log_history
-    summary = len(history) - 1
-    for callback in list(trainer.callback_handler.callbacks):
-        if isinstance(callback, CalibrationCallback) and not callback.is_of_a_stock_trainer:
-            callback.before_train_end(state)
-    if summary < 0 or "train_runtime" not in history[summary]:  # a pruned trial of a search has none
-        return None
-    history.append(history.pop(summary))
-    return summary
+    callbacks.sort(
+        key=lambda each: (not isinstance(each, CalibrationCallback), isinstance(each, CalibrationMapCallback))
+    )
 
 
 def update_table(trainer: Any, loss: Any, evaluation: Evaluation) -> None:

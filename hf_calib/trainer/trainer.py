@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ class CalibrationMixin(Trainer):
     example_batch: dict[str, Tensor] | None = None  # that a folded head is checked on
     said_not_folded = False
     summary_was_at: int | None = None  # where the Trainer logged its summary, before the final evaluation
-    _during_training = False  # from its begin to the end of its last step
+    during_training = False  # from its begin to the end of its last step
     _resume_from: str | None = None
     decided_problem_type: str | None = None
 
@@ -90,8 +90,8 @@ class CalibrationMixin(Trainer):
                 self.unwrapped_model, self.processing_class, self.args.answer_options
             )
             self.data_collator = partial(self.answers.batch, self.data_collator)
-        # MLflow, TensorBoard and others close in their on_train_end, and what calibration logs is to reach them.
-        callbacks.come_first(self.callback_handler, self._begin_training, self._end_training)
+        handler: Any = self.callback_handler
+        handler.on_train_begin = partial(self._begin_training, handler.on_train_begin)
         self._make_loss()
 
     # ---- Set-up ----
@@ -179,7 +179,7 @@ class CalibrationMixin(Trainer):
             with hub_token_left_out():
                 return super().train(self._resume_from, trial, *args, **kwargs)
         finally:
-            self.is_in_train = self._during_training = False  # also after an error
+            self.is_in_train = self.during_training = False  # also after an error
 
     def _set_up_training(self) -> None:
         load_saved_names(self.model)
@@ -195,18 +195,13 @@ class CalibrationMixin(Trainer):
             maps.take(self, maps.map_of_checkpoint(self._resume_from, fitting.scaler))
         self.last_evaluation, self.summary_was_at = None, None
 
-    def _begin_training(self, state: Any) -> None:
+    def _begin_training(self, begin: Callable[..., Any], *given: Any) -> Any:
+        """What the callbacks' handler does, once they are those of this training."""
         if self.model_init is not None:  # the model is there, and a trial of a search has set its arguments
             self._set_up_training()
         callbacks.arrange(self)  # the Trainer may have made them anew from a checkpoint's state
-        self._during_training = True
-
-    def _end_training(self, state: Any) -> None:
-        self._during_training = False
-        loss, best = self.calibration_loss, state.best_model_checkpoint
-        if self.args.load_best_model_at_end and best is not None and isinstance(loss, AdaptiveLoss):
-            load_loss_state(loss, best)
-        self.summary_was_at = callbacks.finish(self, state)
+        self.during_training = True
+        return begin(*given)
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:
         """The micro-batches of one optimizer step, and the loss's normalizer over all processes."""
@@ -290,7 +285,7 @@ class CalibrationMixin(Trainer):
         for the intervals of the model card.
         """
         callback = own_callback(self, CalibrationMapCallback)
-        if callback is not None and self._during_training and self.calibration_split is not None:
+        if callback is not None and self.during_training and self.calibration_split is not None:
             callback.before_evaluate(self.state.global_step)
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str):
@@ -315,7 +310,7 @@ class CalibrationMixin(Trainer):
         """The pass of `Trainer` in the order of the rows, with the calibration metrics."""
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         # During the training nobody asks for the logits, and each evaluation would gather them.
-        for_card = self.fitted_map is not None and not self._during_training
+        for_card = self.fitted_map is not None and not self.during_training
         asked, n_bins = self._asked, self.calibration_config.n_bins
         keep = math.inf if asked.keep_logits else Evaluation.FEW_VALUES if for_card else 0
         current = Evaluation(self.accelerator, metric_key_prefix, n_bins=n_bins, keep_values=keep)
