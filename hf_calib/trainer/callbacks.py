@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -221,9 +221,8 @@ class CalibrationMapCallback(CalibrationCallback):
             way_out = "but its final metrics are not logged. Correct the evaluation set, and call evaluate()."
             _or_warn(trainer.evaluate, "The evaluation after the training failed", way_out)
         if summary >= 0 and "train_runtime" in history[summary]:  # a pruned trial of a search has none
-            history.append(
-                history.pop(summary)
-            )  # the Trainer has just logged it, and it is to stay the last entry
+            # The Trainer has just logged it, and it is to stay the last entry.
+            history.append(history.pop(summary))
             trainer.summary_was_at = summary
 
     def _fit(self) -> None:
@@ -301,15 +300,11 @@ def renew(trainer: Any) -> None:
 def arrange(trainer: Any) -> None:
     """Keep the last of each kind of ours, before those that close what is logged: the gammas, and then the map."""
     callbacks = trainer.callback_handler.callbacks
-    for kind in (AdaFocalCallback, CalibrationMapCallback):
-        for earlier in [callback for callback in callbacks if isinstance(callback, kind)][:-1]:
-            callbacks.remove(earlier)
-    for callback in callbacks:
-        if isinstance(callback, CalibrationCallback):
-            callback.trainer = trainer
-    callbacks.sort(
-        key=lambda each: (not isinstance(each, CalibrationCallback), isinstance(each, CalibrationMapCallback))
-    )
+    kinds = AdaFocalCallback, CalibrationMapCallback
+    ours = [own for kind in kinds if (own := own_callback(trainer, kind)) is not None]
+    for callback in ours:
+        callback.trainer = trainer
+    callbacks[:] = [*ours, *(callback for callback in callbacks if not isinstance(callback, kinds))]
 
 
 def update_table(trainer: Any, loss: Any, evaluation: Evaluation) -> None:
@@ -344,9 +339,7 @@ def scaler_to_fit(trainer: Any) -> Any:
 # ---- Options, here and in the arguments ----
 
 
-def check_updates(
-    names: tuple[str, str, str], steps: Any, schedule: Any, samples: Any
-) -> dict[int, int] | None:
+def check_updates(names: Sequence[str], steps: Any, schedule: Any, samples: Any) -> dict[int, int] | None:
     """Refuse settings of updates that do not go together; return the schedule, whose epochs may be words as in JSON.
 
     >>> check_updates(("steps", "schedule", "samples"), None, {"25": 100, "40": 1}, None)
@@ -361,11 +354,8 @@ def check_updates(
     check(schedule is None or holds, requirement, repr(schedule), way_out)
     alone, got = None in (schedule, steps), f"{names[0]}={steps}"
     check(alone, f"{names[1]} to go without {names[0]}", got, "leave one of them out")
-    by_steps, requirement = (
-        samples is None or steps or schedule,
-        f"{names[2]} to go with {names[0]} or {names[1]}",
-    )
-    check(bool(by_steps), requirement, "neither", "set one of them")
+    by_steps = samples is None or steps is not None or schedule is not None
+    check(by_steps, f"{names[2]} to go with {names[0]} or {names[1]}", "neither", "set one of them")
     return dict(zip(epochs, given.values(), strict=True)) or None
 
 

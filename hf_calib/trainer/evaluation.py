@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from accelerate.data_loader import get_sampler
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import SequentialSampler, Subset
+from torch.utils.data import SequentialSampler
 from transformers import Trainer
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import EvalLoopOutput
@@ -31,6 +31,7 @@ from hf_calib.scaling.affine import AffineMap
 from hf_calib.scaling.saved_map import temperature_of, title_of
 from hf_calib.trainer.labels import (
     aligned_labels,
+    loader_of,
     n_own_rows,
     predicts_next_token,
     random_state_left_as_found,
@@ -274,19 +275,9 @@ def run(
 def held_out(trainer: Any, split: Any, current: Evaluation, *, n_samples: int | None = None) -> Evaluation:
     """A pass over a split in the middle of a training, or over a fixed random subset of it.
 
-    Mode, random streams, log and progress bars of the training are left as found. The loader is made once: accelerate
-    remembers every one that it prepares.
+    Mode, random streams, log and progress bars of the training are left as found.
     """
-    loaders = vars(trainer).setdefault("held_out_loaders", {})
-    made_for, loader = loaders.get(n_samples, (None, None))
-    if made_for is not split:
-        rows = split
-        if n_samples is not None and n_samples < len(split):  # the same random examples each time
-            generator = torch.Generator().manual_seed(trainer.args.seed)
-            rows = Subset(split, torch.randperm(len(split), generator=generator)[:n_samples].tolist())
-        # get_eval_dataloader would, with persistent workers, give the loader of the evaluation set.
-        loader = trainer.get_test_dataloader(rows)
-        loaders[n_samples] = (split, loader)
+    loader = loader_of(trainer, split, n_samples)
     handler, modes = (
         trainer.callback_handler,
         [(module, module.training) for module in trainer.model.modules()],

@@ -15,7 +15,7 @@ from accelerate.data_loader import BatchSamplerShard
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, Subset
 
 from hf_calib._errors import InputValueError, check, expected, few
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
@@ -74,14 +74,22 @@ def has_rows(dataset: Any) -> bool:
     return indexed and not isinstance(dataset, IterableDataset)
 
 
-def loader_of(trainer: Any, dataset: Any) -> Any:
-    """A loader of a dataset, made once, for its rows and collator without the columns that the model does not take."""
+def loader_of(trainer: Any, dataset: Any, n_samples: int | None = None) -> Any:
+    """A loader of a dataset, or of a fixed random subset, without the columns that the model does not take.
+
+    It is made once: accelerate remembers every one that it prepares.
+    """
     made = vars(trainer).setdefault("loaders_of_splits", [])
-    found = [loader for made_for, loader in made if made_for is dataset]
-    if not found:
-        found = [trainer.get_test_dataloader(dataset)]
-        made.append((dataset, found[0]))
-    return found[0]
+    for made_for, size, loader in made:
+        if made_for is dataset and size == n_samples:
+            return loader
+    rows = dataset
+    if n_samples is not None and n_samples < len(dataset):
+        generator = torch.Generator().manual_seed(trainer.args.seed)
+        rows = Subset(dataset, torch.randperm(len(dataset), generator=generator)[:n_samples].tolist())
+    # get_eval_dataloader would, with persistent workers, give the loader of the evaluation set.
+    made.append((dataset, n_samples, trainer.get_test_dataloader(rows)))
+    return made[-1][2]
 
 
 def collated_labels(trainer: Any, dataset: Any, role: str, row: int | None = None) -> Tensor | None:

@@ -144,7 +144,7 @@ class CalibrationMixin(Trainer):
     def _make_loss(self) -> None:
         """Make the loss and the callbacks that the configuration asks for."""
         config, self._made_from = self.calibration_config, self.calibration_config.settings()
-        self.held_out_loaders: dict[int | None, tuple[Any, Any]] = {}
+        self.loaders_of_splits: list[tuple[Any, int | None, Any]] = []
         model, options = self.unwrapped_model, None if self.answers is None else self.answers.tokens
         self._next_token = options is None and of_labels.predicts_next_token(model)
         # Of loss and metrics; None if the model does not say.
