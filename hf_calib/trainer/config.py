@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainingArguments
 
-from hf_calib._errors import InputValueError, check, expected
+from hf_calib._errors import check
 from hf_calib.losses import AdaptiveLoss, make_loss
 from hf_calib.metrics.checks import check_flag
 from hf_calib.metrics.state import lower_is_better
@@ -239,18 +239,15 @@ def _plain(value: Any) -> Any:
 def _numbers(weights: Any) -> list[float] | str | None:
     """Class weights as numbers that JSON can hold, from words of the command line, an array or a tensor."""
     words = [weights] if isinstance(weights, str) else _plain(weights)
-    if words is None:
-        return None
-    words = words if isinstance(words, Mapping) else list(words)
-    if words == [BALANCED]:
-        return BALANCED
-    try:
-        if not isinstance(words, Mapping):  # whose keys would be taken for the weights
-            return [float(weight) for weight in words]
+    if words is None or (isinstance(words, list | tuple) and [*words] == [BALANCED]):
+        return None if words is None else BALANCED
+    try:  # the keys of a mapping would be taken for the weights
+        numbers = None if isinstance(words, Mapping) else [float(weight) for weight in words]
     except (TypeError, ValueError):
-        pass
-    requirement, way_out = f"be numbers, or {BALANCED!r}", "one number per class, in order"
-    raise InputValueError(expected("class_weights", requirement, repr(words), way_out))
+        numbers = None
+    requirement, way_out = f"class_weights to be numbers, or {BALANCED!r}", "one number per class, in order"
+    check(numbers is not None, requirement, repr(words), way_out)
+    return numbers
 
 
 def _from_json(value: Any) -> Any:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ _MAPPED_AT_ONCE = 2**20  # logits: their copy stays small, however large batch a
 Arrays = tuple[NDArray[Any], NDArray[Any]]
 
 
+@dataclass(eq=False)
 class Evaluation:
     """Takes the batches of a pass on this process; ends with the same numbers on every process.
 
@@ -49,41 +50,35 @@ class Evaluation:
         accelerator: the trainer's.
         prefix: of the log keys, such as "eval".
         n_bins: bins of the calibration errors.
-        keep_values: keep logits and labels, up to so many values; fewer than infinitely many, not of several labels a
-            row.
+        keep_values: of logits and labels, at most; fewer than infinitely many, not of several labels a row.
         sample_tokens: keep those of a `TokenSample`, where labels are (N, L).
+        dataset: what the pass is over.
+        calibration_map: a fitted scaler that folds; its metrics are computed beside the raw ones.
     """
 
     # What a report on them costs stays below 80 MB and half a minute, of which its resampling of rows takes most where
     # classes are few: each row counts as this many values at least, so there are 50,000 at most.
-    FEW_VALUES = 20_000_000
-    VALUES_OF_A_ROW = 400
+    FEW_VALUES: ClassVar[int] = 20_000_000
+    VALUES_OF_A_ROW: ClassVar[int] = 400
 
+    accelerator: Accelerator
+    prefix: str = ""
+    n_bins: int = 15
+    keep_values: float = 0
+    sample_tokens: bool = False
     dataset: Any = None
-    calibration_map: Any = None  # a fitted scaler that folds; its metrics are computed beside the raw ones
+    calibration_map: Any = None
     # Made with the first batch, which tells the problem type and the device.
-    raw: StreamingCalibration | None = None
-    calibrated: StreamingCalibration | None = None
+    raw: StreamingCalibration | None = field(default=None, init=False)
+    calibrated: StreamingCalibration | None = field(default=None, init=False)
+    rows: list[tuple[Tensor, Tensor]] = field(default_factory=list, init=False)
+    lengths: list[Tensor] = field(
+        default_factory=list, init=False
+    )  # of sentences in `rows`, where labels are of tokens
 
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        prefix: str = "",
-        *,
-        n_bins: int = 15,
-        keep_values: float = 0,
-        sample_tokens: bool = False,
-    ) -> None:
-        self.accelerator, self.prefix, self.n_bins, self.keep_values = (
-            accelerator,
-            prefix,
-            n_bins,
-            keep_values,
-        )
-        self.sample = TokenSample(accelerator) if sample_tokens and keep_values else None
-        self.rows: list[tuple[Tensor, Tensor]] = []
-        self.n_values = 0  # in `rows`
-        self.lengths: list[Tensor] = []  # where labels are of tokens: how many each sentence has in `rows`
+    def __post_init__(self) -> None:
+        self.sample = TokenSample(self.accelerator) if self.sample_tokens and self.keep_values else None
+        self._n_values = 0  # in `rows`
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
         """Take a batch: logits (N, ..., C), labels (N, ...), or float labels like the logits (multi-label)."""
@@ -122,8 +117,8 @@ class Evaluation:
         labels = labels.reshape(logits.shape if multi_label else -1)
         known = (labels != IGNORE_INDEX).any(1) if multi_label else labels != IGNORE_INDEX
         self.rows.append((logits[known].cpu(), labels[known].cpu()))
-        self.n_values += len(self.rows[-1][1]) * max(logits.shape[-1], self.VALUES_OF_A_ROW)
-        if self.keep_values < math.inf and (multi_label or self.n_values > self.keep_values):
+        self._n_values += len(self.rows[-1][1]) * max(logits.shape[-1], self.VALUES_OF_A_ROW)
+        if self.keep_values < math.inf and (multi_label or self._n_values > self.keep_values):
             self.keep_values, self.rows, self.lengths = 0, [], []
 
     def finish(self) -> None:

@@ -93,9 +93,8 @@ def loader_of(trainer: Any, dataset: Any, n_samples: int | None = None) -> Any:
 
 
 def collated_labels(trainer: Any, dataset: Any, role: str, row: int | None = None) -> Tensor | None:
-    """The labels of a row, or the first ones, as the model's batches will have them; None where this cannot be told.
+    """The labels of a row, or the first ones, as collator and transforms convert them; None where it cannot be told.
 
-    Collators and transforms convert: `default_data_collator` makes floats of a list of integers in a column `label`.
     At batch size 1 one row is collated, since rows need not fit together then.
     """
     if not (has_rows(dataset) and len(dataset)):
@@ -241,14 +240,11 @@ def predicts_next_token(model: Any) -> bool:
 
 
 def number_of_classes(model: Any) -> int | None:
-    """The model's number of labels, for a language model the size of its vocabulary; None if it does not say.
-
-    A model for multiple choice does not: its classes are the choices of each question, and `num_labels` is not theirs.
-    """
+    """The model's number of labels, for a language model the size of its vocabulary; None if it does not say."""
     model = without_adapters(model)
     config: Any = getattr(model, "config", None)
     name = type(model).__name__
-    if name.endswith("ForMultipleChoice"):
+    if name.endswith("ForMultipleChoice"):  # its classes are the choices of each question
         return None
     of_vocabulary = name.endswith("ForMaskedLM") or (hasattr(model, "can_generate") and model.can_generate())
     return (

@@ -313,8 +313,8 @@ class CalibrationMixin(Trainer):
         for_card = self.fitted_map is not None and not self.during_training
         asked, n_bins = self._asked, self.calibration_config.n_bins
         keep = math.inf if asked.keep_logits else Evaluation.FEW_VALUES if for_card else 0
-        current = Evaluation(self.accelerator, metric_key_prefix, n_bins=n_bins, keep_values=keep)
-        current.dataset, current.calibration_map = asked.dataset, self.calibration_map
+        current = Evaluation(self.accelerator, metric_key_prefix, n_bins, keep, dataset=asked.dataset)
+        current.calibration_map = self.calibration_map
         loop = partial(super().evaluation_loop, description=description, ignore_keys=ignore_keys)
         output = run(self, current, partial(loop, metric_key_prefix=metric_key_prefix), dataloader, loss_only)
         if description == "Evaluation":
@@ -332,9 +332,8 @@ class CalibrationMixin(Trainer):
             keep_logits: keep logits and labels; of a causal language model those of a random sample of the tokens, at
                 most 20,000 and half a GiB.
         """
-        n_bins, sample = self.calibration_config.n_bins, self._next_token
-        keep = math.inf if keep_logits else 0
-        current = Evaluation(self.accelerator, n_bins=n_bins, keep_values=keep, sample_tokens=sample)
+        n_bins, keep = self.calibration_config.n_bins, math.inf if keep_logits else 0
+        current = Evaluation(self.accelerator, "", n_bins, keep, self._next_token)
         return held_out(self, self.calibration_split, current, n_samples=n_samples)
 
     def update_adaptive_loss(self, done: Evaluation | None = None, *, n_samples: int | None = None) -> None:
