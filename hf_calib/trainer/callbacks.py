@@ -102,7 +102,8 @@ class AdaFocalCallback(CalibrationCallback):
         self._updating, self._missed, self._last_step = False, False, -1
 
     @property
-    def _loss(self) -> Any:
+    def adaptive_loss(self) -> Any:
+        """The one whose table follows held-out predictions."""
         return self.trainer.compute_loss_func if self.is_of_a_stock_trainer else self.trainer.calibration_loss
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -110,11 +111,11 @@ class AdaFocalCallback(CalibrationCallback):
         resumed = state.global_step > 0
         if self.is_of_a_stock_trainer:
             way_out = "pass compute_loss_func=adafocal() to the Trainer"
-            adapts = isinstance(self._loss, AdaptiveLoss)
-            check(adapts, "compute_loss_func to be a loss that adapts", self._loss, way_out)
-            self._loss.to(args.device)
+            adapts = isinstance(self.adaptive_loss, AdaptiveLoss)
+            check(adapts, "compute_loss_func to be a loss that adapts", self.adaptive_loss, way_out)
+            self.adaptive_loss.to(args.device)
             if resumed:
-                load_loss_state(self._loss, _checkpoint(args, state))
+                load_loss_state(self.adaptive_loss, _checkpoint(args, state))
         # An evaluation before the first step of a resumed training was followed by an update before it stopped; the
         # checkpoint of an epoch's last step was saved before the epoch's update.
         self._updating, self._last_step = True, state.global_step if resumed else -1
@@ -125,7 +126,7 @@ class AdaFocalCallback(CalibrationCallback):
 
     def _update_table(self, done: Evaluation | None = None, *, n_samples: int | None = None) -> None:
         if self.is_of_a_stock_trainer:
-            update_table(self.trainer, self._loss, self._held_out(n_samples=n_samples))
+            update_table(self.trainer, self.adaptive_loss, self._held_out(n_samples=n_samples))
         else:
             self.trainer.update_adaptive_loss(done, n_samples=n_samples)
 
@@ -159,12 +160,12 @@ class AdaFocalCallback(CalibrationCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.is_of_a_stock_trainer and args.should_save:  # ours saves the table with the model
-            save_loss_state(self._loss, _checkpoint(args, state))
+            save_loss_state(self.adaptive_loss, _checkpoint(args, state))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._updating = False
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
-            load_loss_state(self._loss, state.best_model_checkpoint)
+            load_loss_state(self.adaptive_loss, state.best_model_checkpoint)
 
 
 class CalibrationMapCallback(CalibrationCallback):

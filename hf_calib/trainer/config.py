@@ -261,9 +261,7 @@ def _from_json(value: Any) -> Any:
 def read_mapping(value: Any) -> dict[str, Any] | None:
     """Hyperparameters, which are JSON on the command line."""
     given = _from_json(value)
-    requirement, way_out = (
-        "loss_kwargs to be a mapping of hyperparameters, or JSON of one",
-        "write '{\"name\": value}'",
-    )
-    check(given is None or isinstance(given, dict), requirement, f"{value!r} ", way_out)
+    requirement = "loss_kwargs to be a mapping of hyperparameters, or JSON of one"
+    fits = given is None or isinstance(given, dict)
+    check(fits, requirement, f"{value!r} ", "write '{\"name\": value}'")
     return None if given is None else {key: _plain(item) for key, item in given.items()}
