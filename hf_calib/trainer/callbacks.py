@@ -30,7 +30,7 @@ from hf_calib.scaling.saved_map import map_title
 from hf_calib.scaling.temperature import Criterion
 from hf_calib.trainer.calibration_map import fit_once, in_words, scaler_of
 from hf_calib.trainer.checkpoint import load_loss_state, save_loss_state
-from hf_calib.trainer.evaluation import Evaluation, held_out
+from hf_calib.trainer.evaluation import Evaluation, check_labelled, held_out
 
 STRATEGIES = ("end", "evaluate")
 Kind = TypeVar("Kind", bound=TrainerCallback)
@@ -310,7 +310,9 @@ def arrange(trainer: Any) -> None:
 
 def update_table(trainer: Any, loss: Any, evaluation: Evaluation) -> None:
     """Update the table of an adaptive loss from held-out predictions, and log it."""
-    found, state = evaluation.labelled(), trainer.state
+    found, state = evaluation.raw, trainer.state
+    check_labelled(found is not None)
+    assert found is not None
     gaps = found.class_gaps if loss.reads_labels else None
     progress = state.global_step / max(state.max_steps, 1)
     loss.update(found.confidences, found.correct, class_gaps=gaps, progress=progress)

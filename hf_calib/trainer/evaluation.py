@@ -143,18 +143,12 @@ class Evaluation:
         names = ["before", *([] if self.calibrated is None else [f"after {title_of(self.calibration_map)}"])]
         return {n: (s.confidences, s.correct) for n, s in zip(names, self._states(), strict=True)}
 
-    def labelled(self) -> StreamingCalibration:
-        """The sums of the pass, which is to have had labels."""
-        _check_labelled(self.raw is not None)
-        assert self.raw is not None
-        return self.raw
-
     def logits_and_labels(self) -> Arrays:
         """(N, C) float32 logits and the labels of all rows that are not ignored, if logits were kept.
 
         Multi-label rows count if one of their decisions does; the others are -100.
         """
-        _check_labelled(bool(self.rows) and len(self.rows[0][1]) > 0)
+        check_labelled(bool(self.rows) and len(self.rows[0][1]) > 0)
         logits, labels = self.rows[0]
         return logits.numpy(), labels.numpy()
 
@@ -228,7 +222,8 @@ def _compute(state: StreamingCalibration) -> dict[str, float]:
         return dict.fromkeys(LOGGED_METRICS, math.nan)
 
 
-def _check_labelled(found: bool) -> None:
+def check_labelled(found: bool) -> None:
+    """Refuse a split without labels, to fit gammas or a map on."""
     check(found, "the calibration split to have labelled examples", "none", "check its label column")
 
 

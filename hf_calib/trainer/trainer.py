@@ -480,7 +480,7 @@ class CalibrationTrainer(CalibrationMixin):
         problem is multi-label is decided once, by the model's `problem_type` or by the labels of the training split.
 
         On several processes, accelerate repeats rows to fill the last batch of an epoch. They are ignored; only a
-        dataset without a length (a stream) may count some twice.
+        stream, or an evaluation without padding, may count some twice.
 
         A subclass with a `compute_loss` of its own returns the mean over its micro-batch, which is averaged over
         accumulation steps and processes; set `loss_is_scaled_for_ga=True` if it is normalised already.
