@@ -276,16 +276,16 @@ def renew(trainer: Any) -> None:
     """Put the callbacks that a configuration asks for in the place of those that were made before."""
     handler, config, scaler = trainer.callback_handler, trainer.calibration_config, scaler_of(trainer)
     strategy = config.calibration_strategy
-    wanted: dict[Any, Any] = {AdaFocalCallback: None, CalibrationMapCallback: None}
+    gammas: Any = None
+    fitting: Any = None
     if isinstance(trainer.calibration_loss, AdaptiveLoss):
         updates = {"every_n_steps": config.gamma_update_steps, "n_samples": config.gamma_update_samples}
-        wanted[AdaFocalCallback] = AdaFocalCallback(**updates, schedule=config.gamma_update_schedule)
+        gammas = AdaFocalCallback(**updates, schedule=config.gamma_update_schedule)
     if isinstance(scaler, TemperatureScaling):  # remove_callback is asked for this one
-        made = TemperatureScalingCallback(criterion=scaler.criterion, strategy=strategy)
-        wanted[CalibrationMapCallback] = made
+        fitting = TemperatureScalingCallback(criterion=scaler.criterion, strategy=strategy)
     elif scaler is not None:
-        wanted[CalibrationMapCallback] = CalibrationMapCallback(scaler, strategy=strategy)
-    for kind, callback in wanted.items():
+        fitting = CalibrationMapCallback(scaler, strategy=strategy)
+    for kind, callback in ((AdaFocalCallback, gammas), (CalibrationMapCallback, fitting)):
         earlier = trainer.made_callbacks.get(kind)
         if earlier is not None and earlier not in handler.callbacks:
             continue  # the user has removed it, for good

@@ -29,13 +29,7 @@ from hf_calib.metrics.streaming import StreamingCalibration
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.scaling.affine import AffineMap
 from hf_calib.scaling.saved_map import temperature_of, title_of
-from hf_calib.trainer.labels import (
-    aligned_labels,
-    loader_of,
-    n_own_rows,
-    predicts_next_token,
-    random_state_left_as_found,
-)
+from hf_calib.trainer import labels as of_labels
 from hf_calib.trainer.token_sample import TokenSample
 
 _MAPPED_AT_ONCE = 2**20  # logits: their copy stays small, however large batch and vocabulary are
@@ -72,13 +66,12 @@ class Evaluation:
     raw: StreamingCalibration | None = field(default=None, init=False)
     calibrated: StreamingCalibration | None = field(default=None, init=False)
     rows: list[tuple[Tensor, Tensor]] = field(default_factory=list, init=False)
-    lengths: list[Tensor] = field(
-        default_factory=list, init=False
-    )  # of sentences in `rows`, where labels are of tokens
+    # Of the sentences in `rows`, where labels are of tokens.
+    lengths: list[Tensor] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.sample = TokenSample(self.accelerator) if self.sample_tokens and self.keep_values else None
-        self._n_values = 0  # in `rows`
+        self._n_values = 0
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
         """Take a batch: logits (N, ..., C), labels (N, ...), or float labels like the logits (multi-label)."""
@@ -87,18 +80,18 @@ class Evaluation:
             self.raw = StreamingCalibration(n_bins=self.n_bins, multi_label=multi_label)
             if self.calibration_map is not None:
                 self.calibrated = StreamingCalibration(n_bins=self.n_bins, multi_label=multi_label)
-                self._mapping = on_device(self.calibration_map.affine_map(), logits)
+                self._mapped = on_device(self.calibration_map.affine_map(), logits)
         # The last batch is filled up with repeats, to be even over processes.
         state, n_own = self.accelerator.gradient_state, len(labels)
         if state.end_of_dataloader and state.remainder > 0:
-            n_own = n_own_rows(state.remainder, self.accelerator.process_index, n_own)
+            n_own = of_labels.n_own_rows(state.remainder, self.accelerator.process_index, n_own)
         self.raw.update(logits[:n_own], labels[:n_own])
         if self.calibrated is not None:
             rows = logits[:n_own].reshape(-1, logits.shape[-1])
             targets = labels[:n_own].reshape(rows.shape if multi_label else -1)
             step = max(1, _MAPPED_AT_ONCE // rows.shape[1])
             for chunk, chunk_labels in zip(rows.split(step), targets.split(step), strict=True):
-                self.calibrated.update(mapped(chunk, self._mapping), chunk_labels)
+                self.calibrated.update(self._mapped(chunk), chunk_labels)
         if self.sample is not None:
             self.sample.add(logits[:n_own], labels[:n_own])
         elif self.keep_values:
@@ -179,35 +172,31 @@ class Asked:
     done: Evaluation | None = None
 
 
-def on_device(mapping: AffineMap, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of a map for logits like these: in float32, or in float64 if they are."""
-    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    # In two steps: the device may have no float64.
-    weight, bias = (
-        None if part is None else torch.as_tensor(part).to(dtype).to(logits.device) for part in mapping
-    )
-    assert weight is not None
-    return weight, bias
-
-
-@torch.no_grad()
-def mapped(logits: Tensor, mapping: tuple[Tensor, Tensor | None]) -> Tensor:
-    """The map of `on_device` of logits (N, C); -inf stays -inf.
+def on_device(mapping: AffineMap, logits: Tensor) -> Callable[[Tensor], Tensor]:
+    """A map of logits (N, C) like these, in float32, or in float64 if they are; -inf stays -inf.
 
     >>> rotated = AffineMap(np.array([[0.0, 1.0], [1.0, 0.0]]), np.array([0.0, 0.5]))
     >>> logits = torch.tensor([[1.0, 0.0]])
-    >>> mapped(logits, on_device(rotated, logits))
+    >>> on_device(rotated, logits)(logits)
     tensor([[0.0000, 1.5000]])
     """
-    weight, bias = mapping
-    wide = logits.to(weight.dtype)
-    if weight.ndim == 2:
-        with full_float32():
-            result = wide @ weight.T
-    else:
-        masked = wide.isneginf()
-        result = torch.where(masked, wide, wide.masked_fill(masked, 0) * weight)
-    return result if bias is None else result + bias
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    # In two steps: the device may have no float64.
+    parts = [None if part is None else torch.as_tensor(part).to(dtype).to(logits.device) for part in mapping]
+
+    @torch.no_grad()
+    def mapped(rows: Tensor) -> Tensor:
+        (weight, bias), wide = parts, rows.to(dtype)
+        assert weight is not None
+        if weight.ndim == 2:
+            with full_float32():
+                result = wide @ weight.T
+        else:
+            masked = wide.isneginf()
+            result = torch.where(masked, wide, wide.masked_fill(masked, 0) * weight)
+        return result if bias is None else result + bias
+
+    return mapped
 
 
 def _compute(state: StreamingCalibration) -> dict[str, float]:
@@ -234,17 +223,15 @@ def run(
     trainer: Any, current: Evaluation, loop: Callable[..., EvalLoopOutput], loader: Any, loss_only: bool
 ) -> EvalLoopOutput:
     """A pass by the trainer's `evaluation_loop`, whose hook for the logits is where each batch is taken."""
-    if isinstance(
-        get_sampler(loader), LengthGroupedSampler
-    ):  # as in training; what is predicted stays in order
+    if isinstance(get_sampler(loader), LengthGroupedSampler):  # which is for training
         loader.set_sampler(SequentialSampler(loader.dataset))
     hooks = trainer.preprocess_logits_for_metrics, trainer.compute_metrics
-    next_token = predicts_next_token(trainer.accelerator.unwrap_model(trainer.model))
+    next_token = of_labels.predicts_next_token(trainer.accelerator.unwrap_model(trainer.model))
 
     def take(logits: Any, labels: Any) -> Any:
         seen = vars(trainer).pop("seen", None)  # what a compute_loss of ours read of this batch
         if seen is None and isinstance(labels, Tensor):
-            seen = logits_of(logits), aligned_labels(labels, next_token=next_token)
+            seen = logits_of(logits), of_labels.aligned_labels(labels, next_token=next_token)
         if seen is not None:
             current.add(*seen)
         if loss_only:
@@ -267,15 +254,13 @@ def held_out(trainer: Any, split: Any, current: Evaluation, *, n_samples: int | 
 
     Mode, random streams, log and progress bars of the training are left as found.
     """
-    loader = loader_of(trainer, split, n_samples)
-    handler, modes = (
-        trainer.callback_handler,
-        [(module, module.training) for module in trainer.model.modules()],
-    )
+    loader = of_labels.loader_of(trainer, split, n_samples)
+    handler = trainer.callback_handler
+    modes = [(module, module.training) for module in trainer.model.modules()]
     left = handler.callbacks, handler.eval_dataloader
     handler.callbacks = []
     try:
-        with random_state_left_as_found():
+        with of_labels.random_state_left_as_found():
             loop = partial(Trainer.evaluation_loop, trainer, description="Calibration")
             run(trainer, current, loop, loader, loss_only=True)
     finally:
