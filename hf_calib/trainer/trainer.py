@@ -86,9 +86,8 @@ class CalibrationMixin(Trainer):
         self.model_accepts_loss_kwargs = False  # not to be guessed from the model's signature
         self.originals = set() if self.model is None else loaded_from(self.model)
         if getattr(self.args, "answer_options", None) is not None:
-            self.answers = AnswerOptions(
-                self.unwrapped_model, self.processing_class, self.args.answer_options
-            )
+            options, tokenizer = self.args.answer_options, self.processing_class
+            self.answers = AnswerOptions(self.unwrapped_model, tokenizer, options)
             self.data_collator = partial(self.answers.batch, self.data_collator)
         handler: Any = self.callback_handler
         handler.on_train_begin = partial(self._begin_training, handler.on_train_begin)
@@ -248,7 +247,7 @@ class CalibrationMixin(Trainer):
         loss = self.calibration_loss(logits, labels, num_items_in_batch=num_items_in_batch)
         if num_items_in_batch is not None:
             told = getattr(self, "loss_is_scaled_for_ga", False)  # which transformers < 5.19 does not have
-            steps = 1 if told else self.current_gradient_accumulation_steps
+            steps = 1 if told else getattr(self, "current_gradient_accumulation_steps", 1)
             loss = loss * (self.accelerator.num_processes * steps)
         if isinstance(outputs, tuple | Tensor):  # the Trainer takes the logits from behind the loss
             outputs = (loss, *outputs) if isinstance(outputs, tuple) else (loss, outputs)
