@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import datasets
 import numpy as np
+import pyarrow
 import torch
 from accelerate import Accelerator
 from accelerate.data_loader import BatchSamplerShard
@@ -33,31 +34,22 @@ class Labels(NamedTuple):
 
 def read_labels(dataset: Any, label_key: str) -> Labels | None:
     """The labels of a `datasets.Dataset` from its column, or of a list of rows; None for other datasets."""
+    names: Any = ()
     if isinstance(dataset, datasets.Dataset):
-        names: Any = dataset.column_names
-    elif isinstance(dataset, list | tuple) and dataset and all(isinstance(row, Mapping) for row in dataset):
-        names = dataset[0]
-    else:
-        return None
+        names = dataset.column_names
+    elif isinstance(dataset, list | tuple) and all(isinstance(row, Mapping) for row in dataset):
+        names = dataset[0] if dataset else ()
     name = next((name for name in (label_key, *LABEL_NAMES) if name in names), None)
     if name is None:
         return None
-    if isinstance(dataset, datasets.Dataset):
-        return _labels_of_column(dataset, name)
-    labels = [row.get(name) for row in dataset]
-    arrays = [np.asarray([] if label is None else label) for label in labels]
-    rows = np.repeat(np.arange(len(labels)), [array.size for array in arrays])
-    missing = np.array([row for row, label in enumerate(labels) if label is None], dtype=np.int64)
-    present = [array.ravel() for array, label in zip(arrays, labels, strict=True) if label is not None]
-    return Labels(np.concatenate(present) if present else np.empty(0), rows, missing)
-
-
-def _labels_of_column(dataset: datasets.Dataset, column: str) -> Labels:
-    """Of a column of numbers, or of lists of them (one per token or class)."""
-    values = dataset.with_format("arrow")[column][:].combine_chunks()
-    rows = np.arange(len(values))
-    missing = []
-    while True:
+    if not isinstance(dataset, datasets.Dataset):
+        try:
+            dataset = datasets.Dataset.from_dict({name: [row.get(name) for row in dataset]})
+        except pyarrow.ArrowException:  # they are of several kinds
+            return None
+    values = dataset.with_format("arrow")[name][:].combine_chunks()
+    rows, missing = np.arange(len(values)), []
+    while True:  # of lists: one label per token or class
         absent = values.is_null().to_numpy(zero_copy_only=False)
         missing.append(rows[absent])
         if not hasattr(values, "value_parent_indices"):
