@@ -227,29 +227,24 @@ def statements() -> Checked:
 
 
 def small_claims() -> Checked:
-    """The tables of small_claims on the papers' pages, line by line, and its means against its runs."""
+    """The tables of small_claims on the papers' pages, line by line, and their means against the runs."""
     agree, wrong, known = 0, [], set()
-    record = json.loads((RESULTS / "studies" / "small_claims.json").read_text(encoding="utf-8"))
-    means = pandas.read_csv(RESULTS / "studies" / "small_claims.csv").groupby("setting").mean()
-    for page, of_page in record["pages"].items():
-        for table in of_page.values():
+    for path in sorted((RESULTS / "studies").glob("small_claims*.json")):
+        pages = json.loads(path.read_text(encoding="utf-8"))["pages"]
+        means = pandas.read_csv(path.with_suffix(".csv")).groupby("setting").mean()
+        for table in (table for of_page in pages.values() for table in of_page.values()):
             known |= {line.strip() for line in claim_lines(table["rows"])}
             for name, row in table["rows"].items():
                 for title, column in table["columns"].items():
                     agree += 1
                     if not math.isclose(row[title]["value"], means.loc[name, column], rel_tol=1e-4):
-                        wrong.append(
-                            f"small_claims.json, {page}, {name}: {title} is not {means.loc[name, column]}"
-                        )
-        text = (DOCS / "papers" / f"{page}.md").read_text(encoding="utf-8")
-        sections = re.split(r"(?m)^(?=## )", text)
-        found = [line for each in sections if "small_claims" in each for line in each.splitlines()]
-        wrong += [
-            f"{page}.md: not as it was printed: {line}"
-            for line in found
-            if line.startswith("|") and DECIMAL.search(line) and line.strip() not in known
-        ]
-        agree += sum(line.strip() in known for line in found)
+                        wrong.append(f"{path.name}, {name}: {title} is not {means.loc[name, column]}")
+    for page in sorted((DOCS / "papers").glob("*.md")):
+        sections = re.split(r"(?m)^(?=## )", page.read_text(encoding="utf-8"))
+        text = "\n".join(section for section in sections if "small_claims" in section)
+        lines = [line for line in text.splitlines() if line.startswith("|") and DECIMAL.search(line)]
+        agree += sum(line in known for line in lines)
+        wrong += [f"{page.name}: not as it was printed: {line}" for line in lines if line not in known]
     return Checked(agree, wrong, {})
 
 

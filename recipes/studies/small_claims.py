@@ -197,7 +197,14 @@ PAIRS = {
     "distances": [
         (f"{name}, L2", f"{name}, L1") for name in ("FCL, gamma 4, lambda 1.5", "FCL, gamma 5, lambda 4.5")
     ],
-    "CalFocal": [(f"CalFocal, Eq. {equation}, lambda 10", "FLSD-53") for equation in (2, 3)],
+    "CalFocal": [
+        *((f"CalFocal, Eq. {equation}, lambda 10", "FLSD-53") for equation in (2, 3)),
+        *(
+            (f"CalFocal, Eq. {equation}, lambda 100", f"CalFocal, Eq. {equation}, lambda 1")
+            for equation in (2, 3)
+        ),
+        ("AdaFocal", "CalFocal, Eq. 3, lambda 10"),
+    ],
     "bins": [(f"AdaFocal, {n_bins} bins", "AdaFocal") for n_bins in (5, 10, 20, 30, 50)],
     "updates": [(f"AdaFocal, every {steps} batches", "AdaFocal") for steps in (100, 10)],
 }
@@ -211,6 +218,8 @@ parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
 )
 parser.add_argument("--data", default=NEWSGROUPS, help="This, a dataset on the Hub, or a folder.")
+parser.add_argument("--without_headers", action="store_true", help="Of data whose texts have none.")
+parser.add_argument("--name", default="small_claims", help="Of the files; for other data, another one.")
 parser.add_argument("--output", type=output_folder, default="outputs/studies")
 parser.add_argument(
     "--pages", nargs="+", choices=PAGES, default=list(PAGES), help="Of docs/papers; all by default."
@@ -231,7 +240,9 @@ settings = {**SMALL, **sizes, "validation_rows": args.validation_rows + args.tes
 
 def load(seed):
     """Rows to train with, to validate and to test, and the tokenizer."""
-    train_rows, held_out, tokenizer = load_posts(args.data, settings, seed)
+    train_rows, held_out, tokenizer = load_posts(
+        args.data, settings, seed, with_headers=not args.without_headers
+    )
     held_out = held_out.shuffle(seed)
     validation = held_out.select(range(args.validation_rows))
     return train_rows, validation, held_out.select(range(args.validation_rows, len(held_out))), tokenizer
@@ -263,7 +274,7 @@ def train(splits, seed, arguments):
     return found
 
 
-path = args.output / "small_claims.csv"
+path = args.output / f"{args.name}.csv"
 path.parent.mkdir(parents=True, exist_ok=True)
 resumes = args.resume and path.exists()
 runs = pd.read_csv(path) if resumes else pd.DataFrame(columns=["setting", "seed", *sizes])
@@ -350,7 +361,7 @@ for page in args.pages:
         print(f"\n{page}, {table}")
         print("", *claim_lines(rows), "", *claim_lines(pairs), sep="\n")
     figure = difference_diagram(drawn, baseline="cross entropy with a temperature")
-    save_figure(figure, args.output / f"small_claims_{page}.png")
+    save_figure(figure, args.output / f"{args.name}_{page}.png")
 
 # How much the criterion of T matters, over all runs.
 ours = runs.loc[list(to_train)]
@@ -368,6 +379,6 @@ record = {
     "criterion of T": by_criterion,
     "seconds": round(ours["seconds"].sum(), 1),
 }
-write_record(args.output / "small_claims.json", record)
+write_record(args.output / f"{args.name}.json", record)
 print("\n" + "\n".join(f"{title}: {value:.4f}" for title, value in by_criterion.items()))
-print(f"\nWritten to {args.output}/small_claims*")
+print(f"\nWritten to {args.output}/{args.name}*")
