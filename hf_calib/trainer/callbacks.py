@@ -163,6 +163,7 @@ class AdaFocalCallback(CalibrationCallback):
             save_loss_state(self.adaptive_loss, _checkpoint(args, state))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.on_epoch_begin(args, state, control)  # where it resumed after its last step
         self._updating = False
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
             load_loss_state(self.adaptive_loss, state.best_model_checkpoint)
