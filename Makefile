@@ -131,7 +131,7 @@ bench: .venv-bench/installed
 STUDIES ?= recipes/results/studies
 WITHOUT_DATA := proofs gradient_factors five_gaussians decision_boundary
 ON_NEWSGROUPS := smooth_calibration last_layer_gradients post_processing_gap \
-    validation_and_training gamma_dynamics confidence_dynamics overhead
+    validation_and_training gamma_dynamics confidence_dynamics overhead small_claims
 
 define study
 @began=$$(date +%s) && $(BIN)/python recipes/studies/$(1).py --output "$(STUDIES)" $(2) \

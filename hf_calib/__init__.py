@@ -41,16 +41,14 @@ __all__ = [
     "unfold",
 ]
 
-_HOMES = {  # of those that are not in hf_calib.trainer
+# The homes of those that are not in hf_calib.trainer.
+_HOMES = dict.fromkeys(("fold", "fold_temperature", "unfold"), "hf_calib.export") | {
     "InputError": "hf_calib._errors",
     "calibrate": "hf_calib.commands.calls",
     "compare": "hf_calib.study",
     "decide": "hf_calib.commands.calls",
     "evaluate": "hf_calib.commands.calls",
-    "fold": "hf_calib.export",
-    "fold_temperature": "hf_calib.export",
     "pipeline": "hf_calib.predictions.pipelines",
-    "unfold": "hf_calib.export",
 }
 
 

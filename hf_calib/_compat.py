@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -46,8 +47,7 @@ def _with_names_in_memory(model: Any, saved: Mapping[str, Tensor]) -> dict[str, 
         empty[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
     skeleton = copy.deepcopy(model, empty)
     mapping: Any = get_model_conversion_mapping(skeleton)
-    config = LoadStateDictConfig(weight_mapping=mapping)
-    convert_and_load_state_dict_in_model(skeleton, dict(saved), config)
+    convert_and_load_state_dict_in_model(skeleton, dict(saved), LoadStateDictConfig(weight_mapping=mapping))
     found = nn.Module.state_dict(skeleton)
     return {name: value for name, value in found.items() if not value.is_meta}
 
@@ -59,22 +59,17 @@ def full_float32() -> Iterator[None]:
     Once a program has set `fp32_precision`, the interface of torch 2.9, the older one refuses to answer. The
     older one can go once torch 2.9 is the oldest supported.
     """
+    switch: Any = torch.set_float32_matmul_precision
     try:
-        before = torch.get_float32_matmul_precision()
+        before, full = torch.get_float32_matmul_precision(), "highest"
     except RuntimeError:
-        matmul: Any = torch.backends.cuda.matmul
-        newer = matmul.fp32_precision
-        matmul.fp32_precision = "ieee"
-        try:
-            yield
-        finally:
-            matmul.fp32_precision = newer
-        return
-    torch.set_float32_matmul_precision("highest")
+        switch = partial(setattr, torch.backends.cuda.matmul, "fp32_precision")
+        before, full = torch.backends.cuda.matmul.fp32_precision, "ieee"
+    switch(full)
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        switch(before)
 
 
 def program_of(exported: Any) -> Any:

@@ -43,14 +43,6 @@ def move_files(made: Path, target: Path, *, order: Callable[[Path], int] = lambd
         _replace(path, new)
 
 
-def own_subfolder(folder: Path, name: str) -> Path:
-    """A subfolder to write into, new or not; refuse a link, behind which the files of others would be replaced."""
-    path = folder / name
-    got = f"a link to {os.readlink(path)}" if path.is_symlink() else ""
-    check(not got, f"{path} to be a folder of its own", got, "remove the link, or name another output folder")
-    return path
-
-
 @contextmanager
 def whole_folder(target: Path, merge: Callable[[Path, Path], None] = move_files) -> Iterator[Path]:
     """Yield an empty folder, and put it in its place if the with block ends well.
@@ -103,15 +95,16 @@ def _replace(made: Path, target: Path) -> None:
 def _check_nothing_in_the_way(made: Path, target: Path) -> None:
     for path in sorted(made.rglob("*")):
         old = target / path.relative_to(made)
-        if path.is_dir():
-            own_subfolder(old.parent, old.name)
-        way_out = "name another output folder"
+        # Behind a link, the files of others would be replaced.
+        got = f"a link to {os.readlink(old)}" if path.is_dir() and old.is_symlink() else ""
+        way_out = "remove the link, or name another output folder"
+        check(not got, f"{old} to be a folder of its own", got, way_out)
         if os.path.lexists(old):
             kind, got = ("a folder", "a file") if path.is_dir() else ("a file", "a folder")
-            check(old.is_dir() == path.is_dir(), f"{old} to be {kind}", got, way_out)
+            check(old.is_dir() == path.is_dir(), f"{old} to be {kind}", got, "name another output folder")
         # os.replace does not move a file across file systems.
         same = not old.is_dir() or old.stat().st_dev == path.stat().st_dev
-        check(same, f"{old} to be on its parent's file system", "a mount", way_out)
+        check(same, f"{old} to be on its parent's file system", "a mount", "name another output folder")
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, errors, get_token
 from huggingface_hub.utils import validate_repo_id
@@ -35,31 +35,34 @@ _REFUSALS: dict[int | None, tuple[str, str]] = {
 _Result = TypeVar("_Result")
 
 
+class Destination(NamedTuple):
+    """Where a commit goes; its fields are arguments of `hf_calib.export.push_folder`."""
+
+    repo_id: str
+    token: str | None = None
+    private: bool | None = None
+    revision: str | None = None
+    create_pr: bool = False
+
+
 def push_files(
     files: Mapping[str, Path],
-    repo_id: str,
+    to: Destination,
     *,
-    token: str | None = None,
-    private: bool | None = None,
-    revision: str | None = None,
-    create_pr: bool = False,
     message: str,
     in_the_way: Callable[[Iterable[str]], tuple[str, ...]] = lambda there: (),
     announce: Callable[[str, tuple[str, ...]], object] = lambda repo_id, removed: None,
     run_as_future: bool = False,
 ) -> CommitInfo | Future[CommitInfo]:
-    """Upload files, by their paths in the repository, in one commit, which removes what is in their way there.
-
-    The arguments are those of `hf_calib.export.push_folder`; what will be removed is announced before the commit.
-    """
-    secret = check_destination(repo_id, revision, token)
-    repo_id = with_owner(repo_id, token)
+    """Upload files, by their paths there, in one commit, which removes what is in their way, as is announced before."""
+    secret = check_destination(to.repo_id, to.revision, to.token)
+    repo_id, revision, create_pr = with_owner(to.repo_id, to.token), to.revision, to.create_pr
     api = HfApi(token=secret)
     announced: list[tuple[str, ...]] = []
 
     def attempt() -> CommitInfo:
         if not create_pr:
-            api.create_repo(repo_id, private=private, exist_ok=True)
+            api.create_repo(repo_id, private=to.private, exist_ok=True)
             if revision not in (None, "main") and not revision.startswith("refs/"):
                 api.create_branch(repo_id, branch=revision, exist_ok=True)
         head = api.model_info(repo_id, revision=revision)
@@ -103,8 +106,7 @@ def check_destination(repo_id: str, revision: str | None, token: str | None = No
         way_out = "name a model on the Hub as owner/name, without an address or a type before it"
         raise InputValueError(expected("the repository", "be owner/name", repr(repo_id), way_out)) from None
     is_branch = revision is None or re.fullmatch(r"[^\s~^:?*\[\\]+", revision) is not None
-    way_out = "None or no --revision is main"
-    check(is_branch, "revision to be the name of a branch", repr(revision), way_out)
+    check(is_branch, "revision to be the name of a branch", repr(revision), "None or no --revision is main")
     found = (token or get_token() or "").strip()
     check(found != "", "a token to be given for the push", "none", _NEW_TOKEN)
     # Another one cannot stand in a header, and the error there would quote it.

@@ -4,9 +4,9 @@
 
 Of docs/results/language_models.md the tables, made again from `report.json` of each study; of training.md the means and
 differences of each study's table, against `results.csv` of the study; of post_hoc.md the tables, made again from the
-raw results; of studies.md and docs/papers all decimal numbers, against the JSON files of the studies. What is not in
-the repository (intervals and corrected p-values of training.md, and cross-calibration, whose files were not kept) is
-counted and named.
+raw results; of studies.md and docs/papers all decimal numbers, against the JSON files of the studies, and the tables of
+small_claims, made again from its JSON file, whose means are those of its csv file. What is not in the repository
+(intervals and corrected p-values of training.md, and cross-calibration, whose files were not kept) is counted, by name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas
-from results_tables import study_lines
+from results_tables import claim_lines, study_lines
 
 ROOT = Path(__file__).parents[1]
 RESULTS, DOCS, BENCHMARKS = ROOT / "recipes" / "results", ROOT / "docs", ROOT / "benchmarks"
@@ -226,6 +226,28 @@ def statements() -> Checked:
     return Checked(agree, wrong, without)
 
 
+def small_claims() -> Checked:
+    """The tables of small_claims on the papers' pages, line by line, and their means against the runs."""
+    agree, wrong, known = 0, [], set()
+    for path in sorted((RESULTS / "studies").glob("small_claims*.json")):
+        pages = json.loads(path.read_text(encoding="utf-8"))["pages"]
+        means = pandas.read_csv(path.with_suffix(".csv")).groupby("setting").mean()
+        for table in (table for of_page in pages.values() for table in of_page.values()):
+            known |= {line.strip() for line in claim_lines(table["rows"])}
+            for name, row in table["rows"].items():
+                for title, column in table["columns"].items():
+                    agree += 1
+                    if not math.isclose(row[title]["value"], means.loc[name, column], rel_tol=1e-4):
+                        wrong.append(f"{path.name}, {name}: {title} is not {means.loc[name, column]}")
+    for page in sorted((DOCS / "papers").glob("*.md")):
+        sections = re.split(r"(?m)^(?=## )", page.read_text(encoding="utf-8"))
+        text = "\n".join(section for section in sections if "small_claims" in section)
+        lines = [line for line in text.splitlines() if line.startswith("|") and DECIMAL.search(line)]
+        agree += sum(line in known for line in lines)
+        wrong += [f"{page.name}: not as it was printed: {line}" for line in lines if line not in known]
+    return Checked(agree, wrong, {})
+
+
 def language_models() -> Checked:
     """The lines of language_models.md's tables: made again from the studies' reports, or as the script printed them."""
     folder = RESULTS / "language_models"
@@ -268,7 +290,7 @@ def post_hoc() -> Checked:
 
 def main() -> int:
     failed = 0
-    for check in (training, language_models, statements, post_hoc):
+    for check in (training, language_models, statements, small_claims, post_hoc):
         found = check()
         print(f"{check.__name__}: {found.agree:,} numbers agree with their file, {len(found.wrong)} do not")
         print("".join(f"  {each}\n" for each in found.wrong), end="")

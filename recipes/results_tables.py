@@ -65,6 +65,24 @@ def study_lines(report: dict) -> Iterator[str]:
     yield f"{seeds} seed{'s' * (seeds > 1)}, {test:,} test rows, {calibration:,} calibration rows."
 
 
+def claim_lines(rows: dict) -> Iterator[str]:
+    """A table of small_claims.json, line by line: settings with the paper's numbers, or differences of two."""
+    titles = list(next(iter(rows.values())))
+    yield f"| | {' | '.join(titles)} |"
+    yield f"|{'---|' * (len(titles) + 1)}"
+    for name, row in rows.items():
+        cells = [name]
+        for title in titles:
+            if title == "paper":
+                cells.append(", ".join(f"{number:.3g}" for number in row[title]))
+                continue
+            scale, form = (100, ".1f") if "%" in title else (1, ".2f" if title == "T" else ".3f")
+            scaled = {part: scale * value for part, value in row[title].items()}
+            plain = title in ("accuracy", "T", "NLL after T") and "paper" in row
+            cells.append(cell(scaled, form, interval=not plain and scaled["low"] < scaled["high"]))
+        yield f"| {' | '.join(cells)} |"
+
+
 def print_beside_the_papers(report: dict) -> None:
     means = by(report, "means")
     header = [

@@ -81,8 +81,7 @@ def certified_threshold(
         (fallback); Geifman and El-Yaniv 2017 (selective prediction with a guarantee).
     """
     n_rows = len(scores)
-    if tested is None:
-        tested = starts(n_rows, promised, delta)
+    tested = starts(n_rows, promised, delta) if tested is None else tested
     if not len(tested):
         return NEVER
     shuffled = np.random.default_rng(0).permutation(n_rows)

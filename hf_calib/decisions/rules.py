@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import check, few
-from hf_calib.decisions import promise
+from hf_calib.decisions import promise as promises
 from hf_calib.decisions.measured import PromiseCurve, Results, answers, mean, share
-from hf_calib.decisions.promise import NEVER
+from hf_calib.decisions.promise import ALWAYS, NEVER, certified_threshold
 from hf_calib.metrics import checks
 from hf_calib.metrics.checks import FloatArray, IntArray
 from hf_calib.metrics.multi_label import check_decisions, check_label_probs
@@ -127,7 +127,7 @@ def measure_parts(rule: Rule, parts: Sequence[Part]) -> Results:
 def promise_curve(rule: AbstainRule, parts: Sequence[Part], accuracies: Sequence[float]) -> PromiseCurve:
     """What rules like this one do that promise each of the accuracies for which all parts have rows enough."""
     fewest = min(len(np.asarray(labels)) for _, labels, _, _ in parts)
-    possible = [a for a in accuracies if fewest >= promise.rows_needed(a, rule.delta)]
+    possible = [a for a in accuracies if fewest >= promises.rows_needed(a, rule.delta)]
     found = [measure_parts(replace(rule, accuracy=accuracy), parts) for accuracy in possible]
     answered = tuple(row["answered"].value for row in found)
     return PromiseCurve(tuple(possible), answered, tuple(row.get("accuracy") for row in found))
@@ -189,7 +189,7 @@ class AbstainRule(Rule):
     by_class: bool = False
 
     def __post_init__(self) -> None:
-        promise.check_promise("accuracy", self.accuracy, self.delta)
+        promises.check_promise("accuracy", self.accuracy, self.delta)
         checks.check_flag("by_class", self.by_class)
 
     @property
@@ -197,7 +197,7 @@ class AbstainRule(Rule):
         return bool((self.thresholds_ == NEVER).all())
 
     def check_rows(self, n_rows: int) -> None:
-        promise.check_rows_for(self.accuracy, self.delta, n_rows)
+        promises.check_rows_for(self.accuracy, self.delta, n_rows)
 
     def promise(self) -> str:
         each = "the answers of each class" if self.by_class else "its answers"
@@ -231,7 +231,7 @@ class AbstainRule(Rule):
         self.thresholds_ = self._thresholds(probs, labels, self.accuracy)
         cannot = f"An accuracy of {self.accuracy:g} cannot be promised"
         if not self.answers_nothing:
-            needed = promise.rows_needed(self.accuracy, self.delta)
+            needed = promises.rows_needed(self.accuracy, self.delta)
             way_out = f"use more calibration rows: at least {needed:,} predictions of a class"
             said = f"{cannot} for predictions of {{}}. They will always be handed over. Promise less, or {way_out}."
             _warn_of("class", self.thresholds_ == NEVER, said)
@@ -259,7 +259,7 @@ class AbstainRule(Rule):
         confidences, predicted = winners(rows)
         right, n_classes = predicted == targets, rows.shape[1]
         if not self.by_class:
-            return np.full(n_classes, promise.certified_threshold(confidences, right, accuracy, self.delta))
+            return np.full(n_classes, certified_threshold(confidences, right, accuracy, self.delta))
         # delta is shared among the classes predicted most often that have rows enough for their share. A class that is
         # always answered needs its share no longer, and the others share anew (Holm's step-down): while no promise is
         # broken, the classes left hold all whose promise could be, and their levels sum to at most delta. More classes
@@ -269,13 +269,13 @@ class AbstainRule(Rule):
         thresholds = np.full(n_classes, NEVER)
         tested: dict[int, IntArray] = {}
         while True:
-            needed = [promise.rows_needed(accuracy, self.delta / n) for n in range(1, len(left) + 1)]
+            needed = [promises.rows_needed(accuracy, self.delta / n) for n in range(1, len(left) + 1)]
             sharing = max(np.flatnonzero(counts[left] >= needed) + 1, default=0)
             for c in left[:sharing]:
                 own, delta = predicted == c, self.delta / sharing
-                at = tested.setdefault(int(c), promise.starts(int(counts[c]), accuracy, delta))
-                thresholds[c] = promise.certified_threshold(confidences[own], right[own], accuracy, delta, at)
-            needing = left[thresholds[left] != promise.ALWAYS]
+                at = tested.setdefault(int(c), promises.starts(int(counts[c]), accuracy, delta))
+                thresholds[c] = certified_threshold(confidences[own], right[own], accuracy, delta, at)
+            needing = left[thresholds[left] != ALWAYS]
             if len(needing) in (0, len(left)):
                 return thresholds
             left = needing
@@ -313,9 +313,8 @@ class CostRule(Rule):
     def __post_init__(self) -> None:
         costs = checks.as_floats("costs", self.costs)
         is_matrix = costs.ndim == 2 and len(costs) >= 2 and costs.shape[1] - costs.shape[0] in (0, 1)
-        requirement = "costs to have shape (C, C) or (C, C + 1) with C at least 2"
-        way_out = "give each true class a row, each decision a column, and handing over the last one"
-        check(is_matrix, requirement, f"shape {costs.shape}", way_out)
+        way_out, got = "a row a class, a column a decision, the last to hand over", f"shape {costs.shape}"
+        check(is_matrix, "costs to have shape (C, C) or (C, C + 1) with C at least 2", got, way_out)
         allowed = np.abs(costs) <= _LARGEST_COST  # NaN is not
         row, column = np.unravel_index(allowed.argmin(), costs.shape)
         got = f"{costs[row, column]} in row {row}, column {column}"
@@ -483,7 +482,7 @@ class LabelThresholds(Rule):
             got = f"{argument}={given} with criterion={self.criterion!r}"
             check((given is not None) == is_needed, requirement, got, "pass both or none")
         if self.precision is not None:
-            promise.check_promise("precision", self.precision, self.delta)
+            promises.check_promise("precision", self.precision, self.delta)
         if self.costs is not None:
             costs = checks.as_floats("costs", self.costs)
             is_pair = costs.shape == (2,) and bool(((costs > 0) & np.isfinite(costs)).all())
@@ -526,8 +525,8 @@ class LabelThresholds(Rule):
         if self.precision is not None:
             delta = self.delta / max(len(columns), 1)
             for probs, _ in columns:
-                promise.check_rows_for(self.precision, delta, len(probs), argument="precision")
-            return [promise.certified_threshold(*column, self.precision, delta) for column in columns]
+                promises.check_rows_for(self.precision, delta, len(probs), argument="precision")
+            return [certified_threshold(*column, self.precision, delta) for column in columns]
         cuts = [_cuts(probs, labels) for probs, labels in columns]
         if self.costs is not None:
             false_positive, false_negative = self.costs

@@ -91,9 +91,9 @@ class Decisions:
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write decisions.json into a folder, the model's: the whole file or nothing."""
-        text = json.dumps(self.to_dict(), indent=2, allow_nan=False)
+        text = json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
         with whole_file(Path(folder) / FILE) as unfinished:
-            unfinished.write_text(text + "\n", encoding="utf-8")
+            unfinished.write_text(text, encoding="utf-8")
 
     def to_dict(self) -> dict[str, Any]:
         """The content of decisions.json, in JSON's own types."""

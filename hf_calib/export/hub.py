@@ -17,7 +17,7 @@ from huggingface_hub import CommitInfo, ModelCard
 from safetensors import SafetensorError, safe_open
 
 from hf_calib._errors import InputError, InputOSError, InputValueError, expected, few
-from hf_calib._hub import CARD, check_destination, push_files
+from hf_calib._hub import CARD, Destination, check_destination, push_files
 
 logger = logging.getLogger(__name__)
 
@@ -145,11 +145,7 @@ def push_folder(
 
     return push_files(
         pushed,
-        repo_id,
-        token=token,
-        private=private,
-        revision=revision,
-        create_pr=create_pr,
+        Destination(repo_id, token, private, revision, create_pr),
         message=message,
         in_the_way=lambda names: _in_the_way(names, pushed),
         announce=tell,

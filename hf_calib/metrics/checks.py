@@ -49,8 +49,7 @@ def as_array(argument: str, values: ArrayLike) -> NDArray[Any]:
 def as_floats(argument: str, values: ArrayLike) -> FloatArray:
     """Return real numbers as a float64 array."""
     array = as_array(argument, values)
-    real = array.dtype.kind in "biuf"
-    check_type(real, f"{argument} to hold real numbers", f"dtype {array.dtype}", "pass an array of floats")
+    check_kind(array, "biuf", f"{argument} to hold real numbers", "pass an array of floats")
     return array.astype(np.float64, copy=False)
 
 
@@ -58,6 +57,17 @@ def check_type(holds: bool, requirement: str, got: object, way_out: str) -> None
     """The same as `check`, where a type is wrong."""
     if not holds:
         raise InputTypeError(f"expected {requirement}, got {got}; {way_out}")
+
+
+def check_kind(array: NDArray[Any], kinds: str, requirement: str, way_out: str) -> None:
+    """The same, where the kind of a dtype is not one of these."""
+    if array.dtype.kind not in kinds:  # to name a dtype takes longer than all else here
+        check_type(False, requirement, f"dtype {array.dtype}", way_out)
+
+
+def check_shape(argument: str, array: NDArray[Any], shape: tuple[int, ...], way_out: str) -> None:
+    """Raise unless the array has this shape."""
+    check(array.shape == shape, f"{argument} to have shape {shape}", f"shape {array.shape}", way_out)
 
 
 def check_integer(argument: str, value: Any, least: int, way_out: str, *, most: int = 2**63 - 1) -> int:
@@ -188,8 +198,7 @@ def check_soft_labels(
 ) -> FloatArray:
     """Return soft labels (N, C) as float64; raise where they are not shares, or not of these rows and classes."""
     array = as_array(argument, soft_labels)
-    way_out = "pass a share for each example and class, in their order"
-    check(array.shape == shape, f"{argument} to have shape {shape}", f"shape {array.shape}", way_out)
+    check_shape(argument, array, shape, "pass a share for each example and class, in their order")
     way_out = "divide each row by its sum: soft labels are shares"
     return _check_distributions(argument, array, way_out).astype(np.float64, copy=False)
 
@@ -199,8 +208,7 @@ def _check_distributions(argument: str, rows: NDArray[Any], way_out: str = "") -
     requirement = f"{argument} to hold at least one value, in shape (N, C)"
     shape_way = "pass probs first, then labels; of one positive probability p np.stack([1 - p, p], axis=1)"
     check(rows.ndim == 2 and rows.size > 0, requirement, f"shape {rows.shape}", shape_way)
-    float_way = way_out or f"pass {argument}.astype(float)"
-    check_type(rows.dtype.kind == "f", f"{argument} to be a float array", f"dtype {rows.dtype}", float_way)
+    check_kind(rows, "f", f"{argument} to be a float array", way_out or f"pass {argument}.astype(float)")
     range_way = "these look like logits, or such that overflowed: pass scipy.special.softmax(logits, axis=1)"
     sum_way = (
         "pass softmax probabilities in float32 or wider, of one sigmoid output p np.hstack([1 - p, p]); several "
@@ -230,12 +238,10 @@ def _check_distributions(argument: str, rows: NDArray[Any], way_out: str = "") -
 def check_labels(labels: NDArray[Any], n_examples: int, n_classes: int) -> NDArray[np.int64]:
     """Return labels (N,) as int64; raise unless each is the number of a class."""
     way_out = "pass one class index per row of probs, or label distributions as a float (N, C) matrix"
-    fits = labels.shape == (n_examples,)
-    check(fits, f"labels to have shape ({n_examples},)", f"shape {labels.shape}", way_out)
-    names = labels.dtype.kind in "USO"
-    way_out = "number them by the columns: [names.index(label) for label in labels]"
-    way_out = way_out if names else "pass class indices, labels.astype(int)"
-    check_type(labels.dtype.kind in "iu", "labels to be integers", f"dtype {labels.dtype}", way_out)
+    check_shape("labels", labels, (n_examples,), way_out)
+    by_name = "number them by the columns: [names.index(label) for label in labels]"
+    way_out = by_name if labels.dtype.kind in "USO" else "pass class indices, labels.astype(int)"
+    check_kind(labels, "iu", "labels to be integers", way_out)
     outside = (labels < 0) | (labels >= n_classes)
     way_out = "number the columns; drop ignored rows first: keep = labels != -100"
     refuse(outside, "labels", f"lie in 0..{n_classes - 1}", labels, way_out)
@@ -243,9 +249,7 @@ def check_labels(labels: NDArray[Any], n_examples: int, n_classes: int) -> NDArr
 
 
 def _check_weights(argument: str, weights: NDArray[Any], n_examples: int) -> None:
-    requirement = f"{argument} to have shape ({n_examples},)"
-    fits = weights.shape == (n_examples,)
-    check(fits, requirement, f"shape {weights.shape}", "pass one for each row of probs")
+    check_shape(argument, weights, (n_examples,), "pass one for each row of probs")
     wrong = ~((weights >= 0) & (weights < np.inf))
     refuse(wrong, argument, "be finite and at least 0", weights, "give each row a weight; 0 leaves it out")
 

@@ -67,11 +67,8 @@ def find_entities(
     rows, targets = checks.check_probs_and_labels(probs, labels)
     numbers = checks.as_array("sentences", sentences)
     way_out = "pass the number of its sentence for each token"
-    fits = numbers.shape == targets.shape
-    check(fits, f"sentences to have shape {targets.shape}", f"shape {numbers.shape}", way_out)
-    checks.check_type(
-        numbers.dtype.kind in "iu", "sentences to be integers", f"dtype {numbers.dtype}", way_out
-    )
+    checks.check_shape("sentences", numbers, targets.shape, way_out)
+    checks.check_kind(numbers, "iu", "sentences to be integers", way_out)
     begins = np.append(True, numbers[1:] != numbers[:-1])
     values, places = np.unique(numbers[begins], return_counts=True)
     got = f"sentence {values[places.argmax()]} in {places.max()} places"

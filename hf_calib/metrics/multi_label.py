@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import check
-from hf_calib.metrics.checks import RANGE_TOLERANCE, FloatArray, as_array, check_type, refuse
+from hf_calib.metrics.checks import RANGE_TOLERANCE, FloatArray, as_array, check_kind, check_shape, refuse
 from hf_calib.metrics.ranking import area_under_roc, average_precision, tally
 from hf_calib.metrics.scores import SMALLEST_PROBABILITY
 from hf_calib.metrics.sums import BinSums, in_bins, uniform_bins
@@ -31,8 +31,7 @@ class Decisions(NamedTuple):
 def check_label_probs(probs: ArrayLike, *, argument: str = "probs") -> FloatArray:
     """Return probabilities (N, C) of independent labels as float64 in [0, 1]."""
     rows = as_array(argument, probs)
-    way_out = f"pass {argument}.astype(float)"
-    check_type(rows.dtype.kind == "f", f"{argument} to be a float array", f"dtype {rows.dtype}", way_out)
+    check_kind(rows, "f", f"{argument} to be a float array", f"pass {argument}.astype(float)")
     way_out = "pass one row an example, and one column a label"
     requirement = f"{argument} to have shape (N, C), N and C at least 1"
     check(rows.ndim == 2 and rows.size > 0, requirement, f"shape {rows.shape}", way_out)
@@ -45,8 +44,7 @@ def check_decisions(probs: ArrayLike, labels: ArrayLike, *, argument: str = "pro
     """Probabilities (N, C) in [0, 1], and labels (N, C) of 0 and 1, or -100 where one is not known."""
     rows = check_label_probs(probs, argument=argument)
     targets = as_array("labels", labels)
-    requirement, way_out = f"labels to have shape {rows.shape}", f"pass 0 or 1 for each column of {argument}"
-    check(targets.shape == rows.shape, requirement, f"shape {targets.shape}", way_out)
+    check_shape("labels", targets, rows.shape, f"pass 0 or 1 for each column of {argument}")
     wrong = ~np.isin(targets, (0, 1, UNKNOWN))
     refuse(wrong, "labels", "be 0 or 1", targets, "leave a decision out with -100")
     known = targets != UNKNOWN

@@ -174,11 +174,9 @@ def brier_decomposition(
     >>> (parts.calibration, parts.refinement)
     (0.125, 0.0)
     """
-    metric = SumMetric(partial(_ordered_gaps, n_bins=checks.check_n_bins(n_bins)), _squared_gaps)
-    checked = _checked(probs, labels, sample_weight)
-    calibration = metric(*checked)
-    # Rounding alone can make the refinement negative: it is a variance.
-    return BrierDecomposition(calibration, max(mean_of(squared_distances)(*checked) - calibration, 0.0))
+    metric = SumMetric(partial(_ordered_gaps, n_bins=checks.check_n_bins(n_bins)), _brier_parts)
+    added = metric.sums(*_checked(probs, labels, sample_weight))
+    return BrierDecomposition(*metric.value(added, added[:, 0].sum()))
 
 
 def accuracy(probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike | None = None) -> float:
@@ -243,14 +241,16 @@ def squared_distances(probs: NDArray[Any], labels: NDArray[Any]) -> FloatArray:
 
 
 def _ordered_gaps(probs: NDArray[Any], labels: NDArray[Any], *, n_bins: int) -> Adder:
-    """Rows (M, 1), and their residuals (M, C), classes from most to least probable, in bins of confidence."""
+    """In bins of confidence (M, 2 + C): rows, squares and gaps, of classes from most to least probable."""
     order = np.argsort(-probs, axis=1, kind="stable")
     gaps = np.take_along_axis(sums.residuals(probs, labels), order, axis=1)
-    columns = np.column_stack([np.ones(len(gaps)), gaps])
+    columns = np.column_stack([np.ones(len(gaps)), np.einsum("nc,nc->n", gaps, gaps), gaps])
     members = sums.uniform_bins(probs.max(axis=1), n_bins) == np.arange(n_bins)[:, None]
     return lambda weights: np.asarray((members * (1.0 if weights is None else weights)) @ columns)
 
 
-def _squared_gaps(added: FloatArray, n: Any) -> FloatArray:
-    counts, gaps = added[:, 0], added[:, 1:]
-    return np.asarray((np.einsum("mc,mc->m", gaps, gaps) / np.where(counts > 0, counts, 1)).sum() / n)
+def _brier_parts(added: FloatArray, n: Any) -> tuple[float, float]:
+    counts, squares, gaps = added[:, 0], added[:, 1], added[:, 2:]
+    calibration = (np.einsum("mc,mc->m", gaps, gaps) / np.where(counts > 0, counts, 1)).sum() / n
+    # Rounding alone can make the refinement negative: it is a variance.
+    return float(calibration), float(max(squares.sum() / n - calibration, 0.0))

@@ -237,10 +237,15 @@ class CalibrationState:
 
     def compute(self) -> dict[str, float]:
         """All metrics so far, in the order of `LOGGED_METRICS`; nll is in nats, all others but brier are fractions."""
-        top, bins, ranked = self.top_label, self.bins, self.equal_mass_bins()
+        self.top_label.n_rows()  # raises where there are none
+        ranked = self.equal_mass_bins()
+        return self.compute_with(binned_error(ranked, ranked.counts.sum()))
+
+    def compute_with(self, adaptive_ece: Any) -> dict[str, float]:
+        """The same, where the adaptive ECE is known."""
+        top, bins = self.top_label, self.bins
         found = {name: top.mean(name)[0][0] for name in ("accuracy", "nll", "brier")}
-        found["ece"] = binned_error(bins, bins.counts.sum())
-        found["adaptive_ece"] = binned_error(ranked, ranked.counts.sum())
+        found["ece"], found["adaptive_ece"] = binned_error(bins, bins.counts.sum()), adaptive_ece
         if self.by_class:
             found["classwise_ece"] = np.nanmean(class_gaps(self.class_bins()))
         found["mce"] = binned_error(bins, bins.counts.sum(), "max")

@@ -85,8 +85,8 @@ class StreamingCalibration:
         if "gloo" not in dist.get_backend():
             seen_on = self._checks.device if self._n_classes else None
             device = seen_on or torch.accelerator.current_accelerator() or device
-        confidences, correct = self._used()
-        header = torch.tensor([self._n_classes, len(correct)], device=device)
+        top = self._top_label()
+        header = torch.tensor([self._n_classes, len(top.correct)], device=device)
         seen_classes, n_predictions = torch.stack(_all_gather(header)).T.tolist()
         n_classes = max(seen_classes)
         if n_classes == 0:
@@ -100,12 +100,17 @@ class StreamingCalibration:
             dist.all_reduce(total)
             part.copy_(total)
         padded = torch.full((2, max(n_predictions)), _LEFT_OUT, dtype=torch.float64, device=device)
-        padded[:, : len(correct)] = torch.stack([confidences.double(), correct.double()])
+        padded[:, : len(top.correct)] = torch.from_numpy(np.stack(top))
         gathered = torch.cat(_all_gather(padded), dim=1).to(self._checks.device)
         self._confidences, self._correct = [gathered[0]], [gathered[1].to(torch.int8)]
 
     def state(self) -> CalibrationState:
         """All sums so far as a state in numpy, to be merged, sent or reported on; of labels a row, of all decisions."""
+        state, (confidences, correct) = self._without_cells(), self._top_label()
+        add_to(state.sums["cells"], cells_of(confidences), [np.ones_like(correct), confidences, correct])
+        return state
+
+    def _without_cells(self) -> CalibrationState:
         n_rows, not_finite, invalid = map(int, self._checks.tolist()) if self._n_classes else (0, 0, 0)
         allowed = "be 0, 1 or -100" if self.multi_label else f"lie in 0..{self._n_classes - 1} or be -100"
         way_out = "check that the labels and the model's head mean the same classes"
@@ -118,37 +123,35 @@ class StreamingCalibration:
         for name, sums in self._sums.items():
             state.sums[name] += sums.cpu().numpy()
         state.sums["bins"][0] = state.sums["bins"][1]  # no row has a weight
-        confidences, correct = self.confidences, self.correct
-        add_to(state.sums["cells"], cells_of(confidences), [np.ones_like(correct), confidences, correct])
         return state
 
     def compute(self) -> dict[str, float]:
         """All metrics so far, as of `CalibrationState.compute`; classwise_ece for up to 10,000 classes."""
-        found, top = self.state().compute(), TopLabel(self.confidences, self.correct)
-        return found | {"adaptive_ece": top_label_error(top, n_bins=self.n_bins, binning="quantile")}
+        state = self._without_cells()
+        return state.compute_with(top_label_error(self._top_label(), n_bins=self.n_bins, binning="quantile"))
 
     @property
     def confidences(self) -> FloatArray:
         """The confidence of each prediction, (N,) float64, in the order they came."""
-        return self._used()[0].double().cpu().numpy()
+        return self._top_label().confidence
 
     @property
     def correct(self) -> FloatArray:
         """1.0 where the prediction is right and 0.0 where not, (N,) float64, in the order they came."""
-        return self._used()[1].double().cpu().numpy()
+        return self._top_label().correct
 
     @property
     def class_gaps(self) -> FloatArray:
         """The binned calibration error of each of up to 10,000 classes, (C,); NaN where it has no labels."""
-        return class_gaps(self.state().class_bins())
+        return class_gaps(self._without_cells().class_bins())
 
-    def _used(self) -> tuple[Tensor, Tensor]:
-        """Confidence and correctness of the predictions that count."""
+    def _top_label(self) -> TopLabel:
+        """The predictions that count."""
         if not self._n_classes:
-            return torch.empty(0), torch.empty(0)
-        correct = torch.cat(self._correct)
+            return TopLabel(np.empty(0), np.empty(0))
+        confidences, correct = torch.cat(self._confidences), torch.cat(self._correct)
         used = correct != _LEFT_OUT
-        return torch.cat(self._confidences)[used], correct[used]
+        return TopLabel(*(each[used].double().cpu().numpy() for each in (confidences, correct)))
 
     def _check_batch(self, logits: Tensor, labels: Tensor) -> None:
         for name, value in (("logits", logits), ("labels", labels)):

@@ -147,13 +147,10 @@ class BinSums(NamedTuple):
     confidence: FloatArray
     correct: FloatArray
 
-
-class BinMeans(NamedTuple):
-    """Count, mean confidence and accuracy of each bin of a reliability diagram; NaN means for an empty bin."""
-
-    counts: FloatArray
-    confidence: FloatArray
-    accuracy: FloatArray
+    def means(self) -> tuple[FloatArray, FloatArray]:
+        """Mean confidence and accuracy of each bin; NaN where it is empty."""
+        members = np.where(self.counts > 0, self.counts, np.nan)
+        return self.confidence / members, self.correct / members
 
 
 def uniform_edges(n_bins: int) -> FloatArray:
@@ -263,28 +260,24 @@ def bin_sums(top: TopLabel, n_bins: int, binning: Binning = "uniform") -> BinSum
     return BinSums(*top_label_sums(n_bins, binning, "l2").sums(*top))
 
 
-def mean_bins(sums: BinSums) -> BinMeans:
-    """What a diagram shows of the sums."""
-    members = np.where(sums.counts > 0, sums.counts, np.nan)
-    return BinMeans(sums.counts, sums.confidence / members, sums.correct / members)
-
-
 def binned_error(sums: BinSums, n: Any, norm: Norm = "l1", *, debias: bool = False) -> FloatArray:
     """The calibration error (...) of the sums (..., M) of bins of n (...) rows."""
+    if norm == "l1" and not debias:
+        return gap_error(sums.confidence - sums.correct, n)
     members = np.where(sums.counts > 0, sums.counts, 1)
     gaps = np.abs(sums.confidence - sums.correct) / members
     if norm == "max":
         return np.asarray(gaps.max(axis=-1))
-    power = 1 if norm == "l1" else 2
-    terms = gaps**power
-    if debias:
-        accuracy = sums.correct / members
-        variances = np.maximum(accuracy * (1 - accuracy), 0)
-        if norm == "l1":  # less what the gap grows by, on average, when the accuracy is drawn again
-            terms = 2 * gaps - mean_size(gaps, np.sqrt(variances / members))
-        else:  # a bin of one example has no unbiased square
-            terms = np.where(sums.counts > 1, terms - variances / np.maximum(members - 1, 1), 0)
-    return np.asarray(np.maximum((sums.counts * terms).sum(axis=-1) / n, 0.0) ** (1 / power))
+    accuracy = sums.correct / members
+    variances = np.maximum(accuracy * (1 - accuracy), 0)
+    if norm == "l1":  # less what the gap grows by, on average, when the accuracy is drawn again
+        terms = 2 * gaps - mean_size(gaps, np.sqrt(variances / members))
+    elif debias:  # a bin of one example has no unbiased square
+        terms = np.where(sums.counts > 1, gaps**2 - variances / np.maximum(members - 1, 1), 0)
+    else:
+        terms = gaps**2
+    found = np.maximum((sums.counts * terms).sum(axis=-1) / n, 0.0)
+    return np.asarray(found if norm == "l1" else np.sqrt(found))
 
 
 def mean_size(means: FloatArray, deviations: FloatArray) -> FloatArray:
@@ -337,9 +330,9 @@ def _class_rows(probs: NDArray[Any], labels: NDArray[Any], *, n_bins: int) -> Ad
     add_upper = in_bins(slots, n_classes * n_bins, gaps.reshape(-1)[upper])
 
     def add(weights: FloatArray | None) -> FloatArray:
-        weights = np.ones(len(gaps)) if weights is None else weights
-        sums = add_upper(weights[rows]).reshape(n_classes, n_bins)
-        sums[:, 0] = weights @ gaps - sums[:, 1:].sum(axis=1)
+        sums = add_upper(None if weights is None else weights[rows]).reshape(n_classes, n_bins)
+        every = np.ones(len(gaps)) if weights is None else weights
+        sums[:, 0] = every @ gaps - sums[:, 1:].sum(axis=1)
         return sums
 
     return add
@@ -348,4 +341,4 @@ def _class_rows(probs: NDArray[Any], labels: NDArray[Any], *, n_bins: int) -> Ad
 def class_gaps(sums: BinSums) -> FloatArray:
     """The binned gap of each class (C,) from sums (C, M); NaN for a class that was never evaluated."""
     n_examples = sums.counts.sum(axis=-1)
-    return gap_error(sums.confidence - sums.correct, np.where(n_examples > 0, n_examples, np.nan))
+    return binned_error(sums, np.where(n_examples > 0, n_examples, np.nan))

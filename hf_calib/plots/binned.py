@@ -11,12 +11,10 @@ from numpy.typing import ArrayLike
 from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics.checks import FloatArray, check_n_bins
 from hf_calib.metrics.sums import (
-    BinMeans,
     BinSums,
     TopLabel,
     bin_sums,
     binned_error,
-    mean_bins,
     uniform_edges,
 )
 from hf_calib.plots._common import (
@@ -149,11 +147,11 @@ def _sums_of(name: str, confidences: ArrayLike, correct: ArrayLike, n_bins: int)
 
 
 def _draw_panel(upper: Axes, lower: Axes, sums: BinSums, n_rows: int | None) -> None:
-    bins, total = mean_bins(sums), float(sums.counts.sum())
+    total = float(sums.counts.sum())
     edges = uniform_edges(len(sums.counts))
     accuracy, confidence = sums.correct.sum() / total, sums.confidence.sum() / total
-    _draw_accuracy(upper, bins, edges)
-    _draw_counts(lower, bins, edges)
+    _draw_accuracy(upper, sums, edges)
+    _draw_counts(lower, sums, edges)
     top = 1 - _COUNTS_BAND
     lower.axvline(accuracy, 0, top, color="black", linewidth=1.4, clip_on=False)
     lower.axvline(confidence, 0, top, color=VERMILION, linestyle="--", linewidth=1.4, clip_on=False)
@@ -162,11 +160,11 @@ def _draw_panel(upper: Axes, lower: Axes, sums: BinSums, n_rows: int | None) -> 
     upper.set_title(summary, fontsize=7, loc="left", pad=4)
 
 
-def _draw_accuracy(axes: Axes, bins: BinMeans, edges: FloatArray) -> None:
+def _draw_accuracy(axes: Axes, bins: BinSums, edges: FloatArray) -> None:
     """Bars up to the accuracy; the hatched part lies between accuracy and mean confidence."""
     shown = bins.counts > 0
     left, width = edges[:-1][shown], np.diff(edges)[shown]
-    accuracy, confidence = bins.accuracy[shown], bins.confidence[shown]
+    confidence, accuracy = (each[shown] for each in bins.means())
     common = np.minimum(accuracy, confidence)
 
     def draw(height: FloatArray, bottom: FloatArray | float, label: str, **look: Any) -> None:
@@ -181,7 +179,7 @@ def _draw_accuracy(axes: Axes, bins: BinMeans, edges: FloatArray) -> None:
     draw_diagonal(axes)
 
 
-def _draw_counts(axes: Axes, bins: BinMeans, edges: FloatArray) -> None:
+def _draw_counts(axes: Axes, bins: BinSums, edges: FloatArray) -> None:
     share = bins.counts / bins.counts.sum()
     axes.bar(
         edges[:-1], share, np.diff(edges), align="edge", color="#BDBDBD", edgecolor="white", linewidth=0.4

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from scipy.special import ndtri
 
 from hf_calib.metrics.checks import FloatArray, check_n_bins, check_probs_and_labels
-from hf_calib.metrics.sums import BinMeans, BinSums, TopLabel, bin_sums, class_gaps, mean_bins
+from hf_calib.metrics.sums import BinSums, TopLabel, bin_sums, class_gaps
 from hf_calib.plots._common import (
     BLUE,
     SKY,
@@ -85,7 +85,7 @@ def classes_of_sums(
             (
                 names[c],
                 f"error {errors[c]:.3f}, {sums.correct[c].sum():.0f} examples",
-                mean_bins(BinSums(*(total[c] for total in sums))),
+                BinSums(*(total[c] for total in sums)),
             )
             for c in shown
         ]
@@ -95,7 +95,7 @@ def classes_of_sums(
     return figure
 
 
-def draw_panels(panels: Sequence[tuple[str, str, BinMeans]], *, of: str = "class") -> Figure:
+def draw_panels(panels: Sequence[tuple[str, str, BinSums]], *, of: str = "class") -> Figure:
     """A grid of small reliability diagrams, each with its name, its numbers and its bins."""
     columns = min(_COLUMNS, len(panels))
     rows = math.ceil(len(panels) / columns)
@@ -111,9 +111,9 @@ def draw_panels(panels: Sequence[tuple[str, str, BinMeans]], *, of: str = "class
     return figure
 
 
-def _draw_class(axes: Axes, bins: BinMeans) -> None:
+def _draw_class(axes: Axes, bins: BinSums) -> None:
     shown = bins.counts > 0
-    counts, stated, frequency = bins.counts[shown], bins.confidence[shown], bins.accuracy[shown]
+    counts, stated, frequency = (each[shown] for each in (bins.counts, *bins.means()))
     draw_diagonal(axes)
     low, high = _wilson(frequency, counts)
     axes.vlines(stated, low, high, color=SKY, linewidth=2.2)

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from hf_calib.metrics.checks import FloatArray, check_n_bins
 from hf_calib.metrics.multi_label import check_decisions, label_bins
-from hf_calib.metrics.sums import BinMeans, BinSums, mean_bins
+from hf_calib.metrics.sums import BinSums
 from hf_calib.plots._common import (
     BLUE,
     VERMILION,
@@ -106,5 +106,5 @@ def label_errors_chart(errors: Mapping[str, FloatArray], names: Sequence[str]) -
     return figure
 
 
-def _panel(name: str, error: float, sums: BinSums) -> tuple[str, str, BinMeans]:
-    return name, f"error {error:.3f}, {sums.correct.sum():,.0f} true", mean_bins(sums)
+def _panel(name: str, error: float, sums: BinSums) -> tuple[str, str, BinSums]:
+    return name, f"error {error:.3f}, {sums.correct.sum():,.0f} true", sums

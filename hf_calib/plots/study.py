@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics.checks import check_n_bins
-from hf_calib.metrics.sums import TopLabel, bin_sums, mean_bins, top_label_error
+from hf_calib.metrics.sums import TopLabel, bin_sums, top_label_error
 from hf_calib.plots._common import (
     BLUE,
     VERMILION,
@@ -290,9 +290,9 @@ def _draw_intervals(
 
 
 def _draw_bins(axes: Axes, panel: Panel, n_bins: int, look: _Look, *, hollow: bool) -> None:
-    bins = mean_bins(bin_sums(TopLabel(*panel), n_bins))
+    bins = bin_sums(TopLabel(*panel), n_bins)
     shown = bins.counts > 0
-    confidence, accuracy = bins.confidence[shown], bins.accuracy[shown]
+    confidence, accuracy = (each[shown] for each in bins.means())
     share = bins.counts[shown] / bins.counts.sum()
     steady = share >= _STEADY
     line = "--" if hollow else "-"

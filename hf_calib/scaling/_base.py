@@ -77,8 +77,7 @@ class Scaler(ClassifierMixin, BaseEstimator):
     ) -> Self:
         """Load a fitted scaler, bit for bit, of this class (`Scaler`: of any); nothing in its files is run.
 
-        It comes from a folder or, where there is none of that name, from a repository on the Hub such as "me/my-model",
-        of a branch, tag or commit (`revision`), with a token, None being the stored one.
+        From a folder or, where none has that name, a repository on the Hub at a `revision`; token None: the stored one.
         """
         from hf_calib.scaling import saved_map  # here, because it imports the scalers
 
@@ -93,13 +92,13 @@ class Scaler(ClassifierMixin, BaseEstimator):
 
         `where` takes revision, token, private and create_pr, as of `huggingface_hub.HfApi`; None, or False, by default.
         """
-        from hf_calib._hub import push_files
+        from hf_calib._hub import Destination, push_files
         from hf_calib.scaling.saved_map import MAP_NAME
 
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
             files, message = {MAP_NAME: Path(folder) / MAP_NAME}, f"Add {type(self).__name__}"
-            pushed: Any = push_files(files, repo_id, message=message, **where)
+            pushed: Any = push_files(files, Destination(repo_id, **where), message=message)
         return pushed
 
 
@@ -196,10 +195,8 @@ def as_binary_labels(
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_] | None]:
     """Check a 0/1 label for every logit; return where it is 1, and where it tells something (None: everywhere)."""
     labels = as_array("labels", labels)
-    requirement, way_out = (
-        f"labels to have the logits' shape {logits.shape}",
-        "multi_label=True takes a 0/1 label for every logit",
-    )
+    requirement = f"labels to have the logits' shape {logits.shape}"
+    way_out = "multi_label=True takes a 0/1 label for every logit"
     check(labels.shape == logits.shape, requirement, f"shape {labels.shape}", way_out)
     positive, known = labels == 1, (labels == 0) | (labels == 1)
     others = few(labels[~known & (labels != -100)][:1].tolist())

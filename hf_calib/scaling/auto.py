@@ -154,8 +154,8 @@ def _candidates(rows: Rows) -> list[list[_Candidate]]:
         no_matrix = "for two classes it is no more than a vector map"
     elif n * c**2 > _MATRIX_COST:
         no_matrix = f"N C^2 = {n * c**2:.1e} is more than {_MATRIX_COST:.0e}: its fits would take too long"
-
-    own, between, no_matrix = 2 if c == 2 and not rows.sigmoid else 2 * c, c * (c + 1), why_not or no_matrix
+    no_matrix = why_not or no_matrix
+    own = 2 if c == 2 and not rows.sigmoid else 2 * c
     svs = [linear.StructuredVectorScaling(penalty) for penalty in _PENALTIES]
     vectors = [_Candidate("structured_vector", own, each.solve, why_not, each.penalty) for each in svs]
     families = [
@@ -163,16 +163,18 @@ def _candidates(rows: Rows) -> list[list[_Candidate]]:
         [_Candidate("temperature", 1, lambda _, shared, *__: AffineMap(np.array(1 / shared)))],
     ]
     if rows.sigmoid:
-        return [*families, [_Candidate("per_label_temperature", c, _divided_by_label, why_not)], vectors]
+
+        def solve(rows: Rows, shared: float, *_: Any) -> AffineMap:
+            return AffineMap(1 / temperatures_by_label(rows, shared)[0])
+
+        return [*families, [_Candidate("per_label_temperature", c, solve, why_not)], vectors]
     vectors.append(_Candidate("vector", 2 * c, linear.VectorScaling().solve, why_not))
     sms = [linear.StructuredMatrixScaling(penalty) for penalty in _PENALTIES]
-    matrices = [_Candidate("structured_matrix", between, each.solve, no_matrix, each.penalty) for each in sms]
-    matrix = _Candidate("matrix", between, linear.MatrixScaling().solve, no_matrix)
+    matrices = [
+        _Candidate("structured_matrix", c * (c + 1), each.solve, no_matrix, each.penalty) for each in sms
+    ]
+    matrix = _Candidate("matrix", c * (c + 1), linear.MatrixScaling().solve, no_matrix)
     return [*families, vectors, matrices, [matrix]]
-
-
-def _divided_by_label(rows: Rows, temperature: float, *_: Any) -> AffineMap:
-    return AffineMap(1 / temperatures_by_label(rows, temperature)[0])
 
 
 def _cross_validate(families: list[list[_Candidate]], rows: Rows, folds: NDArray[np.int64]) -> None:

@@ -193,8 +193,8 @@ class SplineScaling(Scaler):
         # Equal confidences share their mean accuracy, and the mean slope.
         gaps = np.bincount(level, rows.logits.argmax(axis=1) == rows.labels) / sizes - levels
         # One spline for each knot, 1 there and 0 at the others: all splines are their weighted sums.
-        knots, ones = np.linspace(0, 1, self.n_knots), np.eye(self.n_knots)
-        basis = make_interp_spline(knots, ones, bc_type="natural")
+        knots = np.linspace(0, 1, self.n_knots)
+        basis = make_interp_spline(knots, np.eye(self.n_knots), bc_type="natural")
         steps = np.linspace(0, 1, n)
         heights = np.linalg.lstsq(basis(steps), np.cumsum(np.repeat(gaps, sizes)) / n, rcond=None)[0]
         slopes = np.bincount(np.sort(level), basis.derivative()(steps) @ heights) / sizes

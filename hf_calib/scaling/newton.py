@@ -166,8 +166,8 @@ class _PenalisedLoss:
 
     def __call__(self, theta: FloatArray) -> _Point:
         value: Any = 0.0
-        gradient, moments = np.zeros_like(theta), np.zeros((3, theta.shape[1]))  # of p (1 - p): 1, x, x^2
-        mixed: Any = 0.0  # of a matrix: x_i x_j
+        mixed: Any = 0.0  # p (1 - p) x_i x_j, for the division by a matrix's curvature
+        gradient, moments = np.zeros_like(theta), np.zeros((3, theta.shape[1]))  # p (1 - p) times 1, x, x^2
         kept = []  # of a matrix, for the products
         for part, features, mass, weights, losses in self._blocks(theta):
             value += losses @ weights
@@ -213,10 +213,8 @@ class _PenalisedLoss:
 
         return divide
 
-    def _blocks(
-        self, theta: FloatArray
-    ) -> Iterator[tuple[slice, FloatArray, FloatArray, FloatArray, FloatArray]]:
-        """Walk over features, which are 0 where there is a mask, weighted probabilities, weights and losses."""
+    def _blocks(self, theta: FloatArray) -> Iterator[tuple[Any, ...]]:
+        """Walk over slices of the rows, features (0 if masked), weighted probabilities, weights and losses."""
         for part, features in blocks(self.rows.logits):
             features *= 1 / self.unit
             masked = np.isneginf(features) if features.min() == -np.inf else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from hf_calib.metrics.checks import FloatArray
-from hf_calib.metrics.sums import TopLabel, bin_sums, mean_bins
+from hf_calib.metrics.sums import TopLabel, bin_sums
 
 CONFIDENCE_LEVEL = 0.95  # of every interval
 LEVEL = 0.05  # of the corrected p: a difference below it is beyond chance
@@ -218,14 +218,15 @@ def _finite(number: float | None) -> float | None:
 
 def _bins(panel: Panel) -> list[dict[str, float]]:
     """The bins (lower, upper] of a reliability diagram that hold predictions."""
-    bins = mean_bins(bin_sums(TopLabel(panel.confidences, panel.correct), _N_BINS))
+    bins = bin_sums(TopLabel(panel.confidences, panel.correct), _N_BINS)
+    confidence, accuracy = bins.means()
     return [
         {
             "lower": m / _N_BINS,
             "upper": (m + 1) / _N_BINS,
             "count": int(bins.counts[m]),
-            "confidence": float(bins.confidence[m]),
-            "accuracy": float(bins.accuracy[m]),
+            "confidence": float(confidence[m]),
+            "accuracy": float(accuracy[m]),
         }
         for m in range(_N_BINS)
         if bins.counts[m]

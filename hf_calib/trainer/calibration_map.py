@@ -54,9 +54,10 @@ def _record(scaler: Any) -> dict[str, Any]:
     return {"method": foldable_method(scaler), **saved_map.config_record(scaler)}
 
 
-def scaler_of(config: Any, trainer: Any) -> Any:
-    """The scaler of a configuration; by default a temperature where a bias would be lost, none of a vocabulary."""
-    scaler, model = config.make_scaler(), trainer.unwrapped_model
+def scaler_of(trainer: Any) -> Any:
+    """What a trainer's arguments say; by default a temperature where a bias would be lost, none of a vocabulary."""
+    config, model = trainer.calibration_config, trainer.unwrapped_model
+    scaler = config.make_scaler()
     is_default = config.calibration_method is None and isinstance(scaler, AutoScaling)
     if not is_default or model is None:
         return scaler
@@ -164,6 +165,15 @@ def fit_for_head(trainer: Any, scaler: Any, logits: Array, labels: Array) -> Any
     scaler = TemperatureScaling()
     fit_once(trainer.accelerator, scaler, logits, labels)
     return scaler
+
+
+def take(trainer: Any, fitted: FittedMap | None) -> None:
+    """Let it be the trainer's map, which the model's config records; or forget the one that was."""
+    trainer.fitted_map, config = fitted, trainer.model_config
+    if fitted is not None and config is not None:
+        config.calibration = fitted.config_record()
+    elif hasattr(config, "calibration"):
+        del config.calibration
 
 
 def map_of_checkpoint(checkpoint: str | os.PathLike[str], scaler: Any) -> FittedMap | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -28,9 +28,9 @@ from hf_calib.scaling import TemperatureScaling
 from hf_calib.scaling.methods import foldable_method
 from hf_calib.scaling.saved_map import map_title
 from hf_calib.scaling.temperature import Criterion
-from hf_calib.trainer.calibration_map import fit_once, in_words
+from hf_calib.trainer.calibration_map import fit_once, in_words, scaler_of
 from hf_calib.trainer.checkpoint import load_loss_state, save_loss_state
-from hf_calib.trainer.evaluation import Evaluation, held_out
+from hf_calib.trainer.evaluation import Evaluation, check_labelled, held_out
 
 STRATEGIES = ("end", "evaluate")
 Kind = TypeVar("Kind", bound=TrainerCallback)
@@ -44,24 +44,13 @@ class CalibrationCallback(TrainerCallback):
         together = (trainer is None) == (calibration_dataset is None)
         check(together, "trainer and calibration_dataset to be given together", "one of them", way_out)
         self.trainer, self.calibration_dataset = trainer, calibration_dataset
-
-    @property
-    def is_of_a_stock_trainer(self) -> bool:
-        """Whether this callback does what a `CalibrationTrainer` does."""
-        return self.calibration_dataset is not None
-
-    def before_train_end(self, state: Any) -> None:
-        """Called at the end of the training; by a `CalibrationTrainer` before any `on_train_end`."""
+        self.is_of_a_stock_trainer = trainer is not None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.trainer is None:
             way_out = "pass trainer=trainer and calibration_dataset=rows"
             name = type(self).__name__
             raise RuntimeError(expected(name, "be used by a CalibrationTrainer", "another trainer", way_out))
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.is_of_a_stock_trainer:
-            self.before_train_end(state)
 
     def _held_out(self, *, n_samples: int | None = None, keep_values: float = 0) -> Evaluation:
         current = Evaluation(self.trainer.accelerator, keep_values=keep_values)
@@ -71,18 +60,16 @@ class CalibrationCallback(TrainerCallback):
 class AdaFocalCallback(CalibrationCallback):
     """Updates the table of an adaptive loss (AdaFocal, AdaDualFocal, CalFocal, ECE-CE) from held-out predictions.
 
-    By default at each evaluation, on the whole calibration split, and at the end of each epoch where there are
-    no evaluations; or every `every_n_steps` optimizer steps, on a fixed random subset of `n_samples` examples.
-    Frequent updates help short trainings (AdaFocal, appendix I). The model's mode, the random streams and the progress
-    bars are left as found, and the values are the same on every process.
+    By default at each evaluation, and at the end of each epoch where there are no evaluations. Frequent updates help
+    short trainings (AdaFocal, appendix I). Mode, random streams and progress bars of the training are left as found.
 
-    Each update's table is in `trainer.state.log_history`: for each bin its gamma, calibration gap, edges and number of
-    held-out examples (`gamma_00`, `calibration_gap_00`, ...), which `hf_calib.plots.gamma_dynamics` draws. Trackers and
-    the console get `gamma_mean`, `gamma_min` and `gamma_max`. The table is in every checkpoint.
+    Each update's table is in every checkpoint and in `trainer.state.log_history`: for each bin its gamma, calibration
+    gap, edges and number of held-out examples (`gamma_00`, `calibration_gap_00`, ...), which
+    `hf_calib.plots.gamma_dynamics` draws. Trackers and the console get `gamma_mean`, `gamma_min` and `gamma_max`.
 
     Args:
-        every_n_steps: None, or at least 1.
-        n_samples: None for all; only with `every_n_steps`, or for the updates of a `schedule` by steps.
+        every_n_steps: instead, optimizer steps between updates, at least 1.
+        n_samples: for updates by steps, examples of a fixed random subset; None for the whole calibration split.
         schedule: {epoch: steps}, epochs rising, from 0: from which epoch on to update every how many optimizer
             steps. `{25: 100, 40: 1}` updates as by default in the first 25 epochs, every 100 steps in the next
             15, and then at every step. Not with `every_n_steps`.
@@ -112,32 +99,41 @@ class AdaFocalCallback(CalibrationCallback):
                 check_integer(name, getattr(self, name), 1, "leave it out for the default")
         names = ("every_n_steps", "schedule", "n_samples")
         self.schedule = check_updates(names, every_n_steps, schedule, n_samples) or {}
-        self._updating, self._last_step = False, -1
+        self._updating, self._missed, self._last_step = False, False, -1
+
+    @property
+    def adaptive_loss(self) -> Any:
+        """The one whose table follows held-out predictions."""
+        return self.trainer.compute_loss_func if self.is_of_a_stock_trainer else self.trainer.calibration_loss
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         super().on_train_begin(args, state, control)
         resumed = state.global_step > 0
         if self.is_of_a_stock_trainer:
-            loss = self.trainer.compute_loss_func
             way_out = "pass compute_loss_func=adafocal() to the Trainer"
-            check(isinstance(loss, AdaptiveLoss), "compute_loss_func to be a loss that adapts", loss, way_out)
-            loss.to(args.device)
+            adapts = isinstance(self.adaptive_loss, AdaptiveLoss)
+            check(adapts, "compute_loss_func to be a loss that adapts", self.adaptive_loss, way_out)
+            self.adaptive_loss.to(args.device)
             if resumed:
-                load_loss_state(loss, _checkpoint(args, state))
-        # An evaluation before the first step of a resumed training was followed by an update before it stopped.
+                load_loss_state(self.adaptive_loss, _checkpoint(args, state))
+        # An evaluation before the first step of a resumed training was followed by an update before it stopped; the
+        # checkpoint of an epoch's last step was saved before the epoch's update.
         self._updating, self._last_step = True, state.global_step if resumed else -1
         by_epochs = args.eval_strategy in (IntervalStrategy.NO, IntervalStrategy.EPOCH)
-        # The checkpoint of an epoch's last step was saved before the epoch's update.
-        if resumed and by_epochs and self._interval(state) is None and state.epoch == int(state.epoch):
-            logged = (entry for entry in state.log_history if entry.get("step") == state.global_step)
-            if not any("calibration_gap_00" in entry for entry in logged):
-                self._update_table()
+        at_end = resumed and by_epochs and self._interval(state) is None and state.epoch == int(state.epoch)
+        logged = [entry for entry in state.log_history if entry.get("step") == state.global_step]
+        self._missed = at_end and not any("calibration_gap_00" in entry for entry in logged)
 
     def _update_table(self, done: Evaluation | None = None, *, n_samples: int | None = None) -> None:
         if self.is_of_a_stock_trainer:
-            update_table(self.trainer, self.trainer.compute_loss_func, self._held_out(n_samples=n_samples))
+            update_table(self.trainer, self.adaptive_loss, self._held_out(n_samples=n_samples))
         else:
             self.trainer.update_adaptive_loss(done, n_samples=n_samples)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._missed:
+            self._missed = False
+            self._update_table()
 
     def _interval(self, state: Any) -> int | None:
         """Optimizer steps between updates in the epoch of the last step; None for updates as by default."""
@@ -164,25 +160,26 @@ class AdaFocalCallback(CalibrationCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.is_of_a_stock_trainer and args.should_save:  # ours saves the table with the model
-            save_loss_state(self.trainer.compute_loss_func, _checkpoint(args, state))
+            save_loss_state(self.adaptive_loss, _checkpoint(args, state))
 
-    def before_train_end(self, state: Any) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.on_epoch_begin(args, state, control)  # where it resumed after its last step
         self._updating = False
+        if args.load_best_model_at_end and state.best_model_checkpoint is not None:
+            load_loss_state(self.adaptive_loss, state.best_model_checkpoint)
 
 
 class CalibrationMapCallback(CalibrationCallback):
     """Fits a scaler that folds on the calibration split, and has it reported beside the raw probabilities.
 
-    At the end of the training, after the best model was loaded and before trackers close, the evaluation set
-    (if there is one) is evaluated once more, so that every metric is logged before and after (`eval_ece`,
-    `eval_ece_calibrated`, ...), and the map is named on the console. With `strategy="evaluate"` each evaluation during
-    the training is preceded by a fit too. A fit or a final evaluation that fails is warned of; the trained model is
-    kept. Beside a stock Trainer the map is fitted at the end, and is `fitted` of this callback: fold it with
-    `hf_calib.fold`.
+    At the end of the training, after the best model was loaded and before trackers close, the evaluation set is
+    evaluated once more, so that every metric is logged before and after (`eval_ece`, `eval_ece_calibrated`, ...), and
+    the map is named on the console. A fit or an evaluation that fails there is warned of; the trained model is kept.
+    Beside a stock Trainer the map is then `fitted` of this callback: fold it with `hf_calib.fold`.
 
     Args:
         scaler: not fitted, with settings of its own; each fit is of a copy.
-        strategy: "end" or "evaluate".
+        strategy: "end", or "evaluate" to fit before each evaluation during the training too.
         trainer: a stock Trainer.
         calibration_dataset: with it, the rows to fit on.
 
@@ -211,11 +208,11 @@ class CalibrationMapCallback(CalibrationCallback):
             self._last_step = step
             self._fit()
 
-    def before_train_end(self, state: Any) -> None:
-        trainer = self.trainer
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        trainer, history, summary = self.trainer, state.log_history, len(state.log_history) - 1
         if not self.is_of_a_stock_trainer and trainer.calibration_split is None:
             return
-        self._last_step = state.global_step
+        trainer.during_training = False
         self._fit()
         if self.fitted is not None:
             logs = {"calibration_map": in_words(self.fitted)}
@@ -225,6 +222,10 @@ class CalibrationMapCallback(CalibrationCallback):
         if trainer.eval_dataset is not None and not self.is_of_a_stock_trainer:
             way_out = "but its final metrics are not logged. Correct the evaluation set, and call evaluate()."
             _or_warn(trainer.evaluate, "The evaluation after the training failed", way_out)
+        if summary >= 0 and "train_runtime" in history[summary]:  # a pruned trial of a search has none
+            # The Trainer has just logged it, and it is to stay the last entry.
+            history.append(history.pop(summary))
+            trainer.summary_was_at = summary
 
     def _fit(self) -> None:
         scaler, trainer = clone(self.scaler), self.trainer
@@ -272,19 +273,20 @@ class TemperatureScalingCallback(CalibrationMapCallback):
 # ---- Those of a CalibrationTrainer ----
 
 
-def renew(trainer: Any, config: Any, scaler: Any) -> None:
+def renew(trainer: Any) -> None:
     """Put the callbacks that a configuration asks for in the place of those that were made before."""
-    handler, strategy = trainer.callback_handler, config.calibration_strategy
-    wanted: dict[Any, Any] = {AdaFocalCallback: None, CalibrationMapCallback: None}
+    handler, config, scaler = trainer.callback_handler, trainer.calibration_config, scaler_of(trainer)
+    strategy = config.calibration_strategy
+    gammas: Any = None
+    fitting: Any = None
     if isinstance(trainer.calibration_loss, AdaptiveLoss):
         updates = {"every_n_steps": config.gamma_update_steps, "n_samples": config.gamma_update_samples}
-        wanted[AdaFocalCallback] = AdaFocalCallback(**updates, schedule=config.gamma_update_schedule)
+        gammas = AdaFocalCallback(**updates, schedule=config.gamma_update_schedule)
     if isinstance(scaler, TemperatureScaling):  # remove_callback is asked for this one
-        made = TemperatureScalingCallback(criterion=scaler.criterion, strategy=strategy)
-        wanted[CalibrationMapCallback] = made
+        fitting = TemperatureScalingCallback(criterion=scaler.criterion, strategy=strategy)
     elif scaler is not None:
-        wanted[CalibrationMapCallback] = CalibrationMapCallback(scaler, strategy=strategy)
-    for kind, callback in wanted.items():
+        fitting = CalibrationMapCallback(scaler, strategy=strategy)
+    for kind, callback in ((AdaFocalCallback, gammas), (CalibrationMapCallback, fitting)):
         earlier = trainer.made_callbacks.get(kind)
         if earlier is not None and earlier not in handler.callbacks:
             continue  # the user has removed it, for good
@@ -298,43 +300,20 @@ def renew(trainer: Any, config: Any, scaler: Any) -> None:
 
 
 def arrange(trainer: Any) -> None:
-    """Keep the last of each kind of ours; the map comes after the gammas, and after the user's."""
+    """Keep the last of each kind of ours, before those that close what is logged: the gammas, and then the map."""
     callbacks = trainer.callback_handler.callbacks
-    for kind in (AdaFocalCallback, CalibrationMapCallback):
-        for earlier in [callback for callback in callbacks if isinstance(callback, kind)][:-1]:
-            callbacks.remove(earlier)
-    for callback in callbacks:
-        if isinstance(callback, CalibrationCallback):
-            callback.trainer = trainer
-    callbacks.sort(key=lambda callback: isinstance(callback, CalibrationMapCallback))
+    kinds = AdaFocalCallback, CalibrationMapCallback
+    ours = [own for kind in kinds if (own := own_callback(trainer, kind)) is not None]
+    for callback in ours:
+        callback.trainer = trainer
+    callbacks[:] = [*ours, *(callback for callback in callbacks if not isinstance(callback, kinds))]
 
 
-def before(method: Any, work: Callable[[Any], None]) -> Any:
-    """A method of a callback handler that does some work first."""
-
-    def both(args: Any, state: Any, control: Any) -> Any:
-        work(state)
-        return method(args, state, control)
-
-    return both
-
-
-def finish(trainer: Any, state: Any) -> int | None:
-    """Do what is ours at the end; the Trainer has logged its summary, which is to stay last. Return where it was."""
-    history = state.log_history
-    summary = len(history) - 1
-    for callback in list(trainer.callback_handler.callbacks):
-        if isinstance(callback, CalibrationCallback) and not callback.is_of_a_stock_trainer:
-            callback.before_train_end(state)
-    if summary < 0 or "train_runtime" not in history[summary]:  # a pruned trial of a search has none
-        return None
-    history.append(history.pop(summary))
-    return summary
-
-
-def update_table(trainer: Any, loss: AdaptiveLoss, evaluation: Evaluation) -> None:
+def update_table(trainer: Any, loss: Any, evaluation: Evaluation) -> None:
     """Update the table of an adaptive loss from held-out predictions, and log it."""
-    found, state = evaluation.labelled(), trainer.state
+    found, state = evaluation.raw, trainer.state
+    check_labelled(found is not None)
+    assert found is not None
     gaps = found.class_gaps if loss.reads_labels else None
     progress = state.global_step / max(state.max_steps, 1)
     loss.update(found.confidences, found.correct, class_gaps=gaps, progress=progress)
@@ -354,12 +333,17 @@ def own_callback(trainer: Any, kind: type[Kind]) -> Kind | None:
     return next((c for c in reversed(trainer.callback_handler.callbacks) if isinstance(c, kind)), None)
 
 
+def scaler_to_fit(trainer: Any) -> Any:
+    """A copy of the callback's scaler, or else what the arguments say, or else a temperature."""
+    callback = own_callback(trainer, CalibrationMapCallback)
+    scaler = scaler_of(trainer) if callback is None else clone(callback.scaler)
+    return TemperatureScaling() if scaler is None else scaler
+
+
 # ---- Options, here and in the arguments ----
 
 
-def check_updates(
-    names: tuple[str, str, str], steps: Any, schedule: Any, samples: Any
-) -> dict[int, int] | None:
+def check_updates(names: Sequence[str], steps: Any, schedule: Any, samples: Any) -> dict[int, int] | None:
     """Refuse settings of updates that do not go together; return the schedule, whose epochs may be words as in JSON.
 
     >>> check_updates(("steps", "schedule", "samples"), None, {"25": 100, "40": 1}, None)
@@ -374,11 +358,8 @@ def check_updates(
     check(schedule is None or holds, requirement, repr(schedule), way_out)
     alone, got = None in (schedule, steps), f"{names[0]}={steps}"
     check(alone, f"{names[1]} to go without {names[0]}", got, "leave one of them out")
-    by_steps, requirement = (
-        samples is None or steps or schedule,
-        f"{names[2]} to go with {names[0]} or {names[1]}",
-    )
-    check(bool(by_steps), requirement, "neither", "set one of them")
+    by_steps = samples is None or steps is not None or schedule is not None
+    check(by_steps, f"{names[2]} to go with {names[0]} or {names[1]}", "neither", "set one of them")
     return dict(zip(epochs, given.values(), strict=True)) or None
 
 

@@ -26,11 +26,7 @@ def save_loss_state(loss: AdaptiveLoss, directory: str | os.PathLike[str]) -> No
 
 
 def load_loss_state(loss: AdaptiveLoss, directory: str | os.PathLike[str]) -> None:
-    """Restore the table that `save_loss_state` wrote, here or where a push puts it.
-
-    Raises:
-        ValueError: if it is missing or unreadable, or of another loss or other hyperparameters.
-    """
+    """Restore the table that `save_loss_state` wrote, here or where a push puts it, if it is of this very loss."""
     found = [
         path for name in (LOSS_STATE_NAME, PUSHED_LOSS_STATE) if (path := Path(directory) / name).is_file()
     ]

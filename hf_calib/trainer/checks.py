@@ -18,18 +18,10 @@ from hf_calib.losses import AdaptiveLoss
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 from hf_calib.metrics.checks import check_type
 from hf_calib.metrics.state import LOGGED_METRICS
+from hf_calib.trainer import labels as of_labels
 from hf_calib.trainer.calibration_map import check_goes_with
 from hf_calib.trainer.callbacks import AdaFocalCallback, CalibrationMapCallback, arrange, own_callback
-from hf_calib.trainer.labels import (
-    LABEL_NAMES,
-    Labels,
-    collated_labels,
-    generates,
-    has_label_per_class,
-    has_rows,
-    loader_of,
-    read_labels,
-)
+from hf_calib.trainer.labels import Labels, collated_labels, has_rows
 
 Array = NDArray[Any]
 _DECISIONS = "give 0 or 1 per class, or -100 to ignore a decision"
@@ -38,10 +30,8 @@ _DECISIONS = "give 0 or 1 per class, or -100 to ignore a decision"
 def check_model(trainer: Any) -> None:
     """Refuse a model that is not a classifier, and a loss that does not fit it."""
     asked = trainer.calibration_config.loss
-    once, got = (
-        trainer.compute_loss_func is None or asked == "cross_entropy",
-        f"compute_loss_func beside loss={asked!r}",
-    )
+    once = trainer.compute_loss_func is None or asked == "cross_entropy"
+    got = f"compute_loss_func beside loss={asked!r}"
     check(once, "the loss to be given once", got, "leave one of them out")
     model, n_classes, loss = trainer.unwrapped_model, trainer.n_classes, trainer.calibration_loss
     adapts = own_callback(trainer, AdaFocalCallback) is None or isinstance(loss, AdaptiveLoss)
@@ -54,8 +44,8 @@ def check_model(trainer: Any) -> None:
     check(len(names) <= 1, "label_names to name one column", names, way_out)
     got = f"{type(model).__name__}, an encoder-decoder that generates"
     way_out = "use its ...ForSequenceClassification, or transformers.Trainer"
-    classifies = not generates(model, encoder_decoder=True)
-    check(classifies, "the model to be a classifier or a causal language model", got, way_out)
+    refused = of_labels.generates(model, encoder_decoder=True)
+    check(not refused, "the model to be a classifier or a causal language model", got, way_out)
     way_out = "load it with num_labels=2, or with problem_type='multi_label_classification' for one sigmoid"
     several = n_classes != 1 or loss.multi_label
     check(several, "the model to be a classifier with at least 2 labels", n_classes, way_out)
@@ -103,15 +93,15 @@ def _check_labels(trainer: Any, sets: dict[str, Any], *, fits: bool) -> None:
     """Decide the problem type, by the training split where the model does not say, and hold all splits to it."""
     splits = {"training": trainer.train_dataset, "calibration": trainer.calibration_dataset}
     splits |= {f"evaluation {role!r}" if role in splits else role: each for role, each in sets.items()}
-    labels = {role: read_labels(dataset, trainer.label_key) for role, dataset in splits.items()}
+    labels = {role: of_labels.read_labels(dataset, trainer.label_key) for role, dataset in splits.items()}
     for role, dataset in splits.items():
         _check_rows(trainer, dataset, role, labels[role])
-    kinds = {role: has_label_per_class(trainer, dataset, role) for role, dataset in splits.items()}
+    kinds = {role: of_labels.has_label_per_class(trainer, dataset, role) for role, dataset in splits.items()}
     if fits and trainer.reads_labels and has_rows(trainer.calibration_dataset):
         _check_calibration_labels(trainer, trainer.calibration_dataset, labels["calibration"])
     decided = next((kind for kind in kinds.values() if kind is not None), None)
     if trainer.problem_type is None and decided is not None:
-        trainer.decide_problem_type(decided)
+        of_labels.decide_problem_type(trainer, decided)
     multi_label, form = trainer.calibration_loss.multi_label, "'{}_label_classification'"
     for role, kind in kinds.items():
         wanted, got, other = "class indices, for a single-label model", "one float per class", "multi"
@@ -140,9 +130,11 @@ def _check_rows(trainer: Any, dataset: Any, role: str, found: Labels | None) -> 
             way_out = "number them: dataset.class_encode_column('label'), the same names in each split"
             check(False, f"{what} class indices", f"{found.values[0]!r} in row {found.rows[0]}", way_out)
     inputs = (
-        is_dataset and trainer.args.remove_unused_columns and loader_of(trainer, dataset).dataset.column_names
+        is_dataset
+        and trainer.args.remove_unused_columns
+        and of_labels.loader_of(trainer, dataset).dataset.column_names
     )
-    for name in set(inputs or ()) - {trainer.label_key, *LABEL_NAMES}:
+    for name in set(inputs or ()) - {trainer.label_key, *of_labels.LABEL_NAMES}:
         if dataset.data.column(name).null_count:
             absent = dataset.with_format("arrow")[name][:].is_null().to_numpy()
             requirement = f"the {role} split to have a value for {name!r} in every row"
@@ -225,28 +217,22 @@ def _warn_of_roles(trainer: Any, fitted: str) -> None:
     what = fitted[0].upper() + fitted[1:]
     if calibration is None:
         found = "several evaluation sets" if isinstance(evaluation, dict) else "no evaluation set either"
-        message = (
-            f"There is no calibration_dataset, and {found}. {what} will not be fitted, so the "
-            "probabilities stay as trained. Pass calibration_dataset, or set calibration_method='none'."
-        )
+        fact = f"There is no calibration_dataset, and {found}. {what} will not be fitted, so the"
+        rest = "probabilities stay as trained. Pass calibration_dataset, or set calibration_method='none'."
     elif calibration is train:
-        message = (
-            f"The training split is also the calibration split. {what} will follow a model that has seen these "
-            "examples, and come out over-confident. Hold some examples out as calibration_dataset."
-        )
+        fact = f"The training split is also the calibration split. {what} will follow a model that has seen these"
+        rest = "examples, and come out over-confident. Hold some examples out as calibration_dataset."
     elif any(calibration is split for split in reported):
-        message = (
-            f"The evaluation split is also the calibration split. {what} will follow the examples that are "
-            "reported, so the reported calibration is optimistic. Pass a separate calibration_dataset."
-        )
+        fact = f"The evaluation split is also the calibration split. {what} will follow the examples that are"
+        rest = "reported, so the reported calibration is optimistic. Pass a separate calibration_dataset."
     elif train is not None and any(train is split for split in reported):
-        message = (
-            "The training split is also the evaluation split. What is reported is for examples that the model "
-            "has seen, and is optimistic. Hold some examples out as eval_dataset."
+        fact = (
+            "The training split is also the evaluation split. What is reported is for examples that the model"
         )
+        rest = "has seen, and is optimistic. Hold some examples out as eval_dataset."
     else:
         return
-    warnings.warn(message, stacklevel=5)
+    warnings.warn(f"{fact} {rest}", stacklevel=5)
 
 
 def _warn_of_split_batches(trainer: Any) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainingArguments
 
-from hf_calib._errors import InputValueError, check, expected
+from hf_calib._errors import check
 from hf_calib.losses import AdaptiveLoss, make_loss
 from hf_calib.metrics.checks import check_flag
 from hf_calib.metrics.state import lower_is_better
@@ -128,6 +128,11 @@ class CalibrationConfig:
         self.class_weights = _numbers(self.class_weights)
         self.make_loss()
 
+    def settings(self) -> str:
+        """Everything that loss, callbacks and map are made from, to see whether it has changed."""
+        names = [*CalibrationConfig.__dataclass_fields__, "label_smoothing_factor"]
+        return repr([getattr(self, name, None) for name in names])
+
     def make_loss(
         self, problem_type: str | None = None, *, balanced_weights: Sequence[float] | None = None
     ) -> Any:
@@ -234,18 +239,15 @@ def _plain(value: Any) -> Any:
 def _numbers(weights: Any) -> list[float] | str | None:
     """Class weights as numbers that JSON can hold, from words of the command line, an array or a tensor."""
     words = [weights] if isinstance(weights, str) else _plain(weights)
-    if words is None:
-        return None
-    words = words if isinstance(words, Mapping) else list(words)
-    if words == [BALANCED]:
-        return BALANCED
-    try:
-        if not isinstance(words, Mapping):  # whose keys would be taken for the weights
-            return [float(weight) for weight in words]
+    if words is None or (isinstance(words, list | tuple) and [*words] == [BALANCED]):
+        return None if words is None else BALANCED
+    try:  # the keys of a mapping would be taken for the weights
+        numbers = None if isinstance(words, Mapping) else [float(weight) for weight in words]
     except (TypeError, ValueError):
-        pass
-    requirement, way_out = f"be numbers, or {BALANCED!r}", "one number per class, in order"
-    raise InputValueError(expected("class_weights", requirement, repr(words), way_out))
+        numbers = None
+    requirement, way_out = f"class_weights to be numbers, or {BALANCED!r}", "one number per class, in order"
+    check(numbers is not None, requirement, repr(words), way_out)
+    return numbers
 
 
 def _from_json(value: Any) -> Any:
@@ -259,9 +261,7 @@ def _from_json(value: Any) -> Any:
 def read_mapping(value: Any) -> dict[str, Any] | None:
     """Hyperparameters, which are JSON on the command line."""
     given = _from_json(value)
-    requirement, way_out = (
-        "loss_kwargs to be a mapping of hyperparameters, or JSON of one",
-        "write '{\"name\": value}'",
-    )
-    check(given is None or isinstance(given, dict), requirement, f"{value!r} ", way_out)
+    requirement = "loss_kwargs to be a mapping of hyperparameters, or JSON of one"
+    fits = given is None or isinstance(given, dict)
+    check(fits, requirement, f"{value!r} ", "write '{\"name\": value}'")
     return None if given is None else {key: _plain(item) for key, item in given.items()}

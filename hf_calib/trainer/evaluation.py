@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from accelerate.data_loader import get_sampler
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import SequentialSampler, Subset
+from torch.utils.data import SequentialSampler
 from transformers import Trainer
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import EvalLoopOutput
@@ -29,18 +29,14 @@ from hf_calib.metrics.streaming import StreamingCalibration
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.scaling.affine import AffineMap
 from hf_calib.scaling.saved_map import temperature_of, title_of
-from hf_calib.trainer.labels import (
-    aligned_labels,
-    n_own_rows,
-    predicts_next_token,
-    random_state_left_as_found,
-)
+from hf_calib.trainer import labels as of_labels
 from hf_calib.trainer.token_sample import TokenSample
 
 _MAPPED_AT_ONCE = 2**20  # logits: their copy stays small, however large batch and vocabulary are
 Arrays = tuple[NDArray[Any], NDArray[Any]]
 
 
+@dataclass(eq=False)
 class Evaluation:
     """Takes the batches of a pass on this process; ends with the same numbers on every process.
 
@@ -48,41 +44,34 @@ class Evaluation:
         accelerator: the trainer's.
         prefix: of the log keys, such as "eval".
         n_bins: bins of the calibration errors.
-        keep_values: keep logits and labels, up to so many values; fewer than infinitely many, not of several labels a
-            row.
+        keep_values: of logits and labels, at most; fewer than infinitely many, not of several labels a row.
         sample_tokens: keep those of a `TokenSample`, where labels are (N, L).
+        dataset: what the pass is over.
+        calibration_map: a fitted scaler that folds; its metrics are computed beside the raw ones.
     """
 
     # What a report on them costs stays below 80 MB and half a minute, of which its resampling of rows takes most where
     # classes are few: each row counts as this many values at least, so there are 50,000 at most.
-    FEW_VALUES = 20_000_000
-    VALUES_OF_A_ROW = 400
+    FEW_VALUES: ClassVar[int] = 20_000_000
+    VALUES_OF_A_ROW: ClassVar[int] = 400
 
+    accelerator: Accelerator
+    prefix: str = ""
+    n_bins: int = 15
+    keep_values: float = 0
+    sample_tokens: bool = False
     dataset: Any = None
-    calibration_map: Any = None  # a fitted scaler that folds; its metrics are computed beside the raw ones
+    calibration_map: Any = None
     # Made with the first batch, which tells the problem type and the device.
-    raw: StreamingCalibration | None = None
-    calibrated: StreamingCalibration | None = None
+    raw: StreamingCalibration | None = field(default=None, init=False)
+    calibrated: StreamingCalibration | None = field(default=None, init=False)
+    rows: list[tuple[Tensor, Tensor]] = field(default_factory=list, init=False)
+    # Of the sentences in `rows`, where labels are of tokens.
+    lengths: list[Tensor] = field(default_factory=list, init=False)
 
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        prefix: str = "",
-        *,
-        n_bins: int = 15,
-        keep_values: float = 0,
-        sample_tokens: bool = False,
-    ) -> None:
-        self.accelerator, self.prefix, self.n_bins, self.keep_values = (
-            accelerator,
-            prefix,
-            n_bins,
-            keep_values,
-        )
-        self.sample = TokenSample(accelerator) if sample_tokens and keep_values else None
-        self.rows: list[tuple[Tensor, Tensor]] = []
-        self.n_values = 0  # in `rows`
-        self.lengths: list[Tensor] = []  # where labels are of tokens: how many each sentence has in `rows`
+    def __post_init__(self) -> None:
+        self.sample = TokenSample(self.accelerator) if self.sample_tokens and self.keep_values else None
+        self._n_values = 0
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
         """Take a batch: logits (N, ..., C), labels (N, ...), or float labels like the logits (multi-label)."""
@@ -91,18 +80,18 @@ class Evaluation:
             self.raw = StreamingCalibration(n_bins=self.n_bins, multi_label=multi_label)
             if self.calibration_map is not None:
                 self.calibrated = StreamingCalibration(n_bins=self.n_bins, multi_label=multi_label)
-                self._mapping = on_device(self.calibration_map.affine_map(), logits)
+                self._mapped = on_device(self.calibration_map.affine_map(), logits)
         # The last batch is filled up with repeats, to be even over processes.
         state, n_own = self.accelerator.gradient_state, len(labels)
         if state.end_of_dataloader and state.remainder > 0:
-            n_own = n_own_rows(state.remainder, self.accelerator.process_index, n_own)
+            n_own = of_labels.n_own_rows(state.remainder, self.accelerator.process_index, n_own)
         self.raw.update(logits[:n_own], labels[:n_own])
         if self.calibrated is not None:
             rows = logits[:n_own].reshape(-1, logits.shape[-1])
             targets = labels[:n_own].reshape(rows.shape if multi_label else -1)
             step = max(1, _MAPPED_AT_ONCE // rows.shape[1])
             for chunk, chunk_labels in zip(rows.split(step), targets.split(step), strict=True):
-                self.calibrated.update(mapped(chunk, self._mapping), chunk_labels)
+                self.calibrated.update(self._mapped(chunk), chunk_labels)
         if self.sample is not None:
             self.sample.add(logits[:n_own], labels[:n_own])
         elif self.keep_values:
@@ -121,8 +110,8 @@ class Evaluation:
         labels = labels.reshape(logits.shape if multi_label else -1)
         known = (labels != IGNORE_INDEX).any(1) if multi_label else labels != IGNORE_INDEX
         self.rows.append((logits[known].cpu(), labels[known].cpu()))
-        self.n_values += len(self.rows[-1][1]) * max(logits.shape[-1], self.VALUES_OF_A_ROW)
-        if self.keep_values < math.inf and (multi_label or self.n_values > self.keep_values):
+        self._n_values += len(self.rows[-1][1]) * max(logits.shape[-1], self.VALUES_OF_A_ROW)
+        if self.keep_values < math.inf and (multi_label or self._n_values > self.keep_values):
             self.keep_values, self.rows, self.lengths = 0, [], []
 
     def finish(self) -> None:
@@ -147,18 +136,12 @@ class Evaluation:
         names = ["before", *([] if self.calibrated is None else [f"after {title_of(self.calibration_map)}"])]
         return {n: (s.confidences, s.correct) for n, s in zip(names, self._states(), strict=True)}
 
-    def labelled(self) -> StreamingCalibration:
-        """The sums of the pass, which is to have had labels."""
-        _check_labelled(self.raw is not None)
-        assert self.raw is not None
-        return self.raw
-
     def logits_and_labels(self) -> Arrays:
         """(N, C) float32 logits and the labels of all rows that are not ignored, if logits were kept.
 
         Multi-label rows count if one of their decisions does; the others are -100.
         """
-        _check_labelled(bool(self.rows) and len(self.rows[0][1]) > 0)
+        check_labelled(bool(self.rows) and len(self.rows[0][1]) > 0)
         logits, labels = self.rows[0]
         return logits.numpy(), labels.numpy()
 
@@ -189,35 +172,31 @@ class Asked:
     done: Evaluation | None = None
 
 
-def on_device(mapping: AffineMap, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of a map for logits like these: in float32, or in float64 if they are."""
-    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    # In two steps: the device may have no float64.
-    weight, bias = (
-        None if part is None else torch.as_tensor(part).to(dtype).to(logits.device) for part in mapping
-    )
-    assert weight is not None
-    return weight, bias
-
-
-@torch.no_grad()
-def mapped(logits: Tensor, mapping: tuple[Tensor, Tensor | None]) -> Tensor:
-    """The map of `on_device` of logits (N, C); -inf stays -inf.
+def on_device(mapping: AffineMap, logits: Tensor) -> Callable[[Tensor], Tensor]:
+    """A map of logits (N, C) like these, in float32, or in float64 if they are; -inf stays -inf.
 
     >>> rotated = AffineMap(np.array([[0.0, 1.0], [1.0, 0.0]]), np.array([0.0, 0.5]))
     >>> logits = torch.tensor([[1.0, 0.0]])
-    >>> mapped(logits, on_device(rotated, logits))
+    >>> on_device(rotated, logits)(logits)
     tensor([[0.0000, 1.5000]])
     """
-    weight, bias = mapping
-    wide = logits.to(weight.dtype)
-    if weight.ndim == 2:
-        with full_float32():
-            result = wide @ weight.T
-    else:
-        masked = wide.isneginf()
-        result = torch.where(masked, wide, wide.masked_fill(masked, 0) * weight)
-    return result if bias is None else result + bias
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    # In two steps: the device may have no float64.
+    parts = [None if part is None else torch.as_tensor(part).to(dtype).to(logits.device) for part in mapping]
+
+    @torch.no_grad()
+    def mapped(rows: Tensor) -> Tensor:
+        (weight, bias), wide = parts, rows.to(dtype)
+        assert weight is not None
+        if weight.ndim == 2:
+            with full_float32():
+                result = wide @ weight.T
+        else:
+            masked = wide.isneginf()
+            result = torch.where(masked, wide, wide.masked_fill(masked, 0) * weight)
+        return result if bias is None else result + bias
+
+    return mapped
 
 
 def _compute(state: StreamingCalibration) -> dict[str, float]:
@@ -232,7 +211,8 @@ def _compute(state: StreamingCalibration) -> dict[str, float]:
         return dict.fromkeys(LOGGED_METRICS, math.nan)
 
 
-def _check_labelled(found: bool) -> None:
+def check_labelled(found: bool) -> None:
+    """Refuse a split without labels, to fit gammas or a map on."""
     check(found, "the calibration split to have labelled examples", "none", "check its label column")
 
 
@@ -243,17 +223,15 @@ def run(
     trainer: Any, current: Evaluation, loop: Callable[..., EvalLoopOutput], loader: Any, loss_only: bool
 ) -> EvalLoopOutput:
     """A pass by the trainer's `evaluation_loop`, whose hook for the logits is where each batch is taken."""
-    if isinstance(
-        get_sampler(loader), LengthGroupedSampler
-    ):  # as in training; what is predicted stays in order
+    if isinstance(get_sampler(loader), LengthGroupedSampler):  # which is for training
         loader.set_sampler(SequentialSampler(loader.dataset))
     hooks = trainer.preprocess_logits_for_metrics, trainer.compute_metrics
-    next_token = predicts_next_token(trainer.accelerator.unwrap_model(trainer.model))
+    next_token = of_labels.predicts_next_token(trainer.accelerator.unwrap_model(trainer.model))
 
     def take(logits: Any, labels: Any) -> Any:
         seen = vars(trainer).pop("seen", None)  # what a compute_loss of ours read of this batch
         if seen is None and isinstance(labels, Tensor):
-            seen = logits_of(logits), aligned_labels(labels, next_token=next_token)
+            seen = logits_of(logits), of_labels.aligned_labels(labels, next_token=next_token)
         if seen is not None:
             current.add(*seen)
         if loss_only:
@@ -274,27 +252,15 @@ def run(
 def held_out(trainer: Any, split: Any, current: Evaluation, *, n_samples: int | None = None) -> Evaluation:
     """A pass over a split in the middle of a training, or over a fixed random subset of it.
 
-    Mode, random streams, log and progress bars of the training are left as found. The loader is made once: accelerate
-    remembers every one that it prepares.
+    Mode, random streams, log and progress bars of the training are left as found.
     """
-    loaders = vars(trainer).setdefault("held_out_loaders", {})
-    made_for, loader = loaders.get(n_samples, (None, None))
-    if made_for is not split:
-        rows = split
-        if n_samples is not None and n_samples < len(split):  # the same random examples each time
-            generator = torch.Generator().manual_seed(trainer.args.seed)
-            rows = Subset(split, torch.randperm(len(split), generator=generator)[:n_samples].tolist())
-        # get_eval_dataloader would, with persistent workers, give the loader of the evaluation set.
-        loader = trainer.get_test_dataloader(rows)
-        loaders[n_samples] = (split, loader)
-    handler, modes = (
-        trainer.callback_handler,
-        [(module, module.training) for module in trainer.model.modules()],
-    )
+    loader = of_labels.loader_of(trainer, split, n_samples)
+    handler = trainer.callback_handler
+    modes = [(module, module.training) for module in trainer.model.modules()]
     left = handler.callbacks, handler.eval_dataloader
     handler.callbacks = []
     try:
-        with random_state_left_as_found():
+        with of_labels.random_state_left_as_found():
             loop = partial(Trainer.evaluation_loop, trainer, description="Calibration")
             run(trainer, current, loop, loader, loss_only=True)
     finally:

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 
 import datasets
 import numpy as np
+import pyarrow
 import torch
 from accelerate import Accelerator
 from accelerate.data_loader import BatchSamplerShard
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, Subset
 
 from hf_calib._errors import InputValueError, check, expected, few
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
@@ -33,31 +34,22 @@ class Labels(NamedTuple):
 
 def read_labels(dataset: Any, label_key: str) -> Labels | None:
     """The labels of a `datasets.Dataset` from its column, or of a list of rows; None for other datasets."""
+    names: Any = ()
     if isinstance(dataset, datasets.Dataset):
-        names: Any = dataset.column_names
-    elif isinstance(dataset, list | tuple) and dataset and all(isinstance(row, Mapping) for row in dataset):
-        names = dataset[0]
-    else:
-        return None
+        names = dataset.column_names
+    elif isinstance(dataset, list | tuple) and all(isinstance(row, Mapping) for row in dataset):
+        names = dataset[0] if dataset else ()
     name = next((name for name in (label_key, *LABEL_NAMES) if name in names), None)
     if name is None:
         return None
-    if isinstance(dataset, datasets.Dataset):
-        return _labels_of_column(dataset, name)
-    labels = [row.get(name) for row in dataset]
-    arrays = [np.asarray([] if label is None else label) for label in labels]
-    rows = np.repeat(np.arange(len(labels)), [array.size for array in arrays])
-    missing = np.array([row for row, label in enumerate(labels) if label is None], dtype=np.int64)
-    present = [array.ravel() for array, label in zip(arrays, labels, strict=True) if label is not None]
-    return Labels(np.concatenate(present) if present else np.empty(0), rows, missing)
-
-
-def _labels_of_column(dataset: datasets.Dataset, column: str) -> Labels:
-    """Of a column of numbers, or of lists of them (one per token or class)."""
-    values = dataset.with_format("arrow")[column][:].combine_chunks()
-    rows = np.arange(len(values))
-    missing = []
-    while True:
+    if not isinstance(dataset, datasets.Dataset):
+        try:
+            dataset = datasets.Dataset.from_dict({name: [row.get(name) for row in dataset]})
+        except pyarrow.ArrowException:  # they are of several kinds
+            return None
+    values = dataset.with_format("arrow")[name][:].combine_chunks()
+    rows, missing = np.arange(len(values)), []
+    while True:  # of lists: one label per token or class
         absent = values.is_null().to_numpy(zero_copy_only=False)
         missing.append(rows[absent])
         if not hasattr(values, "value_parent_indices"):
@@ -74,20 +66,27 @@ def has_rows(dataset: Any) -> bool:
     return indexed and not isinstance(dataset, IterableDataset)
 
 
-def loader_of(trainer: Any, dataset: Any) -> Any:
-    """A loader of a dataset, made once, for its rows and collator without the columns that the model does not take."""
+def loader_of(trainer: Any, dataset: Any, n_samples: int | None = None) -> Any:
+    """A loader of a dataset, or of a fixed random subset, without the columns that the model does not take.
+
+    It is made once: accelerate remembers every one that it prepares.
+    """
     made = vars(trainer).setdefault("loaders_of_splits", [])
-    found = [loader for made_for, loader in made if made_for is dataset]
-    if not found:
-        found = [trainer.get_test_dataloader(dataset)]
-        made.append((dataset, found[0]))
-    return found[0]
+    for made_for, size, loader in made:
+        if made_for is dataset and size == n_samples:
+            return loader
+    rows = dataset
+    if n_samples is not None and n_samples < len(dataset):
+        generator = torch.Generator().manual_seed(trainer.args.seed)
+        rows = Subset(dataset, torch.randperm(len(dataset), generator=generator)[:n_samples].tolist())
+    # get_eval_dataloader would, with persistent workers, give the loader of the evaluation set.
+    made.append((dataset, n_samples, trainer.get_test_dataloader(rows)))
+    return made[-1][2]
 
 
 def collated_labels(trainer: Any, dataset: Any, role: str, row: int | None = None) -> Tensor | None:
-    """The labels of a row, or the first ones, as the model's batches will have them; None where this cannot be told.
+    """The labels of a row, or the first ones, as collator and transforms convert them; None where it cannot be told.
 
-    Collators and transforms convert: `default_data_collator` makes floats of a list of integers in a column `label`.
     At batch size 1 one row is collated, since rows need not fit together then.
     """
     if not (has_rows(dataset) and len(dataset)):
@@ -112,6 +111,14 @@ def has_label_per_class(trainer: Any, dataset: Any, role: str) -> bool | None:
     if labels is None or (labels.is_floating_point() and labels.dim() != 2):
         return None
     return labels.is_floating_point()
+
+
+def decide_problem_type(trainer: Any, multi_label: bool) -> None:
+    """Take it that a row has several labels, or one; the loss is held to it."""
+    trainer.decided_problem_type = f"{'multi' if multi_label else 'single'}_label_classification"
+    trainer.calibration_loss.multi_label = multi_label
+    if multi_label:
+        trainer.calibration_loss.check_multi_label()
 
 
 def balanced_class_weights(trainer: Any) -> list[float]:
@@ -225,14 +232,11 @@ def predicts_next_token(model: Any) -> bool:
 
 
 def number_of_classes(model: Any) -> int | None:
-    """The model's number of labels, for a language model the size of its vocabulary; None if it does not say.
-
-    A model for multiple choice does not: its classes are the choices of each question, and `num_labels` is not theirs.
-    """
+    """The model's number of labels, for a language model the size of its vocabulary; None if it does not say."""
     model = without_adapters(model)
     config: Any = getattr(model, "config", None)
     name = type(model).__name__
-    if name.endswith("ForMultipleChoice"):
+    if name.endswith("ForMultipleChoice"):  # its classes are the choices of each question
         return None
     of_vocabulary = name.endswith("ForMaskedLM") or (hasattr(model, "can_generate") and model.can_generate())
     return (

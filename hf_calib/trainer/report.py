@@ -99,13 +99,9 @@ def measured(trainer: Any) -> dict[str, Any]:
 
 
 def report_of(trainer: Any, outside: Mapping[str, Any] | None = None) -> CalibrationReport | None:
-    """The report on the last evaluation, before and, if there is a map, after it; None without finite logits.
+    """The report on the last evaluation, before and after a map, with sections on logits (N, C) from outside by name.
 
-    Soft labels of a multi-label model, which are neither 0 nor 1, have none either.
-
-    Args:
-        trainer: with an evaluation.
-        outside: name -> logits (N, C) of inputs from elsewhere, for a section each; not for multi-label models.
+    None without finite logits, and for soft labels of a multi-label model, which are neither 0 nor 1.
     """
     evaluation, scaler = trainer.last_evaluation, trainer.calibration_map
     if evaluation is None or not evaluation.rows:
@@ -132,15 +128,9 @@ def report_on(
     sentences: NDArray[np.int64] | None = None,
     name: str | None = None,
 ) -> CalibrationReport | None:
-    """The report on logits (N, C), before and, if there is a fitted scaler, after it; None as for `report_of`.
+    """The report on logits (N, C), before and after a fitted scaler or None, on a trainer's classes and settings.
 
-    Args:
-        trainer: with the names of the classes and the settings.
-        logits: of its model.
-        labels: (N,) ids; or (N, C) of several labels a row.
-        scaler: fitted, or None.
-        sentences: (N,) of tokens, or None.
-        name: in titles; by default the loss's.
+    None as for `report_of`; by default its name is the loss's. Sentences are (N,) numbers, of tokens.
     """
     hard = labels.ndim == 1 or np.isin(labels, (0, 1, -100)).all()
     if not (hard and np.isfinite(logits).all()):
@@ -155,16 +145,10 @@ def report_on(
 def write_results(
     trainer: Any, folder: Path, outside: Mapping[str, Any] | None = None
 ) -> CalibrationReport | None:
-    """Write what the last evaluation showed into a folder with this trainer's model, where the card looks for it.
+    """Write what the last evaluation showed into the folder of a model with the trainer's map, where the card looks.
 
-    Args:
-        trainer: with a map.
-        folder: of the model; one without this map's calibration.json gets it.
-        outside: as for `report_of`.
-
-    Returns:
-        The report in the folder `calibration`; or None where no logits were kept, or not of this map. There are only
-        metrics then, and a diagram.
+    Returns the report in the folder `calibration`; None where no logits were kept, or not of this map: there are only
+    metrics then, and a diagram.
     """
     path, fitted, evaluation = folder / MAP_NAME, trainer.fitted_map, with_map(trainer)
     if not fitted.is_in(path):

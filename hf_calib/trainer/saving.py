@@ -84,12 +84,7 @@ def push(
 ) -> Any:
     """Save the calibrated model and its card in the output folder, and push that in one commit.
 
-    Args:
-        trainer: with a map.
-        message: of the commit.
-        blocking: wait until all is uploaded.
-        where: token, revision, private and create_pr; None takes the arguments'.
-        card: of `create_model_card`.
+    Where to: token, revision, private and create_pr. What of it is None is as the trainer's arguments say.
     """
     args = trainer.args
     where["token"] = where["token"] or args.hub_token

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
-from dataclasses import fields
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from sklearn.base import clone
 from torch import Tensor
 from transformers import PreTrainedConfig, Trainer
-from transformers.trainer_utils import EvalLoopOutput, TrainOutput
+from transformers.trainer_utils import EvalLoopOutput
 
 from hf_calib._compat import load_saved_names
 from hf_calib._errors import check
@@ -64,9 +62,9 @@ class CalibrationMixin(Trainer):
     example_batch: dict[str, Tensor] | None = None  # that a folded head is checked on
     said_not_folded = False
     summary_was_at: int | None = None  # where the Trainer logged its summary, before the final evaluation
-    _has_ended = False  # whether the last step of the training is done
+    during_training = False  # from its begin to the end of its last step
     _resume_from: str | None = None
-    _decided_problem_type: str | None = None
+    decided_problem_type: str | None = None
 
     def __init__(
         self, *args: Any, calibration_dataset: Any = None, calibration: Any = None, **kwargs: Any
@@ -87,14 +85,12 @@ class CalibrationMixin(Trainer):
         self.label_key = str(self.label_names[0]) if self.label_names else "labels"
         self.model_accepts_loss_kwargs = False  # not to be guessed from the model's signature
         self.originals = set() if self.model is None else loaded_from(self.model)
-        options = getattr(self.args, "answer_options", None)
-        if options is not None:
-            self.answers = AnswerOptions(self.unwrapped_model, self.processing_class, options)
+        if getattr(self.args, "answer_options", None) is not None:
+            options, tokenizer = self.args.answer_options, self.processing_class
+            self.answers = AnswerOptions(self.unwrapped_model, tokenizer, options)
             self.data_collator = partial(self.answers.batch, self.data_collator)
-        # MLflow, TensorBoard and others close in their on_train_end, and what calibration logs is to reach them.
         handler: Any = self.callback_handler
-        handler.on_train_begin = callbacks.before(handler.on_train_begin, self._begin_training)
-        handler.on_train_end = callbacks.before(handler.on_train_end, self._end_training)
+        handler.on_train_begin = partial(self._begin_training, handler.on_train_begin)
         self._make_loss()
 
     # ---- Set-up ----
@@ -142,24 +138,12 @@ class CalibrationMixin(Trainer):
     @property
     def problem_type(self) -> str | None:
         """The model's, or what its labels say."""
-        return getattr(self.model_config, "problem_type", None) or self._decided_problem_type
-
-    def decide_problem_type(self, multi_label: bool) -> None:
-        """Take it that a row has several labels, or one; the loss is held to it."""
-        self._decided_problem_type = f"{'multi' if multi_label else 'single'}_label_classification"
-        self.calibration_loss.multi_label = multi_label
-        if multi_label:
-            self.calibration_loss.check_multi_label()
-
-    def _settings(self) -> str:
-        """What loss and callbacks are made from, to see whether it has changed."""
-        names = [*(each.name for each in fields(CalibrationConfig)), "label_smoothing_factor"]
-        return repr([getattr(self.calibration_config, name, None) for name in names])
+        return getattr(self.model_config, "problem_type", None) or self.decided_problem_type
 
     def _make_loss(self) -> None:
         """Make the loss and the callbacks that the configuration asks for."""
-        config, self._made_from = self.calibration_config, self._settings()
-        self.held_out_loaders: dict[int | None, tuple[Any, Any]] = {}
+        config, self._made_from = self.calibration_config, self.calibration_config.settings()
+        self.loaders_of_splits: list[tuple[Any, int | None, Any]] = []
         model, options = self.unwrapped_model, None if self.answers is None else self.answers.tokens
         self._next_token = options is None and of_labels.predicts_next_token(model)
         # Of loss and metrics; None if the model does not say.
@@ -169,14 +153,12 @@ class CalibrationMixin(Trainer):
         if config.gather_batch and self.args.world_size > 1:
             loss.gather = all_gather_rows
         self.calibration_loss = loss
-        callbacks.renew(self, config, maps.scaler_of(config, self))
+        callbacks.renew(self)
         checks.check_model(self)
 
     # ---- Training ----
 
-    def train(
-        self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, *args: Any, **kwargs: Any
-    ) -> TrainOutput:
+    def train(self, resume_from_checkpoint: Any = None, trial: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Train as `Trainer.train` does; ValueError first for data or a checkpoint that do not go with loss or model.
 
         `resume_from_checkpoint=True` takes the newest complete one in `output_dir`; the table of an adaptive loss and
@@ -185,12 +167,10 @@ class CalibrationMixin(Trainer):
         """
         if resume_from_checkpoint is True:
             folder = str(self.args.output_dir)
-            found, way_out = (
-                newest_checkpoint(folder),
-                "pass resume_from_checkpoint=FOLDER, or train without it",
-            )
-            check(bool(found), "output_dir to hold a complete checkpoint", f"{folder} with none", way_out)
-            resume_from_checkpoint = found
+            way_out = "pass resume_from_checkpoint=FOLDER, or train without it"
+            resume_from_checkpoint, got = newest_checkpoint(folder), f"{folder} with none"
+            found = resume_from_checkpoint is not None
+            check(found, "output_dir to hold a complete checkpoint", got, way_out)
         self._resume_from = resume_from_checkpoint or None
         if self.model_init is None:
             self._set_up_training()
@@ -198,42 +178,31 @@ class CalibrationMixin(Trainer):
             with hub_token_left_out():
                 return super().train(self._resume_from, trial, *args, **kwargs)
         finally:
-            self.is_in_train = False  # also after an error
+            self.is_in_train = self.during_training = False  # also after an error
 
     def _set_up_training(self) -> None:
         load_saved_names(self.model)
         self.calibration_config.check_calibration()
-        if self.model_init is not None or self._made_from != self._settings():
+        if self.model_init is not None or self._made_from != self.calibration_config.settings():
             self._make_loss()  # a new model starts with a new table
         checks.check_data(self)
-        self._take_map(None)  # further training undoes an earlier calibration
+        maps.take(self, None)  # further training undoes an earlier calibration
         fitting = own_callback(self, CalibrationMapCallback)
         if self._resume_from is not None and isinstance(self.calibration_loss, AdaptiveLoss):
             load_loss_state(self.calibration_loss, self._resume_from)
         if self._resume_from is not None and fitting is not None:
-            self._take_map(maps.map_of_checkpoint(self._resume_from, fitting.scaler))
-        self.last_evaluation, self.summary_was_at, self._has_ended = None, None, False
+            maps.take(self, maps.map_of_checkpoint(self._resume_from, fitting.scaler))
+        self.last_evaluation, self.summary_was_at = None, None
 
-    def _begin_training(self, state: Any) -> None:
-        """When the model is there, and a trial of a search has set its arguments."""
-        if self.model_init is not None:
+    def _begin_training(self, begin: Callable[..., Any], *given: Any) -> Any:
+        """What the callbacks' handler does, once they are those of this training."""
+        if self.model_init is not None:  # the model is there, and a trial of a search has set its arguments
             self._set_up_training()
         callbacks.arrange(self)  # the Trainer may have made them anew from a checkpoint's state
+        self.during_training = True
+        return begin(*given)
 
-    def _end_training(self, state: Any) -> None:
-        """When the best model is loaded."""
-        self._has_ended = True
-        loss, best = self.calibration_loss, state.best_model_checkpoint
-        if self.args.load_best_model_at_end and best is not None and isinstance(loss, AdaptiveLoss):
-            load_loss_state(loss, best)
-        self.summary_was_at = callbacks.finish(self, state)
-
-    def _is_training(self) -> bool:
-        return self.is_in_train and not self._has_ended
-
-    def get_batch_samples(
-        self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
-    ) -> tuple[Any, Any]:
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:
         """The micro-batches of one optimizer step, and the loss's normalizer over all processes."""
         batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self.compute_loss_func is not None:
@@ -247,7 +216,8 @@ class CalibrationMixin(Trainer):
             return batches, None
         if self.calibration_config.loss_reduction == "sum":
             return batches, torch.ones((), device=device)
-        counts = [self.calibration_loss.normalizer(self._aligned(each)).float() for each in labels]
+        labels = [of_labels.aligned_labels(each, next_token=self._next_token) for each in labels]
+        counts = [self.calibration_loss.normalizer(each).float() for each in labels]
         return batches, self.accelerator.reduce(torch.stack(counts).sum(), "sum").clamp_min(1e-12)
 
     def compute_loss(
@@ -264,7 +234,7 @@ class CalibrationMixin(Trainer):
         outputs, logits, labels = self.logits_and_labels(model, inputs)
         logits = logits_of(logits)
         if self.calibration_loss.multi_label is None:
-            self.decide_problem_type(labels.is_floating_point())
+            of_labels.decide_problem_type(self, labels.is_floating_point())
         if self.calibration_loss.multi_label and labels.is_floating_point():
             checks.check_decisions(labels)
             if self.model_config is not None:  # pipelines read it, and would apply a softmax
@@ -277,7 +247,7 @@ class CalibrationMixin(Trainer):
         loss = self.calibration_loss(logits, labels, num_items_in_batch=num_items_in_batch)
         if num_items_in_batch is not None:
             told = getattr(self, "loss_is_scaled_for_ga", False)  # which transformers < 5.19 does not have
-            steps = 1 if told else self.current_gradient_accumulation_steps
+            steps = 1 if told else getattr(self, "current_gradient_accumulation_steps", 1)
             loss = loss * (self.accelerator.num_processes * steps)
         if isinstance(outputs, tuple | Tensor):  # the Trainer takes the logits from behind the loss
             outputs = (loss, *outputs) if isinstance(outputs, tuple) else (loss, outputs)
@@ -295,10 +265,7 @@ class CalibrationMixin(Trainer):
             logits = self.answers.logits(model, others)
             return {"logits": logits}, logits, labels
         outputs = model(**others)
-        return outputs, outputs, self._aligned(labels)
-
-    def _aligned(self, labels: Tensor) -> Tensor:
-        return of_labels.aligned_labels(labels, next_token=self._next_token)
+        return outputs, outputs, of_labels.aligned_labels(labels, next_token=self._next_token)
 
     # ---- Evaluation ----
 
@@ -317,7 +284,7 @@ class CalibrationMixin(Trainer):
         for the intervals of the model card.
         """
         callback = own_callback(self, CalibrationMapCallback)
-        if callback is not None and self._is_training() and self.calibration_split is not None:
+        if callback is not None and self.during_training and self.calibration_split is not None:
             callback.before_evaluate(self.state.global_step)
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str):
@@ -342,11 +309,11 @@ class CalibrationMixin(Trainer):
         """The pass of `Trainer` in the order of the rows, with the calibration metrics."""
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         # During the training nobody asks for the logits, and each evaluation would gather them.
-        for_card = self.fitted_map is not None and not self._is_training()
+        for_card = self.fitted_map is not None and not self.during_training
         asked, n_bins = self._asked, self.calibration_config.n_bins
         keep = math.inf if asked.keep_logits else Evaluation.FEW_VALUES if for_card else 0
-        current = Evaluation(self.accelerator, metric_key_prefix, n_bins=n_bins, keep_values=keep)
-        current.dataset, current.calibration_map = asked.dataset, self.calibration_map
+        current = Evaluation(self.accelerator, metric_key_prefix, n_bins, keep, dataset=asked.dataset)
+        current.calibration_map = self.calibration_map
         loop = partial(super().evaluation_loop, description=description, ignore_keys=ignore_keys)
         output = run(self, current, partial(loop, metric_key_prefix=metric_key_prefix), dataloader, loss_only)
         if description == "Evaluation":
@@ -365,14 +332,12 @@ class CalibrationMixin(Trainer):
                 most 20,000 and half a GiB.
         """
         n_bins, keep = self.calibration_config.n_bins, math.inf if keep_logits else 0
-        sample = self._next_token
-        current = Evaluation(self.accelerator, n_bins=n_bins, keep_values=keep, sample_tokens=sample)
+        current = Evaluation(self.accelerator, "", n_bins, keep, self._next_token)
         return held_out(self, self.calibration_split, current, n_samples=n_samples)
 
     def update_adaptive_loss(self, done: Evaluation | None = None, *, n_samples: int | None = None) -> None:
         """Update the table of an adaptive loss and log it, from a pass that is at hand or from `held_out_pass`."""
         evaluation = self.held_out_pass(n_samples=n_samples) if done is None else done
-        assert isinstance(self.calibration_loss, AdaptiveLoss)
         callbacks.update_table(self, self.calibration_loss, evaluation)
 
     def fit_calibration_map(self, scaler: Any = None) -> Any:
@@ -393,16 +358,10 @@ class CalibrationMixin(Trainer):
         """
         requirement = "calibration_dataset to be given to fit a calibration map"
         check(self.calibration_split is not None, requirement, "none", "pass it to the trainer")
-        if scaler is None:
-            callback = own_callback(self, CalibrationMapCallback)
-            scaler = (
-                maps.scaler_of(self.calibration_config, self) if callback is None else clone(callback.scaler)
-            )
-            scaler = TemperatureScaling() if scaler is None else scaler
+        scaler = callbacks.scaler_to_fit(self) if scaler is None else scaler
         maps.check_goes_with(scaler, self)
-        self._take_map(None)
-        rows = self.held_out_pass(keep_logits=True)
-        logits, labels = rows.logits_and_labels()
+        maps.take(self, None)
+        logits, labels = self.held_out_pass(keep_logits=True).logits_and_labels()
         scaler = maps.fit_for_head(self, scaler, logits, labels)
         split = "calibration" if self.calibration_dataset is not None else "evaluation"
         self.use_calibration_map(scaler, split=split, n_examples=len(labels))
@@ -410,9 +369,8 @@ class CalibrationMixin(Trainer):
 
     def fit_temperature(self, scaling: TemperatureScaling | None = None) -> float:
         """Fit a temperature as `fit_calibration_map` does, by default the callback's or by the NLL; return T > 0."""
-        if scaling is None:
-            own = getattr(own_callback(self, CalibrationMapCallback), "scaler", None)
-            scaling = clone(own) if isinstance(own, TemperatureScaling) else TemperatureScaling()
+        own = callbacks.scaler_to_fit(self) if scaling is None else scaling
+        scaling = own if isinstance(own, TemperatureScaling) else TemperatureScaling()
         return float(self.fit_calibration_map(scaling).temperature_)
 
     def use_calibration_map(self, scaler: Any, *, split: str, n_examples: int) -> None:
@@ -428,22 +386,12 @@ class CalibrationMixin(Trainer):
         """
         maps.check_goes_with(scaler, self)
         maps.check_fitted(scaler, self.calibration_loss.multi_label, self.n_classes)
-        self._take_map(maps.FittedMap(scaler, about_map(self, scaler, split, n_examples)))
-
-    def _take_map(self, fitted: maps.FittedMap | None) -> None:
-        self.fitted_map = fitted
-        if fitted is not None and self.model_config is not None:
-            self.model_config.calibration = fitted.config_record()
-        elif hasattr(self.model_config, "calibration"):
-            del self.model_config.calibration
+        maps.take(self, maps.FittedMap(scaler, about_map(self, scaler, split, n_examples)))
 
     # ---- Saving ----
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model as trained, as `Trainer.save_model` does: the map is not folded in, but lies beside it.
-
-        What is to be served is written by `save_calibrated_model`.
-        """
+        """Save the model as trained, as `Trainer` does, and the map beside it; see `save_calibrated_model`."""
         if not _internal_call:
             saving.warn_not_folded(self)
         with hub_token_left_out():
@@ -527,12 +475,11 @@ class CalibrationTrainer(CalibrationMixin):
 
     Notes:
         `save_model` and the checkpoints hold the model as trained, and the map beside it in `calibration.json`, from
-        which a resumed training has it again. A head without a bias (GPT-2's) cannot hold a map with one, which is
-        refused before the training; "auto" gives way to a temperature there, with a warning. Whether the problem is
-        multi-label is decided once, by the model's `problem_type` or by the labels of the training split.
+        which a resumed training has it again. A head without a bias (GPT-2's) cannot hold a map with one. Whether the
+        problem is multi-label is decided once, by the model's `problem_type` or by the labels of the training split.
 
         On several processes, accelerate repeats rows to fill the last batch of an epoch. They are ignored; only a
-        dataset without a length (a stream) may count some twice.
+        stream, or an evaluation without padding, may count some twice.
 
         A subclass with a `compute_loss` of its own returns the mean over its micro-batch, which is averaged over
         accumulation steps and processes; set `loss_is_scaled_for_ga=True` if it is normalised already.

@@ -63,12 +63,13 @@ def parse_options(description, *, seeds, rows, epochs):
     return args, sizes | {name: value for name, value in given.items() if value is not None}
 
 
-def load_posts(source, settings, seed):
+def load_posts(source, settings, seed, *, with_headers=True):
     """Tokenized training and validation rows, headers taken off, and the tokenizer; each seed draws its own."""
     posts = newsgroups_dataset() if source == NEWSGROUPS else load_splits(source)
     dataset = choose_columns(posts, text_column="text")
     dataset = draw_test(dataset, size=settings["validation_rows"], seed=seed)
-    dataset = strip_headers(limit_samples(dataset, max_train_samples=settings["rows"], seed=seed))
+    dataset = limit_samples(dataset, max_train_samples=settings["rows"], seed=seed)
+    dataset = strip_headers(dataset) if with_headers else dataset
     length = settings["max_length"]
     tokenizer = train_word_tokenizer(
         dataset["train"]["text"], vocab_size=settings["vocab_size"], max_length=length
@@ -89,7 +90,7 @@ def make_trainer(posts, settings, folder, *, seed, callbacks=(), own_split=False
     network = GlobalPoolingCNNForSequenceClassification(
         GlobalPoolingCNNConfig(
             vocab_size=len(tokenizer),
-            num_labels=20,
+            num_labels=1 + max(train_rows["label"]),
             num_conv_layers=settings["layers"],
             pad_token_id=tokenizer.pad_token_id,
         )

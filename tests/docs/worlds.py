@@ -226,6 +226,7 @@ def many_rows(folder: Path, hub: Hub) -> None:
 MAKE_THEIR_OWN = (
     *("guides/calibrate.md", "guides/fine_tune_bert.md", "guides/lora.md", "guides/no_rows_to_spare.md"),
     *(
+        "guides/best_epoch.md",
         "guides/other_trainers.md",
         "guides/own_script.md",
         "guides/resume.md",

@@ -12,7 +12,7 @@ import pytest
 from scipy.special import softmax
 
 import hf_calib.metrics as metrics
-from hf_calib.metrics.sums import TopLabel, bin_sums, mean_bins, quantile_edges, top_label_error
+from hf_calib.metrics.sums import TopLabel, bin_sums, quantile_edges, top_label_error
 from tests.helpers.sampled import GOLDEN_EDGE_CASES, GOLDEN_PREDICTIONS
 
 EXACT = {"rel": 1e-12, "abs": 1e-14}
@@ -186,10 +186,9 @@ def test_perfect_and_hopeless_predictions() -> None:
 
 
 def test_means_of_an_empty_bin_are_nan() -> None:
-    means = mean_bins(bin_sums(TopLabel(np.array([0.9, 0.8]), np.array([1.0, 0.0])), 2))
-    np.testing.assert_array_equal(means.counts, [0, 2])
-    np.testing.assert_allclose(means.confidence, [np.nan, 0.85])
-    np.testing.assert_allclose(means.accuracy, [np.nan, 0.5])
+    bins = bin_sums(TopLabel(np.array([0.9, 0.8]), np.array([1.0, 0.0])), 2)
+    np.testing.assert_array_equal(bins.counts, [0, 2])
+    np.testing.assert_allclose(bins.means(), [[np.nan, 0.85], [np.nan, 0.5]])
 
 
 # What users get wrong

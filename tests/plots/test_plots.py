@@ -12,7 +12,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hf_calib.metrics.sums import TopLabel, bin_sums, mean_bins, top_label_error
+from hf_calib.metrics.sums import TopLabel, bin_sums, top_label_error
 from hf_calib.plots import gamma_dynamics, reliability_diagram, reliability_grid, save_figure
 from tests.helpers.pictures import overlapping, written
 
@@ -33,12 +33,12 @@ def test_panel_shows_the_bins() -> None:
     confidences, correct = predictions(power=2)
     figure = reliability_diagram({"model": (confidences, correct)}, n_bins=10)
     upper, lower = figure.axes
-    bins = mean_bins(bin_sums(TopLabel(confidences, correct), 10))
+    bins = bin_sums(TopLabel(confidences, correct), 10)
     shown = bins.counts > 0
     common, over, under = (
         np.array([[bar.get_y(), bar.get_height()] for bar in container]).T for container in upper.containers
     )
-    accuracy, confidence = bins.accuracy[shown], bins.confidence[shown]
+    confidence, accuracy = (each[shown] for each in bins.means())
     np.testing.assert_allclose(common[1], np.minimum(accuracy, confidence))
     np.testing.assert_allclose(over.sum(axis=0), confidence)
     np.testing.assert_allclose(under.sum(axis=0), accuracy)

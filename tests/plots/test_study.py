@@ -11,7 +11,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from hf_calib import plots
-from hf_calib.metrics.sums import TopLabel, bin_sums, mean_bins, top_label_error
+from hf_calib.metrics.sums import TopLabel, bin_sums, top_label_error
 from tests.helpers.pictures import overlapping, written
 
 LONG = r"adafocal, <script> $\frac{$ and a_word_longer_than_a_line"
@@ -170,9 +170,9 @@ def test_points_are_bins_and_the_line_leaves_out_rare_ones() -> None:
     correct = (rng.random(1_000) < confidences).astype(float)
     figure = plots.reliability_panels({"a": {"before": (confidences, correct)}}, n_bins=10)
     (axes,) = figure.axes
-    bins = mean_bins(bin_sums(TopLabel(confidences, correct), 10))
+    bins = bin_sums(TopLabel(confidences, correct), 10)
     shown = bins.counts > 0
-    expected = np.stack([bins.confidence, bins.accuracy], axis=1)
+    expected = np.stack(bins.means(), axis=1)
     np.testing.assert_allclose(axes.collections[0].get_offsets(), expected[shown])
     np.testing.assert_allclose(axes.lines[1].get_xydata(), expected[bins.counts >= 10])
     sizes = axes.collections[0].get_sizes()

@@ -19,7 +19,7 @@ def check_tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("check_tables")
 
 
-CHECKS = ("training", "language_models", "statements", "post_hoc")
+CHECKS = ("training", "language_models", "statements", "small_claims", "post_hoc")
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -36,6 +36,7 @@ def test_the_pages_agree_with_their_files(check_tables: ModuleType, check: str) 
         ("language_models", "results/language_models.md", r"^\| focal \|.*"),
         ("statements", "results/studies.md", r"^\| FCL, Theorem 4\.5.*"),
         ("statements", "papers/adafocal.md", r"^\[20 Newsgroups.*"),
+        ("small_claims", "papers/bsce_gra.md", r"^\| BSCE-GRA, gamma 4 \|.*"),
     ],
 )
 def test_a_changed_number_is_found(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from contourpy import contour_generator
 from datasets import Dataset
@@ -42,7 +43,7 @@ def study(name: str, output: Path, *arguments: str) -> dict[str, Any]:
     for picture in pictures:
         with Image.open(picture) as image:
             image.verify()
-    assert set(output.iterdir()) == {output / f"{name}.json", *pictures}
+    assert set(output.iterdir()) == {output / f"{name}.json", *pictures, *output.glob(f"{name}.csv")}
     record: dict[str, Any] = json.loads((output / f"{name}.json").read_text())
     assert {"settings", "seeds", "seconds"} <= set(record)
     if "--data" in arguments:  # results are shown to others
@@ -242,6 +243,28 @@ def test_post_processing_gap(posts: Path, tmp_path: Path) -> None:
         assert len(row["nll_by_epoch"]) == 3
     cell = {"gamma": 3, "lambda": 2, "ece": {"value": record["results"][3]["ece"], "low": None, "high": None}}
     assert {key: record["summary"][3][key] for key in cell} == cell
+
+
+@pytest.mark.slow
+def test_small_claims(posts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ("--rows", "128", "--validation_rows", "30", "--test_rows", "40", "--epochs", "2")
+    of_page = ("--pages", "focal_calibration", "--seeds", "0", "1", "--data", str(posts), *sizes)
+    record = study("small_claims", tmp_path, *of_page)
+    table = record["pages"]["focal_calibration"]["distances"]
+    runs = pd.read_csv(tmp_path / "small_claims.csv")
+    assert len(runs) == 2 * len(table["rows"]) == 10
+    means = runs.groupby("setting").mean()
+    for name, row in table["rows"].items():
+        for title, column in table["columns"].items():
+            assert row[title]["value"] == pytest.approx(means.loc[name, column])
+    lost = runs.set_index(["setting", "seed"])["nll after T"]
+    name = "FCL, gamma 5, lambda 4.5, L2"
+    assert table["rows"][name]["less cross entropy's"]["value"] == pytest.approx(
+        (lost[name] - lost["cross entropy"]).mean()
+    )
+    assert "| FCL, gamma 4, lambda 1.5, L1 | 0." in capsys.readouterr().out
+    assert study("small_claims", tmp_path, *of_page, "--resume") == record  # nothing is trained a second time
+    assert "seed 0" not in capsys.readouterr().out
 
 
 @pytest.mark.deep

@@ -28,7 +28,7 @@ from hf_calib.scaling import (
 from hf_calib.scaling.methods import FOLDABLE_SCALERS, is_multi_label
 from hf_calib.scaling.saved_map import MAP_NAME, config_record
 from hf_calib.trainer.config import CALIBRATION_METHODS
-from hf_calib.trainer.evaluation import Evaluation, mapped, on_device
+from hf_calib.trainer.evaluation import Evaluation, on_device
 from tests.helpers.tiny import (
     N_LABELS,
     TEXT,
@@ -494,16 +494,16 @@ def test_the_map_on_the_device_is_that_of_the_scaler() -> None:
         mapping = scaler.fit(logits, labels).affine_map()
         for dtype, rtol in ((torch.float64, 1e-13), (torch.float32, 1e-5)):
             typed = torch.from_numpy(logits).to(dtype)
-            found = mapped(typed, on_device(mapping, typed))
+            found = on_device(mapping, typed)(typed)
             assert found.dtype == dtype
             np.testing.assert_allclose(found, scaler.transform(logits), rtol=rtol, atol=rtol)
     masked = torch.tensor([[1.0, -torch.inf, 2.0]])
     negative = type(mapping)(np.array([-1.0, -1.0, 0.5]), np.array([0.0, 1.0, 2.0]))
     assert (
-        mapped(masked, on_device(negative, masked)).tolist()
+        on_device(negative, masked)(masked).tolist()
         == [[-1.0, -math.inf, 3.0]]
         == negative(masked.numpy()).tolist()
     )
     narrow = torch.from_numpy(logits).bfloat16()
-    half = mapped(narrow, on_device(mapping, narrow))
+    half = on_device(mapping, narrow)(narrow)
     assert half.dtype == torch.float32

@@ -217,3 +217,14 @@ def test_save_model_writes_the_table_too(tmp_path: Path) -> None:
     trainer.update_adaptive_loss()
     trainer.save_model(str(tmp_path / "model"))
     assert_same(load_file(tmp_path / "model" / LOSS_STATE_NAME), dict(trainer.calibration_loss.state_dict()))
+
+
+def test_a_training_that_resumes_after_its_last_step_makes_up_for_the_update(tmp_path: Path) -> None:
+    """The checkpoint of an epoch's last step was saved before the update at the epoch's end."""
+    settings = {"loss": "adafocal", "save_strategy": "steps", "save_steps": 4, "eval_strategy": "no"}
+    whole = tiny_trainer(tmp_path, **settings)
+    whole.train()
+    resumed = tiny_trainer(tmp_path, **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert not whole.calibration_loss.gammas.eq(1).all()
+    assert_same(resumed.calibration_loss.state_dict(), whole.calibration_loss.state_dict())

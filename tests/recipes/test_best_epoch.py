@@ -1,0 +1,57 @@
+"""The choice of an epoch before and after the temperature: the page's table, and a run of tiny rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas
+import pytest
+from best_epoch import CRITERIA, MEASURED, table
+
+from tests.helpers.places import ROOT
+from tests.recipes.test_recipes import run
+
+
+def test_the_table_of_the_page_is_that_of_the_results() -> None:
+    results = pandas.read_csv(ROOT / "recipes" / "results" / "best_epoch.csv")
+    page = (ROOT / "docs" / "guides" / "best_epoch.md").read_text()
+    assert table(results) in page
+
+
+def test_each_seed_has_the_epoch_that_is_best_by_the_criterion() -> None:
+    losses = {
+        "eval_loss": [3.0, 2.0, 4.0, 1.0, 2.0, 3.0],
+        "eval_nll_calibrated": [3.0, 2.0, 1.0, 3.0, 2.0, 1.0],
+    }
+    epochs = {"seed": [0, 0, 0, 1, 1, 1], "epoch": [1, 2, 3, 1, 2, 3]}
+    measured = {name: [0.0, 0.1, 0.2, 0.3, 0.4, 0.5] for name in MEASURED}
+    lines = table(pandas.DataFrame({**epochs, **losses, **measured})).splitlines()
+    assert lines[2].startswith("| `eval_loss` | 2, 1 | 0.200 |")
+    assert lines[3].startswith("| `eval_nll_calibrated` | 3, 3 | 0.350 |")
+    assert lines[4].startswith("| the last | 3, 3 | 0.350 |")
+
+
+@pytest.mark.slow
+def test_a_run_adds_its_epochs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"text": f"w{i} w{i % 3} w{i % 3}", "label": "abc"[i % 3]} for i in range(60)]
+    pandas.DataFrame(rows).to_csv("rows.csv", index=False)
+    files = ["--train_file", "rows.csv", "--test_file", "rows.csv", "--calibration_size", "0.4"]
+    settings = ["--eval_strategy", "epoch", "--calibration_strategy", "evaluate", "--save_strategy", "no"]
+    plain = ["--report_to", "none", "--use_cpu", "true", "--dataloader_pin_memory", "false"]
+    for seed in ("0", "1", "0"):
+        run(
+            "best_epoch.py",
+            *files,
+            *settings,
+            *plain,
+            "--output_dir",
+            "out",
+            "--num_train_epochs",
+            "2",
+            "--seed",
+            seed,
+        )
+    results = pandas.read_csv("best_epoch.csv")
+    assert results[["seed", "epoch"]].to_numpy().tolist() == [[0, 1], [0, 2], [1, 1], [1, 2]]
+    assert list(results.columns) == ["seed", "epoch", *CRITERIA, *MEASURED]
