@@ -751,27 +751,6 @@ def compare(
             help='Train as jobs of Slurm, by submitit: its parameters, \'{"slurm_partition": "gpu"}\'.'
         ),
     ] = None,
-    share: Annotated[
-        str | None,
-        typer.Option(
-            help="Address that machines share the study at, such as s3://bucket/study or hf://datasets/me/study: "
-            "results and checkpoints are sent there, and a training goes on from that of another machine."
-        ),
-    ] = None,
-    collect: Annotated[
-        bool,
-        typer.Option(
-            "--collect", help="Fetch what other machines have finished of a shared study, and report."
-        ),
-    ] = False,
-    hf_jobs: Annotated[
-        str | None,
-        typer.Option(
-            "--hf-jobs",
-            help="Train as Jobs on the Hub's machines: a flavor such as a10g-small, or parameters of run_job, "
-            '\'{"flavor": "a10g-small", "attempts": 3}\'. Needs --share hf://datasets/...',
-        ),
-    ] = None,
     keep_models: Annotated[
         bool,
         typer.Option(help="Keep the calibrated model of each training; checkpoints go when it is finished."),
@@ -795,20 +774,13 @@ def compare(
             launcher,
             print_commands,
             submitit,
-            share,
-            hf_jobs,
         )
-        if "://" in source or collect:
-            command.check_only_reports(*of_trainings)
-            study = command.collect(source, output)
-        elif Path(source).is_dir():
+        if Path(source).is_dir():
             command.check_only_reports(*of_trainings, output)
             study = Path(source)
         else:
             study = command.check_study_folder(output)
-            scheduler, hub = command.parse_submitit(submitit), command.parse_jobs(hf_jobs)
-            if hub is not None:
-                command.check_hub_jobs(share, submitit, jobs != 1)
+            scheduler = command.parse_submitit(submitit)
             launch, cells = command.plan_study(
                 source,
                 configs=config or [],
@@ -820,15 +792,12 @@ def compare(
                 output=study,
                 launcher=launcher,
                 keep_models=keep_models,
-                share=share,
             )
             if print_commands:
-                console.print_commands(command.command_lines(launch, cells, hub))
+                console.print_commands(command.command_lines(launch, cells))
                 return
             with console.interruptible(f"The same command goes on where it was: {study}"):
-                command.train(
-                    launch, cells, jobs=jobs, scheduler=scheduler, hub=hub, say=console.print_progress
-                )
+                command.train(launch, cells, jobs=jobs, scheduler=scheduler, say=console.print_progress)
         results = command.report_study(study, methods=chosen, variance=variance.value, stages=stages)
         if as_json:
             console.print_json(results.to_dict())

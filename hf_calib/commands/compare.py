@@ -12,18 +12,15 @@ from typing import Any
 import yaml
 
 from hf_calib._errors import InputValueError, did_you_mean, expected
-from hf_calib._files import check_output
 from hf_calib.study.comparing import METHODS, check_seeds, report_study
-from hf_calib.study.folder import STUDY, is_finished, read_plan, trained_by_another_version, write_plan
+from hf_calib.study.folder import is_finished, trained_by_another_version, write_plan
 from hf_calib.study.grid import Cell, content_hash, resolved, variants
-from hf_calib.study.hub_jobs import job_commands, parse_jobs, train_in_jobs
 from hf_calib.study.launch import Launch, for_shell
 from hf_calib.study.measured import check_methods
 from hf_calib.study.running import train_cells
-from hf_calib.study.shared import SharedStudy
 from hf_calib.study.submitit_jobs import submit_cells
 
-__all__ = ["METHODS", "parse_jobs", "report_study"]
+__all__ = ["METHODS", "report_study"]
 
 
 def plan_study(
@@ -38,7 +35,6 @@ def plan_study(
     output: Path,
     launcher: str | None = None,
     keep_models: bool = True,
-    share: str | None = None,
 ) -> tuple[Launch, dict[Cell, Path]]:
     """Check a study and write its plan; trains nothing.
 
@@ -53,7 +49,6 @@ def plan_study(
         output: the study's folder.
         launcher: what stands before the script.
         keep_models: whether calibrated models stay.
-        share: the address that machines share the study at, whose finished trainings are fetched; or None.
 
     Returns:
         How the trainings are started, and the cells with their folders: all losses of one seed, then the next seed.
@@ -68,14 +63,12 @@ def plan_study(
         raise InputValueError(expected("SCRIPT_OR_STUDY", requirement, script, way_out))
     check_methods(methods)
     _check_launcher(launcher)
-    place = None if share is None else SharedStudy(share)
     launch = Launch(
         path.absolute(),
         tuple(_config(word, path).absolute() for word in configs),
         tuple(arguments),
         launcher,
         keep_models,
-        None if place is None else place.address,
     )
     # Once for a loss: this reads its file, and hashes the data.
     configurations = [
@@ -89,36 +82,7 @@ def plan_study(
     ]
     base = resolved(path.name, launch.configs, arguments)
     study = output.absolute()
-    if place is not None:
-        check_output(study)
-        place.fetch_plan(study)
-    return launch, write_plan(study, cells, methods, base, launch.script, launch.share)
-
-
-def collect(source: str, output: Path | None) -> Path:
-    """Fetch what the trainings of a shared study have finished; return its folder here.
-
-    Args:
-        source: the study's folder, or its address.
-        output: the folder here, for an address.
-
-    Raises:
-        ValueError: if the study is not shared, or there is none at the address.
-    """
-    if "://" in source:
-        address: str | None = source
-        study = check_study_folder(output)
-        check_output(study)
-    else:
-        study = Path(source)
-        address = read_plan(study).get("share")
-    if address is None:
-        got, way_out = f"{source}, which is on this machine only", "train it with --share ADDRESS"
-        raise InputValueError(expected("--collect", "have a study that is shared", got, way_out))
-    if not SharedStudy(address).fetch_plan(study):
-        way_out = "check the address, or wait until a machine has begun"
-        raise InputValueError(expected(address, f"hold a {STUDY}", "none", way_out))
-    return study
+    return launch, write_plan(study, cells, methods, base, launch.script)
 
 
 def train(
@@ -127,10 +91,9 @@ def train(
     *,
     jobs: int,
     scheduler: Mapping[str, Any] | None,
-    hub: Mapping[str, Any] | None = None,
     say: Callable[[str], None],
 ) -> None:
-    """Train what is missing: here, with parameters of submitit as jobs of a scheduler, or as Jobs of the Hub.
+    """Train what is missing: here, or with parameters of submitit as jobs of a scheduler.
 
     Raises:
         ValueError: if no training of the study is finished in the end.
@@ -142,34 +105,15 @@ def train(
             f"{launch.script.name} has changed since it trained {changed} of these {len(cells)}. They are not "
             "trained again: remove their folders in cells/ if the change matters"
         )
-    share = None if launch.share is None else SharedStudy(launch.share)
-    if share is not None:
-        share.send_plan(_study_of(cells), models=launch.keep_models)
-    if hub is not None:
-        assert share is not None  # see check_hub_jobs
-        failed = train_in_jobs(launch, cells, share, hub, say=say)
-    elif scheduler is not None:
+    if scheduler is not None:
         failed = submit_cells(launch, cells, scheduler, say=say)
     else:
         failed = train_cells(launch, cells, jobs=jobs, say=say)
-    if share is not None:
-        share.send_finished(cells.values(), models=launch.keep_models)  # what a training could not send
     if len(failed) == len(cells):
         way_out = f"see log.txt in {next(iter(cells.values())).parent}/*"
         raise InputValueError(
             expected("the trainings", "end", f"{len(failed)} failures of {len(cells)}", way_out)
         )
-
-
-def check_hub_jobs(share: str | None, *others: Any) -> None:
-    """Raise unless Jobs of the Hub can leave their results, and nobody else trains."""
-    if any(others):
-        got, way_out = "--submitit or --jobs, too", "leave those out"
-        raise InputValueError(expected("--hf-jobs", "be the only way to train", got, way_out))
-    if share is None or SharedStudy(share).repository is None:
-        way_out = "write --share hf://datasets/YOU/STUDY; a repository that is new becomes a private one"
-        requirement = "have --share with a dataset repository"
-        raise InputValueError(expected("--hf-jobs", requirement, repr(share), way_out))
 
 
 def check_study_folder(output: Path | None) -> Path:
@@ -186,27 +130,13 @@ def check_only_reports(*given: Any) -> None:
         raise InputValueError(expected("a script", "be given with these arguments", got, way_out))
 
 
-def command_lines(
-    launch: Launch, cells: Mapping[Cell, Path], hub: Mapping[str, Any] | None = None
-) -> list[str]:
-    """One line for a shell for each training that is not finished, to be run from this folder; without secrets.
-
-    With parameters of Jobs on the Hub the lines show what would be started there.
-    """
-    if hub is not None:
-        assert launch.share is not None
-        return job_commands(launch, cells, SharedStudy(launch.share), hub)
-    if launch.share is not None:
-        SharedStudy(launch.share).send_plan(_study_of(cells), models=launch.keep_models)
+def command_lines(launch: Launch, cells: Mapping[Cell, Path]) -> list[str]:
+    """One line for a shell for each training that is not finished, to be run from this folder; without secrets."""
     return [
         for_shell(launch.command(cell, folder), launch.arguments)
         for cell, folder in cells.items()
         if not is_finished(folder)
     ]
-
-
-def _study_of(cells: Mapping[Cell, Path]) -> Path:
-    return next(iter(cells.values())).parents[1]
 
 
 def _check_launcher(launcher: str | None) -> None:

@@ -129,7 +129,7 @@ def _on_maps(results: StudyResults, method: str) -> list[str]:
             repaired.append(change)
         elif after.value >= before.value + _HARMED:
             harmed.append(change)
-    sentences = _on_other_maps(results, method)
+    sentences = []
     if repaired:
         sentences.append(f"ECE that is large without a map, and that {method} repairs: {few(repaired)}.")
     if harmed:
@@ -143,22 +143,6 @@ def _on_few_calibration_rows(results: StudyResults) -> list[str]:
     return [
         f"The maps were fitted on {results.n_calibration:,} calibration rows: other rows would give other maps, which "
         "no interval here covers."
-    ]
-
-
-def _on_other_maps(results: StudyResults, method: str) -> list[str]:
-    """Other maps of the same trainings, which need no seeds to be compared."""
-    found: dict[str, list[str]] = {"lower": [], "higher": []}
-    for (loss, other), change in results.map_changes.items():
-        if change.p_corrected is not None and change.p_corrected < LEVEL:
-            means = [results.means[loss, each, PRIMARY].value for each in (method, other)]
-            word = "lower" if change.value < 0 else "higher"
-            found[word].append(f"{loss} with {other} ({means[0]:.3f} to {means[1]:.3f})")
-    rows = results.counted[0]
-    return [
-        f"On the same models, {word} NLL than with {method} beyond chance on these {rows}: {few(named)}."
-        for word, named in found.items()
-        if named
     ]
 
 
@@ -194,7 +178,7 @@ def notes_on_statistics(results: StudyResults) -> tuple[str, ...]:
     if fewest < most:
         notes.append(
             f"Losses have from {fewest} to {most} seeds. Differences are over the seeds of both, so that they need not "
-            "be the differences of the means; ranks are over the seeds that all losses have."
+            "be the differences of the means."
         )
     alone = {loss for (loss, _, _), found in results.differences.items() if found.n_seeds == 1 < most}
     if alone:
@@ -214,7 +198,7 @@ def notes_on_statistics(results: StudyResults) -> tuple[str, ...]:
     if most < FEWEST_SEEDS_OF_A_RANK_TEST:
         notes.append(
             f"With {most} seed{'s' * (most > 1)} no rank test (sign, Wilcoxon) over the seeds can reach p < .05 "
-            f"two-sided: its smallest p is 2/2^{most} = {2 / 2**most:g}. Mean ranks are a description."
+            f"two-sided: its smallest p is 2/2^{most} = {2 / 2**most:g}."
         )
     notes.append(
         "Noise makes every calibration error larger, the more so the fewer rows: an interval of one is of the error "
@@ -233,11 +217,6 @@ def notes_on_statistics(results: StudyResults) -> tuple[str, ...]:
         notes.append(
             f"P-values are corrected by Holm within each metric, for {n_compared} comparisons with the baseline; not "
             "over the metrics. Intervals are not corrected."
-        )
-    if len(results.training_time) > 1:
-        notes.append(
-            "Times are seconds per step; trainings side by side, or beside other work, blur them. Trainings that were "
-            "resumed are left out."
         )
     return tuple(notes)
 

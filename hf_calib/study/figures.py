@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hf_calib.plots import difference_diagram, rank_diagram, reliability_grid, reliability_panels
+from hf_calib.plots import difference_diagram, reliability_grid
 from hf_calib.study.results import LEVEL, UNSCALED, StudyResults
 from hf_calib.study.text import MAIN_METRICS, best_first, map_name, pair_name
 
@@ -12,33 +12,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CAPTIONS = {
-    "ranks": "Mean rank over the seeds among all losses and maps, with 95% intervals; the best losses are at the top.",
     "differences": "Paired differences to the baseline with 95% intervals; below 0 is better than the baseline. Each "
     "panel has a scale of its own.",
-    "reliability": "Accuracy against confidence in bins, before and after the map with the smallest NLL in the "
-    "mean over losses; predictions of all seeds together, whose ECE is at most the mean of the seeds' in the tables.",
+    "reliability": "Accuracy against confidence in bins, of up to three losses with the smallest NLL, before and "
+    "after the map with the smallest NLL in the mean over losses; "
+    "predictions of all seeds together, whose ECE is at most the mean of the seeds' in the tables.",
 }
-_IN_FULL = 3  # losses whose diagrams fit side by side
+_SIDE_BY_SIDE = 3
 
 
 def draw_figures(results: StudyResults) -> dict[str, Figure]:
     """By name; without those that there is nothing to show in."""
     losses = best_first(results)
     figures = {}
-    ranks = {
-        short: {
-            loss: {
-                map_name(method): results.ranks[loss, method, metric][:3]
-                for method in results.methods
-                if (loss, method, metric) in results.ranks
-            }
-            for loss in losses
-        }
-        for metric, short in MAIN_METRICS.items()
-        if any(key[2] == metric for key in results.ranks)
-    }
-    if ranks:
-        figures["ranks"] = rank_diagram(ranks)
     differences = {
         short: {loss: _differences(results, loss, metric) for loss in losses}
         for metric, short in MAIN_METRICS.items()
@@ -53,11 +39,10 @@ def draw_figures(results: StudyResults) -> dict[str, Figure]:
         for loss in losses
         if all((loss, method) in results.panels for method in states.values())
     }
-    if 0 < len(panels) <= _IN_FULL:
-        rows = {state: {loss: panels[loss][state] for loss in panels} for state in states}
+    if panels:
+        shown = list(panels)[:_SIDE_BY_SIDE]
+        rows = {state: {loss: panels[loss][state] for loss in shown} for state in states}
         figures["reliability"] = reliability_grid(rows)
-    elif panels:
-        figures["reliability"] = reliability_panels(panels)
     return figures
 
 
@@ -91,12 +76,8 @@ def best_map(results: StudyResults) -> str | None:
 
 def alt_texts(results: StudyResults) -> dict[str, str]:
     """Each figure in numbers, for readers who cannot see it."""
-    firsts, distinct = [], []
+    distinct = []
     for metric, short in MAIN_METRICS.items():
-        ranks = {key: rank.value for key, rank in results.ranks.items() if key[2] == metric}
-        if ranks:
-            loss, method, _ = first = min(ranks, key=ranks.__getitem__)
-            firsts.append(f"{short}: {pair_name(loss, method)}, mean rank {ranks[first]:.1f} of {len(ranks)}")
         found = (d.p_corrected for key, d in results.differences.items() if key[2] == metric)
         ps = [p for p in found if p is not None]
         count = sum(p < LEVEL for p in ps)
@@ -104,7 +85,6 @@ def alt_texts(results: StudyResults) -> dict[str, str]:
     name = best_map(results)
     state = "without a map" if name is None else f"without a map and with {name}"
     return {
-        "ranks": f"Mean ranks. First in {'; in '.join(firsts)}.",
         "differences": f"Differences to the baseline. Distinguishable from it in {'; in '.join(distinct)}.",
-        "reliability": f"Reliability diagrams of each loss, {state}.",
+        "reliability": f"Reliability diagrams, {state}.",
     }

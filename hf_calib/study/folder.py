@@ -27,7 +27,6 @@ def write_plan(
     methods: Sequence[str],
     base: Mapping[str, Any],
     script: Path | None = None,
-    share: str | None = None,
 ) -> dict[Cell, Path]:
     """Write study.json, and cell.json of each cell; return the cells' folders.
 
@@ -39,7 +38,6 @@ def write_plan(
         methods: post-hoc maps.
         base: the resolved configuration, without what differs between the cells.
         script: that trains them, whose content is recorded; or None.
-        share: the address that machines share the study at, or None.
 
     Raises:
         ValueError: if the folder cannot be written, or is full of something else.
@@ -67,9 +65,7 @@ def write_plan(
         "base": dict(base),
         "cells": listed,
     }
-    if share is not None or "share" in before:
-        plan["share"] = share or before["share"]
-    write_plan_file(study, plan)
+    _write(study / STUDY, plan)
     return folders
 
 
@@ -78,23 +74,7 @@ def _of_the_same_losses(study: Path, listed: Mapping[str, Any], cells: Sequence[
 
     Its file was changed. A mean over seeds is over trainings of one configuration.
     """
-    return _alike(study, listed, {cell.variant.label: _without_seed(cell.arguments) for cell in cells})
-
-
-def joined_cells(study: Path, others: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """The cells of two plans: own ones, and those others that are no losses of these under another configuration.
-
-    Args:
-        study: the folder, which has cell.json of all of them.
-        others: name -> entry of a plan.
-        own: of another one.
-    """
-    now = {entry["loss"]: _configuration(study, name) for name, entry in own.items()}
-    return _alike(study, others, now) | dict(own)
-
-
-def _alike(study: Path, listed: Mapping[str, Any], now: Mapping[str, str | None]) -> dict[str, Any]:
-    """The listed cells but for those of a loss whose configuration is another now."""
+    now = {cell.variant.label: _without_seed(cell.arguments) for cell in cells}
     return {
         name: entry
         for name, entry in listed.items()
@@ -198,11 +178,6 @@ def clean_up(folder: Path, *, keep_model: bool) -> None:
     for name in () if keep_model else MODELS:
         shutil.rmtree(folder / name, ignore_errors=True)
     (folder / FAILED).unlink(missing_ok=True)
-
-
-def write_plan_file(study: Path, plan: Mapping[str, Any]) -> None:
-    """Write study.json."""
-    _write(study / STUDY, plan)
 
 
 def newest_checkpoint(folder: Path) -> str | None:

@@ -45,9 +45,6 @@ class Launch:
         arguments: further words of its command line.
         launcher: what stands before the script, such as `torchrun --nproc_per_node 2`; by default this Python.
         keep_models: whether the calibrated model of a finished training stays.
-        share: the address of the study, if machines share it; see `SharedStudy`.
-        python: the interpreter.
-        inputs: whether the script and what it reads are fetched from the address first.
     """
 
     script: Path
@@ -55,29 +52,19 @@ class Launch:
     arguments: tuple[str, ...] = ()
     launcher: str | None = None
     keep_models: bool = True
-    share: str | None = None
-    python: str = sys.executable
-    inputs: bool = False
 
     def command(self, cell: Cell, folder: Path) -> list[str]:
         """The command line of one training, from its newest complete checkpoint if it has one."""
         variant = cell.variant
         configs = [*self.configs, *([] if variant.config is None else [variant.config])]
-        training = [
-            *([self.python] if self.launcher is None else shlex.split(self.launcher)),
+        return [
+            *([sys.executable] if self.launcher is None else shlex.split(self.launcher)),
             str(self.script),
             *(word for path in configs for word in ("--config", str(path))),
             *self.arguments,
             *("--loss", variant.loss, f"--loss_kwargs={json.dumps(dict(variant.hyperparameters))}"),
             *("--seed", str(cell.seed), "--output_dir", str(folder)),
-        ]
-        if self.share is None:
-            return [*training, *resume_words(folder)]
-        return [
-            *(self.python, "-m", "hf_calib.study.train_shared", self.share, str(folder)),
-            *(["--models"] if self.keep_models else []),
-            *(["--inputs"] if self.inputs else []),
-            *("--", *training),
+            *resume_words(folder),
         ]
 
 

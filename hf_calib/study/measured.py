@@ -1,8 +1,7 @@
-"""A finished study in numbers: means over seeds, paired differences to a baseline, ranks and times."""
+"""A finished study in numbers: means over seeds, and paired differences to a baseline."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
-from scipy.stats import rankdata, t
 
 from hf_calib._errors import InputValueError, did_you_mean, expected, few
 from hf_calib.metrics.checks import FloatArray, check_choice, check_n_resamples, check_seed
@@ -19,15 +17,13 @@ from hf_calib.predictions.training import PREDICTIONS, TrainingPredictions
 from hf_calib.scaling.temperature import Criterion
 from hf_calib.study.advice import advise, notes_on_statistics
 from hf_calib.study.cell_metrics import Resamples, affordable_resamples, measure_training, sentences_of
-from hf_calib.study.cells import Key, find_cells
-from hf_calib.study.folder import RESULTS, read_plan
+from hf_calib.study.cells import find_cells
+from hf_calib.study.folder import read_plan
 from hf_calib.study.kinds import MAPS, METRIC_TITLES, STUDY_METRICS
-from hf_calib.study.matched import at_matched_accuracy, slope_of
-from hf_calib.study.paired import SAME, TwoLevel, holm, two_level
+from hf_calib.study.paired import TwoLevel, holm, two_level
 from hf_calib.study.pooled import Pooled, pooled_variance
 from hf_calib.study.power import detectable, range_of_seeds, typical
 from hf_calib.study.results import (
-    CONFIDENCE_LEVEL,
     LEVEL,
     UNSCALED,
     Detectable,
@@ -166,19 +162,15 @@ def measure_study(
         means=_means(numbers),
         baseline=baseline,
         differences=differences,
-        matched=differences_at_matched_accuracy(numbers, differences),
         detectable={} if baseline is None else detectable_differences(numbers, baseline, variance),
         variance=variance,
         equal_variances={} if baseline is None or variance == "own" else equal_variances(numbers, baseline),
-        ranks=_ranks(numbers),
-        training_time={} if baseline is None else _training_time(folders, numbers, baseline[0]),
         missing=missing,
         panels={key: Panel(*map(np.concatenate, zip(*each, strict=True))) for key, each in panels.items()},
         n_test=n_test,
         n_calibration=min(n_calibration, default=0),
         n_classes=n_classes,
         counted=(f"test {kind.rows}", kind.columns),
-        map_changes={} if baseline is None or baseline[1] == UNSCALED else map_changes(numbers, baseline[1]),
         n_resamples=resamples.counted,
         advice=(),
         notes=(),
@@ -303,29 +295,6 @@ def detectable_differences(numbers: Numbers, baseline: Pair, variance: Variance)
     return found
 
 
-def differences_at_matched_accuracy(
-    numbers: Numbers, differences: Mapping[tuple[str, str, str], Difference]
-) -> dict[tuple[str, str, str], Estimate]:
-    """Of the pairs whose accuracy differs from the baseline's beyond chance."""
-    found = {}
-    for (loss, method, metric), difference in differences.items():
-        of_accuracy = differences.get((loss, method, "accuracy"))
-        if metric not in RANKED_METRICS or difference.low is None or of_accuracy is None:
-            continue
-        if of_accuracy.p_corrected is None or of_accuracy.p_corrected >= LEVEL:
-            continue
-        cells: dict[str, dict[int, tuple[float, float]]] = {}
-        for other in numbers.losses:
-            accuracy = numbers.column((other, method), "accuracy")
-            own = numbers.column_of_differences((other, method), metric)
-            cells[other] = {seed: (accuracy[seed][0], own[seed][0]) for seed in own if seed in accuracy}
-        slope = slope_of(cells)
-        if slope is not None:
-            estimate = Estimate(difference.value, difference.low, difference.high, difference.n_seeds)
-            found[loss, method, metric] = at_matched_accuracy(estimate, of_accuracy.value, slope)
-    return found
-
-
 def pooled_by_method(numbers: Numbers, baseline: Pair, metric: str) -> dict[str, Pooled]:
     """For each map the variance over seeds of the other losses with this map, and of the baseline."""
     found = {}
@@ -351,28 +320,6 @@ def equal_variances(numbers: Numbers, baseline: Pair) -> dict[tuple[str, str], f
     }
 
 
-def map_changes(numbers: Numbers, method: str) -> dict[tuple[str, str], Difference]:
-    """The change of each training's NLL by another map than this one: of these trainings, so without their variance."""
-    columns: dict[tuple[str, str], Column] = {}
-    for loss, other in numbers.pairs:
-        own, its = (numbers.column((loss, each), RANKED_METRICS[0]) for each in (other, method))
-        if other not in (UNSCALED, method) and own.keys() & its.keys():
-            columns[loss, other] = {seed: _minus(own[seed], its[seed]) for seed in own if seed in its}
-    spreads = {
-        pair: spread._replace(n_seeds=1)
-        for pair, column in columns.items()
-        if (spread := _spread(column)) is not None
-    }
-    p_values = {pair: spread.p_value() for pair, spread in spreads.items()}
-    corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
-    return {
-        pair: Difference(
-            *(spread.value, *spread.interval(), p_values[pair], corrected[pair], len(columns[pair]))
-        )
-        for pair, spread in spreads.items()
-    }
-
-
 def _minus(
     own: tuple[float, FloatArray | None], its: tuple[float, FloatArray | None]
 ) -> tuple[float, FloatArray | None]:
@@ -390,58 +337,6 @@ def _spread(column: Column, pooled: Pooled | None = None) -> TwoLevel | None:
 
 def _mean(column: Column) -> float:
     return float(np.mean([value for value, _ in column.values()]))
-
-
-def _ranks(numbers: Numbers) -> dict[tuple[str, str, str], Estimate]:
-    """Mean ranks over the seeds that all losses have, of the pairs with a value for each of these."""
-    found: dict[tuple[str, str, str], Estimate] = {}
-    for metric in RANKED_METRICS:
-        columns = {pair: numbers.column(pair, metric) for pair in numbers.pairs}
-        seeds_of = {loss: {seed for own, seed, _, _ in numbers.values if own == loss} for loss, _ in columns}
-        seeds = [seed for seed in numbers.seeds if all(seed in own for own in seeds_of.values())]
-        pairs = [pair for pair, column in columns.items() if all(seed in column for seed in seeds)]
-        if not seeds or len(pairs) < 2:
-            continue
-        ranks: dict[tuple[str, str], Column] = {pair: {} for pair in pairs}
-        for seed in seeds:
-            cells = [columns[pair][seed] for pair in pairs]
-            own = _rank(np.array([value for value, _ in cells]))
-            drawn = [draws for _, draws in cells if draws is not None]
-            resampled = _rank(np.stack(drawn, axis=1)) if len(drawn) == len(cells) else None
-            for i, pair in enumerate(pairs):
-                ranks[pair][seed] = float(own[i]), None if resampled is None else resampled[:, i]
-        found |= {(*pair, metric): _estimate(column, 1.0, len(pairs)) for pair, column in ranks.items()}
-    return found
-
-
-def _rank(values: FloatArray) -> FloatArray:
-    """1 for the smallest of the last axis; what is the same up to a solver's precision shares a rank."""
-    return np.asarray(rankdata(np.round(values / SAME), axis=-1), dtype=np.float64)
-
-
-def _training_time(folders: Mapping[Key, Path], numbers: Numbers, baseline: str) -> dict[str, Estimate]:
-    """Seconds per step over those of the baseline's loss with the same seed, of trainings in one go."""
-    seconds = {}
-    for key, folder in folders.items():
-        try:
-            training = json.loads((folder / RESULTS).read_text(encoding="utf-8"))["training"]
-            if not training["resumed"] and training["steps"] > 0 and training["seconds"] > 0:
-                seconds[key] = training["seconds"] / training["steps"]
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # written by another script, or by hand: no time to compare
-    found = {}
-    for loss in numbers.losses:
-        shared = [seed for seed in numbers.seeds if {(loss, seed), (baseline, seed)} <= seconds.keys()]
-        ratios = np.array([seconds[loss, seed] / seconds[baseline, seed] for seed in shared])
-        low = high = None
-        if len(ratios) > 1 and loss != baseline:
-            reach = (
-                t.isf((1 - CONFIDENCE_LEVEL) / 2, len(ratios) - 1) * ratios.std(ddof=1) / np.sqrt(len(ratios))
-            )
-            low, high = max(0.0, float(ratios.mean() - reach)), float(ratios.mean() + reach)
-        if len(ratios):
-            found[loss] = Estimate(float(ratios.mean()), low, high, len(ratios))
-    return found
 
 
 def _notes_on_rows(

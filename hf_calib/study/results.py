@@ -106,9 +106,6 @@ class StudyResults:
         means: (loss, method, metric) -> mean over seeds.
         baseline: (loss, method) that the differences are to; None where nothing is finished.
         differences: (loss, method, metric) -> paired difference to the baseline; the baseline itself is not in it.
-        ranks: (loss, method, metric) -> mean over seeds of the rank among all pairs of a loss and a method, 1 the
-            best; of NLL and ECE, over the seeds that all losses have.
-        training_time: loss -> seconds per step, as a ratio to the baseline's loss.
         missing: (loss, seed) -> why the cell has no numbers.
         panels: (loss, method) -> pooled test predictions.
         n_test: test rows N, or tokens, shared by all cells; 0 where nothing is finished.
@@ -118,13 +115,9 @@ class StudyResults:
         advice: sentences that follow from the numbers.
         notes: sentences on what the numbers cannot tell, and on what was left out.
         counted: what n_test and n_classes count: test tokens, or labels, of other kinds of tasks.
-        matched: (loss, method, metric) -> the difference in NLL and ECE at matched accuracy, of the pairs whose
-            accuracy differs from the baseline's beyond chance.
         detectable: metric -> the true difference that the study would have found in 80% of cases.
         variance: over seeds, of each pair of losses its "own", or "pooled".
         equal_variances: (method, metric) -> Bartlett's p that the losses vary alike over the seeds, if pooled.
-        map_changes: (loss, method) -> the NLL minus that with the baseline's map on the same trainings; its interval
-            covers the test rows, and p is corrected by Holm.
     """
 
     losses: tuple[str, ...]
@@ -135,8 +128,6 @@ class StudyResults:
     means: Mapping[tuple[str, str, str], Estimate]
     baseline: tuple[str, str] | None
     differences: Mapping[tuple[str, str, str], Difference]
-    ranks: Mapping[tuple[str, str, str], Estimate]
-    training_time: Mapping[str, Estimate]
     missing: Mapping[tuple[str, int], str]
     panels: Mapping[tuple[str, str], Panel] = field(repr=False, compare=False)
     n_test: int
@@ -146,8 +137,6 @@ class StudyResults:
     advice: tuple[str, ...]
     notes: tuple[str, ...]
     counted: tuple[str, str] = ("test rows", "classes")
-    map_changes: Mapping[tuple[str, str], Difference] = field(default_factory=dict)
-    matched: Mapping[tuple[str, str, str], Estimate] = field(default_factory=dict)
     detectable: Mapping[str, Detectable] = field(default_factory=dict)
     variance: str = "own"
     equal_variances: Mapping[tuple[str, str], float] = field(default_factory=dict)
@@ -181,8 +170,6 @@ def _record(results: StudyResults) -> dict[str, Any]:
         ],
         "means": _records(_TRIPLE, results.means),
         "differences": _records(_TRIPLE, results.differences),
-        "map_changes": _records(_PAIR, results.map_changes),
-        "matched": _records(_TRIPLE, results.matched),
         "detectable": _records(
             ("metric",), {(metric,): found for metric, found in results.detectable.items()}
         ),
@@ -191,8 +178,6 @@ def _record(results: StudyResults) -> dict[str, Any]:
             {"method": method, "metric": metric, "p": p}
             for (method, metric), p in results.equal_variances.items()
         ],
-        "ranks": _records(_TRIPLE, results.ranks),
-        "training_time": _records(("loss",), {(loss,): time for loss, time in results.training_time.items()}),
         "reliability": [
             {"loss": loss, "method": method, "bins": _bins(panel)}
             for (loss, method), panel in results.panels.items()

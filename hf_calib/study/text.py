@@ -81,13 +81,13 @@ def what_was_trained(results: StudyResults) -> list[str]:
 
 
 def best_first(results: StudyResults) -> list[str]:
-    """The losses by the best mean rank in NLL that any map gives them; those without one last, as in the study."""
+    """The losses by the smallest mean NLL that any map gives them; those without one last, as in the study."""
     best = {
         loss: min(
             (
-                rank.value
-                for (name, _, metric), rank in results.ranks.items()
-                if (name, metric) == (loss, "nll")
+                mean.value
+                for (name, _, metric), mean in results.means.items()
+                if (name, metric) == (loss, "nll") and math.isfinite(mean.value)
             ),
             default=math.inf,
         )
@@ -97,18 +97,16 @@ def best_first(results: StudyResults) -> list[str]:
 
 
 def main_table(results: StudyResults) -> Table:
-    """A row for each loss: accuracy, NLL and ECE with each map, and the time of a training step."""
+    """A row for each loss: accuracy, NLL and ECE with each map."""
     changed = _maps_that_change_accuracy(results)
     header = ["loss", "accuracy", *(f"accuracy\n{map_name(method)}" for method in changed)]
     header += [f"{short}\n{map_name(m)}" for short in MAIN_METRICS.values() for m in results.methods]
-    header.append("time\nper step")
     rows = []
     for loss in best_first(results):
         keys = [(loss, m, "accuracy") for m in (results.methods[0], *changed)]
         keys += [(loss, m, metric) for metric in MAIN_METRICS for m in results.methods]
         numbers = [results.means.get(key) for key in keys]
-        time = results.training_time.get(loss)
-        rows.append([loss, *map(_cell, numbers), _cell(time, ".2f")])
+        rows.append([loss, *map(_cell, numbers)])
     if results.missing:
         header.insert(1, "seeds")
         for loss, row in zip(best_first(results), rows, strict=True):
@@ -131,7 +129,7 @@ def how_to_read_the_main_table(results: StudyResults) -> list[str]:
     """Footnotes of the main table."""
     lines = [
         f"Means over seeds with {100 * CONFIDENCE_LEVEL:g}% intervals ({results.n_resamples:,} resamples); losses "
-        "in the order of their best mean rank in NLL. Intervals of two losses that overlap do not say that the two "
+        "in the order of their smallest NLL with any map. Intervals of two losses that overlap do not say that the two "
         "are equal: the differences below are paired, and answer that."
     ]
     lines.append("; ".join(f"{short}: {results.metrics[key]}" for key, short in MAIN_METRICS.items()) + ".")
@@ -139,8 +137,6 @@ def how_to_read_the_main_table(results: StudyResults) -> list[str]:
         lines.append(
             "Accuracy is that without a map, and with the maps that change it; a temperature does not."
         )
-    if results.baseline is not None:
-        lines.append(f"Time per step is a ratio to that of {results.baseline[0]}.")
     return lines
 
 
@@ -158,8 +154,6 @@ def difference_table(results: StudyResults, metrics: Sequence[str]) -> Table:
     header = ["loss and map"]
     for metric in metrics:
         header += [f"difference in\n{MAIN_METRICS.get(metric, results.metrics[metric])}", "corrected p"]
-        if _is_matched(results, metric):
-            header.append("at matched\naccuracy")
     rows = []
     for loss in best_first(results):
         for method in results.methods:
@@ -168,14 +162,8 @@ def difference_table(results: StudyResults, metrics: Sequence[str]) -> Table:
                 row = [pair_name(loss, method)]
                 for metric, d in found.items():
                     row += [_cell(d, "+.4f"), _verdict(metric, d)]
-                    if _is_matched(results, metric):
-                        row.append(_cell(results.matched.get((loss, method, metric)), "+.4f"))
                 rows.append(row)
     return header, rows
-
-
-def _is_matched(results: StudyResults, metric: str) -> bool:
-    return any(of == metric for _, _, of in results.matched)
 
 
 def how_to_read_differences(results: StudyResults) -> str:
@@ -186,18 +174,8 @@ def how_to_read_differences(results: StudyResults) -> str:
         f"Differences are to {pair_name(*results.baseline)}, on the same seeds and {results.counted[0]}. p is "
         f"corrected by Holm within its metric, intervals are not; where p is below {LEVEL:g}, a word says whether the "
         "loss with its map is better or worse than the baseline. No word: the study cannot tell them apart; "
-        f"{_NONE}: they were not compared. " + _on_matched_accuracy(results)
+        f"{_NONE}: they were not compared."
     )
-
-
-def _on_matched_accuracy(results: StudyResults) -> str:
-    if results.matched:
-        return (
-            "A loss that is more often right has a lower NLL, too: at matched accuracy is what is left of a difference "
-            "when the accuracy's is taken away, by the slope of the metric on the accuracy over the trainings of each "
-            "loss (analysis of covariance); of losses whose accuracy differs from the baseline's beyond chance."
-        )
-    return "No accuracy differs from the baseline's beyond chance, so that none is matched."
 
 
 def other_metrics(results: StudyResults) -> list[str]:
@@ -243,8 +221,8 @@ def _columns(results: StudyResults, methods: Sequence[str]) -> list[list[str]]:
     """The numbers of the narrow table, each column below two lines of header."""
     losses = best_first(results)
 
-    def column(top: str, below: str, estimates: list[Estimate | None], form: str = ".4f") -> list[str]:
-        return [top, below, *(_cell(estimate, form).partition(" [")[0] for estimate in estimates)]
+    def column(top: str, below: str, estimates: list[Estimate | None]) -> list[str]:
+        return [top, below, *(_cell(estimate).partition(" [")[0] for estimate in estimates)]
 
     def of(method: str, metric: str) -> list[Estimate | None]:
         return [results.means.get((loss, method, metric)) for loss in losses]
@@ -256,7 +234,6 @@ def _columns(results: StudyResults, methods: Sequence[str]) -> list[list[str]]:
             for metric, short in MAIN_METRICS.items()
             for method in methods
         ),
-        column("time", "per step", [results.training_time.get(loss) for loss in losses], ".2f"),
     ]
 
 

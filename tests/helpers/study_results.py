@@ -60,12 +60,6 @@ def study_results(
                 mean, low, high, n_seeds = estimate(found)
                 p = None if low is None else math.exp(-4 * abs(mean / (mean - low)))
                 differences[loss, method, key] = Difference(mean, low, high, p, p and min(1, 5 * p), n_seeds)
-    ranks = {}
-    for key in ("nll", "ece"):
-        order = sorted(pairs, key=lambda pair: means[(*pair, key)].value)
-        for rank, pair in enumerate(order, 1):
-            low, high = (max(1, rank - 1.2), min(len(order), rank + 1.2)) if len(seeds) > 1 else (None, None)
-            ranks[(*pair, key)] = Estimate(rank, low, high, len(seeds))
     return StudyResults(
         losses=tuple(losses),
         seeds=tuple(seeds),
@@ -75,11 +69,6 @@ def study_results(
         means=means,
         baseline=first,
         differences=differences,
-        ranks=ranks,
-        training_time={
-            loss: Estimate(1 + 0.01 * k, 1 + 0.008 * k, 1 + 0.013 * k, len(seeds))
-            for k, loss in enumerate(finished)
-        },
         missing=missing,
         panels=panels,
         n_test=n_test if finished else 0,

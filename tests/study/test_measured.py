@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +44,7 @@ def measured(
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> StudyResults:
-    study = write_study(tmp_path_factory.mktemp("whole"), TRAININGS, seconds_per_step={"focal": 1.2})
+    study = write_study(tmp_path_factory.mktemp("whole"), TRAININGS)
     return measured_quickly(study, methods=("temperature", "vector"), seed=5)
 
 
@@ -162,39 +161,6 @@ def test_a_brier_score_may_be_up_to_two(tmp_path: Path) -> None:
     assert mean.high == 2
 
 
-def test_ranks_are_means_over_seeds_of_ranks_within_a_seed(results: StudyResults) -> None:
-    for metric in ("nll", "ece"):
-        pairs = [(loss, method) for loss in LOSSES for method in results.methods]
-        table = np.array(
-            [[results.values[loss, s, method, metric] for loss, method in pairs] for s in range(3)]
-        )
-        smaller = (table[:, :, None] > table[:, None, :] + 1e-6).sum(axis=2)
-        same = (abs(table[:, :, None] - table[:, None, :]) <= 1e-6).sum(axis=2)
-        by_hand = (smaller + (same + 1) / 2).mean(axis=0)
-        for pair, rank in zip(pairs, by_hand, strict=True):
-            found = results.ranks[(*pair, metric)]
-            assert found.value == pytest.approx(rank)
-            assert 1 <= found.low <= found.value <= found.high <= 6  # type: ignore[operator]
-
-
-def test_training_time_is_a_ratio_by_seed(tmp_path: Path, results: StudyResults) -> None:
-    assert results.training_time["cross_entropy"].value == 1
-    assert results.training_time["focal"].value == pytest.approx(1.2)
-    study = write_study(tmp_path, TRAININGS)
-    seconds = {("cross_entropy", 0): 10, ("cross_entropy", 1): 20, ("focal", 0): 15, ("focal", 1): 22}
-    for (loss, seed), taken in seconds.items():
-        training = {"seconds": taken, "steps": 10, "resumed": False}
-        (study / f"cells/{loss}-seed{seed}-0123456789ab/results.json").write_text(
-            json.dumps({"training": training})
-        )
-    resumed = {"seconds": 1, "steps": 10, "resumed": True}
-    (study / "cells/focal-seed2-0123456789ab/results.json").write_text(json.dumps({"training": resumed}))
-    found = measured_quickly(study).training_time["focal"]
-    assert found.n_seeds == 2
-    test = stats.ttest_1samp([1.5, 1.1], 0).confidence_interval()
-    assert (found.value, found.low, found.high) == pytest.approx((1.3, max(0, test.low), test.high))
-
-
 def test_panels_pool_the_seeds(results: StudyResults) -> None:
     panel = results.panels["focal", "none"]
     probs = np.concatenate([probabilities("focal", seed, "none") for seed in range(3)])
@@ -261,7 +227,7 @@ def test_where_all_trainings_are_missing_the_tables_are_empty(tmp_path: Path) ->
     found = measured(tmp_path, {("focal", 1): None, ("focal", 2): bad_trainings()["diverged"][0]})
     assert found.baseline is None
     assert len(found.missing) == 2
-    assert not any([found.values, found.means, found.differences, found.ranks, found.panels, found.n_test])
+    assert not any([found.values, found.means, found.differences, found.panels, found.n_test])
     assert "nothing to compare" in found.advice[0]
 
 
@@ -345,7 +311,6 @@ def test_seeds_are_paired_where_both_losses_have_them(tmp_path: Path) -> None:
     by_hand = np.mean([nll["focal", s, "none"] - nll["cross_entropy", s, "none"] for s in (1, 2)])
     assert found.differences["focal", "none", "nll"].value == pytest.approx(by_hand)
     assert found.differences["focal", "none", "nll"].n_seeds == 2
-    assert found.ranks["focal", "none", "nll"].n_seeds == 2
 
 
 def test_the_baseline_where_there_is_no_cross_entropy(tmp_path: Path) -> None:
