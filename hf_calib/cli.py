@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from hf_calib._errors import check
 from hf_calib.commands import console
 from hf_calib.scaling.methods import SINGLE_LABEL_SCALERS
 from hf_calib.tasks import MULTI_LABEL, SINGLE_LABEL
@@ -765,39 +766,31 @@ def compare(
         from hf_calib.commands import compare as command
 
         chosen = methods.split(",") if methods is not None else None
-        of_trainings = (
-            arguments,
-            config,
-            losses,
-            seeds,
-            grid,
-            launcher,
-            print_commands,
-            submitit,
-        )
         if Path(source).is_dir():
-            command.check_only_reports(*of_trainings, output)
+            given = (arguments, config, losses, seeds, grid, launcher, print_commands, submitit, output)
+            got, way_out = "a study's folder with arguments", "pass the script to train more"
+            check(not any(given), "a script to be given with these arguments", got, way_out)
             study = Path(source)
         else:
-            study = command.check_study_folder(output)
-            scheduler = command.parse_submitit(submitit)
-            launch, cells = command.plan_study(
-                source,
-                configs=config or [],
+            check(output is not None, "--output to name the study's folder", "none", "write --output study")
+            study = output.absolute()  # type: ignore[union-attr]
+            scheduler = None if submitit is None else command.Submitit(command.parse_submitit(submitit))
+            launch = command.launch_of(
+                source, config or [], arguments or [], launcher, keep_models=keep_models
+            )
+            cells = command.plan_study(
+                launch,
                 losses=(_LOSSES if losses is None else losses).split(","),
                 seeds=command.parse_seeds(_SEEDS if seeds is None else seeds),
                 grid=command.parse_grid(grid or []),
-                methods=chosen or command.METHODS,
-                arguments=arguments or [],
                 output=study,
-                launcher=launcher,
-                keep_models=keep_models,
+                methods=chosen or command.METHODS,
             )
             if print_commands:
-                console.print_commands(command.command_lines(launch, cells))
+                command.Printed()(launch, cells, say=print)
                 return
             with console.interruptible(f"The same command goes on where it was: {study}"):
-                command.train(launch, cells, jobs=jobs, scheduler=scheduler, say=console.print_progress)
+                command.train(launch, cells, scheduler or command.Local(jobs), say=console.print_progress)
         results = command.report_study(study, methods=chosen, variance=variance.value, stages=stages)
         if as_json:
             console.print_json(results.to_dict())

@@ -9,12 +9,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.plots._common import (
-    BLUE,
-    VERMILION,
-    name_lines,
-    plain_axes,
-)
+from hf_calib.plots._common import BLUE, VERMILION, name_lines, plain_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

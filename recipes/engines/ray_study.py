@@ -3,8 +3,8 @@
 hf-calib compare recipes/text_classification.py ... --output study --print-commands > lines.txt
 python recipes/engines/ray_study.py lines.txt
 
-All machines need the study's folder, and the Python and the data of the machine that printed the lines, at the same place.
-A task that is lost with its machine begins again on another one, from its newest checkpoint.
+All machines need the study's folder, and the Python and the data of the machine that printed the lines, at one place. A
+task that is lost with its machine begins again on another one, from its newest checkpoint.
 """
 
 import shlex

@@ -65,7 +65,7 @@ class Task:
 def measured_quickly(study: Path, **options: Any) -> StudyResults:
     """`measure_study` as of a large study, where the smooth ECE, nine tenths of the time, is not resampled."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hf_calib.study.cell_metrics._ROWS_IN_CALLS", 0)
+        patch.setattr("hf_calib.study.measured._ROWS_IN_CALLS", 0)
         return measure_study(study, **{"methods": (), "n_resamples": 50, **options})
 
 
