@@ -78,13 +78,18 @@ def document_of(results: StudyResults, images: Mapping[str, Image]) -> Document:
         Section("What was trained", [Bullets([printable(line) for line in what_was_trained(results)])]),
     ]
     if results.baseline is not None:
-        table = metric_table(results, {"accuracy": "accuracy", **MAIN_METRICS})
+        columns = {(UNSCALED, "accuracy"): "accuracy"}
+        for metric, short in MAIN_METRICS.items():
+            columns |= {(method, metric): f"{short}\n{map_name(method)}" for method in results.methods}
+        table = mean_table(results, columns)
         title = "Accuracy, NLL and ECE of each loss"
         notes = [
             f"Means over seeds with {100 * CONFIDENCE_LEVEL:g}% intervals ({results.n_resamples:,} resamples); losses "
             "in the order of their smallest NLL with any map. Intervals of two losses that overlap do not say that the "
             "two are equal: the differences below are paired, and answer that.",
-            "; ".join(f"{short}: {results.metrics[key]}" for key, short in MAIN_METRICS.items()) + ".",
+            "; ".join(f"{short}: {results.metrics[key]}" for key, short in MAIN_METRICS.items())
+            + ". Accuracy is that "
+            "without a map; with each map it is among the other metrics.",
         ]
         parts = [Table(title, *table, title=title, stacked=True), Bullets(notes, faint=True)]
         blocks.append(Section("Accuracy, NLL and ECE", parts))
@@ -111,7 +116,8 @@ def document_of(results: StudyResults, images: Mapping[str, Image]) -> Document:
 def _of_metric(results: StudyResults, metric: str) -> Section:
     """A metric's table, and its differences behind a line to open."""
     title = results.metrics[metric]
-    blocks: list[Block] = [Table(title, *metric_table(results, {metric: ""}))]
+    columns = {(method, metric): map_name(method) for method in results.methods}
+    blocks: list[Block] = [Table(title, *mean_table(results, columns))]
     header, rows = difference_table(results, [metric])
     if rows:
         blocks.append(Folded(f"Differences in {title}", Table(title, header, rows)))
@@ -158,13 +164,11 @@ def best_first(results: StudyResults) -> list[str]:
     return sorted(results.losses, key=lambda loss: best.get(loss, math.inf))
 
 
-def metric_table(results: StudyResults, metrics: Mapping[str, str]) -> Rows:
-    """A row for each loss: metrics, by their short names, with each map."""
-    cells = _cells(results.means)
-    keys = [(method, metric) for metric in metrics for method in results.methods]
-    header = ["loss", *(f"{metrics[metric]}\n{map_name(method)}".strip() for method, metric in keys)]
-    losses = best_first(results)
-    return header, [[loss, *(cells.get((loss, *key), _NONE) for key in keys)] for loss in losses]
+def mean_table(results: StudyResults, columns: Mapping[tuple[str, str], str]) -> Rows:
+    """A row for each loss: its means, in columns of (method, metric) with their headers."""
+    cells, losses = _cells(results.means), best_first(results)
+    rows = [[loss, *(cells.get((loss, *key), _NONE) for key in columns)] for loss in losses]
+    return ["loss", *columns.values()], rows
 
 
 def difference_table(results: StudyResults, metrics: Sequence[str]) -> Rows:
