@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from scipy.optimize import brentq
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 CONFIDENCE_LEVEL = 0.95  # of every interval
 LEVEL = 0.05  # of the corrected p: a difference below it is beyond chance
-WANTED = 0.8  # the power that a study is asked for
+_WANTED = 0.8  # the power that a study is asked for
 # Metrics nearer than this are the same: what separates them is where a solver stopped.
 _SAME = 1e-6
 _SMALLEST_P = 1e-12  # normal tails further out say nothing
@@ -210,33 +210,24 @@ def detectable(spread: TwoLevel, level: float, known: float) -> float:
     by the estimate itself, which is as often too small as too large, a study of three seeds would find it in 58 to 68%.
     In each study the variance is estimated anew.
     """
-    possible = [spread]
+    true, estimates, variance = np.zeros(1), np.zeros(1), spread.variance_of_rows_alone
     if spread.n_seeds > 1:
-        true = spread.seed_variance / _of_estimate(_POSSIBLE, known)
-        possible = [spread._replace(seed_variance=float(each)) for each in true]
-    reaches, deviations = map(np.stack, zip(*(_other_studies(each, level) for each in possible), strict=True))
+        true = spread.seed_variance / _of_estimate(_POSSIBLE, known)[:, None]
+        estimates = true * _of_estimate(_OTHER_STUDIES, spread.degrees)
+        variance = spread.row_variance
+    # How far the intervals of other studies reach, and the standard deviations of their means.
+    reaches = np.sqrt(spread._replace(seed_variance=estimates).square_of_reach(level / 2))
+    deviations = np.sqrt(variance + true)
     if deviations.max() == 0:
         return 0.0
+
+    def power(size: float) -> float:
+        return float(np.mean(sum(ndtr((side - reaches) / deviations) for side in (size, -size))))
+
     most = 10 * float(reaches.max() + deviations.max())
-    return float(brentq(lambda d: power(d, reaches, deviations[:, None]) - WANTED, 0.0, most, rtol=1e-4))
+    return float(brentq(lambda size: power(size) - _WANTED, 0.0, most, rtol=1e-4))
 
 
-def power(difference: float, reaches: FloatArray, deviations: FloatArray) -> float:
-    """How often studies whose intervals reach so far call a true difference one, by the deviation of their means."""
-    above, below = (ndtr((side - reaches) / deviations) for side in (difference, -difference))
-    return float(np.mean(above + below))
-
-
-def _of_estimate(probability: FloatArray | float, degrees: float) -> Any:
+def _of_estimate(probabilities: FloatArray, degrees: float) -> FloatArray:
     """Quantiles of an estimated variance over the true one."""
-    return 2 * gammaincinv(degrees / 2, probability) / degrees
-
-
-def _other_studies(spread: TwoLevel, level: float) -> tuple[FloatArray, float]:
-    """How far the intervals of other studies reach (D,), and the standard deviation of their means."""
-    if spread.n_seeds == 1:
-        return np.sqrt(spread.square_of_reach(level / 2)), float(np.sqrt(spread.variance_of_rows_alone))
-    drawn = _of_estimate(_OTHER_STUDIES, spread.degrees)
-    varied = spread._replace(seed_variance=drawn * spread.seed_variance)
-    deviation = np.sqrt(spread.row_variance + spread.seed_variance)
-    return np.sqrt(varied.square_of_reach(level / 2)), float(deviation)
+    return np.asarray(2 * gammaincinv(degrees / 2, probabilities) / degrees)
