@@ -158,9 +158,8 @@ def what_was_trained(results: StudyResults) -> list[str]:
 
 def best_first(results: StudyResults) -> list[str]:
     """The losses by the smallest mean NLL that any map gives them; those without one last, as in the study."""
-    best = (
-        results.means["value"].xs("nll", level="metric").groupby("loss").min() if len(results.means) else {}
-    )
+    means = results.means["value"]
+    best = means[means.index.isin(["nll"], level="metric")].groupby("loss").min()
     return sorted(results.losses, key=lambda loss: best.get(loss, math.inf))
 
 

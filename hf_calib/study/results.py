@@ -232,8 +232,10 @@ def _table(rows: list[tuple[Any, ...]], columns: list[str]) -> pandas.DataFrame:
 
 def _records(table: pandas.DataFrame) -> list[dict[str, Any]]:
     """The rows, of JSON's own types: what is undefined or infinite is None."""
-    table = table.astype(object).replace([math.inf, -math.inf], math.nan)
-    return list(table.where(table.notna(), None).to_dict("records"))
+    return [
+        {name: None if isinstance(x, float) and not math.isfinite(x) else x for name, x in row.items()}
+        for row in table.to_dict("records")
+    ]
 
 
 def _bins(panel: TopLabel) -> list[dict[str, float]]:

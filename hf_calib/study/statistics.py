@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import brentq
@@ -210,7 +210,8 @@ def detectable(spread: TwoLevel, level: float, known: float) -> float:
     by the estimate itself, which is as often too small as too large, a study of three seeds would find it in 58 to 68%.
     In each study the variance is estimated anew.
     """
-    true, estimates, variance = np.zeros(1), np.zeros(1), spread.variance_of_rows_alone
+    true: Any = np.zeros(1)
+    estimates, variance = true, spread.variance_of_rows_alone
     if spread.n_seeds > 1:
         true = spread.seed_variance / _of_estimate(_POSSIBLE, known)[:, None]
         estimates = true * _of_estimate(_OTHER_STUDIES, spread.degrees)
