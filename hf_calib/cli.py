@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from hf_calib._errors import check
 from hf_calib.commands import console, options
 from hf_calib.commands.options import AsJson
 
@@ -115,27 +116,6 @@ def compare(
             help='Train as jobs of Slurm, by submitit: its parameters, \'{"slurm_partition": "gpu"}\'.'
         ),
     ] = None,
-    share: Annotated[
-        str | None,
-        typer.Option(
-            help="Address that machines share the study at, such as s3://bucket/study or hf://datasets/me/study: "
-            "results and checkpoints are sent there, and a training goes on from that of another machine."
-        ),
-    ] = None,
-    collect: Annotated[
-        bool,
-        typer.Option(
-            "--collect", help="Fetch what other machines have finished of a shared study, and report."
-        ),
-    ] = False,
-    hf_jobs: Annotated[
-        str | None,
-        typer.Option(
-            "--hf-jobs",
-            help="Train as Jobs on the Hub's machines: a flavor such as a10g-small, or parameters of run_job, "
-            '\'{"flavor": "a10g-small", "attempts": 3}\'. Needs --share hf://datasets/...',
-        ),
-    ] = None,
     keep_models: Annotated[
         bool,
         typer.Option(help="Keep the calibrated model of each training; checkpoints go when it is finished."),
@@ -150,49 +130,31 @@ def compare(
         from hf_calib.commands import compare as command
 
         chosen = methods.split(",") if methods is not None else None
-        of_trainings = (
-            arguments,
-            config,
-            losses,
-            seeds,
-            grid,
-            launcher,
-            print_commands,
-            submitit,
-            share,
-            hf_jobs,
-        )
-        if "://" in source or collect:
-            command.check_only_reports(*of_trainings)
-            study = command.collect(source, output)
-        elif Path(source).is_dir():
-            command.check_only_reports(*of_trainings, output)
+        if Path(source).is_dir():
+            given = (arguments, config, losses, seeds, grid, launcher, print_commands, submitit, output)
+            got, way_out = "a study's folder with arguments", "pass the script to train more"
+            check(not any(given), "a script to be given with these arguments", got, way_out)
             study = Path(source)
         else:
-            study = command.check_study_folder(output)
-            scheduler, hub = command.parse_submitit(submitit), command.parse_jobs(hf_jobs)
-            if hub is not None:
-                command.check_hub_jobs(share, submitit, jobs != 1)
-            launch, cells = command.plan_study(
-                source,
-                configs=config or [],
+            check(output is not None, "--output to name the study's folder", "none", "write --output study")
+            study = output.absolute()  # type: ignore[union-attr]
+            scheduler = None if submitit is None else command.Submitit(command.parse_submitit(submitit))
+            launch = command.launch_of(
+                source, config or [], arguments or [], launcher, keep_models=keep_models
+            )
+            cells = command.plan_study(
+                launch,
                 losses=(_LOSSES if losses is None else losses).split(","),
                 seeds=command.parse_seeds(_SEEDS if seeds is None else seeds),
                 grid=command.parse_grid(grid or []),
-                methods=chosen or command.METHODS,
-                arguments=arguments or [],
                 output=study,
-                launcher=launcher,
-                keep_models=keep_models,
-                share=share,
+                methods=chosen or command.METHODS,
             )
             if print_commands:
-                console.print_commands(command.command_lines(launch, cells, hub))
+                command.Printed()(launch, cells, say=print)
                 return
             with console.interruptible(f"The same command goes on where it was: {study}"):
-                command.train(
-                    launch, cells, jobs=jobs, scheduler=scheduler, hub=hub, say=console.print_progress
-                )
+                command.train(launch, cells, scheduler or command.Local(jobs), say=console.print_progress)
         results = command.report_study(study, methods=chosen, variance=variance, stages=stages)
         if as_json:
             console.print_json(results.to_dict())

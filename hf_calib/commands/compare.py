@@ -11,215 +11,72 @@ from typing import Any
 
 import yaml
 
-from hf_calib._errors import InputValueError, did_you_mean, expected
-from hf_calib._files import check_output
-from hf_calib.study.comparing import METHODS, check_seeds, report_study
-from hf_calib.study.folder import STUDY, is_finished, read_plan, trained_by_another_version, write_plan
-from hf_calib.study.grid import Cell, content_hash, resolved, variants
-from hf_calib.study.hub_jobs import job_commands, parse_jobs, train_in_jobs
-from hf_calib.study.launch import Launch, for_shell
-from hf_calib.study.measured import check_methods
-from hf_calib.study.running import train_cells
-from hf_calib.study.shared import SharedStudy
-from hf_calib.study.submitit_jobs import submit_cells
+from hf_calib._errors import InputValueError, check, did_you_mean, expected
+from hf_calib.study.cells import CELL, recorded
+from hf_calib.study.launch import Cells, Executor, Launch, Local, Printed, Submitit
+from hf_calib.study.measured import METHODS, check_methods
+from hf_calib.study.plan import Cell, content_hash, resolved, variants, write_plan
+from hf_calib.study.study import check_seeds, report_study
 
-__all__ = ["METHODS", "parse_jobs", "report_study"]
+__all__ = ["METHODS", "Local", "Printed", "Submitit", "report_study"]
 
 
 def plan_study(
-    script: str,
+    launch: Launch,
     *,
-    configs: Sequence[str],
     losses: Sequence[str],
     seeds: Sequence[int],
     grid: Mapping[str, Sequence[Any]],
-    methods: Sequence[str] = METHODS,
-    arguments: Sequence[str],
     output: Path,
-    launcher: str | None = None,
-    keep_models: bool = True,
-    share: str | None = None,
-) -> tuple[Launch, dict[Cell, Path]]:
+    methods: Sequence[str] = METHODS,
+) -> dict[Cell, Path]:
     """Check a study and write its plan; trains nothing.
 
     Args:
-        script: the recipe, or a script of one's own that takes the same arguments.
-        configs: its YAML files, or names of files in `configs` beside it.
+        launch: how its trainings are started, see `launch_of`.
         losses: see `variants`.
         seeds: of the trainings.
         grid: hyperparameter -> values.
-        methods: post-hoc maps.
-        arguments: further words of the script's command line.
         output: the study's folder.
-        launcher: what stands before the script.
-        keep_models: whether calibrated models stay.
-        share: the address that machines share the study at, whose finished trainings are fetched; or None.
+        methods: post-hoc maps.
 
     Returns:
-        How the trainings are started, and the cells with their folders: all losses of one seed, then the next seed.
-
-    Raises:
-        ValueError: for whatever is wrong, before any training.
+        The cells with their folders: all losses of one seed, then the next seed.
     """
-    path = Path(script)
-    if not path.is_file():
-        requirement = "be a script, or the folder of a study"
-        way_out = "check the path, for example recipes/text_classification.py"
-        raise InputValueError(expected("SCRIPT_OR_STUDY", requirement, script, way_out))
     check_methods(methods)
-    _check_launcher(launcher)
-    place = None if share is None else SharedStudy(share)
-    launch = Launch(
-        path.absolute(),
-        tuple(_config(word, path).absolute() for word in configs),
-        tuple(arguments),
-        launcher,
-        keep_models,
-        None if place is None else place.address,
-    )
+    script, words = launch.script.name, (launch.configs, launch.arguments)
     # Once for a loss: this reads its file, and hashes the data.
-    configurations = [
-        (variant, resolved(path.name, launch.configs, arguments, variant))
-        for variant in variants(losses, grid, path)
-    ]
+    found = [(each, resolved(script, *words, each)) for each in variants(losses, grid, launch.script)]
     cells = [
-        Cell(variant, seed, {**configuration, "seed": seed})
+        Cell(variant, seed, {**arguments, "seed": seed})
         for seed in check_seeds(seeds)
-        for variant, configuration in configurations
+        for variant, arguments in found
     ]
-    base = resolved(path.name, launch.configs, arguments)
-    study = output.absolute()
-    if place is not None:
-        check_output(study)
-        place.fetch_plan(study)
-    return launch, write_plan(study, cells, methods, base, launch.script, launch.share)
+    return write_plan(output.absolute(), cells, methods, resolved(script, *words), launch.script)
 
 
-def collect(source: str, output: Path | None) -> Path:
-    """Fetch what the trainings of a shared study have finished; return its folder here.
-
-    Args:
-        source: the study's folder, or its address.
-        output: the folder here, for an address.
-
-    Raises:
-        ValueError: if the study is not shared, or there is none at the address.
-    """
-    if "://" in source:
-        address: str | None = source
-        study = check_study_folder(output)
-        check_output(study)
-    else:
-        study = Path(source)
-        address = read_plan(study).get("share")
-    if address is None:
-        got, way_out = f"{source}, which is on this machine only", "train it with --share ADDRESS"
-        raise InputValueError(expected("--collect", "have a study that is shared", got, way_out))
-    if not SharedStudy(address).fetch_plan(study):
-        way_out = "check the address, or wait until a machine has begun"
-        raise InputValueError(expected(address, f"hold a {STUDY}", "none", way_out))
-    return study
-
-
-def train(
-    launch: Launch,
-    cells: Mapping[Cell, Path],
+def launch_of(
+    script: str,
+    configs: Sequence[str] = (),
+    arguments: Sequence[str] = (),
+    launcher: str | None = None,
     *,
-    jobs: int,
-    scheduler: Mapping[str, Any] | None,
-    hub: Mapping[str, Any] | None = None,
-    say: Callable[[str], None],
-) -> None:
-    """Train what is missing: here, with parameters of submitit as jobs of a scheduler, or as Jobs of the Hub.
-
-    Raises:
-        ValueError: if no training of the study is finished in the end.
-    """
-    version = content_hash(launch.script)
-    changed = sum(trained_by_another_version(folder, version) for folder in cells.values())
-    if changed:
-        say(
-            f"{launch.script.name} has changed since it trained {changed} of these {len(cells)}. They are not "
-            "trained again: remove their folders in cells/ if the change matters"
-        )
-    share = None if launch.share is None else SharedStudy(launch.share)
-    if share is not None:
-        share.send_plan(_study_of(cells), models=launch.keep_models)
-    if hub is not None:
-        assert share is not None  # see check_hub_jobs
-        failed = train_in_jobs(launch, cells, share, hub, say=say)
-    elif scheduler is not None:
-        failed = submit_cells(launch, cells, scheduler, say=say)
-    else:
-        failed = train_cells(launch, cells, jobs=jobs, say=say)
-    if share is not None:
-        share.send_finished(cells.values(), models=launch.keep_models)  # what a training could not send
-    if len(failed) == len(cells):
-        way_out = f"see log.txt in {next(iter(cells.values())).parent}/*"
-        raise InputValueError(
-            expected("the trainings", "end", f"{len(failed)} failures of {len(cells)}", way_out)
-        )
-
-
-def check_hub_jobs(share: str | None, *others: Any) -> None:
-    """Raise unless Jobs of the Hub can leave their results, and nobody else trains."""
-    if any(others):
-        got, way_out = "--submitit or --jobs, too", "leave those out"
-        raise InputValueError(expected("--hf-jobs", "be the only way to train", got, way_out))
-    if share is None or SharedStudy(share).repository is None:
-        way_out = "write --share hf://datasets/YOU/STUDY; a repository that is new becomes a private one"
-        requirement = "have --share with a dataset repository"
-        raise InputValueError(expected("--hf-jobs", requirement, repr(share), way_out))
-
-
-def check_study_folder(output: Path | None) -> Path:
-    """The folder of a new study."""
-    if output is None:
-        raise InputValueError(expected("--output", "name the study's folder", "none", "write --output study"))
-    return output.absolute()
-
-
-def check_only_reports(*given: Any) -> None:
-    """Raise if there is more than the folder of a study, which knows its trainings."""
-    if any(given):
-        got, way_out = "a study's folder with arguments", "pass the script to train more"
-        raise InputValueError(expected("a script", "be given with these arguments", got, way_out))
-
-
-def command_lines(
-    launch: Launch, cells: Mapping[Cell, Path], hub: Mapping[str, Any] | None = None
-) -> list[str]:
-    """One line for a shell for each training that is not finished, to be run from this folder; without secrets.
-
-    With parameters of Jobs on the Hub the lines show what would be started there.
-    """
-    if hub is not None:
-        assert launch.share is not None
-        return job_commands(launch, cells, SharedStudy(launch.share), hub)
-    if launch.share is not None:
-        SharedStudy(launch.share).send_plan(_study_of(cells), models=launch.keep_models)
-    return [
-        for_shell(launch.command(cell, folder), launch.arguments)
-        for cell, folder in cells.items()
-        if not is_finished(folder)
-    ]
-
-
-def _study_of(cells: Mapping[Cell, Path]) -> Path:
-    return next(iter(cells.values())).parents[1]
-
-
-def _check_launcher(launcher: str | None) -> None:
-    """Raise unless it can be started."""
-    if launcher is None:
-        return
+    keep_models: bool = True,
+) -> Launch:
+    """How a study starts its trainings; of `configs` in the folder beside the script, a name is enough."""
+    path = Path(script)
+    way_out = "check the path, for example recipes/text_classification.py"
+    check(path.is_file(), "SCRIPT_OR_STUDY to be a script, or the folder of a study", script, way_out)
+    files = tuple(_config(word, path).absolute() for word in configs)
     try:
-        words = shlex.split(launcher)
-    except ValueError:  # a quotation mark without its other one
-        words = []
-    if not words or shutil.which(words[0]) is None:
-        way_out = "write for example 'torchrun --nproc_per_node 2'"
-        raise InputValueError(expected("--launcher", "begin with a program", repr(launcher), way_out))
+        first = None if launcher is None else shutil.which(shlex.split(launcher)[0])
+    except (ValueError, IndexError):  # a quotation mark without its other one, or no word
+        first = None
+    way_out = "write for example 'torchrun --nproc_per_node 2'"
+    check(
+        launcher is None or first is not None, "--launcher to begin with a program", repr(launcher), way_out
+    )
+    return Launch(path.absolute(), files, tuple(arguments), launcher, keep_models)
 
 
 def _config(word: str, script: Path) -> Path:
@@ -233,26 +90,39 @@ def _config(word: str, script: Path) -> Path:
     return path
 
 
+def train(launch: Launch, cells: Cells, executor: Executor, *, say: Callable[[str], None]) -> None:
+    """Train what is missing; raises ValueError if no training of the study is finished in the end."""
+    version = content_hash(launch.script)
+    trained_by = [recorded(folder / CELL, "script") for folder in cells.values()]
+    changed = sum(each not in (None, version) for each in trained_by)
+    if changed:
+        say(
+            f"{launch.script.name} has changed since it trained {changed} of these {len(cells)}. They are not "
+            "trained again: remove their folders in cells/ if the change matters"
+        )
+    failed = executor(launch, cells, say=say)
+    got = f"{len(failed)} failures of {len(cells)}"
+    way_out = f"see log.txt in {next(iter(cells.values())).parent}/*"
+    check(len(failed) < len(cells), "the trainings to end", got, way_out)
+
+
 def parse_grid(words: Sequence[str]) -> dict[str, list[Any]]:
     """Hyperparameters and their values, from words like gamma=1,2,3.
 
     >>> parse_grid(["gamma=1,2.5,1e-3", "variant=plain"])
     {'gamma': [1, 2.5, 0.001], 'variant': ['plain']}
     """
-    grid = {}
+    grid: dict[str, list[Any]] = {}
     for word in words:
-        name, equals, values = word.partition("=")
-        if not (name and equals and values):
-            way_out = "write for example gamma=1,2,3"
-            raise InputValueError(expected("--grid", "be name=value,value", repr(word), way_out))
-        if name in grid:
-            way_out = f"write all values in one, {name}=1,2"
-            raise InputValueError(expected("--grid", "name each hyperparameter once", repr(word), way_out))
+        name, _, values = word.partition("=")
+        way_out = f"write all values in one, {name}=1,2"
+        check(name not in grid, "--grid to name each hyperparameter once", repr(word), way_out)
         try:
             grid[name] = [_number(value) for value in yaml.safe_load(f"[{values}]")]
-        except yaml.YAMLError as error:
-            way_out = "write for example gamma=1,2,3"
-            raise InputValueError(expected("--grid", "be name=value,value", repr(word), way_out)) from error
+        except yaml.YAMLError:
+            values = ""
+        way_out = "write for example gamma=1,2,3"
+        check(bool(name and values), "--grid to be name=value,value", repr(word), way_out)
     return grid
 
 
@@ -264,14 +134,12 @@ def _number(value: Any) -> Any:
         return value
 
 
-def parse_submitit(text: str | None) -> dict[str, Any] | None:
+def parse_submitit(text: str) -> dict[str, Any]:
     """Parameters of submitit.
 
     >>> parse_submitit('{"timeout_min": 600}')
     {'timeout_min': 600}
     """
-    if text is None:
-        return None
     try:
         return dict(**json.loads(text))
     except (ValueError, TypeError) as error:

@@ -236,9 +236,11 @@ def print_decided(decided: Decided) -> None:
 
 def print_study(results: StudyResults) -> None:
     """The main table, the advice, and what is missing; all else is in the report."""
-    from hf_calib.study.text import summary
+    from rich.console import Console
 
-    print(summary(results))
+    from hf_calib.study.report import document_of
+
+    document_of(results, {}).show(Console())
 
 
 def print_changes(changes: Changes) -> None:
@@ -284,12 +286,6 @@ def print_lines(lines: Iterable[str]) -> None:
     console = Console(highlight=False)
     for line in lines:
         console.print(line, markup=False)
-
-
-def print_commands(lines: Iterable[str]) -> None:
-    """Lines for a shell, which are never wrapped."""
-    for line in lines:
-        print(line)
 
 
 def print_warnings(warnings: Iterable[str]) -> None:

@@ -13,7 +13,7 @@ from hf_calib.plots.gammas import gamma_dynamics
 from hf_calib.plots.labels import label_reliability_grid
 from hf_calib.plots.selective import confidence_histogram, risk_coverage_diagram
 from hf_calib.plots.smooth import smooth_reliability_diagram
-from hf_calib.plots.study import difference_diagram, rank_diagram, reliability_panels
+from hf_calib.plots.study import difference_diagram
 
 __all__ = [
     "class_reliability_grid",
@@ -23,10 +23,8 @@ __all__ = [
     "gamma_dynamics",
     "label_reliability_grid",
     "promise_diagram",
-    "rank_diagram",
     "reliability_diagram",
     "reliability_grid",
-    "reliability_panels",
     "risk_coverage_diagram",
     "roc_diagram",
     "save_figure",

@@ -8,23 +8,8 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from numpy.typing import ArrayLike
-
 from hf_calib._errors import InputValueError, expected
-from hf_calib.metrics.checks import check_n_bins
-from hf_calib.metrics.sums import TopLabel, bin_sums, top_label_error
-from hf_calib.plots._common import (
-    BLUE,
-    VERMILION,
-    Panel,
-    check_panels,
-    draw_diagonal,
-    name_lines,
-    no_panel,
-    plain_axes,
-    unit_ticks,
-    write_name,
-)
+from hf_calib.plots._common import BLUE, VERMILION, name_lines, plain_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,65 +36,6 @@ _LOOKS = (
     _Look("#CC79A7", "v"),
 )
 _LETTERS = 24  # of a name in a line
-_SHADE = "#F2F2F2"
-_STEADY = 0.01  # the share of a bin that the line goes through; with fewer, accuracies jump
-_COLUMNS = 5  # small panels in a row
-
-
-def rank_diagram(
-    metrics: Mapping[str, Mapping[str, Mapping[str, Interval]]], *, title: str | None = None
-) -> Figure:
-    """Draw the mean rank of each loss with each post-hoc map, a panel for each metric, the best loss at the top.
-
-    Ranks say which is ahead and how reliably, in no unit; how far ahead, `difference_diagram` shows. Intervals
-    that overlap do not mean that two are equal.
-
-    Args:
-        metrics: metric -> loss -> map -> (mean rank, low, high), where 1 is the best; low and high may be None.
-            A loss may lack a map; a rank that is NaN is left out.
-        title: a line above the figure.
-
-    Returns:
-        A figure to show or to `save_figure`.
-
-    Raises:
-        ValueError: if there is no metric, or a metric without a rank.
-
-    >>> maps = {"none": (2.5, 2.0, 3.0), "temperature": (1.0, 1.0, 1.0)}
-    >>> figure = rank_diagram({"NLL": {"focal": {"none": (2.5, None, None)}, "cross_entropy": maps}})
-    >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    ['cross_entropy', 'focal']
-    """
-    from matplotlib.figure import Figure
-
-    names = _maps(metrics)
-    orders = {metric: _best_first(losses) for metric, losses in metrics.items()}
-    if not orders or not all(orders.values()):
-        way_out = "finish the trainings of at least one loss"
-        raise InputValueError(expected("metrics", "hold a mean rank each", "none", way_out))
-    height = max(_height(order, 0.12 + 0.11 * len(names)) for order in orders.values())
-    figure = Figure(figsize=(0.4 + 4 * len(orders), 1.2 + height), layout="constrained")
-    for axes, (metric, order) in zip(
-        figure.subplots(1, len(orders), squeeze=False)[0], orders.items(), strict=True
-    ):
-        _draw_rows(axes, order)
-        for k, (name, look) in enumerate(zip(names, cycle(_LOOKS), strict=False)):
-            shift = 0.72 * ((k + 0.5) / len(names) - 0.5)
-            found = [
-                (i + shift, metrics[metric][loss][name])
-                for i, loss in enumerate(order)
-                if name in metrics[metric][loss]
-            ]
-            _draw_intervals(axes, found, look, filled=[True] * len(found))
-        low, high = axes.get_xlim()
-        axes.set_xlim(1 - 0.02 * (high - low), max(high, 2))
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.set_xlabel("mean rank (1 is the best)", fontsize=8)
-        axes.set_title(metric, fontsize=9, fontweight="bold", parse_math=False)
-    _add_legend(figure, _map_handles(names))
-    if title:
-        figure.suptitle(title, fontsize=10, parse_math=False)
-    return figure
 
 
 def difference_diagram(
@@ -175,85 +101,9 @@ def difference_diagram(
     return figure
 
 
-def reliability_panels(
-    models: Mapping[str, Mapping[str, tuple[ArrayLike, ArrayLike]]],
-    *,
-    n_bins: int = 15,
-    title: str | None = None,
-) -> Figure:
-    """Draw small reliability diagrams, one for each model, with its states (before and after a map) in one panel.
-
-    For more models than `reliability_grid` has room for. A point is a bin, at its mean confidence and accuracy,
-    the larger the more examples it holds: below the diagonal the model is over-confident, above it
-    under-confident. The line leaves out bins with less than 1% of the examples.
-
-    Args:
-        models: model -> state -> (confidences, correct), each (N,), as for `reliability_diagram`.
-        n_bins: M, the number of equal-width bins (lower, upper].
-        title: a line above the whole figure.
-
-    Returns:
-        A figure to show or to `save_figure`.
-
-    Raises:
-        ValueError: if there is no model or no state, or arrays do not fit.
-
-    >>> states = {"before": ([0.9, 0.8, 0.7], [1, 0, 1]), "after": ([0.7, 0.6, 0.6], [1, 0, 1])}
-    >>> figure = reliability_panels({"cross_entropy": states, "focal": states})
-    >>> len(figure.axes)
-    2
-    """
-    from matplotlib.figure import Figure
-
-    if not models:
-        raise InputValueError(no_panel())
-    n_bins = check_n_bins(n_bins)
-    checked = {model: check_panels(states) for model, states in models.items()}
-    names = list(dict.fromkeys(name for states in checked.values() for name in states))
-    columns = min(_COLUMNS, len(models))
-    rows = -(-len(models) // columns)
-    lines = max(len(name_lines(model, _LETTERS)) for model in models)
-    size = (max(3.4, 0.5 + 1.85 * columns), 0.6 + (2 + 0.16 * lines) * rows)
-    figure = Figure(figsize=size, layout="constrained")
-    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    for axes, (model, states) in zip(grid.flat, checked.items(), strict=False):
-        draw_diagonal(axes)
-        errors = []
-        for name, look in zip(names, cycle(_LOOKS), strict=False):
-            if name in states:
-                _draw_bins(axes, states[name], n_bins, look, hollow=name == names[0])
-                errors.append(top_label_error(TopLabel(*states[name]), n_bins=n_bins))
-        axes.set_title("ECE " + " → ".join(f"{error:.3f}" for error in errors), fontsize=7, loc="left", pad=4)
-        write_name(axes, model, width=_LETTERS)
-        unit_ticks(axes)
-        plain_axes(axes)
-    for axes in grid.flat[len(models) :]:
-        axes.set_axis_off()
-    # The lowest panel of a column names the axis, also where the last row is shorter.
-    for k, axes in enumerate(grid.flat[: len(models)]):
-        if k % columns == 0:
-            axes.set_ylabel("accuracy", fontsize=8)
-        if k + columns >= len(models):
-            axes.set_xlabel("confidence", fontsize=8)
-            axes.tick_params(labelbottom=True)
-    _add_legend(figure, _map_handles(names, hollow_first=True))
-    if title:
-        figure.suptitle(title, fontsize=10, parse_math=False)
-    return figure
-
-
 def _maps(metrics: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
     """The names of the maps of all losses, in the order in which they come."""
     return list(dict.fromkeys(name for rows in metrics.values() for maps in rows.values() for name in maps))
-
-
-def _best_first(losses: Mapping[str, Mapping[str, Interval]]) -> list[str]:
-    """The losses that have a rank, by the best rank that any map gives them."""
-    best = {
-        loss: min((rank for rank, *_ in maps.values() if math.isfinite(rank)), default=math.inf)
-        for loss, maps in losses.items()
-    }
-    return sorted((loss for loss, rank in best.items() if math.isfinite(rank)), key=best.__getitem__)
 
 
 def _height(names: Sequence[str], inches: float) -> float:
@@ -287,46 +137,6 @@ def _draw_intervals(
         axes.plot(
             value, row, look.marker, color=look.colour, markerfacecolor=ground, markersize=4.5, clip_on=False
         )
-
-
-def _draw_bins(axes: Axes, panel: Panel, n_bins: int, look: _Look, *, hollow: bool) -> None:
-    bins = bin_sums(TopLabel(*panel), n_bins)
-    shown = bins.counts > 0
-    confidence, accuracy = (each[shown] for each in bins.means())
-    share = bins.counts[shown] / bins.counts.sum()
-    steady = share >= _STEADY
-    line = "--" if hollow else "-"
-    axes.plot(confidence[steady], accuracy[steady], color=look.colour, linewidth=1, linestyle=line)
-    axes.scatter(
-        confidence,
-        accuracy,
-        3 + 60 * share,
-        facecolor="white" if hollow else look.colour,
-        edgecolor=look.colour,
-        marker=look.marker,
-        linewidth=0.9,
-        clip_on=False,
-        zorder=3,
-    )
-
-
-def _map_handles(names: Sequence[str], *, hollow_first: bool = False) -> list[Line2D]:
-    from matplotlib.lines import Line2D
-
-    return [
-        Line2D(
-            [],
-            [],
-            color=look.colour,
-            marker=look.marker,
-            markersize=4.5,
-            markerfacecolor="white" if hollow_first and k == 0 else look.colour,
-            linestyle="--" if hollow_first and k == 0 else "-",
-            linewidth=1.3,
-            label=textwrap.shorten(name, 60, placeholder="…"),
-        )
-        for k, (name, look) in enumerate(zip(names, cycle(_LOOKS), strict=False))
-    ]
 
 
 def _add_legend(figure: Figure, handles: list[Line2D]) -> None:

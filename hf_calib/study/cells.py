@@ -1,107 +1,81 @@
-"""The finished trainings of a study whose numbers can be compared: one kind of task, and the same test rows."""
+"""The cells of a study: what each of its trainings has left in its folder."""
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
+import json
+import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from hf_calib._files import whole_file
+from hf_calib.predictions.training import PREDICTIONS
 
-from hf_calib._errors import InputError, InputValueError, expected
-from hf_calib.metrics.multi_label import UNKNOWN
-from hf_calib.predictions.predictions import Predictions
-from hf_calib.predictions.training import PREDICTIONS, TrainingPredictions
-from hf_calib.study.folder import CELLS, is_finished, problem
-
-Key = tuple[str, int]  # loss and seed
+CELLS = "cells"
+CELL, RESULTS, LOG, FAILED = "cell.json", "results.json", "log.txt", "failed.json"
+_MODELS = ("calibrated", "uncalibrated")
+_LAST_LINES = 12
 
 
-class Cells(NamedTuple):
-    """The cells of a study.
-
-    Args:
-        folders: (loss, seed) -> folder, of those that can be compared.
-        missing: (loss, seed) -> why not, of the others.
-    """
-
-    folders: dict[Key, Path]
-    missing: dict[Key, str]
+def is_finished(folder: Path) -> bool:
+    """Whether a training has left its results; they are written last."""
+    return (folder / RESULTS).is_file() and (folder / PREDICTIONS).is_file()
 
 
-def find_cells(study: Path, plan: Mapping[str, Any]) -> Cells:
-    """Look through the cells that study.json lists; a loss and seed that it lists twice is the later one.
-
-    Raises:
-        ValueError: if the cells are of different kinds.
-    """
-    listed = {(entry["loss"], entry["seed"]): study / CELLS / name for name, entry in plan["cells"].items()}
-    missing: dict[Key, str] = {}
-    tested: dict[Key, str] = {}  # what the rows of a comparison share
-    kinds: dict[str, Key] = {}  # the first cell of each
-    for key, folder in listed.items():
-        if not is_finished(folder):
-            missing[key] = problem(folder)
-            continue
-        try:
-            predictions = TrainingPredictions.load(folder / PREDICTIONS)
-        except InputError as error:
-            missing[key] = str(error)
-            continue
-        kinds.setdefault(predictions.test.kind.name, key)
-        wrong = fault(predictions.test)
-        if wrong is not None:
-            missing[key] = f"its test predictions {wrong}"
-            continue
-        labels = hashlib.sha256(predictions.test.labels.astype(np.int64).tobytes())
-        if predictions.test.sentences is not None:
-            labels.update(predictions.test.sentences.astype(np.int64).tobytes())
-        tested[key] = f"{predictions.class_names} {labels.hexdigest()}"
-    if len(kinds) > 1:
-        got = ", ".join(f"{kind} ones ({loss}, seed {seed})" for kind, (loss, seed) in kinds.items())
-        way_out = "compare each kind in a study of its own"
-        raise InputValueError(expected("a study's predictions", "be of one kind", got, way_out))
-    if tested:
-        ((most, n_cells),) = Counter(tested.values()).most_common(1)
-        for key, found in tested.items():
-            if found != most:
-                missing[key] = (
-                    f"its test labels or classes are not those that {n_cells} of the {len(tested)} finished cells "
-                    "share, and a paired comparison needs the same rows in the same order"
-                )
-    folders = {key: folder for key, folder in listed.items() if key not in missing}
-    return Cells(folders, missing)
+def recorded(path: Path, name: str) -> Any:
+    """An entry of a JSON file; None where it cannot be read."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))[name]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
-def fault(rows: Predictions) -> str | None:
-    """The fault that keeps rows out of a comparison, to follow "its test predictions"; or None."""
-    logits, labels = rows.as_logits(), rows.labels
-    n_rows, n_classes = logits.shape
-    if n_rows == 0:
-        return "are none"
-    if labels.ndim == 2:
-        n_bad = np.count_nonzero(~np.isfinite(logits).all(axis=1))
-    elif n_classes < 2:
-        return "have one logit per row, and a study compares classifiers with at least 2 classes"
-    else:
-        n_bad = np.count_nonzero(~_usable(logits))
-    if n_bad:
-        return f"have NaN or infinite logits in {n_bad} of {n_rows} rows: the training diverged"
-    if labels.ndim == 2:
-        if labels.shape != logits.shape:
-            return f"have labels of shape {labels.shape} beside logits {logits.shape}"
-        if not np.isin(labels, (0, 1, UNKNOWN)).all():
-            return "have labels that are not 0 or 1, nor -100 for one that is not known"
-        return None if (labels != UNKNOWN).any() else "have no label that is known"
-    if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= n_classes:
-        return f"have labels outside 0..{n_classes - 1}"
-    return None
+def problem(folder: Path) -> str:
+    """Why a training is not finished."""
+    return str(recorded(folder / FAILED, "reason") or "not finished")
 
 
-def _usable(logits: NDArray[Any]) -> NDArray[np.bool_]:
-    """Rows whose largest logit is finite: -inf masks a class, and NaN compares false."""
-    largest = logits.max(axis=1)
-    return np.asarray((largest < np.inf) & (largest > -np.inf))
+def mark_failed(folder: Path, reason: str) -> None:
+    """Keep why a training failed, for the report; where the disk is full, the other trainings go on all the same."""
+    with suppress(OSError):
+        write_json(folder / FAILED, {"reason": reason})
+
+
+def last_lines(folder: Path) -> str:
+    """The end of a training's output; of a progress bar, what it showed last."""
+    try:
+        text = (folder / LOG).read_bytes()[-(2**14) :].decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+    lines = [line.rsplit("\r", 1)[-1].rstrip() for line in text.split("\n")]
+    return "\n".join([line for line in lines if line][-_LAST_LINES:])
+
+
+def clean_up(folder: Path, *, keep_model: bool) -> None:
+    """Remove the checkpoints of a finished training, and unless it is kept the model."""
+    for path in (*folder.glob("checkpoint-*"), *(folder / name for name in _MODELS if not keep_model)):
+        shutil.rmtree(path, ignore_errors=True)
+    (folder / FAILED).unlink(missing_ok=True)
+
+
+def newest_checkpoint(folder: Path) -> str | None:
+    """The newest complete checkpoint, or None. Only looks: another process may be writing one just now."""
+    if not any(folder.glob("checkpoint-*")):
+        return None
+    from hf_calib.trainer.checkpoint import newest_checkpoint
+
+    return newest_checkpoint(folder)
+
+
+def remove_cut_short(folder: Path) -> None:
+    """Remove checkpoints that a killed training left, where none is complete; for who holds the folder."""
+    if newest_checkpoint(folder) is None:
+        for path in folder.glob("checkpoint-*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def write_json(path: Path, record: Mapping[str, Any]) -> None:
+    """Write a JSON file, whole or not at all."""
+    with whole_file(path) as unfinished:
+        unfinished.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")

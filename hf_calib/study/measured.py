@@ -1,97 +1,90 @@
-"""A finished study in numbers: means over seeds, paired differences to a baseline, ranks and times."""
+"""The trainings of a study measured: a table of every metric of each training, before and after post-hoc maps."""
 
 from __future__ import annotations
 
-import json
+import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
-from scipy.stats import rankdata, t
+import pandas
+from numpy.typing import NDArray
+from scipy.special import expit, softmax
 
-from hf_calib._errors import InputValueError, did_you_mean, expected, few
-from hf_calib.metrics.checks import FloatArray, check_choice, check_n_resamples, check_seed
+from hf_calib._errors import InputError, check, did_you_mean, few
+from hf_calib.metrics.checks import FloatArray, IntArray, check_choice, check_seed
+from hf_calib.metrics.intervals import METRICS, resampled_metrics
+from hf_calib.metrics.multi_label import UNKNOWN, LabelMetrics, check_decisions, macro
+from hf_calib.metrics.state import LOGGED_METRICS
+from hf_calib.metrics.sums import Binning, TopLabel, draw_counts, top_label
+from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.training import PREDICTIONS, TrainingPredictions
+from hf_calib.report.labels import TITLES
+from hf_calib.report.measures import MEASURES, Measure
+from hf_calib.scaling.methods import SCALERS
 from hf_calib.scaling.temperature import Criterion
-from hf_calib.study.advice import advise, notes_on_statistics
-from hf_calib.study.cell_metrics import Resamples, affordable_resamples, measure_training, sentences_of
-from hf_calib.study.cells import Key, find_cells
-from hf_calib.study.folder import RESULTS, read_plan
-from hf_calib.study.kinds import MAPS, METRIC_TITLES, STUDY_METRICS
-from hf_calib.study.matched import at_matched_accuracy, slope_of
-from hf_calib.study.paired import SAME, TwoLevel, holm, two_level
-from hf_calib.study.pooled import Pooled, pooled_variance
-from hf_calib.study.power import detectable, range_of_seeds, typical
-from hf_calib.study.results import (
-    CONFIDENCE_LEVEL,
-    LEVEL,
-    UNSCALED,
-    Detectable,
-    Difference,
-    Estimate,
-    Panel,
-    StudyResults,
-)
-from hf_calib.study.unbiased import UnbiasedError
-from hf_calib.tasks import SINGLE_LABEL, LabelKind
+from hf_calib.study.advice import UNSCALED
+from hf_calib.study.cells import CELLS, is_finished, problem
+from hf_calib.study.plan import read_plan
+from hf_calib.study.results import NUMBERS, StudyResults, Variance
+from hf_calib.study.unbiased import unbiased_error
+from hf_calib.tasks import MULTI_LABEL, SINGLE_LABEL, LabelKind
 
-BASELINE_LOSS = "cross_entropy"
-RANKED_METRICS = ("nll", "ece")
-_HIGHEST = {"nll": np.inf, "brier": 2.0}  # of the other metrics 1; the lowest is 0
+# Of one label per row, and of tokens.
+STUDY_METRICS: dict[str, Measure] = {
+    key: MEASURES[key]
+    for key in ("nll", "accuracy", "brier", "ece", "adaptive_ece", "classwise_ece", "smooth_ece")
+} | {"aurc": MEASURES["area_under_risk_coverage"]}
+# Of several labels a row: over all decisions, each label of each row one, as the trainer logs them. Their Brier score
+# is (p - y)^2, half of that of two classes.
+DECISION_METRICS = ("nll", "accuracy", "brier", "ece")
+# And means over the labels, with their names in `hf_calib.metrics.multi_label`; the first is the trainer's name.
+MACRO_METRICS = {
+    "classwise_ece": "ece",
+    **{f"macro_{name}": name for name in ("nll", "brier", "auroc", "average_precision")},
+}
+# Errors that differences are of without what noise adds to each -> their bins.
+UNBIASED: dict[str, Binning] = {"ece": "uniform", "adaptive_ece": "quantile"}
+# Noise is added to each class's error, and a resample adds it again: an interval held the error in 0 to 80% of cases.
+WITHOUT_INTERVAL = frozenset({"classwise_ece"})
+# Temperatures by another criterion than the NLL, as the papers take them.
+_BY_CRITERION = {"temperature_ece": "ece", "temperature_adaptive_ece": "adaptive_ece"}
+MAPS = tuple(dict.fromkeys((*SINGLE_LABEL.maps, *_BY_CRITERION, *MULTI_LABEL.maps)))  # of any kind
+METHODS = ("temperature", "auto")
+N_BINS = 15
+# Of a metric that is called with the drawn rows; its standard error is then within 14% for 19 of 20 draws.
+_MOST_CALLS = 100
 _FEWEST_RESAMPLES = 50
+# What a study may cost, in test rows of a cell with a method: a minute or two.
+_ROWS_RESAMPLED = 4e8
+_ROWS_IN_CALLS = 2e8
 
-Variance = Literal["own", "pooled"]
-
-Pair = tuple[str, str]  # loss and method
-Column = dict[int, tuple[float, FloatArray | None]]  # seed -> value, and the value on resampled rows
+Key = tuple[str, int]  # loss and seed
 
 
-class Numbers(NamedTuple):
-    """The study's numbers, by (loss, seed, method, metric)."""
+class Resamples(NamedTuple):
+    """How many resamples of the test rows or sentences the metrics take; 0 where too few are worth their time.
 
-    losses: tuple[str, ...]
-    seeds: tuple[int, ...]
-    methods: tuple[str, ...]
-    values: dict[tuple[str, int, str, str], float]
-    draws: dict[tuple[str, int, str, str], FloatArray]
-    unbiased: dict[tuple[str, int, str, str], UnbiasedError]
+    `counted` ones are of metrics that read how often each row was drawn, `called` ones of the others.
+    """
 
-    @property
-    def pairs(self) -> list[tuple[str, str]]:
-        """(loss, method) with any value, in the study's order."""
-        measured = {(loss, method) for loss, _, method, _ in self.values}
-        return [pair for pair in product(self.losses, self.methods) if pair in measured]
+    counted: int
+    called: int
 
-    @property
-    def metrics(self) -> list[str]:
-        """Those with any value."""
-        return list(dict.fromkeys(metric for _, _, _, metric in self.values))
-
-    def column(self, pair: tuple[str, str], metric: str) -> Column:
-        """The values themselves."""
-        return {seed: (self.values[key], self.draws.get(key)) for seed, key in self._keys(pair, metric)}
-
-    def column_of_differences(self, pair: tuple[str, str], metric: str) -> Column:
-        """What differences are taken of: the values, or the errors without what noise adds to each."""
-        return {
-            seed: self.unbiased.get(key, (self.values[key], self.draws.get(key)))
-            for seed, key in self._keys(pair, metric)
-        }
-
-    def _keys(self, pair: tuple[str, str], metric: str) -> list[tuple[int, tuple[str, int, str, str]]]:
-        loss, method = pair
-        keys = ((seed, (loss, seed, method, metric)) for seed in self.seeds)
-        return [(seed, key) for seed, key in keys if key in self.values]
+    def of(self, metric: str) -> int:
+        """Those of a key of `STUDY_METRICS`."""
+        return self.counted if METRICS[STUDY_METRICS[metric].metric].sums else self.called
 
 
 def measure_study(
     folder: Path,
     *,
-    methods: Sequence[str] = ("temperature", "auto"),
+    methods: Sequence[str] = METHODS,
     n_resamples: int = 1000,
     seed: int = 0,
     variance: Variance = "own",
@@ -99,46 +92,29 @@ def measure_study(
 ) -> StudyResults:
     """Measure the finished trainings of a study, before and after post-hoc maps, and compare them.
 
-    The maps are fitted on the calibration rows of each training, and cost no training. What cannot be compared is
-    named in `missing` and `notes`. How intervals and p-values are made: `hf_calib.study.paired.two_level`.
-
-    Args:
-        folder: of the study.
-        methods: post-hoc maps, of `hf_calib.study.kinds.MAPS`; those that the kind of task does not have are left out,
-            with a note. The network as trained is measured in any case.
-        n_resamples: of the bootstrap over test rows, at least 50; a slow metric and a large study take fewer.
-        seed: of the bootstrap.
-        variance: over seeds, of differences to the baseline: of each pair of losses its "own", or "pooled" over all
-            losses, see `hf_calib.study.pooled.pooled_variance`.
-        stages: called with the name of each stage.
-
-    Returns:
-        `StudyResults`; without any finished training its tables are empty.
-
-    Raises:
-        ValueError: if the folder is of no study, or of trainings of different kinds, or an argument is out of range.
+    The maps are fitted on the calibration rows of each training, and cost no training. One that the kind of task does
+    not have is left out, with a note. The resamples of the test rows, at least 50, go by the seed; a slow metric and a
+    large study take fewer. Each stage is named as it begins.
     """
     plan = read_plan(folder)
     all_methods = check_methods(methods)
     check_seed(seed)
     check_choice("variance", variance, get_args(Variance))
-    if check_n_resamples(n_resamples) < _FEWEST_RESAMPLES:
-        way_out = "leave it out, for 1000"
-        raise InputValueError(
-            expected("n_resamples", f"be at least {_FEWEST_RESAMPLES}", n_resamples, way_out)
-        )
+    requirement = f"n_resamples to be at least {_FEWEST_RESAMPLES}"
+    check(n_resamples >= _FEWEST_RESAMPLES, requirement, n_resamples, "leave it out, for 1000")
     stages("reading predictions")
     folders, missing = find_cells(folder, plan)
-    numbers = Numbers(tuple(plan["losses"]), tuple(plan["seeds"]), all_methods, {}, {}, {})
-    named = (plan["base"] or {}).get("temperature_criterion")
-    criterion = named if named in get_args(Criterion) else None
-    panels: dict[tuple[str, str], list[Panel]] = {}
-    remarks: dict[str, list[str]] = {}
+    criterion = (plan["base"] or {}).get("temperature_criterion")
+    criterion = criterion if criterion in get_args(Criterion) else None
+    numbers: list[tuple[Any, ...]] = []
+    panels: dict[tuple[str, str], list[TopLabel]] = {}
+    remarks: dict[str, tuple[str, list[str]]] = {}
     n_calibration: list[int] = []
     n_test, n_classes, n_drawn, kind, resamples = 0, 0, 0, SINGLE_LABEL, Resamples(0, 0)
-    for i, ((loss, training_seed), cell) in enumerate(folders.items(), 1):
+    in_order = [key for key in product(plan["losses"], plan["seeds"]) if key in folders]
+    for i, (loss, training_seed) in enumerate(in_order, 1):
         stages(f"measuring {loss}, seed {training_seed} ({i} of {len(folders)})")
-        predictions = TrainingPredictions.load(cell / PREDICTIONS)
+        predictions = TrainingPredictions.load(folders[loss, training_seed] / PREDICTIONS)
         kind, sentences = predictions.test.kind, sentences_of(predictions.test)
         n_test, n_classes = predictions.test.as_logits().shape
         n_drawn = n_test if sentences is None else int(sentences.max()) + 1
@@ -146,347 +122,252 @@ def measure_study(
         if n_drawn > 1:  # else there is no other choice of rows
             n_sets = len(folders) * len(all_methods)
             resamples = affordable_resamples(predictions.test.labels.size, n_classes, n_sets, n_resamples)
-        found = measure_training(predictions, all_methods, resamples, seed, criterion)
-        numbers.values.update({(loss, training_seed, *key): value for key, value in found.values.items()})
-        numbers.draws.update({(loss, training_seed, *key): drawn for key, drawn in found.draws.items()})
-        numbers.unbiased.update({(loss, training_seed, *key): error for key, error in found.unbiased.items()})
-        for method, panel in found.panels.items():
-            panels.setdefault((loss, method), []).append(panel)
-        for remark in found.remarks:
-            remarks.setdefault(remark, []).append(f"{loss} seed {training_seed}")
-    stages("comparing")
-    baseline = _baseline(numbers)
-    differences = {} if baseline is None else differences_to(numbers, baseline, variance)
-    results = StudyResults(
-        losses=numbers.losses,
-        seeds=numbers.seeds,
-        methods=all_methods,
-        metrics=METRIC_TITLES[kind.name],
-        values=numbers.values,
-        means=_means(numbers),
-        baseline=baseline,
-        differences=differences,
-        matched=differences_at_matched_accuracy(numbers, differences),
-        detectable={} if baseline is None else detectable_differences(numbers, baseline, variance),
-        variance=variance,
-        equal_variances={} if baseline is None or variance == "own" else equal_variances(numbers, baseline),
-        ranks=_ranks(numbers),
-        training_time={} if baseline is None else _training_time(folders, numbers, baseline[0]),
-        missing=missing,
-        panels={key: Panel(*map(np.concatenate, zip(*each, strict=True))) for key, each in panels.items()},
-        n_test=n_test,
-        n_calibration=min(n_calibration, default=0),
-        n_classes=n_classes,
-        counted=(f"test {kind.rows}", kind.columns),
-        map_changes={} if baseline is None or baseline[1] == UNSCALED else map_changes(numbers, baseline[1]),
-        n_resamples=resamples.counted,
-        advice=(),
-        notes=(),
-    )
-    notes = (
-        *_notes_on_rows(results, kind, n_drawn, n_calibration, resamples),
-        *_as_notes(remarks, len(folders)),
-    )
+        for method in all_methods:
+            said: list[str] = []
+            try:
+                probs = _probabilities(predictions, method, criterion, said)
+                found, panel = _measure(predictions.test, probs, resamples, seed)
+                numbers += [(loss, training_seed, method, *number) for number in found]
+                panels.setdefault((loss, method), []).append(panel)
+            except InputError as error:
+                said.append(f"{method} was left out: {error}")
+            for remark in said:  # those that differ by their numbers only are told once
+                _, cells = remarks.setdefault(re.sub(r"[\d.]+", "", remark), (remark, []))
+                cells.append(f"{loss} seed {training_seed}")
+    notes = []
     if criterion not in (None, "nll") and "temperature" in all_methods:
-        notes = (
-            f"The temperature minimises {criterion}, as temperature_criterion of the trainings says, not the NLL.",
-            *notes,
-        )
-    return replace(results, advice=advise(results), notes=(*notes_on_statistics(results), *notes))
+        notes += [
+            f"The temperature minimises {criterion}, as temperature_criterion of the trainings says, not the NLL."
+        ]
+    notes += _notes_on_rows(kind, n_test, n_drawn, n_calibration, resamples) if folders else ()
+    for remark, of in remarks.values():
+        notes.append(f"In {len(of)} of {len(folders)} trainings ({few(of)}): {remark}")
+    return StudyResults(
+        losses=tuple(plan["losses"]),
+        seeds=tuple(plan["seeds"]),
+        methods=all_methods,
+        metrics=titles(kind),
+        counted=(f"test {kind.rows}", kind.columns),
+        n_test=n_test,
+        n_classes=n_classes,
+        n_calibration=min(n_calibration, default=0),
+        n_resamples=resamples.counted,
+        variance=variance,
+        numbers=pandas.DataFrame(numbers, columns=NUMBERS),
+        missing=missing,
+        panels={key: TopLabel(*map(np.concatenate, zip(*each, strict=True))) for key, each in panels.items()},
+        remarks=tuple(notes),
+    )
 
 
 def check_methods(methods: Sequence[str]) -> tuple[str, ...]:
     """`UNSCALED` first, then the maps in the order given; raises for one that there is not."""
     for method in methods:
-        if method not in MAPS and method != UNSCALED:
-            way_out = did_you_mean(method, MAPS)
-            raise InputValueError(expected("methods", "be post-hoc maps", repr(method), way_out))
+        known, way_out = method in (*MAPS, UNSCALED), did_you_mean(method, MAPS)
+        check(known, "methods to be post-hoc maps", repr(method), way_out)
     return tuple(dict.fromkeys([UNSCALED, *methods]))
 
 
-def _baseline(numbers: Numbers) -> tuple[str, str] | None:
-    """Cross entropy with a temperature, or what comes nearest to it among what was measured."""
-    methods = dict.fromkeys(["temperature", *numbers.methods[1:], UNSCALED])
-    measured = set(numbers.pairs)
-    return next(
-        (pair for pair in product([BASELINE_LOSS, *numbers.losses], methods) if pair in measured), None
-    )
+def titles(kind: LabelKind) -> dict[str, str]:
+    """The metrics of a kind of task: key -> title."""
+    if not kind.sigmoid:
+        return {key: measure.title for key, measure in STUDY_METRICS.items()}
+    of_decisions = {key: f"{LOGGED_METRICS[key]}, of all decisions" for key in DECISION_METRICS}
+    return of_decisions | {key: TITLES[f"macro_{name}"] for key, name in MACRO_METRICS.items()}
 
 
-def _means(numbers: Numbers) -> dict[tuple[str, str, str], Estimate]:
-    found = {}
-    for pair, metric in product(numbers.pairs, numbers.metrics):
-        column = numbers.column(pair, metric)
-        if column:
-            found[(*pair, metric)] = _estimate(column, 0.0, _HIGHEST.get(metric, 1.0))
-    return found
+def affordable_resamples(n_test: int, n_classes: int, n_sets: int, most: int) -> Resamples:
+    """The numbers of resamples for n_sets sets of probabilities."""
+    if n_test < 2:  # no other choice of rows
+        return Resamples(0, 0)
+    counted = int(_ROWS_RESAMPLED / (n_sets * n_test * (1 + n_classes / 100)))
+    called = min(_MOST_CALLS, int(_ROWS_IN_CALLS / (n_sets * n_test)))
+    enough = called >= _FEWEST_RESAMPLES
+    return Resamples(min(most, max(counted, _FEWEST_RESAMPLES)), min(most, called) if enough else 0)
 
 
-def _estimate(column: Column, lowest: float, highest: float) -> Estimate:
-    spread = _spread(column)
-    low, high = (None, None) if spread is None else np.clip(spread.interval(), lowest, highest).tolist()
-    return Estimate(_mean(column), low, high, len(column))
+def find_cells(study: Path, plan: Mapping[str, Any]) -> tuple[dict[Key, Path], dict[Key, str]]:
+    """The folders of the trainings that study.json lists and can be compared, and why the others cannot be.
 
-
-def differences_to(
-    numbers: Numbers, baseline: Pair, variance: Variance = "own"
-) -> dict[tuple[str, str, str], Difference]:
-    """Paired differences to a (loss, method) by seed; p-values are corrected within each metric."""
-    found = {}
-    for metric in numbers.metrics:
-        columns = _differences(numbers, baseline, metric)
-        spreads = _spreads(columns, numbers, baseline, metric, variance)
-        level = LEVEL / max(1, len(spreads))
-        p_values = {pair: spread.p_value() for pair, spread in spreads.items()}
-        corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
-        for pair, column in columns.items():
-            value, low, high = _mean(column), None, None
-            needed: tuple[int | None, int | None] = (None, None)
-            if pair in spreads:
-                low, high = spreads[pair].interval()
-                spread, known = _typical(spreads, baseline[0], pair[0] == baseline[0])
-                needed = range_of_seeds(spread, abs(value), level, known)
-            p, p_corrected = p_values.get(pair), corrected.get(pair)
-            found[(*pair, metric)] = Difference(value, low, high, p, p_corrected, len(column), *needed)
-    return found
-
-
-def _differences(numbers: Numbers, baseline: Pair, metric: str) -> dict[Pair, Column]:
-    """By seed, of all pairs that share one with the baseline."""
-    its = numbers.column_of_differences(baseline, metric)
-    columns = {
-        pair: numbers.column_of_differences(pair, metric) for pair in numbers.pairs if pair != baseline
-    }
-    return {
-        pair: {seed: _minus(own[seed], its[seed]) for seed in own if seed in its}
-        for pair, own in columns.items()
-        if own.keys() & its.keys()
-    }
-
-
-def _spreads(
-    columns: Mapping[Pair, Column], numbers: Numbers, baseline: Pair, metric: str, variance: Variance
-) -> dict[Pair, TwoLevel]:
-    """Those of the paired differences that have resamples."""
-    pooled = {} if variance == "own" else pooled_by_method(numbers, baseline, metric)
-    return {
-        (loss, method): spread
-        for (loss, method), column in columns.items()
-        # Another map of the baseline's own trainings does not vary as two trainings do.
-        if (spread := _spread(column, None if loss == baseline[0] else pooled.get(method))) is not None
-    }
-
-
-def _typical(
-    spreads: Mapping[Pair, TwoLevel], baseline_loss: str, is_its_own: bool
-) -> tuple[TwoLevel, float]:
-    """By the comparisons of other losses with the baseline, or by those of other maps of the baseline's trainings."""
-    alike = {pair: spread for pair, spread in spreads.items() if (pair[0] == baseline_loss) == is_its_own}
-    return typical(alike.values(), len({loss for loss, _ in alike}))
-
-
-def detectable_differences(numbers: Numbers, baseline: Pair, variance: Variance) -> dict[str, Detectable]:
-    """What the study could have found: by metric, of another loss than the baseline's where there is one."""
-    found = {}
-    for metric in RANKED_METRICS:
-        columns = _differences(numbers, baseline, metric)
-        spreads = _spreads(columns, numbers, baseline, metric, variance)
-        if not spreads:
+    A loss and seed that it lists twice is the later one. Raises ValueError if the trainings are of different kinds.
+    """
+    listed = {(entry["loss"], entry["seed"]): study / CELLS / name for name, entry in plan["cells"].items()}
+    missing: dict[Key, str] = {}
+    tested: dict[Key, str] = {}  # what the rows of a comparison share
+    kinds: dict[str, str] = {}  # the first cell of each
+    for key, folder in listed.items():
+        if not is_finished(folder):
+            missing[key] = problem(folder)
             continue
-        level = LEVEL / len(spreads)
-        is_its_own = all(loss == baseline[0] for loss, _ in spreads)
-        spread, known = _typical(spreads, baseline[0], is_its_own)
-        size = detectable(spread, level, known)
-        found[metric] = Detectable(
-            size, *(range_of_seeds(spread, size / 2, level, known) if size else (None, None))
-        )
-    return found
-
-
-def differences_at_matched_accuracy(
-    numbers: Numbers, differences: Mapping[tuple[str, str, str], Difference]
-) -> dict[tuple[str, str, str], Estimate]:
-    """Of the pairs whose accuracy differs from the baseline's beyond chance."""
-    found = {}
-    for (loss, method, metric), difference in differences.items():
-        of_accuracy = differences.get((loss, method, "accuracy"))
-        if metric not in RANKED_METRICS or difference.low is None or of_accuracy is None:
-            continue
-        if of_accuracy.p_corrected is None or of_accuracy.p_corrected >= LEVEL:
-            continue
-        cells: dict[str, dict[int, tuple[float, float]]] = {}
-        for other in numbers.losses:
-            accuracy = numbers.column((other, method), "accuracy")
-            own = numbers.column_of_differences((other, method), metric)
-            cells[other] = {seed: (accuracy[seed][0], own[seed][0]) for seed in own if seed in accuracy}
-        slope = slope_of(cells)
-        if slope is not None:
-            estimate = Estimate(difference.value, difference.low, difference.high, difference.n_seeds)
-            found[loss, method, metric] = at_matched_accuracy(estimate, of_accuracy.value, slope)
-    return found
-
-
-def pooled_by_method(numbers: Numbers, baseline: Pair, metric: str) -> dict[str, Pooled]:
-    """For each map the variance over seeds of the other losses with this map, and of the baseline."""
-    found = {}
-    for method in numbers.methods:
-        pairs = [(loss, method) for loss in numbers.losses if loss != baseline[0]] + [baseline]
-        columns = {pair[0]: numbers.column_of_differences(pair, metric) for pair in pairs}
-        values = {
-            loss: {seed: value for seed, (value, _) in own.items()} for loss, own in columns.items() if own
-        }
-        pooled = pooled_variance(values)
-        if pooled is not None:
-            found[method] = pooled
-    return found
-
-
-def equal_variances(numbers: Numbers, baseline: Pair) -> dict[tuple[str, str], float]:
-    """Bartlett's p that the losses vary alike over the seeds: (method, metric) -> p, where it can be tested."""
-    return {
-        (method, metric): pooled.p_equal
-        for metric in RANKED_METRICS
-        for method, pooled in pooled_by_method(numbers, baseline, metric).items()
-        if pooled.p_equal is not None
-    }
-
-
-def map_changes(numbers: Numbers, method: str) -> dict[tuple[str, str], Difference]:
-    """The change of each training's NLL by another map than this one: of these trainings, so without their variance."""
-    columns: dict[tuple[str, str], Column] = {}
-    for loss, other in numbers.pairs:
-        own, its = (numbers.column((loss, each), RANKED_METRICS[0]) for each in (other, method))
-        if other not in (UNSCALED, method) and own.keys() & its.keys():
-            columns[loss, other] = {seed: _minus(own[seed], its[seed]) for seed in own if seed in its}
-    spreads = {
-        pair: spread._replace(n_seeds=1)
-        for pair, column in columns.items()
-        if (spread := _spread(column)) is not None
-    }
-    p_values = {pair: spread.p_value() for pair, spread in spreads.items()}
-    corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
-    return {
-        pair: Difference(
-            *(spread.value, *spread.interval(), p_values[pair], corrected[pair], len(columns[pair]))
-        )
-        for pair, spread in spreads.items()
-    }
-
-
-def _minus(
-    own: tuple[float, FloatArray | None], its: tuple[float, FloatArray | None]
-) -> tuple[float, FloatArray | None]:
-    draws = None if own[1] is None or its[1] is None else own[1] - its[1]
-    return own[0] - its[0], draws
-
-
-def _spread(column: Column, pooled: Pooled | None = None) -> TwoLevel | None:
-    """None without resamples."""
-    draws = [drawn for _, drawn in column.values() if drawn is not None]
-    if len(draws) < len(column):
-        return None
-    return two_level(np.array([value for value, _ in column.values()]), np.stack(draws, axis=1), pooled)
-
-
-def _mean(column: Column) -> float:
-    return float(np.mean([value for value, _ in column.values()]))
-
-
-def _ranks(numbers: Numbers) -> dict[tuple[str, str, str], Estimate]:
-    """Mean ranks over the seeds that all losses have, of the pairs with a value for each of these."""
-    found: dict[tuple[str, str, str], Estimate] = {}
-    for metric in RANKED_METRICS:
-        columns = {pair: numbers.column(pair, metric) for pair in numbers.pairs}
-        seeds_of = {loss: {seed for own, seed, _, _ in numbers.values if own == loss} for loss, _ in columns}
-        seeds = [seed for seed in numbers.seeds if all(seed in own for own in seeds_of.values())]
-        pairs = [pair for pair, column in columns.items() if all(seed in column for seed in seeds)]
-        if not seeds or len(pairs) < 2:
-            continue
-        ranks: dict[tuple[str, str], Column] = {pair: {} for pair in pairs}
-        for seed in seeds:
-            cells = [columns[pair][seed] for pair in pairs]
-            own = _rank(np.array([value for value, _ in cells]))
-            drawn = [draws for _, draws in cells if draws is not None]
-            resampled = _rank(np.stack(drawn, axis=1)) if len(drawn) == len(cells) else None
-            for i, pair in enumerate(pairs):
-                ranks[pair][seed] = float(own[i]), None if resampled is None else resampled[:, i]
-        found |= {(*pair, metric): _estimate(column, 1.0, len(pairs)) for pair, column in ranks.items()}
-    return found
-
-
-def _rank(values: FloatArray) -> FloatArray:
-    """1 for the smallest of the last axis; what is the same up to a solver's precision shares a rank."""
-    return np.asarray(rankdata(np.round(values / SAME), axis=-1), dtype=np.float64)
-
-
-def _training_time(folders: Mapping[Key, Path], numbers: Numbers, baseline: str) -> dict[str, Estimate]:
-    """Seconds per step over those of the baseline's loss with the same seed, of trainings in one go."""
-    seconds = {}
-    for key, folder in folders.items():
         try:
-            training = json.loads((folder / RESULTS).read_text(encoding="utf-8"))["training"]
-            if not training["resumed"] and training["steps"] > 0 and training["seconds"] > 0:
-                seconds[key] = training["seconds"] / training["steps"]
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # written by another script, or by hand: no time to compare
-    found = {}
-    for loss in numbers.losses:
-        shared = [seed for seed in numbers.seeds if {(loss, seed), (baseline, seed)} <= seconds.keys()]
-        ratios = np.array([seconds[loss, seed] / seconds[baseline, seed] for seed in shared])
-        low = high = None
-        if len(ratios) > 1 and loss != baseline:
-            reach = (
-                t.isf((1 - CONFIDENCE_LEVEL) / 2, len(ratios) - 1) * ratios.std(ddof=1) / np.sqrt(len(ratios))
-            )
-            low, high = max(0.0, float(ratios.mean() - reach)), float(ratios.mean() + reach)
-        if len(ratios):
-            found[loss] = Estimate(float(ratios.mean()), low, high, len(ratios))
-    return found
+            predictions = TrainingPredictions.load(folder / PREDICTIONS)
+        except InputError as error:
+            missing[key] = str(error)
+            continue
+        test = predictions.test
+        kinds.setdefault(test.kind.name, f"{test.kind.name} ones ({key[0]}, seed {key[1]})")
+        wrong = fault(test)
+        if wrong is not None:
+            missing[key] = f"its test predictions {wrong}"
+            continue
+        labels = hashlib.sha256(test.labels.astype(np.int64).tobytes())
+        labels.update(b"" if test.sentences is None else test.sentences.astype(np.int64).tobytes())
+        tested[key] = f"{predictions.class_names} {labels.hexdigest()}"
+    requirement, got = "a study's predictions to be of one kind", ", ".join(kinds.values())
+    check(len(kinds) < 2, requirement, got, "compare each kind in a study of its own")
+    ((most, n_cells),) = Counter(tested.values()).most_common(1) or [("", 0)]
+    missing |= {
+        key: f"its test labels or classes are not those that {n_cells} of the {len(tested)} finished cells share, and "
+        "a paired comparison needs the same rows in the same order"
+        for key, found in tested.items()
+        if found != most
+    }
+    return {key: folder for key, folder in listed.items() if key not in missing}, missing
+
+
+def fault(rows: Predictions) -> str | None:
+    """The fault that keeps rows out of a comparison, to follow "its test predictions"; or None."""
+    logits, labels = rows.as_logits(), rows.labels
+    n_rows, n_classes = logits.shape
+    if n_rows == 0:
+        return "are none"
+    several = labels.ndim == 2
+    if not several and n_classes < 2:
+        return "have one logit per row, and a study compares classifiers with at least 2 classes"
+    # -inf masks a class, and NaN compares false.
+    usable = np.isfinite(logits).all(axis=1) if several else np.isfinite(logits.max(axis=1))
+    if not usable.all():
+        n_bad = np.count_nonzero(~usable)
+        return f"have NaN or infinite logits in {n_bad} of {n_rows} rows: the training diverged"
+    if several and labels.shape != logits.shape:
+        return f"have labels of shape {labels.shape} beside logits {logits.shape}"
+    if several and not np.isin(labels, (0, 1, UNKNOWN)).all():
+        return "have labels that are not 0 or 1, nor -100 for one that is not known"
+    if several:
+        return None if (labels != UNKNOWN).any() else "have no label that is known"
+    inside = labels.dtype.kind in "iu" and labels.min() >= 0 and labels.max() < n_classes
+    return None if inside else f"have labels outside 0..{n_classes - 1}"
+
+
+def sentences_of(rows: Predictions) -> IntArray | None:
+    """Of tokens, which sentence (N,) each is of, in 0..G-1: sentences are drawn, and never parts of them."""
+    return None if rows.sentences is None else np.unique(rows.sentences, return_inverse=True)[1]
+
+
+def _probabilities(
+    predictions: TrainingPredictions, method: str, criterion: str | None, remarks: list[str]
+) -> NDArray[np.float64]:
+    """Of the test rows, after a map that is fitted on the calibration rows; with the warnings of the fit."""
+    logits, kind = predictions.test.as_logits().astype(np.float64), predictions.test.kind
+    if method == UNSCALED:
+        return np.asarray(expit(logits) if kind.sigmoid else softmax(logits, axis=1))
+    scaler = make_scaler(kind, method, criterion)
+    calibration = predictions.calibration
+    wrong = "are none" if calibration is None else fault(calibration)
+    if calibration is None or wrong is not None:
+        raise InputError(f"the calibration rows {wrong}")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        scaler.fit(calibration.as_logits().astype(np.float64), calibration.labels)
+    remarks += [f"{method}: {warning.message}" for warning in caught]
+    return np.asarray(scaler.predict_proba(logits), dtype=np.float64)
+
+
+def make_scaler(kind: LabelKind, method: str, criterion: str | None = None) -> Any:
+    """A map for this kind, to be fitted; a temperature by the criterion of the trainings."""
+    maps = kind.maps if kind.sigmoid else (*kind.maps, *_BY_CRITERION)
+    requirement = f"the method to be a map for {kind.name} predictions"
+    check(method in maps, requirement, method, f"take {', '.join(maps)}")
+    scaler = SCALERS["temperature" if method in _BY_CRITERION else method].load()()
+    criterion = _BY_CRITERION.get(method, criterion if method == "temperature" else None)
+    if criterion is not None and not kind.sigmoid:
+        scaler.set_params(criterion=criterion)
+    if kind.sigmoid and "multi_label" in scaler.get_params():
+        scaler.set_params(multi_label=True)
+    return scaler
+
+
+def _measure(
+    test: Predictions, probs: NDArray[np.float64], resamples: Resamples, seed: int
+) -> tuple[list[tuple[Any, ...]], TopLabel]:
+    """The rows of a training with a map, from the metric on (see `NUMBERS`), and the predictions for a diagram."""
+    labels, several = test.labels.astype(np.int64), test.labels.ndim == 2
+    groups, unbiased = sentences_of(test), UNBIASED
+    values: dict[str, float] = {}
+    draws: dict[str, FloatArray] = {}
+    if several:
+        values, draws, probs, labels, groups = _by_label(probs, labels, resamples.counted, seed)
+        unbiased = {"ece": UNBIASED["ece"]}
+    asked = {}
+    for key in DECISION_METRICS if several else STUDY_METRICS:
+        measure = STUDY_METRICS[key]
+        asked[key] = measure.metric, {**measure.options, **({"n_bins": N_BINS} if measure.binned else {})}
+        values[key] = float(METRICS[measure.metric].function(probs, labels, **asked[key][1]))
+    drawn: Any = {"seed": seed, "groups": groups}
+    for n in set(resamples) - {0}:
+        keys = [key for key in asked.keys() - WITHOUT_INTERVAL if resamples.of(key) == n]
+        keys = [key for key in keys if np.isfinite(values[key])]
+        found = resampled_metrics([asked[key] for key in keys], probs, labels, n_resamples=n, **drawn)
+        draws |= dict(zip(keys, found, strict=True))
+    if several:
+        values["brier"] /= 2
+        draws |= {"brier": draws["brier"] / 2} if "brier" in draws else {}
+    panel = top_label(probs, labels)
+    numbers = {key: (value, draws.get(key, np.nan)) for key, value in values.items() if np.isfinite(value)}
+    compared: dict[str, Any] = dict(numbers)
+    for key, binning in unbiased.items() if resamples.counted else ():
+        n = resamples.counted
+        compared[key] = unbiased_error(panel, n_bins=N_BINS, binning=binning, n_resamples=n, **drawn)
+    return [(key, *numbers[key], *compared[key]) for key in numbers], panel
+
+
+def _by_label(
+    probs: NDArray[np.float64], labels: NDArray[np.int64], n_resamples: int, seed: int
+) -> tuple[dict[str, float], dict[str, FloatArray], NDArray[np.float64], NDArray[np.int64], IntArray]:
+    """Of several labels (N, C) a row: the macro metrics with their draws, then all decisions as rows of two classes.
+
+    Each decision comes with the row that it is of, as those of a row are drawn together.
+    """
+    some = (labels != UNKNOWN).any(axis=1)
+    decisions = check_decisions(probs[some], labels[some])
+    rows, columns = np.nonzero(decisions.known)
+    applies, n_rows = decisions.probs[rows, columns], len(decisions.probs)
+    by_label = LabelMetrics(decisions, N_BINS)
+    means = macro(by_label.evaluate(np.ones((1, n_rows), np.intp)))
+    values = {key: float(means[name][0]) for key, name in MACRO_METRICS.items()}
+    draws: dict[str, FloatArray] = {}
+    if n_resamples:
+        rng = np.random.default_rng(seed)  # the same rows as of the decisions
+        blocks = [macro(by_label.evaluate(counts)) for counts in draw_counts(n_rows, n_resamples, rng)]
+        draws = {key: np.concatenate([each[name] for each in blocks]) for key, name in MACRO_METRICS.items()}
+        draws = {
+            k: each for k, each in draws.items() if k not in WITHOUT_INTERVAL and np.isfinite(each).all()
+        }
+    outcomes = np.stack([1 - applies, applies], axis=1)
+    return values, draws, outcomes, decisions.true[rows, columns].astype(np.int64), rows
 
 
 def _notes_on_rows(
-    results: StudyResults, kind: LabelKind, n_drawn: int, n_calibration: Sequence[int], resamples: Resamples
-) -> list[str]:
-    notes: list[str] = []
-    if not results.n_test:
-        return notes
-    if min(n_calibration) != max(n_calibration):
-        between = f"{min(n_calibration):,} to {max(n_calibration):,}"
-        notes.append(f"The trainings have different numbers of calibration rows, {between}.")
+    kind: LabelKind, n_test: int, n_drawn: int, n_calibration: Sequence[int], resamples: Resamples
+) -> Iterator[str]:
+    fewest, most = min(n_calibration), max(n_calibration)
+    if fewest != most:
+        yield f"The trainings have different numbers of calibration rows, {fewest:,} to {most:,}."
     if not kind.independent:
-        notes.append(
+        yield (
             f"The tokens of a sentence are no independent draws: resamples are of the {n_drawn:,} test sentences, each "
             "with all of its tokens."
         )
-    slow = []
+    slow = [each.title for key, each in STUDY_METRICS.items() if resamples.of(key) < resamples.counted]
+    names = ", ".join(slow)
     if kind.sigmoid:
-        notes.append(
+        yield (
             "Accuracy, NLL, Brier score and ECE are of all decisions, each label of each row one, with the confidence "
             "max(p, 1 - p); macro metrics are means over the labels. The labels of a row are resampled together."
         )
-    else:
-        slow = [metric for metric in STUDY_METRICS if resamples.of(metric) < resamples.counted]
-    if slow and resamples.called:
-        names = ", ".join(results.metrics[metric] for metric in slow)
-        notes.append(
-            f"These take {resamples.called} resamples, not {resamples.counted:,}, as they are slow: {names}."
-        )
+    elif slow and resamples.called:
+        yield f"These take {resamples.called} resamples, not {resamples.counted:,}, as they are slow: {names}."
     elif slow:
-        names = ", ".join(results.metrics[metric] for metric in slow)
-        notes.append(
-            f"On {results.n_test:,} test {kind.rows} these have no intervals, as they are slow: {names}."
-        )
+        yield f"On {n_test:,} test {kind.rows} these have no intervals, as they are slow: {names}."
     if n_drawn == 1:
-        notes.append(f"One test {'row' if kind.independent else 'sentence'} has no intervals.")
-    return notes
-
-
-def _as_notes(remarks: Mapping[str, Sequence[str]], n_cells: int) -> list[str]:
-    """Remarks that differ by their numbers only are told once, with the trainings that they are of."""
-    cells: dict[str, list[str]] = {}
-    first: dict[str, str] = {}
-    for remark, of in remarks.items():
-        kind = re.sub(r"[\d.]+", "", remark)
-        first.setdefault(kind, remark)
-        cells.setdefault(kind, []).extend(of)
-    return [f"In {len(of)} of {n_cells} trainings ({few(of)}): {first[kind]}" for kind, of in cells.items()]
+        yield f"One test {'row' if kind.independent else 'sentence'} has no intervals."

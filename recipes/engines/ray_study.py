@@ -1,12 +1,13 @@
-"""The trainings of a shared study as tasks of a Ray cluster:
+"""The trainings of a study as tasks of a Ray cluster:
 
-hf-calib compare recipes/text_classification.py ... --share s3://bucket/study --print-commands > lines.txt
+hf-calib compare recipes/text_classification.py ... --output study --print-commands > lines.txt
 python recipes/engines/ray_study.py lines.txt
 
-A task that is lost with its machine begins again on another one, from the checkpoint at the address. The lines name the
-Python and the folders of the machine that printed them, which all machines need at the same place.
+All machines need the study's folder, and the Python and the data of the machine that printed the lines, at one place. A
+task that is lost with its machine begins again on another one, from its newest checkpoint.
 """
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,11 @@ import ray
 
 @ray.remote(max_retries=3)
 def train(line: str) -> int:
-    return subprocess.run(line, shell=True).returncode
+    words = shlex.split(line)
+    written = Path(words[words.index("--output_dir") + 1]).glob("checkpoint-*/trainer_state.json")
+    whole = sorted((path.parent for path in written), key=lambda path: int(path.name.partition("-")[2]))
+    resume = f" --resume_from_checkpoint {shlex.quote(str(whole[-1]))}" if whole else ""
+    return subprocess.run(line + resume, shell=True).returncode
 
 
 def train_all(lines: list[str], num_gpus: float = 1) -> list[int]:

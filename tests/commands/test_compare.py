@@ -133,7 +133,7 @@ def test_an_interruption_is_one_line(sent: signal.Signals, capsys: pytest.Captur
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interruption_ends_the_trainings_and_says_how_it_goes_on(
     tmp_path: Path, sent: signal.Signals
 ) -> None:

@@ -1,4 +1,4 @@
-"""Predictions and studies in an S3 store, as its own protocol and s3fs have it."""
+"""Predictions in an S3 store, as its own protocol and s3fs have it."""
 
 from __future__ import annotations
 
@@ -59,27 +59,3 @@ def test_shards(bucket: str, tmp_path: Path) -> None:
         ValueError, match=r"expected s3://no-such-bucket/run to be readable, got .*NoSuchBucket|exist"
     ):
         open_predictions("s3://no-such-bucket/run")
-
-
-def test_a_shared_study(bucket: str, tmp_path: Path) -> None:
-    from hf_calib.study.shared import SharedStudy
-
-    share = SharedStudy(f"{bucket}/study")
-    folder = tmp_path / "x"
-    for step in (1, 2):
-        (folder / f"checkpoint-{step}").mkdir(parents=True)
-        (folder / f"checkpoint-{step}" / "model.bin").write_bytes(bytes(step))
-        (folder / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
-        share.send_checkpoint(folder / f"checkpoint-{step}")
-    share.fetch_cell(tmp_path / "y" / "x")
-    assert [path.name for path in (tmp_path / "y" / "x").iterdir()] == ["checkpoint-2"]
-    assert (tmp_path / "y" / "x" / "checkpoint-2" / "model.bin").read_bytes() == bytes(2)
-    for name in ("results.json", "predictions.safetensors"):
-        (folder / name).write_text("{}")
-    share.send_finished([folder], models=False)
-    share.fetch_cell(tmp_path / "z" / "x")
-    assert sorted(path.name for path in (tmp_path / "z" / "x").iterdir()) == [
-        *("predictions.safetensors", "results.json")
-    ]
-    with pytest.raises(ValueError, match=r"expected s3://no-such-bucket/study to be a place where a study"):
-        SharedStudy("s3://no-such-bucket/study").send_checkpoint(folder / "checkpoint-2")

@@ -1,17 +1,29 @@
-"""Results of a study, as `measure_study` would make them, from drawn predictions."""
+"""Results of a study, as `measure_study` would make them, from drawn numbers."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import pandas
 
-from hf_calib.study.kinds import METRIC_TITLES
-from hf_calib.study.results import Difference, Estimate, Panel, StudyResults
+from hf_calib.metrics.sums import TopLabel
+from hf_calib.study.measured import titles
+from hf_calib.study.results import NUMBERS, StudyResults
 from hf_calib.tasks import SINGLE_LABEL
 
-TITLES = METRIC_TITLES[SINGLE_LABEL.name]
+TITLES = titles(SINGLE_LABEL)
+
+
+def values(results: StudyResults) -> dict[tuple[Any, ...], float]:
+    """(loss, seed, method, metric) -> value."""
+    return {tuple(key): value for *key, value in results.results().itertuples(index=False)}
+
+
+def rows(table: pandas.DataFrame) -> dict[Any, Any]:
+    """What a row of a table is of -> the row."""
+    return {row.Index: row for row in table.itertuples()}
 
 
 def study_results(
@@ -21,10 +33,10 @@ def study_results(
     missing: Mapping[tuple[str, int], str] | None = None,
     n_test: int = 300,
 ) -> StudyResults:
-    """Every number drawn; intervals only where a loss has several seeds, as where the test rows were not resampled."""
+    """Every number drawn; resamples only where a loss has several seeds."""
     missing = dict(missing or {})
     rng = np.random.default_rng(len(losses))
-    values, panels = {}, {}
+    numbers, panels = [], {}
     for number, loss in enumerate(losses):
         for method in methods:
             done = [seed for seed in seeds if (loss, seed) not in missing]
@@ -32,63 +44,26 @@ def study_results(
             for seed in done:
                 for key in TITLES:
                     level = {"accuracy": 0.85 - 0.002 * number, "nll": 0.3 + error}.get(key, error)
-                    values[loss, seed, method, key] = float(level + rng.normal(0, 0.004))
+                    value = float(level + rng.normal(0, 0.004))
+                    drawn = value + rng.normal(0, 0.002, 50) if len(seeds) > 1 else np.nan
+                    numbers.append((loss, seed, method, key, value, drawn, value, drawn))
             if done:
                 confidences = rng.beta(5, 1.2, n_test * len(done))
                 right = (rng.random(len(confidences)) < confidences ** (1 + 8 * error)).astype(float)
-                panels[loss, method] = Panel(confidences, right)
-
-    def estimate(numbers: list[float]) -> Estimate:
-        mean, half = float(np.mean(numbers)), 2 * float(np.std(numbers)) / len(numbers) ** 0.5
-        if len(numbers) == 1:
-            return Estimate(mean, None, None, 1)
-        return Estimate(mean, mean - half, mean + half, len(numbers))
-
-    def of(loss: str, method: str, key: str) -> list[float]:
-        return [values[loss, s, method, key] for s in seeds if (loss, s, method, key) in values]
-
-    finished = [loss for loss in losses if (loss, methods[0]) in panels]
-    pairs = [(loss, method) for loss in finished for method in methods]
-    means = {(*pair, key): estimate(of(*pair, key)) for pair in pairs for key in TITLES}
-    first = next(((loss, methods[-1]) for loss in finished), None)
-    differences = {}
-    for loss, method in pairs:
-        both = [seed for seed in seeds if not {(loss, seed), (finished[0], seed)} & set(missing)]
-        for key in TITLES:
-            found = [values[loss, s, method, key] - values[finished[0], s, methods[-1], key] for s in both]
-            if found and (loss, method) != first:
-                mean, low, high, n_seeds = estimate(found)
-                p = None if low is None else math.exp(-4 * abs(mean / (mean - low)))
-                differences[loss, method, key] = Difference(mean, low, high, p, p and min(1, 5 * p), n_seeds)
-    ranks = {}
-    for key in ("nll", "ece"):
-        order = sorted(pairs, key=lambda pair: means[(*pair, key)].value)
-        for rank, pair in enumerate(order, 1):
-            low, high = (max(1, rank - 1.2), min(len(order), rank + 1.2)) if len(seeds) > 1 else (None, None)
-            ranks[(*pair, key)] = Estimate(rank, low, high, len(seeds))
+                panels[loss, method] = TopLabel(confidences, right)
     return StudyResults(
         losses=tuple(losses),
         seeds=tuple(seeds),
         methods=tuple(methods),
         metrics=TITLES,
-        values=values,
-        means=means,
-        baseline=first,
-        differences=differences,
-        ranks=ranks,
-        training_time={
-            loss: Estimate(1 + 0.01 * k, 1 + 0.008 * k, 1 + 0.013 * k, len(seeds))
-            for k, loss in enumerate(finished)
-        },
+        counted=("test rows", "classes"),
+        n_test=n_test if panels else 0,
+        n_classes=4 if panels else 0,
+        n_calibration=200 if panels else 0,
+        n_resamples=1_000,
+        variance="own",
+        numbers=pandas.DataFrame(numbers, columns=NUMBERS),
         missing=missing,
         panels=panels,
-        n_test=n_test if finished else 0,
-        n_calibration=200 if finished else 0,
-        n_classes=4 if finished else 0,
-        n_resamples=1_000,
-        advice=(
-            "Take cross_entropy + temperature: no loss has a distinguishably smaller NLL (Holm-corrected p < 0.05).",
-            "With 3 seeds no rank test can reach 5%; the intervals cover seeds and test rows.",
-        ),
-        notes=("Intervals are of a two-level bootstrap over seeds and test rows.",),
+        remarks=("Of drawn numbers.",),
     )

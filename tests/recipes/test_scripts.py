@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from hf_calib.losses import LOSSES
-from hf_calib.study.kinds import MAPS
+from hf_calib.study.measured import MAPS
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SCRIPTS = sorted(RECIPES.glob("run_*.sh"))

@@ -54,7 +54,7 @@ def predictions(study: Path) -> dict[str, Any]:
 def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     # As in a large study, the smooth ECE is not resampled: most of the time of a report.
-    monkeypatch.setattr("hf_calib.study.cell_metrics._ROWS_IN_CALLS", 0)
+    monkeypatch.setattr("hf_calib.study.measured._ROWS_IN_CALLS", 0)
     return tmp_path
 
 
@@ -77,7 +77,7 @@ def test_an_interrupted_study_goes_on_to_the_same_bits(in_an_empty_folder: Path)
     assert {name: logits.tobytes() for name, logits in first.items()} == {
         name: logits.tobytes() for name, logits in second.items()
     }
-    assert resumed.values == whole.values
+    assert resumed.results().equals(whole.results())
     assert resumed.seeds == (1,)
     assert not resumed.missing
     assert not list(Path("cut").glob("cells/*/checkpoint-*"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +15,18 @@ from scipy.special import softmax
 from hf_calib.metrics.intervals import METRICS
 from hf_calib.predictions.training import TrainingPredictions
 from hf_calib.scaling import TemperatureScaling
-from hf_calib.study.cell_metrics import affordable_resamples
-from hf_calib.study.cells import find_cells
-from hf_calib.study.folder import read_plan
-from hf_calib.study.kinds import STUDY_METRICS, WITHOUT_INTERVAL
-from hf_calib.study.measured import measure_study
+from hf_calib.study.measured import (
+    STUDY_METRICS,
+    WITHOUT_INTERVAL,
+    affordable_resamples,
+    find_cells,
+    measure_study,
+)
+from hf_calib.study.plan import read_plan
 from hf_calib.study.results import StudyResults
+from hf_calib.study.statistics import holm
 from tests.helpers.studies import Task, measured_quickly, write_study
+from tests.helpers.study_results import rows, values
 from tests.helpers.unchecked import unchecked
 
 TASK = Task()
@@ -45,7 +49,7 @@ def measured(
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> StudyResults:
-    study = write_study(tmp_path_factory.mktemp("whole"), TRAININGS, seconds_per_step={"focal": 1.2})
+    study = write_study(tmp_path_factory.mktemp("whole"), TRAININGS)
     return measured_quickly(study, methods=("temperature", "vector"), seed=5)
 
 
@@ -83,8 +87,8 @@ def test_values_are_the_metrics_of_each_training(results: StudyResults, method: 
             "ece": ece_by_hand(probs, labels),
         }
         for metric, value in expected.items():
-            assert results.values[loss, seed, method, metric] == pytest.approx(value, abs=1e-9), metric
-    assert set(results.metrics) == {metric for _, _, _, metric in results.values}
+            assert values(results)[loss, seed, method, metric] == pytest.approx(value, abs=1e-9), metric
+    assert set(results.metrics) == {metric for _, _, _, metric in values(results)}
 
 
 def test_means_and_paired_differences_are_those_of_a_bootstrap_by_hand(results: StudyResults) -> None:
@@ -112,42 +116,29 @@ def test_means_and_paired_differences_are_those_of_a_bootstrap_by_hand(results: 
         return values.mean(), values.mean() - reach, values.mean() + reach
 
     for pair, of_rows in losses_of_rows.items():
-        mean = results.means[(*pair, "nll")]
-        assert mean[:3] == pytest.approx(interval(of_rows), abs=1e-8)
+        mean = rows(results.means)[(*pair, "nll")]
+        assert mean[1:4] == pytest.approx(interval(of_rows), abs=1e-8)
         assert mean.n_seeds == 3
         if pair != BASELINE:
-            difference = results.differences[(*pair, "nll")]
-            assert difference[:3] == pytest.approx(interval(of_rows - losses_of_rows[BASELINE]), abs=1e-8)
+            difference = rows(results.differences)[(*pair, "nll")]
+            assert difference[1:4] == pytest.approx(interval(of_rows - losses_of_rows[BASELINE]), abs=1e-8)
     assert results.baseline == BASELINE
-    assert not any((loss, method) == BASELINE for loss, method, _ in results.differences)
+    assert not any((loss, method) == BASELINE for loss, method, _ in results.differences.index)
 
 
-def test_p_values_are_corrected_within_each_metric(results: StudyResults) -> None:
-    for metric in STUDY_METRICS.keys() - NO_INTERVAL:
-        found = [difference for (_, _, of), difference in results.differences.items() if of == metric]
-        assert len(found) == 5
-        ordered = sorted((each.p, each.p_corrected) for each in found)
-        corrected = 0.0
-        for rank, (p, p_corrected) in enumerate(ordered):
-            assert p is not None
-            corrected = max(corrected, min(1.0, (5 - rank) * p))
-            assert p_corrected == pytest.approx(corrected, rel=1e-12)
-
-
-def test_a_temperature_does_not_change_the_accuracy(results: StudyResults) -> None:
-    found = results.differences["cross_entropy", "none", "accuracy"]
-    assert (found.value, found.low, found.high, found.p, found.p_corrected) == (0, 0, 0, 1, 1)
-
-
-def test_intervals_stay_where_the_metrics_can_be(results: StudyResults) -> None:
-    for (_, _, metric), mean in results.means.items():
+def test_intervals_stay_where_the_metrics_can_be_and_p_is_corrected(results: StudyResults) -> None:
+    for (_, _, metric), mean in rows(results.means).items():
         if metric in NO_INTERVAL:
-            assert (mean.low, mean.high) == (None, None)
-            continue
-        assert mean.low is not None
-        assert mean.high is not None
-        assert 0 <= mean.low <= mean.value <= mean.high
-        assert metric in ("nll", "brier") or mean.high <= 1
+            assert np.isnan((mean.low, mean.high)).all()
+        else:
+            assert 0 <= mean.low <= mean.value <= mean.high
+            assert metric in ("nll", "brier") or mean.high <= 1
+    for metric, found in results.differences.groupby("metric"):
+        if metric not in NO_INTERVAL:
+            assert found["p_corrected"].tolist() == pytest.approx(holm(found["p"].tolist()))
+    # A temperature does not change the accuracy.
+    found = rows(results.differences)["cross_entropy", "none", "accuracy"]
+    assert found[1:6] == (0, 0, 0, 1, 1)
 
 
 def test_a_brier_score_may_be_up_to_two(tmp_path: Path) -> None:
@@ -157,55 +148,16 @@ def test_a_brier_score_may_be_up_to_two(tmp_path: Path) -> None:
     found = measured(
         tmp_path, {("cross_entropy", seed): with_test(logits) for seed, logits in enumerate(sure)}
     )
-    mean = found.means["cross_entropy", "none", "brier"]
+    mean = rows(found.means)["cross_entropy", "none", "brier"]
     assert mean.value > 1
     assert mean.high == 2
-
-
-def test_ranks_are_means_over_seeds_of_ranks_within_a_seed(results: StudyResults) -> None:
-    for metric in ("nll", "ece"):
-        pairs = [(loss, method) for loss in LOSSES for method in results.methods]
-        table = np.array(
-            [[results.values[loss, s, method, metric] for loss, method in pairs] for s in range(3)]
-        )
-        smaller = (table[:, :, None] > table[:, None, :] + 1e-6).sum(axis=2)
-        same = (abs(table[:, :, None] - table[:, None, :]) <= 1e-6).sum(axis=2)
-        by_hand = (smaller + (same + 1) / 2).mean(axis=0)
-        for pair, rank in zip(pairs, by_hand, strict=True):
-            found = results.ranks[(*pair, metric)]
-            assert found.value == pytest.approx(rank)
-            assert 1 <= found.low <= found.value <= found.high <= 6  # type: ignore[operator]
-
-
-def test_training_time_is_a_ratio_by_seed(tmp_path: Path, results: StudyResults) -> None:
-    assert results.training_time["cross_entropy"].value == 1
-    assert results.training_time["focal"].value == pytest.approx(1.2)
-    study = write_study(tmp_path, TRAININGS)
-    seconds = {("cross_entropy", 0): 10, ("cross_entropy", 1): 20, ("focal", 0): 15, ("focal", 1): 22}
-    for (loss, seed), taken in seconds.items():
-        training = {"seconds": taken, "steps": 10, "resumed": False}
-        (study / f"cells/{loss}-seed{seed}-0123456789ab/results.json").write_text(
-            json.dumps({"training": training})
-        )
-    resumed = {"seconds": 1, "steps": 10, "resumed": True}
-    (study / "cells/focal-seed2-0123456789ab/results.json").write_text(json.dumps({"training": resumed}))
-    found = measured_quickly(study).training_time["focal"]
-    assert found.n_seeds == 2
-    test = stats.ttest_1samp([1.5, 1.1], 0).confidence_interval()
-    assert (found.value, found.low, found.high) == pytest.approx((1.3, max(0, test.low), test.high))
 
 
 def test_panels_pool_the_seeds(results: StudyResults) -> None:
     panel = results.panels["focal", "none"]
     probs = np.concatenate([probabilities("focal", seed, "none") for seed in range(3)])
-    assert panel.confidences == pytest.approx(probs.max(axis=1))
+    assert panel.confidence == pytest.approx(probs.max(axis=1))
     assert panel.correct.tolist() == (probs.argmax(axis=1) == np.tile(TASK.labels[:300], 3)).tolist()
-
-
-def test_measuring_again_gives_the_same(tmp_path: Path) -> None:
-    study = write_study(tmp_path, {key: each for key, each in TRAININGS.items() if key[1] == 0})
-    first, again = (measured_quickly(study, methods=methods) for methods in ((), ["none"]))
-    assert replace(again, panels={}) == replace(first, panels={})
 
 
 def with_test(logits: NDArray[np.float32], labels: NDArray[np.int64] | None = None) -> TrainingPredictions:
@@ -241,28 +193,34 @@ def test_a_training_that_cannot_be_compared_is_missing(tmp_path: Path, case: str
     bad, reason = bad_trainings()[case]
     good = {("cross_entropy", seed): TRAININGS["cross_entropy", seed] for seed in (0, 1)}
     study = write_study(tmp_path, good | {("focal", 1): bad, ("focal", 0): TRAININGS["focal", 0]})
-    cells = find_cells(study, read_plan(study))
-    assert reason in cells.missing["focal", 1]
-    assert list(cells.missing) == [("focal", 1)]
-    assert len(cells.folders) == 3
+    folders, missing = find_cells(study, read_plan(study))
+    assert reason in missing["focal", 1]
+    assert list(missing) == [("focal", 1)]
+    assert len(folders) == 3
     if case != "diverged":
         return
     found = measured_quickly(study)
-    assert found.missing == cells.missing
-    assert found.means["focal", "none", "nll"].n_seeds == 1
-    assert found.means["cross_entropy", "none", "nll"].n_seeds == 2
-    assert found.differences["focal", "none", "nll"].n_seeds == 1
+    assert found.missing == missing
+    assert found.means["n_seeds"]["focal", "none", "nll"] == 1
+    assert found.means["n_seeds"]["cross_entropy", "none", "nll"] == 2
+    assert found.differences["n_seeds"]["focal", "none", "nll"] == 1
     notes = " ".join(found.notes)
     assert "1 of 4 trainings have no numbers" in notes
     assert "One seed in common with the baseline" in notes
 
 
-def test_where_all_trainings_are_missing_the_tables_are_empty(tmp_path: Path) -> None:
-    found = measured(tmp_path, {("focal", 1): None, ("focal", 2): bad_trainings()["diverged"][0]})
+def test_without_trainings_the_tables_are_empty_and_wrong_words_are_refused(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {("focal", 1): None, ("focal", 2): bad_trainings()["diverged"][0]})
+    found = measured_quickly(study)
     assert found.baseline is None
     assert len(found.missing) == 2
-    assert not any([found.values, found.means, found.differences, found.ranks, found.panels, found.n_test])
+    tables = (found.results(), found.means, found.differences, found.detectable)
+    assert not any([*map(len, tables), len(found.panels), found.n_test])
     assert "nothing to compare" in found.advice[0]
+    with pytest.raises(ValueError, match="post-hoc maps, got 'temprature'; did you mean 'temperature'"):
+        measured_quickly(study, methods=("temprature",))
+    with pytest.raises(ValueError, match="expected variance to be one of 'own', 'pooled', got 'pool'"):
+        measured_quickly(study, variance="pool")
 
 
 def test_a_file_that_cannot_be_read_is_missing(tmp_path: Path) -> None:
@@ -271,9 +229,7 @@ def test_a_file_that_cannot_be_read_is_missing(tmp_path: Path) -> None:
     found = measure_study(study, methods=(), n_resamples=50)
     assert "a file that cannot be read" in found.missing["focal", 1]
     for metric in SLOW:  # these have intervals in a small study
-        mean = found.means["focal", "none", metric]
-        assert mean.low is not None
-        assert mean.high is not None
+        mean = rows(found.means)["focal", "none", metric]
         assert mean.low <= mean.value <= mean.high
 
 
@@ -293,7 +249,7 @@ def test_without_calibration_rows_the_trained_networks_are_compared(tmp_path: Pa
     trainings = {(loss, 0): replace(TRAININGS[loss, 0], calibration=None) for loss in LOSSES}
     found = measured(tmp_path, trainings, methods=("temperature",))
     assert found.baseline == ("cross_entropy", "none")
-    assert {method for _, _, method, _ in found.values} == {"none"}
+    assert {method for _, _, method, _ in values(found)} == {"none"}
     assert "In 2 of 2 trainings" in " ".join(found.notes)
     assert "temperature was left out: the calibration rows are none" in " ".join(found.notes)
     assert "The baseline is cross_entropy without a map" in " ".join(found.notes)
@@ -306,8 +262,8 @@ def test_poor_calibration_rows_end_in_notes(
     training = change(TRAININGS["focal", 0])
     methods = ("temperature", "auto", "isotonic")
     found = measured(tmp_path, {("focal", 0): training}, methods=methods)
-    assert ("focal", 0, "none", "nll") in found.values
-    measured_methods = {method for _, _, method, _ in found.values}
+    assert ("focal", 0, "none", "nll") in values(found)
+    measured_methods = {method for _, _, method, _ in values(found)}
     notes = " ".join(found.notes)
     assert all(method in measured_methods or f"{method} was left out" in notes for method in methods)
     if change is three_rows:
@@ -326,26 +282,25 @@ def test_other_numbers_of_calibration_rows_are_said(tmp_path: Path) -> None:
 def test_few_and_uniform_test_rows(tmp_path: Path) -> None:
     task = Task(n_test=1)
     one = measured(tmp_path / "one", {(loss, seed): task.train(seed) for loss in LOSSES for seed in (0, 1)})
-    assert one.means["focal", "none", "nll"].low is None
-    assert one.differences["focal", "none", "nll"].p is None
+    assert one.means["low"].isna().all()
+    assert one.differences["p"].isna().all()
     assert "One test row" in " ".join(one.notes)
     task = Task(n_test=40)
     task.labels[:40] = 2
     uniform = measured(
         tmp_path / "uniform", {(loss, seed): task.train(seed) for loss in LOSSES for seed in (0, 1)}
     )
-    assert len(uniform.values) == 2 * 2 * len(STUDY_METRICS)
+    assert len(uniform.results()) == 2 * 2 * len(STUDY_METRICS)
 
 
 def test_seeds_are_paired_where_both_losses_have_them(tmp_path: Path) -> None:
     trainings = {("focal", seed): TASK.train(seed, sharpness=0.6) for seed in (1, 2, 3)}
     trainings |= {("cross_entropy", seed): TASK.train(100 + seed) for seed in (0, 1, 2)}
     found = measured(tmp_path, trainings)
-    nll = {key[:3]: value for key, value in found.values.items() if key[3] == "nll"}
+    nll = {key[:3]: value for key, value in values(found).items() if key[3] == "nll"}
     by_hand = np.mean([nll["focal", s, "none"] - nll["cross_entropy", s, "none"] for s in (1, 2)])
-    assert found.differences["focal", "none", "nll"].value == pytest.approx(by_hand)
-    assert found.differences["focal", "none", "nll"].n_seeds == 2
-    assert found.ranks["focal", "none", "nll"].n_seeds == 2
+    assert found.differences["value"]["focal", "none", "nll"] == pytest.approx(by_hand)
+    assert found.differences["n_seeds"]["focal", "none", "nll"] == 2
 
 
 def test_the_baseline_where_there_is_no_cross_entropy(tmp_path: Path) -> None:
@@ -356,22 +311,6 @@ def test_the_baseline_where_there_is_no_cross_entropy(tmp_path: Path) -> None:
     )
     assert measured(tmp_path / "b", trainings, methods=("vector",)).baseline == ("focal", "vector")
     assert measured(tmp_path / "c", trainings, methods=()).baseline == ("focal", "none")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"methods": ("temprature",)},
-            "expected methods to be post-hoc maps, got 'temprature'; did you mean 'temperature'",
-        ),
-        ({"n_resamples": 10}, "expected n_resamples to be at least 50, got 10"),
-        ({"seed": -1}, "expected seed"),
-    ],
-)
-def test_wrong_arguments(tmp_path: Path, options: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        measured(tmp_path, {("focal", 0): None}, **options)
 
 
 def test_a_large_study_takes_fewer_resamples() -> None:

@@ -1,4 +1,4 @@
-"""`compare`: a study of losses and seeds, from trainings to the report."""
+"""`compare`: a study of losses and seeds in this process, from trainings to the report."""
 
 from __future__ import annotations
 
@@ -10,38 +10,30 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_calib._errors import InputTypeError, InputValueError, expected
+from hf_calib._errors import InputTypeError, check, expected
 from hf_calib._files import whole_file
-from hf_calib.study.folder import (
-    clean_up,
-    is_finished,
-    mark_failed,
-    newest_checkpoint,
+from hf_calib.study.cells import LOG, clean_up, is_finished, mark_failed, newest_checkpoint, remove_cut_short
+from hf_calib.study.measured import METHODS, check_methods, measure_study
+from hf_calib.study.plan import (
+    NOT_OF_THE_TRAINING,
+    OWN_ARGUMENTS,
+    Cell,
+    Variant,
+    is_secret,
     read_plan,
-    remove_cut_short,
+    variants,
     write_plan,
 )
-from hf_calib.study.grid import OWN_ARGUMENTS, Cell, Variant, is_secret, variants
-from hf_calib.study.measured import Variance, check_methods, measure_study
+from hf_calib.study.results import StudyResults, Variance
 
 if TYPE_CHECKING:
-    from hf_calib.study.results import StudyResults
     from hf_calib.trainer import CalibrationTrainer
 
-METHODS = ("temperature", "auto")
-# Of the training arguments, what does not change the training.
-_NOT_OF_THE_TRAINING = (
-    "output_dir",
-    "run_name",
-    "logging_dir",
-    "report_to",
-    "disable_tqdm",
-    "resume_from_checkpoint",
-)
+MakeTrainer = Callable[[str, int], "CalibrationTrainer"]
 
 
 def compare(
-    make_trainer: Callable[[str, int], CalibrationTrainer],
+    make_trainer: MakeTrainer,
     *,
     losses: Sequence[str],
     seeds: Sequence[int],
@@ -56,7 +48,7 @@ def compare(
 
     The command `hf-calib compare` does the same with a script, each training in a process of its own, several side by
     side. Called again with the same output, this does only what is missing, and goes on from the newest checkpoint
-    of a training that was interrupted.
+    of a training that was interrupted. A training that fails is reported with its error, and stops no other.
 
     Args:
         make_trainer: makes the trainer of one training, with a fresh model. It passes the loss and the seed that it is
@@ -68,21 +60,18 @@ def compare(
         output: the study's folder: the trainings, and report.md, .html, .json, results.csv and figures.
         grid: hyperparameter -> values; each loss is trained with all combinations of those that it has.
         methods: post-hoc maps that are fitted to each training's calibration rows, names in
-            `hf_calib.study.kinds.MAPS`.
+            `hf_calib.study.measured.MAPS`.
         keep_models: False removes each model once its predictions are written.
         variance: over seeds, of the differences: of each pair of losses its "own", or "pooled" over all of them, which
             finds more with few seeds and needs losses that vary alike; the report tests that.
 
     Returns:
-        The results, which are also written to `output`.
+        The results, which are also written to `output`; `results()` is their tidy table.
 
     Raises:
         ValueError: for an unknown loss, hyperparameter or method, or a make_trainer that does not pass on what it is
             given.
         TypeError: if make_trainer returns something else.
-
-    Notes:
-        A training that fails is reported with its error, and does not stop the others.
 
     Example::
 
@@ -98,9 +87,8 @@ def compare(
     """
     check_methods(methods)
     study = Path(output)
-    trainings = product(check_seeds(seeds), variants(losses, grid or {}, None))
     cells: list[Cell] = []
-    for seed, variant in trainings:
+    for seed, variant in product(check_seeds(seeds), variants(losses, grid or {}, None)):
         trainer = _made(make_trainer, variant, seed)
         cells.append(Cell(variant, seed, _configuration(trainer, test_dataset)))
         base = {name: value for name, value in cells[0].arguments.items() if name not in OWN_ARGUMENTS}
@@ -119,21 +107,11 @@ def report_study(
     variance: Variance = "own",
     stages: Callable[[str], None] = lambda stage: None,
 ) -> StudyResults:
-    """Measure what the trainings of a study have left, and write its report; trains nothing.
-
-    Args:
-        study: the folder.
-        methods: post-hoc maps; by default those of the study.
-        variance: see `compare`.
-        stages: called with the name of each stage as it begins.
-
-    Raises:
-        ValueError: if the folder is not a study, or a method is unknown.
-    """
+    """Measure what the trainings of a study have left, with its maps or others, and write the report."""
     from hf_calib.study.report import write_study_report
 
-    plan = read_plan(study)
-    results = measure_study(study, methods=methods or plan["methods"], variance=variance, stages=stages)
+    methods = methods or read_plan(study)["methods"]
+    results = measure_study(study, methods=methods, variance=variance, stages=stages)
     stages("writing the report")
     write_study_report(results, study)
     return results
@@ -141,27 +119,23 @@ def report_study(
 
 def check_seeds(seeds: Sequence[int]) -> Sequence[int]:
     """Raise unless there is a seed, and none is there twice."""
-    if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
-        requirement, way_out = "be different whole numbers, from 0", "write for example 0,1,2"
-        raise InputValueError(expected("seeds", requirement, list(seeds), way_out))
+    right = len(seeds) > 0 and len(set(seeds)) == len(seeds) and min(seeds) >= 0
+    check(right, "seeds to be different whole numbers, from 0", list(seeds), "write for example 0,1,2")
     return seeds
 
 
-def _made(
-    make_trainer: Callable[[str, int], CalibrationTrainer], variant: Variant, seed: int
-) -> CalibrationTrainer:
+def _made(make_trainer: MakeTrainer, variant: Variant, seed: int) -> CalibrationTrainer:
     from hf_calib.trainer import CalibrationTrainer
 
     trainer = make_trainer(variant.loss, seed)
     if not isinstance(trainer, CalibrationTrainer):
-        way_out = "return the trainer that it makes"
-        got = type(trainer).__name__
+        got, way_out = type(trainer).__name__, "return the trainer that it makes"
         raise InputTypeError(expected("make_trainer", "return a CalibrationTrainer", got, way_out))
     args: Any = trainer.args
-    if (args.loss, args.seed) != (variant.loss, seed):
-        got = f"loss={args.loss!r}, seed={args.seed} for ({variant.loss!r}, {seed})"
-        way_out = "write CalibrationTrainingArguments(loss=loss, seed=seed, ...)"
-        raise InputValueError(expected("make_trainer", "pass on its loss and its seed", got, way_out))
+    got = f"loss={args.loss!r}, seed={args.seed} for ({variant.loss!r}, {seed})"
+    way_out = "write CalibrationTrainingArguments(loss=loss, seed=seed, ...)"
+    same = (args.loss, args.seed) == (variant.loss, seed)
+    check(same, "make_trainer to pass on its loss and its seed", got, way_out)
     if variant.hyperparameters:
         args.loss_kwargs = {**(args.loss_kwargs or {}), **variant.hyperparameters}
     return trainer
@@ -170,16 +144,12 @@ def _made(
 def _configuration(trainer: CalibrationTrainer, test_dataset: Any) -> dict[str, Any]:
     """The training's configuration, as far as arguments, config and datasets record it."""
     args: Any = trainer.args
-    ignored = {name for name in args.to_dict() if name in _NOT_OF_THE_TRAINING or is_secret(name)}
+    ignored = {name for name in args.to_dict() if name in NOT_OF_THE_TRAINING or is_secret(name)}
     found = {name: value for name, value in args.to_dict().items() if name not in ignored}
     found["loss_kwargs"] = args.make_loss().hyperparameters  # with the defaults
-    config = trainer.model_config
-    datasets = {
-        "train": trainer.train_dataset,
-        "calibration": trainer.calibration_split,
-        "test": test_dataset,
-    }
+    config, train, calibration = trainer.model_config, trainer.train_dataset, trainer.calibration_split
     found["model"] = None if config is None else config.to_dict()
+    datasets = {"train": train, "calibration": calibration, "test": test_dataset}
     found["data"] = {role: getattr(rows, "_fingerprint", None) for role, rows in datasets.items()}
     return found
 
@@ -193,7 +163,7 @@ def _train(trainer: CalibrationTrainer, test_dataset: Any, folder: Path, *, keep
         train_and_report(trainer, test_dataset, resume=newest_checkpoint(folder))
     except Exception as error:
         mark_failed(folder, f"{type(error).__name__}: {error}")
-        with suppress(OSError), whole_file(folder / "log.txt") as log:
+        with suppress(OSError), whole_file(folder / LOG) as log:
             log.write_text(traceback.format_exc(), encoding="utf-8")
         return
     clean_up(folder, keep_model=keep_model)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hf_calib.commands.compare import parse_grid, parse_seeds
-from hf_calib.study.grid import Cell, given, resolved, secrets, variants
 from hf_calib.study.launch import for_shell
+from hf_calib.study.plan import Cell, given, resolved, variants
 from tests.helpers.places import ROOT
 
 RECIPE = ROOT / "recipes" / "text_classification.py"
@@ -33,8 +35,11 @@ def test_losses_by_name_by_file_and_by_the_name_of_a_recipes_file(tmp_path: Path
         ("adafocal_every_10_steps", "adafocal"),
     ]
     assert found[1].hyperparameters == {"n_bins": 5}
+    assert (found[1].config, found[0].config) == (own, None)
     assert resolved("r.py", [], [], found[1])["gamma_update_steps"] == "7"
     assert resolved("r.py", [], ["--gamma_update_steps", "9"], found[1])["gamma_update_steps"] == "9"
+    own.write_text("loss: focal\nloss_kwargs: {gamma: 2}\n")  # nothing that the script needs to know
+    assert variants([str(own)], {}, None)[0].config is None
 
 
 def test_a_schedule_of_a_file_is_part_of_the_configuration(tmp_path: Path) -> None:
@@ -63,32 +68,45 @@ def test_each_loss_takes_the_hyperparameters_of_the_grid_that_it_has() -> None:
 
 
 @pytest.mark.parametrize(
-    ("losses", "grid", "message"),
+    ("refused", "message"),
     [
-        ([], {}, "expected losses to name at least one loss, got none"),
+        (lambda: variants([], {}, RECIPE), "expected losses to name at least one loss, got none"),
+        (lambda: variants(["focl"], {}, RECIPE), "or YAML files, got 'focl'; did you mean 'focal'?"),
+        (lambda: variants(["focal"], {"gama": [1]}, RECIPE), "got 'gama'; did you mean 'gamma'"),
         (
-            ["focl"],
-            {},
-            "expected losses to be names of losses, or YAML files, got 'focl'; did you mean 'focal'?",
+            lambda: variants(["focal"], {"gamma": [1, -1]}, RECIPE),
+            "expected gamma of loss 'focal' to be a finite",
         ),
-        (
-            ["focal"],
-            {"gama": [1]},
-            "expected grid to name a hyperparameter .* got 'gama'; did you mean 'gamma'",
+        (lambda: variants(["focal", "focal"], {}, RECIPE), "expected losses to differ, got 'focal' twice"),
+        (lambda: given(["train.csv"]), "the script's arguments to have names, got 'train.csv'"),
+        (lambda: given(["--loss", "focal"]), "this one to the study, got --loss; list it in --losses"),
+        (lambda: given(["--loss-kwargs", "{}"]), "got --loss_kwargs; use --grid"),
+        (lambda: given(["--seed=3"]), "got --seed; list it in --seeds"),
+        (lambda: given(["--output_dir", "x"]), "got --output_dir; use --output"),
+        (lambda: given(["--config", "a.yaml", "--config", "b.yaml"]), "use --config before the --"),
+        (lambda: given(["--resume", "x"]), "got --resume; leave it out: what is finished is skipped"),
+        *(
+            (lambda word=word: parse_grid([word]), "expected --grid to be name=value,value")
+            for word in ("gamma", "=1", "gamma=", "gamma=[1")
         ),
-        (["focal"], {"gamma": [1, -1]}, "expected gamma of loss 'focal' to be a finite number"),
-        (["focal", "focal"], {}, "expected losses to differ, got 'focal' twice"),
+        (lambda: parse_grid(["gamma=1,2", "gamma=3"]), "each hyperparameter once, got 'gamma=3'"),
+        (lambda: parse_seeds("0,x"), "expected --seeds to be whole numbers, got '0,x'"),
     ],
 )
-def test_a_grid_that_cannot_be_trained_is_refused(losses: list[str], grid: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        variants(losses, grid, RECIPE)
+def test_what_cannot_be_trained_is_refused(refused: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        refused()
 
 
-def test_a_file_without_a_loss_is_refused(tmp_path: Path) -> None:
+def test_what_files_cannot_say_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text("gamma_update_steps: 3\n")
     with pytest.raises(ValueError, match=r"x.yaml to name its loss, as in `loss: focal`, got None"):
         variants([str(tmp_path / "x.yaml")], {}, None)
+    # The recipe alone would train focal with gamma 5; the study's focal has gamma 3.
+    with pytest.raises(
+        ValueError, match=r"c\.yaml to leave losses to the study, got loss_kwargs; use --grid"
+    ):
+        key(tmp_path, config="loss: focal\nloss_kwargs: {gamma: 5}\n")
 
 
 def test_the_key_is_that_of_what_is_trained(tmp_path: Path) -> None:
@@ -102,15 +120,7 @@ def test_the_key_is_that_of_what_is_trained(tmp_path: Path) -> None:
     assert first != key(tmp_path, loss="dual_focal")
     assert first == key(tmp_path, loss=str(explicit))
     assert first != key(tmp_path, "--seed_of_something", "1")
-
-
-def test_of_a_file_its_content_counts(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("text,label\nx,0\n")
-    (tmp_path / "b.csv").write_text("text,label\nx,0\n")
-    first = key(tmp_path, "--train_file", str(tmp_path / "a.csv"))
-    assert first == key(tmp_path, "--train_file", str(tmp_path / "b.csv"))
-    (tmp_path / "a.csv").write_text("text,label\ny,0\n")
-    assert first != key(tmp_path, "--train_file", str(tmp_path / "a.csv"))
+    assert key(tmp_path, "--learning-rate=3e-5") == key(tmp_path, "--learning_rate", "3e-5")
 
 
 def test_of_lists_of_files_and_of_folders_the_content_counts(tmp_path: Path) -> None:
@@ -139,18 +149,12 @@ def test_of_lists_of_files_and_of_folders_the_content_counts(tmp_path: Path) -> 
     assert resolved("s.py", [], words) == third
 
 
-def test_secrets_are_in_no_key_and_no_file(tmp_path: Path) -> None:
+def test_secrets_are_in_no_key_and_no_line(tmp_path: Path) -> None:
     config = tmp_path / "c.yaml"
-    config.write_text("hub_token: hf_secret\nmodel: me/x\n")
-    words = ["--hub_token", "hf_secret", "--api-key=hf_secret", "--tokenizer", "x"]
-    assert resolved("s.py", [config], words) == {"script": "s.py", "model": "me/x", "tokenizer": "x"}
-    assert secrets(words) == {"hf_secret", "--api-key=hf_secret"}
-
-
-def test_secrets_among_environment_variables_are_left_out(tmp_path: Path) -> None:
-    config = tmp_path / "c.yaml"
-    config.write_text("env: {WANDB_API_KEY: hf_secret, A: 1}\n")
-    assert resolved("s.py", [config], [])["env"] == {"A": 1}
+    config.write_text("env: {WANDB_API_KEY: hf_secret, A: 1}\nhub_token: hf_secret\n")
+    words = ["--hub_token", "hf_secret", "--api-key=hf_secret", "--x", "y"]
+    assert resolved("s.py", [config], words) == {"script": "s.py", "env": {"A": 1}, "x": "y"}
+    assert "hf_secret" not in for_shell(words)
     words = ["--env", "A=1", "HF_TOKEN=hf_secret=", "--other-env=HF_TOKEN=hf_secret", "--text", "a=b"]
     recorded = resolved("s.py", [], words)
     assert recorded == {
@@ -159,62 +163,5 @@ def test_secrets_among_environment_variables_are_left_out(tmp_path: Path) -> Non
         "other_env": "HF_TOKEN=",
         "text": "a=b",
     }
-    line = for_shell(["python", "s.py", *words], words)
+    line = for_shell(["python", "s.py", *words])
     assert line == ('python s.py --env A=1 HF_TOKEN="$HF_TOKEN" --other-env=HF_TOKEN="$HF_TOKEN" --text a=b')
-
-
-def test_a_file_of_the_script_sets_no_hyperparameters_of_a_loss(tmp_path: Path) -> None:
-    # The recipe alone would train focal with gamma 5; the study's focal has gamma 3.
-    with pytest.raises(
-        ValueError, match=r"c\.yaml to leave losses to the study, got loss_kwargs; use --grid"
-    ):
-        key(tmp_path, config="loss: focal\nloss_kwargs: {gamma: 5}\n")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["train.csv"], "expected the script's arguments to have names, got 'train.csv'"),
-        (["--loss", "focal"], "to leave this one to the study, got --loss; list it in --losses"),
-        (["--seed=3"], "got --seed; list it in --seeds"),
-        (["--output_dir", "x"], "got --output_dir; use --output"),
-    ],
-)
-def test_arguments_that_the_study_sets_are_refused(words: list[str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        given(words)
-
-
-@pytest.mark.parametrize("word", ["gamma", "=1", "gamma=", "gamma=[1"])
-def test_a_grid_is_a_name_and_values(word: str) -> None:
-    with pytest.raises(ValueError, match="expected --grid to be name=value,value"):
-        parse_grid([word])
-
-
-def test_seeds_are_whole_numbers() -> None:
-    with pytest.raises(ValueError, match="expected --seeds to be whole numbers, got '0,x'"):
-        parse_seeds("0,x")
-
-
-def test_dashes_in_names_are_underscores() -> None:
-    assert given(["--learning-rate", "3e-5", "--max-length=64"]) == given(
-        ["--learning_rate", "3e-5", "--max_length", "64"]
-    )
-    for words, way_out in (
-        (["--loss-kwargs", "{}"], "got --loss_kwargs; use --grid"),
-        (["--output-dir", "x"], "got --output_dir; use --output"),
-        (["--config", "a.yaml", "--config", "b.yaml"], "got --config; use --config before the --"),
-    ):
-        with pytest.raises(ValueError, match=way_out):
-            given(words)
-
-
-def test_a_hyperparameter_is_in_the_grid_once() -> None:
-    with pytest.raises(ValueError, match="expected --grid to name each hyperparameter once, got 'gamma=3'"):
-        parse_grid(["gamma=1,2", "gamma=3"])
-
-
-def test_a_file_of_a_loss_alone_is_not_passed_on(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("loss: focal\nloss_kwargs: {gamma: 2}\n")
-    (variant,) = variants([str(tmp_path / "mine.yaml")], {}, None)
-    assert (variant.loss, variant.hyperparameters, variant.config) == ("focal", {"gamma": 2}, None)

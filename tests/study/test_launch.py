@@ -12,25 +12,22 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hf_calib.commands.compare import command_lines, plan_study
+from hf_calib.commands.compare import launch_of, plan_study
 from hf_calib.commands.compare import train as run
-from hf_calib.study.folder import (
+from hf_calib.study.cells import (
     clean_up,
     is_finished,
     mark_failed,
     newest_checkpoint,
     problem,
-    read_plan,
     remove_cut_short,
 )
-from hf_calib.study.grid import Cell
-from hf_calib.study.launch import Launch, Training, lock_of
-from hf_calib.study.progress import progress
-from hf_calib.study.running import _environments, train_cells
-from hf_calib.study.submitit_jobs import submit_cells
+from hf_calib.study.launch import Launch, Local, Printed, Submitit, Training, environments, lock_of
+from hf_calib.study.plan import Cell, read_plan
 from tests.helpers.places import ROOT
 
 SCRIPT = ROOT / "tests" / "helpers" / "study_script.py"
@@ -49,20 +46,24 @@ def plan(
     *arguments: str,
     losses: str = "cross_entropy,focal",
     seeds: tuple[int, ...] = (0,),
-    **options: object,
+    launcher: str | None = None,
 ) -> tuple[Launch, dict[Cell, Path]]:
-    settings: dict[str, object] = {"configs": [], "grid": {}, **options}
-    return plan_study(
-        str(SCRIPT), losses=losses.split(","), seeds=seeds, arguments=arguments, output=study, **settings
-    )
+    launch = launch_of(str(SCRIPT), (), arguments, launcher)
+    return launch, plan_study(launch, losses=losses.split(","), seeds=seeds, grid={}, output=study)
 
 
-def train(study: Path, *arguments: str, jobs: int = 1, **options: object) -> tuple[list[str], dict[str, str]]:
+def train(study: Path, *arguments: str, jobs: int = 1, **options: Any) -> tuple[list[str], dict[str, str]]:
     """Standard output, and the reasons of failures."""
     said: list[str] = []
     launch, cells = plan(study, *arguments, **options)
-    failed = train_cells(launch, cells, jobs=jobs, say=said.append)
+    failed = Local(jobs)(launch, cells, say=said.append)
     return said, {cell.variant.label: reason for cell, reason in failed.items()}
+
+
+def command_lines(launch: Launch, cells: dict[Cell, Path]) -> list[str]:
+    said: list[str] = []
+    assert Printed()(launch, cells, say=said.append) == {}
+    return said
 
 
 def starts(study: Path) -> dict[str, list[str]]:
@@ -93,7 +94,7 @@ def test_a_study_whose_first_trainings_fail_alike_ends(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"got 2 that failed alike: no such column, threads 1; see log.txt in .*; 2 m"
     ):
-        train_cells(launch, cells, jobs=1, say=said.append)
+        Local()(launch, cells, say=said.append)
     assert len(said) == 2
     assert [path.name.partition("-")[0] for path in (tmp_path / "s/cells").glob("*/log.txt")].__len__() == 2
 
@@ -104,27 +105,10 @@ def test_a_full_disk_at_one_cell_stops_no_other(tmp_path: Path, monkeypatch: pyt
         raise OSError(errno.ENOSPC, "No space left on device")
 
     launch, cells = plan(tmp_path / "s", "--fails", "focal", losses="focal,brier")
-    monkeypatch.setattr("hf_calib.study.folder._write", full)
-    failed = train_cells(launch, cells, jobs=1, say=lambda line: None)
+    monkeypatch.setattr("hf_calib.study.cells.write_json", full)
+    failed = Local()(launch, cells, say=lambda line: None)
     assert [cell.variant.label for cell in failed] == ["focal"]
     assert [is_finished(folder) for folder in cells.values()] == [False, True]
-
-
-@pytest.mark.deep
-def test_a_terminal_that_closes_ends_the_trainings(tmp_path: Path) -> None:
-    words = [str(SCRIPT), "--losses", "focal", "--seeds", "0", "--output", str(tmp_path / "s")]
-    command = [sys.executable, "-c", "from hf_calib.cli import app; app()", "compare", *words]
-    study = subprocess.Popen([*command, "--", "--seconds", "60"], stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("s/cells/*/starts.txt")) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    study.send_signal(signal.SIGHUP)
-    _, said = study.communicate(timeout=60)
-    assert study.returncode == 130, said
-    (cell,) = (tmp_path / "s/cells").iterdir()
-    lock = lock_of(cell)  # which the training held while it lived
-    assert lock is not None
-    lock.close()
 
 
 def test_a_printed_command_shows_no_token(tmp_path: Path) -> None:
@@ -136,13 +120,6 @@ def test_a_printed_command_shows_no_token(tmp_path: Path) -> None:
     for token in ("hf_secret", "hf_other", "hf_third"):  # of the clone's path, "hf_" is a part, too
         assert token not in line + written
     assert launch.command(*next(iter(cells.items()))).count("hf_secret") == 1
-
-
-def test_a_changed_configuration_is_a_new_study_of_the_same_folder(tmp_path: Path) -> None:
-    plan(tmp_path / "s", losses="focal")
-    plan(tmp_path / "s", "--seconds", "0.01", losses="focal")
-    assert len(list((tmp_path / "s" / "cells").iterdir())) == 2
-    assert len(read_plan(tmp_path / "s")["cells"]) == 1
 
 
 def test_a_mean_is_not_over_seeds_of_a_file_before_and_after_it_was_changed(tmp_path: Path) -> None:
@@ -202,14 +179,14 @@ def test_a_killed_training_says_so(tmp_path: Path) -> None:
     killer += "log.read_text(): time.sleep(0.05)\n"
     killer += "os.system('pkill -KILL -f ' + sys.argv[2])"
     with subprocess.Popen([sys.executable, "-c", killer, folder / "log.txt", f"[-]-output_dir.{folder}"]):
-        failed = train_cells(launch, cells, jobs=1, say=lambda line: None)
+        failed = Local()(launch, cells, say=lambda line: None)
     assert list(failed.values()) == ["killed by signal 9; its last lines:\nstep 1"]
 
 
 def study_process(study: Path, seconds: str) -> subprocess.Popen[bytes]:
     """A study in a process of its own, as the command runs it."""
     code = (
-        "import sys; from pathlib import Path; from tests.study.test_running import train; "
+        "import sys; from pathlib import Path; from tests.study.test_launch import train; "
         "train(Path(sys.argv[1]), '--seconds', sys.argv[2], jobs=2)"
     )
     process = subprocess.Popen([sys.executable, "-c", code, study, seconds], cwd=ROOT, stderr=subprocess.PIPE)
@@ -243,11 +220,6 @@ def test_a_study_that_is_killed_leaves_its_trainings_to_the_next_which_waits_for
     assert not list(tmp_path.glob("cells/*/checkpoint-*"))
 
 
-def test_the_rest_takes_less_time_where_trainings_run_side_by_side() -> None:
-    assert progress(5, 3, 0, [40.0, 80.0], 1) == "2 of 5, about 3 min left"
-    assert progress(5, 3, 1, [40.0, 80.0], 3) == "1 of 5, 1 failed, about 60 s left"
-
-
 def test_a_launcher_is_split_as_a_shell_does_and_an_old_failure_is_forgotten(tmp_path: Path) -> None:
     launch, cells = plan(tmp_path, losses="focal", launcher="true --name 'a b'")
     ((cell, folder),) = cells.items()
@@ -260,18 +232,6 @@ def test_a_launcher_is_split_as_a_shell_does_and_an_old_failure_is_forgotten(tmp
     assert problem(folder) == "not finished"
     assert not (folder / "checkpoint-5").exists()
     training.stop()
-
-
-def test_a_file_system_without_locks_does_not_keep_a_study_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_locks(*arguments: object) -> None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
-    monkeypatch.setattr("fcntl.flock", no_locks)
-    lock = lock_of(tmp_path)
-    assert lock is not None
-    lock.close()
 
 
 def test_checkpoints_that_were_cut_short_are_started_over(tmp_path: Path) -> None:
@@ -299,7 +259,7 @@ def test_the_printed_commands_train_the_study(tmp_path: Path) -> None:
         subprocess.run(line, shell=True, check=True, env={**os.environ, **HERE})
     assert command_lines(launch, cells) == []
     assert list(tmp_path.glob("a study/cells/*/checkpoint-*"))
-    assert train_cells(launch, cells, jobs=1, say=lambda line: None) == {}
+    assert Local()(launch, cells, say=lambda line: None) == {}
     assert not list(tmp_path.glob("a study/cells/*/checkpoint-*"))
 
 
@@ -312,24 +272,12 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_loss_that_is_added_leaves_the_others_in_the_study(tmp_path: Path) -> None:
-    plan(tmp_path, losses="focal", seeds=(0, 1))
-    plan(tmp_path, losses="brier")
-    assert read_plan(tmp_path)["losses"] == ["focal", "brier"]
-    assert len(read_plan(tmp_path)["cells"]) == 3
-
-
-@pytest.mark.parametrize("name", ["../x", "..", ".", "", "a/b"])
-def test_a_plan_with_cells_outside_of_its_folder_is_refused(name: str, tmp_path: Path) -> None:
-    cells = {name: {"loss": "a", "seed": 0}}
-    text = json.dumps({"losses": [], "seeds": [], "methods": [], "base": {}, "cells": cells})
-    (tmp_path / "study.json").write_text(text)
-    with pytest.raises(ValueError, match="expected the study to be as hf-calib compare wrote it"):
-        read_plan(tmp_path)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}"])
-def test_a_damaged_plan_is_refused(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("text", ["", "[]", "{}", *("../x", "..", ".", "a/b")])
+def test_a_damaged_plan_and_one_with_cells_outside_of_its_folder_are_refused(
+    text: str, tmp_path: Path
+) -> None:
+    if text not in ("", "[]", "{}"):
+        text = json.dumps({"methods": [], "base": {}, "cells": {text: {"loss": "a", "seed": 0}}})
     (tmp_path / "study.json").write_text(text)
     with pytest.raises(ValueError, match="expected the study to be"):
         read_plan(tmp_path)
@@ -356,12 +304,12 @@ def test_gpus_are_shared_out(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.delenv("OMP_NUM_THREADS")
-    made: list[Mapping[str, str]] = [*_environments(jobs, Launch(SCRIPT))]
+    made: list[Mapping[str, str]] = [*environments(jobs, Launch(SCRIPT))]
     assert [environment.get("CUDA_VISIBLE_DEVICES") for environment in made] == own
     n_cores = len(os.sched_getaffinity(0))
     assert {environment["OMP_NUM_THREADS"] for environment in made} == {str(max(1, n_cores // jobs))}
     assert not any("MASTER_PORT" in environment for environment in made)
-    launched = _environments(2, Launch(SCRIPT, launcher="torchrun --nproc_per_node 2"))
+    launched = environments(2, Launch(SCRIPT, launcher="torchrun --nproc_per_node 2"))
     if visible == "0,1,2,3":
         assert [environment["CUDA_VISIBLE_DEVICES"] for environment in launched] == ["0,2", "1,3"]
     assert launched[0]["MASTER_PORT"] != launched[1]["MASTER_PORT"]
@@ -377,12 +325,12 @@ def test_gpus_are_shared_out(
 def test_jobs_of_submitit(tmp_path: Path) -> None:
     said: list[str] = []
     launch, cells = plan(tmp_path, "--fails", "focal")
-    failed = submit_cells(launch, cells, {"cluster": "local", "timeout_min": 2}, say=said.append)
+    failed = Submitit({"cluster": "local", "timeout_min": 2})(launch, cells, say=said.append)
     assert [reason.splitlines()[-1] for reason in failed.values()] == ["no such column, threads 1"]
     assert said[0].startswith("submitted 2 jobs: ")
     assert said[-1].startswith("1 of 2, 1 failed")
     with pytest.raises(ValueError, match="expected --submitit to hold parameters of submitit"):
-        submit_cells(launch, cells, {"cluster": "local", "gpus": 3}, say=said.append)
+        Submitit({"cluster": "local", "gpus": 3})(launch, cells, say=said.append)
 
 
 def test_a_script_that_has_changed_is_named_and_trains_nothing_again(tmp_path: Path) -> None:
@@ -390,10 +338,9 @@ def test_a_script_that_has_changed_is_named_and_trains_nothing_again(tmp_path: P
     script.write_text(SCRIPT.read_text())
     said: list[str] = []
     for _ in range(2):
-        launch, cells = plan_study(
-            str(script), configs=[], losses=["focal"], seeds=[0], grid={}, arguments=[], output=tmp_path / "s"
-        )
-        run(launch, cells, jobs=1, scheduler=None, say=said.append)
+        launch = launch_of(str(script))
+        cells = plan_study(launch, losses=["focal"], seeds=[0], grid={}, output=tmp_path / "s")
+        run(launch, cells, Local(), say=said.append)
         script.write_text(SCRIPT.read_text() + "# edited\n")
     assert said[0].startswith("1 of 1: focal, seed 0 finished")
     assert said[1].startswith("mine.py has changed since it trained 1 of these 1. They are not trained again")
