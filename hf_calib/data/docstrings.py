@@ -12,11 +12,12 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
-from hf_calib._errors import InputValueError, expected
+from hf_calib._errors import check
 from hf_calib.data.splits import draw_rows
 
 LIBRARIES = ("numpy", "scipy", "sklearn", "pandas", "torch", "transformers")
@@ -67,23 +68,17 @@ def docstring_dataset(
     >>> dataset["train"].features["label"].names
     ['numpy', 'scipy']
     """
-    if max_per_class < 10:
-        raise InputValueError(
-            expected("max_per_class", "be at least 10", max_per_class, "the default is 1100")
-        )
+    check(max_per_class >= 10, "max_per_class to be at least 10", max_per_class, "the default is 1100")
     seen: set[str] = set()
     with _garbage_collection_paused():
         texts = {library: _paragraphs(library, max_per_class, seen) for library in libraries}
     texts = {library: found for library, found in texts.items() if found}
-    if len(texts) < 2:
-        raise InputValueError(
-            expected(
-                "libraries",
-                "name at least two installed packages with docstrings",
-                f"{list(texts)} of {list(libraries)}",
-                "install another one, or load a dataset with load_splits",
-            )
-        )
+    requirement = "libraries to name at least two installed packages with docstrings"
+    got, way_out = (
+        f"{list(texts)} of {list(libraries)}",
+        "install another one, or load a dataset with load_splits",
+    )
+    check(len(texts) >= 2, requirement, got, way_out)
     return _three_splits(texts, seed)
 
 
@@ -99,9 +94,8 @@ def _three_splits(texts: dict[str, list[str]], seed: int) -> DatasetDict:
 
     def build(indices: np.ndarray) -> Dataset:
         order = rng.permutation(indices)
-        return Dataset.from_dict(
-            {"text": [rows[i] for i in order], "label": labels[order]}, features=features
-        )
+        columns = {"text": [rows[i] for i in order], "label": labels[order]}
+        return Dataset.from_dict(columns, features=features)
 
     return DatasetDict({"train": build(train), "calibration": build(calibration), "test": build(test)})
 
@@ -151,21 +145,15 @@ def _public_docstrings(path: Path) -> Iterator[str]:
             tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):  # unreadable, a template, or written for another Python
         return
-    for node in _public_nodes(tree):
-        docstring = ast.get_docstring(node, clean=False)
-        if docstring:
-            yield docstring
+    yield from filter(None, (ast.get_docstring(node, clean=False) for node in _public_nodes(tree)))
 
 
-def _public_nodes(
-    node: ast.Module | ast.ClassDef,
-) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+def _public_nodes(node: Any) -> Iterator[Any]:
     yield node
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for child in node.body:
-        if isinstance(child, ast.ClassDef) and not child.name.startswith("_"):
-            yield from _public_nodes(child)
-        elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)) and not child.name.startswith("_"):
-            yield child
+        if isinstance(child, kinds) and not child.name.startswith("_"):
+            yield from _public_nodes(child) if isinstance(child, ast.ClassDef) else (child,)
 
 
 def _first_paragraph(docstring: str) -> str:

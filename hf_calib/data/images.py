@@ -20,7 +20,7 @@ from transformers import BaseImageProcessor, PreTrainedConfig
 # From its own module: the package's name asks for torchvision in transformers 5.17, whatever the backend.
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
-from hf_calib._errors import InputValueError, expected
+from hf_calib._errors import InputValueError, check, expected
 
 _DECODER = datasets.Image()
 _UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # Pillow's, for a broken file
@@ -70,21 +70,13 @@ class ImageTransform:
     padding: int | None = None
 
     def __post_init__(self) -> None:
-        if self.crop not in _CROPS:
-            raise InputValueError(
-                expected("crop", f"be one of {', '.join(_CROPS)}", repr(self.crop), "use none for evaluation")
-            )
+        requirement = f"crop to be one of {', '.join(_CROPS)}"
+        check(self.crop in _CROPS, requirement, repr(self.crop), "use none for evaluation")
 
     def __call__(self, batch: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-        if "image" not in batch:
-            raise InputValueError(
-                expected(
-                    "the dataset",
-                    "have the column image",
-                    ", ".join(batch) or "no column",
-                    "use choose_columns, and remove_unused_columns=False in the training arguments",
-                )
-            )
+        got = ", ".join(batch) or "no column"
+        way_out = "use choose_columns, and remove_unused_columns=False in the training arguments"
+        check("image" in batch, "the dataset to have the column image", got, way_out)
         rows = batch.get("row", [None] * len(batch["image"]))
         images = [decode_at(row, stored) for row, stored in zip(rows, batch["image"], strict=True)]
         images = [_CROPS[self.crop](image, self.padding) for image in images]
@@ -126,26 +118,20 @@ def collate_images(examples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Ten
     """
     pixels = [example["pixel_values"] for example in examples]
     shapes = sorted({tuple(image.shape) for image in pixels})
-    if len(shapes) > 1:
-        raise InputValueError(
-            expected(
-                "images", "have one shape after the processor", shapes, "set its size, or do_center_crop=True"
-            )
-        )
+    requirement, way_out = (
+        "images to have one shape after the processor",
+        "set its size, or do_center_crop=True",
+    )
+    check(len(shapes) <= 1, requirement, shapes, way_out)
     batch = {"pixel_values": torch.stack(pixels)}
     if "labels" in examples[0]:
-        labels = [example["labels"] for example in examples]
-        several = np.ndim(labels[0]) == 1
-        batch["labels"] = (
-            torch.as_tensor(np.array(labels, np.float32))
-            if several
-            else torch.tensor([int(i) for i in labels])
-        )
+        labels = np.array([example["labels"] for example in examples])
+        batch["labels"] = torch.as_tensor(labels.astype(np.float32 if labels.ndim == 2 else np.int64))
     return batch
 
 
 def check_images(rows: datasets.Dataset, name: str) -> Counter[str]:
-    """Check that every image can be read, without decoding it: before a training, or before a model is run.
+    """Check that every image can be read, without decoding it: before a run, or before a model is run.
 
     Of a JPEG the header and the end are read, of a PNG the checksums; an image in another format, or one whose end is
     missing, is decoded.
@@ -193,11 +179,8 @@ def conversion_note(modes: Mapping[str, int], name: str) -> str | None:
 def check_reads_rgb(config: PreTrainedConfig) -> None:
     """Raise for a network of other than three channels: images come as RGB, here and in transformers' pipelines."""
     channels = getattr(config, "num_channels", 3)
-    if channels != 3:
-        way_out = "set num_channels=3; grey images are repeated in each"
-        raise InputValueError(
-            expected("the model", "read three channels", f"num_channels={channels}", way_out)
-        )
+    way_out = "set num_channels=3; grey images are repeated in each"
+    check(channels == 3, "the model to read three channels", f"num_channels={channels}", way_out)
 
 
 def decode(stored: Image.Image | Mapping[str, Any]) -> Image.Image:
@@ -226,8 +209,8 @@ def _checked_mode(stored: Mapping[str, Any]) -> str:
     """The mode of a stored image; raises where it cannot be read."""
     contents: bytes | None = stored.get("bytes")
     path: Any = stored.get("path")
-    if contents is None and path is None:
-        raise InputValueError(expected("image", "be readable", "neither bytes nor a path", _REPLACE))
+    is_there = contents is not None or path is not None
+    check(is_there, "image to be readable", "neither bytes nor a path", _REPLACE)
     if contents is None and not os.path.isfile(path):  # missing, or within an archive
         return decode(stored).mode
     try:
@@ -252,17 +235,16 @@ def _checked_mode(stored: Mapping[str, Any]) -> str:
 
 
 def _check_bits(image: Image.Image) -> None:
-    if image.mode.startswith(("I", "F")):  # Pillow would clip these values at 255
-        raise InputValueError(
-            expected("image", "have 8 bits a channel", f"mode {image.mode!r}", "scale it to 0..255 first")
-        )
+    has_8_bits = not image.mode.startswith(("I", "F"))  # Pillow would clip these values at 255
+    check(has_8_bits, "image to have 8 bits a channel", f"mode {image.mode!r}", "scale it to 0..255 first")
 
 
 def _unreadable(stored: Mapping[str, Any] | Image.Image, error: BaseException) -> InputValueError:
-    cause = str(error)
-    if isinstance(error, UnidentifiedImageError):  # names an object in memory
-        cause = "it is in no format that Pillow knows"
-    return InputValueError(expected("image", "be readable", _describe(stored), f"{cause}; {_REPLACE}"))
+    is_unknown = isinstance(error, UnidentifiedImageError)  # which names an object in memory
+    cause = "it is in no format that Pillow knows" if is_unknown else str(error)
+    path, contents = stored.get("path"), stored.get("bytes") or b""  # type: ignore[union-attr]
+    got = str(path) if path else f"{len(contents)} bytes starting with {contents[:16]!r}"
+    return InputValueError(expected("image", "be readable", got, f"{cause}; {_REPLACE}"))
 
 
 def _with_bytes(stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -273,12 +255,6 @@ def _with_bytes(stored: Mapping[str, Any]) -> dict[str, Any]:
     return dict(stored)
 
 
-def _describe(stored: Any) -> str:
-    if stored.get("path"):
-        return str(stored["path"])
-    return f"{len(stored['bytes'] or b'')} bytes starting with {(stored['bytes'] or b'')[:16]!r}"
-
-
 def _draw(low: float = 0.0, high: float = 1.0) -> float:
     return low + (high - low) * float(torch.rand(()))
 
@@ -286,10 +262,6 @@ def _draw(low: float = 0.0, high: float = 1.0) -> float:
 def border(size: int, padding: int | None) -> int:
     """Pixels beside a side of this size; an eighth of it by default: the usual 4 at 32."""
     return max(1, round(size / 8)) if padding is None else padding
-
-
-def _whole(image: Image.Image, padding: int | None) -> Image.Image:
-    return image
 
 
 def _padded_crop(image: Image.Image, padding: int | None) -> Image.Image:
@@ -311,4 +283,4 @@ def _resized_crop(image: Image.Image, padding: int | None) -> Image.Image:
     return image.crop((left, top, left + crop_width, top + crop_height))
 
 
-_CROPS = {"none": _whole, "pad": _padded_crop, "resized": _resized_crop}
+_CROPS = {"none": lambda image, padding: image, "pad": _padded_crop, "resized": _resized_crop}

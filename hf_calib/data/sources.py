@@ -12,7 +12,7 @@ from datasets import Dataset, DatasetDict, load_dataset
 from datasets.exceptions import DatasetGenerationError
 from pyarrow import parquet
 
-from hf_calib._errors import InputValueError, did_you_mean, expected
+from hf_calib._errors import InputValueError, check, did_you_mean, expected
 
 # `keep_default_na=False`: without it the texts "NA", "null" and "None", and empty ones, become missing.
 _CSV: dict[str, object] = {"keep_default_na": False}
@@ -70,9 +70,10 @@ def load_splits(
     """
     files = {"train": train_file, "calibration": calibration_file, "test": test_file}
     given = {split: Path(file) for split, file in files.items() if file is not None}
-    if (source is None) != bool(given):
-        got = "both" if given else "neither"
-        raise InputValueError(expected("data", "come from source or from files", got, "give one of the two"))
+    got = "both" if given else "neither"
+    check(
+        (source is None) == bool(given), "data to come from source or from files", got, "give one of the two"
+    )
     cache = None if cache_dir is None else str(cache_dir)
     if source is None:
         return _load_files(given, cache, needed=("train",) if test_split is None else ("train", "test"))
@@ -87,28 +88,17 @@ def load_splits(
 
 def _assign_roles(loaded: DatasetDict, roles: dict[str, str]) -> DatasetDict:
     for role, name in roles.items():
-        if name not in loaded:
-            raise InputValueError(
-                expected(
-                    f"{role}_split",
-                    f"name a split of the dataset ({', '.join(loaded)})",
-                    repr(name),
-                    f"pass {role}_split=... with one of these",
-                )
-            )
-    if len(set(roles.values())) < len(roles):
-        raise InputValueError(
-            expected("splits", "be different for each role", roles, "a split can be used for one role only")
-        )
+        requirement = f"{role}_split to name a split of the dataset ({', '.join(loaded)})"
+        check(name in loaded, requirement, repr(name), f"pass {role}_split=... with one of these")
+    differ = len(set(roles.values())) == len(roles)
+    check(differ, "splits to be different for each role", roles, "a split can be used for one role only")
     return DatasetDict({role: loaded[name] for role, name in roles.items()})
 
 
 def _load_files(files: dict[str, Path], cache: str | None, needed: tuple[str, ...]) -> DatasetDict:
     for role in needed:
-        if role not in files:
-            raise InputValueError(
-                expected(f"{role}_file", "be given beside the other files", None, "train and test are needed")
-            )
+        requirement = f"{role}_file to be given beside the other files"
+        check(role in files, requirement, None, "train and test are needed")
     for role, path in files.items():  # before the first one is read
         _reader(f"{role}_file", path)
     return DatasetDict({role: load_file(f"{role}_file", path, cache) for role, path in files.items()})
@@ -125,9 +115,8 @@ def load_file(argument: str, path: Path, cache: str | None) -> Dataset:
             requirement, got, way_out = "have rows", f"none in {path}", "check the file"
             raise InputValueError(expected(argument, requirement, got, way_out)) from error
         cause = error.__cause__ or error
-        raise InputValueError(
-            expected(argument, f"be readable as {kind}", path, f"{type(cause).__name__}: {cause}")
-        ) from error
+        way_out = f"{type(cause).__name__}: {cause}"
+        raise InputValueError(expected(argument, f"be readable as {kind}", path, way_out)) from error
 
 
 def _is_empty_parquet(path: Path) -> bool:
@@ -145,17 +134,10 @@ def load_rows(
     split: str = "test",
     argument: str = "data",
 ) -> Dataset:
-    """Load the rows of one split, with the columns as they are.
-
-    Args:
-        data: a .csv, .tsv, .json, .jsonl (also .gz) or .parquet file, which is one split; or a dataset on
-            the Hub or a local folder.
-        dataset_config: configuration of a Hub dataset that has several.
-        split: which rows of a Hub dataset or folder.
-        argument: the name of `data` in errors.
+    """Load the rows of one split with their columns: of a file, which is one, or of a dataset on the Hub or a folder.
 
     Raises:
-        ValueError: if there is no such file, dataset or split, or it is unreadable.
+        ValueError: if there is no such file, dataset or split, or it is unreadable; the message names the argument.
     """
     if os.path.isfile(data) or Path(data).suffix in (*_READERS, ".gz"):
         return load_file(argument, Path(data), None)
@@ -175,11 +157,8 @@ def _refusals(argument: str, requirement: str, source: str, way_out: str) -> Ite
 
 
 def _reader(argument: str, path: Path) -> tuple[str, dict[str, object]]:
-    if not os.path.isfile(path):
-        raise InputValueError(expected(argument, "name an existing file", path, "check the path"))
+    check(os.path.isfile(path), f"{argument} to name an existing file", path, "check the path")
     suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
-    if suffix.lower() not in _READERS:
-        raise InputValueError(
-            expected(argument, "end in a known format", path.name, did_you_mean(suffix, _READERS))
-        )
+    is_known = suffix.lower() in _READERS
+    check(is_known, f"{argument} to end in a known format", path.name, did_you_mean(suffix, _READERS))
     return _READERS[suffix.lower()]

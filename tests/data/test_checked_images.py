@@ -12,6 +12,7 @@ import pytest
 from datasets import Dataset, Features
 from datasets import Image as ImageFeature
 from papers.images import gaussian_noise, ten_crops
+from papers.pixels import decode_images
 from PIL import Image
 from torch.utils.data import DataLoader
 from transformers import ViTConfig
@@ -22,7 +23,6 @@ from hf_calib.data import (
     check_images,
     check_reads_rgb,
     collate_images,
-    decode_images,
     load_data,
     load_ood,
 )
