@@ -115,16 +115,17 @@ def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
                 "Name a test_file, or set test_size.",
                 stacklevel=2,
             )
-        dataset = choose_columns(
-            splits_of(args, test_split=None if one_file else args.test_split),
-            label_column=args.label_column,
-            class_names=args.class_names,
-            multi_label=args.multi_label,
-            label_separator=args.label_separator,
-            label_columns=args.label_columns,
-            no_label=args.no_label,
-            **_input_column(args, images),
+        layout = (
+            "label_column",
+            "class_names",
+            "multi_label",
+            "label_separator",
+            "label_columns",
+            "no_label",
         )
+        of_labels = {name: getattr(args, name) for name in layout}
+        dataset = splits_of(args, test_split=None if one_file else args.test_split)
+        dataset = choose_columns(dataset, **of_labels, **_input_column(args, images))
         if images:
             dataset = DatasetDict({name: _checked_images(split, name) for name, split in dataset.items()})
     if test_size is not None:
@@ -134,26 +135,16 @@ def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
 
 def splits_of(args: DataArguments, test_split: str | None) -> DatasetDict:
     """The splits as they are."""
-    return load_splits(
-        None if args.train_file else args.dataset,  # a file on the command line, a name in the config
-        dataset_config=args.dataset_config,
-        revision=args.dataset_revision,
-        test_split=test_split,
-        train_file=args.train_file,
-        calibration_file=args.calibration_file,
-        test_file=args.test_file,
-    )
+    source = None if args.train_file else args.dataset  # a file on the command line, a name in the config
+    names = ("dataset_config", "train_file", "calibration_file", "test_file")
+    given = {name: getattr(args, name) for name in names}
+    return load_splits(source, revision=args.dataset_revision, test_split=test_split, **given)
 
 
 def held_out(dataset: DatasetDict, args: DataArguments, *, stratify: bool = True) -> DatasetDict:
     """The splits with one for calibration, each of at most so many rows."""
-    dataset = split_calibration(
-        dataset,
-        size=rows_or_share(args.calibration_size),
-        seed=args.split_seed,
-        stratify=stratify,
-        source=args.calibration_from,
-    )
+    size, source = rows_or_share(args.calibration_size), args.calibration_from
+    dataset = split_calibration(dataset, size=size, seed=args.split_seed, stratify=stratify, source=source)
     limits = {name: value for name, value in vars(args).items() if name.startswith("max_")}
     return limit_samples(dataset, **limits, seed=args.split_seed)
 
@@ -163,15 +154,10 @@ def load_ood(args: DataArguments, *, images: bool = False) -> dict[str, Dataset]
 
     A file or folder is named by the last two parts of its path, or by more where two would have one name.
 
-    Args:
-        args: with the columns' names.
-        images: whether the inputs are images.
-
     Raises:
         ValueError: if data are missing, unreadable or empty, have no such column, or are given twice.
     """
-    found = {}
-    sources = args.ood_data or []
+    found, sources = {}, args.ood_data or []
     for source, name in zip(sources, short_names(sources), strict=True):
         rows = load_rows(source, split=args.ood_split, argument="ood_data")
         inputs = choose_inputs(rows, name=source, **_input_column(args, images))
@@ -179,7 +165,7 @@ def load_ood(args: DataArguments, *, images: bool = False) -> dict[str, Dataset]
     return found
 
 
-def _input_column(args: DataArguments, images: bool) -> dict[str, str]:
+def _input_column(args: DataArguments, images: bool) -> dict[str, Any]:
     return {"image_column": args.image_column} if images else {"text_column": args.text_column}
 
 
@@ -207,9 +193,5 @@ def label_maps(dataset: DatasetDict) -> dict[str, Any]:
 
 def maps_of(names: list[str]) -> dict[str, Any]:
     """The entries of a config on its classes."""
-    id2label = dict(enumerate(names))
-    return {
-        "num_labels": len(names),
-        "id2label": id2label,
-        "label2id": {name: i for i, name in id2label.items()},
-    }
+    label2id = {name: i for i, name in enumerate(names)}
+    return {"num_labels": len(names), "id2label": dict(enumerate(names)), "label2id": label2id}

@@ -10,7 +10,6 @@ import re
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +42,7 @@ def docstring_dataset(
 
     For trying things out without a network. The text is the first paragraph of a public docstring, of 40
     to 400 characters, with the names of the libraries masked; the label is the library. Many paragraphs
-    fit several libraries, so no classifier can be sure of all of them. The rows depend on the installed
-    versions: use a published dataset for results that others should reproduce.
+    fit several libraries. The rows depend on the installed versions: results are not for others to reproduce.
 
     Args:
         max_per_class: int >= 10; a library is scanned until it has given this many paragraphs.
@@ -58,10 +56,6 @@ def docstring_dataset(
     Raises:
         ValueError: if fewer than two of the libraries are installed.
 
-    Notes:
-        Files are read with `ast` and never imported, in an order that is fixed but scattered over the
-        library, so that a full class is not all from its first folder.
-
     >>> dataset = docstring_dataset(max_per_class=20, libraries=("numpy", "scipy"))
     >>> {split: len(rows) for split, rows in dataset.items()}
     {'train': 14, 'calibration': 10, 'test': 16}
@@ -70,9 +64,14 @@ def docstring_dataset(
     """
     check(max_per_class >= 10, "max_per_class to be at least 10", max_per_class, "the default is 1100")
     seen: set[str] = set()
-    with _garbage_collection_paused():
-        texts = {library: _paragraphs(library, max_per_class, seen) for library in libraries}
-    texts = {library: found for library, found in texts.items() if found}
+    was_enabled = gc.isenabled()
+    gc.disable()  # syntax trees are millions of small objects without cycles: half of the time went to the collector
+    try:
+        found = {library: _paragraphs(library, max_per_class, seen) for library in libraries}
+    finally:
+        if was_enabled:
+            gc.enable()
+    texts = {library: paragraphs for library, paragraphs in found.items() if paragraphs}
     requirement = "libraries to name at least two installed packages with docstrings"
     got, way_out = (
         f"{list(texts)} of {list(libraries)}",
@@ -104,30 +103,17 @@ def _paragraphs(library: str, limit: int, seen: set[str]) -> list[str]:
     """The first `limit` paragraphs of one library that are not in `seen`, which they join."""
     found: list[str] = []
     for path in _source_files(library):
-        for docstring in _public_docstrings(path):
-            text = _first_paragraph(docstring)
-            if not _MIN_CHARACTERS <= len(text) <= _MAX_CHARACTERS or text in seen:
-                continue
-            seen.add(text)
-            found.append(text)
-            if len(found) == limit:
-                return found
+        for text in map(_first_paragraph, _public_docstrings(path)):
+            if _MIN_CHARACTERS <= len(text) <= _MAX_CHARACTERS and text not in seen and len(found) < limit:
+                seen.add(text)
+                found.append(text)
+        if len(found) == limit:
+            break
     return found
 
 
-@contextmanager
-def _garbage_collection_paused() -> Iterator[None]:
-    """Syntax trees are millions of small objects without cycles: half of the time went to the collector."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 def _source_files(library: str) -> list[Path]:
+    """In an order that is fixed but scattered over the library; none is imported."""
     spec = importlib.util.find_spec(library)
     if spec is None or not spec.submodule_search_locations:
         return []

@@ -118,11 +118,8 @@ def collate_images(examples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Ten
     """
     pixels = [example["pixel_values"] for example in examples]
     shapes = sorted({tuple(image.shape) for image in pixels})
-    requirement, way_out = (
-        "images to have one shape after the processor",
-        "set its size, or do_center_crop=True",
-    )
-    check(len(shapes) <= 1, requirement, shapes, way_out)
+    way_out = "set its size, or do_center_crop=True"
+    check(len(shapes) <= 1, "images to have one shape after the processor", shapes, way_out)
     batch = {"pixel_values": torch.stack(pixels)}
     if "labels" in examples[0]:
         labels = np.array([example["labels"] for example in examples])
@@ -141,7 +138,7 @@ def check_images(rows: datasets.Dataset, name: str) -> Counter[str]:
         name: of the rows, for errors.
 
     Returns:
-        How many images there are of each mode of Pillow: "RGB", "L" (grey), "RGBA", ...
+        The number of images of each mode of Pillow: "RGB", "L" (grey), "RGBA", ...
 
     Raises:
         ValueError: if an image cannot be read, or has more than 8 bits a channel; the message names its row.
@@ -276,11 +273,12 @@ def _resized_crop(image: Image.Image, padding: int | None) -> Image.Image:
     width, height = image.size
     area = width * height * _draw(_SMALLEST_AREA, 1.0)
     aspect = math.exp(_draw(-math.log(_LARGEST_ASPECT), math.log(_LARGEST_ASPECT)))
-    crop_width = min(width, max(1, round(math.sqrt(area * aspect))))
-    crop_height = min(height, max(1, round(math.sqrt(area / aspect))))
-    left = int(torch.randint(width - crop_width + 1, ()))
-    top = int(torch.randint(height - crop_height + 1, ()))
-    return image.crop((left, top, left + crop_width, top + crop_height))
+    sides = [(width, math.sqrt(area * aspect)), (height, math.sqrt(area / aspect))]
+    sizes = [min(whole, max(1, round(side))) for whole, side in sides]
+    left, top = (
+        int(torch.randint(whole - size + 1, ())) for (whole, _), size in zip(sides, sizes, strict=True)
+    )
+    return image.crop((left, top, left + sizes[0], top + sizes[1]))
 
 
 _CROPS = {"none": lambda image, padding: image, "pad": _padded_crop, "resized": _resized_crop}

@@ -48,10 +48,8 @@ def split_calibration(
     known = f"source to name a split ({', '.join(dataset)})"
     check(source in dataset, known, repr(source), "the default is train")
     rest, drawn = _drawn(dataset[source], size, np.random.default_rng(seed), stratify=stratify)
-    parts = {source: rest, "calibration": drawn}
-    return DatasetDict(
-        {"train": dataset["train"], **parts, **{k: v for k, v in dataset.items() if k not in parts}}
-    )
+    parts = {"train": dataset["train"], source: rest, "calibration": drawn}
+    return DatasetDict(parts | {name: split for name, split in dataset.items() if name not in parts})
 
 
 def draw_test(dataset: DatasetDict, *, size: float | int, seed: int = 0) -> DatasetDict:

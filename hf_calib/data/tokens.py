@@ -23,8 +23,7 @@ def load_tagged(args: DataArguments) -> DatasetDict:
         args: `text_column` has the tokens of a sentence, `label_column` its tags.
 
     Raises:
-        ValueError: if an argument is not for sentences, or as `choose_tokens`.
-        TypeError: as `choose_tokens`.
+        ValueError: if an argument is not for sentences, or as `choose_tokens`; TypeError as there.
     """
     for name in ("ood_data", "test_size", "multi_label", "label_separator", "label_columns", "no_label"):
         got, way_out = getattr(args, name), "leave it out: it is for labels of whole texts or images"
