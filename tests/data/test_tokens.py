@@ -66,18 +66,10 @@ def test_splits_whose_class_labels_are_in_another_order() -> None:
         (
             {"tokens": GOOD["tokens"]},
             ValueError,
-            "label_column to be one of tokens in split 'train', got 'ner_tags'",
+            "label_column to be one of tokens in .*'train', got 'ner_tags'",
         ),
-        (
-            {"words": GOOD["tokens"], "ner_tags": GOOD["ner_tags"]},
-            ValueError,
-            "text_column to be one of words",
-        ),
-        (
-            {"tokens": ["a", "b"], "ner_tags": [["O"], ["O"]]},
-            TypeError,
-            "'tokens' of split 'train' to hold lists",
-        ),
+        ({"words": [["a"]], "ner_tags": [["O"]]}, ValueError, "text_column to be one of words"),
+        ({"tokens": ["a"], "ner_tags": [["O"]]}, TypeError, "'tokens' of split 'train' to hold lists"),
         (
             {"tokens": [["a"]], "ner_tags": [[0.5]]},
             TypeError,
@@ -151,13 +143,7 @@ def test_calibration_rows_are_held_out(args: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        {"ood_data": ["other"]},
-        {"test_size": 0.5},
-        {"multi_label": True},
-        {"label_separator": "|"},
-    ],
+    "wrong", [{"ood_data": ["other"]}, {"test_size": 0.5}, {"multi_label": True}, {"label_separator": "|"}]
 )
 def test_arguments_that_are_not_for_sentences(args: dict[str, Any], wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"expected {next(iter(wrong))} to be left out for tokens"):
