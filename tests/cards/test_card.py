@@ -48,6 +48,22 @@ def table(text: str) -> dict[str, list[str]]:
     return {cells[0]: cells[1:] for cells in (row.split(" | ") for row in rows[1:])}
 
 
+def written(folder: Path, **given: Any) -> ModelCard:
+    """The card of a folder, written anew."""
+    write_card(folder, **({"repo_id": "me/x", "license": "mit"} | given))
+    return card_of(folder)
+
+
+def of_training(trainer: CalibrationTrainer, folder: Path, **given: Any) -> ModelCard:
+    """The card that a trainer makes."""
+    trainer.create_model_card(license="mit", **given)
+    return card_of(folder)
+
+
+def change(path: Path, **entries: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+
+
 # ---- A folder that hf-calib calibrate made, pushed and measured again ----
 
 
@@ -75,12 +91,18 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def folder(calibrated: Path, tmp_path: Path) -> Path:
+    """What calibrate wrote, without a card."""
+    shutil.copytree(calibrated / "out", tmp_path / "out", ignore=shutil.ignore_patterns("README.md"))
+    return tmp_path / "out"
+
+
 def test_a_pushed_model_measured_again_gives_the_table_of_its_card(
-    calibrated: Path, tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+    folder: Path, calibrated: Path, tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(calibrated)
-    folder = copied(calibrated, tmp_path)
     hub.files["me/base"] = {"main": {"README.md": b"---\nlicense: openrail\n---\n"}}
     write_card(folder, repo_id="me/x", base_model="me/base")
     card = card_of(folder)
@@ -101,8 +123,7 @@ def test_a_pushed_model_measured_again_gives_the_table_of_its_card(
     assert '`evaluate` gives the column "After" above, of the same rows.' in card.text
 
 
-def test_the_card_of_a_calibrated_folder(calibrated: Path, tmp_path: Path) -> None:
-    folder = copied(calibrated, tmp_path)
+def test_the_card_of_a_calibrated_folder(folder: Path, calibrated: Path) -> None:
     given = {"license": "mit", "language": "en", "datasets": "me/words", "base_model": "me/base"}
     write_card(folder, repo_id="me/x", **given)
     card = card_of(folder)
@@ -124,14 +145,12 @@ def test_the_card_of_a_calibrated_folder(calibrated: Path, tmp_path: Path) -> No
         "on 120 rows of test.csv.",
         "; criterion: nll) was fitted on 150 rows of data.csv",
         "| data.csv | 150 | the map |\n| test.csv | 120 | the numbers above |",
-        'classify = pipeline("text-classification", model="me/x", top_k=None)',
-        "from transformers import pipeline",
+        'import pipeline\nclassify = pipeline("text-classification", model="me/x", top_k=None)',
         "The map is folded into the classification head",
         "**Consistency test.** Before, the ECE of",
         "After temperature scaling, the ECE of",
         "hf-calib unfold me/x unfolded",
         "@inproceedings{guo2017calibration,",
-        "on inputs drawn as the calibration split was",
     ):
         assert phrase in card.text, phrase
     temperature = json.loads((folder / "calibration.json").read_text())["parameters"]["temperature"]
@@ -141,8 +160,7 @@ def test_the_card_of_a_calibrated_folder(calibrated: Path, tmp_path: Path) -> No
     assert "multi-label" not in card.text
 
 
-def test_the_hub_reads_the_results_back_before_and_after_apart(calibrated: Path, tmp_path: Path) -> None:
-    folder = copied(calibrated, tmp_path)
+def test_the_hub_reads_the_results_back_before_and_after_apart(folder: Path) -> None:
     write_card(folder, repo_id="me/x", license="mit")
     report = json.loads((folder / "calibration" / "report.json").read_text())
     found = {each.metric_type: each for each in card_of(folder).data.eval_results}
@@ -158,8 +176,7 @@ def test_the_hub_reads_the_results_back_before_and_after_apart(calibrated: Path,
     assert {each.dataset_name for each in found.values()} == {"test.csv"}
 
 
-def test_writing_it_again_keeps_what_the_user_wrote(calibrated: Path, tmp_path: Path) -> None:
-    folder = copied(calibrated, tmp_path)
+def test_writing_it_again_keeps_what_the_user_wrote(folder: Path) -> None:
     write_card(folder, repo_id="me/x", license="mit")
     first = (folder / "README.md").read_text()
     write_card(folder, repo_id="me/x")
@@ -194,8 +211,7 @@ def test_writing_it_again_keeps_what_the_user_wrote(calibrated: Path, tmp_path: 
 class TestMarks:
     """Nothing is removed but what stands between a start and its own end."""
 
-    def test_an_end_that_was_deleted(self, calibrated: Path, tmp_path: Path) -> None:
-        folder = copied(calibrated, tmp_path)
+    def test_an_end_that_was_deleted(self, folder: Path) -> None:
         write_card(folder)
         text = (folder / "README.md").read_text()
         (folder / "README.md").write_text(text.replace(END, "") + "\nMy notes.\n")
@@ -207,8 +223,7 @@ class TestMarks:
         assert "My notes." in once
         assert once.count("### How to use it") == 2
 
-    def test_text_between_two_sections_and_before_a_quotation(self, calibrated: Path, tmp_path: Path) -> None:
-        folder = copied(calibrated, tmp_path)
+    def test_text_between_two_sections_and_before_a_quotation(self, folder: Path) -> None:
         write_card(folder)
         text = (folder / "README.md").read_text()
         section = text[text.index(START) : text.index(END) + len(END)]
@@ -225,8 +240,7 @@ class TestMarks:
 HOSTILE = "<img src=x onerror=alert(1)>](javascript:x)|`x`\n## Owned\n![a](b)"
 
 
-def test_text_of_calibration_json_is_no_markup(calibrated: Path, tmp_path: Path) -> None:
-    folder = copied(calibrated, tmp_path)
+def test_text_of_calibration_json_is_no_markup(folder: Path) -> None:
     rows = {"name": HOSTILE, "split": HOSTILE, "part": HOSTILE, "n": 3}
     entries: dict[str, Any] = {
         **dict.fromkeys(("loss", "criterion", "split", "method", "base_model", "date"), HOSTILE),
@@ -241,8 +255,7 @@ def test_text_of_calibration_json_is_no_markup(calibrated: Path, tmp_path: Path)
         assert_no_markup_of_others(folder)
 
 
-def test_text_of_report_config_and_decisions_is_no_markup(calibrated: Path, tmp_path: Path) -> None:
-    folder = copied(calibrated, tmp_path)
+def test_text_of_report_config_and_decisions_is_no_markup(folder: Path) -> None:
     names = {str(i): f"{HOSTILE} {i}" for i in range(4)}
     change(folder / "config.json", id2label=names, label2id=None)
     Decisions(CostRule(1 - np.eye(4)), tuple(names.values())).save(folder)
@@ -267,22 +280,19 @@ def assert_no_markup_of_others(folder: Path) -> None:
     assert yaml.safe_load((folder / "README.md").read_text().split("\n---\n")[0].removeprefix("---\n"))
 
 
-def test_what_a_report_was_made_with_is_what_the_card_says(calibrated: Path, tmp_path: Path) -> None:
+def test_what_a_report_was_made_with_is_what_the_card_says(folder: Path) -> None:
     """Its bins are in the command to measure again, and its level decides what is beyond chance."""
-    folder = copied(calibrated, tmp_path)
     report = json.loads((folder / "calibration/report.json").read_text())
     report["before"]["consistency_test"]["p_value"] = 0.03
     change(folder / "calibration/report.json", n_bins=10, confidence_level=0.99, before=report["before"])
-    write_card(folder, repo_id="me/x", license="mit")
-    text = card_of(folder).text
+    text = written(folder).text
     assert "hf-calib evaluate me/x --data test.csv --max-length 7 --n-bins 10" in text
     assert "Before, the ECE of" in text
     assert re.search(r"Before, the ECE of \S+ is within chance .*p = 0\.03\)", text)
     assert "its 99% interval" in text
 
 
-def test_a_figure_is_shown_if_it_is_of_these_measurements(calibrated: Path, tmp_path: Path) -> None:
-    folder = copied(calibrated, tmp_path)
+def test_a_figure_is_shown_if_it_is_of_these_measurements(folder: Path) -> None:
     (folder / "calibration/report.json").unlink()
     (folder / "reliability.png").write_bytes(b"of another training")
     for figure in (False, True):
@@ -296,23 +306,19 @@ def test_a_figure_is_shown_if_it_is_of_these_measurements(calibrated: Path, tmp_
 
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("folded", [False, True])
-def test_the_limits_are_one_sentence(several: bool, folded: bool, calibrated: Path, tmp_path: Path) -> None:
-    folder = copied(calibrated, tmp_path)
+def test_the_limits_are_one_sentence(several: bool, folded: bool, folder: Path) -> None:
     change(folder / "calibration.json", folded=folded)
     config: dict[str, Any] = {"problem_type": "multi_label_classification"} if several else {}
     change(folder / "config.json", calibration={"method": "temperature", "folded": folded}, **config)
-    write_card(folder, license="mit")
-    limits = card_of(folder).text.split("It is no promise for:\n\n")[1].split("\n\n")[0].splitlines()
+    limits = written(folder).text.split("It is no promise for:\n\n")[1].split("\n\n")[0].splitlines()
     assert {line[:2] for line in limits} == {"- "}
     assert [line[-1] for line in limits] == [";"] * (len(limits) - 1) + ["."]
 
 
-def test_marks_that_are_not_seen_are_left_out(calibrated: Path, tmp_path: Path) -> None:
-    folder = copied(calibrated, tmp_path)
+def test_marks_that_are_not_seen_are_left_out(folder: Path) -> None:
     name = "da\u202eta\x1b[2J.csv"
     change(folder / "calibration.json", data={"calibration": {"name": name}}, n_examples=None)
-    write_card(folder, repo_id="me/x", license="mit")
-    text = card_of(folder).text
+    text = written(folder).text
     assert "not known" in text
     assert "\u202e" not in text
     assert "\x1b" not in text
@@ -322,8 +328,7 @@ def test_marks_that_are_not_seen_are_left_out(calibrated: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     "name", ["calibration.json", "calibration/report.json", "decisions.json", "config.json"]
 )
-def test_broken_files_are_warned_of_and_left_out(name: str, calibrated: Path, tmp_path: Path) -> None:
-    folder = copied(calibrated, tmp_path)
+def test_broken_files_are_warned_of_and_left_out(name: str, folder: Path) -> None:
     for content in ("", "[1, 2]", "{" * 50_000, '{"a": NaN'):
         (folder / name).write_text(content)
         with warnings.catch_warnings(record=True) as caught:
@@ -333,16 +338,12 @@ def test_broken_files_are_warned_of_and_left_out(name: str, calibrated: Path, tm
         assert card_of(folder).data.library_name == "transformers"
 
 
-def test_a_report_on_other_weights_is_not_shown(calibrated: Path, tmp_path: Path) -> None:
-    folder = copied(calibrated, tmp_path)
-    write_card(folder, license="mit")
-    card = card_of(folder)
+def test_a_report_on_other_weights_is_not_shown(folder: Path) -> None:
+    card = written(folder)
     card.data.eval_results.append(EvalResult("text-classification", "glue", "GLUE", "f1", 0.5))
     card.save(folder / "README.md")
     change(folder / "calibration.json", fingerprint="0" * 64)
-    with pytest.warns(
-        UserWarning, match="which is about other weights. Measure these with hf-calib calibrate"
-    ):
+    with pytest.warns(UserWarning, match="about other weights. Measure these with hf-calib calibrate"):
         write_card(folder)
     card = card_of(folder)
     assert "No results are shown" in card.text
@@ -350,14 +351,12 @@ def test_a_report_on_other_weights_is_not_shown(calibrated: Path, tmp_path: Path
     assert [each.metric_type for each in card.data.eval_results] == ["f1"]
 
 
-def test_decisions_for_other_weights_are_not_shown(calibrated: Path, tmp_path: Path) -> None:
-    folder = copied(calibrated, tmp_path)
+def test_decisions_for_other_weights_are_not_shown(folder: Path) -> None:
     known = json.loads((folder / "calibration.json").read_text())["fingerprint"]
     names = ("art", "law", "film", "sport")
     for weights in (None, known):
         Decisions(CostRule(1 - np.eye(4)), names, fingerprint=weights).save(folder)
-        write_card(folder, license="mit")
-        assert "A decision rule comes with the model" in card_of(folder).text
+        assert "A decision rule comes with the model" in written(folder).text
     Decisions(CostRule(1 - np.eye(4)), names, fingerprint="0" * 64).save(folder)
     with pytest.warns(UserWarning, match=r"probabilities of other weights .* Run hf-calib decide again"):
         write_card(folder, license="mit")
@@ -365,26 +364,23 @@ def test_decisions_for_other_weights_are_not_shown(calibrated: Path, tmp_path: P
     assert Decisions.from_pretrained(folder).fingerprint == "0" * 64  # loading reads no weights
 
 
-def test_decide_says_which_weights_it_decided_for(calibrated: Path, tmp_path: Path) -> None:
-    folder = copied(calibrated, tmp_path)
+def test_decide_says_which_weights_it_decided_for(folder: Path, calibrated: Path) -> None:
     data = ("--data", calibrated / "data.csv", "--test-data", calibrated / "test.csv", "--alpha", 0.2)
     assert call("decide", folder, *data, "--output", folder).exit_code == 0
     known = json.loads((folder / "calibration.json").read_text())["fingerprint"]
     assert Decisions.from_pretrained(folder).fingerprint == known
 
 
-def test_metadata_that_cannot_be_read_is_refused(calibrated: Path, tmp_path: Path) -> None:
-    folder = copied(calibrated, tmp_path)
+def test_metadata_that_cannot_be_read_is_refused(folder: Path) -> None:
     (folder / "README.md").write_text("---\nlicense: [mit\n---\n# Mine\n")
     with pytest.raises(InputValueError, match=r"expected README\.md to have metadata that can be read, got"):
         write_card(folder)
     assert (folder / "README.md").read_text() == "---\nlicense: [mit\n---\n# Mine\n"
 
 
-def test_a_license_that_is_not_known_is_asked_for(calibrated: Path, tmp_path: Path, caplog: Any) -> None:
-    write_card(copied(calibrated, tmp_path), repo_id="me/x")
+def test_a_license_that_is_not_known_is_asked_for(folder: Path, caplog: Any) -> None:
+    assert "license" not in written(folder, license=None).data.to_dict()
     assert "The model card has no license" in caplog.text
-    assert "license" not in card_of(tmp_path / "out").data.to_dict()
 
 
 @pytest.mark.parametrize("method", ["temperature", "isotonic"])
@@ -403,9 +399,8 @@ def test_the_lines_of_use_run_and_give_the_probabilities_of_the_table(
     exec(snippet[1], found)
     table_of_test = pandas.read_csv(calibrated / "test.csv")
     right = 0.0
-    for output, label in zip(
-        found["classify"](list(table_of_test["text"])), table_of_test["label"], strict=True
-    ):
+    outputs = found["classify"](list(table_of_test["text"]))
+    for output, label in zip(outputs, table_of_test["label"], strict=True):
         scores = {each["label"]: each["score"] for each in output}
         right += sum((score - (name == label)) ** 2 for name, score in scores.items())
     brier = table(text)["Brier score"][1].split("<br>")[0]
@@ -413,22 +408,16 @@ def test_the_lines_of_use_run_and_give_the_probabilities_of_the_table(
     assert ("from hf_calib import pipeline" in text) == (method == "isotonic")
 
 
-def test_other_maps_and_problems(calibrated: Path, tmp_path: Path) -> None:
-    folder = copied(calibrated, tmp_path)
+def test_other_maps_and_problems(folder: Path) -> None:
     change(folder / "calibration.json", method="spline", folded=False)
-    write_card(folder, repo_id="me/x", license="mit")
-    assert "The map is folded into the classification head" in card_of(folder).text  # so the config says
+    assert "The map is folded into the classification head" in written(folder).text  # so the config says
     change(folder / "config.json", calibration={"method": "spline", "folded": False})
-    write_card(folder, repo_id="me/x", license="mit")
-    assert '`evaluate` gives the column "Before" above' in card_of(folder).text
+    assert '`evaluate` gives the column "Before" above' in written(folder).text
     change(folder / "config.json", problem_type="multi_label_classification")
-    write_card(folder, repo_id="me/x", license="mit")
-    card = card_of(folder)
+    card = written(folder)
     assert "from hf_calib import pipeline" in card.text
-    assert (
-        "The map is not in the weights: calibration.json holds it, and `hf_calib.pipeline` applies it"
-        in card.text
-    )
+    said = "The map is not in the weights: calibration.json holds it, and `hf_calib.pipeline` applies it"
+    assert said in card.text
     assert "Text Embeddings Inference" in card.text
     assert "hf-calib unfold" not in card.text
     found = {each.metric_type for each in card.data.eval_results}
@@ -440,8 +429,7 @@ def test_other_maps_and_problems(calibrated: Path, tmp_path: Path) -> None:
 def test_a_model_without_a_map_has_its_own_measurements(calibrated: Path, tmp_path: Path) -> None:
     folder = tmp_path / "plain"
     shutil.copytree(calibrated / "model", folder)
-    write_card(folder, license="mit")
-    card = card_of(folder)
+    card = written(folder)
     assert card.data.tags == []
     assert "Calibration" not in card.text
     data = ("--data", calibrated / "test.csv", "--output", folder / "calibration")
@@ -453,26 +441,9 @@ def test_a_model_without_a_map_has_its_own_measurements(calibrated: Path, tmp_pa
     assert "The map" not in card.text
 
 
-def copied(calibrated: Path, tmp_path: Path) -> Path:
-    """Its output without a card."""
-    shutil.copytree(calibrated / "out", tmp_path / "out", ignore=shutil.ignore_patterns("README.md"))
-    return tmp_path / "out"
-
-
-def change(path: Path, **entries: Any) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
-
-
 def test_names_without_folders_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("fancyzhx/ag_news", "/home/me/secret/data.csv", "../runs/bert", "runs\\data.jsonl", "~/x/", "/")
-    assert [plain_name(name) for name in names] == [
-        "fancyzhx/ag_news",
-        "data.csv",
-        "bert",
-        "data.jsonl",
-        "x",
-        "",
-    ]
+    assert "|".join(map(plain_name, names)) == "fancyzhx/ag_news|data.csv|bert|data.jsonl|x|"
     monkeypatch.chdir(tmp_path)
     assert is_hub_name("runs/bert")
     (tmp_path / "runs" / "bert").mkdir(parents=True)
@@ -501,8 +472,8 @@ def trainer(once: CalibrationTrainer, tmp_path: Path) -> CalibrationTrainer:
 
 def test_the_card_of_a_training_has_intervals(trainer: CalibrationTrainer, tmp_path: Path) -> None:
     trainer.save_calibrated_model(tmp_path)
-    trainer.create_model_card(license="mit", dataset="words", dataset_tags="me/words")
-    card, last = card_of(tmp_path), trainer.last_evaluation.metrics()
+    card = of_training(trainer, tmp_path, dataset="words", dataset_tags="me/words")
+    last = trainer.last_evaluation.metrics()
     rows = table(card.text)
     interval = r"<br><sub>\d.\d{4}&NoBreak;&ndash;&NoBreak;\d.\d{4}</sub>"
     for title, key in (("ECE", "ece"), ("NLL (nats)", "nll"), ("Accuracy", "accuracy")):
@@ -560,12 +531,10 @@ def test_logits_are_kept_after_the_training_only_and_only_where_they_are_few(
     monkeypatch.setattr(Evaluation, "FEW_VALUES", 16 * Evaluation.VALUES_OF_A_ROW - 1)
     trainer.evaluate(trainer.train_dataset, metric_key_prefix="test")
     assert kept[-1] == 0
-    assert trainer.last_evaluation.keep_logits is False
     trainer.evaluate(trainer.train_dataset, metric_key_prefix="test", keep_logits=True)
     assert kept[-1] == 16
     trainer.evaluate(trainer.train_dataset, metric_key_prefix="test")
-    trainer.create_model_card(license="mit")
-    text = card_of(tmp_path).text
+    text = of_training(trainer, tmp_path).text
     assert "There is no report on this evaluation, and so no confidence intervals" in text
     metrics = trainer.last_evaluation.metrics()
     assert table(text)["ECE"] == [f"{metrics['test_ece']:.4f}", f"{metrics['test_ece_calibrated']:.4f}"]
@@ -579,34 +548,32 @@ def test_rows_that_were_seen_before_are_called_so(trainer: CalibrationTrainer, t
     rows = {said: trainer.calibration_dataset, "on 16 rows of the train split.": trainer.train_dataset}
     for words, dataset in rows.items():
         trainer.evaluate(dataset)
-        trainer.create_model_card(license="mit")
-        assert words in card_of(tmp_path).text
+        assert words in of_training(trainer, tmp_path).text
     assert "optimistic" not in card_of(tmp_path).text
 
 
-def test_the_last_of_several_evaluation_sets_is_known_by_its_rows(tmp_path: Path) -> None:
+def several_labels(folder: Path) -> CalibrationTrainer:
+    """A trainer of a multi-label model."""
     model = tiny_bert(problem_type="multi_label_classification")
-    seen = sequences(model, 40, seed=2)
-    trainer = CalibrationTrainer(
-        model,
-        arguments(tmp_path),
-        train_dataset=sequences(model, 8),
-        calibration_dataset=seen,
-        eval_dataset={"new": sequences(model, 20, seed=3), "seen": seen},
-    )
+    sizes = {"train": (8, 0), "calibration": (40, 2), "eval": (20, 3)}
+    rows = {f"{name}_dataset": sequences(model, n, seed=seed) for name, (n, seed) in sizes.items()}
+    return CalibrationTrainer(model, arguments(folder), **rows)
+
+
+def test_the_last_of_several_evaluation_sets_is_known_by_its_rows(tmp_path: Path) -> None:
+    trainer = several_labels(tmp_path)
+    trainer.eval_dataset = {"new": trainer.eval_dataset, "seen": trainer.calibration_dataset}
     with pytest.warns(UserWarning, match="The evaluation split is also the calibration split"):
         trainer.train()
-    trainer.create_model_card(license="mit")
-    text = card_of(tmp_path).text
+    text = of_training(trainer, tmp_path).text
     assert "on 40 rows of the eval\\_seen split. **The map was fitted on these same rows" in text
 
 
 def test_what_was_measured_in_16_bits_is_called_so(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path, bf16=True)
     trainer.train()
-    trainer.create_model_card(license="mit")
     said = " 15 bins. Measured under bf16 autocast, as in the training; the saved model is in float32"
-    assert said in card_of(tmp_path).text
+    assert said in of_training(trainer, tmp_path).text
 
 
 def test_a_dataset_of_the_hub_has_its_owner(tmp_path: Path) -> None:
@@ -615,18 +582,15 @@ def test_a_dataset_of_the_hub_has_its_owner(tmp_path: Path) -> None:
         split.info.dataset_name = split.info.builder_name = "words"
         split.info.download_checksums = {"hf://datasets/me/words@abc/data.parquet": {"num_bytes": 1}}
     trainer.train()
-    trainer.create_model_card(license="mit")
-    card = card_of(tmp_path)
+    card = of_training(trainer, tmp_path)
     assert card.data.datasets == ["me/words"]
     assert "of the evaluation split of me/words." in card.text
 
 
 def test_an_evaluation_of_another_map_is_not_shown(trainer: CalibrationTrainer, tmp_path: Path) -> None:
-    trainer.create_model_card(license="mit")
-    assert "| Metric |" in card_of(tmp_path).text
+    assert "| Metric |" in of_training(trainer, tmp_path).text
     trainer.fit_calibration_map()
-    trainer.create_model_card(license="mit")
-    assert "No results are shown" in card_of(tmp_path).text
+    assert "No results are shown" in of_training(trainer, tmp_path).text
 
 
 @pytest.mark.slow
@@ -663,18 +627,10 @@ def test_the_card_says_whether_the_map_is_in_the_weights(trainer: CalibrationTra
 
 @pytest.mark.slow
 def test_a_multi_label_model_has_the_table_without_intervals(tmp_path: Path) -> None:
-    model = tiny_bert(problem_type="multi_label_classification")
-    trainer = CalibrationTrainer(
-        model,
-        arguments(tmp_path),
-        train_dataset=sequences(model, 8),
-        calibration_dataset=sequences(model, 40, seed=2),
-        eval_dataset=sequences(model, 20, seed=3),
-    )
+    trainer = several_labels(tmp_path)
     trainer.train()
     trainer.save_calibrated_model(tmp_path)
-    trainer.create_model_card(license="mit")
-    text = card_of(tmp_path).text
+    text = of_training(trainer, tmp_path).text
     assert "on 20 rows of the evaluation split" in text
     assert "<sub>" not in text
     assert "the sigmoid that the pipeline applies" in text
@@ -689,8 +645,7 @@ def test_an_image_model(tmp_path: Path) -> None:
     trainer, _ = images_trainer(tmp_path)
     trainer.evaluate(trainer.calibration_dataset)
     trainer.save_calibrated_model(tmp_path / "out")
-    trainer.create_model_card(license="mit")
-    card = card_of(tmp_path / "out")
+    card = of_training(trainer, tmp_path / "out")
     assert card.data.pipeline_tag == "image-classification"
     usage = 'pipeline("image-classification", model="out", top_k=None)\nprint(classify("an_image.png"))'
     assert usage in card.text
@@ -717,8 +672,7 @@ def test_a_base_model_on_this_machine_is_not_named(tmp_path: Path) -> None:
     assert "This model was trained on an unknown dataset." in text
     trainer.model.config._name_or_path = "me/base"
     trainer.fit_calibration_map()
-    trainer.create_model_card(license="mit")
-    card = card_of(tmp_path / "out")
+    card = of_training(trainer, tmp_path / "out")
     assert (card.data.base_model, card.data["base_model_relation"]) == ("me/base", "finetune")
     assert "Trained with the loss cross\\_entropy, from me/base." in card.text
 
@@ -752,12 +706,8 @@ def test_every_loss_and_map_with_a_source_has_its_papers() -> None:
         assert set(re.findall(r"\d{4}", LOSSES[name].source)) <= years | {"2017" if name == "focal" else ""}
     assert citations(None, "unheard_of") == []
     assert len(citations("ada_dual_focal", "auto")) == 4
-    keys = [entry.splitlines()[0] for entry in citations("focal", "temperature")]
-    assert [key.split("{")[1] for key in keys] == [
-        "lin2017focal,",
-        "mukhoti2020calibrating,",
-        "guo2017calibration,",
-    ]
+    keys = "".join(entry.splitlines()[0].split("{")[1] for entry in citations("focal", "temperature"))
+    assert keys == "lin2017focal,mukhoti2020calibrating,guo2017calibration,"
 
 
 # ---- Which rows were used for what ----
