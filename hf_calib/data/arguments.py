@@ -93,10 +93,7 @@ def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
     """The splits train, calibration and test, with columns `text` and `label`; or `image`, `label` and `row`.
 
     The column `row` names an image's row in its split, "row 17 of train", for errors of images that are decoded later.
-
-    Raises:
-        ValueError: if data are missing, unreadable or empty, or do not fit; of an image the row is named, as it is
-            counted in the data.
+    ValueError if data are missing, unreadable or empty, or do not fit.
     """
     test_size = args.test_size
     if args.multi_label:  # before data are loaded
@@ -152,10 +149,8 @@ def held_out(dataset: DatasetDict, args: DataArguments, *, stratify: bool = True
 def load_ood(args: DataArguments, *, images: bool = False) -> dict[str, Dataset]:
     """The inputs of `ood_data` by name, each with the column `text`, or `image` and `row`.
 
-    A file or folder is named by the last two parts of its path, or by more where two would have one name.
-
-    Raises:
-        ValueError: if data are missing, unreadable or empty, have no such column, or are given twice.
+    A file or folder is named by the last two parts of its path, or by more where two would have one name. ValueError
+    if data are missing, unreadable or empty, have no such column, or are given twice.
     """
     found, sources = {}, args.ood_data or []
     for source, name in zip(sources, short_names(sources), strict=True):

@@ -87,21 +87,10 @@ def choose_columns(
 def choose_inputs(
     rows: Dataset, *, name: str, text_column: str | None = None, image_column: str | None = None
 ) -> Dataset:
-    """Keep the inputs of rows whose labels are not read, such as those from elsewhere.
+    """Keep the inputs of rows whose labels are not read, as the column `text` or `image`, and check them.
 
-    Args:
-        rows: with any columns.
-        name: of the data, for errors.
-        text_column: the column of str; give this one or `image_column`. If there is no such column, the only one of
-            its kind is taken.
-        image_column: the column of images.
-
-    Returns:
-        A dataset of the column `text`, or `image`.
-
-    Raises:
-        ValueError: if there is no such column, no row, or a value is missing.
-        TypeError: if the column holds anything else.
+    `text_column` or `image_column` names it; if there is no such column, the only one of its kind is taken. Errors
+    are those of `choose_columns`, and name the data by `name`.
 
     >>> rows = Dataset.from_dict({"utterance": ["play jazz"], "intent": [3]})
     >>> choose_inputs(rows, name="others", text_column="text")[0]

@@ -40,27 +40,22 @@ def docstring_dataset(
 ) -> DatasetDict:
     """Build a hard text classification dataset of real text, the docstrings of installed libraries.
 
-    For trying things out without a network. The text is the first paragraph of a public docstring, of 40
-    to 400 characters, with the names of the libraries masked; the label is the library. Many paragraphs
-    fit several libraries. The rows depend on the installed versions: results are not for others to reproduce.
+    For trying things out without a network. The text is the first paragraph of a public docstring, of 40 to 400
+    characters, with the names of the libraries masked; the label is the library. Many paragraphs fit several libraries.
+    The rows depend on the installed versions: results are not for others to reproduce.
 
     Args:
         max_per_class: int >= 10; a library is scanned until it has given this many paragraphs.
         seed: draws the three splits and the order of the rows.
-        libraries: import names of the classes; one that is not installed is left out.
+        libraries: import names of the classes, at least two; one that is not installed is left out.
 
     Returns:
-        DatasetDict of `train` (35%), `calibration` (25%) and `test` (40%), each with the same shares of
-        the classes and the columns `text` (str) and `label` (ClassLabel), held in memory.
-
-    Raises:
-        ValueError: if fewer than two of the libraries are installed.
+        DatasetDict of `train` (35%), `calibration` (25%) and `test` (40%), each with the same shares of the classes and
+        the columns `text` (str) and `label` (ClassLabel), held in memory.
 
     >>> dataset = docstring_dataset(max_per_class=20, libraries=("numpy", "scipy"))
-    >>> {split: len(rows) for split, rows in dataset.items()}
-    {'train': 14, 'calibration': 10, 'test': 16}
-    >>> dataset["train"].features["label"].names
-    ['numpy', 'scipy']
+    >>> {split: len(rows) for split, rows in dataset.items()}, dataset["train"].features["label"].names
+    ({'train': 14, 'calibration': 10, 'test': 16}, ['numpy', 'scipy'])
     """
     check(max_per_class >= 10, "max_per_class to be at least 10", max_per_class, "the default is 1100")
     seen: set[str] = set()

@@ -33,33 +33,26 @@ _LARGEST_ASPECT = 4 / 3
 
 @dataclass(frozen=True)
 class ImageTransform:
-    """Turn stored images into `pixel_values`, for `dataset.with_transform`.
+    """Turn stored images into `pixel_values`, for `dataset.with_transform`; torchvision is not needed.
 
-    Use one with `crop` and `flip` for train, and a plain one for the other splits. It works without
-    torchvision. The Trainer needs `remove_unused_columns=False`, or it drops the images before this
-    transform sees them.
+    Use one with `crop` and `flip` for train, and a plain one for the other splits. The Trainer needs
+    `remove_unused_columns=False`, or it drops the images before this transform sees them. Every image draws from
+    torch's generator, which the Trainer seeds, so that runs with one number of workers are reproducible.
 
     Args:
-        processor: an image processor on the PIL backend, as `load_image_processor` gives it; it resizes and
-            normalises.
-        crop: "pad" shifts the image by up to `padding`, over black (small images, CIFAR);
-            "resized" crops 8% to 100% of the area and changes the aspect ratio by up to 4/3 (photographs);
-            "none" for evaluation.
+        processor: an image processor on the PIL backend, as `load_image_processor` gives it; it resizes and normalises.
+        crop: "pad" shifts the image by up to `padding`, over black (small images, CIFAR); "resized" crops 8% to 100% of
+            the area and changes the aspect ratio by up to 4/3 (photographs); "none" for evaluation.
         flip: mirror half of the images; not for digits or text.
         padding: of "pad", in pixels on each side; None for an eighth of the side, 4 at 32.
 
     Raises:
-        ValueError: if `crop` is unknown; when called, if an image cannot be read or has more than 8 bits a
-            channel. The message names its row where the dataset has the column `row`, as `load_data` makes it.
-
-    Notes:
-        Every image draws from torch's global generator, so that the Trainer's seed and the seeds that a
-        DataLoader gives its workers make training reproducible (for one number of workers).
+        ValueError: if `crop` is unknown; when called, if an image cannot be read or has more than 8 bits a channel. The
+            message names its row where the dataset has the column `row`, as `load_data` makes it.
 
     >>> from transformers import ViTImageProcessorPil
-    >>> processor = ViTImageProcessorPil(size={"height": 8, "width": 8})
-    >>> batch = {"image": [Image.new("L", (20, 10))], "label": [1]}
-    >>> example = ImageTransform(processor, crop="pad", flip=True)(batch)
+    >>> transform = ImageTransform(ViTImageProcessorPil(size={"height": 8, "width": 8}), crop="pad", flip=True)
+    >>> example = transform({"image": [Image.new("L", (20, 10))], "label": [1]})
     >>> example["pixel_values"][0].shape, example["labels"]
     (torch.Size([3, 8, 8]), [1])
     """
@@ -90,27 +83,16 @@ class ImageTransform:
 
 
 def load_image_processor(source: str | Path, *, trust_remote_code: bool = False) -> Any:
-    """A model's image processor on the PIL backend, with which images are resized alike with and without torchvision.
-
-    Args:
-        source: a folder, or the name of a model on the Hub.
-        trust_remote_code: whether code that comes with the model may run.
-
-    Raises:
-        OSError: if there is none.
-    """
+    """A model's image processor, of a folder or the Hub, on the PIL backend: it resizes alike without torchvision."""
     return AutoImageProcessor.from_pretrained(source, backend="pil", trust_remote_code=trust_remote_code)
 
 
 def collate_images(examples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-    """Stack the examples of `ImageTransform`: the Trainer's `data_collator`.
+    """Stack the examples of `ImageTransform`: the Trainer's `data_collator`; ValueError if the images differ in shape.
 
     Returns:
-        `pixel_values` (N, 3, H, W) and, where the examples have them, `labels` (N,) int64, or (N, C) float32 where
-        each has a list of floats.
-
-    Raises:
-        ValueError: if the images differ in shape.
+        `pixel_values` (N, 3, H, W) and, where the examples have them, `labels` (N,) int64, or (N, C) float32 where each
+        has a list of floats.
 
     >>> batch = collate_images([{"pixel_values": torch.zeros(3, 8, 8), "labels": 1}] * 2)
     >>> batch["pixel_values"].shape, batch["labels"]
@@ -128,20 +110,10 @@ def collate_images(examples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Ten
 
 
 def check_images(rows: datasets.Dataset, name: str) -> Counter[str]:
-    """Check that every image can be read, without decoding it: before a run, or before a model is run.
+    """Count the images of each mode of Pillow ("RGB", "L", ...), and refuse one that cannot be read or has over 8 bits.
 
     Of a JPEG the header and the end are read, of a PNG the checksums; an image in another format, or one whose end is
-    missing, is decoded.
-
-    Args:
-        rows: with the column `image`, as `choose_columns` returns it.
-        name: of the rows, for errors.
-
-    Returns:
-        The number of images of each mode of Pillow: "RGB", "L" (grey), "RGBA", ...
-
-    Raises:
-        ValueError: if an image cannot be read, or has more than 8 bits a channel; the message names its row.
+    missing, is decoded. The ValueError names the row, and `name`, which is of the rows with the column `image`.
 
     >>> images = datasets.Dataset.from_dict({"image": [Image.new("L", (8, 8))]})
     >>> check_images(images.cast_column("image", datasets.Image(decode=False)), "train")

@@ -93,26 +93,15 @@ def has_several_labels(rows: Dataset) -> bool:
 
 @dataclass(frozen=True)
 class LabelLayout:
-    """Where the labels of a row stand.
-
-    Args:
-        column: of lists of names or ids, or of texts with a separator between these.
-        columns: instead, one column of 0 and 1 for each label.
-        separator: between the labels of a text, such as " " or "|"; blanks around a label do not count.
-        no_label: what stands where a row has none, such as "No Finding"; an empty list or text says so too.
-    """
+    """Where the labels of a row stand: in a column of lists, or of texts with a separator, or in a 0/1 column each."""
 
     column: str = "label"
     columns: Sequence[str] | None = None
-    separator: str | None = None
-    no_label: str | None = None
+    separator: str | None = None  # such as " " or "|"; blanks around a label do not count
+    no_label: str | None = None  # what stands where a row has none; an empty list or text says so too
 
     def read(self, name: str, split: Dataset) -> list[list[str]]:
-        """The labels of each row, as written: names, or ids.
-
-        Raises:
-            ValueError: if a column is missing, or a value is; the message names the row.
-            TypeError: if the column holds anything else.
+        """The labels of each row, as written: names, or ids; an error names the row.
 
         >>> rows = Dataset.from_dict({"label": ["Mass|Nodule", "No Finding"]})
         >>> LabelLayout(separator="|", no_label="No Finding").read("train", rows)
@@ -201,31 +190,24 @@ def multi_hot_matrix(label_sets: Sequence[Sequence[int]], n_classes: int) -> NDA
 
 
 def multi_hot(dataset: DatasetDict) -> DatasetDict:
-    """Turn the lists of ids of several labels a row into one float a label: what a trainer takes.
+    """Turn the lists of ids of several labels a row into C float32 of 0 or 1, as a trainer takes them.
 
-    Args:
-        dataset: as `choose_columns` returns it; one label a row stays as it is.
-
-    Returns:
-        DatasetDict of the same splits, with `label` a list of C float32, 0 or 1. The names are then no longer in it:
-        take `label_maps` before.
+    One label a row stays as it is. The names are then no longer in the dataset: take `label_maps` before.
 
     >>> feature = Features({"label": datasets.Sequence(ClassLabel(names=["joy", "fear"]))})
     >>> rows = Dataset.from_dict({"label": [[1], []]}, features=feature)
     >>> multi_hot(DatasetDict({"train": rows}))["train"]["label"][:]
     [[0.0, 1.0], [0.0, 0.0]]
     """
-    return DatasetDict({name: _with_floats(split) for name, split in dataset.items()})
-
-
-def _with_floats(split: Dataset) -> Dataset:
-    if not has_several_labels(split):
-        return split
-    n_classes = split.features["label"].feature.num_classes
-    matrix = multi_hot_matrix(read_column(split, "label").to_pylist(), n_classes)
-    feature = Features({"label": datasets.Sequence(Value("float32"))})
-    floats = Dataset.from_dict({"label": list(matrix)}, features=feature)
-    return concatenate_datasets([split.remove_columns("label"), floats], axis=1)
+    found, feature = {}, Features({"label": datasets.Sequence(Value("float32"))})
+    for name, split in dataset.items():
+        if has_several_labels(split):
+            label_sets = read_column(split, "label").to_pylist()
+            matrix = multi_hot_matrix(label_sets, split.features["label"].feature.num_classes)
+            floats = Dataset.from_dict({"label": list(matrix)}, features=feature)
+            split = concatenate_datasets([split.remove_columns("label"), floats], axis=1)
+        found[name] = split
+    return DatasetDict(found)
 
 
 def _written(feature: Any, label: Any, split: str, row: int) -> str:

@@ -39,26 +39,21 @@ def load_splits(
     test_file: str | PathLike[str] | None = None,
     cache_dir: str | PathLike[str] | None = None,
 ) -> DatasetDict:
-    """Load train, test and, where there is one, calibration data, with the columns as they are.
-
-    Either `source` or the files. Code that comes with a dataset is never run.
+    """Load train, test and, where there is one, calibration data, with the columns as they are; code is never run.
 
     Args:
-        source: name of a dataset on the Hub, or a local folder: of images (`train/CLASS/x.png`,
-            `test/CLASS/y.png`), or of csv, json or parquet files named by split.
+        source: name of a dataset on the Hub, or a local folder: of images (`train/CLASS/x.png`, `test/CLASS/y.png`), or
+            of csv, json or parquet files named by split. Give it or the files.
         dataset_config: configuration of a Hub dataset that has several.
         revision: branch or commit of a Hub dataset. Where main has nothing but a script, the Hub keeps the data
             themselves in refs/convert/parquet.
         train_split: the split that becomes `train`.
-        calibration_split: the split that becomes `calibration`; by default the first of `calibration`,
-            `validation`, `valid`, `val` and `dev` that exists. Without one, see `split_calibration`.
-        test_split: the split that becomes `test`. Give "validation" if the labels of "test" are
-            withheld, as in GLUE, and None if there is no test split yet (see `draw_test`).
+        calibration_split: the split that becomes `calibration`; by default the first of `calibration`, `validation`,
+            `valid`, `val` and `dev` that exists. Without one, see `split_calibration`.
+        test_split: the split that becomes `test`. Give "validation" if the labels of "test" are withheld, as in GLUE,
+            and None if there is no test split yet (see `draw_test`).
         train_file: .csv, .tsv, .json, .jsonl (also with .gz) or .parquet; so are the other two.
         cache_dir: where `datasets` keeps what it has read, if not in its own cache.
-
-    Returns:
-        DatasetDict of `train`, `test` unless `test_split` is None, and perhaps `calibration`.
 
     Raises:
         ValueError: if neither or both are given, or a split or file is missing or unreadable.
@@ -69,39 +64,30 @@ def load_splits(
     hf_calib._errors.InputValueError: expected train_file to name an existing file, got missing.csv; check the path
     """
     files = {"train": train_file, "calibration": calibration_file, "test": test_file}
-    given = {split: Path(file) for split, file in files.items() if file is not None}
-    got = "both" if given else "neither"
-    check(
-        (source is None) == bool(given), "data to come from source or from files", got, "give one of the two"
-    )
+    given = {role: Path(file) for role, file in files.items() if file is not None}
+    one, got = (source is None) == bool(given), "both" if given else "neither"
+    check(one, "data to come from source or from files", got, "give one of the two")
     cache = None if cache_dir is None else str(cache_dir)
     if source is None:
-        return _load_files(given, cache, needed=("train",) if test_split is None else ("train", "test"))
+        for role in ("train",) if test_split is None else ("train", "test"):
+            requirement = f"{role}_file to be given beside the other files"
+            check(role in given, requirement, None, "train and test are needed")
+        for role, path in given.items():  # before the first one is read
+            _reader(f"{role}_file", path)
+        return DatasetDict({role: load_file(f"{role}_file", path, cache) for role, path in given.items()})
     with _refusals("dataset", "be loadable", source, "name a folder, or a dataset on the Hub"):
         loaded = load_dataset(source, dataset_config, revision=revision, cache_dir=cache)
     if calibration_split is None:
         candidates = (name for name in _CALIBRATION_NAMES if name in loaded and name != test_split)
         calibration_split = next(candidates, None)
-    roles = {"train": train_split, "calibration": calibration_split, "test": test_split}
-    return _assign_roles(loaded, {role: name for role, name in roles.items() if name is not None})
-
-
-def _assign_roles(loaded: DatasetDict, roles: dict[str, str]) -> DatasetDict:
+    named = {"train": train_split, "calibration": calibration_split, "test": test_split}
+    roles = {role: name for role, name in named.items() if name is not None}
     for role, name in roles.items():
         requirement = f"{role}_split to name a split of the dataset ({', '.join(loaded)})"
         check(name in loaded, requirement, repr(name), f"pass {role}_split=... with one of these")
     differ = len(set(roles.values())) == len(roles)
     check(differ, "splits to be different for each role", roles, "a split can be used for one role only")
     return DatasetDict({role: loaded[name] for role, name in roles.items()})
-
-
-def _load_files(files: dict[str, Path], cache: str | None, needed: tuple[str, ...]) -> DatasetDict:
-    for role in needed:
-        requirement = f"{role}_file to be given beside the other files"
-        check(role in files, requirement, None, "train and test are needed")
-    for role, path in files.items():  # before the first one is read
-        _reader(f"{role}_file", path)
-    return DatasetDict({role: load_file(f"{role}_file", path, cache) for role, path in files.items()})
 
 
 def load_file(argument: str, path: Path, cache: str | None) -> Dataset:

@@ -24,16 +24,12 @@ def split_calibration(
     Gammas and the temperature are fitted on these rows, so they are in neither train nor test.
 
     Args:
-        dataset: as `choose_columns` returns it, with the splits `train` and `test`. One that has a
-            `calibration` split comes back as it is.
+        dataset: as `choose_columns` returns it. One that has a `calibration` split comes back as it is.
         size: a fraction of `source` in (0, 1), or a number of rows (int >= 1).
-        seed: the same seed draws the same rows.
-        stratify: keep the class frequencies of `source`, to the nearest row; it keeps a row of each class. Rows with
+        seed: the same seed draws the same rows, which keep their order.
+        stratify: keep the class frequencies of `source`, to the nearest row, and a row of each class there. Rows with
             several labels are drawn at random.
         source: the split that gives the rows: "train", or "test", as where ImageNet's validation images are halved.
-
-    Returns:
-        DatasetDict of `train`, `calibration` and `test`; the drawn rows keep their order.
 
     Raises:
         ValueError: if `size` leaves no row, or with `stratify` less than one row of each class, for `source`.
@@ -55,21 +51,9 @@ def split_calibration(
 def draw_test(dataset: DatasetDict, *, size: float | int, seed: int = 0) -> DatasetDict:
     """Merge train and test, where there is one, and draw another test split from them at random, by class.
 
-    Rows with several labels are drawn at random, whatever these are.
-
-    For datasets that come without a test split, and for those whose papers split at random what the Hub splits by
-    date: 20 Newsgroups. Where the same text stands in the data twice, it may now be in both splits.
-
-    Args:
-        dataset: as `choose_columns` returns it, with `train` and perhaps `test`. A `calibration` split stays.
-        size: a fraction of all rows in (0, 1), or a number of rows (int >= 1).
-        seed: the same seed draws the same rows.
-
-    Returns:
-        DatasetDict of `train` and `test`; the drawn rows keep their order, and train a row of each class.
-
-    Raises:
-        ValueError: if `size` leaves less than one row of each class for train.
+    For datasets without a test split, and for those whose papers split at random what the Hub splits by date: 20
+    Newsgroups. A text that stands in the data twice may now be in both splits; a `calibration` split stays. `size` is
+    of all rows, as in `split_calibration`.
 
     >>> rows = Dataset.from_dict({"text": list("abcdefgh"), "label": [0, 1] * 4})
     >>> splits = draw_test(DatasetDict({"train": rows.select(range(6)), "test": rows.select([6, 7])}), size=0.5)
@@ -92,16 +76,8 @@ def limit_samples(
 ) -> DatasetDict:
     """Keep a random subset of each split, for a quick trial.
 
-    Args:
-        dataset: a DatasetDict with any of the splits `train`, `calibration`, `test`.
-        max_train_samples: int >= 1, or None for all rows; so are the other two.
-        seed: the same seed keeps the same rows, and a smaller subset lies within a larger one.
-
-    Returns:
-        DatasetDict of the same splits; the kept rows keep their order.
-
-    Raises:
-        ValueError: if a limit is below 1.
+    Each limit is an int >= 1, or None for all rows. The same seed keeps the same rows, in their order, and a smaller
+    subset lies within a larger one.
 
     >>> rows = Dataset.from_dict({"text": list("abcdefgh"), "label": [0, 1] * 4})
     >>> limit_samples(DatasetDict({"train": rows}), max_train_samples=3)["train"].num_rows
@@ -122,10 +98,7 @@ def limit_samples(
 
 
 def warn_shared_texts(dataset: DatasetDict) -> dict[str, int]:
-    """Warn of rows whose exact text is also in train: results on them are optimistic.
-
-    Returns:
-        The number of such rows in each split except train.
+    """Warn of rows whose exact text is also in train, and count them by split: results on them are optimistic.
 
     >>> rows = Dataset.from_dict({"text": ["a", "b"], "label": [0, 1]})
     >>> warn_shared_texts(DatasetDict({"train": rows.select([0]), "test": rows.select([1])}))

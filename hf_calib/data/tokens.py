@@ -19,11 +19,8 @@ _OUTSIDE = "O"
 def load_tagged(args: DataArguments) -> DatasetDict:
     """The splits train, calibration and test of tagged sentences, with columns `tokens` and `tags`.
 
-    Args:
-        args: `text_column` has the tokens of a sentence, `label_column` its tags.
-
-    Raises:
-        ValueError: if an argument is not for sentences, or as `choose_tokens`; TypeError as there.
+    `text_column` has the tokens of a sentence, `label_column` its tags. It raises as `choose_tokens`, and a ValueError
+    if an argument is not for sentences.
     """
     for name in ("ood_data", "test_size", "multi_label", "label_separator", "label_columns", "no_label"):
         got, way_out = getattr(args, name), "leave it out: it is for labels of whole texts or images"
@@ -43,22 +40,19 @@ def choose_tokens(
     tags_column: str = "ner_tags",
     tag_names: Sequence[str] | None = None,
 ) -> DatasetDict:
-    """Keep the tokens and the tags of every sentence, under fixed names, and check them.
+    """Keep the tokens and the tags of every sentence of every split, under fixed names, and check them.
 
     Args:
         dataset: splits with any columns, `train` among them.
-        tokens_column: the column of lists of str.
-        tags_column: the column of lists of tags: names, a ClassLabel, or ids of `tag_names`.
-        tag_names: the tags in order of their id. Without it, they are those of the ClassLabel, or the names in train
-            in sorted order, "O" first.
-
-    Returns:
-        DatasetDict of the same splits with two columns: `tokens` (lists of str) and `tags` (as long lists of
-        ClassLabel, the same in every split).
+        tokens_column: the column of lists of str, which becomes `tokens`.
+        tags_column: the column of as long lists of tags: names, a ClassLabel, or ids of `tag_names`. It becomes `tags`,
+            of ClassLabel, the same in every split.
+        tag_names: the tags in order of their id. Without it, they are those of the ClassLabel, or the names in train in
+            sorted order, "O" first.
 
     Raises:
-        ValueError: if a column is missing, a split is empty, a sentence has no token, or not one tag for each, a tag
-            is none of the names, or ids have no names; the message says in which row.
+        ValueError: if a column is missing, a split is empty, a sentence has no token, or not one tag for each, a tag is
+            none of the names, or ids have no names; the message says in which row.
         TypeError: if a column holds no lists of texts or tags.
 
     >>> rows = Dataset.from_dict({"words": [["Ada", "sleeps"]], "tags": [["B-person", "O"]]})
@@ -141,24 +135,21 @@ def tag_maps(dataset: DatasetDict) -> dict[str, Any]:
 def tokenize_words(rows: Dataset, tokenizer: Any, *, max_length: int | None = None) -> Dataset:
     """Cut the tokens of sentences into sub-words: the first one of each has its tag as label, the others -100.
 
+    It warns of tokens that the model does not read. ValueError if the tokenizer cannot tell the word of a sub-word.
+
     Args:
         rows: as `choose_tokens` returns a split.
         tokenizer: a fast one. Of a byte-level kind (RoBERTa, GPT-2) it must be loaded with `add_prefix_space=True`.
         max_length: the most sub-words of a sentence; longer ones are truncated. None for no limit.
 
     Returns:
-        A dataset of `input_ids` and what else the tokenizer gives, and `labels`, as long. It warns of tokens that the
-        model does not read.
-
-    Raises:
-        ValueError: if the tokenizer cannot tell which word a sub-word is of.
+        A dataset of `input_ids` and what else the tokenizer gives, and `labels`, as long.
 
     >>> from tokenizers import Tokenizer, models, pre_tokenizers
     >>> from transformers import PreTrainedTokenizerFast
     >>> pieces = Tokenizer(models.WordPiece({"[UNK]": 0, "Ada": 1, "sleep": 2, "##s": 3}, unk_token="[UNK]"))
     >>> pieces.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    >>> features = Features({"tokens": List(Value("string")), "tags": List(ClassLabel(names=["O", "B-person"]))})
-    >>> rows = Dataset.from_dict({"tokens": [["Ada", "sleeps"]], "tags": [[1, 0]]}, features=features)
+    >>> rows = Dataset.from_dict({"tokens": [["Ada", "sleeps"]], "tags": [[1, 0]]})
     >>> tokenize_words(rows, PreTrainedTokenizerFast(tokenizer_object=pieces))["labels"][:]
     [[1, 0, -100]]
     """
