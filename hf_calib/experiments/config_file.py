@@ -23,11 +23,10 @@ from hf_calib._errors import InputError, InputValueError, check, did_you_mean, e
 def parse_arguments(dataclass_types: Iterable[Any], argv: Sequence[str] | None = None) -> tuple[Any, ...]:
     """Fill dataclasses from the command line, and from the files after `--config`.
 
-    Files set defaults, a later `--config` wins over an earlier one (a task, then a loss), and the command line
-    wins over all. A file's `bf16: true` (or fp16) is switched off, with a line on stderr, on a machine that cannot
-    train in it: a recipe runs on a laptop too. The files' values are read as if they had been typed on the command
-    line: `learning_rate: 2e-5`, which YAML takes for a string, is a number, and `eval_strategy: no` or
-    `run_name: 2026-01-31`, which it takes for a truth value and a date, are texts.
+    Files set defaults, a later `--config` wins over an earlier one (a task, then a loss), and the command line wins
+    over all. Their values are read as if they had been typed: `learning_rate: 2e-5`, which YAML takes for a string,
+    is a number, and `eval_strategy: no` or `run_name: 2026-01-31`, which it takes for a truth value and a date, are
+    texts. A file's `bf16: true` (or fp16) is switched off, with a line on stderr, on a machine that cannot train in it.
 
     Args:
         dataclass_types: for example `(DataArguments, CalibrationTrainingArguments)`.
@@ -38,16 +37,15 @@ def parse_arguments(dataclass_types: Iterable[Any], argv: Sequence[str] | None =
         One instance per dataclass, in order.
 
     Raises:
-        ValueError: if a file is missing, is not a YAML mapping, has a key that no dataclass knows, or a `null`
-            where the default is a value.
+        ValueError: if a file is missing, is not a YAML mapping, has a key that no dataclass knows, or a `null` where
+            the default is a value.
 
-    Example:
-        >>> from dataclasses import dataclass
-        >>> @dataclass
-        ... class Arguments:
-        ...     learning_rate: float = 1e-3
-        >>> parse_arguments([Arguments], ["--learning_rate", "2e-5"])
-        (...Arguments(learning_rate=2e-05),)
+    >>> from dataclasses import dataclass
+    >>> @dataclass
+    ... class Arguments:
+    ...     learning_rate: float = 1e-3
+    >>> parse_arguments([Arguments], ["--learning_rate", "2e-5"])
+    (...Arguments(learning_rate=2e-05),)
     """
     types = list(dataclass_types)
     if argv is None:
@@ -64,18 +62,7 @@ def parse_arguments(dataclass_types: Iterable[Any], argv: Sequence[str] | None =
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The lines of a YAML file as they would be typed on the command line: words, lists of them, and mappings.
-
-    Raises:
-        ValueError: if the file is missing, or no YAML mapping.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder, "c.yaml")
-    ...     _ = path.write_text("learning_rate: 2e-5\\nbf16: true\\nloss_kwargs: {gamma: 2}\\n")
-    ...     read_config(path)
-    {'learning_rate': '2e-5', 'bf16': 'true', 'loss_kwargs': {'gamma': 2}}
-    """
+    """The lines of a YAML file as they would be typed: words and lists of them; mappings have YAML's values."""
     keeps_value = (type(None), dict)
     return {name: value if isinstance(value, keeps_value) else words for name, words, value in _lines(path)}
 

@@ -40,35 +40,36 @@ def train_and_report(
 ) -> dict[str, float]:
     """Train, report the test set before and after the calibration map, and save the calibrated model.
 
-    In `output_dir`: `calibrated/`, the model for a plain pipeline, or `uncalibrated/` where no map was
-    fitted; `report/`, the calibration report with its figures, which lies in `calibrated/calibration/` too, for
-    the model card; for a loss with gammas, `gammas.png`; `predictions.safetensors`, the logits and labels of the
-    calibration and test rows; and last of all `results.json`, the numbers.
+    In `output_dir`: `calibrated/`, the model for a plain pipeline, or `uncalibrated/` without a map; `report/`, the
+    calibration report with its figures, which lies in `calibrated/calibration/` too, for the model card; for a loss
+    with gammas, `gammas.png`; `predictions.safetensors`, the logits and labels of the calibration and test rows; and
+    last of all `results.json`, the numbers.
 
     Args:
         trainer: with its datasets; the test set should be none of them.
         test_dataset: what is reported.
         elsewhere: name -> inputs of none of the classes, whose labels are not read; the report says how well the
-            model's uncertainty tells them from the test set, before and after the map. Not for multi-label models.
-        resume: as for `Trainer.train`: a checkpoint, or True for the newest; by default what
-            `args.resume_from_checkpoint` says.
+            model's uncertainty separates them from the test set, before and after the map. Not for multi-label models.
+        resume: as for `Trainer.train`: a checkpoint, or True for the newest; by default `args.resume_from_checkpoint`.
 
     Returns:
         The test metrics, keys `test_...`; on every process, once all is written.
 
     Raises:
-        TypeError: if the model cannot be saved as this would at the end; before the training.
-        ValueError: if predictions of elsewhere would have no logits; before the training.
+        TypeError: if the model cannot be saved as this would at the end; before the run.
+        ValueError: if predictions of elsewhere would have no logits; before the run.
     """
     model = trainer.unwrapped_model
     if not hasattr(model, "save_pretrained"):
-        way_out = (
-            "derive it from transformers.PreTrainedModel, or call trainer.train() and trainer.evaluate()"
-        )
+        way_out = "derive it from PreTrainedModel, or call trainer.train() and trainer.evaluate()"
         raise InputTypeError(expected("the model", "have save_pretrained", type(model).__name__, way_out))
     has_logits = not (trainer.args.prediction_loss_only and elsewhere)
-    requirement = "prediction_loss_only to be off with elsewhere, whose logits are read"
-    check(has_logits, requirement, True, "leave it out")
+    check(
+        has_logits,
+        "prediction_loss_only to be off with elsewhere, whose logits are read",
+        True,
+        "leave it out",
+    )
     first_step = _FirstStep()
     trainer.add_callback(first_step)
     with warnings.catch_warnings():
@@ -81,7 +82,8 @@ def train_and_report(
         trainer.save_model(str(folder / "uncalibrated"), _internal_call=True)  # no push
     else:
         trainer.save_calibrated_model(folder / "calibrated")
-    calibration = _calibration_rows(trainer)
+    names = getattr(trainer.model_config, "id2label", None) or {}
+    calibration = _calibration_rows(trainer, names)
     metrics = trainer.evaluate(test_dataset, metric_key_prefix="test", keep_logits=True)
     outside = {name: trainer.predict(inputs).predictions for name, inputs in (elsewhere or {}).items()}
     assert trainer.last_evaluation is not None
@@ -90,7 +92,7 @@ def train_and_report(
         report = _write_report(trainer, outside, folder)
         if any("gamma_00" in entry for entry in trainer.state.log_history):
             save_figure(gamma_dynamics(trainer.state.log_history), folder / "gammas.png")
-        test = trainer.last_evaluation.predictions(_class_names(trainer))
+        test = trainer.last_evaluation.predictions(names)
         TrainingPredictions(test, calibration).save(folder / PREDICTIONS)
         entities = None if report is None else report.entities
         results = {
@@ -124,18 +126,14 @@ class _FirstStep(TrainerCallback):
         self.step = state.global_step
 
 
-def _calibration_rows(trainer: CalibrationTrainer) -> Predictions | None:
+def _calibration_rows(trainer: CalibrationTrainer, names: Mapping[int, str]) -> Predictions | None:
     """Logits and labels of the calibration split; called by all processes."""
     if trainer.calibration_split is None:
         return None
     last = trainer.last_evaluation
     is_there = last is not None and last.rows and last.dataset is trainer.calibration_split
     found = last if is_there and last is not None else trainer.held_out_pass(keep_logits=True)
-    return found.predictions(_class_names(trainer))
-
-
-def _class_names(trainer: CalibrationTrainer) -> Mapping[int, str]:
-    return getattr(trainer.model_config, "id2label", None) or {}
+    return found.predictions(names)
 
 
 def _write_report(
@@ -162,17 +160,7 @@ def _write_report(
 
 
 def results_table(report: CalibrationReport, calibration_map: str | None) -> str:
-    """The trainer's metrics with their 95% intervals, before and after the calibration map in words, as plain text.
-
-    Of a multi-label model, the averages over labels and decisions.
-
-    >>> import numpy as np
-    >>> from hf_calib.report import calibration_report
-    >>> probs = np.tile([[0.9, 0.1], [0.2, 0.8]], (50, 1))
-    >>> report = calibration_report(probs, np.tile([0, 0], 50), n_resamples=100)
-    >>> print(results_table(report, None).splitlines()[1])
-    Accuracy                         0.5000 [0.4100, 0.6000]
-    """
+    """The trainer's metrics with their 95% intervals, before and after the map in words; of labels, the averages."""
     titles = TITLES if report.multi_label else LOGGED_METRICS
     states = [state.metrics for state in (report.before, report.after) if state is not None]
     rows = [["", "before"] if calibration_map is None else ["", "before", f"after {calibration_map}"]]
