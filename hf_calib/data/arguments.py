@@ -21,7 +21,7 @@ BUILT_IN = "docstrings"
 _HELD_OUT = 0.2  # of a file alone
 
 
-def _option(default: Any, help: str) -> Any:
+def _option(help: str, default: Any = None) -> Any:
     return field(default=default, metadata={"help": help})
 
 
@@ -29,64 +29,45 @@ def _option(default: Any, help: str) -> Any:
 class DataArguments:
     """The dataset, and which of its rows and columns are used."""
 
-    dataset: str | None = _option(
-        None, f"A dataset on the Hub, a local folder, or {BUILT_IN!r}, which needs no network."
-    )
-    dataset_config: str | None = _option(None, "Configuration of a Hub dataset.")
-    dataset_revision: str | None = _option(
-        None, "Branch or commit of a Hub dataset; refs/convert/parquet where main has a script."
-    )
-    train_file: str | None = _option(
-        None, "csv, tsv, json, jsonl (also .gz) or parquet; used instead of dataset."
-    )
-    calibration_file: str | None = _option(None, "Without it, rows of train are held out.")
+    dataset: str | None = _option(f"Of the Hub, a local folder, or {BUILT_IN!r}, which needs no network.")
+    dataset_config: str | None = _option("Configuration of a Hub dataset.")
+    dataset_revision: str | None = _option("Branch or commit; refs/convert/parquet where main has a script.")
+    train_file: str | None = _option("csv, tsv, json, jsonl (also .gz) or parquet; used instead of dataset.")
+    calibration_file: str | None = _option("Without it, rows of train are held out.")
     test_file: str | None = _option(
-        None,
         "Used for the final report only. Without it, rows of train_file are held out: test_size. (Tagged sentences "
-        "need it.)",
+        "need it.)"
     )
-    test_split: str = _option("test", "'validation' if the test labels are withheld.")
-    text_column: str = _option("text", "Column of texts.")
-    image_column: str = _option("image", "Column of images.")
-    label_column: str = _option("label", "Column of labels.")
-    class_names: list[str] | None = field(
-        default=None, metadata={"help": "Class names in order of their id."}
-    )
+    test_split: str = _option("'validation' if the test labels are withheld.", "test")
+    text_column: str = _option("Column of texts.", "text")
+    image_column: str = _option("Column of images.", "image")
+    label_column: str = _option("Column of labels.", "label")
+    class_names: list[str] | None = _option("Class names in order of their id.")  # noqa: RUF009
     multi_label: bool = _option(
-        False, "A row has any number of labels: a list of names or ids, or a text with label_separator."
+        "A row has any number of labels: a list of names or ids, or a text with label_separator.", False
     )
-    label_separator: str | None = _option(
-        None, "With multi_label: what stands between the labels of a text, such as '|'."
-    )
-    label_columns: list[str] | None = field(
-        default=None, metadata={"help": "With multi_label: one column of 0 and 1 for each label."}
-    )
-    no_label: str | None = _option(
-        None, "With multi_label: what stands in rows without a label, such as 'No Finding'."
-    )
+    label_separator: str | None = _option("With multi_label: between the labels of a text, such as '|'.")
+    label_columns: list[str] | None = _option("With multi_label: one column of 0 and 1 for each label.")  # noqa: RUF009
+    no_label: str | None = _option("With multi_label: written where a row has none, such as 'No Finding'.")
     calibration_size: float = _option(
-        0.1, "Fraction of train (see calibration_from), or from 1 on the number of its rows, to hold out."
+        "Fraction of train (see calibration_from), or from 1 on the number of its rows, to hold out.", 0.1
     )
     calibration_from: str = _option(
-        "train", "Split to hold calibration rows out of: train, or test, as AdaFocal does with ImageNet."
+        "Split to hold calibration rows out of: train, or test, as AdaFocal does with ImageNet.", "train"
     )
     test_size: float | None = _option(
-        None,
         "Merge train and test, and draw this fraction, or number of rows, as a new test set. Default: 0.2 where there "
-        "is a train_file alone.",
+        "is a train_file alone."
     )
-    split_seed: int = _option(0, "Seed of the splits; keep it for all runs that are compared.")
-    ood_data: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Inputs of none of the classes, which the report tells from the test set: files, folders or "
-            "datasets on the Hub, also several."
-        },
+    split_seed: int = _option("Seed of the splits; keep it for all runs that are compared.", 0)
+    ood_data: list[str] | None = _option(  # noqa: RUF009
+        "Inputs of none of the classes, which the report separates from the test set: files, folders or datasets on "
+        "the Hub, also several."
     )
-    ood_split: str = _option("test", "Of these, where they are no files.")
-    max_train_samples: int | None = _option(None, "Use this many random rows.")
-    max_calibration_samples: int | None = _option(None, "Use this many random rows.")
-    max_test_samples: int | None = _option(None, "Use this many random rows.")
+    ood_split: str = _option("Of these, where they are no files.", "test")
+    max_train_samples: int | None = _option("Use this many random rows.")
+    max_calibration_samples: int | None = _option("Use this many random rows.")
+    max_test_samples: int | None = _option("Use this many random rows.")
 
 
 def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
