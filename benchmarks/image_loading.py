@@ -1,6 +1,6 @@
 """Images a second that one process gives to a network: decoded each time and one by one, or once and a batch at a time.
 
-    OMP_NUM_THREADS=1 python benchmarks/image_loading.py [IMAGES.parquet]
+    OMP_NUM_THREADS=1 PYTHONPATH=recipes python benchmarks/image_loading.py [IMAGES.parquet]
 
 5,000 images of 32 x 32 (the column `image` of the file; without one drawn at random, as PNG), crop with padding, flip,
 normalise, batches of 128, through a DataLoader without workers. Best of 3 epochs.
@@ -13,11 +13,12 @@ import time
 
 import numpy as np
 from datasets import Dataset, DatasetDict, load_dataset
+from papers.pixels import PixelTransform, decode_images
 from PIL import Image
 from torch.utils.data import DataLoader
 from transformers import ViTImageProcessorPil
 
-from hf_calib.data import ImageTransform, PixelTransform, choose_columns, collate_images, decode_images
+from hf_calib.data import ImageTransform, choose_columns, collate_images
 
 N_IMAGES = 5_000
 

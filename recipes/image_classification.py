@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from papers.dynamics import TrainingTrace
 from papers.images import gaussian_noise, ten_crops, write_ten_crop_report
 from papers.networks import IMAGE_NETWORKS, network_config
+from papers.pixels import PixelTransform, decode_images
 from torch.optim.lr_scheduler import MultiStepLR
 from transformers import AutoConfig, AutoModelForImageClassification, ViTImageProcessorPil, set_seed
 
@@ -24,10 +25,8 @@ from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
 from hf_calib.data import (
     DataArguments,
     ImageTransform,
-    PixelTransform,
     check_reads_rgb,
     collate_images,
-    decode_images,
     label_maps,
     load_data,
     load_image_processor,

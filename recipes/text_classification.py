@@ -14,11 +14,12 @@ from papers.networks.global_pooling_cnn import (
     GlobalPoolingCNNConfig,
     GlobalPoolingCNNForSequenceClassification,
 )
+from papers.newsgroups import StudyDataArguments, load_study_data
 from papers.words import load_glove, train_word_tokenizer
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding, set_seed
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
-from hf_calib.data import DataArguments, label_maps, load_data, load_ood, multi_hot
+from hf_calib.data import label_maps, load_ood, multi_hot
 from hf_calib.experiments import parse_arguments, train_and_report
 
 
@@ -44,13 +45,13 @@ class ModelArguments:
 
 
 model_args, data_args, training_args = parse_arguments(
-    (ModelArguments, DataArguments, CalibrationTrainingArguments)
+    (ModelArguments, StudyDataArguments, CalibrationTrainingArguments)
 )
 set_seed(training_args.seed)
 
 # Data: train, calibration (gammas, temperature, choice of the checkpoint) and test (reported, nothing else).
 with training_args.main_process_first():
-    dataset = load_data(data_args)
+    dataset = load_study_data(data_args)
     elsewhere = load_ood(data_args)
 labels = label_maps(dataset)
 dataset = multi_hot(dataset)  # several labels a row become floats

@@ -8,7 +8,9 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from hf_calib.cards.citations import ENTRIES
+from hf_calib.cards.card import references
+
+ENTRIES = {key: entry for _, entry, key in references()}
 
 
 class Citation(SphinxDirective):

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 import warnings
 from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
 
 from huggingface_hub import ModelCard
+from jinja2 import Environment
+from markupsafe import Markup
 
-from hf_calib._errors import InputValueError, expected
+from hf_calib._errors import InputValueError, expected, few, printable
 from hf_calib._files import whole_file
 from hf_calib._hub import CARD
-from hf_calib._text import escape, is_hub_name
-from hf_calib.cards.decisions import decision_lines
+from hf_calib._text import escape, is_hub_name, safe
 from hf_calib.cards.facts import Facts, read_facts
 from hf_calib.cards.metadata import update_metadata
-from hf_calib.cards.section import HEADING, calibration_section, title
+from hf_calib.report.tables import p_in_words
+from hf_calib.scaling.saved_map import PACKAGES
+from hf_calib.tasks import TASKS, Task
 
 _START = "<!-- hf_calib: what stands between these two marks is written anew with each card -->"
 _END = "<!-- hf_calib: end -->"
-_CLASSES_NAMED = 20
 
 
 def write_card(
@@ -62,19 +67,13 @@ def write_card(
     folder = Path(folder)
     facts = read_facts(folder)
     name = repo_id or re.sub(r"[^\w.-]+", "-", folder.resolve().name).strip("-") or "model"
-    card = _card(folder / CARD, facts, name)
-    update_metadata(
-        card.data,
-        facts,
-        model_name=name.split("/")[-1],
-        license=license,
-        language=language,
-        datasets=datasets,
-        base_model=base_model,
-    )
-    if facts.record is not None or facts.results is not None or facts.prompt is not None:
-        section = calibration_section(facts, name, decision_lines(folder))
-        card.text = _with_section(card.text, f"{_START}\n{section}\n{_END}")
+    introduction, section = _written(facts, name)
+    new = f"---\nlibrary_name: transformers\n---\n\n{introduction}"
+    card = _read(folder / CARD) if (folder / CARD).is_file() else ModelCard(new)
+    given = {"license": license, "language": language, "datasets": datasets, "base_model": base_model}
+    update_metadata(card.data, facts, name.split("/")[-1], given)
+    if facts.record or facts.results is not None or facts.prompt is not None:
+        card.text = _with_section(card.text, section)
     with whole_file(folder / CARD) as unfinished:
         card.save(unfinished)
 
@@ -96,56 +95,88 @@ def repair_stock_card(path: Path, base_model: str | None, *, is_calibrated: bool
     card.save(path)
 
 
-def _card(path: Path, facts: Facts, name: str) -> ModelCard:
-    """The card that is there, or the beginning of a new one."""
-    if not path.is_file():
-        return ModelCard(f"---\nlibrary_name: transformers\n---\n\n{_introduction(facts, name)}\n")
+def usage_lines(
+    name: str,
+    task: Task | None,
+    *,
+    by_hf_calib: bool = False,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> list[str]:
+    """The lines of Python that call a model; by hf_calib's pipeline where its map is not in the weights."""
+    task = task or TASKS["text"]
+    options = "" if revision is None else f", revision={json.dumps(revision)}"
+    options += ", top_k=None" if task.shows_all_scores else ""
+    options += ", trust_remote_code=True" if trust_remote_code else ""
+    return [
+        f"from {'hf_calib' if by_hf_calib else 'transformers'} import pipeline",
+        f"classify = pipeline({json.dumps(task.pipeline)}, model={json.dumps(name)}{options})",
+        f"print(classify({json.dumps(task.example)}))",
+    ]
+
+
+def references() -> list[tuple[str, str, str]]:
+    """Of each paper the losses and maps that it is behind, its BibTeX entry and its citation key."""
+    text = files("hf_calib.cards").joinpath("references.bib").read_text("utf-8")
+    return re.findall(r"(?ms)^% ([^\n]*)\n(@\w+{(\w+),.*?^})", text)
+
+
+def citations(*methods: str | None) -> list[str]:
+    """The BibTeX entries for losses and maps by their names, each once; none for names without a source."""
+    return [entry for names, entry, _ in references() if {*methods} & {*names.split(", ")}]
+
+
+def _written(facts: Facts, name: str) -> tuple[str, str]:
+    """The introduction of a new card, and the section on calibration."""
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, autoescape=True, finalize=_escaped)
+    environment.filters.update(few=few, fenced=_fenced, sentence=lambda text: Markup(safe(text)))
+    environment.globals.update(packages=PACKAGES, p_in_words=p_in_words, command=_command)
+    template = environment.from_string(files("hf_calib.cards").joinpath("card.md.jinja").read_text("utf-8"))
+    by_hf_calib = bool(facts.record and not facts.folded) or facts.prompt is not None
+    own_code = "auto_map" in facts.config
+    usage = usage_lines(name, facts.task, by_hf_calib=by_hf_calib, trust_remote_code=own_code)
+    cited = citations(facts.record.get("loss"), facts.record.get("method"))
+    text = template.render(
+        vars(facts), facts=facts, name=name, usage=usage, own_code=own_code, citations=cited
+    )
+    introduction, _, section = text.partition("\n## Calibration\n")
+    return introduction, f"{_START}\n## Calibration\n\n{section.strip()}\n{_END}"
+
+
+def _escaped(value: object) -> Markup:
+    """A value from the data as text, unless it is marked as safe."""
+    return value if isinstance(value, Markup) else Markup(escape(printable(value)))
+
+
+def _command(words: Sequence[str]) -> Markup:
+    return Markup(shlex.join(map(printable, words)))
+
+
+def _fenced(text: str) -> Markup:
+    """A text as it is, in a fence that nothing in it closes."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return Markup(f"{fence}text\n{text}\n{fence}")
+
+
+def _read(path: Path) -> ModelCard:
     try:
-        card = ModelCard(path.read_text(encoding="utf-8-sig"))  # Notepad begins files with a mark
+        return ModelCard(path.read_text(encoding="utf-8-sig"))  # Notepad begins files with a mark
     except Exception as error:  # of YAML, of the metadata's checks, of the encoding
         got = f"{path} ({' '.join(str(error).split())[:300]})"
         way_out = "correct the lines between the two ---, or move the file away for a new card"
         raise InputValueError(expected(CARD, "have metadata that can be read", got, way_out)) from error
-    return card
-
-
-def _introduction(facts: Facts, name: str) -> str:
-    kind = "classification" if facts.task is None else facts.task.pipeline.replace("-", " ")
-    classes = ""
-    if facts.class_names:
-        named = ", ".join(map(escape, facts.class_names[:_CLASSES_NAMED]))
-        more = len(facts.class_names) - _CLASSES_NAMED
-        noun = "labels, of which an input may have several" if facts.multi_label else "classes"
-        classes = f" for {len(facts.class_names)} {noun}: {named}{f' and {more} more' if more > 0 else ''}"
-    lines = [f"# {escape(name.split('/')[-1])}", "", f"A model for {kind}{classes}."]
-    if facts.record is not None:
-        lines += ["", f"Its probabilities were calibrated with {escape(title(facts.record))}: see below."]
-    return "\n".join(lines)
 
 
 def _with_section(text: str, section: str) -> str:
     """The card's text with the section in the place of an earlier one, or else at its end."""
     # A start and the end that follows it, with no other start between: what lies between such marks is ours.
     sections = re.compile(f"{re.escape(_START)}(?:(?!{re.escape(_START)}).)*?{re.escape(_END)}", re.S)
-    first = sections.search(text)
-    if first is not None:
-        before, after = text[: first.start()], sections.sub("", text[first.end() :])
-    elif _START in text:
+    before, *after = sections.split(text)
+    if not after and _START in text:
         warnings.warn(
             f"The section on calibration in {CARD} has lost the mark of its end. It stays as it is, and a new one was "
             "added below. Remove the old one by hand.",
-            stacklevel=4,
+            stacklevel=3,
         )
-        before, after = text, ""
-    else:
-        before, after = _around_old_section(text)
-    parts = [part.strip("\n") for part in (before, section, after)]
-    return "\n" + "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _around_old_section(text: str) -> tuple[str, str]:
-    """The text before and after the section that version 0.1 wrote, which had no marks."""
-    found = re.search(
-        rf"^{re.escape(HEADING)}\n\nTrained with the loss .*?(?=^#{{1,2}} |\Z)", text, re.S | re.M
-    )
-    return (text, "") if found is None else (text[: found.start()], text[found.end() :])
+    parts = [part.strip("\n") for part in (before, section, "".join(after))]
+    return "\n" + "\n\n".join(filter(None, parts)) + "\n"

@@ -1,311 +1,182 @@
-"""Facts for the card from the JSON files of a model's folder, each checked before use."""
+"""Facts for the card from the JSON files of a model's folder."""
 
 from __future__ import annotations
 
 import json
-import math
-import re
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 from transformers.utils import CONFIG_NAME
 
-from hf_calib._errors import InputError, printable
-from hf_calib._text import plain_name
+from hf_calib._errors import InputError
+from hf_calib.decisions import Decisions
+from hf_calib.decisions.saved import FILE as DECISIONS
 from hf_calib.metrics.state import LOGGED_METRICS
-from hf_calib.metrics.sums import Interval
 from hf_calib.predictions.prompts import PromptTemplate
-from hf_calib.predictions.reading import ROW_OPTIONS
 from hf_calib.report.labels import TITLES as MULTI_LABEL_TITLES
-from hf_calib.report.measures import MEASURES
-from hf_calib.report.saved import read_report
-from hf_calib.scaling.saved_map import MAP_NAME, recorded_in
+from hf_calib.scaling.saved_map import MAP_NAME, map_title, recorded_in
 from hf_calib.tasks import Task, task_of
 
 REPORT_FOLDER = "calibration"
 STREAMED_FIGURE = "reliability.png"  # of an evaluation that kept no logits, for which there is no report
 # Metrics of the card, by their keys in reports and logs; all are in the report.
 METRICS = ("accuracy", "nll", "brier", "ece", "adaptive_ece", "classwise_ece", "mce", "smooth_ece")
-_LONGEST = 200  # characters of a text that a card shows
-_BY_COMMAND = f"with hf-calib calibrate, or with hf-calib evaluate FOLDER --output FOLDER/{REPORT_FOLDER}."
-
-
-class Consistency(NamedTuple):
-    """The consistency test of an ECE; see `hf_calib.metrics.consistency_test`."""
-
-    value: float
-    expected: float
-    p_value: float
-
-
-class Split(NamedTuple):
-    """Rows that were used for something: names of dataset and split, how many, which part; any may be unknown.
-
-    Rows of another part of the same split are other rows.
-    """
-
-    name: str | None = None
-    split: str | None = None
-    n: int | None = None
-    part: str | None = None
+# Narrow enough for two columns of numbers beside them on a phone.
+_SHORT = {"nll": "NLL (nats)", "brier": "Brier score", "ece": "ECE", "mce": "Maximum CE"}
+_FIGURES = ("reliability", "smooth_reliability", "confidence_histogram", "risk_coverage", "classwise")
+_FEW = 6  # temperatures that a reader can take in
 
 
 @dataclass(frozen=True)
 class Results:
-    """Measurements before and after the map.
+    """Measurements "before" and "after" the map, or only the "value" of a model that was measured as it is served."""
 
-    Args:
-        rows: what was measured.
-        seen: how many of these rows the map was fitted on.
-        n_bins: of the binned errors; None if unknown.
-        level: of the intervals, in (0, 1); None where there are none.
-        metrics: "before" and "after", or only "value" where the model was measured as it is served; then by key.
-        tests: the consistency tests, by the same names.
-        figures: paths in the folder.
-        options: of `hf-calib evaluate`, which measures the same rows; none where it cannot.
-        autocast: "bf16" or "fp16" where the model was measured in 16 bits; it is saved in 32.
-    """
-
-    rows: Split
-    seen: int
+    columns: Mapping[str, Mapping[str, Any]]  # by key, the metrics as report.json has them
+    about: Mapping[str, Any]  # the rows, how many of them the map was fitted on ("seen"), and "autocast"
     n_bins: int | None
-    level: float | None
-    metrics: Mapping[str, Mapping[str, Interval]]
-    tests: Mapping[str, Consistency]
-    figures: tuple[str, ...] = ()
-    options: tuple[str, ...] = ()
-    autocast: str | None = None
+    level: float | None = None  # of the intervals; None without a report, which has intervals and tests
+    tests: Mapping[str, Any] = field(default_factory=dict)
+    figures: Sequence[str] = ()  # paths in the folder
 
     @property
-    def has_report(self) -> bool:
-        """Whether they are from a report, with intervals and tests."""
-        return self.level is not None
+    def titles(self) -> dict[str, str]:
+        """The metrics' names in the table, by key."""
+        found = {key: metric["title"] for metrics in self.columns.values() for key, metric in metrics.items()}
+        return {key: _SHORT.get(key, title) for key, title in found.items()}
 
 
 @dataclass(frozen=True)
 class Facts:
-    """A folder's model.
+    """A folder's model."""
 
-    Args:
-        task: its row of `TASKS`; None if unknown.
-        has_own_code: whether the network is none of transformers', and its code is in the folder.
-        class_names: by class number; none if unknown.
-        multi_label: whether its probabilities are sigmoids.
-        record: calibration.json, or what the config has of it: method, loss, split and so on; None without a map.
-        folded: whether the map is in the weights.
-        splits: "train", "calibration" and "test", where known.
-        results: None where nothing was measured, or not with these weights.
-        versions: of packages, by name.
-        prompt: how a text becomes the model's input, of a language model's option tokens; None for others.
-    """
-
-    task: Task | None
-    has_own_code: bool
-    class_names: tuple[str, ...]
-    multi_label: bool
-    record: Mapping[str, Any] | None
+    config: Mapping[str, Any]
+    record: Mapping[str, Any]  # calibration.json, or what the config has of it; empty without a map
     folded: bool
-    splits: Mapping[str, Split]
-    results: Results | None
-    versions: Mapping[str, str]
-    prompt: PromptTemplate | None = None
+    task: Task | None
+    prompt: PromptTemplate | None
+    results: Results | None  # None where nothing was measured, or not with these weights
+    decisions: str | None  # a sentence on the rule beside the model
 
     @property
-    def is_read_by_commands(self) -> bool:
-        """Whether `hf-calib evaluate` and `calibrate` take the model itself, not only a file of predictions."""
-        return self.task is None or self.task.classifier is not None
+    def title(self) -> str:
+        """The map's name in a sentence."""
+        fitted = self.record.get("parameters") or self.record
+        return map_title(self.record.get("method", "temperature"), fitted.get("choice"))
 
     @property
-    def is_read_unlabelled(self) -> bool:
-        """Whether `hf-calib calibrate` takes inputs without labels."""
-        return self.is_read_by_commands and (self.task is None or self.task.reads_unlabelled)
+    def settings(self) -> list[str]:
+        """The map's temperatures, where they are few, and what it minimised."""
+        known = {**self.record, **self.record.get("parameters", {})}
+        scale = self.record.get("weight")
+        if isinstance(scale, float) and scale > 0 and not np.any(self.record.get("bias") or 0):
+            known["temperature"] = 1 / scale
+        found = {name: np.ravel(known.get(name) or []) for name in ("temperature", "temperatures")}
+        few = {name: values for name, values in found.items() if 0 < len(values) <= _FEW}
+        said = [f"{name} {', '.join(f'{value:.4f}' for value in values)}" for name, values in few.items()]
+        return [*said, f"criterion: {known['criterion']}"] if known.get("criterion") else said
+
+    @property
+    def splits(self) -> dict[str, tuple[Mapping[str, Any], str]]:
+        """The rows that were used, and what for, by their role."""
+        rows = dict(self.record.get("data") or {})
+        n_fitted = self.record.get("n_examples")
+        rows["calibration"] = {"n": n_fitted} | rows.get("calibration", {"split": self.record.get("split")})
+        if self.results is not None:
+            rows["test"] = {**rows.get("test", {}), **self.results.about}
+        uses = {"train": "the weights", "gammas": "the loss's gammas", "calibration": "the map"}
+        if rows.get("gammas") == rows["calibration"]:
+            uses["calibration"] = f"the map and {uses.pop('gammas')}"
+        uses["test"] = "the numbers above"
+        return {role: (rows[role], use) for role, use in uses.items() if role in rows}
 
 
 def read_facts(folder: Path) -> Facts:
-    """Read config.json, calibration.json and calibration/report.json.
+    """The facts in config.json, calibration.json, the report and decisions.json.
 
-    A file that is no such file, or about other weights, is left out with a warning.
+    A file that is unreadable, or about other weights, is left out with a warning: a training ends with its card.
     """
     config = _json(folder / CONFIG_NAME)
-    record = _json(folder / MAP_NAME) or recorded_in(config)
-    names = _mapping(config.get("id2label"))
-    known = [text(names, number) for number in sorted(filter(str.isdecimal, names), key=int)]
-    splits = {role: _split(found) for role, found in _mapping(record.get("data")).items()}
-    made_with = _mapping(record.get("versions")) or {"hf_calib": record.get("hf_calib")}
+    recorded = recorded_in(config)
+    record = _json(folder / MAP_NAME) or recorded
     return Facts(
+        config,
+        record,
+        # The config knows: a scaler may be saved beside a model that is folded.
+        folded=bool(recorded.get("folded", record.get("folded"))),
         task=task_of(config),
-        has_own_code="auto_map" in config,
-        class_names=tuple(name for name in known if name is not None),
-        multi_label=config.get("problem_type") == "multi_label_classification",
-        record=record if record.get("method") or record.get("temperature") is not None else None,
-        folded=recorded_in(config).get("folded", record.get("folded")) is True,
-        splits=splits,
+        prompt=PromptTemplate.of(config),
         results=_reported(folder, record) or _streamed(folder, record),
-        versions={name: text(made_with, name) or "" for name in made_with},
-        prompt=_prompt(config),
+        decisions=_decisions(folder, record.get("fingerprint")),
     )
-
-
-def _prompt(config: Mapping[str, Any]) -> PromptTemplate | None:
-    try:
-        return PromptTemplate.of(config)
-    except InputError as error:
-        _left_out(f"{CONFIG_NAME}: {error}", "Write it with PromptTemplate.to_dict()")
-        return None
-
-
-def text(record: Mapping[str, Any], key: str) -> str | None:
-    """An entry that is text and not empty, in one line that a card can show; else None."""
-    value = record.get(key)
-    if not isinstance(value, str) or not value.strip():
-        return None
-    value = printable(value)
-    return value if len(value) <= _LONGEST else f"{value[: _LONGEST - 3]}..."
-
-
-def number(record: Mapping[str, Any], key: str) -> float | None:
-    """An entry that is a finite number; else None."""
-    value = record.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        found = float(value)
-    except OverflowError:
-        return None
-    return found if math.isfinite(found) else None
-
-
-def count(record: Mapping[str, Any], key: str) -> int | None:
-    """An entry that is a whole number, not negative; else None."""
-    found = number(record, key)
-    return int(found) if found is not None and found >= 0 and found == int(found) else None
 
 
 def _reported(folder: Path, record: Mapping[str, Any]) -> Results | None:
-    path = folder / REPORT_FOLDER / "report.json"
-    if not path.is_file():
+    report = _json(folder / REPORT_FOLDER / "report.json")
+    if not report:
         return None
-    try:
-        report = read_report(path)
-    except InputError as error:
-        _left_out(f"{REPORT_FOLDER}/report.json: {error}", f"Write it again {_BY_COMMAND}")
+    if record and report["about"].get("fingerprint") != record.get("fingerprint"):
+        way_out = "Measure these with hf-calib calibrate, or with hf-calib evaluate FOLDER --output FOLDER/calibration."
+        _left_out(f"{REPORT_FOLDER}/report.json, which is about other weights", way_out)
         return None
-    about = _mapping(report.get("about"))
-    if record and about.get("fingerprint") != record.get("fingerprint"):
-        _left_out(
-            f"{REPORT_FOLDER}/report.json, which is about other weights", f"Measure these {_BY_COMMAND}"
-        )
-        return None
-    columns = ("before", "after") if report["after"] is not None else ("before",)
-    level = number(report, "confidence_level")
-    named = {"before": "before" if len(columns) == 2 else "value", "after": "after"}
-    metrics = {}
-    tests = {}
-    for column in columns:
-        state = report[column]
-        metrics[named[column]] = _values(_mapping(state["metrics"]))
-        test = _mapping(state.get("consistency_test"))  # reports on several labels a row have none
-        found = [number(test, key) for key in Consistency._fields]
-        if None not in found:
-            tests[named[column]] = Consistency(*found)  # type: ignore[arg-type]
-    figures = (f"{REPORT_FOLDER}/figures/{name}" for name in _FIGURES)
+    names = ["value"] if report["after"] is None else ["before", "after"]
+    states = {name: report[name if name == "after" else "before"] for name in names}
+    figures = [f"{REPORT_FOLDER}/figures/{name}.png" for name in (*_FIGURES, "label_errors")]
     return Results(
-        rows=_split({**about, "n": report["n_examples"]}),
-        seen=count(about, "seen") or 0,
+        columns={name: _shown(state["metrics"]) for name, state in states.items()},
+        about={**report["about"], "n": report["n_examples"]},
         n_bins=report["n_bins"],
-        level=level if level is not None and 0 < level < 1 else 0.95,
-        metrics=metrics,
-        tests=tests,
-        figures=tuple(path for path in figures if (folder / path).is_file()),
-        options=_options(about.get("options")),
-        autocast=_autocast(about),
+        level=report["confidence_level"],
+        tests={name: test for name, state in states.items() if (test := state.get("consistency_test"))},
+        figures=[path for path in figures if (folder / path).is_file()],
     )
-
-
-_FIGURES = (
-    "reliability.png",
-    "smooth_reliability.png",
-    "confidence_histogram.png",
-    "risk_coverage.png",
-    "classwise.png",
-    "label_errors.png",
-)
 
 
 def _streamed(folder: Path, record: Mapping[str, Any]) -> Results | None:
     """Measurements of a trainer's evaluation that kept no logits."""
-    measured = _mapping(record.get("metrics"))
-    metrics = {}
+    measured, columns = record.get("metrics") or {}, {}
     for column in ("before", "after"):
-        found = _mapping(measured.get(column))
-        values = {key: number(found, key) for key in LOGGED_METRICS}
-        metrics[column] = {key: Interval(value) for key, value in values.items() if value is not None}
-    if not (metrics["before"] and metrics["after"]):
+        values = measured.get(column, {}).items()
+        entries = {key: {"title": LOGGED_METRICS[key], "value": value, "low": None} for key, value in values}
+        columns[column] = _shown(entries)
+    if not all(columns.values()):
         return None
-    has_figure = measured.get("figure") is True and (folder / STREAMED_FIGURE).is_file()
-    return Results(
-        rows=_split(measured),
-        seen=count(measured, "seen") or 0,
-        n_bins=count(measured, "n_bins"),
-        level=None,
-        metrics=metrics,
-        tests={},
-        figures=(STREAMED_FIGURE,) if has_figure else (),
-        autocast=_autocast(measured),
-    )
+    has_figure = measured.get("figure") and (folder / STREAMED_FIGURE).is_file()
+    return Results(columns, measured, measured.get("n_bins"), figures=[STREAMED_FIGURE] if has_figure else [])
 
 
-def _autocast(measured: Mapping[str, Any]) -> str | None:
-    found = text(measured, "autocast")
-    return found if found in ("bf16", "fp16") else None
+def _shown(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    keys = [key for key in (*METRICS, *MULTI_LABEL_TITLES) if key in metrics]
+    return {key: metrics[key] for key in keys if metrics[key]["value"] is not None}
 
 
-def _values(metrics: Mapping[str, Any]) -> dict[str, Interval]:
-    found = {}
-    for key in (*METRICS, *MULTI_LABEL_TITLES):
-        entry = _mapping(metrics.get(key))
-        value = number(entry, "value")
-        if value is not None:
-            low, high = number(entry, "low"), number(entry, "high")
-            found[key] = Interval(value) if low is None or high is None else Interval(value, low, high)
-    return found
-
-
-def _split(entry: object) -> Split:
-    record = _mapping(entry)
-    name = text(record, "name")
-    plain = None if name is None else plain_name(name)
-    return Split(plain, text(record, "split"), count(record, "n"), text(record, "part"))
-
-
-def _options(value: object) -> tuple[str, ...]:
-    """Options that say which rows are read, with values that need no quotes; none where one is anything else."""
-    words = value if isinstance(value, list) else []
-    plain = [isinstance(word, str) and re.fullmatch(r"[\w./:=,+@-]{1,200}", word) for word in words]
-    return tuple(words) if all(plain) and set(words[::2]) <= ROW_OPTIONS and len(words) % 2 == 0 else ()
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _json(path: Path) -> Mapping[str, Any]:
-    if not path.is_file():
-        return {}
+def _decisions(folder: Path, weights: str | None) -> str | None:
+    if not (folder / DECISIONS).is_file():
+        return None
     try:
-        return _mapping(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, RecursionError) as error:
-        _left_out(f"{path.name}, which is not readable as JSON ({error})", "Save the model again.")
+        decisions = Decisions.from_pretrained(folder)
+    except InputError as error:
+        _left_out(f"{DECISIONS}: {error}", "Run hf-calib decide again, or remove the file.")
+        return None
+    if None in (weights, decisions.fingerprint) or weights == decisions.fingerprint:
+        return decisions.sentence()
+    reason = "its rule was fitted on the probabilities of other weights than those of this folder, and what it promises"
+    _left_out(f"{DECISIONS}: {reason} is not known to hold for them", "Run hf-calib decide again.")
+    return None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return {**json.loads(path.read_text(encoding="utf-8"))} if path.is_file() else {}
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        _left_out(
+            f"{path.name}, which is not readable as JSON ({error})", "Save the model or the report again."
+        )
         return {}
 
 
 def _left_out(what: str, way_out: str) -> None:
-    warnings.warn(f"The model card says nothing of {what}. {way_out}", UserWarning, stacklevel=4)
-
-
-def title_of_metric(key: str) -> str:
-    """As reports call it."""
-    return MULTI_LABEL_TITLES.get(key) or MEASURES[key].title
+    warnings.warn(f"The model card says nothing of {what}. {way_out}", UserWarning, stacklevel=5)

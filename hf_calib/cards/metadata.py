@@ -3,101 +3,52 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard
 
 from hf_calib._text import is_hub_name
-from hf_calib.cards.facts import Facts, Results, text, title_of_metric
-from hf_calib.metrics.sums import Interval
+from hf_calib.cards.facts import Facts, Results
 
 logger = logging.getLogger(__name__)
 
-TAGS = ("calibration", "hf_calib")
 _OURS = "hf_calib"  # marks our results among others
+# Readers of local files in the datasets library: no names of datasets.
+_PACKAGED = {"arrow", "audiofolder", "cache", "csv", "generator", "hdf5", "imagefolder", "json", "pandas"}
+_PACKAGED |= {"parquet", "pdffolder", "spark", "sql", "text", "videofolder", "webdataset", "xml"}
 
 
-def update_metadata(
-    data: Any,
-    facts: Facts,
-    *,
-    model_name: str,
-    license: str | None = None,
-    language: str | Sequence[str] | None = None,
-    datasets: str | Sequence[str] | None = None,
-    base_model: str | None = None,
-) -> None:
-    """Fill in what is known and not there yet; what a caller gives replaces what is there.
-
-    Args:
-        data: of the card, changed in place.
-        facts: of the model's folder.
-        model_name: for the results, where the card has no name yet.
-        license: None takes the card's, or else that of the base model's card.
-        language: None leaves the card's.
-        datasets: names on the Hub; None takes the card's, or else those of the splits.
-        base_model: None takes the card's, or else the one in calibration.json.
-    """
-    record = facts.record or {}
+def update_metadata(data: Any, facts: Facts, model_name: str, given: Mapping[str, Any]) -> None:
+    """Fill in what is known and not there yet; what a caller gives replaces what is there."""
     data.library_name = "transformers"  # adapters, which were trained with peft, are merged
-    data.tags = sorted({*_names(data.tags), *(TAGS if facts.record is not None else ())})
+    data.tags = sorted({*_names(data.tags), *(("calibration", "hf_calib") if facts.record else ())})
     if facts.task is not None and not data.pipeline_tag:
         data.pipeline_tag = facts.task.pipeline
-    named = [
-        name
-        for name in _names(base_model or data.base_model or text(record, "base_model"))
-        if is_hub_name(name)
-    ]
+    bases = _names(given["base_model"] or data.base_model or facts.record.get("base_model"))
+    named = [name for name in bases if is_hub_name(name)]
     data.base_model = named[0] if len(named) == 1 else named or None
     if named and not data.get("base_model_relation"):
         data["base_model_relation"] = "finetune"
-    data.datasets = _datasets(_names(datasets) or _names(data.datasets), facts)
-    if language is not None:
-        data.language = _names(language)
-    data.license = license or data.license or _license_of(named)
+    data.datasets = _datasets(_names(given["datasets"]) or _names(data.datasets), facts)
+    if given["language"] is not None:
+        data.language = _names(given["language"])
+    data.license = given["license"] or data.license
+    if data.license is None and len(named) == 1:
+        with suppress(Exception):  # whatever happens at the Hub, the card goes without it
+            data.license = ModelCard.load(named[0], ignore_metadata_errors=True).data.license
     if data.license is None:
         logger.warning(
             "The model card has no license: that of the base model is not known. Add a line such as `license: mit` to "
             "the first lines of README.md, or pass license to create_model_card or push_to_hub."
         )
-    others = [each for each in data.eval_results or [] if not _is_ours(each)]
+    others = [each for each in data.eval_results or [] if (each.metric_args or {}).get("source") != _OURS]
     if facts.results is not None:
         data.model_name = data.model_name or model_name
-        data.eval_results = [*others, *_eval_results(facts, facts.results, data.datasets)]
-    elif facts.record is not None:  # ours were of other weights, which the section does not show either
+        data.eval_results = [*others, *_eval_results(facts, facts.results, data.datasets or [])]
+    elif facts.record:  # ours were of other weights, which the section does not show either
         data.eval_results = others or None
-
-
-def _datasets(given: Sequence[str], facts: Facts) -> list[str] | None:
-    """Names of datasets; those of the splits have their owners, which the Trainer's own card leaves out."""
-    known = [split.name for split in facts.splits.values() if split.name and "/" in split.name]
-    owned = {name.split("/")[1]: name for name in known}
-    names = [owned.get(name, name) for name in given] or known
-    return list(dict.fromkeys(name for name in names if is_dataset_name(name))) or None
-
-
-def _names(value: object) -> list[str]:
-    values = [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else []
-    return [each for each in values if isinstance(each, str) and each]
-
-
-# Builders of the datasets library that read local files: no names of datasets.
-_PACKAGED = {
-    *(
-        "arrow",
-        "audiofolder",
-        "cache",
-        "csv",
-        "generator",
-        "hdf5",
-        "imagefolder",
-        "json",
-        "pandas",
-        "parquet",
-    ),
-    *("pdffolder", "spark", "sql", "text", "videofolder", "webdataset", "xml"),
-}
 
 
 def is_dataset_name(name: object) -> bool:
@@ -109,50 +60,38 @@ def is_dataset_name(name: object) -> bool:
     return is_hub_name(name) and name not in _PACKAGED
 
 
-def _license_of(base_models: Sequence[str]) -> str | None:
-    """The license on the card of the only base model, if the Hub can be asked."""
-    if len(base_models) != 1:
-        return None
-    try:
-        found = ModelCard.load(base_models[0], ignore_metadata_errors=True).data.license
-    except Exception as error:  # whatever happens there, the card goes without it
-        logger.debug("No license of %s: %r", base_models[0], error)
-        return None
-    return found if isinstance(found, str) else None
+def _names(value: str | Sequence[str] | None) -> list[str]:
+    return [value] if isinstance(value, str) else list(value or ())
 
 
-def _is_ours(result: EvalResult) -> bool:
-    return isinstance(result.metric_args, dict) and result.metric_args.get("source") == _OURS
+def _datasets(given: Sequence[str], facts: Facts) -> list[str] | None:
+    """Names of datasets; those of the splits have their owners, which the Trainer's own card leaves out."""
+    used = (facts.record.get("data") or {}).values()
+    known = [rows["name"] for rows in used if "/" in rows.get("name", "")]
+    owned = {name.split("/")[1]: name for name in known}
+    names = [owned.get(name, name) for name in given] or known
+    return list(dict.fromkeys(filter(is_dataset_name, names))) or None
 
 
-def _eval_results(facts: Facts, results: Results, datasets: Sequence[str] | None) -> list[EvalResult]:
+def _eval_results(facts: Facts, results: Results, datasets: Sequence[str]) -> list[EvalResult]:
     """Of the model as it is served under the metrics' own names, then of its other state under longer ones."""
-    served = "value" if "value" in results.metrics else "after" if facts.folded else "before"
-    name, split = results.rows.name, results.rows.split
-    if name is None and datasets is not None and len(datasets) == 1:
-        name = datasets[0]
+    served = "value" if "value" in results.columns else "after" if facts.folded else "before"
+    name = results.about.get("name") or (datasets[0] if len(datasets) == 1 else "own data")
     found = []
-    for column in sorted(results.metrics, key=lambda column: column != served):
-        end = "" if column == served else f"_{column}_calibration"
-        name_end = "" if column == served else f", {column} calibration"
-        for key, value in results.metrics[column].items():
-            found.append(
-                EvalResult(
-                    task_type="text-classification" if facts.task is None else facts.task.pipeline,
-                    dataset_type=name if name is not None and name in (datasets or ()) else "custom",
-                    dataset_name=name or "own data",
-                    dataset_split=split,
-                    metric_type=f"{key}{end}",
-                    metric_name=f"{title_of_metric(key)}{name_end}",
-                    metric_value=value.value,
-                    metric_args=_arguments(value, results),
-                )
+    for column in sorted(results.columns, key=lambda column: column != served):
+        for key, metric in results.columns[column].items():
+            args: dict[str, object] = {"source": _OURS, "n_bins": results.n_bins}
+            if results.level is not None and metric["low"] is not None:
+                args[f"interval_{100 * results.level:g}"] = [metric["low"], metric["high"]]
+            result = EvalResult(
+                task_type="text-classification" if facts.task is None else facts.task.pipeline,
+                dataset_type=name if name in datasets else "custom",
+                dataset_name=name,
+                dataset_split=results.about.get("split"),
+                metric_type=key if column == served else f"{key}_{column}_calibration",
+                metric_name=metric["title"] + ("" if column == served else f", {column} calibration"),
+                metric_value=metric["value"],
+                metric_args=args,
             )
+            found.append(result)
     return found
-
-
-def _arguments(value: Interval, results: Results) -> dict[str, object]:
-    interval = (
-        {} if value.low is None else {f"interval_{100 * (results.level or 0):g}": [value.low, value.high]}
-    )
-    return {"source": _OURS, **({} if results.n_bins is None else {"n_bins": results.n_bins}), **interval}

@@ -20,8 +20,8 @@ from hf_calib._errors import InputValueError, expected, few
 from hf_calib._files import whole_folder
 from hf_calib._hub import check_destination, with_owner
 from hf_calib.cards import write_card
+from hf_calib.cards.card import usage_lines
 from hf_calib.cards.facts import REPORT_FOLDER
-from hf_calib.cards.section import usage_lines
 from hf_calib.commands.opening import Stages, ignore_stage
 from hf_calib.decisions.saved import FILE as DECISIONS
 from hf_calib.export.heads import head_loses_bias

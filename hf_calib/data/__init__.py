@@ -11,14 +11,13 @@ Tagged sentences have `load_tagged`, which goes through the same steps, `choose_
 With `choose_columns(..., multi_label=True)` each row has a list of labels, which `multi_hot` turns into floats for a
 trainer.
 
-`docstring_dataset()` needs no network and returns the same form in one step; `newsgroups_dataset()` has no calibration
-split.
+`docstring_dataset()` needs no network and returns the same form in one step.
 """
 
 from __future__ import annotations
 
 from hf_calib.data.arguments import DataArguments, label_maps, load_data, load_ood
-from hf_calib.data.columns import choose_columns, choose_inputs, strip_headers
+from hf_calib.data.columns import choose_columns, choose_inputs
 from hf_calib.data.docstrings import docstring_dataset
 from hf_calib.data.images import (
     ImageTransform,
@@ -27,31 +26,20 @@ from hf_calib.data.images import (
     collate_images,
     load_image_processor,
 )
-from hf_calib.data.multi_label import multi_hot
-from hf_calib.data.newsgroups import newsgroups_dataset
-from hf_calib.data.pixels import PixelTransform, decode_images
+from hf_calib.data.labels import multi_hot
 from hf_calib.data.sources import load_splits
-from hf_calib.data.splits import (
-    add_label_noise,
-    draw_test,
-    limit_samples,
-    split_calibration,
-    warn_shared_texts,
-)
+from hf_calib.data.splits import draw_test, limit_samples, split_calibration, warn_shared_texts
 from hf_calib.data.tokens import choose_tokens, load_tagged, tag_maps, tokenize_words
 
 __all__ = [
     "DataArguments",
     "ImageTransform",
-    "PixelTransform",
-    "add_label_noise",
     "check_images",
     "check_reads_rgb",
     "choose_columns",
     "choose_inputs",
     "choose_tokens",
     "collate_images",
-    "decode_images",
     "docstring_dataset",
     "draw_test",
     "label_maps",
@@ -62,9 +50,7 @@ __all__ = [
     "load_splits",
     "load_tagged",
     "multi_hot",
-    "newsgroups_dataset",
     "split_calibration",
-    "strip_headers",
     "tag_maps",
     "tokenize_words",
     "warn_shared_texts",

@@ -4,220 +4,145 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from datasets import Dataset, DatasetDict, concatenate_datasets
 
-from hf_calib._errors import InputValueError, expected
+from hf_calib._errors import check
 from hf_calib._text import short_names
-from hf_calib.data.columns import choose_columns, choose_inputs, strip_headers
+from hf_calib.data.columns import choose_columns, choose_inputs
 from hf_calib.data.docstrings import docstring_dataset
 from hf_calib.data.images import check_images, conversion_note
-from hf_calib.data.newsgroups import newsgroups_dataset
+from hf_calib.data.labels import has_several_labels
 from hf_calib.data.sources import load_rows, load_splits
-from hf_calib.data.splits import (
-    add_label_noise,
-    draw_test,
-    has_several_labels,
-    limit_samples,
-    split_calibration,
-)
-
-if TYPE_CHECKING:
-    pass
+from hf_calib.data.splits import draw_test, limit_samples, split_calibration
 
 BUILT_IN = "docstrings"
 _HELD_OUT = 0.2  # of a file alone
-NEWSGROUPS = "sklearn/20newsgroups"
+
+
+def _option(help: str, default: Any = None) -> Any:
+    return field(default=default, metadata={"help": help})
 
 
 @dataclass
 class DataArguments:
     """The dataset, and which of its rows and columns are used."""
 
-    dataset: str | None = field(
-        default=None,
-        metadata={
-            "help": f"A dataset on the Hub, a local folder, {NEWSGROUPS!r}, or {BUILT_IN!r}, which needs no network."
-        },
+    dataset: str | None = _option(f"Of the Hub, a local folder, or {BUILT_IN!r}, which needs no network.")
+    dataset_config: str | None = _option("Configuration of a Hub dataset.")
+    dataset_revision: str | None = _option("Branch or commit; refs/convert/parquet where main has a script.")
+    train_file: str | None = _option("csv, tsv, json, jsonl (also .gz) or parquet; used instead of dataset.")
+    calibration_file: str | None = _option("Without it, rows of train are held out.")
+    test_file: str | None = _option(
+        "Used for the final report only. Without it, rows of train_file are held out: test_size. (Tagged sentences "
+        "need it.)"
     )
-    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a Hub dataset."})
-    dataset_revision: str | None = field(
-        default=None,
-        metadata={"help": "Branch or commit of a Hub dataset; refs/convert/parquet where main has a script."},
+    test_split: str = _option("'validation' if the test labels are withheld.", "test")
+    text_column: str = _option("Column of texts.", "text")
+    image_column: str = _option("Column of images.", "image")
+    label_column: str = _option("Column of labels.", "label")
+    class_names: list[str] | None = _option("Class names in order of their id.")  # noqa: RUF009
+    multi_label: bool = _option(
+        "A row has any number of labels: a list of names or ids, or a text with label_separator.", False
     )
-    train_file: str | None = field(
-        default=None,
-        metadata={"help": "csv, tsv, json, jsonl (also .gz) or parquet; used instead of dataset."},
+    label_separator: str | None = _option("With multi_label: between the labels of a text, such as '|'.")
+    label_columns: list[str] | None = _option("With multi_label: one column of 0 and 1 for each label.")  # noqa: RUF009
+    no_label: str | None = _option("With multi_label: written where a row has none, such as 'No Finding'.")
+    calibration_size: float = _option(
+        "Fraction of train (see calibration_from), or from 1 on the number of its rows, to hold out.", 0.1
     )
-    calibration_file: str | None = field(
-        default=None, metadata={"help": "Without it, rows of train are held out."}
+    calibration_from: str = _option(
+        "Split to hold calibration rows out of: train, or test, as AdaFocal does with ImageNet.", "train"
     )
-    test_file: str | None = field(
-        default=None,
-        metadata={
-            "help": "Used for the final report only. Without it, rows of train_file are held out: test_size. (Tagged "
-            "sentences need it.)"
-        },
+    test_size: float | None = _option(
+        "Merge train and test, and draw this fraction, or number of rows, as a new test set. Default: 0.2 where there "
+        "is a train_file alone."
     )
-    test_split: str = field(
-        default="test", metadata={"help": "'validation' if the test labels are withheld."}
+    split_seed: int = _option("Seed of the splits; keep it for all runs that are compared.", 0)
+    ood_data: list[str] | None = _option(  # noqa: RUF009
+        "Inputs of none of the classes, which the report separates from the test set: files, folders or datasets on "
+        "the Hub, also several."
     )
-    text_column: str = field(default="text", metadata={"help": "Column of texts."})
-    strip_headers: bool = field(
-        default=False, metadata={"help": "Cut posts and e-mails up to the first blank line."}
-    )
-    image_column: str = field(default="image", metadata={"help": "Column of images."})
-    label_column: str = field(default="label", metadata={"help": "Column of labels."})
-    class_names: list[str] | None = field(
-        default=None, metadata={"help": "Class names in order of their id."}
-    )
-    multi_label: bool = field(
-        default=False,
-        metadata={
-            "help": "A row has any number of labels: a list of names or ids, or a text with label_separator."
-        },
-    )
-    label_separator: str | None = field(
-        default=None,
-        metadata={"help": "With multi_label: what stands between the labels of a text, such as '|'."},
-    )
-    label_columns: list[str] | None = field(
-        default=None, metadata={"help": "With multi_label: one column of 0 and 1 for each label."}
-    )
-    no_label: str | None = field(
-        default=None,
-        metadata={"help": "With multi_label: what stands in rows without a label, such as 'No Finding'."},
-    )
-    calibration_size: float = field(
-        default=0.1,
-        metadata={
-            "help": "Fraction of train (see calibration_from), or from 1 on the number of its rows, to hold out."
-        },
-    )
-    calibration_from: str = field(
-        default="train",
-        metadata={
-            "help": "Split to hold calibration rows out of: train, or test, as AdaFocal does with ImageNet."
-        },
-    )
-    test_size: float | None = field(
-        default=None,
-        metadata={
-            "help": "Merge train and test, and draw this fraction, or number of rows, as a new test set. "
-            "Default: 0.2 where there is a train_file alone."
-        },
-    )
-    label_noise: float = field(
-        default=0.0,
-        metadata={
-            "help": "Fraction of the train and calibration rows that get another class at random, for studies."
-        },
-    )
-    split_seed: int = field(
-        default=0, metadata={"help": "Seed of the splits; keep it for all runs that are compared."}
-    )
-    ood_data: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Inputs of none of the classes, which the report tells from the test set: files, folders or "
-            "datasets on the Hub, also several."
-        },
-    )
-    ood_split: str = field(default="test", metadata={"help": "Of these, where they are no files."})
-    max_train_samples: int | None = field(default=None, metadata={"help": "Use this many random rows."})
-    max_calibration_samples: int | None = field(default=None, metadata={"help": "Use this many random rows."})
-    max_test_samples: int | None = field(default=None, metadata={"help": "Use this many random rows."})
+    ood_split: str = _option("Of these, where they are no files.", "test")
+    max_train_samples: int | None = _option("Use this many random rows.")
+    max_calibration_samples: int | None = _option("Use this many random rows.")
+    max_test_samples: int | None = _option("Use this many random rows.")
 
 
 def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
     """The splits train, calibration and test, with columns `text` and `label`; or `image`, `label` and `row`.
 
     The column `row` names an image's row in its split, "row 17 of train", for errors of images that are decoded later.
-
-    Raises:
-        ValueError: if data are missing, unreadable or empty, or do not fit; of an image the row is named, as it is
-            counted in the data.
+    ValueError if data are missing, unreadable or empty, or do not fit.
     """
     test_size = args.test_size
-    _check_multi_label(args)
+    if args.multi_label:  # before data are loaded
+        way_out = "leave one of the two out"
+        is_read = args.train_file is not None or args.dataset != BUILT_IN
+        check(is_read, f"dataset {BUILT_IN!r} to go with one label a row", "multi_label", way_out)
+        check(not args.ood_data, "ood_data to go with one label a row", "multi_label", way_out)
     if args.dataset == BUILT_IN and not images:
         dataset = docstring_dataset(seed=args.split_seed)
     else:
-        if args.dataset == NEWSGROUPS and not args.train_file:
-            dataset = newsgroups_dataset()
-        else:
-            one_file = args.train_file and not args.test_file
-            if one_file and test_size is None:
-                test_size = _HELD_OUT
-                warnings.warn(
-                    f"There is no test_file, so {_HELD_OUT:.0%} of the rows of train_file are held out to test on. "
-                    "Name a test_file, or set test_size.",
-                    stacklevel=2,
-                )
-            dataset = load_splits(
-                None if args.train_file else args.dataset,  # a file on the command line, a name in the config
-                dataset_config=args.dataset_config,
-                revision=args.dataset_revision,
-                test_split=None if one_file else args.test_split,
-                train_file=args.train_file,
-                calibration_file=args.calibration_file,
-                test_file=args.test_file,
+        one_file = bool(args.train_file and not args.test_file)
+        if one_file and test_size is None:
+            test_size = _HELD_OUT
+            warnings.warn(
+                f"There is no test_file, so {_HELD_OUT:.0%} of the rows of train_file are held out to test on. "
+                "Name a test_file, or set test_size.",
+                stacklevel=2,
             )
-        column = {"image_column": args.image_column} if images else {"text_column": args.text_column}
-        dataset = choose_columns(
-            dataset,
-            label_column=args.label_column,
-            class_names=args.class_names,
-            multi_label=args.multi_label,
-            label_separator=args.label_separator,
-            label_columns=args.label_columns,
-            no_label=args.no_label,
-            **column,
+        layout = (
+            "label_column",
+            "class_names",
+            "multi_label",
+            "label_separator",
+            "label_columns",
+            "no_label",
         )
+        of_labels = {name: getattr(args, name) for name in layout}
+        dataset = splits_of(args, test_split=None if one_file else args.test_split)
+        dataset = choose_columns(dataset, **of_labels, **_input_column(args, images))
         if images:
             dataset = DatasetDict({name: _checked_images(split, name) for name, split in dataset.items()})
-    if args.strip_headers and not images:
-        dataset = strip_headers(dataset)
     if test_size is not None:
         dataset = draw_test(dataset, size=rows_or_share(test_size), seed=args.split_seed)
-    dataset = split_calibration(
-        dataset,
-        size=rows_or_share(args.calibration_size),
-        seed=args.split_seed,
-        source=args.calibration_from,
-    )
-    if args.label_noise != 0:
-        dataset = add_label_noise(dataset, fraction=args.label_noise, seed=args.split_seed)
-    return limit_samples(
-        dataset,
-        max_train_samples=args.max_train_samples,
-        max_calibration_samples=args.max_calibration_samples,
-        max_test_samples=args.max_test_samples,
-        seed=args.split_seed,
-    )
+    return held_out(dataset, args)
+
+
+def splits_of(args: DataArguments, test_split: str | None) -> DatasetDict:
+    """The splits as they are."""
+    source = None if args.train_file else args.dataset  # a file on the command line, a name in the config
+    names = ("dataset_config", "train_file", "calibration_file", "test_file")
+    given = {name: getattr(args, name) for name in names}
+    return load_splits(source, revision=args.dataset_revision, test_split=test_split, **given)
+
+
+def held_out(dataset: DatasetDict, args: DataArguments, *, stratify: bool = True) -> DatasetDict:
+    """The splits with one for calibration, each of at most so many rows."""
+    size, source = rows_or_share(args.calibration_size), args.calibration_from
+    dataset = split_calibration(dataset, size=size, seed=args.split_seed, stratify=stratify, source=source)
+    limits = {name: value for name, value in vars(args).items() if name.startswith("max_")}
+    return limit_samples(dataset, **limits, seed=args.split_seed)
 
 
 def load_ood(args: DataArguments, *, images: bool = False) -> dict[str, Dataset]:
     """The inputs of `ood_data` by name, each with the column `text`, or `image` and `row`.
 
-    A file or folder is named by the last two parts of its path, or by more where two would have one name.
-
-    Args:
-        args: with the columns' names.
-        images: whether the inputs are images.
-
-    Raises:
-        ValueError: if data are missing, unreadable or empty, have no such column, or are given twice.
+    A file or folder is named by the last two parts of its path, or by more where two would have one name. ValueError
+    if data are missing, unreadable or empty, have no such column, or are given twice.
     """
-    found = {}
-    sources = args.ood_data or []
+    found, sources = {}, args.ood_data or []
     for source, name in zip(sources, short_names(sources), strict=True):
         rows = load_rows(source, split=args.ood_split, argument="ood_data")
-        column = {"image_column": args.image_column} if images else {"text_column": args.text_column}
-        inputs = choose_inputs(rows, name=source, **column)
+        inputs = choose_inputs(rows, name=source, **_input_column(args, images))
         found[name] = _checked_images(inputs, name) if images else inputs
     return found
+
+
+def _input_column(args: DataArguments, images: bool) -> dict[str, Any]:
+    return {"image_column": args.image_column} if images else {"text_column": args.text_column}
 
 
 def _checked_images(rows: Dataset, name: str) -> Dataset:
@@ -229,20 +154,6 @@ def _checked_images(rows: Dataset, name: str) -> Dataset:
     return concatenate_datasets([rows, places], axis=1)
 
 
-def _check_multi_label(args: DataArguments) -> None:
-    """Refuse what goes with one label a row only, before data are loaded."""
-    if not args.multi_label:
-        return
-    got, way_out = "multi_label", "leave one of the two out"
-    for name, given in (
-        (f"dataset {args.dataset!r}", not args.train_file and args.dataset in (BUILT_IN, NEWSGROUPS)),
-        ("ood_data", bool(args.ood_data)),
-        ("label_noise", args.label_noise != 0),
-    ):
-        if given:
-            raise InputValueError(expected(name, "go with one label a row", got, way_out))
-
-
 def rows_or_share(size: float) -> float | int:
     """A size as the splits take it: a number of rows from 1 on, a share below."""
     return int(size) if size >= 1 else size
@@ -250,11 +161,13 @@ def rows_or_share(size: float) -> float | int:
 
 def label_maps(dataset: DatasetDict) -> dict[str, Any]:
     """`num_labels`, `id2label` and `label2id` for `from_pretrained`; for several labels a row `problem_type`, too."""
-    train, several = dataset["train"], has_several_labels(dataset["train"])
+    train = dataset["train"]
+    several = has_several_labels(train)
     names = (train.features["label"].feature if several else train.features["label"]).names
-    return {
-        **({"problem_type": "multi_label_classification"} if several else {}),
-        "num_labels": len(names),
-        "id2label": dict(enumerate(names)),
-        "label2id": {name: i for i, name in enumerate(names)},
-    }
+    return maps_of(names) | ({"problem_type": "multi_label_classification"} if several else {})
+
+
+def maps_of(names: list[str]) -> dict[str, Any]:
+    """The entries of a config on its classes."""
+    label2id = {name: i for i, name in enumerate(names)}
+    return {"num_labels": len(names), "id2label": dict(enumerate(names)), "label2id": label2id}

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import datasets
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, concatenate_datasets
 
-from hf_calib._errors import (
-    InputTypeError,
-    InputValueError,
-    did_you_mean,
-    expected,
-    look_alikes,
+from hf_calib._errors import InputTypeError, check, expected, look_alikes
+from hf_calib.data.labels import (
+    INTEGERS,
+    TEXTS,
+    ClassNames,
+    LabelLayout,
+    check_columns,
+    encode_label_sets,
+    in_short,
+    is_of,
+    read_column,
 )
-from hf_calib.data.multi_label import LabelLayout, encode_label_sets
-from hf_calib.data.splits import read_column
-
-_BLANK_LINE = re.compile(r"\r?\n\r?\n")  # e-mails and files of Windows end lines with \r\n
 
 
 def choose_columns(
@@ -64,274 +64,121 @@ def choose_columns(
     >>> chosen["train"].features["label"].names, chosen["train"][0]
     (['art', 'markets'], {'text': 'up', 'label': 1})
     """
-    if text_column is not None and image_column is None:
-        input_column, prepare = text_column, _texts
-    elif image_column is not None and text_column is None:
-        input_column, prepare = image_column, _images
-    else:
-        got = f"{text_column!r} and {image_column!r}"
-        raise InputValueError(expected("one of text_column and image_column", "be given", got, "give one"))
+    given = f"{text_column!r} and {image_column!r}"
+    one = (text_column is None) != (image_column is None)
+    check(one, "one of text_column and image_column to be given", given, "give one")
     layout = LabelLayout(label_column, label_columns, label_separator, no_label)
-    if not multi_label and layout != LabelLayout(label_column):
-        way_out = "set multi_label, or leave label_separator, label_columns and no_label out"
-        raise InputValueError(expected("the data", "have several labels a row", "one class a row", way_out))
-    for name, split in dataset.items():
-        _check_columns(name, split, input_column, *([] if multi_label else [label_column]))
-    label_ids: dict[str, Any]
+    way_out = "set multi_label, or leave label_separator, label_columns and no_label out"
+    plain = multi_label or layout == LabelLayout(label_column)
+    check(plain, "the data to have several labels a row", "one class a row", way_out)
+    inputs = {name: _inputs(name, split, text_column, image_column) for name, split in dataset.items()}
+    ids: dict[str, Any]
     if multi_label:
-        names, label_ids = encode_label_sets(dataset, layout, class_names)
-        feature = Features({"label": datasets.Sequence(ClassLabel(names=names))})
+        names, ids = encode_label_sets(dataset, layout, class_names)
+        feature = Features({"label": datasets.Sequence(ClassLabel(names=list(names)))})
     else:
-        names, label_ids = _encode_labels(dataset, label_column, class_names)
-        feature = Features({"label": ClassLabel(names=names)})
-    return DatasetDict(
-        {
-            # Side by side, so that changing the labels does not rewrite the images.
-            name: concatenate_datasets(
-                [
-                    prepare(name, split.select_columns([input_column]), input_column),
-                    Dataset.from_dict({"label": label_ids[name]}, features=feature),
-                ],
-                axis=1,
-            )
-            for name, split in dataset.items()
-        }
-    )
+        names, ids = _encode_labels(dataset, label_column, class_names)
+        feature = Features({"label": ClassLabel(names=list(names))})
+    # Side by side, so that changing the labels does not rewrite the images.
+    labels = {name: Dataset.from_dict({"label": rows}, features=feature) for name, rows in ids.items()}
+    return DatasetDict({name: concatenate_datasets([inputs[name], labels[name]], axis=1) for name in dataset})
 
 
 def choose_inputs(
     rows: Dataset, *, name: str, text_column: str | None = None, image_column: str | None = None
 ) -> Dataset:
-    """Keep the inputs of rows whose labels are not read, such as those from elsewhere.
+    """Keep the inputs of rows whose labels are not read, as the column `text` or `image`, and check them.
 
-    Args:
-        rows: with any columns.
-        name: of the data, for errors.
-        text_column: the column of str; give this one or `image_column`. If there is no such column, the only one of
-            its kind is taken.
-        image_column: the column of images.
-
-    Returns:
-        A dataset of the column `text`, or `image`.
-
-    Raises:
-        ValueError: if there is no such column, no row, or a value is missing.
-        TypeError: if the column holds anything else.
+    `text_column` or `image_column` names it; if there is no such column, the only one of its kind is taken. Errors
+    are those of `choose_columns`, and name the data by `name`.
 
     >>> rows = Dataset.from_dict({"utterance": ["play jazz"], "intent": [3]})
     >>> choose_inputs(rows, name="others", text_column="text")[0]
     {'text': 'play jazz'}
     """
-    kind = "text" if image_column is None else "image"
-    column, prepare, fits = (
-        (text_column, _texts, _is_text) if image_column is None else (image_column, _images, _is_image)
-    )
+    column, fits = (text_column, _is_text) if image_column is None else (image_column, _is_image)
     of_the_kind = [each for each, feature in rows.features.items() if fits(feature)]
     if column not in rows.column_names and len(of_the_kind) == 1:
-        column = of_the_kind[0]
-    _check_columns(name, rows, str(column))
-    return prepare(name, rows.select_columns([str(column)]), str(column)).select_columns([kind])
+        (column,) = of_the_kind
+    return _inputs(name, rows, *((column, None) if image_column is None else (None, column)))
 
 
-def strip_headers(dataset: DatasetDict) -> DatasetDict:
-    """Cut each text up to its first blank line: the header of a newsgroup post, or of an e-mail.
-
-    A text with no blank line stays as it is, and one of nothing but a header becomes empty: as in the code of
-    Kumar, Sarawagi, Jain, Trainable Calibration Measures, 2018, whose 20 Newsgroups later papers took.
-
-    Args:
-        dataset: as `choose_columns` returns it, with the column `text`.
-
-    Raises:
-        ValueError: if no text of train has a blank line.
-
-    >>> rows = Dataset.from_dict({"text": ["From: me\\nSubject: it\\n\\nIt works.\\n\\nMe"], "label": [0]})
-    >>> strip_headers(DatasetDict({"train": rows}))["train"]["text"][0]
-    'It works.\\n\\nMe'
-    """
-
-    def cut(batch: dict[str, list[str]]) -> dict[str, list[str]]:
-        return {"text": [_BLANK_LINE.split(text, maxsplit=1)[-1] for text in batch["text"]]}
-
-    if not any(map(_BLANK_LINE.search, read_column(dataset["train"], "text").to_pylist())):
-        raise InputValueError(
-            expected(
-                "texts of train",
-                "have a header and a blank line after it",
-                "no blank line",
-                "leave strip_headers out; they may be cut already",
-            )
-        )
-    return dataset.map(cut, batched=True, desc="Cutting headers")
-
-
-def _check_columns(name: str, split: Dataset, *columns: str) -> None:
-    if len(split) == 0:
-        raise InputValueError(
-            expected(f"split {name!r}", "have rows", 0, "check the file or the split's name")
-        )
-    for column in columns:
-        if column not in split.column_names:
-            raise InputValueError(
-                expected(
-                    f"the column to read from split {name!r}",
-                    f"be one of {', '.join(split.column_names)}",
-                    repr(column),
-                    did_you_mean(column, split.column_names),
-                )
-            )
-        values = read_column(split, column)
-        if values.null_count:
-            first = values.is_null().to_pylist().index(True)
-            raise InputValueError(
-                expected(
-                    f"column {column!r}",
-                    f"have a value in every row of split {name!r}",
-                    f"{values.null_count} without (first in row {first})",
-                    "remove these rows",
-                )
-            )
-
-
-def _texts(name: str, split: Dataset, column: str) -> Dataset:
+def _inputs(name: str, split: Dataset, text_column: str | None, image_column: str | None) -> Dataset:
+    """A split's column `text`, or `image` without decoding."""
+    kind, column = ("text", text_column) if image_column is None else ("image", image_column)
+    check_columns(name, split, str(column))
     feature = split.features[column]
-    if not _is_text(feature):
+    if not (_is_text(feature) or (kind == "image" and _is_image(feature))):
+        way_out = f"choose another {kind}_column"
         raise InputTypeError(
-            expected(
-                f"column {column!r}", f"hold texts in split {name!r}", feature, "choose another text_column"
-            )
+            expected(f"column {column!r}", f"hold {kind}s in split {name!r}", feature, way_out)
         )
-    return split if column == "text" else split.rename_column(column, "text")
-
-
-def _images(name: str, split: Dataset, column: str) -> Dataset:
-    feature = split.features[column]
-    if not (_is_image(feature) or _is_text(feature)):
-        raise InputTypeError(
-            expected(
-                f"column {column!r}", f"hold images in split {name!r}", feature, "choose another image_column"
-            )
-        )
-    renamed = split if column == "image" else split.rename_column(column, "image")
-    return renamed.cast_column("image", Image(decode=False))
+    chosen = split.select_columns([column])
+    renamed = chosen if column == kind else chosen.rename_column(column, kind)
+    return renamed if kind == "text" else renamed.cast_column("image", Image(decode=False))
 
 
 def _encode_labels(
     dataset: DatasetDict, column: str, class_names: Sequence[str] | None
-) -> tuple[list[str], dict[str, list[int]]]:
+) -> tuple[ClassNames, dict[str, list[int]]]:
     """The class names, and every split's labels as ids."""
     labels = {name: _stored_labels(name, split, column) for name, split in dataset.items()}
+    features = {name: split.features[column] for name, split in dataset.items()}
+    declared = {name: each.names for name, each in features.items() if isinstance(each, ClassLabel)}
     trained = set(labels["train"])
-    names = list(class_names or _default_names(dataset["train"].features[column], trained))
-    _check_names(names, dataset, column)
-    are_texts = isinstance(labels["train"][0], str)
-    id_of = {name if are_texts else i: i for i, name in enumerate(names)}
+    names = ClassNames(class_names or declared.get("train") or ClassNames.of(trained, "classes"))
+    differ = len(set(names)) == len(names) >= 2
+    check(
+        differ,
+        "the classes to be at least two, and differ",
+        list(names),
+        "check label_column and class_names",
+    )
+    for name, own in declared.items():
+        agree = own == next(iter(declared.values())) and len(own) == len(names)
+        requirement = f"be those of the other splits, and as many as class_names ({len(names)})"
+        check(
+            agree,
+            f"the classes of split {name!r} to {requirement}",
+            f"{len(own)}: {in_short(own)}",
+            "make them agree",
+        )
+    known = {name if isinstance(labels["train"][0], str) else i: i for i, name in enumerate(names)}
     for name, values in labels.items():
-        _check_labels(name, values, known=set(id_of), trained=trained)
-    return names, {name: [id_of[value] for value in values] for name, values in labels.items()}
+        for requirement, allowed in (
+            ("occur in train as well", trained),
+            ("be among class_names", set(known)),
+        ):
+            others = sorted(set(values) - allowed, key=str)
+            alike = look_alikes(map(str, others), map(str, allowed))
+            first = next((row for row, value in enumerate(values) if value not in allowed), 0)
+            got = f"{in_short(others)}{f' ({alike})' if alike else ''} (first in row {first})"
+            way_out = "check label_column, or remove these rows"
+            check(not others, f"labels of split {name!r} to {requirement}", got, way_out)
+    return names, {name: [known[value] for value in values] for name, values in labels.items()}
 
 
 def _stored_labels(name: str, split: Dataset, column: str) -> list[Any]:
     """Texts or integers."""
+    check_columns(name, split, column)
     feature = split.features[column]
-    dtype = str(getattr(feature, "dtype", ""))
     values = read_column(split, column).to_pylist()
-    if dtype == "bool":
+    if is_of(feature, "bool"):
         return [str(value) for value in values]
-    if dtype.startswith("float") and all(value.is_integer() for value in values):
+    if is_of(feature, "float") and all(value.is_integer() for value in values):
         values = [int(value) for value in values]  # pandas writes integers so where some were missing
-    elif not (_is_text(feature) or dtype.startswith(("int", "uint"))):
-        raise InputTypeError(
-            expected(
-                f"column {column!r}",
-                f"hold one class in each row, as a text or an integer, in split {name!r}",
-                feature,
-                "choose another label_column",
-            )
-        )
-    if -1 in values:  # how the Hub marks labels that are withheld
-        raise InputValueError(
-            expected(f"split {name!r}", "be labelled", -1, 'use another, for example test_split="validation"')
-        )
+    elif not is_of(feature, *TEXTS, *INTEGERS):
+        requirement = f"hold one class in each row, as a text or an integer, in split {name!r}"
+        way_out = "choose another label_column"
+        raise InputTypeError(expected(f"column {column!r}", requirement, feature, way_out))
+    # The Hub marks labels that are withheld by -1.
+    way_out = 'use another, for example test_split="validation"'
+    check(-1 not in values, f"split {name!r} to be labelled", -1, way_out)
     blank = [i for i, value in enumerate(values) if isinstance(value, str) and not value.strip()]
-    if blank:
-        raise InputValueError(
-            expected(
-                f"column {column!r}",
-                f"hold a label in every row of split {name!r}",
-                f"none in {len(blank)} rows (first in row {blank[0]})",
-                "remove these rows",
-            )
-        )
+    got = f"none in {len(blank)} rows (first in row {blank[0] if blank else 0})"
+    requirement = f"column {column!r} to hold a label in every row of split {name!r}"
+    check(not blank, requirement, got, "remove these rows")
     return values
-
-
-def _default_names(feature: object, trained: set[Any]) -> list[str]:
-    if isinstance(feature, ClassLabel):
-        return feature.names
-    classes = sorted(trained)
-    alike = "" if isinstance(classes[0], int) else look_alikes(classes, classes)
-    if alike:
-        raise InputValueError(
-            expected(
-                "the classes of train",
-                "differ visibly",
-                alike,
-                "write the labels alike, or pass class_names if these are two classes",
-            )
-        )
-    if isinstance(classes[0], int) and classes != list(range(len(classes))):
-        raise InputValueError(
-            expected(
-                "integer labels of train",
-                "count from 0 without gaps",
-                _few(classes),
-                "pass class_names for all classes from 0 on, or write the labels as texts",
-            )
-        )
-    return [str(value) for value in classes]
-
-
-def _check_names(names: list[str], dataset: DatasetDict, column: str) -> None:
-    if len(names) < 2 or len(set(names)) < len(names):
-        raise InputValueError(
-            expected(
-                "the classes", "be at least two, and differ", names, "check label_column and class_names"
-            )
-        )
-    features = {name: split.features[column] for name, split in dataset.items()}
-    declared = {name: feature.names for name, feature in features.items() if isinstance(feature, ClassLabel)}
-    first = next(iter(declared.values()), None)
-    for name, own in declared.items():
-        if own != first or len(own) != len(names):
-            raise InputValueError(
-                expected(
-                    f"the classes of split {name!r}",
-                    f"be those of the other splits, and as many as class_names ({len(names)})",
-                    f"{len(own)}: {_few(own)}",
-                    "make them agree",
-                )
-            )
-
-
-def _check_labels(name: str, values: list[Any], *, known: set[Any], trained: set[Any]) -> None:
-    for requirement, allowed in (("occur in train as well", trained), ("be among class_names", known)):
-        others = sorted(set(values) - allowed, key=str)
-        if others:
-            alike = look_alikes(map(str, others), map(str, allowed))
-            first = next(row for row, value in enumerate(values) if value not in allowed)
-            raise InputValueError(
-                expected(
-                    f"labels of split {name!r}",
-                    requirement,
-                    _few(others) + (f" ({alike})" if alike else "") + f" (first in row {first})",
-                    "check label_column, or remove these rows",
-                )
-            )
-
-
-def _few(values: list[Any]) -> str:
-    return f"{values[:5]}{' ...' if len(values) > 5 else ''}"
 
 
 def _is_image(feature: object) -> bool:
@@ -339,4 +186,4 @@ def _is_image(feature: object) -> bool:
 
 
 def _is_text(feature: object) -> bool:
-    return getattr(feature, "dtype", None) in ("string", "large_string")
+    return is_of(feature, *TEXTS)

@@ -10,13 +10,13 @@ import re
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
-from hf_calib._errors import InputValueError, expected
+from hf_calib._errors import check
 from hf_calib.data.splits import draw_rows
 
 LIBRARIES = ("numpy", "scipy", "sklearn", "pandas", "torch", "transformers")
@@ -40,50 +40,39 @@ def docstring_dataset(
 ) -> DatasetDict:
     """Build a hard text classification dataset of real text, the docstrings of installed libraries.
 
-    For trying things out without a network. The text is the first paragraph of a public docstring, of 40
-    to 400 characters, with the names of the libraries masked; the label is the library. Many paragraphs
-    fit several libraries, so no classifier can be sure of all of them. The rows depend on the installed
-    versions: use a published dataset for results that others should reproduce.
+    For trying things out without a network. The text is the first paragraph of a public docstring, of 40 to 400
+    characters, with the names of the libraries masked; the label is the library. Many paragraphs fit several libraries.
+    The rows depend on the installed versions: results are not for others to reproduce.
 
     Args:
         max_per_class: int >= 10; a library is scanned until it has given this many paragraphs.
         seed: draws the three splits and the order of the rows.
-        libraries: import names of the classes; one that is not installed is left out.
+        libraries: import names of the classes, at least two; one that is not installed is left out.
 
     Returns:
-        DatasetDict of `train` (35%), `calibration` (25%) and `test` (40%), each with the same shares of
-        the classes and the columns `text` (str) and `label` (ClassLabel), held in memory.
-
-    Raises:
-        ValueError: if fewer than two of the libraries are installed.
-
-    Notes:
-        Files are read with `ast` and never imported, in an order that is fixed but scattered over the
-        library, so that a full class is not all from its first folder.
+        DatasetDict of `train` (35%), `calibration` (25%) and `test` (40%), each with the same shares of the classes and
+        the columns `text` (str) and `label` (ClassLabel), held in memory.
 
     >>> dataset = docstring_dataset(max_per_class=20, libraries=("numpy", "scipy"))
-    >>> {split: len(rows) for split, rows in dataset.items()}
-    {'train': 14, 'calibration': 10, 'test': 16}
-    >>> dataset["train"].features["label"].names
-    ['numpy', 'scipy']
+    >>> {split: len(rows) for split, rows in dataset.items()}, dataset["train"].features["label"].names
+    ({'train': 14, 'calibration': 10, 'test': 16}, ['numpy', 'scipy'])
     """
-    if max_per_class < 10:
-        raise InputValueError(
-            expected("max_per_class", "be at least 10", max_per_class, "the default is 1100")
-        )
+    check(max_per_class >= 10, "max_per_class to be at least 10", max_per_class, "the default is 1100")
     seen: set[str] = set()
-    with _garbage_collection_paused():
-        texts = {library: _paragraphs(library, max_per_class, seen) for library in libraries}
-    texts = {library: found for library, found in texts.items() if found}
-    if len(texts) < 2:
-        raise InputValueError(
-            expected(
-                "libraries",
-                "name at least two installed packages with docstrings",
-                f"{list(texts)} of {list(libraries)}",
-                "install another one, or load a dataset with load_splits",
-            )
-        )
+    was_enabled = gc.isenabled()
+    gc.disable()  # syntax trees are millions of small objects without cycles: half of the time went to the collector
+    try:
+        found = {library: _paragraphs(library, max_per_class, seen) for library in libraries}
+    finally:
+        if was_enabled:
+            gc.enable()
+    texts = {library: paragraphs for library, paragraphs in found.items() if paragraphs}
+    requirement = "libraries to name at least two installed packages with docstrings"
+    got, way_out = (
+        f"{list(texts)} of {list(libraries)}",
+        "install another one, or load a dataset with load_splits",
+    )
+    check(len(texts) >= 2, requirement, got, way_out)
     return _three_splits(texts, seed)
 
 
@@ -99,9 +88,8 @@ def _three_splits(texts: dict[str, list[str]], seed: int) -> DatasetDict:
 
     def build(indices: np.ndarray) -> Dataset:
         order = rng.permutation(indices)
-        return Dataset.from_dict(
-            {"text": [rows[i] for i in order], "label": labels[order]}, features=features
-        )
+        columns = {"text": [rows[i] for i in order], "label": labels[order]}
+        return Dataset.from_dict(columns, features=features)
 
     return DatasetDict({"train": build(train), "calibration": build(calibration), "test": build(test)})
 
@@ -110,30 +98,17 @@ def _paragraphs(library: str, limit: int, seen: set[str]) -> list[str]:
     """The first `limit` paragraphs of one library that are not in `seen`, which they join."""
     found: list[str] = []
     for path in _source_files(library):
-        for docstring in _public_docstrings(path):
-            text = _first_paragraph(docstring)
-            if not _MIN_CHARACTERS <= len(text) <= _MAX_CHARACTERS or text in seen:
-                continue
-            seen.add(text)
-            found.append(text)
-            if len(found) == limit:
-                return found
+        for text in map(_first_paragraph, _public_docstrings(path)):
+            if _MIN_CHARACTERS <= len(text) <= _MAX_CHARACTERS and text not in seen and len(found) < limit:
+                seen.add(text)
+                found.append(text)
+        if len(found) == limit:
+            break
     return found
 
 
-@contextmanager
-def _garbage_collection_paused() -> Iterator[None]:
-    """Syntax trees are millions of small objects without cycles: half of the time went to the collector."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 def _source_files(library: str) -> list[Path]:
+    """In an order that is fixed but scattered over the library; none is imported."""
     spec = importlib.util.find_spec(library)
     if spec is None or not spec.submodule_search_locations:
         return []
@@ -151,21 +126,15 @@ def _public_docstrings(path: Path) -> Iterator[str]:
             tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):  # unreadable, a template, or written for another Python
         return
-    for node in _public_nodes(tree):
-        docstring = ast.get_docstring(node, clean=False)
-        if docstring:
-            yield docstring
+    yield from filter(None, (ast.get_docstring(node, clean=False) for node in _public_nodes(tree)))
 
 
-def _public_nodes(
-    node: ast.Module | ast.ClassDef,
-) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+def _public_nodes(node: Any) -> Iterator[Any]:
     yield node
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for child in node.body:
-        if isinstance(child, ast.ClassDef) and not child.name.startswith("_"):
-            yield from _public_nodes(child)
-        elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)) and not child.name.startswith("_"):
-            yield child
+        if isinstance(child, kinds) and not child.name.startswith("_"):
+            yield from _public_nodes(child) if isinstance(child, ast.ClassDef) else (child,)
 
 
 def _first_paragraph(docstring: str) -> str:

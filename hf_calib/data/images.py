@@ -20,7 +20,7 @@ from transformers import BaseImageProcessor, PreTrainedConfig
 # From its own module: the package's name asks for torchvision in transformers 5.17, whatever the backend.
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
-from hf_calib._errors import InputValueError, expected
+from hf_calib._errors import InputValueError, check, expected
 
 _DECODER = datasets.Image()
 _UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # Pillow's, for a broken file
@@ -33,33 +33,26 @@ _LARGEST_ASPECT = 4 / 3
 
 @dataclass(frozen=True)
 class ImageTransform:
-    """Turn stored images into `pixel_values`, for `dataset.with_transform`.
+    """Turn stored images into `pixel_values`, for `dataset.with_transform`; torchvision is not needed.
 
-    Use one with `crop` and `flip` for train, and a plain one for the other splits. It works without
-    torchvision. The Trainer needs `remove_unused_columns=False`, or it drops the images before this
-    transform sees them.
+    Use one with `crop` and `flip` for train, and a plain one for the other splits. The Trainer needs
+    `remove_unused_columns=False`, or it drops the images before this transform sees them. Every image draws from
+    torch's generator, which the Trainer seeds, so that runs with one number of workers are reproducible.
 
     Args:
-        processor: an image processor on the PIL backend, as `load_image_processor` gives it; it resizes and
-            normalises.
-        crop: "pad" shifts the image by up to `padding`, over black (small images, CIFAR);
-            "resized" crops 8% to 100% of the area and changes the aspect ratio by up to 4/3 (photographs);
-            "none" for evaluation.
+        processor: an image processor on the PIL backend, as `load_image_processor` gives it; it resizes and normalises.
+        crop: "pad" shifts the image by up to `padding`, over black (small images, CIFAR); "resized" crops 8% to 100% of
+            the area and changes the aspect ratio by up to 4/3 (photographs); "none" for evaluation.
         flip: mirror half of the images; not for digits or text.
         padding: of "pad", in pixels on each side; None for an eighth of the side, 4 at 32.
 
     Raises:
-        ValueError: if `crop` is unknown; when called, if an image cannot be read or has more than 8 bits a
-            channel. The message names its row where the dataset has the column `row`, as `load_data` makes it.
-
-    Notes:
-        Every image draws from torch's global generator, so that the Trainer's seed and the seeds that a
-        DataLoader gives its workers make training reproducible (for one number of workers).
+        ValueError: if `crop` is unknown; when called, if an image cannot be read or has more than 8 bits a channel. The
+            message names its row where the dataset has the column `row`, as `load_data` makes it.
 
     >>> from transformers import ViTImageProcessorPil
-    >>> processor = ViTImageProcessorPil(size={"height": 8, "width": 8})
-    >>> batch = {"image": [Image.new("L", (20, 10))], "label": [1]}
-    >>> example = ImageTransform(processor, crop="pad", flip=True)(batch)
+    >>> transform = ImageTransform(ViTImageProcessorPil(size={"height": 8, "width": 8}), crop="pad", flip=True)
+    >>> example = transform({"image": [Image.new("L", (20, 10))], "label": [1]})
     >>> example["pixel_values"][0].shape, example["labels"]
     (torch.Size([3, 8, 8]), [1])
     """
@@ -70,21 +63,13 @@ class ImageTransform:
     padding: int | None = None
 
     def __post_init__(self) -> None:
-        if self.crop not in _CROPS:
-            raise InputValueError(
-                expected("crop", f"be one of {', '.join(_CROPS)}", repr(self.crop), "use none for evaluation")
-            )
+        requirement = f"crop to be one of {', '.join(_CROPS)}"
+        check(self.crop in _CROPS, requirement, repr(self.crop), "use none for evaluation")
 
     def __call__(self, batch: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-        if "image" not in batch:
-            raise InputValueError(
-                expected(
-                    "the dataset",
-                    "have the column image",
-                    ", ".join(batch) or "no column",
-                    "use choose_columns, and remove_unused_columns=False in the training arguments",
-                )
-            )
+        got = ", ".join(batch) or "no column"
+        way_out = "use choose_columns, and remove_unused_columns=False in the training arguments"
+        check("image" in batch, "the dataset to have the column image", got, way_out)
         rows = batch.get("row", [None] * len(batch["image"]))
         images = [decode_at(row, stored) for row, stored in zip(rows, batch["image"], strict=True)]
         images = [_CROPS[self.crop](image, self.padding) for image in images]
@@ -98,27 +83,16 @@ class ImageTransform:
 
 
 def load_image_processor(source: str | Path, *, trust_remote_code: bool = False) -> Any:
-    """A model's image processor on the PIL backend, with which images are resized alike with and without torchvision.
-
-    Args:
-        source: a folder, or the name of a model on the Hub.
-        trust_remote_code: whether code that comes with the model may run.
-
-    Raises:
-        OSError: if there is none.
-    """
+    """A model's image processor, of a folder or the Hub, on the PIL backend: it resizes alike without torchvision."""
     return AutoImageProcessor.from_pretrained(source, backend="pil", trust_remote_code=trust_remote_code)
 
 
 def collate_images(examples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-    """Stack the examples of `ImageTransform`: the Trainer's `data_collator`.
+    """Stack the examples of `ImageTransform`: the Trainer's `data_collator`; ValueError if the images differ in shape.
 
     Returns:
-        `pixel_values` (N, 3, H, W) and, where the examples have them, `labels` (N,) int64, or (N, C) float32 where
-        each has a list of floats.
-
-    Raises:
-        ValueError: if the images differ in shape.
+        `pixel_values` (N, 3, H, W) and, where the examples have them, `labels` (N,) int64, or (N, C) float32 where each
+        has a list of floats.
 
     >>> batch = collate_images([{"pixel_values": torch.zeros(3, 8, 8), "labels": 1}] * 2)
     >>> batch["pixel_values"].shape, batch["labels"]
@@ -126,39 +100,20 @@ def collate_images(examples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Ten
     """
     pixels = [example["pixel_values"] for example in examples]
     shapes = sorted({tuple(image.shape) for image in pixels})
-    if len(shapes) > 1:
-        raise InputValueError(
-            expected(
-                "images", "have one shape after the processor", shapes, "set its size, or do_center_crop=True"
-            )
-        )
+    way_out = "set its size, or do_center_crop=True"
+    check(len(shapes) <= 1, "images to have one shape after the processor", shapes, way_out)
     batch = {"pixel_values": torch.stack(pixels)}
     if "labels" in examples[0]:
-        labels = [example["labels"] for example in examples]
-        several = np.ndim(labels[0]) == 1
-        batch["labels"] = (
-            torch.as_tensor(np.array(labels, np.float32))
-            if several
-            else torch.tensor([int(i) for i in labels])
-        )
+        labels = np.array([example["labels"] for example in examples])
+        batch["labels"] = torch.as_tensor(labels.astype(np.float32 if labels.ndim == 2 else np.int64))
     return batch
 
 
 def check_images(rows: datasets.Dataset, name: str) -> Counter[str]:
-    """Check that every image can be read, without decoding it: before a training, or before a model is run.
+    """Count the images of each mode of Pillow ("RGB", "L", ...), and refuse one that cannot be read or has over 8 bits.
 
     Of a JPEG the header and the end are read, of a PNG the checksums; an image in another format, or one whose end is
-    missing, is decoded.
-
-    Args:
-        rows: with the column `image`, as `choose_columns` returns it.
-        name: of the rows, for errors.
-
-    Returns:
-        How many images there are of each mode of Pillow: "RGB", "L" (grey), "RGBA", ...
-
-    Raises:
-        ValueError: if an image cannot be read, or has more than 8 bits a channel; the message names its row.
+    missing, is decoded. The ValueError names the row, and `name`, which is of the rows with the column `image`.
 
     >>> images = datasets.Dataset.from_dict({"image": [Image.new("L", (8, 8))]})
     >>> check_images(images.cast_column("image", datasets.Image(decode=False)), "train")
@@ -193,11 +148,8 @@ def conversion_note(modes: Mapping[str, int], name: str) -> str | None:
 def check_reads_rgb(config: PreTrainedConfig) -> None:
     """Raise for a network of other than three channels: images come as RGB, here and in transformers' pipelines."""
     channels = getattr(config, "num_channels", 3)
-    if channels != 3:
-        way_out = "set num_channels=3; grey images are repeated in each"
-        raise InputValueError(
-            expected("the model", "read three channels", f"num_channels={channels}", way_out)
-        )
+    way_out = "set num_channels=3; grey images are repeated in each"
+    check(channels == 3, "the model to read three channels", f"num_channels={channels}", way_out)
 
 
 def decode(stored: Image.Image | Mapping[str, Any]) -> Image.Image:
@@ -226,8 +178,8 @@ def _checked_mode(stored: Mapping[str, Any]) -> str:
     """The mode of a stored image; raises where it cannot be read."""
     contents: bytes | None = stored.get("bytes")
     path: Any = stored.get("path")
-    if contents is None and path is None:
-        raise InputValueError(expected("image", "be readable", "neither bytes nor a path", _REPLACE))
+    is_there = contents is not None or path is not None
+    check(is_there, "image to be readable", "neither bytes nor a path", _REPLACE)
     if contents is None and not os.path.isfile(path):  # missing, or within an archive
         return decode(stored).mode
     try:
@@ -252,17 +204,16 @@ def _checked_mode(stored: Mapping[str, Any]) -> str:
 
 
 def _check_bits(image: Image.Image) -> None:
-    if image.mode.startswith(("I", "F")):  # Pillow would clip these values at 255
-        raise InputValueError(
-            expected("image", "have 8 bits a channel", f"mode {image.mode!r}", "scale it to 0..255 first")
-        )
+    has_8_bits = not image.mode.startswith(("I", "F"))  # Pillow would clip these values at 255
+    check(has_8_bits, "image to have 8 bits a channel", f"mode {image.mode!r}", "scale it to 0..255 first")
 
 
 def _unreadable(stored: Mapping[str, Any] | Image.Image, error: BaseException) -> InputValueError:
-    cause = str(error)
-    if isinstance(error, UnidentifiedImageError):  # names an object in memory
-        cause = "it is in no format that Pillow knows"
-    return InputValueError(expected("image", "be readable", _describe(stored), f"{cause}; {_REPLACE}"))
+    is_unknown = isinstance(error, UnidentifiedImageError)  # which names an object in memory
+    cause = "it is in no format that Pillow knows" if is_unknown else str(error)
+    path, contents = stored.get("path"), stored.get("bytes") or b""  # type: ignore[union-attr]
+    got = str(path) if path else f"{len(contents)} bytes starting with {contents[:16]!r}"
+    return InputValueError(expected("image", "be readable", got, f"{cause}; {_REPLACE}"))
 
 
 def _with_bytes(stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -273,12 +224,6 @@ def _with_bytes(stored: Mapping[str, Any]) -> dict[str, Any]:
     return dict(stored)
 
 
-def _describe(stored: Any) -> str:
-    if stored.get("path"):
-        return str(stored["path"])
-    return f"{len(stored['bytes'] or b'')} bytes starting with {(stored['bytes'] or b'')[:16]!r}"
-
-
 def _draw(low: float = 0.0, high: float = 1.0) -> float:
     return low + (high - low) * float(torch.rand(()))
 
@@ -286,10 +231,6 @@ def _draw(low: float = 0.0, high: float = 1.0) -> float:
 def border(size: int, padding: int | None) -> int:
     """Pixels beside a side of this size; an eighth of it by default: the usual 4 at 32."""
     return max(1, round(size / 8)) if padding is None else padding
-
-
-def _whole(image: Image.Image, padding: int | None) -> Image.Image:
-    return image
 
 
 def _padded_crop(image: Image.Image, padding: int | None) -> Image.Image:
@@ -304,11 +245,12 @@ def _resized_crop(image: Image.Image, padding: int | None) -> Image.Image:
     width, height = image.size
     area = width * height * _draw(_SMALLEST_AREA, 1.0)
     aspect = math.exp(_draw(-math.log(_LARGEST_ASPECT), math.log(_LARGEST_ASPECT)))
-    crop_width = min(width, max(1, round(math.sqrt(area * aspect))))
-    crop_height = min(height, max(1, round(math.sqrt(area / aspect))))
-    left = int(torch.randint(width - crop_width + 1, ()))
-    top = int(torch.randint(height - crop_height + 1, ()))
-    return image.crop((left, top, left + crop_width, top + crop_height))
+    sides = [(width, math.sqrt(area * aspect)), (height, math.sqrt(area / aspect))]
+    sizes = [min(whole, max(1, round(side))) for whole, side in sides]
+    left, top = (
+        int(torch.randint(whole - size + 1, ())) for (whole, _), size in zip(sides, sizes, strict=True)
+    )
+    return image.crop((left, top, left + sizes[0], top + sizes[1]))
 
 
-_CROPS = {"none": _whole, "pad": _padded_crop, "resized": _resized_crop}
+_CROPS = {"none": lambda image, padding: image, "pad": _padded_crop, "resized": _resized_crop}

@@ -12,7 +12,7 @@ from datasets import Dataset, DatasetDict, load_dataset
 from datasets.exceptions import DatasetGenerationError
 from pyarrow import parquet
 
-from hf_calib._errors import InputValueError, did_you_mean, expected
+from hf_calib._errors import InputValueError, check, did_you_mean, expected
 
 # `keep_default_na=False`: without it the texts "NA", "null" and "None", and empty ones, become missing.
 _CSV: dict[str, object] = {"keep_default_na": False}
@@ -39,26 +39,21 @@ def load_splits(
     test_file: str | PathLike[str] | None = None,
     cache_dir: str | PathLike[str] | None = None,
 ) -> DatasetDict:
-    """Load train, test and, where there is one, calibration data, with the columns as they are.
-
-    Either `source` or the files. Code that comes with a dataset is never run.
+    """Load train, test and, where there is one, calibration data, with the columns as they are; code is never run.
 
     Args:
-        source: name of a dataset on the Hub, or a local folder: of images (`train/CLASS/x.png`,
-            `test/CLASS/y.png`), or of csv, json or parquet files named by split.
+        source: name of a dataset on the Hub, or a local folder: of images (`train/CLASS/x.png`, `test/CLASS/y.png`), or
+            of csv, json or parquet files named by split. Give it or the files.
         dataset_config: configuration of a Hub dataset that has several.
         revision: branch or commit of a Hub dataset. Where main has nothing but a script, the Hub keeps the data
             themselves in refs/convert/parquet.
         train_split: the split that becomes `train`.
-        calibration_split: the split that becomes `calibration`; by default the first of `calibration`,
-            `validation`, `valid`, `val` and `dev` that exists. Without one, see `split_calibration`.
-        test_split: the split that becomes `test`. Give "validation" if the labels of "test" are
-            withheld, as in GLUE, and None if there is no test split yet (see `draw_test`).
+        calibration_split: the split that becomes `calibration`; by default the first of `calibration`, `validation`,
+            `valid`, `val` and `dev` that exists. Without one, see `split_calibration`.
+        test_split: the split that becomes `test`. Give "validation" if the labels of "test" are withheld, as in GLUE,
+            and None if there is no test split yet (see `draw_test`).
         train_file: .csv, .tsv, .json, .jsonl (also with .gz) or .parquet; so are the other two.
         cache_dir: where `datasets` keeps what it has read, if not in its own cache.
-
-    Returns:
-        DatasetDict of `train`, `test` unless `test_split` is None, and perhaps `calibration`.
 
     Raises:
         ValueError: if neither or both are given, or a split or file is missing or unreadable.
@@ -69,49 +64,30 @@ def load_splits(
     hf_calib._errors.InputValueError: expected train_file to name an existing file, got missing.csv; check the path
     """
     files = {"train": train_file, "calibration": calibration_file, "test": test_file}
-    given = {split: Path(file) for split, file in files.items() if file is not None}
-    if (source is None) != bool(given):
-        got = "both" if given else "neither"
-        raise InputValueError(expected("data", "come from source or from files", got, "give one of the two"))
+    given = {role: Path(file) for role, file in files.items() if file is not None}
+    one, got = (source is None) == bool(given), "both" if given else "neither"
+    check(one, "data to come from source or from files", got, "give one of the two")
     cache = None if cache_dir is None else str(cache_dir)
     if source is None:
-        return _load_files(given, cache, needed=("train",) if test_split is None else ("train", "test"))
+        for role in ("train",) if test_split is None else ("train", "test"):
+            requirement = f"{role}_file to be given beside the other files"
+            check(role in given, requirement, None, "train and test are needed")
+        for role, path in given.items():  # before the first one is read
+            _reader(f"{role}_file", path)
+        return DatasetDict({role: load_file(f"{role}_file", path, cache) for role, path in given.items()})
     with _refusals("dataset", "be loadable", source, "name a folder, or a dataset on the Hub"):
         loaded = load_dataset(source, dataset_config, revision=revision, cache_dir=cache)
     if calibration_split is None:
         candidates = (name for name in _CALIBRATION_NAMES if name in loaded and name != test_split)
         calibration_split = next(candidates, None)
-    roles = {"train": train_split, "calibration": calibration_split, "test": test_split}
-    return _assign_roles(loaded, {role: name for role, name in roles.items() if name is not None})
-
-
-def _assign_roles(loaded: DatasetDict, roles: dict[str, str]) -> DatasetDict:
+    named = {"train": train_split, "calibration": calibration_split, "test": test_split}
+    roles = {role: name for role, name in named.items() if name is not None}
     for role, name in roles.items():
-        if name not in loaded:
-            raise InputValueError(
-                expected(
-                    f"{role}_split",
-                    f"name a split of the dataset ({', '.join(loaded)})",
-                    repr(name),
-                    f"pass {role}_split=... with one of these",
-                )
-            )
-    if len(set(roles.values())) < len(roles):
-        raise InputValueError(
-            expected("splits", "be different for each role", roles, "a split can be used for one role only")
-        )
+        requirement = f"{role}_split to name a split of the dataset ({', '.join(loaded)})"
+        check(name in loaded, requirement, repr(name), f"pass {role}_split=... with one of these")
+    differ = len(set(roles.values())) == len(roles)
+    check(differ, "splits to be different for each role", roles, "a split can be used for one role only")
     return DatasetDict({role: loaded[name] for role, name in roles.items()})
-
-
-def _load_files(files: dict[str, Path], cache: str | None, needed: tuple[str, ...]) -> DatasetDict:
-    for role in needed:
-        if role not in files:
-            raise InputValueError(
-                expected(f"{role}_file", "be given beside the other files", None, "train and test are needed")
-            )
-    for role, path in files.items():  # before the first one is read
-        _reader(f"{role}_file", path)
-    return DatasetDict({role: load_file(f"{role}_file", path, cache) for role, path in files.items()})
 
 
 def load_file(argument: str, path: Path, cache: str | None) -> Dataset:
@@ -125,9 +101,8 @@ def load_file(argument: str, path: Path, cache: str | None) -> Dataset:
             requirement, got, way_out = "have rows", f"none in {path}", "check the file"
             raise InputValueError(expected(argument, requirement, got, way_out)) from error
         cause = error.__cause__ or error
-        raise InputValueError(
-            expected(argument, f"be readable as {kind}", path, f"{type(cause).__name__}: {cause}")
-        ) from error
+        way_out = f"{type(cause).__name__}: {cause}"
+        raise InputValueError(expected(argument, f"be readable as {kind}", path, way_out)) from error
 
 
 def _is_empty_parquet(path: Path) -> bool:
@@ -145,17 +120,10 @@ def load_rows(
     split: str = "test",
     argument: str = "data",
 ) -> Dataset:
-    """Load the rows of one split, with the columns as they are.
-
-    Args:
-        data: a .csv, .tsv, .json, .jsonl (also .gz) or .parquet file, which is one split; or a dataset on
-            the Hub or a local folder.
-        dataset_config: configuration of a Hub dataset that has several.
-        split: which rows of a Hub dataset or folder.
-        argument: the name of `data` in errors.
+    """Load the rows of one split with their columns: of a file, which is one, or of a dataset on the Hub or a folder.
 
     Raises:
-        ValueError: if there is no such file, dataset or split, or it is unreadable.
+        ValueError: if there is no such file, dataset or split, or it is unreadable; the message names the argument.
     """
     if os.path.isfile(data) or Path(data).suffix in (*_READERS, ".gz"):
         return load_file(argument, Path(data), None)
@@ -175,11 +143,8 @@ def _refusals(argument: str, requirement: str, source: str, way_out: str) -> Ite
 
 
 def _reader(argument: str, path: Path) -> tuple[str, dict[str, object]]:
-    if not os.path.isfile(path):
-        raise InputValueError(expected(argument, "name an existing file", path, "check the path"))
+    check(os.path.isfile(path), f"{argument} to name an existing file", path, "check the path")
     suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
-    if suffix.lower() not in _READERS:
-        raise InputValueError(
-            expected(argument, "end in a known format", path.name, did_you_mean(suffix, _READERS))
-        )
+    is_known = suffix.lower() in _READERS
+    check(is_known, f"{argument} to end in a known format", path.name, did_you_mean(suffix, _READERS))
     return _READERS[suffix.lower()]

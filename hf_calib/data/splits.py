@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import numpy as np
-from datasets import ClassLabel, Dataset, DatasetDict, Features, concatenate_datasets
+from datasets import Dataset, DatasetDict, concatenate_datasets
 
-from hf_calib._errors import InputValueError, expected
+from hf_calib._errors import check
+from hf_calib.data.labels import has_several_labels, read_column
 
 
 def split_calibration(
@@ -24,16 +24,12 @@ def split_calibration(
     Gammas and the temperature are fitted on these rows, so they are in neither train nor test.
 
     Args:
-        dataset: as `choose_columns` returns it, with the splits `train` and `test`. One that has a
-            `calibration` split comes back as it is.
+        dataset: as `choose_columns` returns it. One that has a `calibration` split comes back as it is.
         size: a fraction of `source` in (0, 1), or a number of rows (int >= 1).
-        seed: the same seed draws the same rows.
-        stratify: keep the class frequencies of `source`, to the nearest row; it keeps a row of each class. Rows with
+        seed: the same seed draws the same rows, which keep their order.
+        stratify: keep the class frequencies of `source`, to the nearest row, and a row of each class there. Rows with
             several labels are drawn at random.
         source: the split that gives the rows: "train", or "test", as where ImageNet's validation images are halved.
-
-    Returns:
-        DatasetDict of `train`, `calibration` and `test`; the drawn rows keep their order.
 
     Raises:
         ValueError: if `size` leaves no row, or with `stratify` less than one row of each class, for `source`.
@@ -45,41 +41,19 @@ def split_calibration(
     """
     if "calibration" in dataset:
         return dataset
-    if source not in dataset:
-        requirement, way_out = f"name a split ({', '.join(dataset)})", "the default is train"
-        raise InputValueError(expected("source", requirement, repr(source), way_out))
-    whole = dataset[source]
-    n_rows = _row_count(size, len(whole))
-    rng = np.random.default_rng(seed)
-    if stratify and not has_several_labels(whole):
-        chosen = draw_rows(np.asarray(read_column(whole, "label").to_pylist()), n_rows, rng)
-    else:
-        chosen = np.sort(rng.permutation(len(whole))[:n_rows])
-    rest = np.setdiff1d(np.arange(len(whole)), chosen)
-    parts = {source: whole.select(rest), "calibration": whole.select(chosen)}
-    return DatasetDict(
-        {"train": dataset["train"]} | parts | {k: v for k, v in dataset.items() if k not in parts}
-    )
+    known = f"source to name a split ({', '.join(dataset)})"
+    check(source in dataset, known, repr(source), "the default is train")
+    rest, drawn = _drawn(dataset[source], size, np.random.default_rng(seed), stratify=stratify)
+    parts = {"train": dataset["train"], source: rest, "calibration": drawn}
+    return DatasetDict(parts | {name: split for name, split in dataset.items() if name not in parts})
 
 
 def draw_test(dataset: DatasetDict, *, size: float | int, seed: int = 0) -> DatasetDict:
     """Merge train and test, where there is one, and draw another test split from them at random, by class.
 
-    Rows with several labels are drawn at random, whatever these are.
-
-    For datasets that come without a test split, and for those whose papers split at random what the Hub splits by
-    date: 20 Newsgroups. Where the same text stands in the data twice, it may now be in both splits.
-
-    Args:
-        dataset: as `choose_columns` returns it, with `train` and perhaps `test`. A `calibration` split stays.
-        size: a fraction of all rows in (0, 1), or a number of rows (int >= 1).
-        seed: the same seed draws the same rows.
-
-    Returns:
-        DatasetDict of `train` and `test`; the drawn rows keep their order, and train a row of each class.
-
-    Raises:
-        ValueError: if `size` leaves less than one row of each class for train.
+    For datasets without a test split, and for those whose papers split at random what the Hub splits by date: 20
+    Newsgroups. A text that stands in the data twice may now be in both splits; a `calibration` split stays. `size` is
+    of all rows, as in `split_calibration`.
 
     >>> rows = Dataset.from_dict({"text": list("abcdefgh"), "label": [0, 1] * 4})
     >>> splits = draw_test(DatasetDict({"train": rows.select(range(6)), "test": rows.select([6, 7])}), size=0.5)
@@ -87,58 +61,9 @@ def draw_test(dataset: DatasetDict, *, size: float | int, seed: int = 0) -> Data
     {'train': [0, 0, 1, 1], 'test': [0, 0, 1, 1]}
     """
     merged = concatenate_datasets([dataset[name] for name in ("train", "test") if name in dataset])
-    n_rows = _row_count(size, len(merged))
     # Not the stream of `split_calibration`, which draws from what this one leaves.
-    rng = np.random.default_rng([seed, 1])
-    if has_several_labels(merged):
-        chosen = np.sort(rng.permutation(len(merged))[:n_rows])
-    else:
-        chosen = draw_rows(np.asarray(read_column(merged, "label").to_pylist()), n_rows, rng)
-    rest = np.setdiff1d(np.arange(len(merged)), chosen)
-    others = {name: split for name, split in dataset.items() if name not in ("train", "test")}
-    return DatasetDict({"train": merged.select(rest), "test": merged.select(chosen), **others})
-
-
-def add_label_noise(dataset: DatasetDict, *, fraction: float, seed: int = 0) -> DatasetDict:
-    """Give a part of the rows of train and calibration another label, as annotators who guess would.
-
-    For studies of how losses and maps stand label noise; the test split keeps its labels.
-
-    Args:
-        dataset: as `split_calibration` returns it.
-        fraction: of the rows in [0, 1], each drawn by itself, that get one of the other C - 1 classes, each as likely.
-        seed: the same seed changes the same rows.
-
-    Returns:
-        DatasetDict of the same splits and rows.
-
-    Raises:
-        ValueError: if `fraction` is out of range, or rows have several labels.
-
-    >>> from datasets import ClassLabel, Value
-    >>> features = Features({"text": Value("string"), "label": ClassLabel(names=["even", "odd"])})
-    >>> rows = Dataset.from_dict({"text": list("abcd"), "label": [0, 1, 0, 1]}, features=features)
-    >>> noisy = add_label_noise(DatasetDict({"train": rows, "test": rows}), fraction=1.0)
-    >>> noisy["train"]["label"][:], noisy["test"]["label"][:]
-    ([1, 0, 1, 0], [0, 1, 0, 1])
-    """
-    if not 0 <= fraction <= 1:
-        raise InputValueError(expected("label_noise", "be in [0, 1]", fraction, "the default is 0, no noise"))
-    if has_several_labels(dataset["train"]):
-        way_out = "leave label_noise out"
-        raise InputValueError(
-            expected("label_noise", "go with one label a row", "several labels a row", way_out)
-        )
-    changed = dict(dataset)
-    for stream, name in enumerate(("train", "calibration")):
-        if name in dataset:
-            rng, feature = np.random.default_rng([seed, 2, stream]), dataset[name].features["label"]
-            labels = np.asarray(read_column(dataset[name], "label").to_pylist())
-            others = (labels + rng.integers(1, feature.num_classes, size=len(labels))) % feature.num_classes
-            noisy = np.where(rng.random(len(labels)) < fraction, others, labels)
-            column = Dataset.from_dict({"label": noisy}, features=Features({"label": feature}))
-            changed[name] = concatenate_datasets([dataset[name].remove_columns("label"), column], axis=1)
-    return DatasetDict(changed)
+    rest, drawn = _drawn(merged, size, np.random.default_rng([seed, 1]))
+    return DatasetDict({**dataset, "train": rest, "test": drawn})
 
 
 def limit_samples(
@@ -151,16 +76,8 @@ def limit_samples(
 ) -> DatasetDict:
     """Keep a random subset of each split, for a quick trial.
 
-    Args:
-        dataset: a DatasetDict with any of the splits `train`, `calibration`, `test`.
-        max_train_samples: int >= 1, or None for all rows; so are the other two.
-        seed: the same seed keeps the same rows, and a smaller subset lies within a larger one.
-
-    Returns:
-        DatasetDict of the same splits; the kept rows keep their order.
-
-    Raises:
-        ValueError: if a limit is below 1.
+    Each limit is an int >= 1, or None for all rows. The same seed keeps the same rows, in their order, and a smaller
+    subset lies within a larger one.
 
     >>> rows = Dataset.from_dict({"text": list("abcdefgh"), "label": [0, 1] * 4})
     >>> limit_samples(DatasetDict({"train": rows}), max_train_samples=3)["train"].num_rows
@@ -168,10 +85,9 @@ def limit_samples(
     """
     limits = {"train": max_train_samples, "calibration": max_calibration_samples, "test": max_test_samples}
     for name, limit in limits.items():
-        if limit is not None and limit < 1:
-            raise InputValueError(
-                expected(f"max_{name}_samples", "be at least 1", limit, "leave it out for all")
-            )
+        check(
+            limit is None or limit >= 1, f"max_{name}_samples to be at least 1", limit, "leave it out for all"
+        )
 
     def shorten(split: Dataset, limit: int | None) -> Dataset:
         if limit is None or limit >= len(split):
@@ -182,10 +98,7 @@ def limit_samples(
 
 
 def warn_shared_texts(dataset: DatasetDict) -> dict[str, int]:
-    """Warn of rows whose exact text is also in train: results on them are optimistic.
-
-    Returns:
-        The number of such rows in each split except train.
+    """Warn of rows whose exact text is also in train, and count them by split: results on them are optimistic.
 
     >>> rows = Dataset.from_dict({"text": ["a", "b"], "label": [0, 1]})
     >>> warn_shared_texts(DatasetDict({"train": rows.select([0]), "test": rows.select([1])}))
@@ -209,15 +122,8 @@ def warn_shared_texts(dataset: DatasetDict) -> dict[str, int]:
 def draw_rows(labels: np.ndarray, n_rows: int, rng: np.random.Generator) -> np.ndarray:
     """Draw rows by class frequency, leaving at least one row of every class; sorted indices."""
     classes, counts = np.unique(labels, return_counts=True)
-    if not 1 <= n_rows <= len(labels) - len(classes):
-        raise InputValueError(
-            expected(
-                "size",
-                f"leave at least one of {len(labels)} rows for each of {len(classes)} classes",
-                f"{n_rows} rows",
-                "ask for fewer rows",
-            )
-        )
+    requirement = f"size to leave at least one of {len(labels)} rows for each of {len(classes)} classes"
+    check(1 <= n_rows <= len(labels) - len(classes), requirement, f"{n_rows} rows", "ask for fewer rows")
     quotas = counts * n_rows / len(labels)
     taken = np.floor(quotas).astype(int)
     while taken.sum() < n_rows:  # largest remainders first
@@ -226,31 +132,20 @@ def draw_rows(labels: np.ndarray, n_rows: int, rng: np.random.Generator) -> np.n
     return np.sort(np.concatenate(drawn))
 
 
-def has_several_labels(split: Dataset) -> bool:
-    """Whether the column `label` of `choose_columns` holds a list of labels in each row."""
-    return isinstance(getattr(split.features["label"], "feature", None), ClassLabel)
-
-
-def read_column(split: Dataset, column: str) -> Any:
-    """One column as a pyarrow ChunkedArray: nothing is decoded, and rows follow the split's selection."""
-    return split.select_columns([column]).with_format("arrow")[:].column(column)
-
-
-def _row_count(size: float | int, n_train: int) -> int:
+def _drawn(
+    whole: Dataset, size: float | int, rng: np.random.Generator, *, stratify: bool = True
+) -> tuple[Dataset, Dataset]:
+    """What is left of the rows, and those drawn, by class where each has one."""
     is_fraction = isinstance(size, float) and 0 < size < 1
     is_count = isinstance(size, int) and not isinstance(size, bool) and size >= 1
-    if not (is_fraction or is_count):
-        raise InputValueError(
-            expected("size", "be a fraction in (0, 1) or a number of rows", repr(size), "0.1 is a tenth")
-        )
-    n_rows = round(size * n_train) if is_fraction else int(size)
-    if not 1 <= n_rows < n_train:
-        raise InputValueError(
-            expected(
-                "size",
-                f"leave some of {n_train} rows on both sides",
-                f"{n_rows} rows",
-                "pass a smaller one; it is calibration_size or test_size in a recipe",
-            )
-        )
-    return n_rows
+    requirement = "size to be a fraction in (0, 1) or a number of rows"
+    check(is_fraction or is_count, requirement, repr(size), "0.1 is a tenth")
+    n_rows = round(size * len(whole)) if is_fraction else int(size)
+    requirement = f"size to leave some of {len(whole)} rows on both sides"
+    way_out = "pass a smaller one; it is calibration_size or test_size in a recipe"
+    check(1 <= n_rows < len(whole), requirement, f"{n_rows} rows", way_out)
+    if stratify and not has_several_labels(whole):
+        chosen = draw_rows(np.asarray(read_column(whole, "label").to_pylist()), n_rows, rng)
+    else:
+        chosen = np.sort(rng.permutation(len(whole))[:n_rows])
+    return whole.select(np.setdiff1d(np.arange(len(whole)), chosen)), whole.select(chosen)

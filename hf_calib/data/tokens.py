@@ -8,10 +8,9 @@ from typing import Any
 
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
-from hf_calib._errors import InputTypeError, InputValueError, did_you_mean, expected, few
-from hf_calib.data.arguments import BUILT_IN, NEWSGROUPS, DataArguments, rows_or_share
-from hf_calib.data.sources import load_splits
-from hf_calib.data.splits import limit_samples, read_column, split_calibration
+from hf_calib._errors import InputTypeError, check, did_you_mean, expected, few
+from hf_calib.data.arguments import BUILT_IN, DataArguments, held_out, maps_of, splits_of
+from hf_calib.data.labels import INTEGERS, TEXTS, ClassNames, is_of, read_column
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 
 _OUTSIDE = "O"
@@ -20,52 +19,18 @@ _OUTSIDE = "O"
 def load_tagged(args: DataArguments) -> DatasetDict:
     """The splits train, calibration and test of tagged sentences, with columns `tokens` and `tags`.
 
-    Args:
-        args: `text_column` has the tokens of a sentence, `label_column` its tags.
-
-    Raises:
-        ValueError: if an argument is not for sentences, or as `choose_tokens`.
-        TypeError: as `choose_tokens`.
+    `text_column` has the tokens of a sentence, `label_column` its tags. It raises as `choose_tokens`, and a ValueError
+    if an argument is not for sentences.
     """
-    for name in (
-        *("strip_headers", "label_noise", "ood_data", "test_size"),
-        *("multi_label", "label_separator", "label_columns", "no_label"),
-    ):
-        if getattr(args, name):
-            way_out = "leave it out: it is for labels of whole texts or images"
-            raise InputValueError(expected(name, "be left out for tokens", getattr(args, name), way_out))
-    if not args.train_file and args.dataset in (BUILT_IN, NEWSGROUPS):
-        way_out = "pass train_file and test_file, or name a dataset with tags"
-        raise InputValueError(expected("dataset", "have tagged sentences", repr(args.dataset), way_out))
-    dataset = load_splits(
-        None if args.train_file else args.dataset,  # a file on the command line, a name in the config
-        dataset_config=args.dataset_config,
-        revision=args.dataset_revision,
-        test_split=args.test_split,
-        train_file=args.train_file,
-        calibration_file=args.calibration_file,
-        test_file=args.test_file,
-    )
-    dataset = choose_tokens(
-        dataset,
-        tokens_column=args.text_column,
-        tags_column=args.label_column,
-        tag_names=args.class_names,
-    )
-    dataset = split_calibration(
-        dataset,
-        size=rows_or_share(args.calibration_size),
-        seed=args.split_seed,
-        stratify=False,
-        source=args.calibration_from,
-    )
-    return limit_samples(
-        dataset,
-        max_train_samples=args.max_train_samples,
-        max_calibration_samples=args.max_calibration_samples,
-        max_test_samples=args.max_test_samples,
-        seed=args.split_seed,
-    )
+    for name in ("ood_data", "test_size", "multi_label", "label_separator", "label_columns", "no_label"):
+        got, way_out = getattr(args, name), "leave it out: it is for labels of whole texts or images"
+        check(not got, f"{name} to be left out for tokens", got, way_out)
+    way_out = "pass train_file and test_file, or name a dataset with tags"
+    is_read = args.train_file is not None or args.dataset != BUILT_IN
+    check(is_read, "dataset to have tagged sentences", repr(args.dataset), way_out)
+    columns = {"tokens_column": args.text_column, "tags_column": args.label_column}
+    dataset = choose_tokens(splits_of(args, args.test_split), **columns, tag_names=args.class_names)
+    return held_out(dataset, args, stratify=False)
 
 
 def choose_tokens(
@@ -75,22 +40,19 @@ def choose_tokens(
     tags_column: str = "ner_tags",
     tag_names: Sequence[str] | None = None,
 ) -> DatasetDict:
-    """Keep the tokens and the tags of every sentence, under fixed names, and check them.
+    """Keep the tokens and the tags of every sentence of every split, under fixed names, and check them.
 
     Args:
         dataset: splits with any columns, `train` among them.
-        tokens_column: the column of lists of str.
-        tags_column: the column of lists of tags: names, a ClassLabel, or ids of `tag_names`.
-        tag_names: the tags in order of their id. Without it, they are those of the ClassLabel, or the names in train
-            in sorted order, "O" first.
-
-    Returns:
-        DatasetDict of the same splits with two columns: `tokens` (lists of str) and `tags` (as long lists of
-        ClassLabel, the same in every split).
+        tokens_column: the column of lists of str, which becomes `tokens`.
+        tags_column: the column of as long lists of tags: names, a ClassLabel, or ids of `tag_names`. It becomes `tags`,
+            of ClassLabel, the same in every split.
+        tag_names: the tags in order of their id. Without it, they are those of the ClassLabel, or the names in train in
+            sorted order, "O" first.
 
     Raises:
-        ValueError: if a column is missing, a split is empty, a sentence has no token, or not one tag for each, a tag
-            is none of the names, or ids have no names; the message says in which row.
+        ValueError: if a column is missing, a split is empty, a sentence has no token, or not one tag for each, a tag is
+            none of the names, or ids have no names; the message says in which row.
         TypeError: if a column holds no lists of texts or tags.
 
     >>> rows = Dataset.from_dict({"words": [["Ada", "sleeps"]], "tags": [["B-person", "O"]]})
@@ -103,10 +65,8 @@ def choose_tokens(
         for name, rows in dataset.items()
     }
     names = list(tag_names or _names_in(dataset["train"], tags_column, read["train"][1]))
-    if len(names) < 2 or len(set(names)) < len(names):
-        raise InputValueError(
-            expected("the tags", "be at least two, and differ", few(names), "check the tags")
-        )
+    differ = len(set(names)) == len(names) >= 2
+    check(differ, "the tags to be at least two, and differ", few(names), "check the tags")
     features = Features({"tokens": List(Value("string")), "tags": List(ClassLabel(names=names))})
     return DatasetDict(
         {
@@ -121,46 +81,29 @@ def choose_tokens(
 def read_sentences(
     rows: Dataset, tokens_column: str, tags_column: str, *, name: str
 ) -> tuple[list[list[str]], list[list[Any]]]:
-    """The tokens and the tags of each sentence, checked: as many tags as tokens, which are at least one.
-
-    Args:
-        rows: with any columns.
-        tokens_column: of lists of str.
-        tags_column: of lists of tags; those of a ClassLabel come back as their names.
-        name: of the rows, for errors.
-
-    Raises:
-        ValueError: if a column is missing, or a row is empty, has gaps or another number of tags than tokens.
-        TypeError: if a column holds no lists of texts or tags.
-    """
-    if len(rows) == 0:
-        raise InputValueError(expected(name, "have rows", 0, "check the file or the split's name"))
+    """The tokens and the tags of each sentence, as many, checked; tags of a ClassLabel come back as their names."""
+    check(len(rows) > 0, f"{name} to have rows", 0, "check the file or the split's name")
     found = []
-    for argument, column, kinds in (
-        ("text_column", tokens_column, ("string", "large_string")),
-        ("label_column", tags_column, ("string", "large_string", "int", "uint")),
+    for argument, column, what, kinds in (
+        ("text_column", tokens_column, "tokens", TEXTS),
+        ("label_column", tags_column, "tags", (*TEXTS, *INTEGERS)),
     ):
-        if column not in rows.column_names:
-            requirement = f"be one of {', '.join(rows.column_names)} in {name}"
-            way_out = did_you_mean(column, rows.column_names)
-            raise InputValueError(expected(argument, requirement, repr(column), way_out))
+        requirement = f"{argument} to be one of {', '.join(rows.column_names)} in {name}"
+        is_there = column in rows.column_names
+        check(is_there, requirement, repr(column), did_you_mean(column, rows.column_names))
         feature = rows.features[column]
-        if not str(getattr(getattr(feature, "feature", None), "dtype", "")).startswith(kinds):
-            what = "tokens" if column == tokens_column else "tags"
-            way_out = f"choose another {argument}"
-            raise InputTypeError(
-                expected(f"column {column!r} of {name}", f"hold lists of {what}", feature, way_out)
-            )
+        if not is_of(getattr(feature, "feature", None), *kinds):
+            argument_of, way_out = f"column {column!r} of {name}", f"choose another {argument}"
+            raise InputTypeError(expected(argument_of, f"hold lists of {what}", feature, way_out))
         found.append(read_column(rows, column).to_pylist())
     for i, (tokens, tags) in enumerate(zip(*found, strict=True)):
+        got = ""
         if not tokens or tags is None or len(tokens) != len(tags):
             got = f"{len(tokens or ())} tokens and {len(tags or ())} tags in row {i}"
-            requirement = "have at least one token, and a tag for each"
-            raise InputValueError(expected(f"each row of {name}", requirement, got, "correct or remove it"))
-        if None in tokens or None in tags:
+        elif None in tokens or None in tags:
             got = f"a token or tag that is missing in row {i}"
-            requirement = "have no gaps"
-            raise InputValueError(expected(f"each row of {name}", requirement, got, "correct or remove it"))
+        requirement = f"each row of {name} to have at least one token, and a tag for each, without gaps"
+        check(not got, requirement, got, "correct or remove it")
     tokens, tags = found
     inner = rows.features[tags_column].feature
     if isinstance(inner, ClassLabel):  # -1 is how the Hub marks what is withheld, and no name
@@ -169,49 +112,30 @@ def read_sentences(
 
 
 def tag_ids(tags: Sequence[Sequence[Any]], names: Sequence[str], *, name: str) -> list[list[int]]:
-    """The ids of tags that are names, or ids already.
-
-    Raises:
-        ValueError: if one is not among them; the message says in which row.
-
-    >>> tag_ids([["O", "B-x"]], ["O", "B-x"], name="the rows"), tag_ids([[0, 1]], ["O", "B-x"], name="the rows")
-    ([[0, 1]], [[0, 1]])
-    """
-    known: dict[Any, int] = {tag: i for i, tag in enumerate(names)}
-    known |= {i: i for i in range(len(names))}
-    outside = [i for i, row in enumerate(tags) if not known.keys() >= set(row)]
-    if outside:
-        tag = next(tag for tag in tags[outside[0]] if tag not in known)
-        got = f"{tag!r} in row {outside[0]} ({len(outside)} such rows)"
-        way_out = (
-            "choose another split or label_column, or name all tags, in order of their id, as class_names"
-        )
-        raise InputValueError(expected(f"the tags of {name}", f"be among {', '.join(names)}", got, way_out))
-    return [[known[tag] for tag in row] for row in tags]
+    """The ids of tags that are names, or ids already; ValueError if one is not among them, which names its row."""
+    way_out = "choose another split or label_column, or name all tags, in order of their id, as class_names"
+    return ClassNames(names).ids(tags, f"the tags of {name}", way_out)
 
 
 def _names_in(rows: Dataset, column: str, tags: list[list[Any]]) -> list[str]:
     inner = rows.features[column].feature
     if isinstance(inner, ClassLabel):
         return list(inner.names)
-    if isinstance(tags[0][0], int):
-        way_out = "name them all, in order of their id, as class_names"
-        raise InputValueError(expected(f"column {column!r}", "have names for its tags", "ids only", way_out))
+    way_out = "name them all, in order of their id, as class_names"
+    are_names = not isinstance(tags[0][0], int)
+    check(are_names, f"column {column!r} to have names for its tags", "ids only", way_out)
     return sorted({tag for row in tags for tag in row}, key=lambda tag: (tag != _OUTSIDE, tag))
 
 
 def tag_maps(dataset: DatasetDict) -> dict[str, Any]:
     """`num_labels`, `id2label` and `label2id` of the tags, for `from_pretrained`."""
-    names = dataset["train"].features["tags"].feature.names
-    return {
-        "num_labels": len(names),
-        "id2label": dict(enumerate(names)),
-        "label2id": {name: i for i, name in enumerate(names)},
-    }
+    return maps_of(dataset["train"].features["tags"].feature.names)
 
 
 def tokenize_words(rows: Dataset, tokenizer: Any, *, max_length: int | None = None) -> Dataset:
     """Cut the tokens of sentences into sub-words: the first one of each has its tag as label, the others -100.
+
+    It warns of tokens that the model does not read. ValueError if the tokenizer cannot tell the word of a sub-word.
 
     Args:
         rows: as `choose_tokens` returns a split.
@@ -219,18 +143,13 @@ def tokenize_words(rows: Dataset, tokenizer: Any, *, max_length: int | None = No
         max_length: the most sub-words of a sentence; longer ones are truncated. None for no limit.
 
     Returns:
-        A dataset of `input_ids` and what else the tokenizer gives, and `labels`, as long. It warns of tokens that the
-        model does not read.
-
-    Raises:
-        ValueError: if the tokenizer cannot tell which word a sub-word is of.
+        A dataset of `input_ids` and what else the tokenizer gives, and `labels`, as long.
 
     >>> from tokenizers import Tokenizer, models, pre_tokenizers
     >>> from transformers import PreTrainedTokenizerFast
     >>> pieces = Tokenizer(models.WordPiece({"[UNK]": 0, "Ada": 1, "sleep": 2, "##s": 3}, unk_token="[UNK]"))
     >>> pieces.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    >>> features = Features({"tokens": List(Value("string")), "tags": List(ClassLabel(names=["O", "B-person"]))})
-    >>> rows = Dataset.from_dict({"tokens": [["Ada", "sleeps"]], "tags": [[1, 0]]}, features=features)
+    >>> rows = Dataset.from_dict({"tokens": [["Ada", "sleeps"]], "tags": [[1, 0]]})
     >>> tokenize_words(rows, PreTrainedTokenizerFast(tokenizer_object=pieces))["labels"][:]
     [[1, 0, -100]]
     """
@@ -242,24 +161,17 @@ def tokenize_words(rows: Dataset, tokenizer: Any, *, max_length: int | None = No
 
 def encode_words(rows: Dataset, tokenizer: Any, max_length: int | None) -> tuple[Dataset, str | None]:
     """The result of `tokenize_words`, and a sentence on words that the model does not read, if any."""
-    if not tokenizer.is_fast:
-        got, way_out = type(tokenizer).__name__, "load a fast one: it has tokenizer.json"
-        raise InputValueError(expected("the tokenizer", "tell the words of its sub-words", got, way_out))
+    got, way_out = type(tokenizer).__name__, "load a fast one: it has tokenizer.json"
+    check(tokenizer.is_fast, "the tokenizer to tell the words of its sub-words", got, way_out)
 
     def encode(batch: dict[str, Any]) -> dict[str, Any]:
-        encoded = tokenizer(
-            batch["tokens"],
-            is_split_into_words=True,
-            truncation=max_length is not None,
-            max_length=max_length,
-        )
-        labels = [
-            [
-                IGNORE_INDEX if word is None or word == before else tags[word]
-                for before, word in zip([None, *words[:-1]], words, strict=True)
-            ]
-            for tags, words in ((tags, encoded.word_ids(i)) for i, tags in enumerate(batch["tags"]))
-        ]
+        cut = {"truncation": max_length is not None, "max_length": max_length}
+        encoded = tokenizer(batch["tokens"], is_split_into_words=True, **cut)
+        labels = []
+        for i, tags in enumerate(batch["tags"]):
+            words = encoded.word_ids(i)
+            pairs = zip([None, *words[:-1]], words, strict=True)
+            labels.append([IGNORE_INDEX if word in (None, before) else tags[word] for before, word in pairs])
         return {**encoded, "labels": labels}
 
     encoded = rows.map(encode, batched=True, remove_columns=rows.column_names, desc="Tokenizing")

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
-from hf_calib._errors import InputTypeError, InputValueError, expected
+from hf_calib._errors import InputTypeError, check, expected
 from hf_calib._files import whole_file, whole_folder
 from hf_calib.cards.facts import REPORT_FOLDER
 from hf_calib.metrics.state import LOGGED_METRICS
+from hf_calib.plots import gamma_dynamics, save_figure
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.training import PREDICTIONS, TrainingPredictions
 from hf_calib.report import CalibrationReport
@@ -39,35 +40,36 @@ def train_and_report(
 ) -> dict[str, float]:
     """Train, report the test set before and after the calibration map, and save the calibrated model.
 
-    In `output_dir`: `calibrated/`, the model for a plain pipeline, or `uncalibrated/` where no map was
-    fitted; `report/`, the calibration report with its figures, which lies in `calibrated/calibration/` too, for
-    the model card; for a loss with gammas, `gammas.png`; `predictions.safetensors`, the logits and labels of the
-    calibration and test rows; and last of all `results.json`, the numbers.
+    In `output_dir`: `calibrated/`, the model for a plain pipeline, or `uncalibrated/` without a map; `report/`, the
+    calibration report with its figures, which lies in `calibrated/calibration/` too, for the model card; for a loss
+    with gammas, `gammas.png`; `predictions.safetensors`, the logits and labels of the calibration and test rows; and
+    last of all `results.json`, the numbers.
 
     Args:
         trainer: with its datasets; the test set should be none of them.
         test_dataset: what is reported.
         elsewhere: name -> inputs of none of the classes, whose labels are not read; the report says how well the
-            model's uncertainty tells them from the test set, before and after the map. Not for multi-label models.
-        resume: as for `Trainer.train`: a checkpoint, or True for the newest; by default what
-            `args.resume_from_checkpoint` says.
+            model's uncertainty separates them from the test set, before and after the map. Not for multi-label models.
+        resume: as for `Trainer.train`: a checkpoint, or True for the newest; by default `args.resume_from_checkpoint`.
 
     Returns:
         The test metrics, keys `test_...`; on every process, once all is written.
 
     Raises:
-        TypeError: if the model cannot be saved as this would at the end; before the training.
-        ValueError: if predictions of elsewhere would have no logits; before the training.
+        TypeError: if the model cannot be saved as this would at the end; before the run.
+        ValueError: if predictions of elsewhere would have no logits; before the run.
     """
-    if not hasattr(trainer.unwrapped_model, "save_pretrained"):
-        got = type(trainer.unwrapped_model).__name__
-        way_out = (
-            "derive it from transformers.PreTrainedModel, or call trainer.train() and trainer.evaluate()"
-        )
-        raise InputTypeError(expected("the model", "have save_pretrained", got, way_out))
-    if trainer.args.prediction_loss_only and elsewhere:
-        requirement, way_out = "be off with elsewhere, whose logits are read", "leave it out"
-        raise InputValueError(expected("prediction_loss_only", requirement, True, way_out))
+    model = trainer.unwrapped_model
+    if not hasattr(model, "save_pretrained"):
+        way_out = "derive it from PreTrainedModel, or call trainer.train() and trainer.evaluate()"
+        raise InputTypeError(expected("the model", "have save_pretrained", type(model).__name__, way_out))
+    has_logits = not (trainer.args.prediction_loss_only and elsewhere)
+    check(
+        has_logits,
+        "prediction_loss_only to be off with elsewhere, whose logits are read",
+        True,
+        "leave it out",
+    )
     first_step = _FirstStep()
     trainer.add_callback(first_step)
     with warnings.catch_warnings():
@@ -80,27 +82,35 @@ def train_and_report(
         trainer.save_model(str(folder / "uncalibrated"), _internal_call=True)  # no push
     else:
         trainer.save_calibrated_model(folder / "calibrated")
-    calibration = _calibration_rows(trainer)
+    names = getattr(trainer.model_config, "id2label", None) or {}
+    calibration = _calibration_rows(trainer, names)
     metrics = trainer.evaluate(test_dataset, metric_key_prefix="test", keep_logits=True)
     outside = {name: trainer.predict(inputs).predictions for name, inputs in (elsewhere or {}).items()}
     assert trainer.last_evaluation is not None
     if trainer.is_world_process_zero():
-        (folder / "results.json").unlink(missing_ok=True)  # of an earlier training
+        (folder / "results.json").unlink(missing_ok=True)  # of an earlier run
         report = _write_report(trainer, outside, folder)
-        _write_figure(trainer, folder)
-        test = trainer.last_evaluation.predictions(_class_names(trainer))
+        if any("gamma_00" in entry for entry in trainer.state.log_history):
+            save_figure(gamma_dynamics(trainer.state.log_history), folder / "gammas.png")
+        test = trainer.last_evaluation.predictions(names)
         TrainingPredictions(test, calibration).save(folder / PREDICTIONS)
-        training = {
-            "seconds": trained.metrics["train_runtime"],
-            "steps": trainer.state.global_step - first_step.step,
-            "resumed": first_step.step > 0,
+        entities = None if report is None else report.entities
+        results = {
+            "loss": trainer.calibration_loss.name,
+            "hyperparameters": trainer.calibration_loss.hyperparameters,
+            "calibration_map": None if trainer.calibration_map is None else title_of(trainer.calibration_map),
+            "seed": trainer.args.seed,
+            "metrics": {key: value if math.isfinite(value) else None for key, value in metrics.items()},
+            "training": {
+                "seconds": trained.metrics["train_runtime"],
+                "steps": trainer.state.global_step - first_step.step,
+                "resumed": first_step.step > 0,
+            },
+            "out_of_distribution": [each.to_dict() for each in report.out_of_distribution] if report else [],
+            **({} if entities is None else {"entities": entities.to_dict()}),
         }
-        further: dict[str, Any] = {"training": training, "out_of_distribution": []}
-        if isinstance(report, CalibrationReport):
-            further["out_of_distribution"] = [section.to_dict() for section in report.out_of_distribution]
-            if report.entities is not None:
-                further["entities"] = report.entities.to_dict()
-        _write_results(trainer, metrics, further, folder)
+        with whole_file(folder / "results.json") as unfinished:
+            unfinished.write_text(json.dumps(results, indent=2, allow_nan=False) + "\n", encoding="utf-8")
         print(f"written to {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
     # A process that ended before would take the first one down with it if its end failed.
     trainer.accelerator.wait_for_everyone()
@@ -116,25 +126,20 @@ class _FirstStep(TrainerCallback):
         self.step = state.global_step
 
 
-def _calibration_rows(trainer: CalibrationTrainer) -> Predictions | None:
+def _calibration_rows(trainer: CalibrationTrainer, names: Mapping[int, str]) -> Predictions | None:
     """Logits and labels of the calibration split; called by all processes."""
     if trainer.calibration_split is None:
         return None
     last = trainer.last_evaluation
-    if last is not None and last.rows and last.dataset is trainer.calibration_split:
-        return last.predictions(_class_names(trainer))
-    return trainer.held_out_pass(keep_logits=True).predictions(_class_names(trainer))
-
-
-def _class_names(trainer: CalibrationTrainer) -> Mapping[int, str]:
-    return getattr(trainer.model_config, "id2label", None) or {}
+    is_there = last is not None and last.rows and last.dataset is trainer.calibration_split
+    found = last if is_there and last is not None else trainer.held_out_pass(keep_logits=True)
+    return found.predictions(names)
 
 
 def _write_report(
     trainer: CalibrationTrainer, outside: Mapping[str, Any], folder: Path
 ) -> CalibrationReport | None:
-    scaler, beside = trainer.calibration_map, folder / "calibrated" / REPORT_FOLDER
-    calibrated = folder / "calibrated"
+    scaler, calibrated = trainer.calibration_map, folder / "calibrated"
     report = report_of(trainer, outside) if scaler is None else write_results(trainer, calibrated, outside)
     if report is None:
         warnings.warn(
@@ -148,73 +153,28 @@ def _write_report(
         write_to(folder / "report", report)
     else:
         with whole_folder(folder / "report") as copied:
-            shutil.copytree(beside, copied, dirs_exist_ok=True)
+            shutil.copytree(calibrated / REPORT_FOLDER, copied, dirs_exist_ok=True)
     print(results_table(report, None if scaler is None else in_words(scaler)))
     print("95% intervals over the test rows; how each is made, and why some have none: report/report.md")
     return report
 
 
 def results_table(report: CalibrationReport, calibration_map: str | None) -> str:
-    """The trainer's metrics with their 95% intervals, before and after the calibration map, as plain text.
-
-    Of a multi-label model, the averages over labels and decisions.
-
-    Args:
-        report: of one set of predictions, before and, if there is a map, after.
-        calibration_map: in words.
-
-    >>> import numpy as np
-    >>> from hf_calib.report import calibration_report
-    >>> probs = np.tile([[0.9, 0.1], [0.2, 0.8]], (50, 1))
-    >>> report = calibration_report(probs, np.tile([0, 0], 50), n_resamples=100)
-    >>> print(results_table(report, None).splitlines()[1])
-    Accuracy                         0.5000 [0.4100, 0.6000]
-    """
-    after = "" if calibration_map is None else f"after {calibration_map}"
+    """The trainer's metrics with their 95% intervals, before and after the map in words; of labels, the averages."""
     titles = TITLES if report.multi_label else LOGGED_METRICS
-    width = max(map(len, titles.values())) + 1
-    lines = [f"{'':<{width}}{'before':<26}{after}".rstrip()]
     states = [state.metrics for state in (report.before, report.after) if state is not None]
+    rows = [["", "before"] if calibration_map is None else ["", "before", f"after {calibration_map}"]]
     for name, title in titles.items():
         found = [state[name] for state in states]
-        cells = [with_interval(metric.value, metric.low, metric.high) for metric in found]
-        lines.append(f"{title:<{width}}" + "".join(f"{cell:<26}" for cell in cells).rstrip())
-    if report.multi_label:
-        return "\n".join(lines)
+        rows.append([title, *(with_interval(each.value, each.low, each.high) for each in found)])
     if report.entities is not None:
-        lines.append(f"{report.entities.n_true:,} entities in {report.entities.n_sentences:,} sentences:")
+        rows.append([f"{report.entities.n_true:,} entities in {report.entities.n_sentences:,} sentences:"])
         short = ("F1", "Precision", "Recall", "ECE, product", "ECE, minimum")
-        lines += [
-            f"{name:<{width}}" + "".join(f"{cell:<26}" for cell in cells).rstrip()
-            for name, (_, *cells) in zip(short, report.entities.table()[1], strict=True)
-        ]
+        table = zip(short, report.entities.table()[1], strict=True)
+        rows += [[name, *cells] for name, (_, *cells) in table]
     for section in report.out_of_distribution:
-        lines.append(f"OOD detection, {section.name}, {section.n_examples:,} rows:")
-        lines += [
-            f"{name:<{width}}" + "".join(f"{cell:<26}" for cell in cells).rstrip()
-            for name, *cells in section.table()[1]
-        ]
-    return "\n".join(lines)
-
-
-def _write_figure(trainer: CalibrationTrainer, folder: Path) -> None:
-    from hf_calib.plots import gamma_dynamics, save_figure
-
-    if any("gamma_00" in entry for entry in trainer.state.log_history):
-        save_figure(gamma_dynamics(trainer.state.log_history), folder / "gammas.png")
-
-
-def _write_results(
-    trainer: CalibrationTrainer, metrics: Mapping[str, float], further: Mapping[str, Any], folder: Path
-) -> None:
-    args, scaler = trainer.args, trainer.calibration_map
-    results = {
-        "loss": trainer.calibration_loss.name,
-        "hyperparameters": trainer.calibration_loss.hyperparameters,
-        "calibration_map": None if scaler is None else title_of(scaler),
-        "seed": args.seed,
-        "metrics": {key: value if math.isfinite(value) else None for key, value in metrics.items()},
-        **further,
-    }
-    with whole_file(folder / "results.json") as unfinished:
-        unfinished.write_text(json.dumps(results, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        rows.append([f"OOD detection, {section.name}, {section.n_examples:,} rows:"])
+        rows += section.table()[1]
+    width = max(map(len, titles.values())) + 1
+    lines = (f"{name:<{width}}" + "".join(f"{cell:<26}" for cell in cells) for name, *cells in rows)
+    return "\n".join(line.rstrip() for line in lines)

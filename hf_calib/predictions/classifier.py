@@ -97,7 +97,7 @@ class Classifier(ABC):
         """The labels, checked: (N,) class ids, or (N, C) of 0 and 1."""
         if not self.task.labels.sigmoid:
             return label_ids(rows, reading.label_column, self.class_names, reading.class_names)
-        from hf_calib.data.multi_label import LabelLayout, label_set_ids, multi_hot_matrix
+        from hf_calib.data.labels import LabelLayout, label_set_ids, multi_hot_matrix
 
         names = check_class_names(self.class_names, reading.class_names, "labels")
         layout = LabelLayout(

@@ -17,7 +17,7 @@ from hf_calib._errors import (
     few,
     look_alikes,
 )
-from hf_calib.data.splits import read_column
+from hf_calib.data.labels import read_column
 
 
 def column_values(rows: Dataset, argument: str, column: str) -> list[Any]:

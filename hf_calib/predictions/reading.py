@@ -103,14 +103,6 @@ class Reading:
                 raise InputValueError(expected(option, "be given for texts only", got, "leave it out"))
 
 
-# Those of `hf-calib evaluate` that say which rows are read, and how.
-ROW_OPTIONS = frozenset(
-    f"--{name.replace('_', '-')}"
-    for name in ("data", "dataset_config", "split", *(each.name for each in fields(Reading)))
-    if name != "batch_size"
-)
-
-
 @dataclass(frozen=True)
 class RowSet:
     """One set of rows that a command names.

@@ -18,11 +18,11 @@ from transformers import BaseImageProcessor, ViTImageProcessorPil
 
 from hf_calib._errors import check
 from hf_calib.data.images import decode_at
-from hf_calib.data.pixels import decode_images, model_inputs, stacked_pixels
 from hf_calib.experiments.reported_training import results_table
 from hf_calib.report.writing import write_to
 from hf_calib.trainer.calibration_map import in_words
 from hf_calib.trainer.report import report_on
+from papers.pixels import decode_images, model_inputs, stacked_pixels
 
 if TYPE_CHECKING:
     from hf_calib import CalibrationTrainer

@@ -10,20 +10,13 @@ from papers.networks.global_pooling_cnn import (
     GlobalPoolingCNNConfig,
     GlobalPoolingCNNForSequenceClassification,
 )
+from papers.newsgroups import NEWSGROUPS, newsgroups_dataset, strip_headers
 from papers.words import train_word_tokenizer
 from transformers import DataCollatorWithPadding, PrinterCallback, set_seed
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
-from hf_calib.data import (
-    choose_columns,
-    draw_test,
-    limit_samples,
-    load_splits,
-    newsgroups_dataset,
-    strip_headers,
-)
+from hf_calib.data import choose_columns, draw_test, limit_samples, load_splits
 
-NEWSGROUPS = "sklearn/20newsgroups"  # which scikit-learn downloads
 SMALL = {
     "validation_rows": 1000,
     "max_length": 100,

@@ -10,16 +10,15 @@ from papers.networks.global_pooling_cnn import (
     GlobalPoolingCNNConfig,
     GlobalPoolingCNNForSequenceClassification,
 )
+from papers.newsgroups import StudyDataArguments, load_study_data
 from papers.words import train_word_tokenizer
 from transformers import set_seed
-
-from hf_calib.data import DataArguments, load_data
 
 
 def load_posts(source, *, rows, test_rows, max_length):
     """Return ids (N, L) and labels (N,) of training and test rows, headers taken off, and the sizes of the network."""
-    data = load_data(
-        DataArguments(
+    data = load_study_data(
+        StudyDataArguments(
             dataset=source,
             strip_headers=True,
             test_size=0.2,

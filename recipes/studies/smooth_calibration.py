@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 from options import check_seeds, count, output_folder
+from papers.newsgroups import StudyDataArguments, load_study_data
 from papers.post_processing import post_processing_gap
 from records import write_record
 from scipy.optimize import linprog
@@ -26,7 +27,6 @@ from scipy.special import softmax
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 
-from hf_calib.data import DataArguments, load_data
 from hf_calib.metrics import (
     accuracy,
     expected_calibration_error,
@@ -94,8 +94,8 @@ def add_point(source, probs, labels):
     )
 
 
-data = load_data(
-    DataArguments(
+data = load_study_data(
+    StudyDataArguments(
         dataset=args.data,
         strip_headers=True,
         test_size=0.2,

@@ -12,7 +12,7 @@ import pytest
 import torch
 from scipy.special import softmax
 
-from hf_calib.cards.decisions import decision_lines
+from hf_calib.cards.facts import read_facts
 from hf_calib.commands.fitting import half_of
 from hf_calib.decisions import AbstainRule, CostRule, Decisions, PredictionSets
 from hf_calib.predictions.predictions import Predictions
@@ -145,13 +145,13 @@ class TestModels:
         answered = np.mean([name is not None for name in decided])
         assert answered > 0.1
         assert answered == pytest.approx(found["before"]["answered"]["value"], abs=0.01)
-        text = " ".join(decision_lines(folder))
+        text = read_facts(folder).decisions or ""
         assert f"It answers {answered:.0%} of inputs at 30% accuracy and hands over the rest" in text
 
     def test_a_card_says_nothing_of_a_file_that_is_not_ours(self, tmp_path: Path) -> None:
         (tmp_path / "decisions.json").write_text('{"my own": "notes"}')
         with pytest.warns(UserWarning, match="The model card says nothing of decisions.json: expected"):
-            assert decision_lines(tmp_path) == []
+            assert read_facts(tmp_path).decisions is None
 
     def test_rows_are_counted_before_the_model_runs(
         self, workplace: Path, monkeypatch: pytest.MonkeyPatch

@@ -13,7 +13,6 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
 from hf_calib.data import (
     DataArguments,
-    add_label_noise,
     choose_columns,
     collate_images,
     draw_test,
@@ -56,15 +55,6 @@ def splits(columns: dict[str, Any], features: Features | None = None) -> Dataset
             {"label_columns": NAMES},
         ),
     ],
-    ids=[
-        "class labels",
-        "ids",
-        "names",
-        "ids in a text",
-        "names in a text",
-        "columns",
-        "columns, one of texts",
-    ],
 )
 def test_each_layout_gives_the_same_lists(dataset: DatasetDict, options: dict[str, Any]) -> None:
     chosen = choose_columns(dataset, text_column="text", multi_label=True, **options)
@@ -91,13 +81,8 @@ def test_names_that_the_data_do_not_give_are_those_of_train_in_order() -> None:
 
 def test_columns_may_be_renamed() -> None:
     dataset = splits({"f1": [1, 0, 0, 1], "f2": [0, 1, 0, 1]})
-    chosen = choose_columns(
-        dataset,
-        text_column="text",
-        multi_label=True,
-        label_columns=["f1", "f2"],
-        class_names=["Mass", "Nodule"],
-    )
+    options = {"label_columns": ["f1", "f2"], "class_names": ["Mass", "Nodule"]}
+    chosen = choose_columns(dataset, text_column="text", multi_label=True, **options)
     assert label_maps(chosen)["id2label"] == {0: "Mass", 1: "Nodule"}
     assert chosen["train"]["label"][:] == [[0], [1], [], [0, 1]]
 
@@ -117,32 +102,28 @@ def test_one_class_a_row_stays_as_it_was() -> None:
             r"labels of split 'train' to be among joy, fear, anger, got 'joyy' in row 1 \(2 such rows\)",
         ),
         ({"label": [[0], [1], [2], [3]]}, {"class_names": NAMES}, r"got '3' in row 3 \(1 such rows\)"),
-        ({"label": [[0], [1], [5], []]}, {}, "count from 0 without gaps, got 0, 1, 5"),
+        ({"label": [[0], [1], [5], []]}, {}, r"count from 0 without gaps, got \[0, 1, 5\]"),
         ({"label": ["a b", "b", "", "a"]}, {}, "label_separator to be given"),
         ({"label": ["ab", "b", "", "a"]}, {"label_separator": ""}, "label_separator to be given"),
         ({"label": [[0], [1], [], []]}, {"label_columns": []}, "label_columns to name a column, got none"),
-        ({"label": [[0], None, [1], []]}, {}, r"none in 1 rows \(first in row 1\)"),
+        ({"label": [[0], None, [1], []]}, {}, r"1 without \(first in row 1\)"),
         ({"label": [["a"], ["b", None], [], []]}, {}, "None in row 1"),
         ({"label": [[0], [1], [0, -1], []]}, {}, "to be names or ids, got -1 in row 2"),
         ({"label": [0, 1, -1, 0]}, {}, "to be names or ids, got -1 in row 2"),
         (
-            {"label": [[1, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]]},
-            {"class_names": NAMES},
-            r"labels of split 'train' to be ids, each once a row, got 1, 0, 0 in row 1; .* label_columns",
+            {"label": [[1, 0], [1, 0, 0], [0, 1], [0]]},
+            {},
+            "ids, each once a row, got 1, 0, 0 in row 1; .* label_col",
         ),
         ({"label": ["0 0 1", "1 0 0", "", "0 0 0"]}, {"label_separator": " "}, "got 0, 0, 1 in row 0"),
         (
             {"a": [0, 1, 0, -1]},
             {"label_columns": ["a"]},
-            "column 'a' to hold 0 or 1 in split 'train', got -1 in row 3",
+            "'a' to hold 0 or 1 in split 'train', got -1 in row 3",
         ),
-        (
-            {"a": ["0", "1", "", "1"]},
-            {"label_columns": ["a"]},
-            "hold 0 or 1 in split 'train', got '' in row 2",
-        ),
+        ({"a": ["0", "1", "", "1"]}, {"label_columns": ["a"]}, "0 or 1 in split 'train', got '' in row 2"),
         ({"a": ["0", "1", "yes", "1"]}, {"label_columns": ["a"]}, "got 'yes' in row 2"),
-        ({"a": [0, 1, 0, 1]}, {"label_columns": ["b"]}, "the column to read labels from .* got 'b'"),
+        ({"a": [0, 1, 0, 1]}, {"label_columns": ["b"]}, "the column to read from .* got 'b'"),
         ({"label": [["a"], ["a "], [], []]}, {"class_names": ["a", "a"]}, "be at least one, and differ"),
         ({"a": [0, 1, 0, 1]}, {"label_columns": ["a"], "class_names": NAMES}, "name the 1 label_columns"),
     ],
@@ -154,22 +135,20 @@ def test_what_is_no_label_is_refused_with_its_row(
         choose_columns(splits(columns), text_column="text", multi_label=True, **options)
 
 
-def test_withheld_labels_are_refused() -> None:
+def test_withheld_labels_and_other_columns_are_refused() -> None:
     dataset = splits({"label": [[0], [-1], [], []]}, OF_CLASS_LABELS)
     with pytest.raises(ValueError, match=r"labels of split 'train' to lie in 0..2, got -1 in row 1"):
         choose_columns(dataset, text_column="text", multi_label=True)
-
-
-def test_a_column_of_another_kind_is_refused() -> None:
     with pytest.raises(TypeError, match="column 'label' to hold lists of labels, or texts with a separator"):
         choose_columns(splits({"label": [0.5, 0.1, 0.2, 0.3]}), text_column="text", multi_label=True)
 
 
 def test_options_of_several_labels_need_it() -> None:
+    dataset = splits({"label": ["a", "b", "a", "b"]})
     with pytest.raises(
         ValueError, match="expected the data to have several labels a row, got one class a row"
     ):
-        choose_columns(splits({"label": ["a", "b", "a", "b"]}), text_column="text", label_separator="|")
+        choose_columns(dataset, text_column="text", label_separator="|")
 
 
 def test_splits_are_drawn_at_random_and_keep_text_and_labels_together() -> None:
@@ -190,18 +169,11 @@ def test_splits_are_drawn_at_random_and_keep_text_and_labels_together() -> None:
     assert again["test"]["text"][:] == drawn["test"]["text"][:]
 
 
-def test_label_noise_needs_one_label_a_row() -> None:
-    chosen = choose_columns(splits({"label": IDS}, OF_CLASS_LABELS), text_column="text", multi_label=True)
-    with pytest.raises(ValueError, match="label_noise to go with one label a row"):
-        add_label_noise(chosen, fraction=0.5)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"dataset": "docstrings"}, "dataset 'docstrings' to go with one label a row"),
         ({"dataset": "x", "ood_data": ["y"]}, "ood_data to go with one label a row"),
-        ({"dataset": "x", "label_noise": 0.1}, "label_noise to go with one label a row"),
     ],
 )
 def test_arguments_that_do_not_go_together_are_refused_first(options: dict[str, Any], message: str) -> None:

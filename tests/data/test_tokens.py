@@ -66,18 +66,10 @@ def test_splits_whose_class_labels_are_in_another_order() -> None:
         (
             {"tokens": GOOD["tokens"]},
             ValueError,
-            "label_column to be one of tokens in split 'train', got 'ner_tags'",
+            "label_column to be one of tokens in .*'train', got 'ner_tags'",
         ),
-        (
-            {"words": GOOD["tokens"], "ner_tags": GOOD["ner_tags"]},
-            ValueError,
-            "text_column to be one of words",
-        ),
-        (
-            {"tokens": ["a", "b"], "ner_tags": [["O"], ["O"]]},
-            TypeError,
-            "'tokens' of split 'train' to hold lists",
-        ),
+        ({"words": [["a"]], "ner_tags": [["O"]]}, ValueError, "text_column to be one of words"),
+        ({"tokens": ["a"], "ner_tags": [["O"]]}, TypeError, "'tokens' of split 'train' to hold lists"),
         (
             {"tokens": [["a"]], "ner_tags": [[0.5]]},
             TypeError,
@@ -151,22 +143,13 @@ def test_calibration_rows_are_held_out(args: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        {"label_noise": 0.1},
-        {"strip_headers": True},
-        {"ood_data": ["other"]},
-        {"test_size": 0.5},
-        {"multi_label": True},
-        {"label_separator": "|"},
-    ],
+    "wrong", [{"ood_data": ["other"]}, {"test_size": 0.5}, {"multi_label": True}, {"label_separator": "|"}]
 )
 def test_arguments_that_are_not_for_sentences(args: dict[str, Any], wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"expected {next(iter(wrong))} to be left out for tokens"):
         load_tagged(DataArguments(**args, **wrong))
 
 
-@pytest.mark.parametrize("dataset", ["docstrings", "sklearn/20newsgroups"])
-def test_a_dataset_of_texts_is_no_tagged_one(dataset: str) -> None:
-    with pytest.raises(ValueError, match=f"expected dataset to have tagged sentences, got '{dataset}'"):
-        load_tagged(DataArguments(dataset=dataset))
+def test_a_dataset_of_texts_is_no_tagged_one() -> None:
+    with pytest.raises(ValueError, match="expected dataset to have tagged sentences, got 'docstrings'"):
+        load_tagged(DataArguments(dataset="docstrings"))

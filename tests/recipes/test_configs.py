@@ -9,10 +9,10 @@ import pytest
 import torch
 import yaml
 from papers.networks import IMAGE_NETWORKS, network_config
+from papers.newsgroups import StudyDataArguments
 from transformers import ResNetConfig
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
-from hf_calib.data import DataArguments
 from hf_calib.experiments import parse_arguments
 from hf_calib.losses import LOSSES, make_loss
 from tests.helpers.places import ROOT
@@ -115,7 +115,7 @@ def test_each_task_parses(path: Path, tmp_path: Path) -> None:
     stripped = tmp_path / "config.yaml"
     stripped.write_text(yaml.safe_dump(config))
     argv = ["--config", str(stripped), "--use_cpu", "true"]
-    data, training = parse_arguments((DataArguments, CalibrationTrainingArguments), argv)
+    data, training = parse_arguments((StudyDataArguments, CalibrationTrainingArguments), argv)
     assert (data.dataset is None) != (data.train_file is None)
     assert training.calibration_method == ("per_label_temperature" if data.multi_label else "temperature")
     assert training.output_dir == f"outputs/{path.stem}"

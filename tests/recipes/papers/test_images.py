@@ -1,4 +1,4 @@
-"""Ten crops of each test image: the mean probability, by hand."""
+"""Images of a test: ten crops of each, the mean probability by hand; the noise of CIFAR-10-C."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from datasets import ClassLabel, Dataset, Features, Sequence, Value
 from datasets import Image as ImageFeature
-from papers.images import logits_of_mean, ten_crops, write_ten_crop_report
+from papers.images import gaussian_noise, logits_of_mean, ten_crops, write_ten_crop_report
 from PIL import Image
 from scipy.special import expit, softmax
 from sklearn.metrics import log_loss
@@ -129,3 +129,39 @@ def test_the_report_is_on_the_mean(multi_label: bool, tmp_path: Path) -> None:
     calibrated = scaler.predict_proba(logits(means["test"]))
     assert found["after"][key]["value"] == pytest.approx(nll(calibrated), abs=1e-4)
     assert report["name"] == "cross_entropy, mean of ten crops"
+
+
+def pixels(dataset: Dataset) -> np.ndarray:
+    return np.stack([np.asarray(row["image"]) for row in dataset])
+
+
+def grey(n: int = 3, value: int = 128) -> Dataset:
+    return Dataset.from_dict(
+        {"image": [Image.new("RGB", (64, 64), (value,) * 3) for _ in range(n)], "label": list(range(n))}
+    )
+
+
+@pytest.mark.parametrize(("severity", "deviation"), [(1, 0.04), (2, 0.06), (3, 0.08), (4, 0.09), (5, 0.10)])
+def test_the_noise_is_that_of_cifar_10_c(severity: int, deviation: float) -> None:
+    noisy = pixels(gaussian_noise(grey(), severity=severity))
+    assert noisy.dtype == np.uint8
+    # The mean falls by half a level, which is cut off; 36,864 values.
+    assert noisy.mean() == pytest.approx(127.5, abs=0.6)
+    assert noisy.std() / 255 == pytest.approx(deviation, rel=0.02)
+
+
+def test_noise_is_cut_to_the_range_and_drawn_for_each_image_by_its_seed() -> None:
+    white = pixels(gaussian_noise(grey(value=255)))
+    assert white.max() == 255
+    assert (white == 255).mean() == pytest.approx(0.5, abs=0.02)  # the upper half of the noise
+    first = pixels(gaussian_noise(grey()))
+    assert (first == pixels(gaussian_noise(grey()))).all()
+    assert not (first[0] == first[1]).all()
+    assert not (first == pixels(gaussian_noise(grey(), seed=1))).all()
+
+
+def test_noise_keeps_the_other_columns_and_refuses_other_severities() -> None:
+    assert gaussian_noise(grey())["label"][:] == [0, 1, 2]
+    for severity in (0, 6, 2.5):
+        with pytest.raises(ValueError, match="expected severity to be a whole number from 1 to 5"):
+            gaussian_noise(grey(), severity=severity)  # type: ignore[arg-type]

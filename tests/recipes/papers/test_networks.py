@@ -26,8 +26,7 @@ from papers.networks.vgg import VGGConfig
 from torch import nn
 from transformers import AutoModelForImageClassification, PreTrainedConfig
 
-from hf_calib.cards.facts import read_facts
-from hf_calib.cards.section import calibration_section
+from hf_calib.cards import write_card
 from hf_calib.export import fold_temperature
 from tests.helpers.places import GOLDEN
 
@@ -209,7 +208,8 @@ def test_a_saved_model_carries_its_code(model_type: str, tmp_path: Path) -> None
     torch.testing.assert_close(torch.tensor(json.loads(done.stdout)), before / 2.5)
     again = getattr(transformers, auto).from_pretrained(folder)  # here the class is known
     assert type(again) is type(model)
-    assert "trust_remote_code=True" in calibration_section(read_facts(folder), "me/x")
+    write_card(folder, license="mit")
+    assert "trust_remote_code=True" in (folder / "README.md").read_text()
 
 
 @pytest.mark.parametrize(

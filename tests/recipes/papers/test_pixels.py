@@ -12,11 +12,12 @@ import torch
 from datasets import Dataset, DatasetDict, load_dataset
 from datasets import Image as ImageFeature
 from papers.images import ten_crops
+from papers.pixels import PixelTransform, decode_images
 from PIL import Image
 from torch.utils.data import DataLoader
 from transformers import ConvNextImageProcessorPil, ViTImageProcessorPil
 
-from hf_calib.data import ImageTransform, PixelTransform, choose_columns, collate_images, decode_images
+from hf_calib.data import ImageTransform, choose_columns, collate_images
 
 RAW = ViTImageProcessorPil(do_resize=False, do_rescale=False, do_normalize=False)
 SMALL = ViTImageProcessorPil(size={"height": 16, "width": 16})

@@ -1,0 +1,239 @@
+"""Labels: where they stand in a table, and how names, ids and lists of these become ids of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import datasets
+import numpy as np
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value, concatenate_datasets
+from numpy.typing import NDArray
+
+from hf_calib._errors import InputTypeError, InputValueError, check, did_you_mean, expected, few, look_alikes
+
+TEXTS = ("string", "large_string")
+INTEGERS = ("int", "uint")
+
+
+class ClassNames(tuple[str, ...]):
+    """The names of C classes in order of their id, and the one way from labels to ids.
+
+    >>> names = ClassNames(["joy", "fear"])
+    >>> names.ids([["fear"], [], ["joy", "fear"]], "the labels", "check them"), names.ids([["1"]], "", "")
+    ([[1], [], [0, 1]], [[1]])
+    """
+
+    def ids(self, rows: Sequence[Sequence[Any]], what: str, way_out: str) -> list[list[int]]:
+        """The ids of lists of labels: names, or ids as integers; texts are ids where all are numbers and no name is.
+
+        Raises:
+            ValueError: if a label is none of these; the message names `what` and the row.
+        """
+        found = {label for row in rows for label in row}
+        known: dict[Any, int] = {name: i for i, name in enumerate(self)} | {i: i for i in range(len(self))}
+        if found and all(str(label).isdecimal() for label in found) and not found & set(self):
+            known |= {str(i): i for i in range(len(self))}
+        wrong = [i for i, row in enumerate(rows) if not known.keys() >= set(row)]
+        if wrong:
+            label = next(each for each in rows[wrong[0]] if each not in known)
+            got = f"{label!r} in row {wrong[0]} ({len(wrong)} such rows)"
+            alike = look_alikes([str(label)], self)
+            check(False, f"{what} to be among {few(self)}", got + (f" ({alike})" if alike else ""), way_out)
+        return [[known[label] for label in row] for row in rows]
+
+    @classmethod
+    def of(cls, labels: Iterable[Any], noun: str) -> ClassNames:
+        """Those of the labels of train: texts in sorted order; integers, which have to be 0, 1, 2 and so on."""
+        found = sorted(set(labels))
+        if all(isinstance(label, int) for label in found):
+            way_out = f"pass class_names for all {noun} from 0 on, or write the labels as texts"
+            counted = found == list(range(len(found)))
+            check(counted, "integer labels of train to count from 0 without gaps", in_short(found), way_out)
+            return cls(map(str, found))
+        alike = look_alikes(found, found)
+        way_out = f"write the labels alike, or pass class_names if these are two {noun}"
+        check(not alike, f"the {noun} of train to differ visibly", alike, way_out)
+        return cls(found)
+
+
+def in_short(values: list[Any]) -> str:
+    """The first values as Python writes them."""
+    return f"{values[:5]}{' ...' if len(values) > 5 else ''}"
+
+
+def read_column(rows: Dataset, column: str) -> Any:
+    """One column as a pyarrow ChunkedArray: nothing is decoded, and rows follow the dataset's selection."""
+    return rows.select_columns([column]).with_format("arrow")[:].column(column)
+
+
+def check_columns(name: str, rows: Dataset, *columns: str, way_out: str = "remove these rows") -> None:
+    """Refuse a split without rows, without these columns, or with a gap in one."""
+    check(len(rows) > 0, f"split {name!r} to have rows", 0, "check the file or the split's name")
+    for column in columns:
+        there = rows.column_names
+        requirement = f"the column to read from split {name!r} to be one of {', '.join(there)}"
+        check(column in there, requirement, repr(column), did_you_mean(column, there))
+        missing = np.flatnonzero(read_column(rows, column).is_null().to_numpy())
+        requirement = f"column {column!r} to have a value in every row of split {name!r}"
+        got = f"{len(missing)} without (first in row {missing[:1].sum()})"
+        check(len(missing) == 0, requirement, got, way_out)
+
+
+def is_of(feature: object, *kinds: str) -> bool:
+    """Whether a column has one of these types; a ClassLabel has integers."""
+    return str(getattr(feature, "dtype", "")).startswith(kinds)
+
+
+def has_several_labels(rows: Dataset) -> bool:
+    """Whether the column `label` of `choose_columns` holds a list of labels in each row."""
+    return isinstance(getattr(rows.features["label"], "feature", None), ClassLabel)
+
+
+@dataclass(frozen=True)
+class LabelLayout:
+    """Where the labels of a row stand: in a column of lists, or of texts with a separator, or in a 0/1 column each."""
+
+    column: str = "label"
+    columns: Sequence[str] | None = None
+    separator: str | None = None  # such as " " or "|"; blanks around a label do not count
+    no_label: str | None = None  # what stands where a row has none; an empty list or text says so too
+
+    def read(self, name: str, split: Dataset) -> list[list[str]]:
+        """The labels of each row, as written: names, or ids; an error names the row.
+
+        >>> rows = Dataset.from_dict({"label": ["Mass|Nodule", "No Finding"]})
+        >>> LabelLayout(separator="|", no_label="No Finding").read("train", rows)
+        [['Mass', 'Nodule'], []]
+        """
+        columns = [self.column] if self.columns is None else self.columns
+        check(len(columns) > 0, "label_columns to name a column", "none", "or leave it out")
+        way_out = "remove these rows; a row without labels has an empty list or text"
+        check_columns(name, split, *columns, way_out=way_out)
+        if self.columns is not None:
+            on = zip(*(_zeros_and_ones(name, split, column) for column in self.columns), strict=True)
+            return [[column for column, is_on in zip(self.columns, row, strict=True) if is_on] for row in on]
+        feature, values = split.features[self.column], read_column(split, self.column).to_pylist()
+        is_list = hasattr(feature, "feature")
+        inner = feature.feature if is_list else feature
+        if is_of(inner, *TEXTS) and not is_list:
+            got, is_known = f"texts in column {self.column!r}", bool(self.separator) or not any(values)
+            requirement = "label_separator to be given for labels in one text"
+            check(is_known, requirement, got, "set it, for example to '|'")
+            values = [text.split(self.separator) if text.strip() else [] for text in values]
+        elif not is_of(inner, *INTEGERS, *(TEXTS if is_list else ())):
+            requirement = f"hold lists of labels, or texts with a separator, in split {name!r}"
+            way_out = "choose another label_column, or give the 0/1 columns as label_columns"
+            raise InputTypeError(expected(f"column {self.column!r}", requirement, feature, way_out))
+        elif not is_list:  # a file where no row has two
+            values = [[value] for value in values]
+        stripped = [
+            [_written(inner, label, name, i).strip() for label in row] for i, row in enumerate(values)
+        ]
+        return [[label for label in row if label and label != self.no_label] for row in stripped]
+
+    def names(self, train: Dataset, rows: Sequence[Sequence[str]]) -> ClassNames:
+        """Those of the data: of the columns or the ClassLabel, or the labels of train in sorted order."""
+        if self.columns is not None:
+            return ClassNames(self.columns)
+        feature = train.features[self.column]
+        inner = getattr(feature, "feature", feature)
+        if isinstance(inner, ClassLabel):
+            return ClassNames(inner.names)
+        found = {label for row in rows for label in row}
+        are_ids = bool(found) and all(map(str.isdecimal, found))
+        return ClassNames.of(map(int, found) if are_ids else found, "labels")
+
+
+def encode_label_sets(
+    dataset: DatasetDict, layout: LabelLayout, class_names: Sequence[str] | None
+) -> tuple[ClassNames, dict[str, list[list[int]]]]:
+    """The names of the labels, and the ids of every row of every split, each once and in order."""
+    read = {name: layout.read(name, split) for name, split in dataset.items()}
+    names = ClassNames(class_names or layout.names(dataset["train"], read["train"]))
+    differ = len(set(names)) == len(names) > 0
+    check(
+        differ, "the labels to be at least one, and differ", few(names), "check label_column and class_names"
+    )
+    if layout.columns is not None:  # a column's label is that of its place
+        requirement = f"class_names to name the {len(layout.columns)} label_columns"
+        way_out = "give one for each, in their order"
+        check(len(names) == len(layout.columns), requirement, f"{len(names)} names", way_out)
+        renamed = dict(zip(layout.columns, names, strict=True))
+        read = {name: [[renamed[label] for label in row] for row in rows] for name, rows in read.items()}
+    return names, {name: label_set_ids(name, rows, names) for name, rows in read.items()}
+
+
+def label_set_ids(name: str, rows: Sequence[Sequence[str]], names: Sequence[str]) -> list[list[int]]:
+    """The ids of each row's labels, each once and in order; rows of a 0 or 1 for each label are refused."""
+    if {label for row in rows for label in row} <= {"0", "1"}:
+        i, row = next(((i, row) for i, row in enumerate(rows) if len(set(row)) < len(row)), (0, []))
+        way_out = "of a 0 or 1 for each label, keep the ids of the 1s, or make columns of them: label_columns"
+        requirement = f"labels of split {name!r} to be ids, each once a row"
+        check(not row, requirement, f"{few(row)} in row {i}", way_out)
+    way_out = "check class_names, label_separator and no_label, or remove these rows"
+    return [sorted(set(ids)) for ids in ClassNames(names).ids(rows, f"labels of split {name!r}", way_out)]
+
+
+def multi_hot_matrix(label_sets: Sequence[Sequence[int]], n_classes: int) -> NDArray[np.float32]:
+    """(N, C) float32, 1 where a row has the label.
+
+    >>> multi_hot_matrix([[0, 2], []], 3)
+    array([[1., 0., 1.],
+           [0., 0., 0.]], dtype=float32)
+    """
+    matrix = np.zeros((len(label_sets), n_classes), np.float32)
+    rows = np.repeat(np.arange(len(label_sets)), [len(ids) for ids in label_sets])
+    matrix[rows, [label for ids in label_sets for label in ids]] = 1
+    return matrix
+
+
+def multi_hot(dataset: DatasetDict) -> DatasetDict:
+    """Turn the lists of ids of several labels a row into C float32 of 0 or 1, as a trainer takes them.
+
+    One label a row stays as it is. The names are then no longer in the dataset: take `label_maps` before.
+
+    >>> feature = Features({"label": datasets.Sequence(ClassLabel(names=["joy", "fear"]))})
+    >>> rows = Dataset.from_dict({"label": [[1], []]}, features=feature)
+    >>> multi_hot(DatasetDict({"train": rows}))["train"]["label"][:]
+    [[0.0, 1.0], [0.0, 0.0]]
+    """
+    found, feature = {}, Features({"label": datasets.Sequence(Value("float32"))})
+    for name, split in dataset.items():
+        if has_several_labels(split):
+            label_sets = read_column(split, "label").to_pylist()
+            matrix = multi_hot_matrix(label_sets, split.features["label"].feature.num_classes)
+            floats = Dataset.from_dict({"label": list(matrix)}, features=feature)
+            split = concatenate_datasets([split.remove_columns("label"), floats], axis=1)
+        found[name] = split
+    return DatasetDict(found)
+
+
+def _written(feature: Any, label: Any, split: str, row: int) -> str:
+    """A label as text, of a ClassLabel its name; -1, which is how the Hub marks withheld ones, is refused."""
+    is_declared = isinstance(feature, ClassLabel)
+    if isinstance(label, str) or (
+        label is not None and 0 <= label < (feature.num_classes if is_declared else np.inf)
+    ):
+        return str(feature.names[label] if is_declared else label)
+    requirement = f"lie in 0..{feature.num_classes - 1}" if is_declared else "be names or ids"
+    way_out = "use another split, or leave the label out: a row without labels has an empty list"
+    raise InputValueError(
+        expected(f"labels of split {split!r}", requirement, f"{label} in row {row}", way_out)
+    )
+
+
+def _zeros_and_ones(name: str, split: Dataset, column: str) -> list[bool]:
+    """Whether each row has the label."""
+    values = read_column(split, column).to_pylist()
+    known = {
+        0: False,
+        1: True,
+        "0": False,
+        "1": True,
+    }  # texts in a csv file with an empty cell, which is wrong
+    wrong = next((f"{value!r} in row {row}" for row, value in enumerate(values) if value not in known), None)
+    way_out = "decide what it means, or remove this row"
+    check(wrong is None, f"column {column!r} to hold 0 or 1 in split {name!r}", wrong, way_out)
+    return [known[value] for value in values]
