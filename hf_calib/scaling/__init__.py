@@ -1,13 +1,7 @@
 """Post-hoc calibration: scikit-learn estimators that are fitted on held-out logits and labels, and shifts of priors.
 
-Arguments that a class does not explain mean the same everywhere: logits (N, C) of any real dtype, read in float64,
-where -inf masks a class that is not the label and stays masked; maps that mix the classes refuse it. Once fitted, the
-methods take logits of any shape that ends in C. labels (N,) int in [0, C) without -100 or, with multi_label, (N, C) of
-0 and 1, and -100 where a label is not known, of sigmoid outputs; sample_weight (N,) of at least 0, None for equal ones.
-An affine map has `weight_`, () or (C,), which multiplies the logits, or (C, C), which mixes them, and `bias_` (C,),
-which sums to 0 but for sigmoids; `transform` gives its logits. All but temperatures can change the predicted class.
-
-The classes are loaded when they are first used, so that the command line can read the table of them at once.
+Arguments that a class does not explain mean the same everywhere: the page of reference, `docs/reference/scaling.md`,
+says them once. The classes are loaded when they are first used, so that the command line can read the table at once.
 """
 
 from __future__ import annotations
@@ -15,62 +9,35 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from hf_calib.scaling.methods import SCALERS, ScalerEntry
+from hf_calib.scaling.methods import SCALERS as SCALERS
+from hf_calib.scaling.methods import ScalerEntry as ScalerEntry
 
 if TYPE_CHECKING:
-    from hf_calib.scaling._base import Scaler
-    from hf_calib.scaling.auto import AutoScaling
-    from hf_calib.scaling.curves import (
-        EnsembleTemperatureScaling,
-        HistogramBinning,
-        IsotonicScaling,
-        SplineScaling,
-    )
-    from hf_calib.scaling.grouped import GroupedScaling
-    from hf_calib.scaling.inverse import InverseLink
-    from hf_calib.scaling.linear import (
-        DirichletScaling,
-        MatrixScaling,
-        StructuredMatrixScaling,
-        StructuredVectorScaling,
-        VectorScaling,
-    )
-    from hf_calib.scaling.priors import PriorCorrection, PriorEstimate, estimate_prior
-    from hf_calib.scaling.saved_map import load_map, save_map
-    from hf_calib.scaling.temperature import PerLabelTemperatureScaling, TemperatureScaling
+    from hf_calib.scaling._base import Scaler as Scaler
+    from hf_calib.scaling.auto import AutoScaling as AutoScaling
+    from hf_calib.scaling.curves import EnsembleTemperatureScaling as EnsembleTemperatureScaling
+    from hf_calib.scaling.curves import HistogramBinning as HistogramBinning
+    from hf_calib.scaling.curves import IsotonicScaling as IsotonicScaling
+    from hf_calib.scaling.curves import SplineScaling as SplineScaling
+    from hf_calib.scaling.grouped import GroupedScaling as GroupedScaling
+    from hf_calib.scaling.inverse import InverseLink as InverseLink
+    from hf_calib.scaling.linear import DirichletScaling as DirichletScaling
+    from hf_calib.scaling.linear import MatrixScaling as MatrixScaling
+    from hf_calib.scaling.linear import StructuredMatrixScaling as StructuredMatrixScaling
+    from hf_calib.scaling.linear import StructuredVectorScaling as StructuredVectorScaling
+    from hf_calib.scaling.linear import VectorScaling as VectorScaling
+    from hf_calib.scaling.priors import PriorCorrection as PriorCorrection
+    from hf_calib.scaling.priors import PriorEstimate as PriorEstimate
+    from hf_calib.scaling.priors import estimate_prior as estimate_prior
+    from hf_calib.scaling.saved_map import load_map as load_map
+    from hf_calib.scaling.saved_map import save_map as save_map
+    from hf_calib.scaling.temperature import PerLabelTemperatureScaling as PerLabelTemperatureScaling
+    from hf_calib.scaling.temperature import TemperatureScaling as TemperatureScaling
 
-__all__ = [
-    "SCALERS",
-    "AutoScaling",
-    "DirichletScaling",
-    "EnsembleTemperatureScaling",
-    "GroupedScaling",
-    "HistogramBinning",
-    "InverseLink",
-    "IsotonicScaling",
-    "MatrixScaling",
-    "PerLabelTemperatureScaling",
-    "PriorCorrection",
-    "PriorEstimate",
-    "Scaler",
-    "ScalerEntry",
-    "SplineScaling",
-    "StructuredMatrixScaling",
-    "StructuredVectorScaling",
-    "TemperatureScaling",
-    "VectorScaling",
-    "estimate_prior",
-    "load_map",
-    "save_map",
-]
-
-_MODULES = {entry.name: entry.module for entry in SCALERS.values()} | {
-    "PriorEstimate": "priors",
-    "Scaler": "_base",
-    "estimate_prior": "priors",
-    "load_map": "saved_map",
-    "save_map": "saved_map",
-}
+_MODULES = {entry.name: entry.module for entry in SCALERS.values()} | {"Scaler": "_base"}
+_MODULES |= dict.fromkeys(("PriorEstimate", "estimate_prior"), "priors")
+_MODULES |= dict.fromkeys(("load_map", "save_map"), "saved_map")
+__all__ = sorted([*_MODULES, "SCALERS", "ScalerEntry"])
 
 
 def __getattr__(name: str) -> Any:

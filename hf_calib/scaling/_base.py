@@ -34,12 +34,11 @@ _LARGEST_MIXED = 1e12  # a matrix spreads the rounding of each logit to all
 
 
 class Scaler(ClassifierMixin, BaseEstimator):
-    """A post-hoc scaler: `fit(logits, labels)`, `predict_proba(logits)`, and a folder or repository to keep it in.
+    """A post-hoc scaler, as all in `SCALERS`: a classifier of scikit-learn, and a folder or repository to keep it in.
 
-    The base class of all in `SCALERS`. As every classifier of scikit-learn it has `predict`, `score` (the accuracy) and
-    `classes_`. What `fit` finds is in attributes whose names end with "_"; these are what is saved.
+    What `fit` finds is in attributes whose names end with "_"; these are what is saved.
 
-    >>> import numpy as np, tempfile
+    >>> import tempfile
     >>> from hf_calib.scaling import TemperatureScaling
     >>> scaler = TemperatureScaling().fit([[4.0, 0.0], [4.0, 0.0], [4.0, 0.0], [0.0, 4.0]], [0, 0, 0, 0])
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -75,31 +74,24 @@ class Scaler(ClassifierMixin, BaseEstimator):
     def from_pretrained(
         cls, name: str | os.PathLike[str], *, revision: str | None = None, token: str | bool | None = None
     ) -> Self:
-        """Load a fitted scaler, bit for bit, of this class (`Scaler`: of any); nothing in its files is run.
+        """Load a fitted scaler, bit for bit, of this class (`Scaler`: of any), from a folder or else from the Hub."""
+        from hf_calib.scaling.saved_map import load_pretrained  # here, because it imports the scalers
 
-        From a folder or, where none has that name, a repository on the Hub at a `revision`; token None: the stored one.
-        """
-        from hf_calib.scaling import saved_map  # here, because it imports the scalers
-
-        scaler = saved_map.load_pretrained(name, revision=revision, token=token).scaler
+        scaler = load_pretrained(name, revision=revision, token=token).scaler
         other = type(scaler).__name__
         way_out = f"use {other}.from_pretrained, or Scaler.from_pretrained for any of them"
         check(isinstance(scaler, cls), f"{name} to hold a {cls.__name__}", f"a {other}", way_out)
         return scaler
 
     def push_to_hub(self, repo_id: str, **where: Any) -> CommitInfo:
-        """Add the fitted scaler to a model's repository on the Hub, or to a new one, in one commit.
-
-        `where` takes revision, token, private and create_pr, as of `huggingface_hub.HfApi`; None, or False, by default.
-        """
+        """Add the fitted scaler to a repository, new or a model's; `where`: revision, token, private, create_pr."""
         from hf_calib._hub import Destination, push_files
         from hf_calib.scaling.saved_map import MAP_NAME
 
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
-            files, message = {MAP_NAME: Path(folder) / MAP_NAME}, f"Add {type(self).__name__}"
-            pushed: Any = push_files(files, Destination(repo_id, **where), message=message)
-        return pushed
+            files, to = {MAP_NAME: Path(folder) / MAP_NAME}, Destination(repo_id, **where)
+            return push_files(files, to, message=f"Add {type(self).__name__}")  # type: ignore[return-value]
 
 
 class LogitScaling(Scaler):
@@ -119,9 +111,9 @@ class LogitScaling(Scaler):
 def softmax_in_place(logits: FloatArray) -> FloatArray:
     """Turn logits into probabilities along the last axis; no second array is made."""
     largest = logits.max(axis=-1, keepdims=True)
-    n_bare = np.count_nonzero(np.isneginf(largest))
-    got = f"-inf for every class in {n_bare} rows"
-    check(not n_bare, "logits to allow at least one class", got, "mask fewer classes")
+    bare = np.isneginf(largest)
+    got = f"-inf for every class in {bare.sum()} rows"
+    check(not bare.any(), "logits to allow at least one class", got, "mask fewer classes")
     logits -= largest
     np.exp(logits, out=logits)
     logits /= logits.sum(axis=-1, keepdims=True)
@@ -151,11 +143,13 @@ def as_logits(logits: ArrayLike) -> NDArray[Any]:
 
 def as_fitted_logits(logits: ArrayLike, n_classes: int) -> FloatArray:
     """Check logits of any shape that ends in the classes seen in `fit`; return a float64 copy."""
-    checked = as_logits(logits)
-    requirement, shape = f"logits to have the {n_classes} classes of fit", f"shape {checked.shape}"
-    way_out = "pass the logits of the model it was fitted on"
-    check(checked.shape[-1] == n_classes, requirement, shape, way_out)
-    return checked.astype(np.float64)
+    wide = as_logits(logits).astype(np.float64)
+    requirement, way_out = (
+        f"logits to have the {n_classes} classes of fit",
+        "pass the logits of the fitted model",
+    )
+    check(wide.shape[-1] == n_classes, requirement, f"shape {wide.shape}", way_out)
+    return wide
 
 
 def as_matrix(logits: ArrayLike, *, least_columns: int) -> NDArray[Any]:
@@ -195,9 +189,10 @@ def as_binary_labels(
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_] | None]:
     """Check a 0/1 label for every logit; return where it is 1, and where it tells something (None: everywhere)."""
     labels = as_array("labels", labels)
-    requirement = f"labels to have the logits' shape {logits.shape}"
-    way_out = "multi_label=True takes a 0/1 label for every logit"
-    check(labels.shape == logits.shape, requirement, f"shape {labels.shape}", way_out)
+    requirement, got = f"labels to have the logits' shape {logits.shape}", f"shape {labels.shape}"
+    check(
+        labels.shape == logits.shape, requirement, got, "multi_label=True takes a 0/1 label for every logit"
+    )
     positive, known = labels == 1, (labels == 0) | (labels == 1)
     others = few(labels[~known & (labels != -100)][:1].tolist())
     way_out = "pass hard labels, and -100 where a label is not known"

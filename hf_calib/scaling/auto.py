@@ -27,9 +27,7 @@ _MANY = 1000  # rows, from which on freer maps need no more than the others
 _ENOUGH = 300  # rows, from which on the logits may stay
 _FIRM = "(penalty=1)"  # maps with this penalty are never far from a temperature
 _CLEARLY_WORSE = 2  # standard errors: maps that are freer still are then worse too
-_FEWEST_WRONG = (
-    5  # rows: on 50 right ones of scikit-learn's digits a free map ended .47 nats above the temperature
-)
+_FEWEST_WRONG = 5  # rows: on 50 right ones a free map ended .47 nats above the temperature
 _PENALTIES = (1.0, 0.1, 0.01, 0.001)  # from the simplest map to the freest
 
 
@@ -55,16 +53,15 @@ class _Candidate:
         numbers = [number for each in losses for number in mean_and_error(each)]
         names = ("nll", "standard_error", "difference", "difference_standard_error")
         about = {"method": self.method, "penalty": self.penalty, "n_parameters": self.n_parameters}
-        how = dict(zip_longest(names, numbers))
-        return about | how | {"chosen": self.name == choice, "left_out": self.left_out}
+        about |= dict(zip_longest(names, numbers))
+        return about | {"chosen": self.name == choice, "left_out": self.left_out}
 
 
 class AutoScaling(AffineScaling):
     r"""Choose the affine map of the logits that suits the data, by cross-validation, and fit it.
 
-    It compares the logits as they are, `TemperatureScaling`, `VectorScaling`, `MatrixScaling`, and
-    `StructuredVectorScaling` and `StructuredMatrixScaling` with several penalties; of several labels a row
-    `PerLabelTemperatureScaling`, and no matrix.
+    It compares the logits as they are with a temperature, vectors and matrices, structured ones with several penalties;
+    of several labels a row with `PerLabelTemperatureScaling`, and no matrix.
 
     Args:
         n_folds: random parts of the cross-validation, at least 2; with fewer rows, one part per row.
@@ -77,16 +74,9 @@ class AutoScaling(AffineScaling):
             why it was not tried, or None.
 
     Notes:
-        A map is over-confident for rows that it was not fitted on: each candidate is judged, and used, with a
-        temperature on top, fitted on rows held out. Chosen is the least d + 2 SE(d), where d is the mean difference to
-        the temperature's loss, row by row; with fewer than 1,000 rows the least d + 3 SE(d) for the logits as they are,
-        which take 300, and for maps freer than those with a penalty of 1. Of more than 20,000 rows, a random 20,000
-        choose. The rule is ours; benchmarks/choice_rules.py compares it with others. The tokens of one text are not
-        independent, so that of them a freer map is chosen a little too easily.
-
-        Not tried is what is freer than a temperature where fewer than 5 rows (or decisions) are wrong, or than a map
-        that was worse than one of a larger penalty by two standard errors; nor a matrix of two classes, of masked
-        ones, or where N C^2 is above 5e8.
+        Each candidate is judged, and used, with a temperature on top, fitted on rows held out. Chosen is the least
+        d + 2 SE(d), where d is the mean difference to the temperature's loss, row by row: the rule of how many rows
+        and wrong ones a freer map takes is on the page of reference.
 
     >>> rng = np.random.default_rng(0)
     >>> logits = rng.normal(scale=2, size=(1000, 3))
@@ -207,17 +197,14 @@ def _cross_validate(families: list[list[_Candidate]], rows: Rows, folds: NDArray
 
 
 def parts(folds: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
-    """The rows to fit on and those to judge by, fold by fold; with one row, that one for both."""
+    """The rows to fit on and to judge by, fold by fold; with one row, that one for both."""
     for fold in range(folds.max() + 1):
         held_out = folds == fold
         yield (held_out if held_out.all() else ~held_out), held_out
 
 
 def choose(losses: Mapping[str, FloatArray], standard_errors: float | None = None) -> str:
-    """Name the map to take: that of the least d + k SE(d), d being the mean difference to the temperature, row by row.
-
-    k is 2 for penalties of 1, and for all maps from `_MANY` rows on, else 3; or `standard_errors` for all.
-    """
+    """Name the map of the least d + k SE(d) by the rule of `AutoScaling`, or with one k, `standard_errors`, for all."""
     n_rows = len(losses["temperature"])
 
     def upper_end(name: str) -> float:

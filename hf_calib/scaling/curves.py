@@ -22,9 +22,7 @@ from hf_calib.scaling.temperature import ScaledLoss
 Binning = Literal["uniform", "equal_mass"]
 Multiclass = Literal["one_vs_rest", "joint"]
 
-# The share of the model's own probability that is added: it ranks classes that were given equal ones, and it is all
-# that is left of a row where every class was given 0. As small as in the code of Zhang et al. 2020.
-_OWN_SHARE = 1e-9
+_OWN_SHARE = 1e-9  # of the model's own probability, which ranks ties (Zhang et al. 2020)
 _FURTHEST = np.log(30)  # from the temperature of the likelihood that of the squared error is looked for
 
 
@@ -64,17 +62,14 @@ class ClassProbabilityScaling(Scaler):
 
 
 class HistogramBinning(ClassProbabilityScaling):
-    r"""Replace each class's probability by the frequency of that class in its bin, seen on held-out data.
-
-    The baseline (Zadrozny & Elkan 2001; one-vs-rest: Guo et al. 2017, 4.2). The predicted class can change.
+    r"""Replace each class's probability by the frequency of that class in its bin (Guo et al. 2017, 4.2).
 
     $$\hat p_{ik} \propto m_k(p_{ik}) + 10^{-9} p_{ik}, \qquad
       m_k(p) = \sum_i [y_i = k]\,[p_{ik} \in b(p)]\ /\ \sum_i [p_{ik} \in b(p)]$$
 
     Args:
         n_bins: M, bins per class. One in which nothing was seen keeps its midpoint.
-        binning: "uniform": equal-width bins; "equal_mass": bins with about equal numbers of examples, for each class
-            its own, the better choice with many classes.
+        binning: "uniform": equal-width bins; "equal_mass": each class's own, better with many classes.
 
     Attributes:
         edges_: (C, M + 1) of the bins (lower, upper]; the first and last also take what lies beyond.
@@ -108,22 +103,20 @@ class HistogramBinning(ClassProbabilityScaling):
 
 
 class IsotonicScaling(ClassProbabilityScaling):
-    r"""Map probabilities to frequencies by a curve that only has to rise, fitted on held-out predictions.
+    r"""Map probabilities to frequencies by a rising curve (Zadrozny & Elkan 2002; joint: Zhang et al. 2020).
 
-    The most flexible map that keeps the order of the examples (Zadrozny & Elkan 2002; joint: Zhang et al. 2020). It
-    takes about a thousand: with few the curve's ends are 0 and 1, so that one surprise costs 20 nats or more.
+    It takes about a thousand rows: with few the curve's ends are 0 and 1, and one surprise costs 20 nats or more.
 
     $$\hat p_{ik} \propto m(p_{ik}) + 10^{-9} p_{ik}, \qquad
       m = \arg\min_{m\ \mathrm{rising}} \sum_i (m(p_{ik}) - [y_i = k])^2$$
 
     Args:
-        multiclass: "one_vs_rest": a curve for each class; it can change the predicted class. "joint": one curve for
-            all N C probabilities; it needs fewer examples, and keeps the ranking of the classes.
+        multiclass: "one_vs_rest": a curve for each class. "joint": one curve for all N C probabilities; it needs fewer
+            examples, and keeps the ranking of the classes.
 
     Attributes:
         sizes_: (K,) int, how many knots each curve has: C curves, or 1 if "joint".
-        knots_: (S,) the probabilities between which m is linear, and beyond which constant, curve after curve.
-        frequencies_: (S,) m at each of them, in [0, 1]; `class_scores` gives m(p).
+        knots_, frequencies_: (S,) the knots and m there, curve after curve; linear between them, constant beyond.
 
     >>> logits = np.log([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4], [0.2, 0.8]])
     >>> scaler = IsotonicScaling("joint").fit(logits, np.array([0, 1, 0, 1]))
@@ -153,23 +146,19 @@ class IsotonicScaling(ClassProbabilityScaling):
 
 
 class SplineScaling(Scaler):
-    r"""Map the confidence to the accuracy by a spline, fitted on held-out predictions.
-
-    For a confidence that no temperature corrects, and a few hundred examples or more (Gupta et al. 2021). The predicted
-    class stays; the others share what it leaves, in proportion.
+    r"""Map the confidence to the accuracy by a spline (Gupta et al. 2021), with a few hundred examples or more.
 
     $$h(i / N) = \frac{1}{N} \sum_{k \le i} (c_k - s_k), \qquad r(s_i) = s_i + h'(i / N)$$
 
     with s_1 <= ... <= s_N the confidences, c_i whether the i-th is right, and h' the derivative of the natural cubic
-    spline nearest to h. r is linear between the s_i, constant beyond them, and cut to [0, 1]. Where it puts the
-    predicted class below another one, that class gets the least probability that keeps it first.
+    spline nearest to h. r is linear between the s_i, constant beyond them, and cut to [0, 1]. The predicted class gets
+    r, or as much as keeps it first; the others share the rest in proportion.
 
     Args:
         n_knots: knots, at equal steps of i / N, at least 4.
 
     Attributes:
-        scores_: (S,) the different confidences that were seen, rising.
-        accuracies_: (S,) r at each of them, in [0, 1].
+        scores_, accuracies_: (S,) the different confidences that were seen, rising, and r there.
 
     >>> rng = np.random.default_rng(0)
     >>> logits = rng.normal(size=(2000, 3))
@@ -225,10 +214,9 @@ class SplineScaling(Scaler):
 
 
 class EnsembleTemperatureScaling(Scaler):
-    r"""Mix the temperature-scaled, the plain and the uniform probabilities.
+    r"""Mix the temperature-scaled, the plain and the uniform probabilities (Zhang et al. 2020, 3.2).
 
-    A step up from `TemperatureScaling` (Zhang et al. 2020, "Mix-n-Match", 3.2). It keeps the ranking of the classes,
-    but does not fold into the model. T alone, and then w, minimise the Brier score.
+    The ranking of the classes stays. T alone, and then w, minimise the Brier score.
 
     $$\hat p = w_1 \, \mathrm{softmax}(z / T) + w_2 \, \mathrm{softmax}(z) + w_3 / C$$
 
@@ -285,10 +273,9 @@ def _parts(logits: FloatArray, temperature: float) -> tuple[FloatArray, FloatArr
 
 
 def _least_squares_temperature(rows: Rows, likely: float) -> float:
-    """Look at a coarse grid around the likely T, as the squared error is not convex, then closely at its best point."""
+    """A coarse grid around the likely T, as |p|^2 - 2 p_y is not convex, then closely at its best point."""
 
     def error(log_temperature: float) -> float:
-        """The squared error summed over classes, less what T does not change: |p|^2 - 2 p_y."""
         total = 0.0
         for part, block in blocks(rows.logits):
             probs = softmax_in_place(block / np.exp(log_temperature))

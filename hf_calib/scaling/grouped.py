@@ -24,9 +24,6 @@ _PENALTIES = (np.inf, 100.0, 10.0, 1.0, 0.1)  # from one map for all to the free
 class GroupedScaling(LogitScaling):
     r"""Give each group of rows its own scale and offset of each class, drawn to the map of all rows.
 
-    For a judge of several types of questions, for tenants, languages or sites, whose base rates differ: one map for
-    all is wrong for each, and a map of its own for a group of few rows.
-
     $$\hat p = \mathrm{softmax}((1 + v_g) \odot m(z) + b_g), \qquad \min_{v_g, b_g} \mathrm{NLL}_g
       + \lambda \frac{C}{N_g} (|v_g|^2 + |b_g|^2)$$
 
@@ -36,15 +33,13 @@ class GroupedScaling(LogitScaling):
         n_folds, random_state: as of `AutoScaling`.
 
     Attributes:
-        groups_: the names of the groups, in order.
-        sizes_: (G,) rows of each.
+        groups_, sizes_: (G,) the names of the groups, in order, and the rows of each.
         weights_, biases_: (G + 1, C), of all rows, then of each group.
         choice_: λ, "penalty=1", or "one map for all"; with "auto" the common map first: "structured_vector, penalty=1".
 
     Notes:
         λ is the largest of infinity, 100, 10, 1 and .1 whose loss, cross-validated on at most 20,000 rows, is within
-        one standard error of the best, those of the differences row by row. It does not fold: keep it beside the model
-        by `save_pretrained`, for `hf_calib.pipeline(...)(texts, group="law")`.
+        one standard error of the best. Saved beside the model, `hf_calib.pipeline(...)(texts, group="law")` applies it.
 
     >>> rng = np.random.default_rng(0)
     >>> logits = rng.normal(scale=2, size=(4000, 3))

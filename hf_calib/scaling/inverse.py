@@ -31,10 +31,7 @@ _GRADIENTS = 2**21  # in memory at once
 
 
 class InverseLink(LogitScaling):
-    r"""Undo what a known training loss does to the probabilities; needs no calibration data.
-
-    At the true posterior η = 0.7 the focal loss with γ = 3 wants p = 0.558 (Charoenphakdee et al. 2021). Where there
-    are a few hundred held-out examples, prefer `TemperatureScaling`.
+    r"""Undo what a known training loss does to the probabilities (Charoenphakdee et al. 2021); needs no data.
 
     $$\hat\eta:\quad \sum_y \hat\eta_y \frac{\partial L(z, y)}{\partial z} = 0, \qquad
       \text{for a loss } \varphi(p_y):\ \hat\eta_k \propto \frac{1}{-\varphi'(p_k)}$$
@@ -43,9 +40,8 @@ class InverseLink(LogitScaling):
         loss: of `hf_calib.scaling.inverse.INVERTIBLE`, as after the training. Class weights are divided out.
 
     Notes:
-        It assumes a network that reached the minimum of the expected loss: it harms one that has over-fitted. Losses
-        that read more than the label's p cost C^3 operations a row. Classes whose η would rank otherwise than their p
-        (dual_focal jumps where two classes tie) get the same η, but for 1e-9 of p; an η below 0 becomes 0.
+        It assumes the minimum of the expected loss: it harms a network that has over-fitted. Losses that read more than
+        the label's p cost C^3 operations a row. Classes whose η would rank otherwise than their p share it.
 
     >>> from hf_calib.losses import make_loss
     >>> InverseLink(make_loss("focal", gamma=3)).predict_proba(np.log([[0.558, 0.442]])).round(2)
@@ -56,7 +52,7 @@ class InverseLink(LogitScaling):
         self.loss = loss
 
     def fit(self, logits: ArrayLike, labels: ArrayLike | None = None) -> InverseLink:
-        """Check the loss, logits and labels, if given; nothing is fitted, and the other methods work without it."""
+        """Check the loss, logits and labels, if given; nothing is fitted."""
         matrix = as_matrix(logits, least_columns=2)
         self._check(matrix.shape[1])
         if labels is not None:

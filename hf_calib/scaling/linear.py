@@ -1,10 +1,8 @@
 """Maps z -> W z + b of the logits z, by penalised maximum likelihood: presets of one affine fit.
 
-All of them minimise the mean negative log-likelihood of softmax(W z + b) with a ridge on W, drawn to 1 / T, and on b.
-T is the temperature that `TemperatureScaling` finds, with its warnings. The presets differ in W, a vector or a matrix,
-in its features, and in the ridges. Newton's method in float64 finds the minimum from T, until the next step would gain
-less than 1e-7 nats per example. Where a map has no penalty of its own, a ridge of 1e-6 (|T W - I|^2 + |b|^2) bounds
-what data do not determine: a class that is absent, or separated from the others.
+They differ in W, a vector or a matrix, in its features, and in the ridges, which draw W to 1 / T. Newton's method finds
+the minimum from T, that of `TemperatureScaling`, until a step would gain less than 1e-7 nats per example. A ridge of
+1e-6 (|T W - I|^2 + |b|^2) bounds what data do not determine: a class that is absent, or separated from the others.
 """
 
 from __future__ import annotations
@@ -70,15 +68,11 @@ class LinearFit(LogitScaling):
 
 
 class VectorScaling(AffineScaling, LinearFit):
-    r"""Give each class its own scale and offset.
+    r"""Give each class its own scale and offset (Guo et al. 2017, section 4.2).
 
-    For a model whose classes are not over- or under-confident alike, or whose training set had other class frequencies.
     With few examples of a class `StructuredVectorScaling` is safer.
 
     $$\hat p = \mathrm{softmax}(w \odot z + b)$$
-
-    References:
-        Guo et al. 2017, "On calibration of modern neural networks", section 4.2.
 
     >>> logits = np.array([[3.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 3.0]] * 3)
     >>> labels = np.array([0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 1])  # more often class 1 than the logits say
@@ -99,9 +93,9 @@ class PenalisedMatrixFit(LinearFit):
         self.bias_penalty = bias_penalty
 
     def _ridges(self, rows: Rows) -> Ridges:
+        way_out = "None takes a default that follows the numbers of classes and examples"
         for name, value in self.get_params().items():
             holds = value is None or (isinstance(value, Real) and 0 <= float(value) < np.inf)
-            way_out = "None takes a default that follows the numbers of classes and examples"
             check(holds, f"{name} to be a finite number of at least 0", repr(value), way_out)
         n, c = rows.logits.shape
         size = n if rows.weights is None else n**2 / np.square(rows.weights).sum()
@@ -114,7 +108,7 @@ class PenalisedMatrixFit(LinearFit):
 class MatrixScaling(AffineScaling, PenalisedMatrixFit):
     r"""Map the logits by a full matrix and an offset, for a model that confuses certain pairs of classes.
 
-    It has C (C + 1) parameters, so the weights between classes and the biases are drawn to 0 (ODIR).
+    The C (C + 1) parameters are penalised (ODIR: Kull et al. 2019, section 3, with w for T w).
 
     $$\hat p = \mathrm{softmax}(W z + b), \qquad \min_{W, b} \mathrm{NLL}
       + \frac{\lambda}{C (C - 1)} \sum_{i \ne j} (T w_{ij})^2 + \frac{\mu}{C} \sum_j b_j^2$$
@@ -122,9 +116,6 @@ class MatrixScaling(AffineScaling, PenalisedMatrixFit):
     Args:
         off_diagonal_penalty: λ >= 0. None: 10 C^2 (C - 1) / N, a normal prior of variance 1 / (20 C) for each T w_{ij}.
         bias_penalty: \mu >= 0. None: C / (2 N), a standard normal prior for each bias, in nats.
-
-    References:
-        Kull et al. 2019, "Beyond temperature scaling: ... Dirichlet calibration", section 3 (ODIR), with w for T w.
 
     >>> rng = np.random.default_rng(0)
     >>> logits = rng.normal(size=(2000, 3))
@@ -136,15 +127,11 @@ class MatrixScaling(AffineScaling, PenalisedMatrixFit):
 
 
 class DirichletScaling(PenalisedMatrixFit):
-    r"""Map the log-probabilities by a full matrix and an offset.
+    r"""Map the log-probabilities by a full matrix and an offset (Kull et al. 2019, section 2).
 
-    `MatrixScaling`, with its arguments, where a model's logits are not at hand (pass log-probabilities), or where an
-    offset that all logits of a row share means nothing. It cannot be folded into a linear head.
+    `MatrixScaling`, with its arguments, where a model's logits are not at hand: pass log-probabilities.
 
     $$\hat p = \mathrm{softmax}(W \ln \mathrm{softmax}(z) + b)$$
-
-    References:
-        Kull et al. 2019, section 2: the exact map where each class's probabilities follow a Dirichlet distribution.
 
     >>> logits = [[3.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 3.0]]
     >>> scaler = DirichletScaling().fit(logits, [0, 1, 1, 1])
@@ -165,21 +152,15 @@ class DirichletScaling(PenalisedMatrixFit):
 
 
 class StructuredVectorScaling(AffineScaling, LinearFit):
-    r"""`VectorScaling` with a ridge that makes it safe with few examples of a class, or none (SVS).
+    r"""`VectorScaling` with a ridge (Berta et al. 2026, SVS), safe with few examples of a class, or none.
 
     $$\hat p = \mathrm{softmax}((1 + v) \odot z / T + b), \qquad \min_{v, b} \mathrm{NLL}
       + \lambda \frac{C}{N} (|v|^2 + |b|^2)$$
 
     Args:
         penalty: λ > 0, a multiple of the paper's strength.
-        multi_label: sigmoid((1 + v) z / T + b), label by label, with one T for all of them.
-
-    Notes:
-        For two classes, and for each label of `multi_label`, this is Platt's map sigmoid((1 + v) (z_1 - z_0) / T + b)
-        with the ridge λ (4 v^2 + b^2) / N. The authors' code takes log-probabilities.
-
-    References:
-        Berta, Holzmüller, Jordan, Bach 2026, "Structured matrix scaling for multi-class calibration", with ridges.
+        multi_label: sigmoid((1 + v) z / T + b), label by label, with one T for all of them. Here, as for two classes,
+            it is Platt's map of z, or z_1 - z_0, with the ridge λ (4 v^2 + b^2) / N.
 
     >>> scaler = StructuredVectorScaling().fit(3 * np.eye(3)[[0, 1, 2, 2] * 15], [0, 1, 2, 0] * 15)
     >>> scaler.predict_proba(3 * np.eye(3)).diagonal().round(2)  # class 2: right every other time
@@ -224,10 +205,9 @@ class StructuredVectorScaling(AffineScaling, LinearFit):
 
 
 class StructuredMatrixScaling(StructuredVectorScaling):
-    r"""`StructuredVectorScaling`, of the same paper, with weights M between classes, diagonal 0 (SMS).
+    r"""`StructuredVectorScaling` with weights M between classes, diagonal 0 (SMS); safer than `MatrixScaling`.
 
-    Their ridge is C - 1 times as strong: the strongest map that folds into a head, and safer than `MatrixScaling`. Two
-    classes get the map of `StructuredVectorScaling`.
+    Two classes get the map of `StructuredVectorScaling`.
 
     $$\hat p = \mathrm{softmax}((I + \mathrm{diag}(v) + M) z / T + b), \qquad \min_{v, M, b} \mathrm{NLL}
       + \lambda \frac{C}{N} (|v|^2 + |b|^2) + \lambda \frac{C (C - 1)}{N} |M|^2$$

@@ -14,12 +14,10 @@ class ScalerEntry(NamedTuple):
     """One row of `SCALERS`.
 
     Args:
-        name: of the class in `hf_calib.scaling`.
-        module: where it is defined, in `hf_calib.scaling`.
+        name, module: of the class, and where it is in `hf_calib.scaling`.
         needs: "labels" (N,) of single-label data, "label_matrix" (N, C) of multi-label data, or the
             "training_loss" or "priors", and then no labels; or labels and the "groups" (N,) of the rows.
-        foldable: whether it is a linear map of the logits, which `hf_calib.fold` can write into the head.
-        bias: whether that map always adds a bias, which the head then has to have.
+        foldable, bias: whether `hf_calib.fold` can write it into the head, and whether that then needs a bias.
     """
 
     name: str
@@ -77,7 +75,7 @@ def foldable_method(scaler: Any) -> str:
 
 
 def is_multi_label(scaler: Any) -> bool:
-    """Whether a scaler's probabilities are sigmoids of the logits, not their softmax."""
+    """Whether a scaler's probabilities are sigmoids, not the softmax."""
     return bool(getattr(scaler, "multi_label", False))
 
 

@@ -1,8 +1,7 @@
 """The affine fit: checked rows of logits with labels, and the weight and bias of their least penalised loss.
 
-The loss is convex. Newton's steps are solved by conjugate gradients, whose preconditioner adds what is right for the
-weight and the bias of each class alone to what is nearly right for all weights of a matrix: a Kronecker product of one
-curvature for all classes with a number for each.
+Newton's steps are solved by conjugate gradients. Their preconditioner adds what is right for weight and bias of each
+class alone to what is nearly right for a matrix: a Kronecker product of one curvature with a number for each class.
 """
 
 from __future__ import annotations

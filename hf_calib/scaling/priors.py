@@ -18,7 +18,7 @@ from hf_calib.scaling.affine import AffineMap, AffineScaling
 from hf_calib.scaling.newton import Rows
 from hf_calib.scaling.temperature import ScaledLoss
 
-Method = Literal["em", "bbse", "bbse_soft"]
+Method = Literal["em", "bbse_soft"]
 METHODS = get_args(Method)
 
 LEVEL = 0.05  # of the test; the intervals have 1 - LEVEL
@@ -35,16 +35,15 @@ _GAIN = 0.01  # nats a row that a temperature gains on the source's rows, where 
 class PriorCorrection(AffineScaling):
     r"""Move the biases of a model to other class frequencies than it was trained or calibrated with.
 
-    For a model that was trained with resampling or class weights, or is used where its classes are rarer or more common
-    (label shift; `estimate_prior` finds the frequencies; Saerens et al. 2002, Eq. 2.4). It works without `fit`.
+    For resampled training, or label shift (Saerens et al. 2002, Eq. 2.4). It works without `fit`.
 
     $$\hat p_k \propto p_k\, \pi^{target}_k / \pi^{train}_k, \qquad z_k + \log \pi^{target}_k - \log \pi^{train}_k$$
 
     Args:
-        train_prior: (C,) the frequencies that the probabilities assume: floats above 0 that sum to 1, or class counts
-            as integers. The shares of the calibration rows after a map with biases, else the mean probability there.
+        train_prior: (C,) the frequencies that the probabilities assume, such as the mean probability of held-out rows:
+            floats above 0 that sum to 1, or class counts as integers.
         target_prior: (C,) the frequencies where the model is used, given likewise.
-        scaler: a fitted scaler that folds, or None: it is applied first, as only calibrated rows are corrected rightly.
+        scaler: a fitted scaler that folds, applied first, or None.
 
     >>> correction = PriorCorrection(train_prior=[0.5, 0.5], target_prior=[0.9, 0.1])
     >>> correction.predict_proba(np.log([[0.5, 0.5], [0.1, 0.9]]))
@@ -107,10 +106,8 @@ class PriorEstimate:
     """The class frequencies in unlabelled data; made by `estimate_prior`.
 
     Attributes:
-        prior: (C,) the estimated shares, above 0, which sum to 1.
-        interval: (C, 2) 95% bootstrap interval of each share, which is not shrunk.
-        train_prior: (C,) the shares that the probabilities assume.
-        pseudo_rows: rows of the train prior that the shares are shrunk towards it by.
+        prior: (C,) the estimated shares, above 0, and their `interval` (C, 2) of 95%, which is not shrunk.
+        train_prior: (C,) the shares that the probabilities assume; `pseudo_rows` of it shrink the estimate.
         p_value: of the test that the frequencies are those of the source.
         corrected_to: (C,) the shares that `correction` takes: with "em" shrunk further than `prior`.
         calibrated: False where "em" found by the source's labels that the probabilities are not.
@@ -133,11 +130,11 @@ class PriorEstimate:
 
     @property
     def corrects(self) -> bool:
-        """Whether `correction` corrects anything: the frequencies differ, and the probabilities are calibrated."""
+        """Whether the frequencies differ, and the probabilities are calibrated."""
         return self.shifted and self.calibrated
 
     def correction(self, scaler: Any = None) -> PriorCorrection:
-        """The correction to these frequencies, after a fitted scaler where one is given; it warns if it is none."""
+        """The correction to these frequencies, after a fitted scaler if given; it warns where it is none."""
         if self.corrects:
             return PriorCorrection(self.train_prior, self.corrected_to, scaler)
         problem, way_out = "probabilities are not calibrated", "calibrate them, or use method='bbse_soft'"
@@ -166,25 +163,24 @@ def estimate_prior(
 ) -> PriorEstimate:
     r"""Estimate how often each class occurs in unlabelled data, and whether that differs from the source.
 
-    It assumes label shift: the classes come with other frequencies, and each looks as before. "em" (Saerens et al.
-    2002, 2.3) is the most precise, and needs calibrated probabilities. "bbse" (Lipton et al. 2018, Eq. 3) inverts the
-    confusion matrix of the source rows; "bbse_soft" takes mean probabilities for predictions.
+    It assumes label shift: each class looks as before. "em" (Saerens et al. 2002, 2.3) is the most precise where the
+    probabilities are calibrated; "bbse_soft" (Lipton et al. 2018, Eq. 3) inverts the source's mean confusion matrix.
 
     $$\hat\pi = \arg\max_q \sum_i \log \sum_k \frac{q_k}{\pi^{train}_k} p_k(x_i) \quad (EM), \qquad
-      \sum_k \hat P(\hat y = j \mid y = k)\, \hat\pi_k = \hat P^{target}(\hat y = j) \quad (BBSE)$$
+      \sum_k \bar p_j(y = k)\, \hat\pi_k = \bar p_j^{target} \quad (BBSE)$$
 
     Args:
-        probs: (N, C) a calibrated model's probabilities on the unlabelled target rows, at least two that differ.
-        source_probs: (M, C) its probabilities on rows of the source, best ones that it was not calibrated on. Their
-            mean is the train prior, so that a bias that is left in the calibration is not taken for a shift.
-        source_labels: (M,) int: the two BBSE need them; "em" warns by them where the probabilities are not calibrated.
+        probs: (N, C) probabilities of the unlabelled target rows, at least two that differ.
+        source_probs: (M, C) those of rows of the source, best ones that the map was not fitted on. Their mean is the
+            train prior, so that a bias that is left in the calibration is not taken for a shift.
+        source_labels: (M,) int: BBSE needs them; "em" warns by them where the probabilities are not calibrated.
         train_prior: (C,) for "em" without source rows: the shares that the probabilities assume, taken as exact.
-        n_resamples, seed: of the intervals (Bayesian bootstrap of all rows) and of the test.
+        n_resamples, seed: of the intervals (Bayesian bootstrap) and of the test, by permutations of source and target
+            rows or, without source rows, by the likelihood ratio.
 
     Returns:
         The shares, shrunk towards the train prior as if by more rows of it: C / 2, or with "em" as many of C / 2, C,
-        ... 128 C as give held-out rows the highest likelihood. The test is a permutation test of source and target
-        rows, or, without source rows, the likelihood ratio test.
+        ... 128 C as give held-out rows the highest likelihood.
 
     >>> probs = np.repeat([[0.9, 0.1], [0.1, 0.9]], [800, 200], axis=0)
     >>> found = estimate_prior(probs, train_prior=[0.5, 0.5])
@@ -216,20 +212,16 @@ def estimate_prior(
     requirement = f"{given} to have the {n_classes} classes of probs"
     check(len(train) == n_classes, requirement, len(train), "take both from one model")
     one_hot, start = np.eye(n_classes)[labels], train[:, None]
-
-    calibrated, pseudo_rows, more, predictions = True, n_classes / 2, 1, (target, source)
+    calibrated, pseudo_rows, more = True, n_classes / 2, 1
     if method == "em":
         calibrated = not len(labels) or _is_calibrated(source, labels)
         pseudo_rows, more = _chosen_pseudo_rows(target, start, np.random.default_rng([seed, 1])), _MORE
     else:
         requirement = f"source_probs and source_labels to be given with method={method!r}"
         check(len(labels) > 0, requirement, "not both", "or use method='em'")
-        way_out = f"use method='em'{' or bbse_soft' * (method == 'bbse')}, or more labelled rows"
-        absent = ~one_hot.any(axis=0)
+        absent, way_out = ~one_hot.any(axis=0), "use method='em', or more labelled rows"
         check(not absent.any(), "source_labels to hold every class", f"none of {_classes(absent)}", way_out)
-        if method == "bbse":
-            predictions = tuple(np.eye(n_classes)[rows.argmax(axis=1)] for rows in predictions)
-        rank = np.linalg.matrix_rank(predictions[1].T @ one_hot)
+        rank = np.linalg.matrix_rank(source.T @ one_hot)
         got = f"one of rank {rank} of {n_classes}"
         check(rank == n_classes, "the confusion matrix to be invertible", got, way_out)
 
@@ -238,9 +230,8 @@ def estimate_prior(
         if method == "em":
             trains = source.T @ _shares(of_source) if len(source) else train[:, None]
             return _maximum_likelihood(target, trains, weights, added, start, nats)
-        confusions = np.stack([predictions[1].T @ _shares(one_hot * each[:, None]) for each in of_source.T])
-        predicted = (predictions[0].T @ _shares(weights)).T[:, :, None]
-        solved = np.linalg.solve(confusions, predicted)[:, :, 0].T
+        confusions = np.stack([source.T @ _shares(one_hot * each[:, None]) for each in of_source.T])
+        solved = np.linalg.solve(confusions, (target.T @ _shares(weights)).T[:, :, None])[:, :, 0].T
         return _shares(_shares(np.maximum(solved, 0)) * weights.sum(axis=0) + added)
 
     added = pseudo_rows * np.array([1, more]) * start
@@ -253,7 +244,7 @@ def estimate_prior(
         drawn.append(estimated(weights, of_source, added, shares[:, :1], _NATS_OF_RESAMPLE))
     interval = np.quantile(np.concatenate(drawn, axis=1), [LEVEL / 2, 1 - LEVEL / 2], axis=1).T
     if len(source):
-        p_value = _permutation_test(*predictions, n_resamples, rng)
+        p_value = _permutation_test(target, source, n_resamples, rng)
     else:
         ratio = 2 * np.log(target @ (shares[:, 0] / train)).sum()
         p_value = float(chdtrc(n_classes - 1, max(ratio, 0.0)))
@@ -280,12 +271,11 @@ def _is_calibrated(probs: FloatArray, labels: NDArray[np.int64]) -> bool:
     gains = rows.losses(rows.logits) - rows.losses(rows.logits / temperature)
     calibrated = bool(gains.mean() <= max(_GAIN, 2 * gains.std() / np.sqrt(len(gains))))
     if not calibrated:
-        message = "The probabilities are not calibrated on the source's rows: a temperature of "
-        message += (
-            f"{temperature:.3g} lowers their negative log-likelihood by {gains.mean():.3f} nats. Shares "
+        problem = "The probabilities are not calibrated on the source's rows: a temperature of"
+        gain = f"{temperature:.3g} lowers their NLL by {gains.mean():.3f} nats, so EM's shares are off."
+        warnings.warn(
+            f"{problem} {gain} Calibrate first, or use method='bbse_soft'.", UserWarning, stacklevel=3
         )
-        message += "that EM finds with them are off. Calibrate first, or use method='bbse_soft'."
-        warnings.warn(message, UserWarning, stacklevel=3)
     return calibrated
 
 

@@ -38,11 +38,9 @@ def save_map(scaler: Any, path: str | os.PathLike[str], about: Mapping[str, Any]
     """Write a fitted scaler, with what is known about it, to a JSON file; whole or not at all.
 
     It holds "method" (its name in `SCALERS`), "settings" (constructor arguments), "parameters" (what was fitted),
-    "date", "versions" of the packages and, of a scaler that folds, "weight" and "bias" (or null) of the map
-    z -> weight z + bias.
+    "date", "versions" of the packages and, of a scaler that folds, "weight" and "bias" (or null).
 
     Args:
-        scaler: fitted; of a class in `SCALERS`.
         path: of the file, or of an existing folder for its calibration.json.
         about: further entries, such as which rows it was fitted on; of JSON's own types.
 

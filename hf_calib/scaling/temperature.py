@@ -34,26 +34,19 @@ _MASKED = -1e150  # stands for -inf, whose product with a weight of 0 would be N
 class TemperatureScaling(AffineScaling):
     r"""Divide the logits by one temperature: T > 1 softens an over-confident model, T < 1 sharpens another.
 
-    The first thing to try after training, and the baseline of every calibration paper. The accuracy stays.
-
     $$\hat p = \mathrm{softmax}(z / T)$$
 
+    `fit` warns where data do not determine T: where every label is ranked first, "nll" smooths the labels by
+    1 / (N + 1); where labels score no better than the average class, T is the upper bound; of equal logits 1.
+
     Args:
-        criterion: "nll", the negative log-likelihood, solved exactly and the least noisy, or the calibration error with
-            equal-width ("ece") or equal-mass bins ("adaptive_ece"), searched on a grid as in the papers: its best T
-            depends on few examples that move between bins.
+        criterion: "nll", the negative log-likelihood, solved exactly (Guo et al. 2017), or the noisier calibration
+            error with equal-width ("ece") or equal-mass bins ("adaptive_ece") on a grid, as in Mukhoti et al. 2020.
         grid: temperatures (G,) > 0, the first of the best of which is taken; None: 0.1, 0.2, ..., 10, for "nll" none.
         n_bins: bins of the calibration errors.
 
     Attributes:
         temperature_: T, a float, in [1e-5, 1e5] unless a grid says otherwise.
-
-    Notes:
-        `fit` warns where data do not determine T: where every label is ranked first, "nll" smooths the labels by
-        1 / (N + 1); where labels score no better than the average class, T is the upper bound; of equal logits 1.
-
-    References:
-        Guo et al. 2017, "On calibration of modern neural networks"; the grid: Mukhoti et al. 2020.
 
     >>> logits = np.array([[4.0, 0.0], [4.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
     >>> scaler = TemperatureScaling().fit(logits, [0, 0, 0, 0])
@@ -84,9 +77,9 @@ class TemperatureScaling(AffineScaling):
         holds = grid.ndim == 1 and grid.size > 0 and bool(((grid > 0) & (grid < np.inf)).all())
         way_out = "use for example numpy.arange(1, 101) / 10"
         check(holds, "grid to be a sequence of finite temperatures > 0", self.grid, way_out)
-        got = "several labels a row" if self.multi_label else repr(self.criterion)
         holds = sample_weight is None or (self.criterion == "nll" and not self.multi_label)
         requirement = "sample_weight to go with criterion 'nll' and one label a row"
+        got = "several labels a row" if self.multi_label else repr(self.criterion)
         check(holds, requirement, got, "leave the weights out")
         rows = Rows.checked(logits, labels, sample_weight, self.multi_label)
         self._n_seen = rows.logits.shape[1]
@@ -122,8 +115,7 @@ class TemperatureScaling(AffineScaling):
 class PerLabelTemperatureScaling(AffineScaling):
     r"""Divide each label's logit by its own temperature: sigmoid outputs, not all over- or under-confident alike.
 
-    Where few examples have a label, `TemperatureScaling(multi_label=True)` is steadier; where its offset is wrong, take
-    `StructuredVectorScaling(multi_label=True)`. Decisions at 1/2 stay as they are.
+    With few examples of a label `TemperatureScaling(multi_label=True)` is steadier. Decisions at 1/2 stay.
 
     $$\hat p_c = \sigma(z_c / T_c)$$
 
@@ -146,8 +138,8 @@ class PerLabelTemperatureScaling(AffineScaling):
         self.temperatures_, open_ones = temperatures_by_label(rows, self.shared_temperature_)
         if open_ones:
             problem = "there is one value only, or all logits have the right sign, or they are no better than chance"
-            labels = f"label{'s' * (len(open_ones) > 1)} {few(open_ones)}"
-            _warn_undetermined(f"the temperature of {labels}: {problem}", stacklevel=3)
+            which = f"label{'s' * (len(open_ones) > 1)} {few(open_ones)}"
+            _warn_undetermined(f"the temperature of {which}: {problem}", stacklevel=3)
         return self
 
     def affine_map(self) -> AffineMap:
@@ -170,17 +162,14 @@ def temperatures_by_label(rows: Rows, shared: float) -> tuple[FloatArray, list[i
 
 
 def _warn_undetermined(what: str, stacklevel: int) -> None:
-    message = (
-        f"The data do not determine {what}. Fit on more or harder examples, and check that labels number the "
+    way_out = (
+        "Fit on more or harder examples, and check that labels number the columns of logits, and their scale."
     )
-    warnings.warn(message + "columns of logits, and the scale of the logits.", UserWarning, stacklevel)
+    warnings.warn(f"The data do not determine {what}. {way_out}", UserWarning, stacklevel)
 
 
 class ScaledLoss:
-    """The mean negative log-likelihood of rows as a function of beta = 1 / T; a sigmoid is a softmax of two classes.
-
-    `drift` and `shortfall` are its slopes for beta -> 0 and beta -> inf.
-    """
+    """The mean NLL of rows as a function of beta = 1 / T; its slopes for 0 and infinity are `drift` and `shortfall`."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows = rows.two_classes() if rows.sigmoid else rows
@@ -256,7 +245,7 @@ class ScaledLoss:
         # At all gaps alike exp(beta gap) is a sum, by least squares, of its values at four betas an octave.
         roots = betas.min() * 2.0 ** (np.arange(4) / 4 - 1)
         nodes = np.outer(2.0 ** np.arange(octaves + 3), roots).ravel()
-        samples = -np.append(0, np.geomspace(1e-3, 50, 2000)) / betas.min()
+        samples = -np.append(0, np.geomspace(1e-3, 50, 200)) / betas.min()
         at_nodes, at_betas = (np.exp(np.outer(samples, numbers)) for numbers in (nodes, betas))
         weights = np.linalg.lstsq(at_nodes, at_betas, rcond=1e-13)[0]
         masses = np.stack([*self.masses(nodes).values()])
