@@ -33,5 +33,7 @@ def test_names_are_lists_or_one_text(workplace: Path) -> None:
 
 
 def test_an_option_that_is_not_there() -> None:
-    with pytest.raises(InputTypeError, match="option to be one of evaluate, got outputs; did you mean 'output'"):
+    with pytest.raises(
+        InputTypeError, match="option to be one of evaluate, got outputs; did you mean 'output'"
+    ):
         hf_calib.evaluate("predictions.npz", outputs="out")

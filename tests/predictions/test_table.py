@@ -250,7 +250,9 @@ class TestRefused:
         table_of(predictions_of(20)).to_csv(tmp_path / "b.csv", index=False)
         assert len(open_predictions(str(tmp_path), by=["country"]).load().by["country"]) == 50
         save_predictions(predictions_of(3), tmp_path / "c.npz")
-        with pytest.raises(InputError, match=r"to be tables or arrays \(.npz\), got both in .*; name the files"):
+        with pytest.raises(
+            InputError, match=r"to be tables or arrays \(.npz\), got both in .*; name the files"
+        ):
             open_predictions(str(tmp_path))
 
     def test_weights_below_0(self, tmp_path: Path) -> None:
