@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
-from enum import Enum
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -62,12 +61,15 @@ def entry(parameter: inspect.Parameter) -> tuple[str, str]:
 
 def kind(annotation: Any, info: Any) -> list[str]:
     """The value that an option takes; nothing for a flag."""
-    types = [each for each in (get_args(annotation) or (annotation,)) if each is not NoneType]
-    of = get_args(types[0])[0] if get_args(types[0]) else types[0]
+    several = get_origin(annotation) in (Union, UnionType)
+    first = next(
+        each for each in (get_args(annotation) if several else (annotation,)) if each is not NoneType
+    )
+    if get_origin(first) is Literal:
+        return [", ".join(get_args(first))]
+    of = (get_args(first) or (first,))[0]
     if of is bool:
         return []
-    if issubclass(of, Enum):
-        return [", ".join(each.value for each in of)]
     return [info.metavar or KINDS[of]]
 
 

@@ -132,7 +132,8 @@ def add_to(app: typer.Typer, kind: type[Command]) -> None:
 
     run.__signature__ = Signature(annotated)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in annotated}
-    name = kind.__name__.lower()
+    run.__name__ = name = kind.__name__.lower()
+    run.__doc__ = kind.__doc__
     epilog = f"Example: hf-calib {name} {kind.example}"
     app.command(name, help=kind.__doc__, epilog=epilog)(run)
 
