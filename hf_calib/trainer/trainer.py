@@ -42,7 +42,7 @@ class CalibrationMixin(Trainer):
 
     Args:
         calibration: the `CalibrationConfig`, where the trainer's arguments are not one themselves.
-        *args, calibration_dataset, **kwargs: as for `CalibrationTrainer`.
+        calibration_dataset and all others: as for `CalibrationTrainer`.
 
     Example::
 
