@@ -5,11 +5,4 @@ from hf_calib.export.hub import push_folder
 from hf_calib.export.saving import save_folded, standalone_copy
 from hf_calib.export.unfold import unfold
 
-__all__ = [
-    "fold",
-    "fold_temperature",
-    "push_folder",
-    "save_folded",
-    "standalone_copy",
-    "unfold",
-]
+__all__ = ["fold", "fold_temperature", "push_folder", "save_folded", "standalone_copy", "unfold"]

@@ -68,12 +68,7 @@ class _FittedMap(NamedTuple):
         return expected("model", requirement, got, way_out)
 
 
-def fold(
-    model: _Model,
-    scaler: BaseEstimator,
-    *,
-    batch: Mapping[str, Any] | None = None,
-) -> _Model:
+def fold(model: _Model, scaler: BaseEstimator, *, batch: Mapping[str, Any] | None = None) -> _Model:
     r"""Write a fitted scaler into the classification head, in place, so that the model returns scaled logits.
 
     Use it before saving, pushing or exporting: plain pipelines and exports of the model are then calibrated

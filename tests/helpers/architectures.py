@@ -1,8 +1,9 @@
-"""Tiny models of every architecture whose head is found, and helpers for tests of folding."""
+"""Tiny models of every class that transformers maps to classification, and helpers for tests of folding."""
 
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -12,147 +13,205 @@ import torch
 import transformers
 from torch import nn
 from transformers import BertForSequenceClassification, PreTrainedModel
+from transformers.models.auto import modeling_auto
 
 TEXT = {
-    "vocab_size": 60,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": 32,
+    **{"vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2},
+    **{"intermediate_size": 32, "max_position_embeddings": 32},
+}
+# The layers that hold the logits' scale, by the class without "For...Classification".
+ARCHITECTURES: dict[str, list[str]] = {
+    **{key: ["classifier"] for key in ("Albert", "Beit", "Bert", "ConvNext", "CLIP", "DebertaV2", "DeiT")},
+    **{key: ["classifier"] for key in ("Dinov2", "DistilBert", "EuroBert", "MobileBert", "MobileViT")},
+    **{key: ["classifier"] for key in ("ModernBert", "PoolFormer", "Swin", "ViT")},
+    **{key: ["classifier.out_proj"] for key in ("Camembert", "Electra", "MPNet", "Roberta", "XLMRoberta")},
+    **{key: ["classification_head.out_proj"] for key in ("Bart", "T5")},
+    **{key: ["score"] for key in ("GPT2", "Llama", "Qwen2")},
+    "DeiTWithTeacher": ["cls_classifier", "distillation_classifier"],
+    "ResNet": ["classifier.1"],
+    "SwiftFormer": ["dist_head", "head"],
+    "XLNet": ["logits_proj"],
+}
+TASKS = ("SEQUENCE", "TOKEN", "IMAGE")
+
+# Whatever of these a config knows, by the names that architectures give to the same few numbers.
+_SMALL: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embedding_size", "emb_dim"), 16),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 2),
+    **dict.fromkeys(("encoder_layers", "decoder_layers", "num_decoder_layers"), 1),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 2),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2),
+    **dict.fromkeys(("intermediate_size", "hidden_dim", "d_ff", "d_inner", "ffn_dim", "n_inner"), 32),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 32),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len"), 32),
+    **dict.fromkeys(("d_kv", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"), 8),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 16),
+    **dict.fromkeys(("num_key_value_heads", "n_group", "topk_group", "first_k_dense_replace"), 1),
+    **{"n_shared_experts": 1, "num_experts_per_tok": 2, "head_dim": 8, "v_head_dim": 8, "vocab_size": 60},
+    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0},
+    **{"sep_token_id": 3, "cls_token_id": 3, "mask_token_id": 3, "image_size": 32, "patch_size": 8},
+}
+_STAGES: dict[str, Any] = {"depths": [1, 1], "num_heads": [1, 2], "embed_dim": 8}
+_SWIN: dict[str, Any] = {**_STAGES, "patch_size": 2, "window_size": 4}
+_CONVNEXT: dict[str, Any] = {"hidden_sizes": [8, 8], "depths": [1, 1], "num_stages": 2}
+_RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "groups_width": 8}
+_TWO_KEYS = {"num_key_value_heads": 2}
+_TWO_TOWERS: dict[str, Any] = {"text_config": {**_SMALL}, "vision_config": {**_SMALL}}
+_TEXT_LINEAR = {**_SMALL, **{f"linear_{which}_head_dim": 8 for which in ("key", "value")}}
+_TEXT_LINEAR |= {"linear_num_key_heads": 2, "linear_num_value_heads": 2}
+_MIXED = {"layer_types": ["linear_attention", "full_attention"]}
+
+# What an architecture wants otherwise.
+_OWN: dict[str, dict[str, Any]] = {
+    **{key: {"pad_token_id": 1, "bos_token_id": 0} for key in ("camembert", "xlm-roberta")},
+    **dict.fromkeys(("axk1", "axk2", "deepseek_v2", "deepseek_v3", "minicpm3", "mistral4"), _TWO_KEYS),
+    **dict.fromkeys(("diffllama", "esmc"), _TWO_KEYS),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text"), _MIXED),
+    **dict.fromkeys(("clip", "gemma3", "metaclip_2", "siglip", "siglip2"), _TWO_TOWERS),
+    **dict.fromkeys(("modernvbert", "ultravbert"), _TWO_TOWERS),
+    **dict.fromkeys(("convnext", "convnextv2"), _CONVNEXT),
+    **dict.fromkeys(("donut-swin", "swin", "swinv2"), _SWIN),
+    **dict.fromkeys(("regnet", "resnet"), _RESNET),
+    "bit": {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "num_groups": 2},
+    "bros": {"hidden_size": 64},
+    "cohere_compass_text": {
+        "layer_types": ["full_attention", "sliding_attention"],
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+            for kind in ("full_attention", "sliding_attention")
+        },
+    },
+    "cvt": {"embed_dim": [8, 8, 8], "num_heads": [1, 1, 1], "depth": [1, 2, 3]},
+    "efficientnet": {
+        "width_coefficient": 0.25,
+        "depth_coefficient": 0.25,
+        "hidden_dim": 320,
+        "image_size": 64,
+    },
+    "focalnet": {**_STAGES, "hidden_sizes": [8, 16], "focal_levels": [2, 2], "focal_windows": [3, 3]},
+    "qwen3_asr": {
+        "audio_config": {**_SMALL, "output_dim": 16, "downsample_hidden_size": 8},
+        "text_config": {**_SMALL},
+    },
+    "qwen3_5": {
+        "text_config": {**_TEXT_LINEAR, **_MIXED},
+        "vision_config": {**_SMALL, "depth": 1, "out_hidden_size": 16, "num_position_embeddings": 16},
+    },
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "gptj": {"rotary_dim": 4},
+    "hgnet_v2": {
+        "embedding_size": 8,
+        "stem_channels": [3, 8, 8],
+        "hidden_sizes": [16, 16],
+        "depths": [1, 1],
+        "stage_in_channels": [8, 16],
+        "stage_mid_channels": [8, 8],
+        "stage_out_channels": [16, 16],
+        "stage_num_blocks": [1, 1],
+        "stage_downsample": [False, True],
+        "stage_downsample_strides": [2, 2],
+        "stage_light_block": [False, True],
+        "stage_kernel_size": [3, 3],
+        "stage_numb_of_layers": [2, 2],
+    },
+    "hiera": {
+        "embed_dim": 8,
+        "image_size": [32, 32],
+        "patch_size": [7, 7],
+        "depths": [1, 1, 1],
+        "num_heads": [1, 1, 2],
+        "num_query_pool": 2,
+        "masked_unit_size": [4, 4],
+        "masked_unit_attention": [True, True, False],
+    },
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "layoutlmv3": {
+        "coordinate_size": 2,
+        "shape_size": 4,
+        "input_size": 16,
+        "has_relative_attention_bias": False,
+        "has_spatial_attention_bias": False,
+    },
+    "levit": {
+        "image_size": 64,
+        "patch_size": 16,
+        "hidden_sizes": [8, 8, 8],
+        "num_attention_heads": [1, 1, 1],
+        "depths": [1, 1, 1],
+        "key_dim": [8, 8, 8],
+    },
+    "lilt": {"hidden_size": 24, "max_2d_position_embeddings": 1024},
+    "luke": {"entity_vocab_size": 10, "entity_emb_size": 8},
+    "mobilenet_v1": {"depth_multiplier": 0.1},
+    "mobilenet_v2": {"depth_multiplier": 0.25},
+    "mobilevit": {"patch_size": 2, "hidden_sizes": [8, 8, 8], "neck_hidden_sizes": [8, 8, 8, 8, 8, 8, 16]},
+    "mobilevitv2": {"image_size": 64, "patch_size": 2, "width_multiplier": 0.1, "n_attn_blocks": [1, 1, 1]},
+    "poolformer": {"hidden_sizes": [8] * 4, "depths": [1] * 4, "patch_size": 7},
+    "pvt": {"depths": [1] * 4, "hidden_sizes": [8] * 4, "num_attention_heads": [1] * 4, "patch_size": 4},
+    "pvt_v2": {"depths": [1] * 4, "hidden_sizes": [8] * 4, "num_attention_heads": [1] * 4},
+    "reformer": {
+        "axial_pos_embds": False,
+        "attn_layers": ["local"],
+        "attention_head_size": 8,
+        "feed_forward_size": 16,
+    },
+    "roc_bert": {"shape_vocab_size": 60, "pronunciation_vocab_size": 60},
+    "segformer": {
+        "depths": [1] * 4,
+        "hidden_sizes": [8] * 4,
+        "num_attention_heads": [1] * 4,
+        "decoder_hidden_size": 8,
+    },
+    "swiftformer": {"embed_dims": [8] * 4, "depths": [1] * 4},
+    "t5gemma": {"encoder": {**_SMALL}, "decoder": {**_SMALL}},
+    "t5gemma2": {"encoder": {"text_config": {**_SMALL}, "vision_config": {**_SMALL}}, "decoder": {**_SMALL}},
+    "textnet": {
+        "hidden_sizes": [8] * 5,
+        "stem_num_channels": 3,
+        "stem_out_channels": 8,
+        "conv_layer_kernel_sizes": [[[3, 3]]] * 4,
+        "conv_layer_strides": [[1]] * 4,
+    },
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {"num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "hybrid"]},
+    "zamba2": {
+        "layers_block_type": ["mamba", "hybrid"],
+        "n_mamba_heads": 4,
+        "mamba_d_state": 8,
+        "num_key_value_heads": 2,
+    },
+    "perceiver": {
+        "num_latents": 4,
+        "d_latents": 16,
+        "num_self_attends_per_block": 1,
+        "num_self_attention_heads": 1,
+        "num_cross_attention_heads": 1,
+    },
+}
+
+# They cannot be built here, or not small.
+NOT_BUILT = {
+    "DinatForImageClassification": "needs the package natten",
+    "LayoutLMv2": "needs the package detectron2",
+    "TimmWrapper": "needs the package timm, which needs torchvision",
+    "ShieldGemma2": "a language model that says yes or no: its logits are those of two tokens, no head of its own",
+    "PerceiverForImageClassification": "its sizes are fixed in code: 50,000 positions",
+}
+# `fold` refuses them, with this message.
+REFUSED = {
+    "PPLCNetForImageClassification": "expected model to return logits, got BaseModelOutput"  # nor do pipelines take it
 }
 
 
-DECODER = {**TEXT, "num_key_value_heads": 1}
-
-
-IMAGE = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "image_size": 16,
-    "patch_size": 8,
-}
-
-
-SEQ2SEQ = {
-    "vocab_size": 60,
-    "d_model": 16,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 32,
-    "decoder_ffn_dim": 32,
-    "max_position_embeddings": 32,
-}
-
-
-T5 = {
-    "vocab_size": 60,
-    "d_model": 16,
-    "d_kv": 8,
-    "d_ff": 32,
-    "num_layers": 1,
-    "num_heads": 2,
-    "decoder_start_token_id": 0,
-}
-
-
-DISTILBERT = {
-    "vocab_size": 60,
-    "dim": 16,
-    "n_layers": 2,
-    "n_heads": 2,
-    "hidden_dim": 32,
-    "max_position_embeddings": 32,
-}
-
-
-GPT2 = {
-    "vocab_size": 60,
-    "n_embd": 16,
-    "n_layer": 2,
-    "n_head": 2,
-    "n_positions": 32,
-    "bos_token_id": 58,
-    "eos_token_id": 59,
-}
-
-
-XLNET = {"vocab_size": 60, "d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 32}
-
-
-MOBILEVIT = {
-    "image_size": 32,
-    "hidden_sizes": [8, 8, 8],
-    "neck_hidden_sizes": [8, 8, 8, 8, 8, 8, 16],
-    "num_attention_heads": 2,
-}
-
-
-SWIN = {
-    "image_size": 16,
-    "patch_size": 2,
-    "embed_dim": 8,
-    "depths": [1, 1],
-    "num_heads": [1, 2],
-    "window_size": 4,
-}
-
-
-RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"}
-
-
-SWIFTFORMER = {"image_size": 32, "embed_dims": [8, 8, 8, 8], "depths": [1, 1, 1, 1]}
-
-
-def token_ids(*roles: str) -> dict[str, int]:
-    return {f"{role}_token_id": number for number, role in enumerate(roles)}
-
-
-# (model class without "For...Classification", config, the layers that hold the logits' scale)
-ARCHITECTURES: list[tuple[str, dict[str, Any], list[str]]] = [
-    ("Albert", {**TEXT, "embedding_size": 8}, ["classifier"]),
-    ("Bart", {**SEQ2SEQ, "pad_token_id": 1}, ["classification_head.out_proj"]),
-    ("Beit", IMAGE, ["classifier"]),
-    ("Bert", TEXT, ["classifier"]),
-    ("Camembert", TEXT, ["classifier.out_proj"]),
-    (
-        "ConvNext",
-        {"hidden_sizes": [8, 8], "depths": [1, 1], "num_stages": 2, "image_size": 32},
-        ["classifier"],
-    ),
-    ("CLIP", {"vision_config": IMAGE, "text_config": {**TEXT, **token_ids("bos", "eos")}}, ["classifier"]),
-    ("DebertaV2", TEXT, ["classifier"]),
-    ("DeiT", IMAGE, ["classifier"]),
-    ("DeiTWithTeacher", IMAGE, ["cls_classifier", "distillation_classifier"]),
-    ("Dinov2", IMAGE, ["classifier"]),
-    ("DistilBert", DISTILBERT, ["classifier"]),
-    ("Electra", {**TEXT, "embedding_size": 16}, ["classifier.out_proj"]),
-    ("EuroBert", {**DECODER, **token_ids("pad", "bos", "eos", "mask")}, ["classifier"]),
-    ("GPT2", GPT2, ["score"]),
-    ("Llama", DECODER, ["score"]),
-    (
-        "MobileBert",
-        {**TEXT, "embedding_size": 8, "true_hidden_size": 16, "intra_bottleneck_size": 16},
-        ["classifier"],
-    ),
-    ("MobileViT", MOBILEVIT, ["classifier"]),
-    ("ModernBert", {**TEXT, **token_ids("pad", "bos", "eos", "cls", "sep")}, ["classifier"]),
-    ("MPNet", TEXT, ["classifier.out_proj"]),
-    ("PoolFormer", {"hidden_sizes": [8] * 4, "depths": [1] * 4, "image_size": 32}, ["classifier"]),
-    ("Qwen2", {**DECODER, "pad_token_id": 0}, ["score"]),
-    ("ResNet", RESNET, ["classifier.1"]),
-    ("Roberta", TEXT, ["classifier.out_proj"]),
-    ("SwiftFormer", SWIFTFORMER, ["dist_head", "head"]),
-    ("Swin", SWIN, ["classifier"]),
-    ("T5", T5, ["classification_head.out_proj"]),
-    ("ViT", IMAGE, ["classifier"]),
-    ("XLMRoberta", TEXT, ["classifier.out_proj"]),
-    ("XLNet", XLNET, ["logits_proj"]),
-]
+def classifiers() -> list[str]:
+    """The classes that transformers maps to a task of classification."""
+    found: set[str] = set()
+    for task in TASKS:
+        names = getattr(modeling_auto, f"MODEL_FOR_{task}_CLASSIFICATION_MAPPING_NAMES")
+        for classes in names.values():
+            found |= {classes} if isinstance(classes, str) else set(classes)
+    return sorted(found)
 
 
 def randomised(model: PreTrainedModel) -> PreTrainedModel:
@@ -164,16 +223,63 @@ def randomised(model: PreTrainedModel) -> PreTrainedModel:
     return model.eval()
 
 
-def build(name: str, config: Mapping[str, Any], **changes: Any) -> PreTrainedModel:
+def class_of(name: str) -> str:
+    """The name of the class, of "Bert" or "DeiTWithTeacher"."""
     base = name.removesuffix("WithTeacher")
-    settings = getattr(transformers, f"{base}Config")(**{"num_labels": 5, **config, **changes})
     kind = "Sequence" if hasattr(transformers, f"{base}ForSequenceClassification") else "Image"
-    suffix = "WithTeacher" if name.endswith("WithTeacher") else ""
-    return randomised(getattr(transformers, f"{base}For{kind}Classification{suffix}")(settings))
+    return f"{base}For{kind}Classification{name[len(base) :]}"
+
+
+def build(name: str, **changes: Any) -> PreTrainedModel:
+    """A model of a class, or of one of `ARCHITECTURES`, with 5 labels and random weights, a few thousand of them."""
+    kind = getattr(transformers, name if "Classification" in name else class_of(name))
+    config_class = kind.config_class
+    known = {key for base in config_class.__mro__ for key in getattr(base, "__annotations__", {})}
+    known |= set(inspect.signature(config_class.__init__).parameters)
+    settings = {key: value for key, value in _SMALL.items() if key in known or key.endswith("_token_id")}
+    own = _OWN.get(config_class.model_type, {})
+    config = config_class(**{**settings, **own, "num_labels": 5, **changes})
+    with torch.device("meta"):
+        size = sum(parameter.numel() for parameter in kind(config).parameters())
+    assert size < 3_000_000, f"{size:,} parameters"
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = randomised(kind(config))
+    for module in model.modules():
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            module.weight.data[module.padding_idx] = 0  # as loading makes it for Funnel
+    return model
 
 
 def bert(**changes: Any) -> BertForSequenceClassification:
-    return build("Bert", TEXT, **changes)
+    return build("Bert", **changes)
+
+
+def batch_for(model: PreTrainedModel) -> dict[str, torch.Tensor] | None:
+    """Inputs of a model that takes more than token ids or pixels; None for those that `fold` makes by itself."""
+    generator = torch.Generator().manual_seed(2)
+    kind = type(model).__name__
+    ids = torch.randint(10, 50, (2, 8), generator=generator)
+    boxes = torch.tensor([1, 2, 3, 4]).expand(2, 8, 4)
+    if kind.startswith("Canine"):
+        return {"input_ids": torch.randint(10, 50, (2, 16), generator=generator)}
+    if kind.startswith("Perceiver"):
+        return {"inputs": ids}
+    if kind.startswith("Bros"):
+        return {"input_ids": ids, "bbox": torch.rand(2, 8, 8, generator=generator)}
+    if kind.startswith("LayoutLMv3"):
+        return {
+            "input_ids": ids,
+            "bbox": boxes,
+            "pixel_values": torch.rand(2, 3, 16, 16, generator=generator),
+        }
+    if kind.startswith("Siglip2"):
+        return {
+            "pixel_values": torch.rand(2, 4, 3 * 8 * 8, generator=generator),
+            "pixel_attention_mask": torch.ones(2, 4, dtype=torch.long),
+            "spatial_shapes": torch.full((2, 2), 2),
+        }
+    return None
 
 
 def some_inputs(model: PreTrainedModel) -> dict[str, torch.Tensor]:
@@ -205,7 +311,7 @@ def assert_same_weights(model: nn.Module, before: Mapping[str, torch.Tensor]) ->
 
 
 @contextmanager
-def refused(model: PreTrainedModel, error: type[Exception], message: str) -> Iterator[None]:
+def refused(model: PreTrainedModel, error: Any, message: str) -> Iterator[None]:
     """Expect an error that leaves weights and config alone."""
     before, config = weights_of(model), copy.deepcopy(model.config.to_dict())
     with pytest.raises(error, match=message):

@@ -17,15 +17,7 @@ from hf_calib.report import calibration_report, of_predictions
 from hf_calib.scaling import MatrixScaling, VectorScaling
 from hf_calib.trainer.evaluation import Evaluation
 from tests.helpers.places import ROOT
-from tests.helpers.runs import (
-    BATCH_CASES,
-    CASES,
-    RAGGED_ROWS,
-    evaluate,
-    resume,
-    run,
-    searched,
-)
+from tests.helpers.runs import BATCH_CASES, CASES, RAGGED_ROWS, evaluate, resume, run, searched
 from tests.helpers.tiny import tiny_trainer
 
 

@@ -12,12 +12,11 @@ from peft import LoraConfig, PrefixTuningConfig, PromptEncoderConfig, PromptTuni
 from transformers import Trainer, TrainerCallback
 
 from hf_calib import CalibrationTrainer
-from tests.helpers.architectures import ARCHITECTURES, IMAGE, build, some_inputs
+from tests.helpers.architectures import ARCHITECTURES, build, some_inputs
 from tests.helpers.tiny import arguments, assert_same, sequences, tiny_bert, weights
 
 STEPS = 3
-NAMES = [name for name, *_ in ARCHITECTURES]
-CONFIGS = {name: config for name, config, _ in ARCHITECTURES}
+NAMES = list(ARCHITECTURES)
 RENAMED = ["Beit", "DeiT", "Dinov2", "Swin", "ViT"]
 # Each way of naming, tying and nesting weights once.
 OF_EACH_KIND = {"Bert", "CLIP", "GPT2", "ResNet", "Swin", "T5", "ViT"}
@@ -83,7 +82,7 @@ def zeroed(model: Any) -> Any:
 
 @pytest.mark.parametrize("name", EVERY_NAME)
 def test_training_resumes_and_the_best_model_is_loaded(name: str, tmp_path: Path) -> None:
-    whole, kept = make_trainer(build(name, CONFIGS[name]), tmp_path)
+    whole, kept = make_trainer(build(name), tmp_path)
     whole.train()
     best = Path(whole.state.best_model_checkpoint)
     assert best.name != f"checkpoint-{STEPS}"
@@ -92,7 +91,7 @@ def test_training_resumes_and_the_best_model_is_loaded(name: str, tmp_path: Path
     assert whole.evaluate()["eval_nll"] == whole.state.best_metric
 
     shutil.rmtree(tmp_path / f"checkpoint-{STEPS}")
-    resumed, again = make_trainer(zeroed(build(name, CONFIGS[name])), tmp_path)
+    resumed, again = make_trainer(zeroed(build(name)), tmp_path)
     resumed.train(resume_from_checkpoint=True)
     assert_same(again.weights, kept.weights)
     assert_same(weights(resumed.model), weights(whole.model))
@@ -101,14 +100,14 @@ def test_training_resumes_and_the_best_model_is_loaded(name: str, tmp_path: Path
 @pytest.mark.deep
 @pytest.mark.parametrize("name", RENAMED)
 def test_shards_are_read(name: str, tmp_path: Path) -> None:
-    whole, kept = make_trainer(build(name, CONFIGS[name]), tmp_path)
+    whole, kept = make_trainer(build(name), tmp_path)
     whole.train()
     checkpoint = tmp_path / f"checkpoint-{STEPS - 1}"
     saved = type(whole.model).from_pretrained(checkpoint)
     (checkpoint / "model.safetensors").unlink()
     saved.save_pretrained(checkpoint, max_shard_size="4KB")
     assert len(list(checkpoint.glob("*.safetensors"))) > 1
-    resumed, again = make_trainer(zeroed(build(name, CONFIGS[name])), tmp_path)
+    resumed, again = make_trainer(zeroed(build(name)), tmp_path)
     resumed.train(resume_from_checkpoint=str(checkpoint))
     assert_same(again.weights, kept.weights)
 
@@ -116,11 +115,9 @@ def test_shards_are_read(name: str, tmp_path: Path) -> None:
 @pytest.mark.deep
 @pytest.mark.parametrize("name", RENAMED)
 def test_checkpoints_of_the_stock_trainer_are_read(name: str, tmp_path: Path) -> None:
-    stock, kept = make_trainer(
-        build(name, CONFIGS[name]), tmp_path, kind=Trainer, metric_for_best_model="loss"
-    )
+    stock, kept = make_trainer(build(name), tmp_path, kind=Trainer, metric_for_best_model="loss")
     stock.train()
-    model = zeroed(build(name, CONFIGS[name]))
+    model = zeroed(build(name))
     ours, again = make_trainer(model, tmp_path)
     ours.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{STEPS - 1}"))
     largest = max(float((again.weights[k] - v).abs().max()) for k, v in kept.weights.items())
@@ -130,7 +127,7 @@ def test_checkpoints_of_the_stock_trainer_are_read(name: str, tmp_path: Path) ->
 def with_adapters() -> Any:
     torch.manual_seed(0)
     settings = {"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["classifier"]}
-    return get_peft_model(build("ViT", IMAGE), LoraConfig(**settings, init_lora_weights=False))
+    return get_peft_model(build("ViT"), LoraConfig(**settings, init_lora_weights=False))
 
 
 def adapter_trainer(folder: Path) -> tuple[Any, Kept]:
