@@ -53,10 +53,11 @@ def _calibrate_file(
     from pyarrow.parquet import ParquetWriter
 
     file, names = table.files[number], table.class_names
-    kept = [name for name in table.schema.names if name not in table.columns.scores]
+    kept = [name for name in table.columns_of(number) if name not in table.columns.scores]
     states = {name: CalibrationState(n_classes=len(names), n_bins=n_bins) for name in ("before", "after")}
     writer, n_rows = None, 0
-    with whole_file(output / PurePosixPath(file.name).with_suffix("").with_suffix(".parquet")) as path:
+    name = file.name.removesuffix(".gz")
+    with whole_file(output / f"{name.removesuffix(PurePosixPath(name).suffix)}.parquet") as path:
         for part in (part for part in table.parts if part.file == number):
             for first, rows in table.tables(part, [*table.columns.scores, *kept]):
                 with table.naming(part, first):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -101,7 +102,7 @@ class Table:
         """C, in the order of the columns."""
         return self.columns.class_names
 
-    @property
+    @cached_property
     def n_rows(self) -> int | None:
         """None where it is not known before all are read."""
         counts = [part.n_rows for part in self.parts]
@@ -128,7 +129,9 @@ class Table:
         file, row = self.files[part.file], part.first
         rows = max(256, _BATCH_NUMBERS // max(len(columns), len(self.class_names), 1))
         with _readable(file.name, file.kind, lambda: f" after row {row:,}" if row else "", self.schema):
-            for batch in _record_batches(part.rows, self.schema, columns, rows):
+            # Others than those that are read have the types of their own file.
+            schema = self.schema if set(columns) <= set(self.columns.names) else None
+            for batch in _record_batches(part.rows, schema, columns, rows):
                 if len(batch):
                     yield row, batch
                 row += len(batch)
@@ -136,13 +139,8 @@ class Table:
     @contextmanager
     def naming(self, part: Part, first: int) -> Iterator[None]:
         """A context in which errors of rows name this file and the row in it."""
-        name = self.files[part.file].name
-        try:
+        with _naming_file(self.files[part.file], self.files, first):
             yield
-        except RowError as error:
-            raise error.at(name, first) from None
-        except InputError as error:
-            raise type(error)(f"{name}: {error}") if len(self.files) > 1 else error from error
 
     def load(self) -> Predictions:
         """All rows, held at once; for those that fit into memory."""
@@ -176,6 +174,11 @@ class Table:
         kind = self.columns.kind or "probs"
         names = None if len(self.columns.scores) == 1 and not self.class_names else self.class_names
         return Predictions(labels, **{kind: scores}, class_names=names, weights=weights, by=by or {})  # type: ignore[arg-type]
+
+    def columns_of(self, number: int) -> list[str]:
+        """The names of all columns of a file."""
+        rows = next(part.rows for part in self.parts if part.file == number)
+        return [*self.columns.names] if isinstance(rows, Predictions) else list(rows.physical_schema.names)
 
     def row_hashes(self, part: Part, first: int, n_rows: int) -> NDArray[np.uint64]:
         """Numbers (n,) as if drawn at random, which the name of the file and the number of the row determine."""
@@ -479,8 +482,7 @@ def _record_batches(rows: Any, schema: Any, columns: Sequence[str], size: int) -
     if isinstance(rows, Predictions):
         yield from _of_arrays(rows, columns, size)
     else:
-        own = schema if set(columns) <= set(schema.names) else None
-        yield from rows.to_batches(schema=own, columns=list(columns), batch_size=size, use_threads=False)
+        yield from rows.to_batches(schema=schema, columns=list(columns), batch_size=size, use_threads=False)
 
 
 def _open_arrays(
@@ -535,9 +537,11 @@ def _read_npz(file: File, *, labelled: bool) -> Predictions:
 
 
 @contextmanager
-def _naming_file(file: File, files: Sequence[File]) -> Iterator[None]:
+def _naming_file(file: File, files: Sequence[File], first: int = 0) -> Iterator[None]:
     try:
         yield
+    except RowError as error:
+        raise error.at(file.name, first) from None
     except InputError as error:
         raise type(error)(f"{file.name}: {error}") if len(files) > 1 else error from error
 

@@ -212,6 +212,27 @@ class TestCalibrate:
         np.testing.assert_allclose(probs, wanted.predict_proba(logits), atol=2e-4)
 
     @pytest.mark.usefixtures("few_are_held")
+    def test_texts_arrays_and_dots_in_names(self, tmp_path: Path) -> None:
+        """Columns of text stay beside the probabilities, each file keeps its own name, and arrays are files too."""
+        places = [tmp_path / "tables", tmp_path / "arrays"]
+        for place in places:
+            place.mkdir()
+        for i in range(2):
+            table = rows_of(800, i).assign(text=[f"text {k}" for k in range(800)])
+            table.to_csv(places[0] / f"run.{i}.csv", index=False)
+            logits = table.iloc[:, :3].to_numpy(np.float64)
+            np.savez(places[1] / f"run.{i}.npz", logits=logits, labels=label_ids(table), class_names=NAMES)
+        for place in places:
+            result = call(
+                "calibrate", place, "--method", "temperature", "--output", tmp_path / f"{place.name}.out"
+            )
+            assert result.exit_code == 0, result.output
+            written = tmp_path / f"{place.name}.out" / "predictions"
+            assert names_in(written) == {"run.0.parquet", "run.1.parquet"}
+        found = pq.read_table(tmp_path / "tables.out" / "predictions" / "run.1.parquet").to_pandas()
+        assert found["text"].tolist() == [f"text {k}" for k in range(800)]
+
+    @pytest.mark.usefixtures("few_are_held")
     def test_refused(self, folder: Path, tmp_path: Path) -> None:
         at = ("--output", tmp_path / "out")
         result = call("calibrate", folder, "--method", "spline", "--weight-column", "w", *at)
