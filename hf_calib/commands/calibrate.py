@@ -86,7 +86,7 @@ def calibrate(options: Calibrate, running: Running) -> Calibration:
         TypeError: if columns or arrays are of the wrong kind.
         RuntimeError: if a pipeline with the saved model gives other probabilities; the output folder is not created.
     """
-    source, output, reading = options.source, Path(options.output), options.reading
+    source, output, reading = options.source, options.output, options.reading
     n_bins, seed = options.n_bins, options.seed
     method = options.method or ("temperature" if options.criterion else None)
     rows = options.rows(options.data, options.split)

@@ -89,7 +89,7 @@ def calibrate_shards(
 
     Without test, the map is fitted on one half of the rows, by hashes, and the report is on the other.
     """
-    output, n_bins, workers = Path(options.output), options.n_bins, options.workers
+    output, n_bins, workers = options.output, options.n_bins, options.workers
     method = method or ("auto" if table.columns.weight is None else "temperature")
     scaler = make_scaler(method, options.criterion or "nll", n_bins, SINGLE_LABEL.maps)
     if table.columns.weight is not None and not takes_weights(scaler):

@@ -95,7 +95,7 @@ def export_model(options: Export, running: Running) -> Exported:
         TypeError: if the model's map cannot be folded, or the text column is of the wrong kind.
         RuntimeError: if the program gives other probabilities than the model; the output folder is not created then.
     """
-    form, output = options.form, Path(options.output)
+    form, output = options.form, options.output
     rows = options.rows(options.data, options.split)
     if form == "onnx":
         check_packages()

@@ -86,7 +86,7 @@ def push(
             Hub refuses the push.
         OSError: if a file cannot be read or written, or the Hub cannot be reached.
     """
-    folder, repo_id, no_fold = Path(options.folder), options.repo, options.no_fold
+    folder, repo_id, no_fold = options.folder, options.repo, options.no_fold
     revision, private, create_pr = options.revision, options.private, options.create_pr
     check_destination(repo_id, revision)
     config = _read_json(folder / CONFIG)

@@ -104,17 +104,21 @@ class Slicing:
         ]
 
 
-def sums_of(batch: Batch, slicings: Sequence[Slicing], n_bins: int) -> Tally:
-    """The sums of rows, all of them and by slice, the columns of which are in the order of the slicings."""
-    state = CalibrationState(n_classes=batch.probs.shape[1], n_bins=n_bins)
-    slices = {each.column: SliceSums(each.column, n_bins) for each in slicings}
+def empty_tally(n_classes: int, slicings: Sequence[Slicing], n_bins: int) -> Tally:
+    """Of no rows."""
+    state = CalibrationState(n_classes=n_classes, n_bins=n_bins)
+    return Tally({"before": state}, {each.column: SliceSums(each.column, n_bins) for each in slicings})
+
+
+def add_rows(tally: Tally, batch: Batch, slicings: Sequence[Slicing]) -> None:
+    """Sum rows, all of them and by slice; their columns of slices are in the order of the slicings."""
     by = zip(slicings, batch.by, strict=True)
     named = [(codes, slicing.names(values)) for slicing, (codes, values) in by]
     for part, scores in score_chunks(batch.probs, batch.labels, batch.weights):
-        state.add_scores(scores)
-        for sums, (codes, names) in zip(slices.values(), named, strict=True):
+        tally.states["before"].add_scores(scores)
+        for sums, (codes, names) in zip(tally.slices.values(), named, strict=True):
             sums.add(scores, codes[part], names)
-    return Tally({"before": state}, slices, state.n_rows)
+    tally.n_rows += len(batch.labels)
 
 
 def measure_in_one_pass(
@@ -128,10 +132,10 @@ def measure_in_one_pass(
     """The sums of all rows, by so many threads; a wrong row is named with its file."""
 
     def measure(part: Part) -> Tally:
-        tally = Tally()
+        tally = empty_tally(len(table.class_names), slicings, n_bins)
         for first, batch in checked_batches(table, part):
             with table.naming(part, first):
-                tally.merge(sums_of(batch, slicings, n_bins))
+                add_rows(tally, batch, slicings)
         return tally
 
     found = Tally()

@@ -13,11 +13,12 @@ from hf_calib.predictions.one_pass import (
     OnRows,
     Slicing,
     Tally,
+    add_rows,
     choose_slicings,
     edges_of,
+    empty_tally,
     ignore_rows,
     measure_in_one_pass,
-    sums_of,
 )
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.table import Table
@@ -72,7 +73,9 @@ def weighted_report(
 def _tally(predictions: Predictions, probs: Any, n_bins: int) -> Tally:
     slicings = [Slicing(column, edges_of(values)) for column, values in predictions.by.items()]
     by = tuple(_coded(values) for values in predictions.by.values())
-    return sums_of(Batch(None, probs, predictions.labels, predictions.weights, by), slicings, n_bins)
+    tally = empty_tally(probs.shape[1], slicings, n_bins)
+    add_rows(tally, Batch(None, probs, predictions.labels, predictions.weights, by), slicings)
+    return tally
 
 
 def report_on_table(
