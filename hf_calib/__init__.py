@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hf_calib._errors import InputError
     from hf_calib.commands.calls import calibrate, decide, evaluate
     from hf_calib.export import fold, fold_temperature, unfold
-    from hf_calib.predictions.pipelines import pipeline
+    from hf_calib.models.pipeline import pipeline
     from hf_calib.study import compare
     from hf_calib.trainer import (
         AdaFocalCallback,
@@ -48,7 +48,7 @@ _HOMES = dict.fromkeys(("fold", "fold_temperature", "unfold"), "hf_calib.export"
     "compare": "hf_calib.study",
     "decide": "hf_calib.commands.calls",
     "evaluate": "hf_calib.commands.calls",
-    "pipeline": "hf_calib.predictions.pipelines",
+    "pipeline": "hf_calib.models.pipeline",
 }
 
 

@@ -16,10 +16,10 @@ from hf_calib._errors import InputError
 from hf_calib.decisions import Decisions
 from hf_calib.decisions.saved import FILE as DECISIONS
 from hf_calib.metrics.state import LOGGED_METRICS
-from hf_calib.predictions.prompts import PromptTemplate
+from hf_calib.models.prompts import PromptTemplate
+from hf_calib.models.tasks import Task, task_of
 from hf_calib.report.labels import TITLES as MULTI_LABEL_TITLES
 from hf_calib.scaling.saved_map import MAP_NAME, map_title, recorded_in
-from hf_calib.tasks import Task, task_of
 
 REPORT_FOLDER = "calibration"
 STREAMED_FIGURE = "reliability.png"  # of an evaluation that kept no logits, for which there is no report

@@ -20,6 +20,7 @@ from hf_calib.commands.opening import (
     open_source,
     task_of_source,
 )
+from hf_calib.predictions.kinds import MULTI_LABEL, SINGLE_LABEL, LabelKind
 from hf_calib.predictions.logs import is_log
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.reading import RowSet
@@ -28,11 +29,10 @@ from hf_calib.report.any_report import AnyReport
 from hf_calib.report.writing import write_report
 from hf_calib.scaling import PriorEstimate
 from hf_calib.scaling.methods import fitted_numbers
-from hf_calib.tasks import MULTI_LABEL, SINGLE_LABEL, LabelKind
 
 if TYPE_CHECKING:
     from hf_calib.commands.options import Calibrate
-    from hf_calib.predictions.classifier import Classifier
+    from hf_calib.models.classifier import Classifier
 
 _CALIBRATED = "predictions.npz"
 _CORRECTED = "target.npz"

@@ -11,13 +11,13 @@ from hf_calib.commands.fitting import fit, make_scaler, takes_weights
 from hf_calib.commands.opening import Running, name_of
 from hf_calib.metrics import CalibrationState
 from hf_calib.metrics.checks import check_rows
+from hf_calib.predictions.kinds import SINGLE_LABEL
 from hf_calib.predictions.one_pass import MOST_SAMPLED, Tally, draw_sample, half_of, over_parts
 from hf_calib.predictions.table import Table
 from hf_calib.report.of_predictions import report_of
 from hf_calib.report.one_pass import OnePassReport
 from hf_calib.report.writing import write_to
 from hf_calib.scaling.methods import SCALERS
-from hf_calib.tasks import SINGLE_LABEL
 
 if TYPE_CHECKING:
     from hf_calib.commands.options import Calibrate

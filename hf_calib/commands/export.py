@@ -30,10 +30,11 @@ from hf_calib.export.programs import (
     write_program,
 )
 from hf_calib.export.saving import standalone_copy
-from hf_calib.predictions.classifier import Classifier
-from hf_calib.predictions.loading import refusals
+from hf_calib.models.classifier import Classifier
+from hf_calib.models.loading import refusals
+from hf_calib.models.tasks import task_of
+from hf_calib.models.texts import TextClassifier
 from hf_calib.predictions.reading import Reading, RowSet
-from hf_calib.predictions.texts import TextClassifier
 from hf_calib.scaling.methods import FOLDABLE_SCALERS, method_of
 from hf_calib.scaling.saved_map import (
     MAP_NAME,
@@ -42,7 +43,6 @@ from hf_calib.scaling.saved_map import (
     save_map,
     title_of,
 )
-from hf_calib.tasks import task_of
 
 if TYPE_CHECKING:
     from hf_calib.commands.options import Export

@@ -15,11 +15,11 @@ from sklearn.model_selection import train_test_split
 from hf_calib._errors import InputValueError, did_you_mean, expected
 from hf_calib.commands.opening import Opened, name_of
 from hf_calib.metrics.checks import FloatArray
+from hf_calib.predictions.kinds import SINGLE_LABEL
 from hf_calib.predictions.predictions import Predictions, check_same_classes
 from hf_calib.report import CalibrationReport, report_on_predictions
 from hf_calib.scaling import PriorEstimate, estimate_prior
 from hf_calib.scaling.methods import FOLDABLE_SCALERS, SCALERS
-from hf_calib.tasks import SINGLE_LABEL
 
 METHODS = SINGLE_LABEL.maps
 FOLDED = tuple(

@@ -13,20 +13,21 @@ from numpy.typing import NDArray
 
 from hf_calib._errors import InputValueError, check, expected
 from hf_calib._text import plain_name
+from hf_calib.models.tasks import TASKS, Task
+from hf_calib.predictions.kinds import MULTI_LABEL, LabelKind
 from hf_calib.predictions.logs import is_log, load_log
 from hf_calib.predictions.one_pass import OnRows, draw_sample, ignore_rows
 from hf_calib.predictions.predictions import Predictions, check_same_classes
 from hf_calib.predictions.reading import Reading, RowSet
 from hf_calib.predictions.shared_rows import rows_in_both
 from hf_calib.predictions.table import MOST_ROWS_HELD, is_many, open_predictions, suffix_of
-from hf_calib.tasks import MULTI_LABEL, TASKS, LabelKind, Task
 
 # Models and texts need torch and transformers: they are imported where a model is run, so that commands on files
 # of predictions start without them.
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from hf_calib.predictions.classifier import Classifier, Encoded, Progress
+    from hf_calib.models.classifier import Classifier, Encoded, Progress
 
 # Called with the name of a stage as it begins.
 Stages = Callable[[str], None]
@@ -91,7 +92,7 @@ def task_of_source(source: str, rows: RowSet | None, *, trust_remote_code: bool 
     if rows is None:
         way_out = "name labelled texts: a file, a folder or a dataset on the Hub"
         raise InputValueError(expected("data", "be given with a model", "none", way_out))
-    from hf_calib.predictions.loading import find_task
+    from hf_calib.models.loading import find_task
 
     return find_task(source, trust_remote_code=trust_remote_code)
 
@@ -225,7 +226,7 @@ def open_source(
     if is_predictions_file(source) and given["data"].data == source:
         _read_files(opened, sampled=sampled)
         return opened
-    from hf_calib.predictions.classifier import load_classifier
+    from hf_calib.models.classifier import load_classifier
 
     task = task or TASKS["text"]  # whose loading says what is wrong
     if task.classifier is None:

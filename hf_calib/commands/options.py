@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, ge
 import typer
 
 from hf_calib.commands import console
+from hf_calib.predictions.kinds import MULTI_LABEL, SINGLE_LABEL
 from hf_calib.scaling.methods import SINGLE_LABEL_SCALERS
-from hf_calib.tasks import MULTI_LABEL, SINGLE_LABEL
 
 if TYPE_CHECKING:
     from hf_calib.commands.opening import Running

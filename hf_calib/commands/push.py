@@ -27,11 +27,12 @@ from hf_calib.decisions.saved import FILE as DECISIONS
 from hf_calib.export.heads import head_loses_bias
 from hf_calib.export.hub import CONFIG, Changes, files_to_push, is_weights, log_changes, push_folder
 from hf_calib.export.saving import standalone_copy, write_folded
-from hf_calib.predictions.loading import load_trained
-from hf_calib.predictions.prompts import KEY as PROMPT
+from hf_calib.models.loading import load_trained
+from hf_calib.models.prompts import KEY as PROMPT
+from hf_calib.models.tasks import task_of
+from hf_calib.predictions.kinds import TOKENS
 from hf_calib.scaling.methods import FOLDABLE_SCALERS
 from hf_calib.scaling.saved_map import MAP_NAME, SavedMap, has_bias, load_map, map_title, recorded_in
-from hf_calib.tasks import TOKENS, task_of
 
 if TYPE_CHECKING:
     from hf_calib.commands.options import Push

@@ -22,8 +22,9 @@ from hf_calib.export.fold import OF_THE_MAP, check_can_be_folded
 from hf_calib.export.heads import head_loses_bias
 from hf_calib.export.saving import replace_model, standalone_copy, write_folded
 from hf_calib.export.unfold import unfold
-from hf_calib.predictions.classifier import Classifier
-from hf_calib.predictions.pipelines import pipeline
+from hf_calib.models.classifier import Classifier
+from hf_calib.models.pipeline import pipeline
+from hf_calib.predictions.kinds import TOKENS
 from hf_calib.report.writing import write_report
 from hf_calib.scaling.methods import SCALERS
 from hf_calib.scaling.saved_map import (
@@ -34,7 +35,6 @@ from hf_calib.scaling.saved_map import (
     recorded_in,
     save_map,
 )
-from hf_calib.tasks import TOKENS
 
 _SERVED = 8  # rows that the saved model is checked with
 _SERVED_TOLERANCE = 1e-4  # of a probability: float32, and batches that are padded otherwise

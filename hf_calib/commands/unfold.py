@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output, whole_folder
 from hf_calib.commands.opening import Stages, ignore_stage
+from hf_calib.models.tasks import task_of
 from hf_calib.scaling.saved_map import MAP_NAME, load_map, save_map
-from hf_calib.tasks import task_of
 
 # Weights of any form, exports, and what is about the calibrated model. Tokenizers and processors have many files of
 # many names: all others are copied.

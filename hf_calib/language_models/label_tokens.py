@@ -18,8 +18,8 @@ from transformers import (
 
 from hf_calib._errors import InputTypeError, check, expected, few
 from hf_calib.export.heads import float64_logits, synthetic_batch, undisturbed
-from hf_calib.predictions.prompts import KEY as PROMPT_KEY
-from hf_calib.predictions.prompts import PromptTemplate
+from hf_calib.models.prompts import KEY as PROMPT_KEY
+from hf_calib.models.prompts import PromptTemplate
 
 KEY = "label_tokens"  # of a classifier's config.json: which tokens of which language model its classes are
 

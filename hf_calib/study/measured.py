@@ -22,6 +22,7 @@ from hf_calib.metrics.intervals import METRICS, resampled_metrics
 from hf_calib.metrics.multi_label import UNKNOWN, LabelMetrics, check_decisions, macro
 from hf_calib.metrics.state import LOGGED_METRICS
 from hf_calib.metrics.sums import Binning, TopLabel, draw_counts, top_label
+from hf_calib.predictions.kinds import MULTI_LABEL, SINGLE_LABEL, LabelKind
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.training import PREDICTIONS, TrainingPredictions
 from hf_calib.report.labels import TITLES
@@ -33,7 +34,6 @@ from hf_calib.study.cells import CELLS, is_finished, problem
 from hf_calib.study.plan import read_plan
 from hf_calib.study.results import NUMBERS, StudyResults, Variance
 from hf_calib.study.unbiased import unbiased_error
-from hf_calib.tasks import MULTI_LABEL, SINGLE_LABEL, LabelKind
 
 # Of one label per row, and of tokens.
 STUDY_METRICS: dict[str, Measure] = {

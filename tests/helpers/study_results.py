@@ -9,9 +9,9 @@ import numpy as np
 import pandas
 
 from hf_calib.metrics.sums import TopLabel
+from hf_calib.predictions.kinds import SINGLE_LABEL
 from hf_calib.study.measured import titles
 from hf_calib.study.results import NUMBERS, StudyResults
-from hf_calib.tasks import SINGLE_LABEL
 
 TITLES = titles(SINGLE_LABEL)
 

@@ -17,8 +17,8 @@ import hf_calib
 from hf_calib._errors import InputValueError
 from hf_calib.language_models import PromptTemplate, label_token_classifier
 from hf_calib.metrics import negative_log_likelihood
-from hf_calib.predictions.texts import TextClassifier
-from hf_calib.tasks import TASKS
+from hf_calib.models.tasks import TASKS
+from hf_calib.models.texts import TextClassifier
 from tests.helpers.commands import assert_refused, call, called_for_json
 from tests.helpers.reports import quick_reports  # noqa: F401
 from tests.helpers.tiny import tokenizer

@@ -19,7 +19,7 @@ from scipy.special import softmax
 
 from hf_calib._errors import InputValueError
 from hf_calib.data.sources import load_rows
-from hf_calib.predictions.classifier import load_classifier, predict
+from hf_calib.models.classifier import load_classifier, predict
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.table import load_predictions, open_predictions, save_predictions
 from tests.helpers.tiny import N_LABELS, TEXT, sequences, text_of, tiny_bert, tokenizer

@@ -13,7 +13,8 @@ from safetensors import SafetensorError
 from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoConfig
 
 from hf_calib._errors import InputValueError, expected, few
-from hf_calib.tasks import TASKS, TOKENS, Task, task_of
+from hf_calib.models.tasks import TASKS, Task, task_of
+from hf_calib.predictions.kinds import TOKENS
 
 # What broken or missing files of a model raise.
 _UNLOADABLE = (

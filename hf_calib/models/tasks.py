@@ -1,6 +1,6 @@
 """The tasks: one row for each kind of model, with how it is loaded, read, run, served and shown on its card.
 
-A further task is a further row here and, where its inputs are read in another way, a class in `hf_calib.predictions`.
+A further task is a further row here and, where its inputs are read in another way, a class here.
 """
 
 from __future__ import annotations
@@ -8,36 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
-from hf_calib.scaling.methods import SINGLE_LABEL_SCALERS
-
-
-class LabelKind(NamedTuple):
-    """How the labels of a task are given, and what follows for probabilities, maps and statistics.
-
-    Args:
-        name: in messages.
-        rows: the examples that have a label.
-        columns: the columns of the logits.
-        sigmoid: whether each logit has a probability of its own, so that a row has any number of labels.
-        independent: whether examples are independent draws, as the promises of decisions need.
-        maps: the post-hoc methods that go with it.
-    """
-
-    name: str
-    rows: str
-    columns: str
-    sigmoid: bool
-    independent: bool
-    maps: tuple[str, ...]
-
-
-SINGLE_LABEL = LabelKind("single-label", "rows", "classes", False, True, tuple(SINGLE_LABEL_SCALERS))
-TOKENS = LabelKind("token", "tokens", "classes", False, False, tuple(SINGLE_LABEL_SCALERS))
-MULTI_LABEL = LabelKind(
-    "multi-label", "rows", "labels", True, True, ("auto", "temperature", "per_label_temperature")
-)
+from hf_calib.predictions.kinds import MULTI_LABEL, SINGLE_LABEL, TOKENS, LabelKind
 
 
 @dataclass(frozen=True)
@@ -51,7 +24,7 @@ class Task:
         example: an input, in the lines of Python that a card shows.
         inputs: the plural of an input.
         labels: the kind of its labels.
-        classifier: the class in `hf_calib.predictions`, "module.Class", that reads its inputs and runs its models; None
+        classifier: the class in `hf_calib.models`, "module.Class", that reads its inputs and runs its models; None
             where the commands do not run them.
         reads_unlabelled: whether inputs without labels are read, for OOD detection and class frequencies.
         n_logits: how many its models have; None for any number that no other row has.
@@ -79,7 +52,7 @@ class Task:
         """The class that reads its inputs and runs its models."""
         assert self.classifier is not None
         module, name = self.classifier.split(".")
-        return getattr(import_module(f"hf_calib.predictions.{module}"), name)
+        return getattr(import_module(f"hf_calib.models.{module}"), name)
 
     @property
     def shows_all_scores(self) -> bool:

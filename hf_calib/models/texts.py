@@ -15,10 +15,10 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from hf_calib._errors import InputTypeError, InputValueError, expected
-from hf_calib.predictions.classifier import Classifier, Encoded, Progress
+from hf_calib.models.classifier import Classifier, Encoded, Progress
+from hf_calib.models.loading import refusals
+from hf_calib.models.prompts import PromptTemplate
 from hf_calib.predictions.labels import column_values
-from hf_calib.predictions.loading import refusals
-from hf_calib.predictions.prompts import PromptTemplate
 from hf_calib.predictions.reading import Reading
 
 # A folder without a tokenizer gets one from transformers that knows 5 special tokens and no word.

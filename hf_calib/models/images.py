@@ -26,8 +26,8 @@ from hf_calib.data.images import (
     decode_at,
     load_image_processor,
 )
-from hf_calib.predictions.classifier import Classifier, Encoded, Progress
-from hf_calib.predictions.loading import refusals
+from hf_calib.models.classifier import Classifier, Encoded, Progress
+from hf_calib.models.loading import refusals
 from hf_calib.predictions.reading import Reading
 
 _SAVE_ITS_PROCESSOR = "save the image processor that the model was trained with into the model's folder"

@@ -1,0 +1,1 @@
+"""Trained models: their tasks, what reads their inputs, and how they are served."""

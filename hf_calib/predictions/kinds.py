@@ -1,0 +1,34 @@
+"""The kinds of labels, and what follows for probabilities, maps and statistics."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hf_calib.scaling.methods import SINGLE_LABEL_SCALERS
+
+
+class LabelKind(NamedTuple):
+    """How the labels of a task are given, and what follows for probabilities, maps and statistics.
+
+    Args:
+        name: in messages.
+        rows: the examples that have a label.
+        columns: the columns of the logits.
+        sigmoid: whether each logit has a probability of its own, so that a row has any number of labels.
+        independent: whether examples are independent draws, as the promises of decisions need.
+        maps: the post-hoc methods that go with it.
+    """
+
+    name: str
+    rows: str
+    columns: str
+    sigmoid: bool
+    independent: bool
+    maps: tuple[str, ...]
+
+
+SINGLE_LABEL = LabelKind("single-label", "rows", "classes", False, True, tuple(SINGLE_LABEL_SCALERS))
+TOKENS = LabelKind("token", "tokens", "classes", False, False, tuple(SINGLE_LABEL_SCALERS))
+MULTI_LABEL = LabelKind(
+    "multi-label", "rows", "labels", True, True, ("auto", "temperature", "per_label_temperature")
+)
