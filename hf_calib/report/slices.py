@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from hf_calib.metrics.checks import FloatArray
-from hf_calib.metrics.intervals import interval_of_bins
+from hf_calib.metrics.intervals import holm, interval_of_bins
 from hf_calib.metrics.state import SliceSums
 from hf_calib.metrics.sums import BinSums, Interval, binned_error
 from hf_calib.report.coins import Coins
@@ -166,7 +166,7 @@ def slice_section(sums: SliceSums, settings: Settings) -> SliceSection:
     used = np.flatnonzero(masses > 0)
     z = float(ndtri((1 + settings.confidence_level) / 2))
     (gaps, gap_errors), (accuracies, _) = found.mean("gap"), found.mean("accuracy")
-    p_values = _holm(_p_values(bins, effective, used)) if len(used) > 1 else None
+    p_values = holm(_p_values(bins, effective, used)) if len(used) > 1 else None
     means = {name: found.mean(name) for name in ("nll", "brier")}
     slices = []
     for place, group in enumerate(used):
@@ -232,19 +232,3 @@ def _p_values(bins: BinSums, effective: FloatArray, used: np.ndarray) -> FloatAr
         exact = Coins.of_sums(n_own, expected, expected - variance).p_value(right)
         found.append(max(exact, 2 * float(ndtr(-z))))
     return np.array(found)
-
-
-def _holm(p_values: FloatArray) -> FloatArray:
-    """P-values corrected for their number.
-
-    References:
-        Holm 1979, "A simple sequentially rejective multiple test procedure".
-
-    >>> _holm(np.array([0.03, 0.01, 0.5])).tolist()
-    [0.06, 0.03, 0.5]
-    """
-    order = np.argsort(p_values)
-    steps = p_values[order] * np.arange(len(p_values), 0, -1)
-    corrected = np.empty_like(p_values)
-    corrected[order] = np.minimum(1, np.maximum.accumulate(steps))
-    return corrected

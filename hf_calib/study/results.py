@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas
 
+from hf_calib.metrics.intervals import holm
 from hf_calib.metrics.sums import TopLabel, bin_sums
 from hf_calib.study.advice import MAIN_METRICS, UNSCALED, Pair, advise, notes_on_statistics
 from hf_calib.study.statistics import (
@@ -19,7 +20,6 @@ from hf_calib.study.statistics import (
     Pooled,
     TwoLevel,
     detectable,
-    holm,
     pooled_variance,
     two_level,
     typical,

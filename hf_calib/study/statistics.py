@@ -1,8 +1,8 @@
-"""The statistics of a study: two-level intervals and tests, Holm's correction, a pooled variance, and power."""
+"""The statistics of a study: two-level intervals and tests, a pooled variance, and power."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -116,22 +116,6 @@ def two_level(values: FloatArray, draws: FloatArray, pooled: Pooled | None = Non
     degrees = None if pooled is None else pooled.degrees
     of_rows = max(0.0, of_mean - within / n_seeds)
     return TwoLevel(value, of_rows, between / n_seeds, of_mean, n_seeds, degrees)
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values corrected for their number by Holm's step-down method, in the order given.
-
-    References:
-        Holm 1979, "A simple sequentially rejective multiple test procedure".
-
-    >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
-    [0.03, 0.06, 0.06]
-    """
-    p = np.asarray(p_values, dtype=np.float64)
-    order = np.argsort(p, kind="stable")
-    corrected = np.empty(len(p))
-    corrected[order] = np.minimum(1, np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)))
-    return [float(each) for each in corrected]
 
 
 class Pooled(NamedTuple):

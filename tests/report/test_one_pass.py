@@ -185,11 +185,12 @@ class TestSlices:
             sums = SliceSums("country", 15)
             for part, scores in score_chunks(probs, labels, weights):
                 sums.add(scores, groups[part], [f"c{i}" for i in range(n_groups)])
-            from hf_calib.report.slices import _holm, _p_values
+            from hf_calib.metrics.intervals import holm
+            from hf_calib.report.slices import _p_values
 
             found = sums.groups
             used = np.flatnonzero(found.bin_sums().counts.sum(axis=1) > 0)
-            alarms += bool((_holm(_p_values(found.bin_sums(), found.effective_rows(), used)) < 0.05).any())
+            alarms += bool((holm(_p_values(found.bin_sums(), found.effective_rows(), used)) < 0.05).any())
         assert alarms <= 10
 
     def test_in_the_report_with_names_from_data_escaped(self) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import softmax
 
-from hf_calib.metrics.intervals import METRICS
+from hf_calib.metrics.intervals import METRICS, holm
 from hf_calib.predictions.training import TrainingPredictions
 from hf_calib.scaling import TemperatureScaling
 from hf_calib.study.measured import (
@@ -24,7 +24,6 @@ from hf_calib.study.measured import (
 )
 from hf_calib.study.plan import read_plan
 from hf_calib.study.results import StudyResults
-from hf_calib.study.statistics import holm
 from tests.helpers.studies import Task, measured_quickly, write_study
 from tests.helpers.study_results import rows, values
 from tests.helpers.unchecked import unchecked
@@ -135,7 +134,7 @@ def test_intervals_stay_where_the_metrics_can_be_and_p_is_corrected(results: Stu
             assert metric in ("nll", "brier") or mean.high <= 1
     for metric, found in results.differences.groupby("metric"):
         if metric not in NO_INTERVAL:
-            assert found["p_corrected"].tolist() == pytest.approx(holm(found["p"].tolist()))
+            assert found["p_corrected"].tolist() == pytest.approx(holm(found["p"]).tolist())
     # A temperature does not change the accuracy.
     found = rows(results.differences)["cross_entropy", "none", "accuracy"]
     assert found[1:6] == (0, 0, 0, 1, 1)
