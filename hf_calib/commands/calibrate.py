@@ -20,10 +20,10 @@ from hf_calib.commands.opening import (
     open_source,
     task_of_source,
 )
+from hf_calib.models.reading import RowSet
 from hf_calib.predictions.kinds import MULTI_LABEL, SINGLE_LABEL, LabelKind
 from hf_calib.predictions.logs import is_log
 from hf_calib.predictions.predictions import Predictions
-from hf_calib.predictions.reading import RowSet
 from hf_calib.predictions.table import open_predictions, save_predictions
 from hf_calib.report.any_report import AnyReport
 from hf_calib.report.writing import write_report

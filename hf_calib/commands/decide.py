@@ -20,9 +20,9 @@ from hf_calib.decisions import AbstainRule, CostRule, Decisions, PredictionSets
 from hf_calib.decisions.measured import PromiseCurve
 from hf_calib.decisions.rules import Part, Rule, measure_parts, percent, promise_curve
 from hf_calib.metrics.sums import Interval
+from hf_calib.models.reading import RowSet
 from hf_calib.predictions.kinds import LabelKind
 from hf_calib.predictions.predictions import Predictions
-from hf_calib.predictions.reading import RowSet
 from hf_calib.report import CalibrationReport, DecisionSection, report_on_predictions
 from hf_calib.report.writing import write_report
 from hf_calib.scaling.saved_map import recorded_in

@@ -19,9 +19,9 @@ from hf_calib.commands.opening import (
     open_source,
     task_of_source,
 )
+from hf_calib.models.reading import RowSet
 from hf_calib.predictions.logs import is_log
 from hf_calib.predictions.predictions import Predictions
-from hf_calib.predictions.reading import RowSet
 from hf_calib.predictions.soft_labels import load_soft_labels
 from hf_calib.predictions.table import open_predictions
 from hf_calib.report import OodSection, ood_section, report_on_predictions

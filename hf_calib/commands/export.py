@@ -32,9 +32,9 @@ from hf_calib.export.programs import (
 from hf_calib.export.saving import standalone_copy
 from hf_calib.models.classifier import Classifier
 from hf_calib.models.loading import refusals
+from hf_calib.models.reading import Reading, RowSet
 from hf_calib.models.tasks import task_of
 from hf_calib.models.texts import TextClassifier
-from hf_calib.predictions.reading import Reading, RowSet
 from hf_calib.scaling.methods import FOLDABLE_SCALERS, method_of
 from hf_calib.scaling.saved_map import (
     MAP_NAME,

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from hf_calib._errors import InputValueError, check, expected
 from hf_calib._text import plain_name
+from hf_calib.models.reading import Reading, RowSet
 from hf_calib.models.tasks import TASKS, Task
 from hf_calib.predictions.kinds import MULTI_LABEL, LabelKind
 from hf_calib.predictions.logs import is_log, load_log
 from hf_calib.predictions.one_pass import OnRows, draw_sample, ignore_rows
 from hf_calib.predictions.predictions import Predictions, check_same_classes
-from hf_calib.predictions.reading import Reading, RowSet
 from hf_calib.predictions.shared_rows import rows_in_both
 from hf_calib.predictions.table import MOST_ROWS_HELD, is_many, open_predictions, suffix_of
 

@@ -18,7 +18,7 @@ from hf_calib.scaling.methods import SINGLE_LABEL_SCALERS
 
 if TYPE_CHECKING:
     from hf_calib.commands.opening import Running
-    from hf_calib.predictions.reading import Reading, RowSet
+    from hf_calib.models.reading import Reading, RowSet
 
 Kind = TypeVar("Kind", bound="type[Command]")
 
@@ -189,7 +189,7 @@ class TextOptions(Command):
     @property
     def reading(self) -> Reading:
         """How columns are read."""
-        from hf_calib.predictions.reading import Reading
+        from hf_calib.models.reading import Reading
 
         given = {each.name: getattr(self, each.name) for each in fields(Reading) if hasattr(self, each.name)}
         for name in given.keys() & {"class_names", "label_columns", "by"}:
@@ -198,7 +198,7 @@ class TextOptions(Command):
 
     def rows(self, data: str | None, split: str, argument: str = "data", **options: Any) -> RowSet | None:
         """One set of rows; None where there are none."""
-        from hf_calib.predictions.reading import RowSet
+        from hf_calib.models.reading import RowSet
 
         if data is None:
             return None

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib.models.loading import check_problem, load_trained
+from hf_calib.models.reading import Reading
 from hf_calib.models.tasks import TASKS, Task
 from hf_calib.predictions.labels import are_unnamed, check_class_names, label_ids
 from hf_calib.predictions.predictions import Predictions
-from hf_calib.predictions.reading import Reading
 
 if TYPE_CHECKING:
     from datasets import Dataset

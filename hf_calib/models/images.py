@@ -28,7 +28,7 @@ from hf_calib.data.images import (
 )
 from hf_calib.models.classifier import Classifier, Encoded, Progress
 from hf_calib.models.loading import refusals
-from hf_calib.predictions.reading import Reading
+from hf_calib.models.reading import Reading
 
 _SAVE_ITS_PROCESSOR = "save the image processor that the model was trained with into the model's folder"
 

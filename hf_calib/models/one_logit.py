@@ -10,9 +10,9 @@ from datasets import Dataset
 from numpy.typing import NDArray
 
 from hf_calib._errors import InputValueError, expected
+from hf_calib.models.reading import Reading
 from hf_calib.models.texts import TextClassifier
 from hf_calib.predictions.labels import column_values
-from hf_calib.predictions.reading import Reading
 
 
 class OneLogitClassifier(TextClassifier):

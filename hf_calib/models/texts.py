@@ -18,8 +18,8 @@ from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib.models.classifier import Classifier, Encoded, Progress
 from hf_calib.models.loading import refusals
 from hf_calib.models.prompts import PromptTemplate
+from hf_calib.models.reading import Reading
 from hf_calib.predictions.labels import column_values
-from hf_calib.predictions.reading import Reading
 
 # A folder without a tokenizer gets one from transformers that knows 5 special tokens and no word.
 _LEAST_VOCABULARY = 0.5  # of the model's

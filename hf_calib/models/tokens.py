@@ -15,9 +15,9 @@ from hf_calib._text import plain_name
 from hf_calib.data.tokens import encode_words, read_sentences, tag_ids
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 from hf_calib.models.classifier import Encoded, Progress
+from hf_calib.models.reading import Reading
 from hf_calib.models.texts import TextClassifier, check_known_words
 from hf_calib.predictions.labels import check_class_names
-from hf_calib.predictions.reading import Reading
 
 
 class SubWords(NamedTuple):

@@ -19,8 +19,8 @@ import hf_calib.metrics as metrics
 from hf_calib.metrics.sums import uniform_bins
 from hf_calib.models.classifier import load_classifier
 from hf_calib.models.loading import find_task
+from hf_calib.models.reading import Reading, RowSet
 from hf_calib.models.tasks import TASKS
-from hf_calib.predictions.reading import Reading, RowSet
 from tests.helpers.commands import assert_refused, call, called_for_json
 from tests.helpers.images import cifar_names, image_of, pixels_of, real_rows, save_cifar_network
 from tests.helpers.reports import quick_reports  # noqa: F401
