@@ -9,52 +9,45 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hf_calib._errors import InputError
-    from hf_calib.commands.calls import calibrate, decide, evaluate
-    from hf_calib.export import fold, fold_temperature, unfold
-    from hf_calib.models.pipeline import pipeline
-    from hf_calib.study import compare
-    from hf_calib.trainer import (
-        AdaFocalCallback,
-        CalibrationMapCallback,
-        CalibrationTrainer,
-        CalibrationTrainingArguments,
-        TemperatureScalingCallback,
-    )
+    from hf_calib._errors import InputError as InputError
+    from hf_calib.commands.calls import calibrate as calibrate
+    from hf_calib.commands.calls import decide as decide
+    from hf_calib.commands.calls import evaluate as evaluate
+    from hf_calib.export import fold as fold
+    from hf_calib.export import fold_temperature as fold_temperature
+    from hf_calib.export import unfold as unfold
+    from hf_calib.models.pipeline import pipeline as pipeline
+    from hf_calib.study import compare as compare
+    from hf_calib.trainer import AdaFocalCallback as AdaFocalCallback
+    from hf_calib.trainer import CalibrationMapCallback as CalibrationMapCallback
+    from hf_calib.trainer import CalibrationTrainer as CalibrationTrainer
+    from hf_calib.trainer import CalibrationTrainingArguments as CalibrationTrainingArguments
+    from hf_calib.trainer import TemperatureScalingCallback as TemperatureScalingCallback
 
 __version__ = "0.2.0"
 
-__all__ = [
-    "AdaFocalCallback",
-    "CalibrationMapCallback",
-    "CalibrationTrainer",
-    "CalibrationTrainingArguments",
-    "InputError",
-    "TemperatureScalingCallback",
-    "calibrate",
-    "compare",
-    "decide",
-    "evaluate",
-    "fold",
-    "fold_temperature",
-    "pipeline",
-    "unfold",
-]
-
-# The homes of those that are not in hf_calib.trainer.
-_HOMES = dict.fromkeys(("fold", "fold_temperature", "unfold"), "hf_calib.export") | {
+_HOMES = {
+    "AdaFocalCallback": "hf_calib.trainer",
+    "CalibrationMapCallback": "hf_calib.trainer",
+    "CalibrationTrainer": "hf_calib.trainer",
+    "CalibrationTrainingArguments": "hf_calib.trainer",
     "InputError": "hf_calib._errors",
+    "TemperatureScalingCallback": "hf_calib.trainer",
     "calibrate": "hf_calib.commands.calls",
     "compare": "hf_calib.study",
     "decide": "hf_calib.commands.calls",
     "evaluate": "hf_calib.commands.calls",
+    "fold": "hf_calib.export",
+    "fold_temperature": "hf_calib.export",
     "pipeline": "hf_calib.models.pipeline",
+    "unfold": "hf_calib.export",
 }
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(import_module(_HOMES.get(name, "hf_calib.trainer")), name)
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -87,16 +87,6 @@ def check_n_bins(n_bins: int) -> int:
     return check_integer("n_bins", n_bins, 1, "the papers use n_bins=15", most=10_000)
 
 
-def check_n_resamples(n_resamples: int) -> int:
-    """Return the number of resamples as an int."""
-    return check_integer("n_resamples", n_resamples, 1, "1000 is usual", most=1_000_000)
-
-
-def check_seed(seed: int, argument: str = "seed") -> int:
-    """Return the seed of a random generator as an int of at most 128 bits, as `numpy.random` makes them."""
-    return check_integer(argument, seed, 0, f"{argument}=0 is the default", most=2**128 - 1)
-
-
 def check_share(argument: str, value: Any, way_out: str) -> float:
     """Return a number in (0, 1) as a float."""
     real = isinstance(value, Real) and not isinstance(value, bool)
@@ -105,16 +95,14 @@ def check_share(argument: str, value: Any, way_out: str) -> float:
     return float(value)
 
 
-def check_confidence_level(confidence_level: float) -> None:
-    """Raise unless the level is a number in (0, 1)."""
+def check_draws(
+    n_resamples: int, seed: int, confidence_level: float = 0.95, *, seed_name: str = "seed"
+) -> np.random.Generator:
+    """Return the generator of so many resamples; a seed has at most 128 bits, as `numpy.random` makes them."""
+    check_integer("n_resamples", n_resamples, 1, "1000 is usual", most=1_000_000)
     check_share("confidence_level", confidence_level, "use 0.95 for a 95% interval")
-
-
-def check_draws(n_resamples: int, seed: int, confidence_level: float = 0.95) -> np.random.Generator:
-    """Return the generator of resamples, whose number and level are checked."""
-    check_n_resamples(n_resamples)
-    check_confidence_level(confidence_level)
-    return np.random.default_rng(check_seed(seed))
+    way_out = f"{seed_name}=0 is the default"
+    return np.random.default_rng(check_integer(seed_name, seed, 0, way_out, most=2**128 - 1))
 
 
 def check_choice(argument: str, value: str, choices: Sequence[str]) -> None:
@@ -153,7 +141,7 @@ def check_rows(
     way_out = "use one state for each set of classes"
     check(fits, f"probs to have shape (N, {n_classes})", f"shape {probs.shape}", way_out)
     if len(probs):
-        _check_distributions("probs", probs)
+        check_probs(probs)
     check_labels(labels, *probs.shape)
     if weights is not None:
         _check_weights("weights", weights, len(probs))
@@ -169,11 +157,6 @@ def check_weights(sample_weight: ArrayLike | None, n_examples: int) -> FloatArra
     return weights
 
 
-def check_probs(probs: ArrayLike, *, argument: str = "probs") -> NDArray[Any]:
-    """Return probs (N, C) in their own float dtype: whoever reduces the matrix does so in float64."""
-    return _check_distributions(argument, as_array(argument, probs))
-
-
 def check_probs_and_labels(probs: ArrayLike, labels: ArrayLike) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return probs (N, C) in their own float dtype and labels (N,) as int64."""
     checked = check_probs(probs)
@@ -182,15 +165,10 @@ def check_probs_and_labels(probs: ArrayLike, labels: ArrayLike) -> tuple[NDArray
 
 def check_probs_and_any_labels(probs: ArrayLike, labels: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return probs (N, C) and labels: (N,) int64, or of a float matrix soft labels (N, C) float64; see labels.ndim."""
-    targets = as_array("labels", labels)
-    soft = targets.ndim == 2 and targets.dtype.kind == "f"
-    return (check_probs_and_soft_labels if soft else check_probs_and_labels)(probs, targets)
-
-
-def check_probs_and_soft_labels(probs: ArrayLike, labels: ArrayLike) -> tuple[NDArray[Any], FloatArray]:
-    """Return probs (N, C) and soft labels (N, C) float64; class indices are refused."""
-    checked = check_probs(probs)
-    return checked, check_soft_labels(labels, checked.shape, argument="labels")
+    checked, targets = check_probs(probs), as_array("labels", labels)
+    if targets.ndim == 2 and targets.dtype.kind == "f":
+        return checked, check_soft_labels(targets, checked.shape, argument="labels")
+    return checked, check_labels(targets, *checked.shape)
 
 
 def check_soft_labels(
@@ -200,11 +178,12 @@ def check_soft_labels(
     array = as_array(argument, soft_labels)
     check_shape(argument, array, shape, "pass a share for each example and class, in their order")
     way_out = "divide each row by its sum: soft labels are shares"
-    return _check_distributions(argument, array, way_out).astype(np.float64, copy=False)
+    return check_probs(array, argument=argument, way_out=way_out).astype(np.float64, copy=False)
 
 
-def _check_distributions(argument: str, rows: NDArray[Any], way_out: str = "") -> NDArray[Any]:
-    """Raise unless the rows of a matrix are distributions; one pass, chunk by chunk."""
+def check_probs(probs: ArrayLike, *, argument: str = "probs", way_out: str = "") -> NDArray[Any]:
+    """Return distributions (N, C) in their own float dtype, for sums in float64; one pass, chunk by chunk."""
+    rows = as_array(argument, probs)
     requirement = f"{argument} to hold at least one value, in shape (N, C)"
     shape_way = "pass probs first, then labels; of one positive probability p np.stack([1 - p, p], axis=1)"
     check(rows.ndim == 2 and rows.size > 0, requirement, f"shape {rows.shape}", shape_way)

@@ -19,8 +19,8 @@ Score = Literal["brier", "log"]
 class CorpDecomposition(NamedTuple):
     """A mean score of the top label, in parts: score = miscalibration - discrimination + uncertainty.
 
-    Recalibrated confidences would save the miscalibration. The uncertainty is the score of stating the overall accuracy
-    for every row, of which recalibrated confidences save the discrimination. Both savings are at least 0.
+    Recalibration would save the miscalibration. The uncertainty is the score of stating the accuracy for every row, of
+    which recalibrated confidences save the discrimination. Both savings are at least 0.
     """
 
     score: float
@@ -52,8 +52,7 @@ def corp_decomposition(probs: ArrayLike, labels: ArrayLike, *, score: Score = "b
         score: "brier", $(x - y)^2$, or "log", the negative log-likelihood of y in nats, of 708 at the most.
 
     Notes:
-        Rows choose the recalibration and are scored with it, so that noise counts as miscalibration; confidences that
-        are equal in float32 are recalibrated together.
+        Noise counts as miscalibration; confidences that are equal in float32 are recalibrated together.
 
     References:
         Dimitriadis, Gneiting and Jordan 2021, Stable reliability diagrams for probabilistic classifiers, Eq. 1 to 3.
@@ -109,12 +108,12 @@ def corp_curve(
 ) -> CorpCurve:
     """The recalibrated confidence against the confidence, with the band of a calibrated model.
 
-    For a reliability diagram that no number of bins decides; `hf_calib.plots.corp_diagram` draws it. For the band,
-    labels (N,) are drawn from the confidences, and recalibrated. It is pointwise: the curve of a calibrated model, too,
-    leaves it somewhere in most samples. `consistency_test` tests all confidences together.
+    For a reliability diagram that no number of bins decides; `hf_calib.plots.corp_diagram` draws it. The band, from
+    labels drawn by the confidences, is pointwise: a calibrated model, too, leaves it somewhere in most samples.
+    `consistency_test` tests all confidences together.
 
     References:
-        That of `corp_decomposition`, section on uncertainty quantification (consistency bands).
+        That of `corp_decomposition`, consistency bands.
 
     >>> curve = corp_curve([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]], [0, 0, 1, 0], n_resamples=50)
     >>> curve.recalibrated.tolist()
@@ -148,13 +147,13 @@ def confidence_errors(
     r"""Split the calibration error of the top label into over- and under-confidence, each a lower bound.
 
     A recalibration g, an isotonic regression on the other folds, says on which side of it a row's confidence r is; what
-    the row's own outcome y then says about it is unbiased:
+    its outcome y then adds is unbiased:
 
     $$\widehat{\text{over}} = \frac{1}{N} \sum_i [g(r_i) < r_i]\,(r_i - y_i), \qquad
       \widehat{\text{under}} = \frac{1}{N} \sum_i [g(r_i) > r_i]\,(y_i - r_i)$$
 
-    For any g their sum is on average at most the calibration error $E\,|r - P(y = 1 \mid r)|$: noise adds nothing to
-    it, unlike to an ECE, and each may be negative. The authors' code has a boosted classifier for g.
+    For any g their sum is on average at most the calibration error $E\,|r - P(y = 1 \mid r)|$; each may be negative.
+    The authors' code has a boosted classifier for g.
 
     Args:
         labels: (N,) int in [0, C).
@@ -170,7 +169,7 @@ def confidence_errors(
     >>> round(found.over, 2), abs(round(found.under, 2))
     (0.1, 0.0)
     """
-    rng = np.random.default_rng(checks.check_seed(seed))
+    rng = checks.check_draws(1, seed)
     top = top_label(*checks.check_probs_and_labels(probs, labels))
     n_rows = len(top.confidence)
     got = f"{n_folds} for {n_rows} rows"

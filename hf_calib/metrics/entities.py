@@ -46,9 +46,8 @@ def find_entities(
 ) -> Entities:
     """Find the entities that a token classifier predicts, their confidences, and whether they are right.
 
-    Spans are those of conlleval and seqeval: an I- tag that continues no entity begins one. An entity has two
-    confidences: the product of the probabilities of its tokens' predicted tags, which takes the tokens for independent,
-    and their minimum.
+    Spans are those of conlleval and seqeval: an I- tag that continues no entity begins one. Confidences are the product
+    of the probabilities of its tokens' predicted tags, as if these were independent, and their minimum.
 
     Args:
         probs: (N, C) float: the tokens that count, sentence by sentence.
@@ -114,12 +113,11 @@ def entity_scores(
 ) -> dict[str, Interval]:
     """F1, precision and recall of entities, with intervals, and the calibration error of their confidences.
 
-    Each predicted entity counts once. One that is missed has no confidence: read the recall beside the error. The
-    bootstrap draws sentences, since the entities of one are not independent.
+    An entity that is missed has no confidence: read the recall beside the error. The bootstrap draws sentences.
 
     Returns:
-        "f1", "precision", "recall" (micro; a share of nothing is 0), "ece_product" and "ece_minimum". The errors have
-        no interval, as noise makes them larger and a resample adds it again; NaN without an entity.
+        "f1", "precision", "recall" (micro; a share of nothing is 0), "ece_product" and "ece_minimum", which have no
+        interval, as resamples add noise to them, and are NaN without an entity.
 
     >>> probs = [[0.1, 0.9, 0.0], [0.2, 0.0, 0.8], [0.1, 0.6, 0.3]]
     >>> found = find_entities(probs, [1, 2, 0], [0, 0, 1], tag_names=["O", "B-person", "I-person"])

@@ -1,8 +1,8 @@
 """Intervals and tests: the bootstrap, the consistency test, the ECE by test inversion.
 
-Named options go to the metric, such as ``n_bins=10``; one that has the name of an argument of the function here goes in
-with the metric: ``functools.partial``. A new metric is a function of probs and labels, its row in `METRICS`, by which
-it has a name here, in reports and in studies, and its test.
+Named options, such as ``n_bins=10``, go to the metric; one with the name of an argument here is bound by
+``functools.partial``. A new metric is a function of probs and labels and a row in `METRICS`, which names it here, in
+reports and in studies.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ def bootstrap_interval(
 ) -> Interval:
     r"""Bootstrap confidence interval of a metric: the spread over resamples of the examples.
 
-    To say how certain a reported number is; for "could this error be chance alone?" take `consistency_test`. For the
-    ECE take `calibration_error_interval`: noise makes an average of absolute gaps larger, and a resample adds it a
-    second time, so that the interval here may even exclude the value, which comes with a warning.
+    To say how certain a reported number is; whether it may be chance alone says `consistency_test`. For the ECE take
+    `calibration_error_interval`: noise makes it larger, and each resample adds noise again, so that the interval here
+    may exclude the value, which comes with a warning.
 
     Args:
         metric: the name of a metric of probs and labels, or a function ``metric(probs, labels, **options) -> float``;
@@ -96,12 +96,10 @@ def bootstrap_interval(
     """
     rows, targets = checks.check_probs_and_any_labels(probs, labels)
     function = find_metric(metric).function
-    requirement, got = "metric to be a metric that may see an example twice", "kde_calibration_error"
-    way_out = (
-        "it leaves each example out of its own estimate, but not the copies of it in a resample; "
-        "use consistency_test, or smooth_calibration_error"
-    )
-    check(function is not kernel.kde_calibration_error, requirement, got, way_out)
+    is_kde = function is kernel.kde_calibration_error
+    requirement = "metric to be one that may see an example twice"
+    way_out = "it counts them as neighbours; use consistency_test, or smooth_calibration_error"
+    check(not is_kde, requirement, "kde_calibration_error", way_out)
     drawing: Any = {"n_resamples": n_resamples, "confidence_level": confidence_level, "seed": seed}
     (interval,) = percentile_intervals([(metric, options)], rows, targets, **drawing)
     value, low, high = interval
@@ -118,7 +116,7 @@ def percentile_intervals(
     asked: Asked, probs: NDArray[Any], labels: NDArray[Any], *, confidence_level: float, **drawing: Any
 ) -> list[Interval]:
     """`bootstrap_interval` of several metrics, from `resampled_metrics` that are drawn once for all."""
-    checks.check_confidence_level(confidence_level)
+    checks.check_draws(**drawing, confidence_level=confidence_level)
     values = [_finite_value(find_metric(name), probs, labels, options) for name, options in asked]
     draws = resampled_metrics(asked, probs, labels, **drawing)
     return [
@@ -194,22 +192,19 @@ def consistency_test(
 ) -> ConsistencyTest:
     r"""Test of the hypothesis that the model is calibrated and the error is chance.
 
-    A finite sample of a perfectly calibrated model has an error above 0. Consistency resampling shows how large: it
-    keeps the probabilities, draws labels from them, and computes the metric again. A small p-value says that the model
-    is not calibrated; a large one says only that this sample does not show it.
+    A finite sample of a perfectly calibrated model has an error above 0: how large, show labels drawn from the
+    probabilities. A small p-value says that the model is not calibrated; a large one, that these rows do not show it.
 
     $$\tilde y_i^{(b)} \sim p_i, \qquad
     p = \frac{1 + \#\{b : \theta(P, \tilde y^{(b)}) \ge \theta(P, y)\}}{1 + B}$$
 
     Args:
         labels: (N,) int in [0, C).
-        metric: as for `bootstrap_interval`; larger must mean worse. The expected and the maximum calibration error
-            cannot see an error beside the top label, `classwise_calibration_error` can.
+        metric: as for `bootstrap_interval`; larger must mean worse.
         n_resamples: B, how many times to draw labels.
 
     Returns:
-        ``ConsistencyTest(value, p_value, expected)``; the last is the mean of the metric over the drawn labels.
-        (Bröcker and Smith 2007; as a test Vaicenavicius et al. 2019.)
+        ``ConsistencyTest(value, p_value, expected)``. (Bröcker and Smith 2007; as a test Vaicenavicius et al. 2019.)
 
     >>> top = np.random.default_rng(0).uniform(0.7, 1.0, 2000)
     >>> result = consistency_test(np.stack([top, 1 - top], axis=1), np.repeat([0, 0, 0, 1], 500))
@@ -259,9 +254,8 @@ def _simulation(metric: Metric, probs: NDArray[Any], options: dict[str, Any]) ->
 def _top_simulation(metric: SumMetric, confidences: FloatArray, n_bins: int, binning: Binning) -> Simulation:
     """The same of the top label, of which is drawn whether it is right: the last of the sums."""
     bins, n_rows = sums.assign_bins(confidences, n_bins, binning), len(confidences)
-    order = np.argsort(
-        bins.astype(np.uint16), kind="stable"
-    )  # narrow integers are sorted several times as fast
+    # Narrow integers are sorted several times as fast.
+    order = np.argsort(bins.astype(np.uint16), kind="stable")
     chances = np.append(confidences[order], 0.0)  # the last one, never right, ends the last bin
     cuts = np.searchsorted(bins[order], np.arange(n_bins + 1))
     occupied = cuts[:-1] < cuts[1:]
@@ -301,9 +295,8 @@ def calibration_error_interval(
 ) -> Interval:
     r"""Confidence interval of the expected calibration error of the top label, by test inversion.
 
-    To say how large the error may be where there are more rows than these, which `bootstrap_interval` cannot. An error
-    $\theta$ is in the interval if a sample of the likeliest population with this error would often have an ECE T as
-    small, and as large, as that of the data, t:
+    To say how large the error of all rows may be, which `bootstrap_interval` cannot. An error $\theta$ is in it if a
+    sample of the likeliest population with this error often has an ECE T as small, and as large, as the data's, t:
 
     $$\{\theta : P_\theta(T \le t) > \tfrac{\alpha}{2} \text{ and } P_\theta(T \ge t) > \tfrac{\alpha}{2}\}$$
 
@@ -313,9 +306,8 @@ def calibration_error_interval(
         n_resamples: samples drawn at each error that is tried.
 
     Returns:
-        ``Interval(value, low, high)``: the plain ECE of the data, which may lie above the interval, as it has the noise
-        of its bins in it; ``low`` is 0 where chance alone explains the value. (Efron and Tibshirani 1993, section 12.3;
-        DiCiccio and Romano 1990 on least favorable families.)
+        ``Interval(value, low, high)``: the ECE of the data, whose noise may put it above the interval; ``low`` is 0
+        where chance alone explains it. (Efron and Tibshirani 1993, 12.3; DiCiccio and Romano 1990.)
 
     >>> top = np.random.default_rng(0).uniform(0.5, 1.0, 2000)
     >>> labels = np.random.default_rng(1).random(2000) >= top

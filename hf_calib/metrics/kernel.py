@@ -40,13 +40,12 @@ def kde_calibration_error(
     Args:
         probs: of at least two rows.
         bandwidth: h, at least 1e-8; None takes the most likely of 20 from 1e-5 to 1, each point left out in turn.
-        kind: "top_label", or "canonical", which sums over the classes.
-        norm: q, "l1" or "l2". The canonical l1 error is at most 2, its l2 error 1.42.
+        kind: "top_label", or "canonical", which sums over the classes, to at most 2 (l1) or 1.42 (l2).
+        norm: q, "l1" or "l2".
 
     Notes:
-        Takes O(N^2) time; above 1,000 examples the bandwidth is chosen on 1,000. With many classes the canonical error
-        mostly shows the bandwidth. Unlike in the authors' code, the l2 error is a root, and no log h favours the
-        smallest h.
+        Takes O(N^2) time; the bandwidth is chosen on at most 1,000 examples. With many classes the canonical error
+        mostly shows it. Unlike in the authors' code, the l2 error is a root, and no log h favours the smallest h.
 
     References:
         Popordanoska et al. 2022, A consistent and differentiable Lp canonical calibration error estimator, Eq. 9.

@@ -47,8 +47,8 @@ class RiskCoverage(NamedTuple):
 def area_under_risk_coverage(probs: ArrayLike, labels: ArrayLike) -> float:
     r"""Area under the risk-coverage curve (AURC): the error rate, averaged over how much is answered.
 
-    For a classifier that may abstain. It judges ranking and accuracy together, and no recalibration that keeps the
-    order changes it. Confidences that are equal in float32 share their errors evenly.
+    For a classifier that may abstain; no recalibration that keeps the order changes it. Confidences that are equal in
+    float32 share their errors evenly.
 
     $$\frac{1}{N} \sum_{k=1}^{N} \frac{\text{errors among the } k \text{ most confident}}{k}$$
 
@@ -130,20 +130,18 @@ class OodDetection(NamedTuple):
 
     auroc: Interval
     fpr95: Interval
-    curve: tuple[
-        FloatArray, FloatArray
-    ]  # shares of the familiar, and of the others, flagged as the threshold falls
+    curve: tuple[FloatArray, FloatArray]  # shares of both that are flagged as the threshold falls
 
 
 def ood_auroc(probs_in: ArrayLike, probs_out: ArrayLike, *, score: str = "entropy") -> float:
     r"""AUROC of out-of-distribution detection: how well uncertainty separates unfamiliar inputs from familiar ones.
 
-    $P(u_\text{out} > u_\text{in}) + \tfrac12 P(u_\text{out} = u_\text{in})$, of an uncertainty u of probabilities;
-    `ood_detection` takes logits, and gives intervals.
+    $P(u_\text{out} > u_\text{in}) + \tfrac12 P(u_\text{out} = u_\text{in})$; `ood_detection` takes logits, and gives
+    intervals.
 
     Args:
         probs_in: (N, C), the model's test set; probs_out: (N', C), inputs from elsewhere.
-        score: u, "entropy" as in the papers, or "max_probability", which counts negatively.
+        score: the uncertainty u: "entropy" as in the papers, or "max_probability", which counts negatively.
 
     References:
         Hendrycks and Gimpel 2017 (max probability); Ghosh et al. 2022, "AdaFocal", appendix K (entropy).
@@ -152,10 +150,8 @@ def ood_auroc(probs_in: ArrayLike, probs_out: ArrayLike, *, score: str = "entrop
     0.875
     """
     checks.check_choice("score", score, tuple(_OF_PROBS))
-    inside, outside = (
-        checks.check_probs(probs_in, argument="probs_in"),
-        checks.check_probs(probs_out, argument="probs_out"),
-    )
+    inside = checks.check_probs(probs_in, argument="probs_in")
+    outside = checks.check_probs(probs_out, argument="probs_out")
     (tallied,) = _tallies("probs", inside, outside, [_OF_PROBS[score]])
     return area_under_roc(*tallied(np.ones(len(inside) + len(outside))))
 
@@ -171,14 +167,13 @@ def ood_detection(
 ) -> dict[str, OodDetection]:
     r"""AUROC and false positive rate of out-of-distribution detection by several scores of logits, with intervals.
 
-    An input is flagged where its uncertainty is above a threshold: by the scores "max_probability", "entropy",
-    "max_logit" and "energy"
+    An input is flagged where its score is above a threshold: "max_probability", "entropy", "max_logit" and "energy" are
 
     $$-\max_c p_c, \quad -\sum_c p_c \log p_c, \quad -\max_c z_c, \quad -\log \sum_c e^{z_c}$$
 
     Args:
         logits_in: (N, C), the model's test set; logits_out: (N', C), inputs from elsewhere. Both are resampled.
-        scores: of probabilities alone the first two are known: pass their logarithms.
+        scores: the first two also go with the logarithms of probabilities.
 
     References:
         Those of `ood_auroc`; Hendrycks et al. 2022 (maximum logit); Liu et al. 2020 (energy).

@@ -28,16 +28,16 @@ def expected_calibration_error(
 ) -> float:
     r"""Expected calibration error (ECE) of the top label.
 
-    The usual number to report. It looks at the predicted class only; `classwise_calibration_error` looks at every
-    class. With ``binning="quantile"`` it is the adaptive ECE (AdaECE, ECE-EM): better when most confidences are near 1
-    and equal-width bins are nearly empty. With the accuracy $A_m$ and the mean confidence $C_m$ of bin $B_m$,
+    The usual number, of the predicted class only; `classwise_calibration_error` looks at every class. With
+    ``binning="quantile"`` it is the adaptive ECE (AdaECE, ECE-EM): better when most confidences are near 1. With the
+    accuracy $A_m$ and the mean confidence $C_m$ of bin $B_m$,
 
     $$\mathrm{ECE}_p = \left(\sum_{m=1}^{M} \frac{|B_m|}{N} |A_m - C_m|^p\right)^{1/p}$$
 
     Args:
-        binning: "uniform", equal-width bins (lower, upper]; "quantile", equal-mass bins between interpolated quantiles,
-            without the smallest confidence and its ties, as in the papers' code, unless all are equal; "equal_mass",
-            the sorted examples cut into M parts, so that the order of equal confidences at a cut matters.
+        binning: "uniform", equal-width bins (lower, upper]; "quantile", bins between interpolated quantiles, without
+            the smallest confidence and its ties unless all are equal, as in the papers' code; "equal_mass", the sorted
+            examples cut into M parts, so that the order of equal confidences at a cut matters.
         norm: "l1"; "l2", the root of the weighted squared gaps; "max", the largest gap.
         debias: subtract what sampling noise alone adds, down to 0; not for "max". For l2 $A_m (1 - A_m) / (n_m - 1)$
             of each squared gap; for l1 the expected excess of a gap with normal noise.
@@ -72,8 +72,7 @@ def maximum_calibration_error(
 ) -> float:
     """Maximum calibration error (MCE): the largest gap of any equal-width bin (Naeini et al. 2015).
 
-    For a worst-case view. A bin with one example counts as much as one with thousands, so it is noisy; read it beside
-    the bin counts. Same as ``expected_calibration_error(..., norm="max")``.
+    For a worst-case view; noisy, since a bin with one example counts as much as one with thousands.
 
     >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]
     >>> round(maximum_calibration_error(probs, [0, 1, 1]), 6)
@@ -87,9 +86,8 @@ def classwise_calibration_error(
 ) -> float:
     r"""Classwise ECE: the ECE of each class's probability, averaged over all C classes (Kull et al. 2019).
 
-    For use where every probability matters, not the winner's alone (`expected_calibration_error`). With many classes
-    most examples lie in a class's first bin and the value is small; compare it only at equal C. With $A_{m,c}$ how
-    often class c is true, and $C_{m,c}$ its mean probability, in bin m,
+    For use where every probability matters, not the winner's alone (`expected_calibration_error`); it is smaller with
+    more classes. With $A_{m,c}$ how often class c is true, and $C_{m,c}$ its mean probability, in bin m,
 
     $$\frac{1}{C} \sum_{c} \sum_{m} \frac{|B_{m,c}|}{N} |A_{m,c} - C_{m,c}|$$
 
@@ -105,15 +103,13 @@ def negative_log_likelihood(
 ) -> float:
     r"""Mean negative log-likelihood (NLL) of the true class.
 
-    The score that training minimises and temperature scaling is fitted by. Unlike the ECE it cannot be made small by a
-    useless model; unlike `brier_score` it is unbounded and punishes confident errors hardest.
+    The score that training and temperature scaling minimise; unlike `brier_score` it punishes confident errors hardest.
 
     $$-\frac{1}{N} \sum_i \log p_{i, y_i} \quad\text{or, of soft labels,}\quad
     -\frac{1}{N} \sum_i \sum_c \eta_{i,c} \log p_{i,c}$$
 
     Returns:
-        Nats per example, at least 0. A probability of 0 counts as the smallest normal float64, 708.4 nats; float16
-        underflows to 0 below 6e-8, so take the softmax in float32.
+        Nats per example, at least 0; a probability of 0, as of float16 below 6e-8, counts as 708.4 nats.
 
     >>> round(negative_log_likelihood([[0.5, 0.5], [0.25, 0.75]], [0, 0]), 6)
     1.039721
@@ -124,9 +120,8 @@ def negative_log_likelihood(
 def brier_score(probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike | None = None) -> float:
     r"""Brier score: mean squared distance between the probabilities and the one-hot label (Brier 1950).
 
-    A bounded proper score, less moved by single confident errors than `negative_log_likelihood`. Squares are summed
-    over the classes, so for two classes it is twice the positive-class form of scikit-learn; soft labels take the place
-    of $[c = y_i]$. It is a number in [0, 2].
+    A proper score in [0, 2], less moved by single confident errors than `negative_log_likelihood`; of two classes it is
+    twice that of scikit-learn. Soft labels take the place of $[c = y_i]$.
 
     $$\frac{1}{N} \sum_i \sum_c (p_{i,c} - [c = y_i])^2$$
 
@@ -139,8 +134,8 @@ def brier_score(probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike
 def root_brier_score(probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike | None = None) -> float:
     """Square root of the Brier score, an upper bound of the calibration error of all classes; in [0, sqrt(2)].
 
-    In the units of a probability, unlike `brier_score`. No binning can hide miscalibration from it: the l2 calibration
-    error of the whole vector is never larger, at any sample size (Gruber and Buettner 2022).
+    No binning can hide miscalibration from it: the l2 calibration error of the whole vector is never larger, at any
+    sample size (Gruber and Buettner 2022).
 
     >>> round(root_brier_score([[0.5, 0.5], [0.25, 0.75]], [0, 1]), 6)
     0.559017
@@ -160,15 +155,14 @@ def brier_decomposition(
 ) -> BrierDecomposition:
     r"""Split the Brier score into calibration (what recalibration can remove) and refinement (what it cannot).
 
-    Tells why one model's `brier_score` is better than another's. Examples are grouped by the equal-width bin of their
-    confidence, and each row's classes put in order of their probability, so that over-confidence in one class is not
-    cancelled by that in another. With the means of ordered probabilities and labels, and refinement what is left,
+    Tells why one model's `brier_score` is better than another's. Examples share an equal-width bin of confidence; each
+    row's classes are in order of probability, so that one class does not cancel another. With the means of both,
 
     $$\text{calibration} = \sum_m \frac{n_m}{N} \|\bar p_m - \bar y_m\|^2$$
 
     Returns:
-        calibration and refinement, both at least 0; their sum is the Brier score, whatever the bins. With few examples
-        in a bin, noise counts as calibration error; take fewer bins. (Murphy 1973; Stephenson et al. 2008.)
+        Both at least 0; their sum is the Brier score. With few examples in a bin, noise counts as calibration error.
+        (Murphy 1973; Stephenson et al. 2008.)
 
     >>> parts = brier_decomposition([[0.75, 0.25], [0.25, 0.75], [0.75, 0.25], [0.75, 0.25]], [0, 1, 0, 0])
     >>> (parts.calibration, parts.refinement)
@@ -182,8 +176,7 @@ def brier_decomposition(
 def accuracy(probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike | None = None) -> float:
     """Fraction of examples whose most probable class is the true one; the first of tied classes counts.
 
-    To read beside every calibration number: a model can be calibrated and useless. With soft labels it is the mean
-    share of the predicted class.
+    With soft labels it is the mean share of the predicted class.
 
     >>> accuracy([[0.5, 0.5], [0.25, 0.75]], [0, 0])
     0.5
@@ -194,17 +187,17 @@ def accuracy(probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike | 
 def true_calibration_error(probs: ArrayLike, labels: ArrayLike) -> float:
     r"""True calibration error: the mean distance of the predicted distribution from the true one.
 
-    What the binned errors stand in for when only one label per example is known. It needs the true class probabilities
-    $\eta$, (N, C): those of a known generator, or the shares of many annotators, whose scatter is part of the value.
-    Unlike `expected_calibration_error` it judges each example, so nothing cancels; it is 0 only for a perfect model,
-    and sqrt(2) at most (Lin et al. 2025, Eq. 1).
+    Unlike `expected_calibration_error` it judges each example, so nothing cancels. It needs the true class
+    probabilities $\eta$, (N, C): those of a known generator, or the shares of many annotators, whose scatter is part of
+    the value, which is sqrt(2) at most (Lin et al. 2025, Eq. 1).
 
     $$\frac{1}{N} \sum_i \|p_i - \eta_i\|_2$$
 
     >>> true_calibration_error([[0.5, 0.5], [1.0, 0.0]], [[0.8, 0.2], [1.0, 0.0]]).__round__(6)
     0.212132
     """
-    return mean_of(distances)(*checks.check_probs_and_soft_labels(probs, labels))
+    rows = checks.check_probs(probs)
+    return mean_of(distances)(rows, checks.check_soft_labels(labels, rows.shape, argument="labels"))
 
 
 def _checked(

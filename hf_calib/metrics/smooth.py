@@ -40,7 +40,7 @@ class SmoothReliability(NamedTuple):
 def smooth_calibration_error(probs: ArrayLike, labels: ArrayLike, *, bandwidth: float | None = None) -> float:
     r"""Smooth calibration error (smECE) of the top label.
 
-    The calibration error without bins, in O(N) time: no edge decides it, as one does the `expected_calibration_error`.
+    The calibration error without bins, in O(N) time: no edge decides it, unlike `expected_calibration_error`.
 
     $$\mathrm{smECE}_\sigma = \int_0^1 |\hat r_\sigma(t)| \, \mathrm{d}t, \qquad
     \hat r_\sigma(t) = \frac{1}{N} \sum_i K_\sigma(t, c_i) (c_i - a_i)$$
@@ -50,12 +50,9 @@ def smooth_calibration_error(probs: ArrayLike, labels: ArrayLike, *, bandwidth: 
     Args:
         bandwidth: the kernel's width in [0.0001, 1]; None finds the fixed point $\sigma = \mathrm{smECE}_\sigma$.
 
-    Notes:
-        Equal to relplot's: the fixed point is rounded up to a multiple of 1/1024, at least 2; the kernel is cut off at
-        a distance of 1/2.
-
     References:
-        Blasiok and Nakkiran 2023, Smooth ECE: principled reliability diagrams via kernel smoothing.
+        Blasiok and Nakkiran 2023, Smooth ECE: principled reliability diagrams via kernel smoothing. Equal to relplot's:
+        the fixed point is rounded up to a multiple of 1/1024, at least 2; the kernel is cut off at a distance of 1/2.
 
     >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]
     >>> round(smooth_calibration_error(probs, [0, 1, 1]), 4)
@@ -147,14 +144,12 @@ def _at(points: FloatArray, row: FloatArray) -> FloatArray:
 def smooth_calibration_error_dual(probs: ArrayLike, labels: ArrayLike) -> float:
     r"""Smooth calibration error (smCE) of the top label, by its definition as a supremum.
 
-    The error of the theory, from half of the distance to calibration to all of it; `smooth_calibration_error` (smECE)
-    is the kernel estimate of the papers' tables.
+    Between half and all of the distance to calibration; the papers' tables have its estimate by a kernel,
+    `smooth_calibration_error`. Exact up to rounding, in O(N log N).
 
     $$\mathrm{smCE} = \sup_\eta \frac{1}{N} \sum_i \eta(c_i) \, (a_i - c_i)$$
 
     with $c_i$ the confidence, $a_i$ whether it is right, and $\eta$ any 1-Lipschitz function from [0, 1] to [-1, 1].
-
-    Exact up to rounding, in O(N log N).
 
     References:
         Blasiok et al. 2023, A unifying theory of distance from calibration; Focal calibration loss, Definition 2.2.

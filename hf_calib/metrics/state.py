@@ -116,11 +116,9 @@ class GroupSums(NamedTuple):
 class SliceSums:
     """The sums of the groups of rows that a column names, such as countries; a new name makes a new group."""
 
-    def __init__(
-        self, column: str, n_bins: int, names: Sequence[str] = (), groups: GroupSums | None = None
-    ) -> None:
+    def __init__(self, column: str, n_bins: int, names: Sequence[str] = ()) -> None:
         self.column, self.n_bins, self.names = column, n_bins, list(names)
-        self.groups = groups or GroupSums(np.zeros((5, len(names), n_bins)), np.zeros((7, len(names))))
+        self.groups = GroupSums(np.zeros((5, len(names), n_bins)), np.zeros((7, len(names))))
 
     def add(self, rows: RowScores, codes: IntArray, names: Sequence[str]) -> None:
         """Add a chunk of n rows, whose groups are names[codes]."""
@@ -167,17 +165,17 @@ class CalibrationState:
     r"""Calibration metrics from sums that merge: for rows in batches, shards, processes or an engine's workers.
 
     For more rows than memory holds, in plain numpy, so that any engine can run it: a state for each part, `merge`, and
-    `compute` gives what the functions of `hf_calib.metrics` give for all rows at once, up to rounding. For logits on a
-    GPU during an evaluation there is `hf_calib.metrics.streaming`, which ends in such a state.
+    `compute`, which gives what the functions of `hf_calib.metrics` give for all rows, up to rounding. For logits on a
+    GPU there is `hf_calib.metrics.streaming`, which ends in such a state.
 
     Args:
         n_classes: C.
         by_class: whether there are sums of each class, for the classwise ECE; without them a vocabulary has room.
 
     Notes:
-        Equal-mass bins, quantiles and the area under the risk-coverage curve, which need confidences in order, are
-        near those of the rows: rows are counted in 98,304 cells, within which $1 - p$ varies by a factor of at most
-        $1 + 2^{-12}$. With O(C M) further sums this is all that a state holds.
+        A state holds O(C M) sums, and counts of rows in 98,304 cells of the confidence p, within which $1 - p$ varies
+        by a factor of at most $1 + 2^{-12}$: what needs confidences in order (equal-mass bins, quantiles, the area
+        under the risk-coverage curve) comes from these.
 
     >>> state = CalibrationState(n_classes=2)
     >>> state.update(np.array([[0.9, 0.1], [0.2, 0.8]]), np.array([0, 0]))

@@ -85,7 +85,7 @@ class StreamingCalibration:
         if "gloo" not in dist.get_backend():
             seen_on = self._checks.device if self._n_classes else None
             device = seen_on or torch.accelerator.current_accelerator() or device
-        top = self._top_label()
+        top = self.top_label
         header = torch.tensor([self._n_classes, len(top.correct)], device=device)
         seen_classes, n_predictions = torch.stack(_all_gather(header)).T.tolist()
         n_classes = max(seen_classes)
@@ -106,8 +106,8 @@ class StreamingCalibration:
 
     def state(self) -> CalibrationState:
         """All sums so far as a state in numpy, to be merged, sent or reported on; of labels a row, of all decisions."""
-        state, (confidences, correct) = self._without_cells(), self._top_label()
-        add_to(state.sums["cells"], cells_of(confidences), [np.ones_like(correct), confidences, correct])
+        state, top = self._without_cells(), self.top_label
+        add_to(state.sums["cells"], cells_of(top.confidence), [1.0, *top])
         return state
 
     def _without_cells(self) -> CalibrationState:
@@ -128,25 +128,16 @@ class StreamingCalibration:
     def compute(self) -> dict[str, float]:
         """All metrics so far, as of `CalibrationState.compute`; classwise_ece for up to 10,000 classes."""
         state = self._without_cells()
-        return state.compute_with(top_label_error(self._top_label(), n_bins=self.n_bins, binning="quantile"))
-
-    @property
-    def confidences(self) -> FloatArray:
-        """The confidence of each prediction, (N,) float64, in the order they came."""
-        return self._top_label().confidence
-
-    @property
-    def correct(self) -> FloatArray:
-        """1.0 where the prediction is right and 0.0 where not, (N,) float64, in the order they came."""
-        return self._top_label().correct
+        return state.compute_with(top_label_error(self.top_label, n_bins=self.n_bins, binning="quantile"))
 
     @property
     def class_gaps(self) -> FloatArray:
         """The binned calibration error of each of up to 10,000 classes, (C,); NaN where it has no labels."""
         return class_gaps(self._without_cells().class_bins())
 
-    def _top_label(self) -> TopLabel:
-        """The predictions that count."""
+    @property
+    def top_label(self) -> TopLabel:
+        """Confidence (N,) of each prediction that counts, in their order, and 1.0 in correct (N,) where it is right."""
         if not self._n_classes:
             return TopLabel(np.empty(0), np.empty(0))
         confidences, correct = torch.cat(self._confidences), torch.cat(self._correct)

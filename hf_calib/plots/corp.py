@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hf_calib.metrics.checks import FloatArray, check_confidence_level, check_n_resamples, check_seed
+from hf_calib.metrics.checks import FloatArray, check_draws
 from hf_calib.metrics.corp import curve_of, decompose
 from hf_calib.metrics.sums import TopLabel
 from hf_calib.plots._common import (
@@ -64,9 +64,7 @@ def corp_diagram(
     2
     """
     checked = check_panels(panels)
-    check_confidence_level(confidence_level)
-    check_seed(seed)
-    check_n_resamples(n_resamples)
+    check_draws(n_resamples, seed, confidence_level)
     width, height = _PANEL_INCHES
     figure = new_figure(0.7 + width * len(checked), 0.6 + height)
     axes = figure.subplots(2, len(checked), sharex=True, squeeze=False, height_ratios=[2.6, 1])

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hf_calib._errors import InputValueError, expected
-from hf_calib.metrics.checks import FloatArray, check_confidence_level, check_n_resamples, check_seed
+from hf_calib.metrics.checks import FloatArray, check_draws
 from hf_calib.metrics.smooth import SmoothReliability, smooth_error, smooth_reliability
 from hf_calib.metrics.sums import TopLabel
 from hf_calib.plots._common import (
@@ -79,9 +79,8 @@ def smooth_reliability_diagram(
     2
     """
     checked = check_panels(panels)
-    check_confidence_level(confidence_level)
-    check_seed(seed)
-    if check_n_resamples(n_resamples) < 2:
+    check_draws(n_resamples, seed, confidence_level)
+    if n_resamples < 2:
         raise InputValueError(expected("n_resamples", "be at least 2", n_resamples, "200 make a steady band"))
     width, height = _PANEL_INCHES
     figure = new_figure(0.7 + width * len(checked), 0.6 + height)

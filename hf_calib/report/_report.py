@@ -13,11 +13,9 @@ from hf_calib._errors import InputValueError, expected
 from hf_calib.metrics import consistency_test
 from hf_calib.metrics.checks import (
     as_array,
-    check_confidence_level,
+    check_draws,
     check_n_bins,
-    check_n_resamples,
     check_probs_and_labels,
-    check_seed,
     check_soft_labels,
 )
 from hf_calib.metrics.multi_label import UNKNOWN, check_decisions
@@ -252,9 +250,8 @@ def _label_report(
     after = None if calibrated is None else check_decisions(calibrated, labels, argument="calibrated")
     names = check_class_names(class_names, decisions.probs.shape[1])
     check_n_bins(settings.n_bins)
-    check_confidence_level(settings.confidence_level)
-    check_seed(settings.seed)
-    n_resamples = affordable_resamples(decisions, check_n_resamples(settings.n_resamples))
+    check_draws(settings.n_resamples, settings.seed, settings.confidence_level)
+    n_resamples = affordable_resamples(decisions, settings.n_resamples)
     settings = settings._replace(n_resamples=n_resamples)
     return CalibrationReport(
         name=name,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hf_calib.metrics.checks import FloatArray, check_integer, check_seed
+from hf_calib.metrics.checks import FloatArray, check_draws, check_integer
 from hf_calib.scaling import linear
 from hf_calib.scaling._base import n_masked
 from hf_calib.scaling.affine import AffineMap, AffineScaling
@@ -107,7 +107,7 @@ class AutoScaling(AffineScaling):
         n = len(rows)
         # Not stratified by class: parts with the frequencies of the sample would reward a map that learns these,
         # by what it loses on rows whose frequencies are not those of the sample.
-        rng = np.random.default_rng(check_seed(self.random_state, "random_state"))
+        rng = check_draws(1, self.random_state, seed_name="random_state")
         folds = rng.permutation(np.arange(n) % min(self.n_folds, n))
         sample = rng.choice(n, CHOSEN_ON, replace=False) if n > CHOSEN_ON else slice(None)
         families = _candidates(rows)

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import check_is_fitted
 
 from hf_calib._errors import check, few
-from hf_calib.metrics.checks import FloatArray, IntArray, check_choice, check_integer, check_seed
+from hf_calib.metrics.checks import FloatArray, IntArray, check_choice, check_draws, check_integer
 from hf_calib.scaling._base import LogitScaling, as_fitted_logits, softmax_in_place
 from hf_calib.scaling.affine import AffineMap
 from hf_calib.scaling.auto import CHOSEN_ON, ROUGHLY, mean_and_error, parts
@@ -88,7 +88,7 @@ class GroupedScaling(LogitScaling):
 
     def _chosen(self, rows: Rows, numbers: IntArray) -> tuple[str, float]:
         """The common map's method, and the penalty."""
-        rng = np.random.default_rng(check_seed(self.random_state, "random_state"))
+        rng = check_draws(1, self.random_state, seed_name="random_state")
         if len(rows) > CHOSEN_ON:  # λ weighs the offsets of groups, not rows: a sample tells it, too
             sample = rng.choice(len(rows), CHOSEN_ON, replace=False)
             rows, numbers = rows[sample], numbers[sample]

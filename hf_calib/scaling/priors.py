@@ -188,8 +188,7 @@ def estimate_prior(
     (array([0.87, 0.13]), True)
     """
     checks.check_choice("method", method, METHODS)
-    checks.check_n_resamples(n_resamples)
-    rng = np.random.default_rng(checks.check_seed(seed))
+    rng = checks.check_draws(n_resamples, seed)
     target = checks.check_probs(probs).astype(np.float64)
     n_rows, n_classes = target.shape
     got = "one row" if n_rows < 2 else f"{n_rows} rows that are all alike"

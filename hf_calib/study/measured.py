@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
 from hf_calib._errors import InputError, check, did_you_mean, few
-from hf_calib.metrics.checks import FloatArray, IntArray, check_choice, check_seed
+from hf_calib.metrics.checks import FloatArray, IntArray, check_choice, check_draws
 from hf_calib.metrics.intervals import METRICS, resampled_metrics
 from hf_calib.metrics.multi_label import UNKNOWN, LabelMetrics, check_decisions, macro
 from hf_calib.metrics.state import LOGGED_METRICS
@@ -98,7 +98,7 @@ def measure_study(
     """
     plan = read_plan(folder)
     all_methods = check_methods(methods)
-    check_seed(seed)
+    check_draws(n_resamples, seed)
     check_choice("variance", variance, get_args(Variance))
     requirement = f"n_resamples to be at least {_FEWEST_RESAMPLES}"
     check(n_resamples >= _FEWEST_RESAMPLES, requirement, n_resamples, "leave it out, for 1000")

@@ -316,7 +316,7 @@ def update_table(trainer: Any, loss: Any, evaluation: Evaluation) -> None:
     assert found is not None
     gaps = found.class_gaps if loss.reads_labels else None
     progress = state.global_step / max(state.max_steps, 1)
-    loss.update(found.confidences, found.correct, class_gaps=gaps, progress=progress)
+    loss.update(*found.top_label, class_gaps=gaps, progress=progress)
     # The numbers of all bins are for figures, which read them here; nobody reads sixty numbers in a line.
     table = loss.log_values()
     state.log_history.append({**table, "epoch": state.epoch, "step": state.global_step})

@@ -134,7 +134,7 @@ class Evaluation:
     def panels(self) -> dict[str, Arrays]:
         """(confidences, correct) before and, if there is a map, after it: for a reliability diagram."""
         names = ["before", *([] if self.calibrated is None else [f"after {title_of(self.calibration_map)}"])]
-        return {n: (s.confidences, s.correct) for n, s in zip(names, self._states(), strict=True)}
+        return {n: s.top_label for n, s in zip(names, self._states(), strict=True)}
 
     def logits_and_labels(self) -> Arrays:
         """(N, C) float32 logits and the labels of all rows that are not ignored, if logits were kept.

@@ -184,7 +184,7 @@ def _rows(trainer: Any, evaluation: Any) -> dict[str, Any]:
         rows["autocast"] = precision
     rows |= _named(dataset)
     if raw is not None and not raw.multi_label:
-        rows["n"] = len(raw.confidences)
+        rows["n"] = len(raw.top_label.correct)
     elif not isinstance(dataset, dict):
         rows |= _size(dataset)
     if dataset is not None and dataset is trainer.calibration_split:

@@ -136,7 +136,7 @@ def test_tokens_are_flattened_and_ignored_labels_left_out() -> None:
     state = StreamingCalibration()
     state.update(logits.view(8, 30, 7), labels.view(8, 30))
     assert_same(state, expected)
-    assert len(state.confidences) == len(state.correct) == 160
+    assert len(state.top_label.confidence) == len(state.top_label.correct) == 160
 
 
 def test_batches_without_rows_or_labels_change_nothing() -> None:
@@ -201,9 +201,9 @@ def test_views_of_the_state() -> None:
     logits, labels = random_batch(400, 6)
     probs = softmax(logits.numpy(), axis=1)
     state = streamed(logits, labels)
-    np.testing.assert_allclose(state.confidences, probs.max(axis=1), rtol=1e-14)
-    np.testing.assert_array_equal(state.correct, probs.argmax(axis=1) == labels.numpy())
-    assert state.confidences.dtype == state.correct.dtype == np.float64
+    np.testing.assert_allclose(state.top_label.confidence, probs.max(axis=1), rtol=1e-14)
+    np.testing.assert_array_equal(state.top_label.correct, probs.argmax(axis=1) == labels.numpy())
+    assert state.top_label.confidence.dtype == state.top_label.correct.dtype == np.float64
     assert state.class_gaps.shape == (6,)
     assert state.class_gaps.mean() == pytest.approx(state.compute()["classwise_ece"], **EXACT)
 
@@ -264,7 +264,7 @@ def test_multi_label_leaves_out_single_labels() -> None:
     labels[:, 2] = -100
     logits[0, 0] = torch.nan
     state = streamed(logits, labels, multi_label=True)
-    assert len(state.confidences) == 300
+    assert len(state.top_label.confidence) == 300
     first = class_gap(expit(logits[1::2, 0].numpy()), labels[1::2, 0].numpy())
     second = class_gap(expit(logits[:, 1].numpy()), labels[:, 1].numpy())
     np.testing.assert_allclose(state.class_gaps, [first, second, np.nan], rtol=1e-12)
@@ -284,7 +284,7 @@ def test_empty_state_has_no_metrics() -> None:
     only_ignored = StreamingCalibration()
     only_ignored.update(torch.zeros(3, 2), torch.full((3,), -100))
     for state in (StreamingCalibration(), only_ignored):
-        assert state.confidences.shape == state.correct.shape == (0,)
+        assert state.top_label.confidence.shape == state.top_label.correct.shape == (0,)
         for read in (state.compute, lambda: state.class_gaps, state.state):  # noqa: B023
             with pytest.raises(ValueError, match=r"seen at least one label, got none; call update"):
                 read()
@@ -375,12 +375,12 @@ def reduce_in_process(rank: int, folder: Path) -> None:
         held[str(sizes)] = {
             "metrics": state.compute(),
             "class_gaps": state.class_gaps.tolist(),
-            "confidences": state.confidences.tolist(),
-            "correct": state.correct.tolist(),
+            "confidences": state.top_label.confidence.tolist(),
+            "correct": state.top_label.correct.tolist(),
         }
     nobody = StreamingCalibration()
     nobody.all_reduce()
-    held["nobody"] = len(nobody.confidences)
+    held["nobody"] = len(nobody.top_label.confidence)
     try:
         streamed(*random_batch(10, 3 + rank)).all_reduce()
     except ValueError as error:
@@ -404,8 +404,8 @@ def test_all_processes_hold_the_same_state(tmp_path: Path) -> None:
         held = first[str(sizes)]
         assert held["metrics"] == pytest.approx(alone.compute(), **EXACT)
         assert held["class_gaps"] == pytest.approx(alone.class_gaps.tolist(), **EXACT)
-        assert held["confidences"] == alone.confidences.tolist()
-        assert held["correct"] == alone.correct.tolist()
+        assert held["confidences"] == alone.top_label.confidence.tolist()
+        assert held["correct"] == alone.top_label.correct.tolist()
     assert first["nobody"] == 0
     assert first["error"].startswith(
         "expected every process to see 4 classes, got 3; evaluate the same model"

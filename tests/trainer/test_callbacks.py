@@ -206,13 +206,13 @@ def test_the_gammas_come_from_the_held_out_predictions(loss: str, held_out: str,
 
 def test_a_subset_is_always_the_same(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path, loss="adafocal")
-    first, second = (trainer.held_out_pass(n_samples=16).raw.confidences for _ in range(2))
+    first, second = (trainer.held_out_pass(n_samples=16).raw.top_label.confidence for _ in range(2))
     assert len(first) == 16
     np.testing.assert_array_equal(first, second)
-    everything = trainer.held_out_pass().raw.confidences
+    everything = trainer.held_out_pass().raw.top_label.confidence
     assert len(everything) == 40
     assert set(first) < set(everything)
-    assert len(trainer.held_out_pass(n_samples=400).raw.confidences) == 40
+    assert len(trainer.held_out_pass(n_samples=400).raw.top_label.confidence) == 40
 
 
 def test_a_pass_counts_tokens(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_a_pass_counts_tokens(tmp_path: Path) -> None:
     args = arguments(tmp_path, loss="adafocal", **NO_TEMPERATURE)
     trainer = CalibrationTrainer(model, args, train_dataset=tagged(model, 8), calibration_dataset=split)
     counted = sum(label != -100 for row in split["labels"] for label in row)
-    assert len(trainer.held_out_pass().raw.confidences) == counted < 72
+    assert len(trainer.held_out_pass().raw.top_label.confidence) == counted < 72
 
 
 @pytest.mark.deep
@@ -315,17 +315,17 @@ def test_nothing_grows_with_the_updates(tmp_path: Path) -> None:
 
 def test_another_calibration_set_is_looked_at(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path)
-    assert len(trainer.held_out_pass().raw.confidences) == 40
+    assert len(trainer.held_out_pass().raw.top_label.confidence) == 40
     trainer.calibration_dataset = trainer.eval_dataset
-    assert len(trainer.held_out_pass().raw.confidences) == 24
+    assert len(trainer.held_out_pass().raw.top_label.confidence) == 24
 
 
 def test_persistent_workers_do_not_mix_up_the_sets(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path, dataloader_num_workers=1, dataloader_persistent_workers=True)
-    assert len(trainer.held_out_pass().raw.confidences) == 40
+    assert len(trainer.held_out_pass().raw.top_label.confidence) == 40
     trainer.evaluate()
-    assert len(trainer.last_evaluation.raw.confidences) == 24
-    assert len(trainer.held_out_pass().raw.confidences) == 40
+    assert len(trainer.last_evaluation.raw.top_label.confidence) == 24
+    assert len(trainer.held_out_pass().raw.top_label.confidence) == 40
     for loader in (trainer._eval_dataloaders["eval"], trainer.loaders_of_splits[0][2]):
         loader.base_dataloader._iterator._shutdown_workers()  # quicker than when they are collected
 
