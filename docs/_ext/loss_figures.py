@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from papers.gradients import gradient_factors, uncertainty_weights
 
 from hf_calib.losses import LOSSES, AdaptiveLoss, CalibrationLoss, make_loss
-from hf_calib.plots._common import line_looks, plain_axes
+from hf_calib.plots.style import line_looks, plain_axes
 
 # The hyperparameter that is varied, where one matters most; else the loss is drawn with its defaults.
 VARIED = {

@@ -1,9 +1,9 @@
-"""Reliability of single classes: small multiples."""
+"""Reliability of single classes, and of single labels where a row has several: small multiples."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,24 +11,16 @@ from numpy.typing import ArrayLike
 from scipy.special import ndtri
 
 from hf_calib.metrics.checks import FloatArray, check_n_bins, check_probs_and_labels
+from hf_calib.metrics.multi_label import check_decisions, label_bins
 from hf_calib.metrics.sums import BinSums, TopLabel, bin_sums, class_gaps
-from hf_calib.plots._common import (
-    BLUE,
-    SKY,
-    add_title,
-    check_class_names,
-    draw_diagonal,
-    new_figure,
-    plain_axes,
-    shortened,
-    unit_ticks,
-)
+from hf_calib.plots import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 _COLUMNS = 4
-_PANEL_INCHES = (1.6, 1.75)
+_OF_LABELS = ("label", "labels", "true")
 
 
 def class_reliability_grid(
@@ -63,65 +55,103 @@ def class_reliability_grid(
     ['cat', 'dog']
     """
     checked, targets = check_probs_and_labels(probs, labels)
-    n_classes = checked.shape[1]
-    names = check_class_names(class_names, n_classes)
+    names = style.check_class_names(class_names, checked.shape[1])
     n_bins = check_n_bins(n_bins)
-    by_class = [
-        TopLabel(checked[:, c].astype(np.float64), (targets == c).astype(np.float64))
-        for c in range(n_classes)
-    ]
-    sums = BinSums(*map(np.stack, zip(*(bin_sums(top, n_bins) for top in by_class), strict=True)))
+    tops = [TopLabel(*np.array([checked[:, c], targets == c], np.float64)) for c in range(len(names))]
+    sums = BinSums(*map(np.stack, zip(*(bin_sums(top, n_bins) for top in tops), strict=True)))
     return classes_of_sums(sums, names, max_classes=max_classes, title=title)
 
 
 def classes_of_sums(
-    sums: BinSums, names: Sequence[str], *, max_classes: int = 12, title: str | None = None
+    sums: BinSums,
+    names: Sequence[str],
+    *,
+    max_classes: int = 12,
+    title: str | None = None,
+    words: tuple[str, str, str] = ("class", "classes", "examples"),
 ) -> Figure:
     """The same from the sums (C, M) of the bins of each class."""
-    errors = class_gaps(sums)
-    shown = np.argsort(-errors, kind="stable")[:max_classes]
-    figure = draw_panels(
-        [
-            (
-                names[c],
-                f"error {errors[c]:.3f}, {sums.correct[c].sum():.0f} examples",
-                BinSums(*(total[c] for total in sums)),
+    shown = np.argsort(-class_gaps(sums), kind="stable")[:max_classes]
+    worst = f"{len(shown)} of {len(names)} {words[1]}: those with the largest error"
+    panels = [BinSums(*(total[c] for total in sums)) for c in shown]
+    titles = title, worst if len(shown) < len(names) else None
+    return _draw_panels([names[c] for c in shown], panels, words, *titles)
+
+
+def label_reliability_grid(
+    probs: ArrayLike,
+    labels: ArrayLike,
+    *,
+    class_names: Sequence[str] | None = None,
+    n_bins: int = 10,
+    max_labels: int = 12,
+    title: str | None = None,
+) -> Figure:
+    """Draw, for each of several labels a row, how often it applies against the probability that it was given.
+
+    The panels are those of `class_reliability_grid`, whose rows have one class each; here the probabilities of a row
+    need not sum to 1. The number is the label's calibration error, and the labels with the largest come first.
+
+    Args:
+        probs: (N, C) float in [0, 1].
+        labels: (N, C) of 0 and 1, and -100 where a label is not known.
+        class_names: C names; default "0", "1", ...
+        n_bins: M, the number of equal-width bins (lower, upper].
+        max_labels: panels at most.
+
+    >>> probs = [[0.9, 0.7], [0.8, 0.2], [0.3, 0.1]]
+    >>> figure = label_reliability_grid(probs, [[1, 1], [1, 0], [0, 0]], class_names=["Mass", "Nodule"])
+    >>> [axes.texts[0].get_text() for axes in figure.axes]
+    ['Nodule', 'Mass']
+    """
+    decisions = check_decisions(probs, labels)
+    names = style.check_class_names(class_names, decisions.probs.shape[1])
+    sums = label_bins(decisions, check_n_bins(n_bins))
+    return classes_of_sums(sums, names, max_classes=max_labels, title=title, words=_OF_LABELS)
+
+
+def all_labels_reliability(sums: Mapping[str, BinSums]) -> Figure:
+    """The same for the decisions on all labels together, one panel for each name, such as before and after.
+
+    Args:
+        sums: of each label's bins (C, M).
+    """
+    totals = [BinSums(*(each.sum(axis=0) for each in by_label)) for by_label in sums.values()]
+    return _draw_panels(list(sums), totals, _OF_LABELS)
+
+
+def _draw_panels(
+    names: Sequence[str], panels: Sequence[BinSums], words: tuple[str, str, str], *titles: str | None
+) -> Figure:
+    """A grid of small reliability diagrams, each with its name, its error and how often it is true."""
+    n_columns = min(_COLUMNS, len(panels))
+    n_rows = math.ceil(len(panels) / n_columns)
+    with style.drawing(max(3.4, 0.5 + 1.6 * n_columns), 0.75 + 1.75 * n_rows, *titles) as figure:
+        grid = figure.subplots(n_rows, n_columns, sharex=True, sharey=True, squeeze=False)
+        for axes, name, sums in zip(grid.flat, names, panels, strict=False):
+            _draw_bins(axes, sums)
+            error = np.nan_to_num(class_gaps(sums))
+            style.write_above(axes, style.shortened(name, 20), 12, fontsize=7, fontweight="bold")
+            style.write_above(
+                axes, f"error {error:.3f}, {sums.correct.sum():,.0f} {words[2]}", 4.5, fontsize=6
             )
-            for c in shown
-        ]
-    )
-    few = f"{len(shown)} of {len(names)} classes: those with the largest error"
-    add_title(figure, title, few if len(shown) < len(names) else None)
+        for axes in grid.flat[len(panels) :]:
+            axes.remove()
+        figure.supxlabel(f"probability of the {words[0]}")
+        figure.supylabel("how often it is true")
     return figure
 
 
-def draw_panels(panels: Sequence[tuple[str, str, BinSums]], *, of: str = "class") -> Figure:
-    """A grid of small reliability diagrams, each with its name, its numbers and its bins."""
-    columns = min(_COLUMNS, len(panels))
-    rows = math.ceil(len(panels) / columns)
-    figure = new_figure(max(3.4, 0.5 + _PANEL_INCHES[0] * columns), 0.75 + _PANEL_INCHES[1] * rows)
-    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    for axes, (name, numbers, bins) in zip(grid.flat, panels, strict=False):
-        _draw_class(axes, bins)
-        _write_class(axes, name, numbers)
-    for axes in grid.flat[len(panels) :]:
-        axes.remove()
-    figure.supxlabel(f"probability of the {of}", fontsize=8)
-    figure.supylabel("how often it is true", fontsize=8)
-    return figure
-
-
-def _draw_class(axes: Axes, bins: BinSums) -> None:
-    shown = bins.counts > 0
-    counts, stated, frequency = (each[shown] for each in (bins.counts, *bins.means()))
-    draw_diagonal(axes)
-    low, high = _wilson(frequency, counts)
-    axes.vlines(stated, low, high, color=SKY, linewidth=2.2)
+def _draw_bins(axes: Axes, sums: BinSums) -> None:
+    shown = sums.counts > 0
+    counts, stated, frequency = (each[shown] for each in (sums.counts, *sums.means()))
+    style.draw_diagonal(axes)
+    axes.vlines(stated, *_wilson(frequency, counts), color=style.SKY, linewidth=2.2)
     # Sizes follow the logarithm: in most classes nearly all examples lie in the first bin.
     sizes = 5 + 22 * np.log1p(counts) / np.log1p(counts.sum())
-    axes.scatter(stated, frequency, s=sizes, color=BLUE, linewidth=0, zorder=3, clip_on=False)
-    unit_ticks(axes)
-    plain_axes(axes)
+    axes.scatter(stated, frequency, s=sizes, color=style.BLUE, linewidth=0, zorder=3, clip_on=False)
+    style.unit_ticks(axes)
+    style.plain_axes(axes)
 
 
 def _wilson(frequency: FloatArray, counts: FloatArray) -> FloatArray:
@@ -130,18 +160,3 @@ def _wilson(frequency: FloatArray, counts: FloatArray) -> FloatArray:
     middle = (frequency + z**2 / (2 * counts)) / (1 + z**2 / counts)
     reach = z / (1 + z**2 / counts) * np.sqrt(frequency * (1 - frequency) / counts + (z / (2 * counts)) ** 2)
     return np.stack([middle - reach, middle + reach])
-
-
-def _write_class(axes: Axes, name: str, numbers: str) -> None:
-    """The name, cut to the panel's width, and below it the numbers."""
-    for text, points, look in ((shortened(name, 20), 12, "bold"), (numbers, 4.5, "normal")):
-        axes.annotate(
-            text,
-            xy=(0, 1),
-            xycoords="axes fraction",
-            xytext=(0, points),
-            textcoords="offset points",
-            fontsize=7 if look == "bold" else 6,
-            fontweight=look,
-            parse_math=False,
-        )

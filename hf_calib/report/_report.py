@@ -20,7 +20,7 @@ from hf_calib.metrics.checks import (
 )
 from hf_calib.metrics.multi_label import UNKNOWN, check_decisions
 from hf_calib.metrics.sums import classwise_sums, gap_error, top_label
-from hf_calib.plots._common import check_class_names
+from hf_calib.plots.style import check_class_names
 from hf_calib.report import content, text
 from hf_calib.report.any_report import AnyReport
 from hf_calib.report.assessment import Assessment, Overall

@@ -14,7 +14,7 @@ from html import escape as escape_html
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hf_calib._text import markdown_table, safe
-from hf_calib.plots._common import write_image
+from hf_calib.plots.style import write_image
 from hf_calib.report.page import page
 
 if TYPE_CHECKING:

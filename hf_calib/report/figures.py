@@ -20,7 +20,8 @@ from hf_calib.plots import (
     roc_diagram,
     smooth_reliability_diagram,
 )
-from hf_calib.plots.labels import all_labels_reliability, label_errors_chart
+from hf_calib.plots.classes import all_labels_reliability
+from hf_calib.plots.rows import label_errors_chart
 from hf_calib.report.text import columns
 
 if TYPE_CHECKING:

@@ -105,7 +105,7 @@ class OnePassReport(AnyReport):
         """Matplotlib figures by name, drawn when this is called; see `hf_calib.plots` for each."""
         from hf_calib.plots.binned import reliability_of_sums
         from hf_calib.plots.classes import classes_of_sums
-        from hf_calib.plots.selective import risk_coverage_of_curves
+        from hf_calib.plots.curves import risk_coverage_of_curves
 
         states = columns(self.state, self.state_after)
         if self.state_after is None:

@@ -122,7 +122,7 @@ class SliceSection:
 
     def figure(self) -> Figure:
         """Each slice's gap with its interval."""
-        from hf_calib.plots.slices import slice_diagram
+        from hf_calib.plots.rows import slice_diagram
 
         shown = self.slices[:SHOWN]
         return slice_diagram(

@@ -3,7 +3,7 @@
 import numpy as np
 from matplotlib.figure import Figure
 
-from hf_calib.plots._common import BLUE, GREY, PEACH, SKY, VERMILION, line_looks, plain_axes
+from hf_calib.plots.style import BLUE, GREY, PEACH, SKY, VERMILION, line_looks, plain_axes
 
 
 def gradient_factor_diagram(p, panels):

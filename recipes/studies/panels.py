@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
-from hf_calib.plots._common import GREY, line_looks, name_lines, plain_axes
+from hf_calib.plots.style import GREY, line_looks, name_lines, plain_axes
 
 Lines = Mapping[str, tuple[ArrayLike, ArrayLike]]
 

@@ -332,13 +332,13 @@ def test_the_corp_diagram_draws_the_curve_and_its_parts() -> None:
 
 
 def test_many_confidences_take_fewer_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hf_calib.plots.corp._VALUES_RESAMPLED", 10)
+    monkeypatch.setattr("hf_calib.plots.style._VALUES_RESAMPLED", 10)
     asked: list[int] = []
 
     def counted(*panel: object, n_resamples: int, **options: object) -> object:
         asked.append(n_resamples)
         return curve_of(*panel, n_resamples=2, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("hf_calib.plots.corp.curve_of", counted)
+    monkeypatch.setattr("hf_calib.plots.unbinned.curve_of", counted)
     plots.corp_diagram({"m": (np.linspace(0.5, 1, 40), np.ones(40))})
     assert asked == [50]

@@ -1,0 +1,249 @@
+"""The style of all figures, their checks, and writing to a file."""
+
+from __future__ import annotations
+
+import os
+import re
+import textwrap
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hf_calib._errors import check
+from hf_calib._files import whole_file
+from hf_calib.metrics.checks import as_floats
+from hf_calib.metrics.sums import TopLabel
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, told apart in every kind of colour vision; hatching tells them apart in grey.
+BLUE, SKY, VERMILION = "#0072B2", "#A6D8F5", "#D55E00"
+PEACH, GREY = "#F9C9A8", "#8C8C8C"
+
+_MANY = (BLUE, VERMILION, "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+_DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)), (0, (8, 2)))
+
+_FORMATS = (".pdf", ".png", ".svg")
+_MOST_POINTS = 1_000  # of a curve; more cannot be seen
+_VALUES_RESAMPLED = 2e7  # in all, per panel; where this leaves few resamples, the band is thin anyway
+_FEWEST_RESAMPLES = 50
+_STYLE: Any = {
+    "text.parse_math": False,  # names are text, not formulas
+    "axes.labelsize": 8,
+    "axes.titlesize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "figure.labelsize": 8,
+    "figure.titlesize": 10,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+}
+
+#: Lines at the mean confidence and at the overall accuracy.
+MEANS: dict[str, dict[str, Any]] = {
+    "mean confidence": {"color": VERMILION, "linestyle": "--", "linewidth": 1.4},
+    "overall accuracy": {"color": "black", "linewidth": 1.4},
+}
+
+# Checks
+
+
+def check_panels(panels: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> dict[str, TopLabel]:
+    """Return name -> confidences and correct as float64, or say what is wrong."""
+    way_out = "pass {name: (confidences, correct)}"
+    check(bool(panels), "a diagram to have at least one panel", "none", way_out)
+    checked = {}
+    for name, (confidences, correct) in panels.items():
+        confidence = as_floats(f"confidences of panel {name!r}", confidences)
+        right = as_floats(f"correct of panel {name!r}", correct)
+        fits = confidence.ndim == 1 and confidence.shape == right.shape and confidence.size > 0
+        got = f"shapes {confidence.shape} and {right.shape}"
+        way_out = "pass probs.max(axis=1) and probs.argmax(axis=1) == labels"
+        check(fits, f"panel {name!r} to be two equally long arrays (N,)", got, way_out)
+        within = bool(((confidence >= 0) & (confidence <= 1 + 1e-6)).all())
+        got = f"values from {confidence.min():.6g} to {confidence.max():.6g}"
+        requirement = f"confidences of panel {name!r} to lie in [0, 1]"
+        check(within, requirement, got, "pass probabilities, not logits")
+        got = f"values from {right.min():.6g} to {right.max():.6g}"
+        way_out = "pass probs.argmax(axis=1) == labels"
+        check(bool(np.isin(right, (0, 1)).all()), f"correct of panel {name!r} to be 0 or 1", got, way_out)
+        checked[name] = TopLabel(confidence.clip(0, 1), right)
+    return checked
+
+
+def check_class_names(class_names: Sequence[str] | None, n_classes: int) -> tuple[str, ...]:
+    """Return a name for each class: its number where none are given."""
+    names = tuple(map(str, range(n_classes) if class_names is None else class_names))
+    way_out = "name the columns of probs in their order"
+    check(len(names) == n_classes, f"class_names to be {n_classes} names", len(names), way_out)
+    return names
+
+
+def affordable_resamples(n_resamples: int, n_values: int) -> int:
+    """The resamples of so many values that are drawn."""
+    return min(n_resamples, max(_FEWEST_RESAMPLES, int(_VALUES_RESAMPLED // n_values)))
+
+
+# Figures and axes
+
+
+@contextmanager
+def drawing(width: float, height: float, *titles: str | None) -> Iterator[Figure]:
+    """Yield a figure of so many inches, without pyplot; what is drawn in the block has the style of this package."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure
+        if any(titles):
+            figure.suptitle("\n".join(filter(None, titles)))
+
+
+@contextmanager
+def paired_panels(
+    rows: Sequence[str], columns: Sequence[str], ylabels: tuple[str, str], title: str | None
+) -> Iterator[tuple[Figure, dict[tuple[str, str], NDArray[Any]]]]:
+    """Yield a figure, and two axes for each row and column: one with the diagonal, and one about the confidences."""
+    n_rows, n_columns = len(rows), len(columns)
+    heights = [2.6, 1] * n_rows
+    with drawing(0.7 + 2.5 * n_columns, 0.6 + 3.1 * n_rows, title) as figure:
+        grid = figure.subplots(2 * n_rows, n_columns, sharex=True, squeeze=False, height_ratios=heights)
+        plain_axes(*grid.flat)
+        for upper in grid[::2].flat:
+            draw_diagonal(upper)
+            unit_ticks(upper)
+        for axes, label in zip(grid[:, 0], ylabels * n_rows, strict=True):
+            axes.set_ylabel(label)
+        for axes, name in zip(grid[0], columns, strict=True):
+            write_above(axes, name, 17, fontsize=9, fontweight="bold")
+        for axes in grid[-1]:
+            axes.set_xlabel("confidence")
+        places = [(row, column) for row in rows for column in columns]
+        pairs = grid.reshape(n_rows, 2, n_columns).swapaxes(1, 2).reshape(-1, 2)
+        yield figure, dict(zip(places, pairs, strict=True))
+
+
+def plain_axes(*several: Axes) -> None:
+    """Small ticks, and no frame where there are no numbers."""
+    for axes in several:
+        axes.tick_params(labelsize=7, length=2.5)
+        axes.spines[["top", "right"]].set_visible(False)
+
+
+def unit_ticks(axes: Axes, which: str = "xy") -> None:
+    """Ticks at the quarters of [0, 1], with numbers at every other one."""
+    for letter in which:
+        getattr(axes, f"set_{letter}ticks")([0, 0.25, 0.5, 0.75, 1], ["0", "", "0.5", "", "1"])
+
+
+def draw_diagonal(axes: Axes) -> None:
+    """The line on which a calibrated model lies."""
+    from matplotlib.patheffects import withStroke
+
+    outline = [withStroke(linewidth=2, foreground="white")]
+    axes.plot([0, 1], [0, 1], ":", color="#333333", linewidth=1.1, path_effects=outline, label="calibrated")
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+
+
+def draw_means(axes: Axes, accuracy: float, confidence: float, top: float = 1) -> None:
+    """Lines at both means, up to a part of the height."""
+    axes.axvline(accuracy, 0, top, clip_on=False, **MEANS["overall accuracy"])
+    axes.axvline(confidence, 0, top, clip_on=False, **MEANS["mean confidence"])
+
+
+def name_sides(axes: Axes) -> None:
+    """Which side of the diagonal is which."""
+    look: Any = {"fontsize": 6.5, "fontstyle": "italic", "color": "#555555", "transform": axes.transAxes}
+    axes.text(0.03, 0.97, "under-confident", ha="left", va="top", **look)
+    axes.text(0.97, 0.03, "over-confident", ha="right", va="bottom", **look)
+
+
+def add_legend(
+    figure: Figure, axes: Axes, more: Mapping[str, Mapping[str, Any]] | None = None, *, columns: int = 1
+) -> None:
+    """Name what an axes shows below the figure, and more lines by their looks."""
+    from matplotlib.lines import Line2D
+
+    handles = axes.get_legend_handles_labels()[0]
+    handles += [Line2D([], [], label=name, **look) for name, look in (more or {}).items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+
+
+def line_looks() -> Iterator[dict[str, Any]]:
+    """A colour and a dash for each of any number of lines; seven colours, and five kinds of dash besides."""
+    return ({"color": c, "linestyle": d} for c, d in zip(cycle(_MANY), cycle(_DASHES), strict=False))
+
+
+def some_points(n_points: int, *, more_first: bool = False) -> NDArray[np.intp]:
+    """Indices of points of a curve, as many as can be seen; at equal distances, or ever fewer."""
+    if n_points <= _MOST_POINTS:
+        return np.arange(n_points)
+    if more_first:
+        return np.unique(np.geomspace(1, n_points, _MOST_POINTS).round().astype(int)) - 1
+    return np.linspace(0, n_points - 1, _MOST_POINTS).round().astype(int)
+
+
+# Names
+
+
+def write_above(axes: Axes, text: str, points: float, **look: Any) -> None:
+    """Write so many points above the left corner of a panel, in as many lines as the text needs."""
+    lines = "\n".join(name_lines(text, 30))
+    axes.annotate(lines, (0, 1), (0, points), xycoords="axes fraction", textcoords="offset points", **look)
+
+
+def name_lines(name: str, width: int) -> list[str]:
+    """Lines of at most `width` letters, broken at spaces and after underscores, slashes and hyphens within words.
+
+    >>> name_lines("focal_calibration_cifar10", 24), name_lines("focal, gamma -3.59", 15)
+    (['focal_calibration_', 'cifar10'], ['focal, gamma', '-3.59'])
+    """
+    wrapper = textwrap.TextWrapper(width)
+    wrapper.wordsep_re = re.compile(r"(\s+)|(?<=[_/])(?=[^\s_/])|(?<=[a-zA-Z]-)(?=[a-zA-Z])")
+    return wrapper.wrap(name)
+
+
+def shortened(name: str, most: int) -> str:
+    """A name in at most so many letters.
+
+    >>> shortened("a long name", 6)
+    'a lon…'
+    """
+    name = " ".join(name.split())
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+# Files
+
+
+def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
+    """Write a figure as .png, .pdf or .svg: the whole file or none, over whatever was there.
+
+    Args:
+        figure: from one of the functions here, or any matplotlib figure.
+        path: where to; missing folders are made.
+
+    Raises:
+        ValueError: if the path ends in anything else.
+    """
+    path = Path(path)
+    known = path.suffix.lower() in _FORMATS
+    check(known, f"path to end in {', '.join(_FORMATS)}", repr(str(path)), "name the file reliability.png")
+    with whole_file(path) as unfinished:
+        write_image(figure, unfinished, dpi=200)
+
+
+def write_image(figure: Figure, target: Any, **options: Any) -> None:
+    """Draw to a file or stream. Letters that the font lacks become boxes; matplotlib would warn of each one."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        figure.savefig(target, **options)
