@@ -129,11 +129,11 @@ def winners(probs: NDArray[Any]) -> tuple[FloatArray, IntArray]:
 
 def residuals(probs: NDArray[Any], labels: NDArray[Any]) -> FloatArray:
     """Probabilities minus labels (N, C), float64."""
-    gaps = probs.astype(np.float64)
+    gaps = probs.astype(np.float64, order="C")
     if labels.ndim == 2:
         gaps -= labels
     else:
-        gaps[np.arange(len(gaps)), labels] -= 1
+        gaps.reshape(-1)[labels + np.arange(0, gaps.size, gaps.shape[1])] -= 1  # one index is faster than two
     return gaps
 
 
@@ -165,7 +165,7 @@ def quantile_edges(ranked: FloatArray, n_bins: int, ends: IntArray | None = None
     With ends (N,), of a sample that holds each of them up to its end.
     """
     n = len(ranked) if ends is None else ends[-1]
-    ranks = np.linspace(0, n, n_bins + 1)
+    ranks = np.arange(n_bins + 1) * (n / n_bins)
     below = ranks.astype(np.intp)
     places = np.minimum((below, below + 1), n - 1)
     lower, upper = ranked[places if ends is None else np.searchsorted(ends, places, side="right")]
@@ -234,23 +234,21 @@ def binned_rows(top: TopLabel, n_bins: int, binning: Binning = "uniform") -> Add
     if binning == "uniform":
         return in_bins(uniform_bins(top.confidence, n_bins), n_bins, 1.0, *top)
     order = _ranking(top.confidence, binning)
-    ranked = np.zeros((2, len(order) + 1))  # the last row, of zeros, ends the last bin
-    for row, column in zip(ranked, top, strict=True):
-        row[:-1] = column[order]
+    ranked = np.zeros((3, len(order) + 1))  # the last row, of zeros, ends the last bin
+    ranked[0, :-1], ranked[1, :-1], ranked[2, :-1] = 1, top.confidence[order], top.correct[order]
 
     def add(counts: FloatArray | None) -> FloatArray:
         if counts is None:
-            rows = cuts = _cuts(ranked[0, :-1], n_bins, binning)
+            rows = _cuts(ranked[1, :-1], n_bins, binning)
             columns, divided = ranked, 0.0
         else:
             own = np.append(counts[order], 0)
             ends = own[:-1].astype(np.intp).cumsum()
-            cuts = _cuts(ranked[0, :-1], n_bins, binning, ends)
+            cuts = _cuts(ranked[1, :-1], n_bins, binning, ends)
             rows = np.searchsorted(ends, cuts, side="right")
             # A bin may hold some of the copies of a row, and the next one the others.
             columns, divided = own * ranked, np.diff((cuts - ends[rows - 1] * (rows > 0)) * ranked[:, rows])
-        runs = np.where(np.diff(rows) > 0, np.add.reduceat(columns, rows, axis=1)[:, :-1], 0)
-        return np.stack([np.diff(cuts), *(runs + divided)])
+        return np.add.reduceat(columns, rows, axis=1)[:, :-1] * (rows[1:] > rows[:-1]) + divided
 
     return add
 
@@ -324,7 +322,7 @@ def _class_rows(probs: NDArray[Any], labels: NDArray[Any], *, n_bins: int) -> Ad
     """Few probabilities lie above the first edge: the first bin's sum is that of all, one product, less the others."""
     gaps = residuals(probs, labels)
     n_classes = probs.shape[1]
-    upper = np.flatnonzero(probs > uniform_edges(n_bins)[1])
+    upper = np.flatnonzero(probs >= 1 / n_bins)  # none is missing, since a cast of 1 / n_bins keeps the order
     rows, classes = np.divmod(upper, n_classes)
     slots = classes * n_bins + uniform_bins(probs.reshape(-1)[upper], n_bins)
     add_upper = in_bins(slots, n_classes * n_bins, gaps.reshape(-1)[upper])
@@ -332,7 +330,7 @@ def _class_rows(probs: NDArray[Any], labels: NDArray[Any], *, n_bins: int) -> Ad
     def add(weights: FloatArray | None) -> FloatArray:
         sums = add_upper(None if weights is None else weights[rows]).reshape(n_classes, n_bins)
         every = np.ones(len(gaps)) if weights is None else weights
-        sums[:, 0] = every @ gaps - sums[:, 1:].sum(axis=1)
+        sums[:, 0] = every @ gaps - sums[:, 1:] @ np.ones(n_bins - 1)
         return sums
 
     return add
