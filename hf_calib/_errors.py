@@ -35,7 +35,6 @@ def expected(argument: str, requirement: str, got: object, way_out: str) -> str:
 def check(holds: bool, requirement: str, got: object, way_out: str) -> None:
     """Refuse a value of the user that does not hold what is required of it.
 
-    >>> check(2.0 >= 0, "gamma to be at least 0", 2.0, "use inverse_focal for a negative gamma")
     >>> check(-1.0 >= 0, "gamma to be at least 0", -1.0, "use inverse_focal for a negative gamma")
     Traceback (most recent call last):
     hf_calib._errors.InputValueError: expected gamma to be at least 0, got -1.0; use inverse_focal for a negative gamma

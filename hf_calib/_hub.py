@@ -25,12 +25,11 @@ _OTHERS_WERE_FASTER = {409, 412}
 _MAY_PASS = {None, 429, 500, 502, 503, 504}
 _TOKENS = "https://huggingface.co/settings/tokens"
 _NEW_TOKEN = f"make one with write access at {_TOKENS}, and run `hf auth login` or set HF_TOKEN"
-_OTHER_NAME = "check its name, which may be a dataset's; one that is new takes no pull request"
 _LATER = "push again later: what was sent is not sent again, and a commit is there as a whole or not at all"
 _REFUSALS: dict[int | None, tuple[str, str]] = {
     401: ("the token to be valid", _NEW_TOKEN),
     403: ("the token to have write access", "use another one, or open a pull request (create_pr)"),
-    404: ("a model's repository", _OTHER_NAME),
+    404: ("a model's repository", "check its name, maybe a dataset's; a new one takes no pull request"),
 }
 _Result = TypeVar("_Result")
 

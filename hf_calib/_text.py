@@ -64,11 +64,7 @@ def plain_name(name: str) -> str:
 
 
 def short_names(sources: Sequence[str]) -> list[str]:
-    """Names of several data: of paths the last two parts, or as many as make them differ; all else as it is.
-
-    >>> short_names(["clinc150", "gaussian_noise"])
-    ['clinc150', 'gaussian_noise']
-    """
+    """Names of several data: of paths the last two parts, or as many as make them differ; all else as it is."""
     parts = [Path(source).parts if os.path.exists(source) else (source,) for source in sources]
     twice = ["/".join(own) for own in parts if parts.count(own) > 1]
     check(not twice, "ood_data to be different data", f"{few(twice[:1])} twice", "leave one of them out")

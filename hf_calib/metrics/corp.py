@@ -45,14 +45,12 @@ def corp_decomposition(probs: ArrayLike, labels: ArrayLike, *, score: Score = "b
 
     $$\bar S = (\bar S(x) - \bar S(\hat x)) - (\bar S(\bar y) - \bar S(\hat x)) + \bar S(\bar y)$$
 
-    with y = 1 where the prediction is right, and $\bar y$ the accuracy.
+    with y = 1 where the prediction is right, and $\bar y$ the accuracy. Noise counts as miscalibration; confidences
+    that are equal in float32 are recalibrated together.
 
     Args:
         labels: (N,) int in [0, C).
         score: "brier", $(x - y)^2$, or "log", the negative log-likelihood of y in nats, of 708 at the most.
-
-    Notes:
-        Noise counts as miscalibration; confidences that are equal in float32 are recalibrated together.
 
     References:
         Dimitriadis, Gneiting and Jordan 2021, Stable reliability diagrams for probabilistic classifiers, Eq. 1 to 3.

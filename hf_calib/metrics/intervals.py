@@ -192,8 +192,8 @@ def consistency_test(
 ) -> ConsistencyTest:
     r"""Test of the hypothesis that the model is calibrated and the error is chance.
 
-    A finite sample of a perfectly calibrated model has an error above 0: how large, show labels drawn from the
-    probabilities. A small p-value says that the model is not calibrated; a large one, that these rows do not show it.
+    A calibrated model, too, has an error above 0: how large, show labels drawn from the probabilities. A small p-value
+    says that the model is not calibrated; a large one, that these rows do not show it.
 
     $$\tilde y_i^{(b)} \sim p_i, \qquad
     p = \frac{1 + \#\{b : \theta(P, \tilde y^{(b)}) \ge \theta(P, y)\}}{1 + B}$$
@@ -201,7 +201,7 @@ def consistency_test(
     Args:
         labels: (N,) int in [0, C).
         metric: as for `bootstrap_interval`; larger must mean worse.
-        n_resamples: B, how many times to draw labels.
+        n_resamples: B, draws of labels.
 
     Returns:
         ``ConsistencyTest(value, p_value, expected)``. (Bröcker and Smith 2007; as a test Vaicenavicius et al. 2019.)
@@ -295,8 +295,8 @@ def calibration_error_interval(
 ) -> Interval:
     r"""Confidence interval of the expected calibration error of the top label, by test inversion.
 
-    To say how large the error of all rows may be, which `bootstrap_interval` cannot. An error $\theta$ is in it if a
-    sample of the likeliest population with this error often has an ECE T as small, and as large, as the data's, t:
+    An error $\theta$ is in the interval if a sample of the likeliest population with this error often has an ECE T as
+    small, and as large, as the data's, t:
 
     $$\{\theta : P_\theta(T \le t) > \tfrac{\alpha}{2} \text{ and } P_\theta(T \ge t) > \tfrac{\alpha}{2}\}$$
 

@@ -29,8 +29,8 @@ def kde_calibration_error(
 ) -> float:
     r"""Calibration error by kernel density estimation (ECE-KDE), of the top label or of all probabilities.
 
-    For the canonical error: whether labels follow the whole predicted distribution, not each class alone
-    (`classwise_calibration_error`). For the top label `smooth_calibration_error` is far cheaper.
+    For the canonical error, of the whole distribution, not of each class alone (`classwise_calibration_error`); for the
+    top label `smooth_calibration_error` is far cheaper than its O(N^2) time.
 
     $$\left(\frac{1}{N} \sum_i \lVert \hat\eta(p_i) - p_i \rVert_q^q\right)^{1/q}, \qquad
     \hat\eta(p_i) = \frac{\sum_{j \ne i} k(p_i; p_j) \, y_j}{\sum_{j \ne i} k(p_i; p_j)}$$
@@ -39,16 +39,14 @@ def kde_calibration_error(
 
     Args:
         probs: of at least two rows.
-        bandwidth: h, at least 1e-8; None takes the most likely of 20 from 1e-5 to 1, each point left out in turn.
+        bandwidth: h, at least 1e-8; None takes the most likely of 20 from 1e-5 to 1, each point left out in turn, on at
+            most 1,000 rows. With many classes the canonical error mostly shows it.
         kind: "top_label", or "canonical", which sums over the classes, to at most 2 (l1) or 1.42 (l2).
         norm: q, "l1" or "l2".
 
-    Notes:
-        Takes O(N^2) time; the bandwidth is chosen on at most 1,000 examples. With many classes the canonical error
-        mostly shows it. Unlike in the authors' code, the l2 error is a root, and no log h favours the smallest h.
-
     References:
         Popordanoska et al. 2022, A consistent and differentiable Lp canonical calibration error estimator, Eq. 9.
+        Unlike in their code, the l2 error is a root, and no log h favours the smallest h.
 
     >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]
     >>> round(kde_calibration_error(probs, [0, 1, 1], bandwidth=0.1), 4)

@@ -1,7 +1,4 @@
-"""The metrics of several labels a row, each label a problem of two outcomes, as functions of how often a row occurs.
-
-A resample of the rows is told by its counts; the data themselves are counts of one.
-"""
+"""Metrics of several labels a row, each a problem of two outcomes, by how often a resample holds each row."""
 
 from __future__ import annotations
 

@@ -52,8 +52,7 @@ def area_under_risk_coverage(probs: ArrayLike, labels: ArrayLike) -> float:
 
     $$\frac{1}{N} \sum_{k=1}^{N} \frac{\text{errors among the } k \text{ most confident}}{k}$$
 
-    References:
-        Geifman, Uziel and El-Yaniv 2019, Bias-reduced uncertainty estimation for deep neural classifiers.
+    (Geifman, Uziel and El-Yaniv 2019, Bias-reduced uncertainty estimation for deep neural classifiers.)
 
     >>> area_under_risk_coverage([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.4, 0.6]], [0, 0, 0, 1])
     0.14583333333333331
@@ -173,10 +172,8 @@ def ood_detection(
 
     Args:
         logits_in: (N, C), the model's test set; logits_out: (N', C), inputs from elsewhere. Both are resampled.
-        scores: the first two also go with the logarithms of probabilities.
-
-    References:
-        Those of `ood_auroc`; Hendrycks et al. 2022 (maximum logit); Liu et al. 2020 (energy).
+        scores: the first two also go with the logarithms of probabilities. (Hendrycks and Gimpel 2017; Hendrycks et al.
+            2022, maximum logit; Liu et al. 2020, energy.)
 
     >>> found = ood_detection([[4.0, 0.0], [0.0, 2.0]], [[0.5, 0.0], [0.0, 3.0]], scores=["energy"])
     >>> found["energy"].auroc.value

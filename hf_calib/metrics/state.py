@@ -193,10 +193,7 @@ class CalibrationState:
         self.sums["cells"] = np.zeros((3, N_CELLS))
 
     def update(self, probs: ArrayLike, labels: ArrayLike, weights: ArrayLike | None = None) -> None:
-        """Add rows; where one is wrong, the error names it, and no row of this call has been added.
-
-        Labels (N,) are ints. Fastest with probabilities in float32 or float64, columns in one piece each (order F).
-        """
+        """Add rows with labels (N,), or none if one is wrong; fastest where columns of probs are in one piece each."""
         rows, targets = checks.as_array("probs", probs), checks.as_array("labels", labels)
         own = None if weights is None else checks.as_floats("weights", weights)
         checks.check_rows(rows, targets, own, self.n_classes)

@@ -27,9 +27,8 @@ _CHUNK_ELEMENTS = 2**19  # temporaries of a chunk of rows stay small, however la
 class StreamingCalibration:
     """Calibration metrics gathered batch by batch on the device, without keeping logits.
 
-    For evaluations too large to keep as an (N, C) matrix, or spread over processes. It gives what the functions of
-    `hf_calib.metrics` give for all rows at once, but for an NLL that is exact where a probability underflows. Kept are
-    the sums of a `CalibrationState`, and confidence and correctness of each prediction.
+    For evaluations too large to keep as an (N, C) matrix, or spread over processes: what the functions of
+    `hf_calib.metrics` give for all rows at once, with an NLL that is exact where a probability underflows.
 
     Args:
         multi_label: False: logits (..., C) are one softmax per row, labels (...) are class indices. True: each logit is
@@ -75,10 +74,7 @@ class StreamingCalibration:
             self._checks += torch.stack([part.sum() for part in (row_used, not_finite, invalid)])
 
     def all_reduce(self) -> None:
-        """Give every process what all of them saw, in the order of the ranks.
-
-        Call it on every process, once, after the last batch; a process that saw no batch takes part too.
-        """
+        """Give every process what all saw, in the order of the ranks: once, on each of them, after the last batch."""
         if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
             return
         device = torch.device("cpu")
@@ -218,10 +214,7 @@ class StreamingCalibration:
         self._sums["class_squares"] += counted.square().sum(dim=0)
 
     def _add(self, used: Tensor, predicted: Tensor, parts: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Add predictions (R, k) to the sums that do not look at single classes; return used and confidence.
-
-        Not used are those whose label is ignored or invalid. Parts are confidence, correct, nll in nats and brier.
-        """
+        """Add predictions (R, k), used where the label is valid, by parts: confidence, correct, nll in nats, brier."""
         confidence = parts[0]
         wide = torch.stack([part.double() for part in parts])
         in_bin, terms = terms_of(used.double(), *torch.where(used, wide, 0.0))

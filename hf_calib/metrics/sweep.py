@@ -17,9 +17,8 @@ _ROUNDING = 1e-12  # means of fewer than a million 0/1 labels that differ at all
 def ece_sweep(probs: ArrayLike, labels: ArrayLike, *, norm: SweepNorm = "l1") -> float:
     r"""Expected calibration error with the largest number of equal-mass bins whose accuracies do not decrease.
 
-    To compare models without choosing a number of bins: few bins hide errors, many bins measure noise. A more confident
-    prediction should be right at least as often, so the bins are made finer until that fails (Roelofs et al. 2022). The
-    value depends on the order of equal confidences at a cut.
+    Few bins hide errors, many measure noise: bins are made finer until a more confident one is right less often
+    (Roelofs et al. 2022). The value depends on the order of equal confidences at a cut.
 
     $$M^* = \max \{ M < N : A_1 \le A_2 \le \ldots \le A_{M'} \text{ for all } M' \le M \}$$
 
