@@ -128,6 +128,7 @@ def compare(
     """
     with console.exit_codes(), console.stages() as stages:
         from hf_calib.commands import compare as command
+        from hf_calib.study.report import document_of
 
         chosen = methods.split(",") if methods is not None else None
         if Path(source).is_dir():
@@ -159,7 +160,7 @@ def compare(
         if as_json:
             console.print_json(results.to_dict())
         else:
-            console.print_study(results)
+            console.print_document(document_of(results, {}))
             console.print_written(study)
 
 

@@ -1,14 +1,16 @@
-"""Command-line output: tables and progress for people, one JSON object for machines, and exit codes."""
+"""Command-line output: results and progress for people, one JSON object for machines, and exit codes."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,20 +20,32 @@ from hf_calib._errors import InputError, printable
 from hf_calib.scaling.methods import SCALERS
 
 if TYPE_CHECKING:
-    from rich.progress import TaskID
-
     from hf_calib.commands.calibrate import Calibration
     from hf_calib.commands.decide import Decided
-    from hf_calib.commands.export import Exported
-    from hf_calib.commands.push import Pushed
-    from hf_calib.export.hub import Changes
     from hf_calib.report import Document
     from hf_calib.report.any_report import AnyReport
     from hf_calib.scaling import PriorEstimate
-    from hf_calib.study.results import StudyResults
 
 _PATIENCE = 1.0  # seconds before a stage is named
 _MOST_MOVED = 10  # classes in the table of class frequencies
+
+
+@dataclass(frozen=True)
+class Done:
+    """The result of a command that writes no report: lines for people, a record of JSON's own types, and warnings."""
+
+    lines: Sequence[str]
+    record: Mapping[str, Any]
+    notes: Sequence[str] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record with the warnings."""
+        return {**self.record, "notes": list(self.notes)}
+
+
+def show(done: Done) -> None:
+    """Print the lines of a result."""
+    print_lines(done.lines)
 
 
 @contextmanager
@@ -45,20 +59,37 @@ def exit_codes() -> Iterator[None]:
 
 
 @contextmanager
+def interruptible(way_on: str) -> Iterator[None]:
+    """End with code 130 and one line on stderr where the user, or a scheduler, interrupts."""
+    # SIGHUP is of a terminal that is closed; under nohup it is ignored, and stays so.
+    ends = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    handlers = {end: signal.getsignal(end) for end in ends if signal.getsignal(end) is not signal.SIG_IGN}
+    for end in handlers:
+        signal.signal(end, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"hf-calib: interrupted. {way_on}", file=sys.stderr)
+        raise typer.Exit(130) from None
+    finally:
+        for end, handler in handlers.items():
+            signal.signal(end, handler)
+
+
+@contextmanager
 def stages() -> Iterator[Callable[[str], None]]:
     """Yield a function that names a stage as it begins; stderr names those that take longer than a second."""
     timers: list[threading.Timer] = []
+
+    def end() -> None:
+        for timer in timers:
+            timer.cancel()
 
     def begin(stage: str) -> None:
         end()
         timers.append(threading.Timer(_PATIENCE, lambda: print(f"{stage} ...", file=sys.stderr, flush=True)))
         timers[-1].daemon = True
         timers[-1].start()
-
-    def end() -> None:
-        for timer in timers:
-            timer.cancel()
-        timers.clear()
 
     try:
         yield begin
@@ -67,64 +98,25 @@ def stages() -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on stderr, moved by calling (rows just predicted, all rows); keep libraries quiet."""
-    import transformers
+def progress(title: str = "rows") -> Iterator[Callable[[int, int | None], None]]:
+    """Show a bar on stderr, moved by calling (how many are just done, how many there are, if known)."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    transformers.logging.set_verbosity_error()
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     bars = Progress(*columns, console=Console(stderr=True))
-    tasks: list[TaskID] = []
-    left = 0
 
-    def move(done: int, total: int) -> None:
-        nonlocal left
+    def move(done: int, total: int | None) -> None:
         bars.start()
-        if not left:
-            tasks.append(bars.add_task("predicting", total=total))
-            left = total
-        left -= done
-        bars.advance(tasks[-1], done)
+        if not bars.tasks or bars.tasks[-1].finished:
+            bars.add_task(title, total=total)
+        bars.advance(bars.tasks[-1].id, done)
 
     try:
         yield move
     finally:
-        bars.stop()
-
-
-@contextmanager
-def rows() -> Iterator[Callable[[int, int | None], None]]:
-    """Show a bar on stderr with rows a second, moved by calling (rows just read, all rows or None)."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
-    bars = Progress(*columns, console=Console(stderr=True))
-    tasks: list[TaskID] = []
-    start = time.monotonic()
-    done = 0
-
-    def move(more: int, total: int | None) -> None:
-        nonlocal done
-        if not tasks:
-            bars.start()
-            tasks.append(bars.add_task("measuring", total=total, rate=""))
-        done += more
-        rate = done / max(time.monotonic() - start, 1e-9)
-        of = "" if total is None else f" of {total:,}"
-        bars.update(tasks[0], completed=done, rate=f"{done:,}{of} rows, {rate:,.0f}/s")
-
-    try:
-        yield move
-    finally:
-        if tasks:  # it prints a line where it was never started
+        if bars.tasks:  # it prints a line where it was never started
             bars.stop()
 
 
@@ -134,26 +126,10 @@ def print_progress(line: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {shown}", file=sys.stderr, flush=True)
 
 
-@contextmanager
-def interruptible(way_on: str) -> Iterator[None]:
-    """End with code 130 and one line on stderr where the user, or a scheduler, interrupts."""
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    ends = [signal.SIGTERM]
-    # A terminal that is closed; under nohup it is ignored already.
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        ends.append(signal.SIGHUP)
-    before = {end: signal.signal(end, interrupt) for end in ends}
-    try:
-        yield
-    except KeyboardInterrupt:
-        print(f"hf-calib: interrupted. {way_on}", file=sys.stderr)
-        raise typer.Exit(130) from None
-    finally:
-        for end, handler in before.items():
-            signal.signal(end, handler)
+def print_warnings(warnings: Iterable[str]) -> None:
+    """Lines on stderr, for what a reader of stdout must not miss, in JSON as in a table."""
+    for warning in warnings:
+        print(f"hf-calib: warning: {printable(warning)}", file=sys.stderr)
 
 
 def print_json(record: Any) -> None:
@@ -161,16 +137,16 @@ def print_json(record: Any) -> None:
     print(json.dumps(record, allow_nan=False))
 
 
-def print_report(report: AnyReport) -> None:
-    """The metrics with their intervals, and the diagnosis."""
-    print_document(report.document())
-
-
 def print_document(document: Document) -> None:
-    """Print the blocks of a document that a terminal can show."""
+    """The blocks of a document that a terminal can show."""
     from rich.console import Console
 
     document.show(Console())
+
+
+def print_report(report: AnyReport) -> None:
+    """The metrics with their intervals, and the diagnosis."""
+    print_document(report.document())
 
 
 def print_calibration(done: Calibration) -> None:
@@ -234,49 +210,11 @@ def print_decided(decided: Decided) -> None:
     print_lines([f"Measured on {decided.held_out}, with 95% intervals."])
 
 
-def print_study(results: StudyResults) -> None:
-    """The main table, the advice, and what is missing; all else is in the report."""
-    from rich.console import Console
-
-    from hf_calib.study.report import document_of
-
-    document_of(results, {}).show(Console())
-
-
-def print_changes(changes: Changes) -> None:
-    """Print the files about to be uploaded, and on stderr those removed or left out."""
-    print_lines([f"Uploading {len(changes.added)} files to {changes.repo_id}: {', '.join(changes.added)}"])
-    print_removed(changes)
-
-
-def print_removed(changes: Changes) -> None:
-    """On stderr, what is about to be removed from a repository, and what is left out."""
-    print_warnings(changes.lines())
-
-
-def print_pushed(pushed: Pushed) -> None:
-    """Where the commit is, and how to use the model."""
-    what = "Pushed" if pushed.pr_url is None else "Opened a pull request"
-    # Not through print_lines: what is to be copied is not wrapped.
-    print("", f"{what}: {pushed.pr_url or pushed.url}", "", *pushed.usage, sep="\n")
-
-
-def print_exported(done: Exported) -> None:
-    """What the program was checked on."""
-    checked = (
-        f"{done.n_rows:,} predictions in batches of several sizes, largest difference {done.difference:.1g}"
-    )
-    said = f"{done.program} ({done.n_bytes / 1e6:,.1f} MB) gives the model's probabilities ({checked})."
-    print_lines([said, *filter(None, [done.calibration])])
-
-
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table alone."""
-    from rich.console import Console
+    from hf_calib.report.document import Document, Table
 
-    from hf_calib.report.document import Table
-
-    Table(title, header, rows, title=title).show(Console())
+    print_document(Document("", [Table(title, header, rows, title=title)]))
 
 
 def print_lines(lines: Iterable[str]) -> None:
@@ -288,14 +226,8 @@ def print_lines(lines: Iterable[str]) -> None:
         console.print(line, markup=False)
 
 
-def print_warnings(warnings: Iterable[str]) -> None:
-    """Lines on stderr, for what a reader of stdout must not miss, in JSON as in a table."""
-    for warning in warnings:
-        print(f"hf-calib: warning: {printable(warning)}", file=sys.stderr)
-
-
 def print_written(output: Path | None) -> None:
-    """Say where the files are."""
+    """Where the files are."""
     if output is not None:
         names = ", ".join(sorted(path.name for path in output.iterdir()))
         print(f"\nWritten to {output}: {names}")

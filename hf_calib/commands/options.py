@@ -209,13 +209,8 @@ class TextOptions(Command):
         """With a bar on stderr, and the names of slow stages."""
         from hf_calib.commands.opening import Running
 
-        with console.stages() as stages:
-            if self.data is None:
-                with console.rows() as of_rows:
-                    yield Running(self.trust_remote_code, None, stages, of_rows)
-                return
-            with console.progress() as progress:
-                yield Running(self.trust_remote_code, progress, stages)
+        with console.stages() as stages, console.progress() as progress:
+            yield Running(self.trust_remote_code, progress, stages, progress)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -390,15 +385,12 @@ class Unfold(Command):
     trust_remote_code: Remote = False
 
     def run(self, running: Running) -> Any:
-        from hf_calib.commands.unfold import unfold_model
+        from hf_calib.commands.unfold import run
 
-        return unfold_model(self.source, self.output, self.trust_remote_code, running.stages)
+        return run(self, running)
 
     def show(self, done: Any) -> None:
-        console.print_lines(["The weights are those from before the fold, bit for bit."])
-
-    def record(self, done: Any) -> dict[str, Any]:
-        return {**done._asdict(), "output": str(self.output)}
+        console.show(done)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -495,17 +487,14 @@ class Push(Command):
     ] = False
 
     def run(self, running: Running) -> Any:
-        from hf_calib.commands.push import push
+        from hf_calib.commands.push import run
 
-        told = {
-            None: {},
-            True: {"announce": console.print_removed},
-            False: {"announce": console.print_changes},
-        }
-        return push(self, stages=running.stages, **told[running.as_json])
+        return run(self, running)
 
     def show(self, done: Any) -> None:
-        console.print_pushed(done)
+        from hf_calib.commands.push import show
+
+        show(done)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -535,15 +524,12 @@ class Export(TextOptions):
     )
 
     def run(self, running: Running) -> Any:
-        from hf_calib.commands.export import export_model
+        from hf_calib.commands.export import run
 
-        return export_model(self, running)
+        return run(self, running)
 
     def show(self, done: Any) -> None:
-        console.print_exported(done)
-
-    def record(self, done: Any) -> dict[str, Any]:
-        return {**done.to_dict(), "output": str(self.output)}
+        console.show(done)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,107 +2,79 @@
 
 from __future__ import annotations
 
-import os
 import shutil
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from hf_calib._errors import InputValueError, expected
+import transformers
+from huggingface_hub import snapshot_download
+
 from hf_calib._files import check_output, whole_folder
-from hf_calib.commands.opening import Stages, ignore_stage
+from hf_calib.commands.console import Done
+from hf_calib.export.hub import LOSS_STATE_NAME, PUSHED_LOSS_STATE
+from hf_calib.export.saving import check_overwrites_no_original, replace_model
+from hf_calib.export.unfold import unfold
+from hf_calib.models.loading import refusals
 from hf_calib.models.tasks import task_of
 from hf_calib.scaling.saved_map import MAP_NAME, load_map, save_map
 
-# Weights of any form, exports, and what is about the calibrated model. Tokenizers and processors have many files of
-# many names: all others are copied.
-_LEFT_OUT = {
+if TYPE_CHECKING:
+    from hf_calib.commands.opening import Running
+    from hf_calib.commands.options import Unfold
+
+_OTHER_WEIGHTS = ["*.bin*", "*.h5", "*.msgpack", "*.pt*", "*.pkl", "*.ckpt", "*.onnx*", "*.gguf", "*.ot"]
+# What is not copied: the model, and what is about the calibrated one. Tokenizers have files of many names.
+_LEFT_OUT = [
+    "*.safetensors*",
+    *_OTHER_WEIGHTS,
     "config.json",
+    "trainer_state.json",
     MAP_NAME,
     "decisions.json",
-    "README.md",
-    "training_args.bin",
-    "trainer_state.json",
-}
-_WEIGHTS = (
-    *(".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".h5", ".msgpack", ".pt", ".pth"),
-    *(".pkl", ".ckpt", ".onnx", ".onnx_data", ".pt2", ".gguf", ".ot"),
-)
+]
+_LEFT_OUT += ["README.md", ".*", "_*"]
 
 
-class UnfoldedModel(NamedTuple):
-    """Whether calibration.json lies beside the model, with the map that is no longer in its weights."""
-
-    map_kept: bool
-
-
-def unfold_model(
-    source: str, output: Path, trust_remote_code: bool = False, stages: Stages = ignore_stage
-) -> UnfoldedModel:
-    """Write a folded model as it was before the fold, with its tokenizer or processor.
-
-    Its calibration.json says that the map is not folded in; folding that map again gives the folded weights.
-    The report, the model card and decisions.json, which are about the calibrated model, are left out.
-
-    Args:
-        source: a classifier of texts, tokens or images on the Hub or in a folder.
-        output: a folder; in an existing one, files are replaced, and other weights and another map removed.
-        trust_remote_code: whether code that comes with the model may run.
-        stages: called with the name of each stage as it begins.
-
-    Raises:
-        ValueError: if the model cannot be loaded, or `unfold` refuses it; if output is the model's folder.
-        OSError: if output cannot be written; it is as it was then.
-    """
-    from hf_calib.export.hub import LOSS_STATE_NAME, PUSHED_LOSS_STATE
-    from hf_calib.export.saving import check_overwrites_no_original, replace_model
-    from hf_calib.export.unfold import unfold
-
+def run(options: Unfold, running: Running) -> Done:
+    """Write a folded model as it was before the fold, with its tokenizer or processor; folding again undoes that."""
+    source, output = options.source, options.output
     check_output(output)
     check_overwrites_no_original(output, [source])
-    stages(f"loading {source}")
-    folder, model = _load(source, trust_remote_code)
+    running.stages(f"loading {source}")
+    folder, model = _load(source, options.trust_remote_code)
     unfold(model)
-    map_kept = (folder / MAP_NAME).is_file()
-    stages(f"saving to {output}")
+    running.stages(f"saving to {output}")
+    files = {path.name: path for path in folder.iterdir() if path.is_file()}
+    files = {name: files[name] for name in files if not any(fnmatch(name, form) for form in _LEFT_OUT)}
+    # The gammas, to train on with.
+    states = [folder / name for name in (PUSHED_LOSS_STATE, LOSS_STATE_NAME)]
+    files.update((LOSS_STATE_NAME, path) for path in states if path.is_file())
     with whole_folder(output, replace_model) as made:
         model.save_pretrained(made)
-        if map_kept:
-            saved = load_map(folder)
-            about = {key: value for key, value in saved.about.items() if key not in ("head", "fingerprint")}
-            save_map(saved.scaler, made / MAP_NAME, {**about, "folded": False})
-        for name in (PUSHED_LOSS_STATE, LOSS_STATE_NAME):  # the gammas, to train on with
-            if (folder / name).is_file():
-                shutil.copyfile(folder / name, made / LOSS_STATE_NAME)
-        for path in folder.iterdir():
-            if path.is_file() and not (
-                path.name in _LEFT_OUT or path.name.startswith((".", "_")) or path.name.endswith(_WEIGHTS)
-            ):
-                shutil.copyfile(path, made / path.name)
-    return UnfoldedModel(map_kept)
+        if map_kept := (folder / MAP_NAME).is_file():
+            scaler, about = load_map(folder)
+            about = {key: value for key, value in about.items() if key not in ("head", "fingerprint")}
+            save_map(scaler, made, {**about, "folded": False})
+        for name, path in files.items():
+            shutil.copyfile(path, made / name)
+    said = "The weights are those from before the fold, bit for bit."
+    return Done([said], {"map_kept": map_kept, "output": str(output)})
 
 
 def _load(source: str, trust_remote_code: bool) -> tuple[Path, Any]:
     """The folder that a model is in, downloaded if need be, and the model of the class that it was saved as."""
-    import transformers
-    from huggingface_hub import snapshot_download
-
     way_out = "name a classifier on the Hub or in a folder; check that its files are complete"
-    try:
-        if os.path.isdir(source):
-            folder = Path(source)
-        else:
-            formats = [f"*{form}" for form in _WEIGHTS if not form.startswith(".safetensors")]
-            folder = Path(snapshot_download(source, ignore_patterns=formats))
+    with refusals("the model", "be loadable", source, way_out):
+        folder = Path(source)
+        if not folder.is_dir():
+            folder = Path(snapshot_download(source, ignore_patterns=_OTHER_WEIGHTS))
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
         task = task_of(config.to_dict())
-        architecture = (config.architectures or [""])[0]
+        architecture = (config.architectures or ["model without architecture"])[0]
         if task is None or not task.architecture.endswith("Classification"):
-            raise ValueError(f"a {architecture or 'model without architecture'} is not a classifier")
+            raise ValueError(f"a {architecture} is not a classifier")
         # In the class that it was saved as: the Auto class makes DeiT without its teacher.
-        kind = None if getattr(config, "auto_map", None) else getattr(transformers, architecture, None)
-        options = {} if kind is not None else {"trust_remote_code": trust_remote_code}
-        model = (kind or task.auto_class).from_pretrained(folder, dtype="auto", **options)
-    except Exception as error:  # what broken or missing files raise, and code that is not trusted
-        cause = " ".join(str(error).split())
-        raise InputValueError(expected("the model", "be loadable", f"{source} ({cause})", way_out)) from error
-    return folder, model
+        kind = None if "auto_map" in config.to_dict() else getattr(transformers, architecture, None)
+        options = {"trust_remote_code": trust_remote_code} if kind is None else {}
+        return folder, (kind or task.auto_class).from_pretrained(folder, dtype="auto", **options)

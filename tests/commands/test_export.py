@@ -196,7 +196,7 @@ assert "transformers" not in sys.modules
             tmp_path / "model"
         )
         done = Export(model=str(tmp_path / "model"), output=tmp_path / "out", form="torch")()
-        assert done.n_rows == 3 + 1 + 8
+        assert done.record["n_rows"] == 3 + 1 + 8
         assert "no calibration map" in done.notes[0]
         assert names_in(tmp_path / "out") == {"config.json", "model.pt2", "preprocessor_config.json"}
 
@@ -259,8 +259,8 @@ def test_every_kind_with_its_map(kind: str, form: str, tmp_path: Path) -> None:
         processor = tokenizer()
     save_folded(model, fitted_for(model), tmp_path / "model", batch=None, processing_class=processor)
     done = Export(model=str(tmp_path / "model"), output=tmp_path / "out", form=form)()
-    assert done.difference < 2e-6
-    assert done.notes == ()
+    assert done.record["difference"] < 2e-6
+    assert done.notes == []
     if form == "onnx":
         graph = onnx.load(tmp_path / "out" / "model.onnx").graph
         assert [value.name for value in graph.output] == ["logits"]  # of a decoder, without its cache

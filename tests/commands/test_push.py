@@ -24,7 +24,6 @@ from typer.testing import CliRunner
 from hf_calib import pipeline
 from hf_calib.cli import app
 from hf_calib.commands.options import Push
-from hf_calib.commands.push import push
 from hf_calib.decisions import CostRule, Decisions
 from hf_calib.export import save_folded
 from hf_calib.metrics import brier_score, expected_calibration_error, negative_log_likelihood
@@ -172,7 +171,7 @@ def test_what_a_user_reads(folded: Path, hub: Hub) -> None:
     assert result.exit_code == 0, result.output
     said = " ".join(result.stdout.split())
     assert said.startswith(
-        "Uploading 7 files to me/model: README.md, calibration.json, calibration/head.safetensors"
+        "Uploaded 7 files to me/model: README.md, calibration.json, calibration/head.safetensors"
     )
     assert f"Pushed: {hub.address}/me/model/commit/{hub.head('me/model', 'main')}\n" in result.stdout
     assert result.stdout.endswith(
@@ -316,7 +315,7 @@ def no_head(folder: Path) -> None:
 REFUSED = {
     no_map: r"hold a calibrated model, got no calibration.json; calibrate it first \(hf-calib calibrate\), or",
     half_a_map: "calibration.json to hold a fitted map, got a file that cannot be read",
-    no_json: "calibration.json to be readable JSON",
+    no_json: "calibration.json to hold a fitted map, got a file that cannot be read",
     adapters: r"hold a whole model, got adapters; merge them \(save_calibrated_model",
     another_task: "hold a classifier .*got BertForQuestionAnswering; save it with fold",
     code_of_its_own: "hold a classifier .*got code of its own; save it with fold",
@@ -348,7 +347,7 @@ def test_a_full_disk_is_said_before_anything_is_sent(unfolded: Path, hub: Hub) -
 
     def work() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
-        push(Push(folder=unfolded, repo="me/model"))
+        Push(folder=unfolded, repo="me/model")()
 
     status, told = in_a_fork(work)
     assert status != 0

@@ -22,7 +22,7 @@ from transformers import (
 
 from hf_calib import fold, unfold
 from hf_calib._files import whole_folder
-from hf_calib.commands.unfold import unfold_model
+from hf_calib.commands.options import Unfold
 from hf_calib.export.kept_head import FILE, read_kept_head
 from hf_calib.export.saving import replace_model, save_folded
 from hf_calib.scaling import MatrixScaling, PriorCorrection, TemperatureScaling, VectorScaling, save_map
@@ -241,7 +241,7 @@ def test_names_on_the_hub(folder: Path, tmp_path: Path, hub: Hub, monkeypatch: p
     model = AutoModelForSequenceClassification.from_pretrained("me/model", revision="old")
     with refused(model, ValueError, "got none for these weights in me/model"):
         unfold(model, revision="old")
-    unfold_model("me/model", tmp_path / "out")
+    Unfold(source="me/model", output=tmp_path / "out")()
     assert_same_weights(loaded(tmp_path / "out"), before)
     assert not [path for _, path, _ in hub.requests if path.endswith(".bin")]
 
@@ -256,7 +256,7 @@ class TestOtherModels:
         model = tiny_bert("Token")
         before = weights_of(model)
         self.saved(model, tmp_path / "m", tokenizer())
-        unfold_model(str(tmp_path / "m"), tmp_path / "out")
+        Unfold(source=str(tmp_path / "m"), output=tmp_path / "out")()
         assert_same_weights(BertForTokenClassification.from_pretrained(tmp_path / "out"), before)
 
     @pytest.mark.parametrize("name", ["ViT", "DeiTWithTeacher"])
@@ -264,7 +264,7 @@ class TestOtherModels:
         model = build(name, image_size=16)
         before = weights_of(model)
         self.saved(model, tmp_path / "m", ViTImageProcessor(size={"height": 16, "width": 16}))
-        unfold_model(str(tmp_path / "m"), tmp_path / "out")
+        Unfold(source=str(tmp_path / "m"), output=tmp_path / "out")()
         assert_same_weights(type(model).from_pretrained(tmp_path / "out"), before)
         assert ViTImageProcessor.from_pretrained(tmp_path / "out").size == {"height": 16, "width": 16}
 
@@ -292,9 +292,9 @@ class TestOtherModels:
         with pytest.raises(
             ValueError, match=r"expected the model to be loadable, got .* contains custom code"
         ):
-            unfold_model(str(tmp_path / "m"), tmp_path / "out")
+            Unfold(source=str(tmp_path / "m"), output=tmp_path / "out")()
         assert not (tmp_path / "out").exists()
-        unfold_model(str(tmp_path / "m"), tmp_path / "out", trust_remote_code=True)
+        Unfold(source=str(tmp_path / "m"), output=tmp_path / "out", trust_remote_code=True)()
         back = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out", trust_remote_code=True)
         assert type(back).__name__ == "MineForSequenceClassification"
         assert_same_weights(back, weights_of(model))
@@ -303,7 +303,7 @@ class TestOtherModels:
         save_folded(bert(), VECTOR, tmp_path / "out", batch=None, processing_class=None)
         save_folded(bert(), VECTOR, tmp_path / "m", batch=None, processing_class=None)
         (tmp_path / "m" / MAP_NAME).unlink()
-        unfold_model(str(tmp_path / "m"), tmp_path / "out")
+        Unfold(source=str(tmp_path / "m"), output=tmp_path / "out")()
         files = {path.name for path in (tmp_path / "out").rglob("*") if path.is_file()}
         assert files == {"config.json", "model.safetensors"}
 
@@ -311,7 +311,7 @@ class TestOtherModels:
         left_out = ["README.md", "decisions.json", "training_args.bin", "model.onnx", ".hidden", "_scratch"]
         for name in (*left_out, "bpe.codes", "sentence_bert_config.json"):
             (folder / name).write_text(name)
-        unfold_model(str(folder), tmp_path / "out")
+        Unfold(source=str(folder), output=tmp_path / "out")()
         names = {path.name for path in (tmp_path / "out").iterdir()}
         tokens = {"tokenizer.json", "tokenizer_config.json"}
         files = {
@@ -326,7 +326,7 @@ class TestOtherModels:
     def test_no_classifier(self, tmp_path: Path) -> None:
         bert().bert.save_pretrained(tmp_path / "body")
         with pytest.raises(ValueError, match=r"got .* \(a BertModel is not a classifier\)"):
-            unfold_model(str(tmp_path / "body"), tmp_path / "out")
+            Unfold(source=str(tmp_path / "body"), output=tmp_path / "out")()
         assert not (tmp_path / "out").exists()
 
 
