@@ -21,6 +21,7 @@ from hf_calib.scaling.affine import AffineMap
 LEFT_TO_GAIN = 1e-7  # nats per example, before the last step
 _MAX_STEPS = 200
 _MAX_PRODUCTS = 250  # with the Hessian, for one step
+_KEPT = 2**20  # probabilities of a vector map's rows that are kept for the products; more are computed again
 _LEAST_STEP = 1e-8  # of Newton's: where not even that lowers the value, rounding is all there is
 
 Linear = Callable[[FloatArray], FloatArray]
@@ -148,6 +149,7 @@ class _PenalisedLoss:
         own = np.eye(c) if self.mixes else np.ones((1, c))
         self.identity = np.vstack([np.zeros(c), own])
         self.factors = np.vstack([np.full(c, ridges.bias), np.where(own, ridges.own, self.between)])
+        self.masks = rows.logits.min() == -np.inf
         # Products only lead to the minimum: single precision is enough, unless directions may be nearly flat.
         self.narrow: Any = np.float32 if min(self.between, ridges.bias) > 1e-6 else np.float64
         self.weights = np.ones(len(rows)) if rows.weights is None else rows.weights
@@ -164,36 +166,48 @@ class _PenalisedLoss:
         return AffineMap(weight / self.unit, theta[0] - theta[0].mean())
 
     def __call__(self, theta: FloatArray) -> _Point:
+        n, c = self.rows.logits.shape
         value: Any = 0.0
         mixed: Any = 0.0  # p (1 - p) x_i x_j, for the division by a matrix's curvature
-        gradient, moments = np.zeros_like(theta), np.zeros((3, theta.shape[1]))  # p (1 - p) times 1, x, x^2
-        kept = []  # of a matrix, for the products
-        for part, features, mass, weights, losses in self._blocks(theta):
+        sums, squares = np.zeros((2, 3, c))  # of p and of p^2, times 1, x, x^2
+        gradient = np.zeros_like(theta)
+        kept = []  # for the products
+        for weights, labels, features, probs, losses in self._blocks(theta):
+            own = np.arange(len(labels)), labels
             value += losses @ weights
-            spread = mass - mass * mass / weights[:, None]
+            first = probs * features
+            sums += weights @ probs, weights @ first, weights @ (first * features)
+            squares += weights @ (probs * probs), weights @ (first * probs), weights @ (first * first)
             if self.mixes:
-                kept.append([each.astype(self.narrow) for each in (features, mass, weights)])
-                of_rows = spread.sum(axis=1, dtype=self.narrow, keepdims=True)
-                mixed += (kept[-1][0] * of_rows).T @ kept[-1][0]
-            for moment in moments:
-                moment += np.ones(len(spread)) @ spread
-                spread *= features
-            mass[np.arange(len(mass)), self.rows.labels[part]] -= weights
-            self._add_sums(gradient, features, mass)
+                spread = weights * (1 - np.einsum("nc,nc->n", probs, probs))
+                probs *= weights[:, None]
+                kept.append([each.astype(self.narrow) for each in (weights, features, probs)])
+                mixed += (kept[-1][1] * spread.astype(self.narrow)[:, None]).T @ kept[-1][1]
+                probs[own] -= weights
+                gradient[1:] += features.T @ probs
+            else:
+                gradient[1] -= np.bincount(labels, weights * features[own], c)
+                if n * c <= _KEPT:
+                    kept.append([weights, first, probs])
+            gradient[0] -= np.bincount(labels, weights, c)
+        gradient[0] += sums[0]
+        if not self.mixes:
+            gradient[1] += sums[1]
 
         def product(direction: FloatArray) -> FloatArray:
-            total, narrow = np.zeros_like(direction), direction.astype(self.narrow)
-            for features, mass, weights in kept or (block[1:4] for block in self._blocks(theta)):
-                change = self._scores(features, narrow)
-                change -= (np.einsum("nc,nc->n", change, mass) / weights)[:, None]
-                change *= mass
-                self._add_sums(total, features, change)
-            return total / len(self.rows) + 2 * self.factors * direction
+            if self.mixes:
+                total = _product_of_matrix(kept, direction.astype(self.narrow))
+            else:
+                total = direction[0] * sums[:2] + direction[1] * sums[1:]
+                for weights, first, probs in kept or self._first_moments(theta):
+                    change = weights * (probs @ direction[0] + first @ direction[1])
+                    total -= change @ probs, change @ first
+            return total / n + 2 * self.factors * direction
 
-        n, off = len(self.rows), theta - self.identity
+        off = theta - self.identity
         value = value / n + float(np.vdot(self.factors, np.square(off)))
         gradient = gradient / n + 2 * self.factors * off
-        return _Point(value, gradient, product, self._division(moments / n, mixed / n))
+        return _Point(value, gradient, product, self._division((sums - squares) / n, mixed / n))
 
     def _division(self, moments: FloatArray, mixed: FloatArray) -> Linear:
         """The preconditioner."""
@@ -212,30 +226,38 @@ class _PenalisedLoss:
 
         return divide
 
-    def _blocks(self, theta: FloatArray) -> Iterator[tuple[Any, ...]]:
-        """Walk over slices of the rows, features (0 if masked), weighted probabilities, weights and losses."""
+    def _blocks(self, theta: FloatArray) -> Iterator[tuple[FloatArray, ...]]:
+        """Walk over weights, labels, features (0 if masked), probabilities and losses of the rows."""
         for part, features in blocks(self.rows.logits):
+            labels = self.rows.labels[part]
             features *= 1 / self.unit
-            masked = np.isneginf(features) if features.min() == -np.inf else None
+            masked = np.isneginf(features) if self.masks else None
             if masked is not None:
                 features[masked] = 0
-            mass = self._scores(features, theta)
+            probs = features @ theta[1:] if self.mixes else features * theta[1]
+            probs += theta[0]
             if masked is not None:
-                mass[masked] = -np.inf
-            mass -= mass.max(axis=1)[:, None]
-            own = mass[np.arange(len(mass)), self.rows.labels[part]]
-            np.exp(mass, out=mass)
-            denominators = mass @ np.ones(mass.shape[1])
-            mass *= (self.weights[part] / denominators)[:, None]
-            yield part, features, mass, self.weights[part], np.log(denominators) - own
+                probs[masked] = -np.inf
+            probs -= probs.max(axis=1)[:, None]
+            own = probs[np.arange(len(labels)), labels]
+            np.exp(probs, out=probs)
+            mass = probs @ np.ones(probs.shape[1])
+            probs *= (1 / mass)[:, None]
+            yield self.weights[part], labels, features, probs, np.log(mass) - own
 
-    def _scores(self, features: NDArray[Any], theta: NDArray[Any]) -> NDArray[Any]:
-        scores = features @ theta[1:] if self.mixes else features * theta[1]
-        scores += theta[0]
-        return scores
+    def _first_moments(self, theta: FloatArray) -> Iterator[tuple[FloatArray, ...]]:
+        for weights, _, features, probs, _ in self._blocks(theta):
+            features *= probs
+            yield weights, features, probs
 
-    def _add_sums(self, total: FloatArray, features: NDArray[Any], slopes: NDArray[Any]) -> None:
-        """Add what slopes (n, C) in the scores are in the parameters."""
-        ones = np.ones(len(slopes), slopes.dtype)
-        total[0] += ones @ slopes
-        total[1:] += features.T @ slopes if self.mixes else ones @ (features * slopes)
+
+def _product_of_matrix(kept: list[list[NDArray[Any]]], direction: NDArray[Any]) -> FloatArray:
+    total = np.zeros(direction.shape)
+    for weights, features, mass in kept:
+        change = features @ direction[1:]
+        change += direction[0]
+        change -= (np.einsum("nc,nc->n", change, mass) / weights)[:, None]
+        change *= mass
+        total[0] += np.ones(len(change), change.dtype) @ change
+        total[1:] += features.T @ change
+    return total

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from math import isclose
 from typing import Literal, get_args
 
 import numpy as np
@@ -23,7 +24,8 @@ Criterion = Literal["nll", "ece", "adaptive_ece"]
 # probabilities so equal that float32 no longer ranks them.
 BOUNDS = (1e-5, 1e5)
 PAPERS_GRID = np.arange(1, 101) / 10
-_SMALL_STEP = 1e-5  # of Newton's method, relative: after it twice as many digits are right
+_SMALL_STEP = 1e-5  # of Newton's method, in log T: after it twice as many digits are right
+_FAR = np.log(4)  # of bisection
 _MAX_STEPS = 100  # bisection alone would need about 40
 _SAMPLE_STEP = 16  # of many rows, every 16th gives the first guess
 _MANY_CLASSES = 32  # for which exponentials are most of the time
@@ -181,7 +183,8 @@ class ScaledLoss:
             self.largest[part] = block[each, predicted]
             block -= self.largest[part, None]
             own[part] = block[each, labels]
-            mean[part] = block.mean(axis=1, where=True if block.min() > -np.inf else np.isfinite(block))
+            masks, c = block.min() == -np.inf, block.shape[1]
+            mean[part] = block.mean(axis=1, where=np.isfinite(block)) if masks else block @ np.full(c, 1 / c)
         self.drift = float(np.average(mean - own, weights=rows.weights))
         self.shortfall = float(np.average(-own, weights=rows.weights))
         self.is_constant = self.drift == 0 == self.shortfall
@@ -259,22 +262,24 @@ class ScaledLoss:
             return BOUNDS[1]
         if guess is None and len(self.rows) >= 100 * _SAMPLE_STEP:
             guess = ScaledLoss(self.rows[::_SAMPLE_STEP]).best_temperature()
-        # Where a sample does not tell more, labels stand out by about 3 nats.
-        beta = -3 / self.drift if guess is None or guess == BOUNDS[1] else 1 / guess
         # As if one more example had an unknown label, where each label is ranked first.
         smoothing = -self.drift / (len(self.rows) + 1) if self.shortfall == 0 else 0.0
-        low, high, step = 1 / BOUNDS[1], 1 / BOUNDS[0], np.inf
-        beta = min(max(beta, low), high)
+        target = self.shortfall + smoothing
+        low, high = -np.log(BOUNDS[::-1])
+        # Where a sample does not tell more, labels stand out by about 3 nats.
+        unknown = guess is None or guess == BOUNDS[1]
+        log_beta, step = float(np.clip(np.log(-3 / self.drift if unknown else 1 / guess), low, high)), np.inf
         for _ in range(_MAX_STEPS):
+            beta = np.exp(log_beta)
             _, slope, curvature = self.at(beta)
-            slope += smoothing
-            low, high = (low, beta) if slope > 0 else (beta, high)
-            newton = -slope / curvature if curvature > 0 else np.inf
-            # Newton's step, or bisection where that does not shrink.
-            pays = low < beta + newton < high and abs(newton) < abs(step) / 2
-            step = newton if pays else min(max(np.sqrt(low * high), beta / 4), beta * 4) - beta
-            beta += step
-            if abs(step) <= _SMALL_STEP * beta:
+            gap = self.shortfall - slope  # falls to the target
+            low, high = (low, log_beta) if gap < target else (log_beta, high)
+            # Newton's step between logarithms, as the gap's is nearly straight, or bisection where it does not shrink.
+            newton = np.log(gap / target) * gap / (beta * curvature) if min(gap, curvature) > 0 else np.inf
+            pays = low < log_beta + newton < high and abs(newton) < abs(step) / 2
+            step = newton if pays else np.clip((low + high) / 2 - log_beta, -_FAR, _FAR)
+            log_beta += step
+            if abs(step) <= _SMALL_STEP:
                 break
-        near = (bound for bound in BOUNDS if np.isclose(beta * bound, 1, rtol=10 * _SMALL_STEP))
-        return next(near, float(1 / beta))
+        found = float(np.exp(-log_beta))
+        return next((bound for bound in BOUNDS if isclose(found, bound, rel_tol=10 * _SMALL_STEP)), found)
