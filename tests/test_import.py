@@ -130,11 +130,6 @@ MODULES = {
     ): source
     for source in TREES
 }
-# Imports within functions that close a circle, each for a reason that stands beside it.
-BACKWARDS = {
-    # Methods of the class that all scalers have: `save_pretrained`, `from_pretrained`, `push_to_hub`.
-    ("hf_calib.scaling._base", "hf_calib.scaling.saved_map"),
-}
 
 
 def module_of(name: str) -> str:
@@ -153,8 +148,7 @@ def test_imports_point_downwards(source: str) -> None:
         top, _, rest = name.partition(".")
         if top == "hf_calib":
             used = rest.split(".")[0]
-            allowed = used == own or LAYER[used] < LAYER[own]
-            assert allowed or ("hf_calib." + own, module_of(name)) in BACKWARDS, name
+            assert used == own or LAYER[used] < LAYER[own], name
         elif name in at_import and own in OUTSIDE and source not in NEED_MORE:
             assert top in sys.stdlib_module_names or top in OUTSIDE[own], name
 
@@ -165,9 +159,6 @@ def test_imports_make_no_circle() -> None:
         - {module}
         for module, source in MODULES.items()
     }
-    for module, other in BACKWARDS:
-        assert other in used[module], "no exception any more"
-        used[module].remove(other)
     for others in used.values():
         others.discard("hf_calib")  # its names come from below when they are asked for
     TopologicalSorter(used).prepare()

@@ -28,7 +28,7 @@ from hf_calib.predictions.table import open_predictions, save_predictions
 from hf_calib.report.any_report import AnyReport
 from hf_calib.report.writing import write_report
 from hf_calib.scaling import PriorEstimate
-from hf_calib.scaling.methods import fitted_numbers
+from hf_calib.scaling.saved_map import fitted_numbers
 
 if TYPE_CHECKING:
     from hf_calib.commands.options import Calibrate

@@ -17,7 +17,7 @@ from hf_calib.predictions.table import Table
 from hf_calib.report.of_predictions import report_of
 from hf_calib.report.one_pass import OnePassReport
 from hf_calib.report.writing import write_to
-from hf_calib.scaling.methods import SCALERS
+from hf_calib.scaling import SCALERS
 
 if TYPE_CHECKING:
     from hf_calib.commands.options import Calibrate

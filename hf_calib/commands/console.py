@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hf_calib._errors import InputError, printable
-from hf_calib.scaling.methods import SCALERS
+from hf_calib.scaling import SCALERS
 
 if TYPE_CHECKING:
     from hf_calib.commands.calibrate import Calibration

@@ -27,8 +27,8 @@ from hf_calib.models.classifier import Classifier
 from hf_calib.models.loading import refusals
 from hf_calib.models.tasks import task_of
 from hf_calib.models.texts import TextClassifier
-from hf_calib.scaling.methods import FOLDABLE_SCALERS, method_of
-from hf_calib.scaling.saved_map import MAP_NAME, load_map, recorded_in, save_map, title_of
+from hf_calib.scaling import FOLDABLE_SCALERS
+from hf_calib.scaling.saved_map import MAP_NAME, load_map, method_of, recorded_in, save_map, title_of
 
 if TYPE_CHECKING:
     from hf_calib.commands.opening import Running

@@ -18,8 +18,7 @@ from hf_calib.metrics.checks import FloatArray
 from hf_calib.predictions.kinds import SINGLE_LABEL
 from hf_calib.predictions.predictions import Predictions, check_same_classes
 from hf_calib.report import CalibrationReport, report_on_predictions
-from hf_calib.scaling import PriorEstimate, estimate_prior
-from hf_calib.scaling.methods import FOLDABLE_SCALERS, SCALERS
+from hf_calib.scaling import FOLDABLE_SCALERS, SCALERS, PriorEstimate, estimate_prior
 
 METHODS = SINGLE_LABEL.maps
 FOLDED = tuple(

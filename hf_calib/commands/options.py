@@ -14,7 +14,7 @@ import typer
 
 from hf_calib.commands import console
 from hf_calib.predictions.kinds import MULTI_LABEL, SINGLE_LABEL
-from hf_calib.scaling.methods import SINGLE_LABEL_SCALERS
+from hf_calib.scaling import SINGLE_LABEL_SCALERS
 
 if TYPE_CHECKING:
     from hf_calib.commands.opening import Running

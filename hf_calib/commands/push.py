@@ -24,8 +24,16 @@ from hf_calib.export.saving import standalone_copy, write_folded
 from hf_calib.models.loading import load_trained
 from hf_calib.models.prompts import KEY as PROMPT
 from hf_calib.models.tasks import task_of
-from hf_calib.scaling.methods import FOLDABLE_SCALERS, method_of
-from hf_calib.scaling.saved_map import MAP_NAME, SavedMap, has_bias, load_map, recorded_in, title_of
+from hf_calib.scaling import FOLDABLE_SCALERS
+from hf_calib.scaling.saved_map import (
+    MAP_NAME,
+    SavedMap,
+    has_bias,
+    load_map,
+    method_of,
+    recorded_in,
+    title_of,
+)
 
 if TYPE_CHECKING:
     from hf_calib.commands.opening import Running

@@ -26,7 +26,7 @@ from hf_calib.models.classifier import Classifier
 from hf_calib.models.pipeline import pipeline
 from hf_calib.predictions.kinds import TOKENS
 from hf_calib.report.writing import write_report
-from hf_calib.scaling.methods import SCALERS
+from hf_calib.scaling import SCALERS
 from hf_calib.scaling.saved_map import (
     POOLER_CONFIG,
     has_bias,

@@ -27,8 +27,15 @@ from hf_calib.export.heads import (
 )
 from hf_calib.export.rerankers import applies_sigmoid, classifier_of, is_cross_encoder, scores_tokens
 from hf_calib.scaling.affine import AffineMap, FloatArray
-from hf_calib.scaling.methods import fitted_numbers, foldable_method, is_multi_label
-from hf_calib.scaling.saved_map import OF_PAIRS, config_record, map_title, recorded_in
+from hf_calib.scaling.saved_map import (
+    OF_PAIRS,
+    config_record,
+    fitted_numbers,
+    foldable_method,
+    is_multi_label,
+    map_title,
+    recorded_in,
+)
 
 if TYPE_CHECKING:
     from sklearn.base import BaseEstimator

@@ -22,10 +22,18 @@ from transformers.utils.peft_utils import find_adapter_config_file
 from hf_calib._errors import InputValueError, expected
 from hf_calib.models.prompts import PromptTemplate
 from hf_calib.models.tasks import TASKS
+from hf_calib.scaling import FOLDABLE_SCALERS
 from hf_calib.scaling._base import Scaler
 from hf_calib.scaling.grouped import GroupedScaling
-from hf_calib.scaling.methods import FOLDABLE_SCALERS, is_multi_label, method_of
-from hf_calib.scaling.saved_map import MAP_NAME, SavedMap, download, load_map, recorded_in
+from hf_calib.scaling.saved_map import (
+    MAP_NAME,
+    SavedMap,
+    download,
+    is_multi_label,
+    load_map,
+    method_of,
+    recorded_in,
+)
 
 
 def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipeline:

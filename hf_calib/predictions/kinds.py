@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from hf_calib.scaling.methods import SINGLE_LABEL_SCALERS
+from hf_calib.scaling import SINGLE_LABEL_SCALERS
 
 
 class LabelKind(NamedTuple):

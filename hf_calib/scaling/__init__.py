@@ -7,10 +7,7 @@ says them once. The classes are loaded when they are first used, so that the com
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-from hf_calib.scaling.methods import SCALERS as SCALERS
-from hf_calib.scaling.methods import ScalerEntry as ScalerEntry
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from hf_calib.scaling._base import Scaler as Scaler
@@ -33,6 +30,51 @@ if TYPE_CHECKING:
     from hf_calib.scaling.saved_map import save_map as save_map
     from hf_calib.scaling.temperature import PerLabelTemperatureScaling as PerLabelTemperatureScaling
     from hf_calib.scaling.temperature import TemperatureScaling as TemperatureScaling
+
+
+class ScalerEntry(NamedTuple):
+    """One row of `SCALERS`.
+
+    Args:
+        name, module: of the class, and where it is in `hf_calib.scaling`.
+        needs: "labels" (N,) of single-label data, "label_matrix" (N, C) of multi-label data, or the
+            "training_loss" or "priors", and then no labels; or labels and the "groups" (N,) of the rows.
+        foldable, bias: whether `hf_calib.fold` can write it into the head, and whether that then needs a bias.
+    """
+
+    name: str
+    module: str
+    needs: Literal["labels", "label_matrix", "training_loss", "priors", "groups"] = "labels"
+    foldable: bool = False
+    bias: bool = False
+
+    def load(self) -> Any:
+        """The class; scikit-learn is imported here, not with the table."""
+        return getattr(import_module(f"hf_calib.scaling.{self.module}"), self.name)
+
+
+#: The scalers: name of the method -> `ScalerEntry`. Names are those of the command line and of a model's
+#: `config.calibration`; foldable ones come first.
+SCALERS: dict[str, ScalerEntry] = {
+    "temperature": ScalerEntry("TemperatureScaling", "temperature", "labels", True),
+    "per_label_temperature": ScalerEntry("PerLabelTemperatureScaling", "temperature", "label_matrix", True),
+    "vector": ScalerEntry("VectorScaling", "linear", "labels", True, True),
+    "matrix": ScalerEntry("MatrixScaling", "linear", "labels", True, True),
+    "structured_vector": ScalerEntry("StructuredVectorScaling", "linear", "labels", True, True),
+    "structured_matrix": ScalerEntry("StructuredMatrixScaling", "linear", "labels", True, True),
+    "auto": ScalerEntry("AutoScaling", "auto", "labels", True),
+    "prior_correction": ScalerEntry("PriorCorrection", "priors", "priors", True),
+    "dirichlet": ScalerEntry("DirichletScaling", "linear"),
+    "ensemble_temperature": ScalerEntry("EnsembleTemperatureScaling", "curves"),
+    "histogram": ScalerEntry("HistogramBinning", "curves"),
+    "isotonic": ScalerEntry("IsotonicScaling", "curves"),
+    "spline": ScalerEntry("SplineScaling", "curves"),
+    "grouped": ScalerEntry("GroupedScaling", "grouped", "groups"),
+    "inverse_link": ScalerEntry("InverseLink", "inverse", "training_loss"),
+}
+# What the commands offer: their models and files of predictions have one label per row.
+SINGLE_LABEL_SCALERS = {method: entry for method, entry in SCALERS.items() if entry.needs == "labels"}
+FOLDABLE_SCALERS = {method: entry for method, entry in SCALERS.items() if entry.foldable}
 
 _MODULES = {entry.name: entry.module for entry in SCALERS.values()} | {"Scaler": "_base"}
 _MODULES |= dict.fromkeys(("PriorEstimate", "estimate_prior"), "priors")

@@ -23,7 +23,7 @@ from hf_calib.metrics.checks import (
     check_type,
     row_chunks,
 )
-from hf_calib.scaling.methods import is_multi_label
+from hf_calib.scaling.saved_map import MAP_NAME, is_multi_label, load_pretrained, save_map
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitInfo
@@ -66,8 +66,6 @@ class Scaler(ClassifierMixin, BaseEstimator):
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write the fitted scaler into a folder, new or that of its model, where `hf_calib.pipeline` finds it."""
-        from hf_calib.scaling.saved_map import MAP_NAME, save_map  # here, because it imports the scalers
-
         save_map(self, Path(folder) / MAP_NAME)
 
     @classmethod
@@ -75,8 +73,6 @@ class Scaler(ClassifierMixin, BaseEstimator):
         cls, name: str | os.PathLike[str], *, revision: str | None = None, token: str | bool | None = None
     ) -> Self:
         """Load a fitted scaler, bit for bit, of this class (`Scaler`: of any), from a folder or else from the Hub."""
-        from hf_calib.scaling.saved_map import load_pretrained  # here, because it imports the scalers
-
         scaler = load_pretrained(name, revision=revision, token=token).scaler
         other = type(scaler).__name__
         way_out = f"use {other}.from_pretrained, or Scaler.from_pretrained for any of them"
@@ -86,7 +82,6 @@ class Scaler(ClassifierMixin, BaseEstimator):
     def push_to_hub(self, repo_id: str, **where: Any) -> CommitInfo:
         """Add the fitted scaler to a repository, new or a model's; `where`: revision, token, private, create_pr."""
         from hf_calib._hub import Destination, push_files
-        from hf_calib.scaling.saved_map import MAP_NAME
 
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)

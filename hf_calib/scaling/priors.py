@@ -77,15 +77,21 @@ class PriorCorrection(AffineScaling):
     def __sklearn_is_fitted__(self) -> bool:
         return True
 
+    def priors(self) -> dict[str, FloatArray]:
+        """The shares of both, under the names of the arguments."""
+        both = {name: _as_prior(name, getattr(self, name)) for name in ("train_prior", "target_prior")}
+        train, target = map(len, both.values())
+        way_out = "give each class its share, in the order of the logits"
+        check(train == target, f"target_prior to have the {train} classes of train_prior", target, way_out)
+        return both
+
     def _bias(self) -> FloatArray:
-        train, target = as_prior("train_prior", self.train_prior), as_prior("target_prior", self.target_prior)
-        n, way_out = len(train), "give each class its share, in the order of the logits"
-        check(n == len(target), f"target_prior to have the {n} classes of train_prior", len(target), way_out)
+        train, target = self.priors().values()
         return np.log(target) - np.log(train)
 
 
-def as_prior(argument: str, values: Any) -> FloatArray:
-    """The shares (C,) of a prior or of class counts, in float64; refused unless all are above 0."""
+def _as_prior(argument: str, values: Any) -> FloatArray:
+    """The shares (C,) of a prior or of class counts, which are above 0, in float64."""
     given = checks.as_array(argument, values)
     numbers = checks.as_floats(argument, given)
     got, way_out = f"shape {given.shape}", "give one share per class"
@@ -199,7 +205,7 @@ def estimate_prior(
     check(one_of_them, "source_probs or train_prior to be given", got, "source_probs are the better choice")
     source, labels = np.zeros((0, n_classes)), np.zeros(0, np.int64)
     if source_probs is None:
-        train = as_prior(given, train_prior)
+        train = _as_prior(given, train_prior)
     else:
         source = checks.check_probs(source_probs, argument=given).astype(np.float64)
         train = source.mean(axis=0)

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from hf_calib._errors import InputValueError, check, did_you_mean, expected, printable
+from hf_calib._errors import InputTypeError, InputValueError, check, did_you_mean, expected, printable
 from hf_calib._files import whole_file
 from hf_calib.metrics.checks import as_array
-from hf_calib.scaling.methods import FOLDABLE_SCALERS, SCALERS, foldable_method, method_of
-from hf_calib.scaling.priors import as_prior
+from hf_calib.scaling import FOLDABLE_SCALERS, SCALERS
 
 MAP_NAME = "calibration.json"
 POOLER_CONFIG = "vllm_pooler_config"  # the entry that holds what `pooler_config` returns
@@ -137,6 +136,37 @@ def _loss_from_record(record: dict[str, Any]) -> Any:
     return loss
 
 
+def method_of(scaler: Any, folds: bool = False) -> str:
+    """The method of a scaler, or of the one that it is derived from; TypeError for any other object."""
+    entries = FOLDABLE_SCALERS if folds else SCALERS
+    methods = {(f"hf_calib.scaling.{entry.module}", entry.name): method for method, entry in entries.items()}
+    for kind in type(scaler).__mro__:
+        if (kind.__module__, kind.__name__) in methods:
+            return methods[kind.__module__, kind.__name__]
+    way_out = "pass a scaler of hf_calib.scaling, or of a class derived from one"
+    if folds:
+        way_out = "keep the scaler beside the model with its save_pretrained, for hf_calib.pipeline"
+    names = ", ".join(entry.name for entry in entries.values())
+    raise InputTypeError(expected("scaler", f"be one of {names}", type(scaler).__name__, way_out))
+
+
+def foldable_method(scaler: Any) -> str:
+    """The same for one that folds; TypeError for any other scaler, too."""
+    return method_of(scaler, folds=True)
+
+
+def is_multi_label(scaler: Any) -> bool:
+    """Whether a scaler's probabilities are sigmoids, not the softmax."""
+    return bool(getattr(scaler, "multi_label", False))
+
+
+def fitted_numbers(scaler: Any) -> dict[str, Any]:
+    """The fitted parameters, where these are at most a number per class."""
+    names = [name for name in vars(scaler) if name.endswith("_") and not name.startswith("_")]
+    arrays = {name.removesuffix("_"): np.asarray(getattr(scaler, name)) for name in names}
+    return {name: a.tolist() for name, a in arrays.items() if a.ndim <= 1 and a.dtype.kind in "fiu"}
+
+
 def check_finite(scaler: Any) -> None:
     """Raise if a scaler is not fitted, has NaN or infinity among its numbers, or gives them for logits of 0."""
     check_is_fitted(scaler)
@@ -176,8 +206,7 @@ def config_record(scaler: Any) -> dict[str, Any]:
     if method == "prior_correction":
         first = scaler.scaler
         recorded = {} if first is None else {"scaler": foldable_method(first), **config_record(first)}
-        priors = ("train_prior", "target_prior")
-        return recorded | {name: as_prior(name, getattr(scaler, name)).tolist() for name in priors}
+        return recorded | {name: prior.tolist() for name, prior in scaler.priors().items()}
     if method == "per_label_temperature":
         return {"temperatures": scaler.temperatures_.tolist()}
     record = {"choice": str(scaler.choice_)} if hasattr(scaler, "choice_") else {}

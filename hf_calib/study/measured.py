@@ -27,7 +27,7 @@ from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.training import PREDICTIONS, TrainingPredictions
 from hf_calib.report.labels import TITLES
 from hf_calib.report.measures import MEASURES, Measure
-from hf_calib.scaling.methods import SCALERS
+from hf_calib.scaling import SCALERS
 from hf_calib.scaling.temperature import Criterion
 from hf_calib.study.advice import UNSCALED
 from hf_calib.study.cells import CELLS, is_finished, problem

@@ -15,9 +15,17 @@ from numpy.typing import NDArray
 
 from hf_calib._errors import check
 from hf_calib.export.heads import has_tied_head, head_loses_bias, norms_of_hidden_size
-from hf_calib.scaling import AutoScaling, TemperatureScaling, saved_map
-from hf_calib.scaling.methods import FOLDABLE_SCALERS, foldable_method, is_multi_label, method_of
-from hf_calib.scaling.saved_map import has_bias, load_map, map_title, temperature_of, title_of
+from hf_calib.scaling import FOLDABLE_SCALERS, AutoScaling, TemperatureScaling, saved_map
+from hf_calib.scaling.saved_map import (
+    foldable_method,
+    has_bias,
+    is_multi_label,
+    load_map,
+    map_title,
+    method_of,
+    temperature_of,
+    title_of,
+)
 from hf_calib.trainer.labels import predicts_next_token, without_adapters
 
 # Entries of calibration.json that a model's config does without.

@@ -16,8 +16,7 @@ from hf_calib._errors import check
 from hf_calib.losses import AdaptiveLoss, make_loss
 from hf_calib.metrics.checks import check_flag
 from hf_calib.metrics.state import lower_is_better
-from hf_calib.scaling import TemperatureScaling
-from hf_calib.scaling.methods import FOLDABLE_SCALERS
+from hf_calib.scaling import FOLDABLE_SCALERS, TemperatureScaling
 from hf_calib.trainer.callbacks import STRATEGIES, check_option, check_updates
 
 if TYPE_CHECKING:

@@ -25,8 +25,7 @@ from hf_calib.cards.card import _START as START
 from hf_calib.cards.card import citations, references
 from hf_calib.decisions import CostRule, Decisions
 from hf_calib.losses import LOSSES
-from hf_calib.scaling import SplineScaling
-from hf_calib.scaling.methods import SCALERS
+from hf_calib.scaling import SCALERS, SplineScaling
 from hf_calib.scaling.saved_map import MAP_NAME
 from hf_calib.trainer.evaluation import Evaluation
 from tests.helpers.commands import call, called_for_json

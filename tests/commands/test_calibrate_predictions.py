@@ -17,8 +17,7 @@ from hf_calib.commands.fitting import METHODS
 from hf_calib.metrics import negative_log_likelihood
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.table import load_predictions, save_predictions
-from hf_calib.scaling import AutoScaling, TemperatureScaling
-from hf_calib.scaling.methods import SCALERS
+from hf_calib.scaling import SCALERS, AutoScaling, TemperatureScaling
 from tests.helpers.commands import (
     NAMES,
     REPORT,

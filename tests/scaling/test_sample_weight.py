@@ -11,6 +11,7 @@ import pytest
 from hf_calib import InputError
 from hf_calib.metrics import negative_log_likelihood
 from hf_calib.scaling import (
+    SCALERS,
     DirichletScaling,
     HistogramBinning,
     IsotonicScaling,
@@ -18,7 +19,6 @@ from hf_calib.scaling import (
     TemperatureScaling,
     VectorScaling,
 )
-from hf_calib.scaling.methods import SCALERS
 
 RNG = np.random.default_rng(0)
 N, C = 1_500, 4

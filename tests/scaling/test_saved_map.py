@@ -16,9 +16,15 @@ from sklearn.exceptions import NotFittedError
 
 from hf_calib import scaling
 from hf_calib.losses import make_loss
-from hf_calib.scaling import PriorCorrection, Scaler, TemperatureScaling, load_map, save_map
-from hf_calib.scaling.methods import FOLDABLE_SCALERS, foldable_method, is_multi_label
-from hf_calib.scaling.saved_map import MAP_NAME, config_record, temperature_of, title_of
+from hf_calib.scaling import FOLDABLE_SCALERS, PriorCorrection, Scaler, TemperatureScaling, load_map, save_map
+from hf_calib.scaling.saved_map import (
+    MAP_NAME,
+    config_record,
+    foldable_method,
+    is_multi_label,
+    temperature_of,
+    title_of,
+)
 from tests.scaling.test_contract import MAKE, MULTI_LABEL, sampled
 
 PRIORS = [0.25, 0.25, 0.25, 0.25], [4, 3, 2, 1]

@@ -16,6 +16,7 @@ from transformers import AutoModelForSequenceClassification, TrainerCallback, pi
 from hf_calib import CalibrationMapCallback, CalibrationTrainer, TemperatureScalingCallback
 from hf_calib.metrics import brier_score, negative_log_likelihood
 from hf_calib.scaling import (
+    FOLDABLE_SCALERS,
     AutoScaling,
     IsotonicScaling,
     MatrixScaling,
@@ -25,8 +26,7 @@ from hf_calib.scaling import (
     VectorScaling,
     load_map,
 )
-from hf_calib.scaling.methods import FOLDABLE_SCALERS, is_multi_label
-from hf_calib.scaling.saved_map import MAP_NAME, config_record
+from hf_calib.scaling.saved_map import MAP_NAME, config_record, is_multi_label
 from hf_calib.trainer.config import CALIBRATION_METHODS
 from hf_calib.trainer.evaluation import Evaluation, on_device
 from tests.helpers.tiny import (
