@@ -9,7 +9,6 @@ import typer
 
 from hf_calib._errors import check
 from hf_calib.commands import console, options
-from hf_calib.commands.options import AsJson
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_show_locals=False)
 
@@ -34,16 +33,8 @@ def main(
     """Classifiers whose probabilities mean what they say."""
 
 
-_COMMANDS = (
-    options.Evaluate,
-    options.Calibrate,
-    options.Unfold,
-    options.Decide,
-    options.Push,
-    options.Export,
-)
-for _command in (*_COMMANDS, options.Report):
-    options.add_to(app, _command)
+for _name in ("Evaluate", "Calibrate", "Unfold", "Decide", "Push", "Export", "Report"):
+    options.add_to(app, getattr(options, _name))
 
 
 @app.command(
@@ -120,7 +111,9 @@ def compare(
         bool,
         typer.Option(help="Keep the calibrated model of each training; checkpoints go when it is finished."),
     ] = True,
-    as_json: AsJson = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object, and nothing else, on stdout.")
+    ] = False,
 ) -> None:
     """Train several losses over seeds, and report which is best for these data, with intervals.
 

@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from hf_calib._errors import InputValueError, expected
+from hf_calib._errors import check
 from hf_calib._files import check_output, whole_folder
-from hf_calib.commands.fitting import FOLDED, METHODS, Measured, fit_and_measure, make_scaler
-from hf_calib.commands.opening import (
-    Opened,
-    Running,
-    check_kind,
-    is_predictions_file,
-    open_source,
-    task_of_source,
-)
-from hf_calib.models.reading import RowSet
-from hf_calib.predictions.kinds import MULTI_LABEL, SINGLE_LABEL, LabelKind
-from hf_calib.predictions.logs import is_log
+from hf_calib.commands import console
+from hf_calib.commands.fitting import FOLDED, METHODS, fit, make_scaler, split_roles
+from hf_calib.commands.source import FileSource, ModelSource, Running, check_kind, open_source
+from hf_calib.predictions.kinds import SINGLE_LABEL, LabelKind
 from hf_calib.predictions.predictions import Predictions
-from hf_calib.predictions.table import open_predictions, save_predictions
+from hf_calib.models.reading import RowSet
+from hf_calib.predictions.table import save_predictions
+from hf_calib.report import CalibrationReport, report_on_predictions
 from hf_calib.report.any_report import AnyReport
+from hf_calib.report.text import with_interval
 from hf_calib.report.writing import write_report
-from hf_calib.scaling import PriorEstimate
+from hf_calib.scaling import SCALERS, PriorEstimate, estimate_prior
 from hf_calib.scaling.saved_map import fitted_numbers
 
 if TYPE_CHECKING:
     from hf_calib.commands.options import Calibrate
-    from hf_calib.models.classifier import Classifier
 
 _CALIBRATED = "predictions.npz"
 _CORRECTED = "target.npz"
+_MOST_MOVED = 10  # classes in the table of class frequencies
 
 
 @dataclass(frozen=True)
@@ -52,9 +48,11 @@ class Calibration:
         report: before and after calibration, on rows that the scaler has not seen. "After" has the prior
             correction where these are test rows; other rows have the source's class frequencies.
         notes: warnings: of rows that it has seen, and of the fit.
+        output: the folder.
+        prior: the class frequencies of the unlabelled target data; None without any.
         served_difference: largest difference between the probabilities of a pipeline with the saved model and
             the scaler's; None without a model.
-        prior: the class frequencies of the unlabelled target data; None without any.
+        folded: whether the map is in the model's head.
     """
 
     method: str
@@ -65,9 +63,16 @@ class Calibration:
     held_out: str
     report: AnyReport
     notes: tuple[str, ...]
-    served_difference: float | None = None
+    output: str
     prior: PriorEstimate | None = None
+    served_difference: float | None = None
     folded: bool = False
+
+    @classmethod
+    def of(cls, options: Calibrate, method: str, scaler: Any, **found: Any) -> Calibration:
+        """What a fitted scaler says of itself, and the rest."""
+        criterion, choice = (getattr(scaler, name, None) for name in ("criterion", "choice_"))
+        return cls(method, criterion, choice, fitted_numbers(scaler), output=str(options.output), **found)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, of JSON's own types."""
@@ -75,156 +80,193 @@ class Calibration:
         return {**vars(self), "notes": list(self.notes), "report": self.report.to_dict(), "prior": prior}
 
 
-def calibrate(options: Calibrate, running: Running) -> Calibration:
+def run(options: Calibrate, running: Running) -> Calibration:
     """Fit a scaler on held-out rows; fold it into the model's head for a plain pipeline, or calibrate predictions.
 
     A map that does not fold, or whose bias the head would lose, is saved beside the model, as it was, for
     `hf_calib.pipeline`. A model that has a map in its head already is unfolded first.
-
-    Raises:
-        ValueError: if model, data, method or criterion are wrong, or the scaler cannot be folded.
-        TypeError: if columns or arrays are of the wrong kind.
-        RuntimeError: if a pipeline with the saved model gives other probabilities; the output folder is not created.
     """
-    source, output, reading = options.source, options.output, options.reading
-    n_bins, seed = options.n_bins, options.seed
-    method = options.method or ("temperature" if options.criterion else None)
-    rows = options.rows(options.data, options.split)
-    test = options.rows(options.test_data, options.test_split, "test_data")
-    target = options.rows(options.target_data, options.target_split, "target_data", labelled=False)
-    if rows is None and is_predictions_file(source):
-        done = _calibrate_in_shards(options, method, running)
-        if done is not None:
-            return done
-    if options.weight_column is not None:
-        raise InputValueError(expected("--weight-column", "go with predictions", source, "leave it out"))
-    task = task_of_source(source, rows, trust_remote_code=running.trust_remote_code)
-    is_model = rows is not None
-    kind = None if task is None else task.labels
-    single_only = {"--target-data": target, "--criterion": options.criterion}
-    criterion = options.criterion or "nll"
-    check_kind(kind, reading, single_only)
-    known = _methods(kind, is_model=is_model, has_target=target is not None)
-    # Of a file it is not known yet how its labels are given.
-    if is_model or method not in MULTI_LABEL.maps:
-        make_scaler(method or "auto", criterion, n_bins, known)
-    check_output(output)
-    sets = {"data": rows or RowSet(source), "test_data": test, "target_data": target}
-    if not is_model:
-        _check_not_over_a_source(output, sets)
-        opened = open_source(source, task, sets, reading, running)
-        check_kind(opened.kind, reading, single_only)
-        known = _methods(opened.kind, is_model=False, has_target=target is not None)
-        scaler = make_scaler(method or "auto", criterion, n_bins, known)
-        measured = fit_and_measure(scaler, opened, n_bins=n_bins, seed=seed)
-        _save_predictions(output, opened, measured)
-        return _calibration(method or "auto", scaler, measured)
+    check_output(options.output)
+    rows, criterion, n_bins = options.rows(), options.criterion, options.n_bins
+    method = options.method or ("temperature" if criterion else None)
+    way_out = "leave it out"
+    requirement = "--weight-column to go with predictions"
+    check(rows is None or options.weight_column is None, requirement, options.source, way_out)
 
-    from hf_calib.commands.saving import Original, save_calibrated
+    def known(kind: LabelKind) -> tuple[str, ...]:
+        if kind.sigmoid:
+            return kind.maps
+        # A pipeline gives tokens the score of their tag only, which is too little to check another map by.
+        folds_only = options.target_data or (rows is not None and kind is not SINGLE_LABEL)
+        return FOLDED if folds_only else METHODS
+
+    def check_labels(kind: LabelKind) -> None:
+        single_only = {"--target-data": options.target_data, "--criterion": criterion}
+        check_kind(kind, options.reading, single_only)
+        make_scaler(method or "auto", criterion, n_bins, known(kind))
+
+    sets = {
+        "data": rows,
+        "test_data": options.rows("test_data", "test_split"),
+        "target_data": options.rows("target_data", "target_split", labelled=False),
+    }
+    source = open_source(options.source, sets, options.reading, running, check_labels=check_labels)
+    if isinstance(source, FileSource):
+        _check_not_over_a_source(options.output, source.sets.values())
+        if not source.is_held or options.weight_column is not None:
+            from hf_calib.commands.calibrate_shards import calibrate_shards
+
+            return calibrate_shards(source, options, method, running)
+        method = method or "auto"
+        scaler = make_scaler(method, criterion, n_bins, known(source.kind))
+        measured = fit_and_measure(scaler, source, options)
+        _save_predictions(options.output, source, measured)
+        return Calibration.of(options, method, scaler, **measured.told())
+
+    from hf_calib.commands.saving import save_calibrated, undo_map
     from hf_calib.export.heads import head_loses_bias
     from hf_calib.export.saving import check_overwrites_no_original
 
-    check_overwrites_no_original(output, [source])
-    originals: list[Original] = []
-
-    def undo_map(classifier: Classifier) -> None:
-        originals.append(Original.of(source, classifier))
-
-    opened = open_source(source, task, sets, reading, running, prepare=undo_map)
-    assert opened.classifier is not None
+    check_overwrites_no_original(options.output, [options.source])
+    training, undone = undo_map(source)
     if method is None:
-        n_classes = len(opened.class_names)
-        method = "temperature" if head_loses_bias(opened.classifier.model, n_classes) else "auto"
-    scaler = make_scaler(method, criterion, n_bins, known)
-    measured = fit_and_measure(scaler, opened, n_bins=n_bins, seed=seed)
-    running.stages(f"saving to {output}")
-    difference, folded = save_calibrated(output, originals[0], opened, scaler, measured, method)
-    return _calibration(method, scaler, measured, originals[0].notes, difference, folded=folded)
+        loses_bias = head_loses_bias(source.classifier.model, len(source.class_names))
+        method = "temperature" if loses_bias else "auto"
+    scaler = make_scaler(method, criterion, n_bins, known(source.kind))
+    measured = fit_and_measure(scaler, source, options)
+    running.stages(f"saving to {options.output}")
+    saved = save_calibrated(options.output, training, source, method, measured)
+    told = measured.told()
+    told["notes"] = (*undone, *told["notes"])
+    return Calibration.of(options, method, scaler, **told, **saved)
 
 
-def _calibrate_in_shards(options: Calibrate, method: str | None, running: Running) -> Calibration | None:
-    """Predictions with weights, or that are not held at once; None for others."""
-    source, test = options.source, options.test_data
-    if is_log(source):
-        return None
-    columns = options.reading.of_tables
-    table = open_predictions(source, **columns)
-    tested = None if test is None or is_log(test) else open_predictions(test, **columns)
-    tables = [each for each in (table, tested) if each is not None]
-    if options.weight_column is None and all(each.fits_into_memory() for each in tables):
-        return None
-    if options.target_data is not None:
-        got, way_out = "predictions with weights, or of more rows than are held at once", "leave it out"
-        raise InputValueError(expected("--target-data", "go with rows that are held", got, way_out))
-    check_output(options.output)
-    from hf_calib.commands.calibrate_shards import calibrate_shards
+class Measured(NamedTuple):
+    """A fitted scaler, measured on rows that it has not seen."""
 
-    done = calibrate_shards(table, tested, options, method, running)
-    return Calibration(
-        done.method,
-        getattr(done.scaler, "criterion", None),
-        getattr(done.scaler, "choice_", None),
-        fitted_numbers(done.scaler),
-        done.n_fitted,
-        done.held_out,
-        done.report,
-        done.warned,
+    scaler: Any
+    served: Any  # the scaler, or its correction to other class frequencies
+    prior: PriorEstimate | None
+    fitted_on: Predictions
+    reported: Predictions
+    held_out: str
+    report: CalibrationReport
+    is_served: bool  # whether the report is on it; not so of rows that have the source's class frequencies
+    warned: tuple[str, ...]
+    n_seen: int  # of the reported rows
+
+    def told(self) -> dict[str, Any]:
+        """The fields of a `Calibration`."""
+        notes = (*self.report.notes, *self.warned)
+        found = {"held_out": self.held_out, "report": self.report, "prior": self.prior}
+        return {"n_fitted": len(self.fitted_on), "notes": notes, **found}
+
+
+def fit_and_measure(scaler: Any, source: FileSource | ModelSource, options: Calibrate) -> Measured:
+    """Fit a scaler in place, correct it to the target's class frequencies, and report on rows that it has not seen."""
+    tested = source.tested()
+    fitted_on, reported, held_out = split_roles(source.predictions(), tested, options.seed)
+    source.running.stages(f"fitting on {len(fitted_on):,} rows, measuring {len(reported):,}")
+    warned = fit(scaler, fitted_on)
+    served, prior = scaler, None
+    if "target_data" in source.sets:
+        corrected_on = reported if tested is None else fitted_on
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            prior = estimate_prior(
+                scaler.predict_proba(source.logits("target_data")),
+                source_probs=scaler.predict_proba(corrected_on.as_logits()),
+                source_labels=corrected_on.labels,
+                seed=options.seed,
+            )
+            correction = prior.correction(scaler)
+        served = correction if prior.corrects else scaler
+        warned += tuple(str(each.message) for each in caught)
+    is_served = tested is not None or served is scaler
+    if not is_served:
+        held_out += ", before the correction of the class frequencies, as these rows have the source's"
+    names = {"class_names": options.reading.class_names}
+    measured = served if is_served else scaler
+    report = report_on_predictions(reported, source.name, options.n_bins, measured, **names)
+    n_seen = source.n_shared()
+    notes = (*report.notes, *_in_sample(n_seen, len(reported)), *source.notes)
+    report = replace(report, notes=notes)
+    return Measured(scaler, served, prior, fitted_on, reported, held_out, report, is_served, warned, n_seen)
+
+
+def _in_sample(n_seen: int, n_reported: int) -> tuple[str, ...]:
+    """The warning that the report is on rows that the scaler was fitted on."""
+    if n_seen == 0:
+        return ()
+    of, part = ("all", "") if n_seen == n_reported else (f"{n_seen:,} of the", "in part ")
+    return (
+        f"The scaler was fitted on {of} {n_reported:,} rows of this report. The errors after calibration are "
+        f"{part}in-sample, and lower than on new rows. Report on other test data, or leave them out: half of the "
+        "rows is then held out.",
     )
 
 
-def _methods(kind: LabelKind | None, *, is_model: bool, has_target: bool) -> tuple[str, ...]:
-    """The methods that go with the labels and with what is done with the scaler."""
-    if kind is not None and kind.sigmoid:
-        return kind.maps
-    # A pipeline gives tokens the score of their tag only, which is too little to check another map by.
-    folds_only = has_target or (is_model and kind is not None and kind is not SINGLE_LABEL)
-    return FOLDED if folds_only else METHODS
+def _check_not_over_a_source(output: Path, sets: Iterable[RowSet]) -> None:
+    given = {Path(each.data).resolve() for each in sets if isinstance(each.data, str)}
+    kept = not given & {(output / name).resolve() for name in (_CALIBRATED, _CORRECTED)}
+    way_out = "name another folder: the calibrated ones are written there under the same name"
+    check(kept, "output to be another folder than the predictions'", output, way_out)
 
 
-def _check_not_over_a_source(output: Path, sets: Mapping[str, RowSet | None]) -> None:
-    given = {Path(each.data).resolve() for each in sets.values() if each is not None}
-    if given & {(output / name).resolve() for name in (_CALIBRATED, _CORRECTED)}:
-        way_out = "name another folder: the calibrated ones are written there under the same name"
-        raise InputValueError(expected("output", "be another folder than the predictions'", output, way_out))
-
-
-def _save_predictions(output: Path, opened: Opened, measured: Measured) -> None:
+def _save_predictions(output: Path, source: FileSource, measured: Measured) -> None:
     reported, report = measured.reported, measured.report
     assert report.after is not None
-    calibrated = Predictions(
-        reported.labels,
-        probs=measured.calibrated,
-        class_names=reported.class_names,
-    )
-    target_logits = opened.logits("target_data")
+    probs, names = report.after.probs, reported.class_names
     with whole_folder(output) as folder:
-        save_predictions(calibrated, folder / _CALIBRATED)
-        if target_logits is not None:
-            names = np.array(report.class_names, dtype=np.str_)
-            probs = measured.served.predict_proba(target_logits)
-            np.savez(folder / _CORRECTED, probs=probs, class_names=names)
+        save_predictions(Predictions(reported.labels, probs=probs, class_names=names), folder / _CALIBRATED)
+        if measured.prior is not None:
+            probs = measured.served.predict_proba(source.logits("target_data"))
+            np.savez(
+                folder / _CORRECTED, probs=probs, class_names=np.array(report.class_names, dtype=np.str_)
+            )
         write_report(report, folder)
 
 
-def _calibration(
-    method: str,
-    scaler: Any,
-    measured: Measured,
-    notes: tuple[str, ...] = (),
-    difference: float | None = None,
-    *,
-    folded: bool = False,
-) -> Calibration:
-    return Calibration(
-        method,
-        getattr(scaler, "criterion", None),
-        getattr(scaler, "choice_", None),
-        fitted_numbers(scaler),
-        len(measured.fitted_on),
-        measured.held_out,
-        measured.report,
-        (*notes, *measured.report.notes, *measured.warned),
-        difference,
-        measured.prior,
-        folded,
-    )
+def show(done: Calibration) -> None:
+    """The report before and after, the fitted parameters, and the rows that they were fitted on."""
+    console.print_document(done.report.document())
+    numbers = {name: value for name, value in done.numbers.items() if isinstance(value, float)}
+    if "weight" in numbers:  # one number for all logits: people know it as a temperature
+        numbers = {"T": 1 / numbers["weight"]}
+    details = [each for each in (done.criterion, done.choice) if each]
+    details += [f"{name} {value:.4g}" for name, value in numbers.items()]
+    of = f" ({', '.join(details)})" if details else ""
+    lines = [
+        "",
+        f"Method {done.method}, fitted on {done.n_fitted:,} rows{of}.",
+        f"Reported on {done.held_out}.",
+    ]
+    if done.prior is not None:
+        _show_moved(done.prior, done.report.class_names)
+    if done.served_difference is not None:
+        gives = f"gives the calibrated probabilities (largest difference {done.served_difference:.1g})."
+        no_bias = "its head keeps no bias, which the map has"
+        why = no_bias if SCALERS[done.method].foldable else f"{done.method} does not fold"
+        lines.append(
+            f"Folded into the model's head: a plain pipeline with the saved model {gives}"
+            if done.folded
+            else f"Saved beside the model, as {why}: hf_calib.pipeline with the saved model {gives} A plain "
+            "pipeline is not calibrated by it."
+        )
+    console.print_lines(lines)
+
+
+def _show_moved(prior: PriorEstimate, class_names: tuple[str, ...]) -> None:
+    """The classes whose shares differ most from those that the calibrated probabilities assume."""
+    order = sorted(range(len(prior.prior)), key=lambda k: -abs(prior.prior[k] - prior.train_prior[k]))
+    found = "corrected for" if prior.corrects else "not corrected for"
+    title = f"Class frequencies of {prior.n_rows:,} target rows, {found} (p = {prior.p_value:.3f})"
+    rows = [
+        [
+            class_names[k],
+            f"{prior.train_prior[k]:.4f}",
+            with_interval(prior.prior[k], *prior.interval[k]),
+        ]
+        for k in order[:_MOST_MOVED]
+    ]
+    console.print_table(title, ["class", "source", "target"], rows)

@@ -1,4 +1,4 @@
-"""The commands of `hf-calib` in Python: the same options by their names, with underscores."""
+"""The commands in Python: the same options by their names, with underscores."""
 
 from __future__ import annotations
 
@@ -33,10 +33,7 @@ def evaluate(source: str | Sequence[str], **options: Any) -> AnyReport:
     ...
     hf_calib._errors.InputValueError: expected predictions to name existing files, got missing.csv, where there are ...
     """
-    found: AnyReport = _done(
-        "Evaluate", source=[source] if isinstance(source, str) else list(source), **options
-    )
-    return found
+    return _done("Evaluate", source=[source] if isinstance(source, str) else list(source), **options)  # type: ignore[no-any-return]
 
 
 def calibrate(source: str, output: str, **options: Any) -> Calibration:
@@ -60,8 +57,7 @@ def calibrate(source: str, output: str, **options: Any) -> Calibration:
     ...
     hf_calib._errors.InputTypeError: expected option to be one of calibrate, got methd; did you mean 'method'?
     """
-    found: Calibration = _done("Calibrate", source=source, output=output, **options)
-    return found
+    return _done("Calibrate", source=source, output=output, **options)  # type: ignore[no-any-return]
 
 
 def decide(source: str, **options: Any) -> Decided:
@@ -78,8 +74,7 @@ def decide(source: str, **options: Any) -> Decided:
         ValueError: if source, data or method are wrong, or the rows are too few for the promise.
         TypeError: if columns or arrays are of the wrong kind, or there is no such option.
     """
-    found: Decided = _done("Decide", source=source, **options)
-    return found
+    return _done("Decide", source=source, **options)  # type: ignore[no-any-return]
 
 
 def _done(command: str, **options: Any) -> Any:
@@ -88,6 +83,6 @@ def _done(command: str, **options: Any) -> Any:
     kind = getattr(of_commands, command)
     known = [each.name for each in fields(kind)]
     for name in options.keys() - known:
-        requirement = f"be one of {command.lower()}"
-        raise InputTypeError(expected("option", requirement, name, did_you_mean(name, known)))
+        way_out = did_you_mean(name, known)
+        raise InputTypeError(expected("option", f"be one of {command.lower()}", name, way_out))
     return kind(**options)()

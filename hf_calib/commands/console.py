@@ -17,17 +17,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hf_calib._errors import InputError, printable
-from hf_calib.scaling import SCALERS
 
 if TYPE_CHECKING:
-    from hf_calib.commands.calibrate import Calibration
-    from hf_calib.commands.decide import Decided
     from hf_calib.report import Document
-    from hf_calib.report.any_report import AnyReport
-    from hf_calib.scaling import PriorEstimate
 
 _PATIENCE = 1.0  # seconds before a stage is named
-_MOST_MOVED = 10  # classes in the table of class frequencies
 
 
 @dataclass(frozen=True)
@@ -142,72 +136,6 @@ def print_document(document: Document) -> None:
     from rich.console import Console
 
     document.show(Console())
-
-
-def print_report(report: AnyReport) -> None:
-    """The metrics with their intervals, and the diagnosis."""
-    print_document(report.document())
-
-
-def print_calibration(done: Calibration) -> None:
-    """The report before and after, the fitted parameters, and the rows that they were fitted on."""
-    print_report(done.report)
-    numbers = {name: value for name, value in done.numbers.items() if isinstance(value, float)}
-    if "weight" in numbers:  # one number for all logits: people know it as a temperature
-        numbers = {"T": 1 / numbers["weight"]}
-    details = [word for word in (done.criterion, done.choice) if word] + [
-        f"{k} {v:.4g}" for k, v in numbers.items()
-    ]
-    fitted = f"Method {done.method}, fitted on {done.n_fitted:,} rows"
-    fitted += f" ({', '.join(details)})." if details else "."
-    notes = [f"Note: {note}" for note in done.notes if note not in done.report.warnings]  # those are printed
-    if done.prior is not None:
-        print_table(*_moved_classes(done.prior, done.report.class_names))
-    lines = ["", fitted, f"Reported on {done.held_out}.", *notes]
-    if done.served_difference is not None and done.folded:
-        lines.append(
-            "Folded into the model's head: a plain pipeline with the saved model gives the calibrated "
-            f"probabilities (largest difference {done.served_difference:.1g})."
-        )
-    elif done.served_difference is not None:
-        why = f"{done.method} does not fold"
-        if SCALERS[done.method].foldable:
-            why = "its head keeps no bias, which the map has"
-        lines.append(
-            f"Saved beside the model, as {why}: hf_calib.pipeline with the saved model gives "
-            f"the calibrated probabilities (largest difference {done.served_difference:.1g}). A plain pipeline is not "
-            "calibrated by it."
-        )
-    print_lines(lines)
-
-
-def _moved_classes(
-    prior: PriorEstimate, class_names: Sequence[str]
-) -> tuple[str, list[str], list[list[str]]]:
-    """The classes whose shares differ most from those that the calibrated probabilities assume."""
-    order = sorted(range(len(prior.prior)), key=lambda k: -abs(prior.prior[k] - prior.train_prior[k]))
-    found = "corrected for" if prior.corrects else "not corrected for"
-    title = f"Class frequencies of {prior.n_rows:,} target rows, {found} (p = {prior.p_value:.3f})"
-    rows = [
-        [
-            class_names[k],
-            f"{prior.train_prior[k]:.4f}",
-            f"{prior.prior[k]:.4f} [{prior.interval[k, 0]:.4f}, {prior.interval[k, 1]:.4f}]",
-        ]
-        for k in order[:_MOST_MOVED]
-    ]
-    return title, ["class", "source", "target"], rows
-
-
-def print_decided(decided: Decided) -> None:
-    """Print a decision rule's results before and after calibration, and the rows they are from."""
-    print_table(f"Decisions of {decided.name}", *decided.section.table())
-    print_lines(decided.section.sentences())
-    if decided.method:
-        print_lines(
-            [f"After calibration: {decided.method}, fitted on {decided.n_calibrated_on:,} other rows."]
-        )
-    print_lines([f"Measured on {decided.held_out}, with 95% intervals."])
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -31,7 +31,7 @@ from hf_calib.scaling import FOLDABLE_SCALERS
 from hf_calib.scaling.saved_map import MAP_NAME, load_map, method_of, recorded_in, save_map, title_of
 
 if TYPE_CHECKING:
-    from hf_calib.commands.opening import Running
+    from hf_calib.commands.source import Running
     from hf_calib.commands.options import Export
 
 TOLERANCE = 1e-4  # of a probability: float32, by other kernels
@@ -155,7 +155,7 @@ def _batches(classifier: Any, options: Export) -> list[dict[str, Any]]:
             others = {name: [int(name == "attention_mask")] * n_tokens for name in names}
             made.append({**others, "input_ids": [*ordinary[i : i + n_tokens - 1], end]})
         batches.append(classifier.batch(made))
-    rows = options.rows(options.data, options.split)
+    rows = options.rows()
     if rows is not None:
         texts = rows.load()
         texts = texts.select(range(min(len(texts), options.batch_size)))

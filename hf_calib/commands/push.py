@@ -36,7 +36,7 @@ from hf_calib.scaling.saved_map import (
 )
 
 if TYPE_CHECKING:
-    from hf_calib.commands.opening import Running
+    from hf_calib.commands.source import Running
     from hf_calib.commands.options import Push
 
 

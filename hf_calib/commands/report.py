@@ -6,14 +6,15 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output, whole_folder
-from hf_calib.commands.opening import Stages, ignore_stage, name_of
+from hf_calib.commands import console
+from hf_calib.commands.source import Running, Stages, ignore_stage, name_of
 from hf_calib.metrics.checks import FloatArray
 from hf_calib.metrics.sums import BinSums, uniform_bins
 from hf_calib.plots.binned import reliability_of_sums
@@ -26,6 +27,9 @@ from hf_calib.report.saved import read_report
 from hf_calib.report.tables import p_cell
 from hf_calib.report.text import outside_intervals, with_interval
 from hf_calib.report.writing import write_document
+
+if TYPE_CHECKING:
+    from hf_calib.commands.options import Report
 
 _REPORT = "report.json"
 
@@ -121,6 +125,17 @@ class Comparison:
     def write(self, folder: Path) -> None:
         """Write comparison.md, .html and .json, and the figure, into a folder."""
         write_document(self.document(), self.to_dict(), folder, "comparison")
+
+
+def run(options: Report, running: Running) -> Comparison:
+    """Compare, and write where it is asked for."""
+    given: Any = {"label_column": options.label_column, "n_bins": options.n_bins, "output": options.output}
+    return compare_reports(options.sources, stages=running.stages, **given)
+
+
+def show(done: Comparison) -> None:
+    """The table."""
+    console.print_document(done.document())
 
 
 def compare_reports(

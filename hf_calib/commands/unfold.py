@@ -20,7 +20,7 @@ from hf_calib.models.tasks import task_of
 from hf_calib.scaling.saved_map import MAP_NAME, load_map, save_map
 
 if TYPE_CHECKING:
-    from hf_calib.commands.opening import Running
+    from hf_calib.commands.source import Running
     from hf_calib.commands.options import Unfold
 
 _OTHER_WEIGHTS = ["*.bin*", "*.h5", "*.msgpack", "*.pt*", "*.pkl", "*.ckpt", "*.onnx*", "*.gguf", "*.ot"]

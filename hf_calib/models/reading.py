@@ -108,14 +108,14 @@ class RowSet:
     """One set of rows that a command names.
 
     Args:
-        data: a file, a folder or a dataset on the Hub; for a file of predictions, that file.
+        data: a file, a folder or a dataset on the Hub; for predictions, their files.
         dataset_config: configuration of a Hub dataset.
         split: of a Hub dataset or folder.
         argument: what errors call it.
         labelled: whether its labels are read.
     """
 
-    data: str
+    data: str | list[str]
     dataset_config: str | None = None
     split: str = "test"
     argument: str = "data"

@@ -1,0 +1,321 @@
+"""A source, files of predictions or a model, and its predictions of every set of rows that a command names."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from numpy.typing import NDArray
+
+from hf_calib._errors import check, few
+from hf_calib._text import plain_name
+from hf_calib.predictions.kinds import MULTI_LABEL, LabelKind
+from hf_calib.predictions.logs import is_log, load_log
+from hf_calib.predictions.one_pass import OnRows, draw_sample, ignore_rows
+from hf_calib.predictions.predictions import Predictions, check_same_classes
+from hf_calib.models.reading import Reading, RowSet
+from hf_calib.predictions.shared_rows import rows_in_both
+from hf_calib.predictions.table import MOST_ROWS_HELD, Table, is_many, open_predictions, suffix_of
+
+# Models need torch and transformers, which commands on files of predictions start without.
+if TYPE_CHECKING:
+    from hf_calib.models.tasks import Task
+
+# Called with the name of a stage as it begins.
+Stages = Callable[[str], None]
+
+
+def ignore_stage(stage: str) -> None:
+    """The stages of a caller who does not want to see them."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """How a command runs a model, and whom it tells."""
+
+    trust_remote_code: bool = False
+    progress: OnRows = ignore_rows
+    stages: Stages = ignore_stage
+
+
+@dataclass
+class Source:
+    """Sets of rows by names, "data" and perhaps "test_data" and others, and the predictions of them."""
+
+    name: str
+    sets: dict[str, RowSet]
+    reading: Reading
+    running: Running
+    notes: list[str] = field(default_factory=list)
+    found: dict[str, Predictions] = field(default_factory=dict)
+
+    def predictions(self, name: str = "data") -> Predictions:
+        """Of a set with labels, predicted once."""
+        if name not in self.found:
+            self.found[name] = self.predict(name)
+        return self.found[name]
+
+    def predict(self, name: str) -> Predictions:
+        """Read them, or run the model."""
+        raise NotImplementedError
+
+    def tested(self) -> Predictions | None:
+        """Of the test data; None without any."""
+        return self.predictions("test_data") if "test_data" in self.sets else None
+
+
+@dataclass
+class FileSource(Source):
+    """Files of predictions of one model: each is a table, or a log, which is small and read at once."""
+
+    tables: dict[str, Table] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, each in self.sets.items():
+            self.running.stages(f"reading {each.data if isinstance(each.data, str) else few(each.data)}")
+            if isinstance(each.data, str) and is_log(each.data):
+                self.found[name] = load_log(each.data, self.reading.of_logs)
+            else:
+                columns = self.reading.of_tables if each.labelled else {"label_column": None}
+                self.tables[name] = open_predictions(each.data, **columns)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether all rows fit into memory."""
+        return all(table.fits_into_memory() for table in self.tables.values())
+
+    @property
+    def kind(self) -> LabelKind:
+        """Of the labels."""
+        return self.predictions().kind
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """C names, or numbers."""
+        return self.predictions().names
+
+    def n_rows(self, name: str) -> int:
+        """How many a set has."""
+        return len(self.predictions(name))
+
+    def predict(self, name: str) -> Predictions:
+        table, rows = self.tables[name], self.sets[name]
+        requirement = f"{rows.argument} to have at most {MOST_ROWS_HELD:,} rows here"
+        check(table.fits_into_memory(), requirement, _count(table), "name some of the files")
+        found = table.load()
+        if not rows.labelled:
+            check_same_classes(_TITLES[rows.argument], self.predictions(), found)
+        return found
+
+    def sample(self) -> None:
+        """Of tables that do not fit into memory, go on with a sample, and note it."""
+        for name, table in self.tables.items():
+            if not table.fits_into_memory():
+                found = self.found[name] = draw_sample(table, most=MOST_ROWS_HELD)
+                drawn = "drawn by hashes of their files' names and their numbers"
+                sample = f"a sample of {len(found):,} of the {_count(table)} rows, {drawn}"
+                self.notes.append(f"The rows of {name} are {sample}.")
+
+    def logits(self, name: str) -> NDArray[Any]:
+        """(N, C) of a set, whose labels are not read."""
+        return self.predictions(name).as_logits()
+
+    def check_same_scores(self, sets: Sequence[str]) -> None:
+        """Refuse logits beside probabilities."""
+        first, *others = (
+            "logits" if self.predictions(name).probs is None else "probabilities" for name in sets
+        )
+        for kind in others:
+            way_out = "use predictions of one kind"
+            check(kind == first, f"the data from elsewhere to hold {first}, as the others do", kind, way_out)
+
+    def about(self) -> dict[str, Any]:
+        """Which rows and weights these are, for readers of report.json: the file says it."""
+        return {}
+
+    def n_shared(self) -> int:
+        """How many of the test rows are also among the others."""
+        tested = self.tested()
+        return 0 if tested is None else rows_in_both(self.predictions(), tested)
+
+
+@dataclass
+class ModelSource(Source):
+    """A model that is run over rows."""
+
+    is_held: ClassVar = True
+    model: str = field(kw_only=True)
+    task: Task = field(kw_only=True)
+    encoded: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        from hf_calib.models.classifier import load_classifier
+
+        requirement = "the model to be a classifier of texts, tokens or images"
+        got, way_out = f"a model for {self.task.pipeline}", "evaluate a file of its predictions"
+        check(self.task.classifier is not None, requirement, got, way_out)
+        self.rows = {}
+        for name, each in self.sets.items():
+            self.running.stages(f"reading {each.data}")
+            self.rows[name] = each.load()
+        self.running.stages(f"loading {self.model}")
+        trusted, names = self.running.trust_remote_code, self.reading.class_names
+        self.classifier = load_classifier(self.model, self.task, trust_remote_code=trusted, class_names=names)
+
+    def _encode(self) -> None:
+        """Check every row, before the first is predicted."""
+        for name, each in self.sets.items():
+            self.running.stages(f"checking {len(self.rows[name]):,} {self.task.inputs}")
+            self.encoded[name] = self.classifier.encode(
+                self.rows[name], self.reading, name=each.data, labelled=each.labelled
+            )
+        self.notes += [each.note for each in self.encoded.values() if each.note is not None]
+        self.running.stages(f"predicting {sum(map(len, self.rows.values())):,} rows")
+
+    @property
+    def kind(self) -> LabelKind:
+        """Of the labels."""
+        return self.classifier.task.labels
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """C of them."""
+        return self.classifier.class_names
+
+    def n_rows(self, name: str) -> int:
+        """How many a set has."""
+        return len(self.rows[name])
+
+    def predict(self, name: str) -> Predictions:
+        found = self.classifier.predict(self._inputs(name), **self._batches)
+        return self.reading.with_columns(found, self.rows[name])
+
+    def logits(self, name: str) -> NDArray[Any]:
+        """(N, C) of a set, whose labels are not read."""
+        return self.classifier.logits(self._inputs(name), **self._batches)
+
+    def _inputs(self, name: str) -> Any:
+        if not self.encoded:
+            self._encode()
+        return self.encoded[name]
+
+    @property
+    def _batches(self) -> dict[str, Any]:
+        return {"batch_size": self.reading.batch_size, "on_progress": self.running.progress}
+
+    def about(self) -> dict[str, Any]:
+        """Which rows and weights these are, for readers of report.json."""
+        from hf_calib.export.fingerprint import fingerprint
+
+        rows, weights = self.sets["data"], fingerprint(self.classifier.model)
+        return {**rows.source(), "options": rows.options(self.reading), "fingerprint": weights}
+
+    def n_shared(self) -> int:
+        """How many of the test rows are also among the others."""
+        tested = self.tested()
+        if tested is None:
+            return 0
+        fitted, reported = (
+            self.classifier.identities(self.rows[name], self.reading, name=self.sets[name].data)
+            for name in ("data", "test_data")
+        )
+        known = set(fitted)
+        # Of tokens, there are some that the model does not read.
+        return min(sum(each in known for each in reported), len(tested))
+
+
+def open_source(
+    source: str | list[str],
+    sets: Mapping[str, RowSet | None],
+    reading: Reading,
+    running: Running,
+    *,
+    check_labels: Callable[[LabelKind], None],
+) -> FileSource | ModelSource:
+    """Open the predictions, or read every set of rows and load the model; nothing is predicted yet.
+
+    Args:
+        source: a model, or one or several files of predictions.
+        sets: by name, "data" the first, of which there is none beside predictions; None for those not given.
+        reading: how columns are read.
+        running: whom to tell.
+        check_labels: refuses options that do not go with the kind of the labels, as early as that is known.
+
+    Raises:
+        ValueError: if source or data are missing, unreadable or do not go together.
+        TypeError: if columns or arrays are of the wrong kind.
+    """
+    data = sets["data"]
+    given = {name: each for name, each in sets.items() if each is not None}
+    files = [source] if isinstance(source, str) else source
+    if all(map(is_predictions, files)) and (data is None or not os.path.isdir(files[0])):
+        way_out = "the file of predictions holds the labels: leave data out, or name a model"
+        check(data is None, "data to be given with a model only", data and data.data, way_out)
+        where = files[0] if len(files) == 1 else files
+        found = FileSource(name_of(few(files)), {"data": RowSet(where), **given}, reading, running)
+        if found.is_held:
+            check_labels(found.kind)
+        return found
+    way_out = "name the folder of the files, or one model"
+    check(len(files) == 1, "the source to be one", ", ".join(files), way_out)
+    way_out = "name labelled texts: a file, a folder or a dataset on the Hub"
+    check(data is not None, "data to be given with a model", "none", way_out)
+    from hf_calib.models.loading import find_task
+    from hf_calib.models.tasks import TASKS
+
+    task = find_task(files[0], trust_remote_code=running.trust_remote_code)
+    if task is not None:
+        check_labels(task.labels)
+    # Loading says what is wrong with a model without a task.
+    return ModelSource(name_of(files[0]), given, reading, running, model=files[0], task=task or TASKS["text"])
+
+
+def is_predictions(source: str) -> bool:
+    """Whether a name means a file of predictions, or several, rather than a model.
+
+    >>> is_predictions("logits.csv.gz"), is_predictions("distilbert/distilbert-base")
+    (True, False)
+    """
+    return os.path.isfile(source) or suffix_of(source) is not None or is_many(source)
+
+
+def name_of(source: str) -> str:
+    """A name for titles: the file's without its suffix, the folder's, or the model's.
+
+    >>> name_of("runs/logits.csv.gz"), name_of("s3://bucket/run/*.parquet"), name_of("someone/some-bert-2.1")
+    ('logits', 'run', 'someone/some-bert-2.1')
+    """
+    if is_predictions(source):
+        parts = [part for part in re.split(r"[\\/]+", source) if part and not re.search(r"[*?\[]", part)]
+        last = parts[-1] if parts else "predictions"
+        return last.split(".")[0] if suffix_of(last) is not None else plain_name(last)
+    return Path(source).resolve().name if os.path.isdir(source) else source
+
+
+def check_kind(kind: LabelKind, reading: Reading, single_only: Mapping[str, object]) -> None:
+    """Refuse options of several labels a row for a model with one class, and `single_only` the other way round."""
+    of_label_sets = (reading.label_separator, reading.label_columns, reading.no_label)
+    options = "--label-separator, --label-columns and --no-label"
+    requirement = f"{options} to go with a model whose problem_type is multi_label_classification"
+    check(
+        not any(of_label_sets) or kind is MULTI_LABEL, requirement, "one with a class a row", "leave them out"
+    )
+    for option, value in single_only.items():
+        got, way_out = "one with several labels a row", "leave it out"
+        check(
+            not value or kind is not MULTI_LABEL,
+            f"{option} to go with a model with one class a row",
+            got,
+            way_out,
+        )
+
+
+def _count(table: Table) -> str:
+    return "more" if table.n_rows is None else f"{table.n_rows:,}"
+
+
+_TITLES = {"target_data": "the target data", "ood_data": "the data from elsewhere"}
