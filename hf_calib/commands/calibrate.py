@@ -15,9 +15,9 @@ from hf_calib._files import check_output, whole_folder
 from hf_calib.commands import console
 from hf_calib.commands.fitting import FOLDED, METHODS, fit, make_scaler, split_roles
 from hf_calib.commands.source import FileSource, ModelSource, Running, check_kind, open_source
+from hf_calib.models.reading import RowSet
 from hf_calib.predictions.kinds import SINGLE_LABEL, LabelKind
 from hf_calib.predictions.predictions import Predictions
-from hf_calib.models.reading import RowSet
 from hf_calib.predictions.table import save_predictions
 from hf_calib.report import CalibrationReport, report_on_predictions
 from hf_calib.report.any_report import AnyReport
@@ -241,6 +241,7 @@ def show(done: Calibration) -> None:
         f"Method {done.method}, fitted on {done.n_fitted:,} rows{of}.",
         f"Reported on {done.held_out}.",
     ]
+    lines += [f"Note: {note}" for note in done.notes if note not in done.report.warnings]
     if done.prior is not None:
         _show_moved(done.prior, done.report.class_names)
     if done.served_difference is not None:

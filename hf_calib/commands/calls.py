@@ -33,7 +33,7 @@ def evaluate(source: str | Sequence[str], **options: Any) -> AnyReport:
     ...
     hf_calib._errors.InputValueError: expected predictions to name existing files, got missing.csv, where there are ...
     """
-    return _done("Evaluate", source=[source] if isinstance(source, str) else list(source), **options)  # type: ignore[no-any-return]
+    return _done("Evaluate", source=[source] if isinstance(source, str) else list(source), **options)
 
 
 def calibrate(source: str, output: str, **options: Any) -> Calibration:
@@ -57,7 +57,7 @@ def calibrate(source: str, output: str, **options: Any) -> Calibration:
     ...
     hf_calib._errors.InputTypeError: expected option to be one of calibrate, got methd; did you mean 'method'?
     """
-    return _done("Calibrate", source=source, output=output, **options)  # type: ignore[no-any-return]
+    return _done("Calibrate", source=source, output=output, **options)
 
 
 def decide(source: str, **options: Any) -> Decided:
@@ -74,7 +74,7 @@ def decide(source: str, **options: Any) -> Decided:
         ValueError: if source, data or method are wrong, or the rows are too few for the promise.
         TypeError: if columns or arrays are of the wrong kind, or there is no such option.
     """
-    return _done("Decide", source=source, **options)  # type: ignore[no-any-return]
+    return _done("Decide", source=source, **options)
 
 
 def _done(command: str, **options: Any) -> Any:

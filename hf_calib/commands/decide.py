@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -77,17 +78,18 @@ def run(options: Decide, running: Running) -> Decided:
     make_rule, rows = choose_rule(options), options.rows()
     make_scaler(options.method, None, 15, METHODS if rows is None else FOLDED)
     check_output(options.output)
+    check_labels = partial(_check_labels, source=options.source)
     sets = {"data": rows, "test_data": options.rows("test_data", "test_split")}
-    source = open_source(options.source, sets, options.reading, running, check_labels=_check_labels)
+    source = open_source(options.source, sets, options.reading, running, check_labels=check_labels)
     is_folded, weights = False, None
     if isinstance(source, ModelSource):
         is_folded = bool(recorded_in(source.classifier.model.config).get("folded"))
         weights = source.about()["fingerprint"]
     elif not source.is_held:
         source.sample()
-        _check_labels(source.kind)
+        check_labels(source.kind)
     rule = make_rule(source.class_names)
-    _check_rows(rule, source.n_rows("data"), is_split="test_data" not in sets, is_calibrated=is_folded)
+    _check_rows(rule, source.n_rows("data"), is_split="test_data" not in source.sets, is_calibrated=is_folded)
     scaler = None if is_folded else make_scaler(options.method, None, 15, METHODS)
     decided, reported = _measure(source, rule, scaler, options)
     decided = replace(decided, decisions=replace(decided.decisions, fingerprint=weights))
@@ -145,11 +147,14 @@ def read_costs(path: Path) -> MakeRule:
     way_out = "write a csv file: true classes in the first column, decisions in the header"
     try:
         table = pandas.read_csv(path, index_col=0, keep_default_na=False, dtype=str)
-        table.index = table.index.astype(str)
-        costs = table.astype(float)
     except (OSError, ValueError) as error:
         got = f"{path} ({error})"
-        raise InputValueError(expected("costs", "be a csv file of numbers", got, way_out)) from error
+        raise InputValueError(expected("costs", "be readable as csv", got, way_out)) from error
+    try:
+        costs = table.astype(float)
+    except ValueError as error:
+        raise InputValueError(expected("costs", "hold numbers", f"{error} in {path}", way_out)) from error
+    costs.index = costs.index.astype(str)
 
     def ordered(names: Sequence[str]) -> Rule:
         columns = [*names, ABSTAIN] if ABSTAIN in costs.columns and ABSTAIN not in names else list(names)
@@ -162,12 +167,13 @@ def read_costs(path: Path) -> MakeRule:
     return ordered
 
 
-def _check_labels(kind: LabelKind) -> None:
+def _check_labels(kind: LabelKind, source: str) -> None:
     """Refuse labels that a rule makes no promise for."""
     way_out = "fit LabelThresholds of hf_calib.decisions: a threshold for each label"
-    check(not kind.sigmoid, "the predictions to have one class a row", "a sigmoid for each label", way_out)
+    got = f"a sigmoid for each label in {source}"
+    check(not kind.sigmoid, "the predictions to have one class a row", got, way_out)
     way_out = "its promises hold for rows that are independent of each other, as tokens are not"
-    check(kind.independent, "the model to classify texts or images", "one of tokens", way_out)
+    check(kind.independent, "the model to classify texts or images", source, way_out)
 
 
 def _check_rows(rule: Rule, n_rows: int, *, is_split: bool, is_calibrated: bool) -> None:

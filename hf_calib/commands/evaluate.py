@@ -44,13 +44,14 @@ def run(options: Evaluate, running: Running) -> AnyReport:
     if not source.is_held or reading.weight_column is not None:
         for option, value in of_held_rows.items():
             got = "weights, or rows for one pass"
-            check(not value, f"{option} to go with rows that are held", got, "leave it out")
+            requirement = f"{option} to go with one file of rows that are held"
+            check(not value, requirement, got, "leave it out")
     report: Any = _measure(source, options, running)
     if names:
         running.stages("predicting inputs from elsewhere")
         report = replace(report, out_of_distribution=_sections(source, names))
     write_to(options.output, report)
-    return report  # type: ignore[no-any-return]
+    return report
 
 
 def show(report: AnyReport) -> None:

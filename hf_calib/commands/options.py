@@ -114,7 +114,7 @@ def add_to(app: typer.Typer, kind: type[Command]) -> None:
         with console.exit_codes(), chosen.running() as running:
             done = chosen.module.run(chosen, running)
         if not hasattr(done, "document"):  # which has its warnings
-            console.print_warnings(getattr(done, "notes", ()))
+            console.print_warnings(getattr(getattr(done, "report", done), "notes", ()))
         if as_json:
             console.print_json(done.to_dict())
         else:
@@ -133,7 +133,7 @@ def names_of(given: Names) -> list[str] | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowsOfModels(Command):
+class RowsOfTexts(Command):
     """Rows that a model is run over: the options that every command which runs one shares."""
 
     data: str | None = None
@@ -156,8 +156,6 @@ class RowsOfModels(Command):
     """Batch size."""
     trust_remote_code: bool = False
     """Run code that comes with the model."""
-    image_column: str = "image"
-    """Column of images, for a model that reads them."""
 
     @property
     def reading(self) -> Reading:
@@ -177,6 +175,14 @@ class RowsOfModels(Command):
         if data is None:
             return None
         return RowSet(data, self.dataset_config, getattr(self, split), name, labelled)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsOfModels(RowsOfTexts):
+    """The same for models that may read images."""
+
+    image_column: str = "image"
+    """Column of images, for a model that reads them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,7 +346,7 @@ class Push(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Export(RowsOfModels):
+class Export(RowsOfTexts):
     """Export a model with its calibration to ONNX or torch.export, checked against the model itself."""
 
     example = "calibrated exported --data test.csv"

@@ -36,8 +36,8 @@ from hf_calib.scaling.saved_map import (
 )
 
 if TYPE_CHECKING:
-    from hf_calib.commands.source import Running
     from hf_calib.commands.options import Push
+    from hf_calib.commands.source import Running
 
 
 def run(options: Push, running: Running) -> Done:

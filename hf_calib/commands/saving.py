@@ -46,7 +46,8 @@ def undo_map(source: ModelSource) -> tuple[dict[str, Any], tuple[str, ...]]:
     Raises:
         ValueError: if it cannot be undone, or the model cannot be folded whatever the scaler.
     """
-    model, notes = source.classifier.model, ()
+    notes: tuple[str, ...] = ()
+    model = source.classifier.model
     record = recorded_in(model.config)
     if record.get("folded"):
         unfold(model)

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from hf_calib._errors import check, few
 from hf_calib._text import plain_name
+from hf_calib.models.reading import Reading, RowSet
 from hf_calib.predictions.kinds import MULTI_LABEL, LabelKind
 from hf_calib.predictions.logs import is_log, load_log
 from hf_calib.predictions.one_pass import OnRows, draw_sample, ignore_rows
 from hf_calib.predictions.predictions import Predictions, check_same_classes
-from hf_calib.models.reading import Reading, RowSet
 from hf_calib.predictions.shared_rows import rows_in_both
 from hf_calib.predictions.table import MOST_ROWS_HELD, Table, is_many, open_predictions, suffix_of
 
@@ -72,16 +72,18 @@ class Source:
 class FileSource(Source):
     """Files of predictions of one model: each is a table, or a log, which is small and read at once."""
 
+    files: list[str] = field(kw_only=True)
     tables: dict[str, Table] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, each in self.sets.items():
-            self.running.stages(f"reading {each.data if isinstance(each.data, str) else few(each.data)}")
-            if isinstance(each.data, str) and is_log(each.data):
+            self.running.stages(f"reading {each.data}")
+            if is_log(each.data):
                 self.found[name] = load_log(each.data, self.reading.of_logs)
             else:
+                files = self.files if name == "data" else [each.data]
                 columns = self.reading.of_tables if each.labelled else {"label_column": None}
-                self.tables[name] = open_predictions(each.data, **columns)
+                self.tables[name] = open_predictions(files, **columns)
 
     @property
     def is_held(self) -> bool:
@@ -126,12 +128,11 @@ class FileSource(Source):
 
     def check_same_scores(self, sets: Sequence[str]) -> None:
         """Refuse logits beside probabilities."""
-        first, *others = (
-            "logits" if self.predictions(name).probs is None else "probabilities" for name in sets
-        )
-        for kind in others:
-            way_out = "use predictions of one kind"
-            check(kind == first, f"the data from elsewhere to hold {first}, as the others do", kind, way_out)
+        kinds = ["logits" if self.predictions(name).probs is None else "probabilities" for name in sets]
+        for kind in kinds[1:]:
+            where = os.path.basename(str(self.sets["data"].data))
+            requirement = f"the data from elsewhere to hold {kinds[0]}, as {where} does"
+            check(kind == kinds[0], requirement, kind, "use predictions of one kind")
 
     def about(self) -> dict[str, Any]:
         """Which rows and weights these are, for readers of report.json: the file says it."""
@@ -252,16 +253,14 @@ def open_source(
     data = sets["data"]
     given = {name: each for name, each in sets.items() if each is not None}
     files = [source] if isinstance(source, str) else source
-    if all(map(is_predictions, files)) and (data is None or not os.path.isdir(files[0])):
+    if len(files) > 1 or (is_predictions(files[0]) and (data is None or not os.path.isdir(files[0]))):
         way_out = "the file of predictions holds the labels: leave data out, or name a model"
         check(data is None, "data to be given with a model only", data and data.data, way_out)
-        where = files[0] if len(files) == 1 else files
-        found = FileSource(name_of(few(files)), {"data": RowSet(where), **given}, reading, running)
+        given = {"data": RowSet(few(files)), **given}
+        found = FileSource(name_of(few(files)), given, reading, running, files=files)
         if found.is_held:
             check_labels(found.kind)
         return found
-    way_out = "name the folder of the files, or one model"
-    check(len(files) == 1, "the source to be one", ", ".join(files), way_out)
     way_out = "name labelled texts: a file, a folder or a dataset on the Hub"
     check(data is not None, "data to be given with a model", "none", way_out)
     from hf_calib.models.loading import find_task

@@ -20,8 +20,8 @@ from hf_calib.models.tasks import task_of
 from hf_calib.scaling.saved_map import MAP_NAME, load_map, save_map
 
 if TYPE_CHECKING:
-    from hf_calib.commands.source import Running
     from hf_calib.commands.options import Unfold
+    from hf_calib.commands.source import Running
 
 _OTHER_WEIGHTS = ["*.bin*", "*.h5", "*.msgpack", "*.pt*", "*.pkl", "*.ckpt", "*.onnx*", "*.gguf", "*.ot"]
 # What is not copied: the model, and what is about the calibrated one. Tokenizers have files of many names.

@@ -115,7 +115,7 @@ class RowSet:
         labelled: whether its labels are read.
     """
 
-    data: str | list[str]
+    data: str
     dataset_config: str | None = None
     split: str = "test"
     argument: str = "data"

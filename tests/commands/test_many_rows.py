@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from scipy.special import softmax
 
-from hf_calib.commands import opening
+from hf_calib.commands import source
 from hf_calib.metrics import expected_calibration_error, negative_log_likelihood
 from hf_calib.predictions import table as tables
 from hf_calib.scaling import Scaler, TemperatureScaling, VectorScaling
@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def few_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if these were more rows than are held at once."""
-    for module in (tables, opening):
+    for module in (tables, source):
         monkeypatch.setattr(module, "MOST_ROWS_HELD", 1_000)
     monkeypatch.setattr(tables, "_BYTES_OF_A_ROW", 1)
     monkeypatch.setattr(tables, "PIECE_ROWS", 300)
