@@ -31,8 +31,8 @@ from hf_calib.scaling import FOLDABLE_SCALERS
 from hf_calib.scaling.saved_map import MAP_NAME, load_map, method_of, recorded_in, save_map, title_of
 
 if TYPE_CHECKING:
-    from hf_calib.commands.source import Running
     from hf_calib.commands.options import Export
+    from hf_calib.commands.source import Running
 
 TOLERANCE = 1e-4  # of a probability: float32, by other kernels
 # What lies beside a model and is true of its export, too; and what is true of one that had no map in its head only.
