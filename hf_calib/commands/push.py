@@ -18,8 +18,9 @@ from hf_calib.cards.card import usage_lines
 from hf_calib.cards.facts import REPORT_FOLDER
 from hf_calib.commands.console import Done, print_lines, print_warnings
 from hf_calib.decisions.saved import FILE as DECISIONS
+from hf_calib.export.folder import CONFIG, files_of, is_weights
 from hf_calib.export.heads import head_loses_bias
-from hf_calib.export.hub import CONFIG, Changes, files_to_push, is_weights, push_folder
+from hf_calib.export.hub import Changes, push_folder
 from hf_calib.export.saving import standalone_copy, write_folded
 from hf_calib.models.loading import load_trained
 from hf_calib.models.prompts import KEY as PROMPT
@@ -139,7 +140,7 @@ def _write_folded(folder: Path, target: Path, config: Mapping[str, Any], saved: 
     with whole_folder(target) as made:
         plain, how = standalone_copy(model), {"batch": None, "processing_class": None}
         weights = write_folded(plain, saved.scaler, made, **how, about=saved.about)
-        for name, path in files_to_push(folder).items():
+        for name, path in files_of(folder).pushed.items():
             is_rule = name.split("/")[0] in (DECISIONS, "decisions")
             if not ((made / name).exists() or is_weights(name) or is_rule):
                 (made / name).parent.mkdir(parents=True, exist_ok=True)

@@ -210,7 +210,7 @@ class ModelSource(Source):
 
     def about(self) -> dict[str, Any]:
         """Which rows and weights these are, for readers of report.json."""
-        from hf_calib.export.fingerprint import fingerprint
+        from hf_calib.export.folder import fingerprint
 
         rows, weights = self.sets["data"], fingerprint(self.classifier.model)
         return {**rows.source(), "options": rows.options(self.reading), "fingerprint": weights}

@@ -12,8 +12,8 @@ from huggingface_hub import snapshot_download
 
 from hf_calib._files import check_output, whole_folder
 from hf_calib.commands.console import Done
-from hf_calib.export.hub import LOSS_STATE_NAME, PUSHED_LOSS_STATE
-from hf_calib.export.saving import check_overwrites_no_original, replace_model
+from hf_calib.export.folder import LOSS_STATE_NAME, PUSHED_LOSS_STATE, replace_model
+from hf_calib.export.saving import check_overwrites_no_original
 from hf_calib.export.unfold import unfold
 from hf_calib.models.loading import refusals
 from hf_calib.models.tasks import task_of

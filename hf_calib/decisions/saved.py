@@ -36,7 +36,7 @@ class Decisions:
         class_names: C of them, in the model's order.
         measured: what `rule.measure` found on rows that it was not fitted on; or nothing.
         n_measured: how many rows those were.
-        fingerprint: of the weights that gave the probabilities, see `hf_calib.export.fingerprint`; None if unknown.
+        fingerprint: of the model's weights, by `hf_calib.export.folder.fingerprint`; None if unknown.
 
     >>> rule = CostRule([[0, 1, 0.3], [10, 0, 0.3]])
     >>> decisions = Decisions(rule, ("ham", "spam"))

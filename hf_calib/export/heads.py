@@ -14,7 +14,8 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_calib._compat import full_float32
-from hf_calib._errors import InputTypeError, InputValueError, expected
+from hf_calib._errors import InputValueError, check, expected
+from hf_calib.metrics.checks import check_type
 from hf_calib.scaling.affine import AffineMap, FloatArray
 
 TOLERANCE = 1e-5  # of the largest logit
@@ -23,32 +24,21 @@ _ROWS = 4  # of a synthetic batch
 _TOKENS = 8
 
 
-def probe_of(mapping: AffineMap) -> AffineMap:
-    """A map of the same kind that is far from the identity, so that it tells heads apart."""
-    if mapping.weight.ndim == 0:
-        return AffineMap(np.array(0.5))
-    scales = np.linspace(0.5, 2, len(mapping.weight))
-    return AffineMap(np.roll(np.diag(scales), 1, axis=0) if mapping.weight.ndim == 2 else scales)
-
-
 def synthetic_batch(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """A few random rows of token ids or pixels as the model's config describes them."""
-    config = model.config
-    name = model.main_input_name
+    name, config = model.main_input_name, model.config
+    text = config.get_text_config()
     generator = torch.Generator().manual_seed(0)
-    vocabulary = getattr(config.get_text_config(), "vocab_size", None)
-    if name == "input_ids" and vocabulary:
-        values = _token_ids(config.get_text_config(), generator)
-    elif name == "pixel_values":
-        vision = getattr(config, "vision_config", config)
-        size = getattr(vision, "image_size", 224)
-        height, width = (size, size) if isinstance(size, int) else size
-        channels = getattr(vision, "num_channels", 3)
-        values = torch.randn(_ROWS, channels, height, width, generator=generator, dtype=model.dtype)
-    else:
-        way_out = "pass batch, a few rows of the model's inputs"
-        raise InputValueError(expected("model", "take input_ids or pixel_values", f"{name!r}", way_out))
-    return {name: values.to(model.device)}
+    drawable = name == "pixel_values" or (name == "input_ids" and bool(getattr(text, "vocab_size", None)))
+    way_out = "pass batch, a few rows of the model's inputs"
+    check(drawable, "model to take input_ids or pixel_values", f"{name!r}", way_out)
+    if name == "input_ids":
+        return {name: _token_ids(text, generator).to(model.device)}
+    vision = getattr(config, "vision_config", config)
+    size = getattr(vision, "image_size", 224)
+    height, width = (size, size) if isinstance(size, int) else size
+    shape = (_ROWS, getattr(vision, "num_channels", 3), height, width)
+    return {name: torch.randn(shape, generator=generator, dtype=model.dtype).to(model.device)}
 
 
 def _token_ids(config: PreTrainedConfig, generator: torch.Generator) -> torch.Tensor:
@@ -96,10 +86,9 @@ def float64_logits(model: PreTrainedModel, inputs: Mapping[str, Any]) -> FloatAr
     except Exception as error:
         way_out = "pass batch, a few rows of the model's inputs"
         raise InputValueError(expected("batch", "be what the model takes", repr(error), way_out)) from error
-    logits = outputs[0] if isinstance(outputs, tuple) else getattr(outputs, "logits", None)
-    if not isinstance(logits, torch.Tensor):
-        way_out = "pass a classifier, such as AutoModelForSequenceClassification makes"
-        raise InputTypeError(expected("model", "return logits", type(outputs).__name__, way_out))
+    logits: Any = outputs[0] if isinstance(outputs, tuple) else getattr(outputs, "logits", None)
+    way_out = "pass a classifier, such as AutoModelForSequenceClassification makes"
+    check_type(isinstance(logits, torch.Tensor), "model to return logits", type(outputs).__name__, way_out)
     return as_float64(logits)
 
 
@@ -109,33 +98,39 @@ def as_float64(values: torch.Tensor) -> FloatArray:
 
 
 def find_heads(
-    model: PreTrainedModel, inputs: Mapping[str, Any], logits: FloatArray, probe: AffineMap
-) -> dict[str, nn.Module] | None:
-    """The layers, by name, whose transformation transforms the logits alike; None where there are none.
+    model: PreTrainedModel, inputs: Mapping[str, Any], logits: FloatArray, mapping: AffineMap
+) -> dict[str, nn.Module]:
+    """The layers, by name, whose transformation transforms the logits alike; empty where there are none.
 
-    They are linear layers, or, for a temperature of a language model whose head is its embedding, its last norm.
+    They are linear layers, or, for a temperature of a language model whose head is its embedding, its last norm. They
+    are tried with a map of the same kind as the given one that is far from the identity, so that it tells heads apart.
     """
-    layers: dict[str, nn.Module] = {**linear_layers(model, logits.shape[-1])}
+    scales = np.linspace(0.5, 2, logits.shape[-1])
+    kinds = [np.array(0.5), scales, np.roll(np.diag(scales), 1, axis=0)]
+    probe = AffineMap(kinds[mapping.weight.ndim])
     # From the last, which is nearly always the head. Several heads that are averaged stand beside the body.
+    layers: dict[str, nn.Module] = {**linear_layers(model, logits.shape[-1])}
     candidates = [{name: layers[name]} for name in reversed(layers)]
-    body = f"{model.base_model_prefix}."
-    candidates.append({name: layer for name, layer in layers.items() if not name.startswith(body)})
-    if probe.weight.ndim == 0 and has_tied_head(model):
+    candidates.append({**linear_layers(model, logits.shape[-1], beside_the_body=True)})
+    if mapping.weight.ndim == 0 and has_tied_head(model):
         norms = norms_of_hidden_size(model)
         candidates = [{name: norms[name]} for name in reversed(norms)]
     for heads in candidates:
         with transformed(heads, probe):
             if agree(float64_logits(model, inputs), probe(logits)):
                 return heads
-    return None
+    return {}
 
 
-def linear_layers(model: PreTrainedModel, n_outputs: int) -> dict[str, nn.Linear]:
+def linear_layers(model: Any, n_outputs: int, *, beside_the_body: bool = False) -> dict[str, nn.Linear]:
     """All linear layers with so many outputs, by name."""
+    body = f"{getattr(model, 'base_model_prefix', '')}."
     return {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and module.out_features == n_outputs
+        if isinstance(module, nn.Linear)
+        and module.out_features == n_outputs
+        and not (beside_the_body and name.startswith(body))
     }
 
 
@@ -209,11 +204,19 @@ def _weight_of_zero(norm: Any) -> float:
         return -1.0 if bool(bare(ramp[None]).any()) else 0.0
 
 
-def has_bias_when_loaded(model: PreTrainedModel, head: str) -> bool:
-    """Whether the model's class builds this layer with a bias; otherwise `from_pretrained` drops a saved one."""
+def tensors_of(heads: Mapping[str, nn.Module]) -> dict[str, torch.Tensor]:
+    """Copies of the heads' weights and biases, by their names in the model's state dict."""
+    return {
+        f"{name}.{part}": parameter.detach().clone()
+        for name, head in heads.items()
+        for part, parameter in head.named_parameters(recurse=False)
+    }
+
+
+def as_loaded(model: PreTrainedModel) -> PreTrainedModel:
+    """The model as `from_pretrained` builds it before it reads the weights: a bias that this one lacks is dropped."""
     with torch.device("meta"):
-        fresh = type(model)(copy.deepcopy(model.config))
-    return fresh.get_submodule(head).bias is not None
+        return type(model)(copy.deepcopy(model.config))
 
 
 def head_loses_bias(model: Any, n_outputs: int | None) -> bool:
@@ -227,15 +230,8 @@ def head_loses_bias(model: Any, n_outputs: int | None) -> bool:
     if n_outputs is None or not isinstance(model, PreTrainedModel):
         return False
     try:
-        with torch.device("meta"):
-            fresh = type(model)(copy.deepcopy(model.config))
+        fresh = as_loaded(model)
     except TypeError:  # a user's own class, which is not made from its config alone
         return False
-    layers = linear_layers(fresh, n_outputs)
-    beside_the_body = [
-        layer
-        for name, layer in layers.items()
-        if not name.startswith(f"{getattr(fresh, 'base_model_prefix', '')}.")
-    ]
-    candidates = beside_the_body or list(layers.values())
-    return bool(candidates) and all(layer.bias is None for layer in candidates)
+    layers = linear_layers(fresh, n_outputs, beside_the_body=True) or linear_layers(fresh, n_outputs)
+    return bool(layers) and all(layer.bias is None for layer in layers.values())

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,32 +14,21 @@ import yaml
 from huggingface_hub import CommitInfo, ModelCard
 from safetensors import SafetensorError, safe_open
 
-from hf_calib._errors import InputError, InputOSError, InputValueError, expected, few
+from hf_calib._errors import InputError, InputOSError, InputValueError, check, expected, few
 from hf_calib._hub import CARD, Destination, check_destination, push_files
+from hf_calib.export.folder import (
+    ADAPTER_CONFIG,
+    ADAPTERS,
+    CONFIG,
+    INDEX,
+    LOSS_STATE_NAME,
+    WEIGHTS,
+    Files,
+    files_of,
+    is_weights,
+)
 
 logger = logging.getLogger(__name__)
-
-LOSS_STATE_NAME = "calibration_loss.safetensors"
-# Servers load every safetensors file of the root as weights, so it is pushed to another place.
-PUSHED_LOSS_STATE = "calibration/loss.safetensors"
-
-CONFIG = "config.json"
-WEIGHTS = "model.safetensors"
-ADAPTERS = "adapter_model.safetensors"
-_INDEX = "model.safetensors.index.json"
-# What transformers, peft or vLLM would load from the root in place of the pushed weights, or on top of them.
-_LOADED_TOO = (
-    *(
-        "model*.safetensors",
-        "model*.safetensors.index.json",
-        "pytorch_model*.bin",
-        "pytorch_model*.bin.index.json",
-    ),
-    *("adapter_config.json", "adapter_model.*", LOSS_STATE_NAME),
-)
-_PICKLES = {".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pt2", ".pth"}
-# Pickles that every training leaves behind: that these stay here needs no mention.
-_OF_A_TRAINING = ("training_args.bin", "optimizer*", "scheduler*", "scaler.pt", "rng_state*")
 
 
 class Changes(NamedTuple):
@@ -52,7 +39,7 @@ class Changes(NamedTuple):
         added: paths in the repository that are uploaded; those that it has in the same form already are skipped.
         removed: weights in its root that would be loaded in place of the pushed ones.
         left_out: files of the folder that are pickles, and stay here; not those that every training leaves.
-        links: links to what lies outside of the folder, which stay here too.
+        links: links to folders, and to what lies outside of the folder, which stay here too.
     """
 
     repo_id: str
@@ -63,30 +50,14 @@ class Changes(NamedTuple):
 
     def lines(self) -> list[str]:
         """The changes in words, for the user to read before the upload."""
-        said = []
-        if self.removed:
-            said.append(
-                f"{', '.join(self.removed)} in {self.repo_id} would be loaded in place of the pushed weights, and will "
-                "be removed. Earlier commits keep them."
-            )
-        if self.left_out:
-            said.append(
-                f"{', '.join(self.left_out)} can run code when loaded, and will not be pushed. Save weights as "
-                "safetensors."
-            )
-        if self.links:
-            said.append(
-                f"{few(self.links)}: links out of the folder, which will not be pushed. Copy what they name into it."
-            )
-        return said
-
-
-class _Files(NamedTuple):
-    """Files of a folder, by their paths in the repository; the pickles, and the links out of it."""
-
-    pushed: dict[str, Path]
-    left_out: tuple[str, ...]
-    links: tuple[str, ...]
+        removed, left_out = ", ".join(self.removed), ", ".join(self.left_out)
+        lines = {
+            f"{removed} in {self.repo_id} would be loaded in place of the pushed weights, and will be removed. Earlier "
+            "commits keep them.": self.removed,
+            f"{left_out} can run code when loaded, and will not be pushed. Save weights as safetensors.": self.left_out,
+            f"{few(self.links)}: links, which will not be pushed. Copy what they name into the folder.": self.links,
+        }
+        return [line for line, names in lines.items() if names]
 
 
 def log_changes(changes: Changes) -> None:
@@ -115,7 +86,8 @@ def push_folder(
 
     Args:
         folder: with config.json and safetensors weights. Neither pickles, `checkpoint-*`, `_*`, hidden files nor links
-            out of the folder are uploaded; `calibration_loss.safetensors` becomes `calibration/loss.safetensors`.
+            to folders or out of this one are uploaded; `calibration_loss.safetensors` becomes
+            `calibration/loss.safetensors`.
         repo_id: "owner/name", or "name" for the owner of the token. A new repository is made where there is none.
         token: with write access; None takes HF_TOKEN or that of `hf auth login`. It is never logged or saved.
         private: whether a new repository is private; None is the owner's default.
@@ -138,131 +110,61 @@ def push_folder(
     """
     check_destination(repo_id, revision, token)
     files = _checked_files(Path(folder))
-    pushed = files.pushed
 
     def tell(repository: str, removed: tuple[str, ...]) -> None:
-        announce(Changes(repository, tuple(sorted(pushed)), removed, files.left_out, files.links))
+        announce(Changes(repository, tuple(sorted(files.pushed)), removed, files.left_out, files.links))
 
     return push_files(
-        pushed,
+        files.pushed,
         Destination(repo_id, token, private, revision, create_pr),
         message=message,
-        in_the_way=lambda names: _in_the_way(names, pushed),
+        in_the_way=lambda names: _in_the_way(names, files.pushed),
         announce=tell,
         run_as_future=run_as_future,
     )
 
 
-# ---- The folder ----
+def _in_the_way(names: Iterable[str], pushed: dict[str, Path]) -> tuple[str, ...]:
+    """Weights in a repository's root that transformers, peft or vLLM would load in place of the pushed ones."""
+    others = {name for name in names if is_weights(name) or name == LOSS_STATE_NAME} - pushed.keys()
+    if WEIGHTS not in pushed and INDEX not in pushed:  # adapters, which are found before whole models
+        others = {name for name in others if name.startswith("adapter_")}
+    return tuple(sorted(others))
 
 
-def files_to_push(folder: Path) -> dict[str, Path]:
-    """The files of a folder that a push would upload, by their paths in the repository."""
-    return _files(folder).pushed
-
-
-def _files(folder: Path) -> _Files:
-    pushed: dict[str, Path] = {}
-    left_out, links = [], []
-    root = folder.resolve()
-    for name, path in _walk(folder, root, "", ()):
-        if path is None:
-            links.append(name)
-        elif _is_pickle(path):
-            if not any(fnmatch(path.name, form) for form in _OF_A_TRAINING):
-                left_out.append(name)
-        else:
-            pushed[PUSHED_LOSS_STATE if name == LOSS_STATE_NAME else name] = path
-    return _Files(pushed, tuple(left_out), tuple(links))
-
-
-def _walk(
-    folder: Path, root: Path, prefix: str, above: tuple[Path, ...]
-) -> Iterator[tuple[str, Path | None]]:
-    """Files with their paths, and links out of the root, with None; other links are followed, but not in circles."""
-    resolved = folder.resolve()
-    if resolved in above:
-        return
-    for path in sorted(folder.iterdir()):
-        hidden = path.name.startswith(".") or path.name == "__pycache__"
-        if hidden or (not prefix and (path.name.startswith("_") or fnmatch(path.name, "checkpoint-*"))):
-            continue
-        if path.exists() and not path.resolve().is_relative_to(root):
-            yield f"{prefix}{path.name}", None
-        elif path.is_dir():
-            yield from _walk(path, root, f"{prefix}{path.name}/", (*above, resolved))
-        elif path.is_file():
-            yield f"{prefix}{path.name}", path
-        else:
-            got = "a link to nothing" if path.is_symlink() else "neither a file nor a folder"
-            raise InputValueError(expected(str(path), "be a file", got, "remove it, or move it elsewhere"))
-
-
-def _is_pickle(path: Path) -> bool:
-    """Whether loading it may run code, by its name or by how it begins."""
-    if path.suffix.lower() in _PICKLES:
-        return True
-    with path.open("rb") as file:
-        start = file.read(2)
-    if start == b"PK" and zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            return any(name.endswith(".pkl") for name in archive.namelist())
-    return len(start) == 2 and start[0] == 0x80 and 2 <= start[1] <= 5
-
-
-def _checked_files(folder: Path) -> _Files:
+def _checked_files(folder: Path) -> Files:
     """The files of a folder that holds a whole model."""
     way_out = "name a folder that save_calibrated_model or hf-calib calibrate wrote"
-    if not folder.is_dir():
-        got = f"{folder}, a file" if folder.exists() else f"{folder}, which does not exist"
-        raise InputValueError(expected("folder", "be a folder with a model", got, way_out))
+    got = f"{folder}, a file" if folder.exists() else f"{folder}, which does not exist"
+    check(folder.is_dir(), "folder to be a folder with a model", got, way_out)
     try:
-        files = _files(folder)
+        files = files_of(folder)
         pushed = files.pushed
-        if CONFIG not in pushed and "adapter_config.json" not in pushed:
-            got = f"a link out of it ({CONFIG})" if CONFIG in files.links else "none"
-            raise InputValueError(expected(f"the folder {folder}", f"hold {CONFIG}", got, way_out))
-        names = _weights_of(pushed)
-        missing = sorted(set(names) - pushed.keys())
-        if missing or not names:
-            got = f"no {few(missing or [WEIGHTS])}"
-            raise InputValueError(expected(f"the folder {folder}", "hold safetensors weights", got, way_out))
-        for name in [CONFIG, _INDEX]:
-            if name in pushed:
-                json.loads(pushed[name].read_text(encoding="utf-8"))
+        got = f"a link out of it ({CONFIG})" if CONFIG in files.links else "none"
+        is_model = CONFIG in pushed or ADAPTER_CONFIG in pushed
+        check(is_model, f"the folder {folder} to hold {CONFIG}", got, way_out)
+        texts = {
+            name: pushed[name].read_text(encoding="utf-8") for name in (CONFIG, INDEX, CARD) if name in pushed
+        }
+        # A file that is named twice is read as transformers does: one with all weights before the index.
+        names = [name for name in (WEIGHTS, ADAPTERS) if name in pushed]
+        if INDEX in pushed and WEIGHTS not in pushed:
+            names = sorted(set(json.loads(texts[INDEX])["weight_map"].values()))
+        missing = sorted(set(names or [WEIGHTS]) - pushed.keys())
+        got = f"no {few(missing)}"
+        check(not missing, f"the folder {folder} to hold safetensors weights", got, way_out)
+        json.loads(texts.get(CONFIG, "{}"))
         for name in names:
             with safe_open(pushed[name], framework="numpy"):
                 pass
-        if CARD in pushed:
-            ModelCard(pushed[CARD].read_text(encoding="utf-8"), ignore_metadata_errors=False)
+        if CARD in texts:
+            ModelCard(texts[CARD], ignore_metadata_errors=False)
     except OSError as error:
-        raise InputOSError(
-            expected(str(error.filename or folder), "be readable", error.strerror or error, "repair it")
-        ) from error
+        place = str(error.filename or folder)
+        raise InputOSError(expected(place, "be readable", error.strerror or error, "repair it")) from error
     except InputError:
         raise
     except (SafetensorError, KeyError, TypeError, ValueError, yaml.YAMLError) as error:
         got = f"a file that cannot be read ({' '.join(str(error).split())})"
         raise InputValueError(expected(f"the folder {folder}", "hold a whole model", got, way_out)) from error
     return files
-
-
-def _weights_of(pushed: dict[str, Path]) -> list[str]:
-    """Names of the files with the model's weights; of those of its adapters, where these are not merged."""
-    if _INDEX in pushed and WEIGHTS not in pushed:
-        index = json.loads(pushed[_INDEX].read_text(encoding="utf-8"))
-        return sorted(set(index["weight_map"].values()))
-    return [name for name in (WEIGHTS, ADAPTERS) if name in pushed]
-
-
-def is_weights(name: str) -> bool:
-    """Whether a file of this name in the root is loaded as weights, or says which are."""
-    return "/" not in name and any(fnmatch(name, form) for form in _LOADED_TOO)
-
-
-def _in_the_way(names: Iterable[str], pushed: dict[str, Path]) -> tuple[str, ...]:
-    """Weights in a repository's root that would be loaded in place of the pushed ones."""
-    others = {name for name in names if is_weights(name)} - pushed.keys()
-    if WEIGHTS not in pushed and _INDEX not in pushed:  # adapters, which are found before whole models
-        others = {name for name in others if name.startswith("adapter_")}
-    return tuple(sorted(others))

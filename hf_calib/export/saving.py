@@ -5,32 +5,17 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterable, Mapping
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hf_calib._errors import InputTypeError, InputValueError, expected
-from hf_calib._files import move_files, whole_folder
-from hf_calib.export.fingerprint import fingerprint
+from hf_calib._errors import check
+from hf_calib._files import whole_folder
 from hf_calib.export.fold import fold_and_return_head
-from hf_calib.export.kept_head import FILE as KEPT_HEAD
-from hf_calib.export.kept_head import keep_head
-from hf_calib.scaling.saved_map import MAP_NAME, save_map
-
-# Names of weights, in the order in which they are removed and written. At each step, what can be loaded is the
-# old model, nothing, or the new model: a file that makes others loadable comes after them.
-_WEIGHTS = (
-    "adapter_model.*",
-    "model-*-of-*.safetensors",
-    "pytorch_model-*-of-*.bin",
-    "pytorch_model.bin.index.json",
-    "pytorch_model.bin",
-    "model.safetensors.index.json",
-    "model.safetensors",
-    "adapter_config.json",
-)
+from hf_calib.export.folder import ADAPTER_CONFIG, fingerprint, keep_head, replace_model
+from hf_calib.metrics.checks import check_type
+from hf_calib.scaling.saved_map import save_map
 
 
 def standalone_copy(model: Any, state_dict: Mapping[str, torch.Tensor] | None = None) -> Any:
@@ -43,9 +28,9 @@ def standalone_copy(model: Any, state_dict: Mapping[str, torch.Tensor] | None = 
     Raises:
         TypeError: if the model cannot be saved for a pipeline.
     """
-    if not hasattr(model, "save_pretrained"):
-        way_out = "wrap the network in a transformers.PreTrainedModel"
-        raise InputTypeError(expected("the model", "have save_pretrained", type(model).__name__, way_out))
+    way_out = "wrap the network in a transformers.PreTrainedModel"
+    can_be_saved = hasattr(model, "save_pretrained")
+    check_type(can_be_saved, "the model to have save_pretrained", type(model).__name__, way_out)
     if state_dict is not None:
         plain = type(model)(copy.deepcopy(model.config))
         plain.load_state_dict(state_dict)
@@ -60,24 +45,16 @@ def standalone_copy(model: Any, state_dict: Mapping[str, torch.Tensor] | None = 
 def check_overwrites_no_original(
     output_dir: str | os.PathLike[str], originals: Iterable[str | os.PathLike[str]]
 ) -> None:
-    """Raise where saving would replace what folding and merging start from.
+    """Raise where saving would replace what folding and merging start from: the folders that `loaded_from` names.
 
     Folding can be undone, merging cannot; and a process that is killed while it replaces a model leaves neither.
-
-    Args:
-        output_dir: where a folded model is to be saved.
-        originals: folders, or names on the Hub, that it was loaded from; see `loaded_from`.
-
-    Raises:
-        ValueError: if it is one of these folders, or holds adapters.
     """
     folder = Path(output_dir)
-    if folder.exists() and folder.resolve() in {Path(name).resolve() for name in originals}:
-        way_out = "name a new folder, so that this one stays as it is"
-        raise InputValueError(expected("output", "be another folder than the model's", folder, way_out))
-    if (folder / "adapter_config.json").exists():
-        way_out = "merging cannot be undone: name a new folder, or delete the adapters first"
-        raise InputValueError(expected("output", "hold no adapters", folder, way_out))
+    is_original = folder.exists() and folder.resolve() in {Path(name).resolve() for name in originals}
+    way_out = "name a new folder, so that this one stays as it is"
+    check(not is_original, "output to be another folder than the model's", folder, way_out)
+    way_out = "merging cannot be undone: name a new folder, or delete the adapters first"
+    check(not (folder / ADAPTER_CONFIG).exists(), "output to hold no adapters", folder, way_out)
 
 
 def loaded_from(model: Any) -> set[str]:
@@ -103,10 +80,22 @@ def save_folded(
     processing_class: Any,
     about: Mapping[str, Any] | None = None,
 ) -> None:
-    """Save a standalone copy with a fitted scaler folded in, as `write_folded` does: the whole directory or nothing.
+    """Save a standalone copy with a fitted scaler folded in, and its calibration.json: the whole directory or nothing.
 
-    A new directory appears whole; for one that exists already, see `replace_model`. Arguments are those of
-    `write_folded`.
+    In a directory that exists, weights and the map of another model are replaced; all other files stay. The head from
+    before the fold is kept in it, for `unfold`.
+
+    Args:
+        plain: what `standalone_copy` returns.
+        scaler: any that `fold` takes.
+        output_dir: the folder; a new one appears whole.
+        batch: as for `fold`.
+        processing_class: a tokenizer or image processor, which is saved too; or None.
+        about: what calibration.json says of the map besides its numbers.
+
+    Raises:
+        ValueError: if `fold` refuses the model or the scaler.
+        OSError: if the directory cannot be written; it is as it was then.
     """
     with whole_folder(Path(output_dir), replace_model) as folder:
         write_folded(plain, scaler, folder, batch=batch, processing_class=processing_class, about=about)
@@ -121,21 +110,7 @@ def write_folded(
     processing_class: Any,
     about: Mapping[str, Any] | None = None,
 ) -> str:
-    """Fold a fitted scaler into a standalone copy, check it on the batch, and write it with its calibration.json.
-
-    The head from before the fold is written beside it, for `unfold`.
-
-    Args:
-        plain: see `standalone_copy`.
-        scaler: any that `fold` takes.
-        folder: an empty one.
-        batch: as for `fold`.
-        processing_class: a tokenizer or image processor, which is saved too; or None.
-        about: what calibration.json says of the map besides its numbers.
-
-    Returns:
-        The fingerprint of the folded weights.
-    """
+    """Do what `save_folded` does in an empty folder; return the fingerprint of the folded weights."""
     before = fold_and_return_head(plain, scaler, batch)
     plain.save_pretrained(folder)
     state = plain.state_dict()
@@ -147,24 +122,3 @@ def write_folded(
     if processing_class is not None:
         processing_class.save_pretrained(folder)
     return weights
-
-
-def replace_model(made: Path, target: Path) -> None:
-    """Move a finished model into a folder, and remove what another one left there of its weights and of its map.
-
-    The old weights go before anything else changes, and the new ones come last. A process that is killed in
-    between leaves a folder that cannot be loaded, not folded weights beside a config that denies it.
-    """
-    for path in sorted(target.iterdir(), key=_turn):
-        if _turn(path) > 0:
-            path.unlink()
-    for name in (KEPT_HEAD, MAP_NAME):
-        its_own = not (target / name).parent.is_symlink() or (target / name).parent == target
-        if its_own and not (made / name).exists():  # that of the old model
-            (target / name).unlink(missing_ok=True)
-    move_files(made, target, order=_turn)
-
-
-def _turn(path: Path) -> int:
-    """When a file is removed or written; 0, before all weights, for what is none."""
-    return next((i for i, form in enumerate(_WEIGHTS, 1) if fnmatch(path.name, form)), 0)

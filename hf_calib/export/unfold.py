@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import cached_file
 
-from hf_calib._errors import InputValueError, check, expected
+from hf_calib._errors import InputValueError, check
 from hf_calib.export.fold import OF_THE_MAP, check_is_plain
-from hf_calib.export.heads import has_tied_head, norms_of_hidden_size
-from hf_calib.export.kept_head import FILE, read_kept_head
+from hf_calib.export.folder import KEPT_HEAD, read_kept_head
+from hf_calib.export.heads import has_tied_head, norms_of_hidden_size, tensors_of
 from hf_calib.export.rerankers import classifier_of
 from hf_calib.scaling.saved_map import recorded_in
 
@@ -52,72 +52,55 @@ def unfold(model: _Model, *, revision: str | None = None) -> _Model:
     hf_calib._errors.InputValueError: expected the head from before the fold to be kept beside the model, ...
     """
     check_is_plain(model)
-    classifier: Any = classifier_of(model)
-    recorded = recorded_in(classifier.config)
+    config = classifier_of(model).config
+    recorded = recorded_in(config)
     way_out = "it returns the logits that its head was trained for"
     check(bool(recorded.get("folded")), "model to have a map folded into its head", "none", way_out)
-    heads = _recorded_heads(classifier, recorded)
-    _restore(heads, _kept_head(classifier, heads, revision))
-    classifier.config.calibration = {key: value for key, value in recorded.items() if key not in OF_THE_MAP}
-    if not classifier.config.calibration:
-        del classifier.config.calibration
+    heads, kept = _heads_and_kept(model, revision)
+    with torch.no_grad():
+        for name, head in heads.items():
+            head.weight.copy_(kept[f"{name}.weight"])
+            if f"{name}.bias" in kept and head.bias is not None:
+                head.bias.copy_(kept[f"{name}.bias"])
+            elif isinstance(head, nn.Linear):
+                head.register_parameter("bias", None)
+    config.calibration = {key: value for key, value in recorded.items() if key not in OF_THE_MAP}
+    if not config.calibration:
+        del config.calibration
     return model
 
 
 def can_be_unfolded(model: Any) -> bool:
     """Whether a folded model's head from before the fold was kept beside it."""
     try:
-        return bool(_kept_head(model, _recorded_heads(model, recorded_in(model.config)), None))
+        return bool(_heads_and_kept(model, None))
     except InputValueError:
         return False
 
 
-def _kept_head(classifier: Any, heads: Mapping[str, nn.Module], revision: str | None) -> Mapping[str, Tensor]:
-    source = getattr(classifier, "name_or_path", None) or ""
-    folded = {
-        f"{name}.{part}": parameter.detach()
-        for name, head in heads.items()
-        for part, parameter in head.named_parameters(recurse=False)
-    }
-    kept = None
-    try:
-        file = cached_file(
-            source,
-            FILE.as_posix(),
-            revision=revision,
-            _raise_exceptions_for_gated_repo=False,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-        )
-        kept = None if file is None else read_kept_head(file, folded)
-    except (OSError, TypeError, ValueError):  # there is no such folder or repository, or no longer
-        pass
-    if kept is None:
-        got = f"none for these weights in {source or 'a model that was not saved'}"
-        way_out = (
-            "load the model that was folded again; hf-calib calibrate and save_calibrated_model keep its head"
-        )
-        requirement = f"be kept beside the model, in {FILE.as_posix()}"
-        raise InputValueError(expected("the head from before the fold", requirement, got, way_out))
-    return kept
-
-
-def _recorded_heads(model: nn.Module, recorded: Mapping[str, Any]) -> dict[str, nn.Module]:
-    modules = dict(model.named_modules())
-    heads = {name: modules.get(name) for name in recorded.get("head") or ()}
-    norms = norms_of_hidden_size(model) if has_tied_head(model) else {}
+def _heads_and_kept(model: Any, revision: str | None) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+    """The layers that hold the map, by name, and their tensors from before the fold."""
+    classifier = classifier_of(model)
+    modules = dict(classifier.named_modules())
+    heads = {name: modules.get(name) for name in recorded_in(classifier.config).get("head") or ()}
+    norms = norms_of_hidden_size(classifier) if has_tied_head(classifier) else {}
     fits = heads and all(isinstance(head, nn.Linear) or name in norms for name, head in heads.items())
     got = f"{sorted(heads) or 'none'}, which are not all heads of the model"
     way_out = "load the model again; if its head was replaced, set model.config.calibration = None"
     check(bool(fits), "model to have the layers that config.calibration names", got, way_out)
-    return heads  # type: ignore[return-value]
-
-
-@torch.no_grad()
-def _restore(heads: Mapping[str, Any], kept: Mapping[str, Tensor]) -> None:
-    for name, head in heads.items():
-        head.weight.copy_(kept[f"{name}.weight"])
-        if f"{name}.bias" in kept and head.bias is not None:
-            head.bias.copy_(kept[f"{name}.bias"])
-        elif isinstance(head, nn.Linear):
-            head.register_parameter("bias", None)
+    source = getattr(classifier, "name_or_path", None) or ""
+    raises = ("gated_repo", "missing_entries", "connection_errors")
+    quiet = {f"_raise_exceptions_for_{reason}": False for reason in raises}
+    kept = None
+    try:
+        file = cached_file(source, KEPT_HEAD.as_posix(), revision=revision, **quiet)
+        kept = None if file is None else read_kept_head(file, tensors_of(heads))  # type: ignore[arg-type]
+    except (OSError, TypeError, ValueError):  # there is no such folder or repository, or no longer
+        pass
+    got = f"none for these weights in {source or 'a model that was not saved'}"
+    way_out = (
+        "load the model that was folded again; hf-calib calibrate and save_calibrated_model keep its head"
+    )
+    requirement = f"the head from before the fold to be kept beside the model, in {KEPT_HEAD.as_posix()}"
+    check(kept is not None, requirement, got, way_out)
+    return heads, kept or {}

@@ -13,7 +13,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_calib._errors import InputValueError, check, expected
 from hf_calib._files import whole_file
-from hf_calib.export.hub import LOSS_STATE_NAME, PUSHED_LOSS_STATE
+from hf_calib.export.folder import LOSS_STATE_NAME, PUSHED_LOSS_STATE
 from hf_calib.losses import AdaptiveLoss
 
 

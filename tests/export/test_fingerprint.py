@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from hf_calib.decisions import CostRule, Decisions
-from hf_calib.export.fingerprint import fingerprint, hash_of
+from hf_calib.export.folder import fingerprint, hash_of
 from tests.helpers.tiny import tiny_bert, tiny_trainer
 
 

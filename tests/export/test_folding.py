@@ -178,7 +178,7 @@ class TestQuantised:
 
     def test_head(self) -> None:
         model = self.quantised(bert())
-        message = "have its head in float32 or float64, got quantised layers .*; fold the model before"
+        message = "to have a linear head .*, got no such layers; divide the logits outside the model"
         before = logits_of(model)
         with pytest.raises(ValueError, match=message):
             fold_temperature(model, 1.7)

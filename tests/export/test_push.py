@@ -14,7 +14,7 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load as load_safetensors
 
 from hf_calib._errors import InputValueError
-from hf_calib.export.hub import LOSS_STATE_NAME
+from hf_calib.export.folder import LOSS_STATE_NAME
 from hf_calib.losses import make_loss
 from hf_calib.trainer.checkpoint import load_loss_state
 from tests.helpers.hub_server import TOKEN, Fault, Hub, running_hub

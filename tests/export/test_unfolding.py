@@ -23,8 +23,9 @@ from transformers import (
 from hf_calib import fold, unfold
 from hf_calib._files import whole_folder
 from hf_calib.commands.options import Unfold
-from hf_calib.export.kept_head import FILE, read_kept_head
-from hf_calib.export.saving import replace_model, save_folded
+from hf_calib.export.folder import KEPT_HEAD as FILE
+from hf_calib.export.folder import read_kept_head, replace_model
+from hf_calib.export.saving import save_folded
 from hf_calib.scaling import MatrixScaling, PriorCorrection, TemperatureScaling, VectorScaling, save_map
 from hf_calib.scaling.saved_map import MAP_NAME
 from tests.helpers.architectures import assert_same_weights, build, logits_of, refused, weights_of

@@ -1,0 +1,179 @@
+"""The folder of a model: its files, the fingerprint of its weights, and the head from before the fold."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatch
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from hf_calib._errors import check
+from hf_calib._files import move_files
+from hf_calib.scaling.saved_map import MAP_NAME
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+ADAPTERS = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+LOSS_STATE_NAME = "calibration_loss.safetensors"
+# Servers load every safetensors file of the root as weights: what else is of this form lies in another place.
+PUSHED_LOSS_STATE = "calibration/loss.safetensors"
+KEPT_HEAD = Path("calibration", "head.safetensors")
+_FOLDED = "sha256_of_the_folded_head"
+
+# Names of weights, in the order in which they are removed and written. At each step, what can be loaded is the
+# old model, nothing, or the new model: a file that makes others loadable comes after them.
+_WEIGHTS = (
+    "adapter_model.*",
+    "model*-of-*.safetensors",
+    "pytorch_model*-of-*.bin",
+    "pytorch_model*.bin.index.json",
+    "pytorch_model*.bin",
+    "model*.safetensors.index.json",
+    "model*.safetensors",
+    ADAPTER_CONFIG,
+)
+_PICKLES = {".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pt2", ".pth"}
+# Pickles that every training leaves behind: that these are not pushed needs no mention.
+_OF_A_TRAINING = ("training_args.bin", "optimizer*", "scheduler*", "scaler.pt", "rng_state*")
+
+
+class Files(NamedTuple):
+    """Files of a folder, by their paths in a repository; the pickles, and links to folders or out of the folder."""
+
+    pushed: dict[str, Path]
+    left_out: tuple[str, ...]
+    links: tuple[str, ...]
+
+
+def files_of(folder: Path) -> Files:
+    """The files of a folder that a push would upload, and those that it would leave out."""
+    pushed: dict[str, Path] = {}
+    left_out, links = [], []
+    for path in _walk(folder, "_*", "checkpoint-*"):
+        name = path.relative_to(folder).as_posix()
+        if path.is_dir() or not path.resolve().is_relative_to(folder.resolve()):
+            links.append(name)
+        elif not _is_pickle(path):
+            pushed[PUSHED_LOSS_STATE if name == LOSS_STATE_NAME else name] = path
+        elif not any(fnmatch(path.name, form) for form in _OF_A_TRAINING):
+            left_out.append(name)
+    return Files(pushed, tuple(left_out), tuple(links))
+
+
+def _walk(folder: Path, *left_out: str) -> Iterator[Path]:
+    """Files and links in a folder and below it, without hidden ones, caches, and those of these forms in the folder."""
+    for path in sorted(folder.iterdir()):
+        if any(fnmatch(path.name, form) for form in (".*", "__pycache__", *left_out)):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            yield from _walk(path)
+        else:
+            got = "a link to nothing" if path.is_symlink() else "neither a file nor a folder"
+            there = path.is_file() or path.is_dir()
+            check(there, f"{path} to be a file", got, "remove it, or move it elsewhere")
+            yield path
+
+
+def _is_pickle(path: Path) -> bool:
+    """Whether loading it may run code, by its name or by how it begins."""
+    if path.suffix.lower() in _PICKLES:
+        return True
+    with path.open("rb") as file:
+        start = file.read(2)
+    if start == b"PK" and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith(".pkl") for name in archive.namelist())
+    return len(start) == 2 and start[0] == 0x80 and 2 <= start[1] <= 5
+
+
+def is_weights(name: str) -> bool:
+    """Whether a file of this name in the root is loaded as weights, or says which are."""
+    return "/" not in name and _turn(name) > 0
+
+
+def replace_model(made: Path, target: Path) -> None:
+    """Move a finished model into a folder, and remove what another one left there of its weights and of its map.
+
+    The old weights go before anything else changes, and the new ones come last. A process that is killed in
+    between leaves a folder that cannot be loaded, not folded weights beside a config that denies it.
+    """
+    for path in sorted(target.iterdir(), key=lambda path: _turn(path.name)):
+        if is_weights(path.name):
+            path.unlink()
+    for name in (KEPT_HEAD, MAP_NAME):
+        its_own = not (target / name).parent.is_symlink() or (target / name).parent == target
+        if its_own and not (made / name).exists():  # that of the old model
+            (target / name).unlink(missing_ok=True)
+    move_files(made, target, order=lambda path: _turn(path.name))
+
+
+def _turn(name: str) -> int:
+    """When a file is removed or written; 0, before all weights, for what is none."""
+    return next((i for i, form in enumerate(_WEIGHTS, 1) if fnmatch(name, form)), 0)
+
+
+def fingerprint(model: Any) -> str:
+    """The SHA-256 of a model's weights: names, dtypes, shapes and bytes, in the order of the names.
+
+    The same model, saved and loaded again in the dtype it was saved in, has the same one, on any device. What lies
+    beside a model is known by it to be about this one.
+
+    Args:
+        model: any `nn.Module`; parameters and persistent buffers count.
+
+    Returns:
+        64 hexadecimal digits.
+
+    >>> layer = torch.nn.Linear(2, 2)
+    >>> before = fingerprint(layer)
+    >>> with torch.no_grad():
+    ...     _ = layer.bias.add_(1)
+    >>> len(before), fingerprint(layer) == before
+    (64, False)
+    """
+    # The extra state of a module is not a weight.
+    state = model.state_dict().items()
+    return hash_of({name: tensor for name, tensor in state if isinstance(tensor, Tensor)})
+
+
+def hash_of(tensors: Mapping[str, Tensor]) -> str:
+    """The SHA-256 of tensors by name, as `fingerprint` has it of a whole model."""
+    found = sha256()
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        # NumPy has no bfloat16; its bytes are the same.
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def keep_head(folder: Path, before: Mapping[str, Tensor], folded: Mapping[str, Tensor]) -> None:
+    """Write a head's tensors from before the fold beside the model, with a hash of the folded ones."""
+    (folder / KEPT_HEAD).parent.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in before.items()}
+    save_file(tensors, folder / KEPT_HEAD, metadata={_FOLDED: hash_of(folded)})
+
+
+def read_kept_head(file: str | os.PathLike[str], folded: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """Read what `keep_head` wrote; None where that was for other weights, as those of a head trained since."""
+    try:
+        with safe_open(file, "pt") as opened:
+            is_of_these = (opened.metadata() or {}).get(_FOLDED) == hash_of(folded)
+            kept = {name: opened.get_tensor(name) for name in opened.keys()} if is_of_these else {}  # noqa: SIM118
+    except (OSError, SafetensorError):
+        return None
+    fits = all(
+        name in folded and tensor.shape == folded[name].shape and tensor.dtype == folded[name].dtype
+        for name, tensor in kept.items()
+    )
+    lost = {name.rpartition(".")[2] for name in set(folded) - set(kept)}
+    return kept if kept and fits and lost <= {"bias"} else None
