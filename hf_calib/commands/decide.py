@@ -89,7 +89,7 @@ def run(options: Decide, running: Running) -> Decided:
         source.sample()
         check_labels(source.kind)
     rule = make_rule(source.class_names)
-    _check_rows(rule, source.n_rows("data"), is_split="test_data" not in source.sets, is_calibrated=is_folded)
+    _check_rows(rule, source.n_rows(), is_split="test_data" not in source.sets, is_calibrated=is_folded)
     scaler = None if is_folded else make_scaler(options.method, None, 15, METHODS)
     decided, reported = _measure(source, rule, scaler, options)
     decided = replace(decided, decisions=replace(decided.decisions, fingerprint=weights))

@@ -68,7 +68,7 @@ def _measure(source: FileSource | ModelSource, options: Evaluate, running: Runni
         return report_on_table(table, name, options.n_bins, **counted)
     told: Any = {"class_names": options.reading.class_names}
     if options.soft_labels is not None:
-        n_rows = source.n_rows("data")
+        n_rows = source.n_rows()
         told["soft_labels"] = load_soft_labels(options.soft_labels, n_rows, len(source.class_names))
     predicted = source.predictions()
     running.stages(f"measuring {len(predicted):,} rows")

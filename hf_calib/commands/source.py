@@ -54,18 +54,44 @@ class Source:
     found: dict[str, Predictions] = field(default_factory=dict)
 
     def predictions(self, name: str = "data") -> Predictions:
-        """Of a set with labels, predicted once."""
+        """Of a set with labels, read or predicted once."""
         if name not in self.found:
-            self.found[name] = self.predict(name)
+            self.found[name] = self._predict(name)
         return self.found[name]
 
-    def predict(self, name: str) -> Predictions:
-        """Read them, or run the model."""
+    def _predict(self, name: str) -> Predictions:
         raise NotImplementedError
 
     def tested(self) -> Predictions | None:
         """Of the test data; None without any."""
         return self.predictions("test_data") if "test_data" in self.sets else None
+
+    def logits(self, name: str) -> NDArray[Any]:
+        """(N, C) of a set, whose labels are not read."""
+        return self.predictions(name).as_logits()
+
+    @property
+    def kind(self) -> LabelKind:
+        """Of the labels."""
+        return self.predictions().kind
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """C names, or numbers."""
+        return self.predictions().names
+
+    def n_rows(self) -> int:
+        """Of the data."""
+        return len(self.predictions())
+
+    def n_shared(self) -> int:
+        """How many of the test rows are also among the others."""
+        tested = self.tested()
+        return 0 if tested is None else rows_in_both(self.predictions(), tested)
+
+    def about(self) -> dict[str, Any]:
+        """Which rows and weights these are, for readers of report.json; a file says it."""
+        return {}
 
 
 @dataclass
@@ -90,21 +116,7 @@ class FileSource(Source):
         """Whether all rows fit into memory."""
         return all(table.fits_into_memory() for table in self.tables.values())
 
-    @property
-    def kind(self) -> LabelKind:
-        """Of the labels."""
-        return self.predictions().kind
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """C names, or numbers."""
-        return self.predictions().names
-
-    def n_rows(self, name: str) -> int:
-        """How many a set has."""
-        return len(self.predictions(name))
-
-    def predict(self, name: str) -> Predictions:
+    def _predict(self, name: str) -> Predictions:
         table, rows = self.tables[name], self.sets[name]
         requirement = f"{rows.argument} to have at most {MOST_ROWS_HELD:,} rows here"
         check(table.fits_into_memory(), requirement, _count(table), "name some of the files")
@@ -122,26 +134,13 @@ class FileSource(Source):
                 sample = f"a sample of {len(found):,} of the {_count(table)} rows, {drawn}"
                 self.notes.append(f"The rows of {name} are {sample}.")
 
-    def logits(self, name: str) -> NDArray[Any]:
-        """(N, C) of a set, whose labels are not read."""
-        return self.predictions(name).as_logits()
-
     def check_same_scores(self, sets: Sequence[str]) -> None:
         """Refuse logits beside probabilities."""
         kinds = ["logits" if self.predictions(name).probs is None else "probabilities" for name in sets]
         for kind in kinds[1:]:
-            where = os.path.basename(str(self.sets["data"].data))
+            where = os.path.basename(self.sets["data"].data)
             requirement = f"the data from elsewhere to hold {kinds[0]}, as {where} does"
             check(kind == kinds[0], requirement, kind, "use predictions of one kind")
-
-    def about(self) -> dict[str, Any]:
-        """Which rows and weights these are, for readers of report.json: the file says it."""
-        return {}
-
-    def n_shared(self) -> int:
-        """How many of the test rows are also among the others."""
-        tested = self.tested()
-        return 0 if tested is None else rows_in_both(self.predictions(), tested)
 
 
 @dataclass
@@ -167,56 +166,46 @@ class ModelSource(Source):
         trusted, names = self.running.trust_remote_code, self.reading.class_names
         self.classifier = load_classifier(self.model, self.task, trust_remote_code=trusted, class_names=names)
 
-    def _encode(self) -> None:
-        """Check every row, before the first is predicted."""
-        for name, each in self.sets.items():
-            self.running.stages(f"checking {len(self.rows[name]):,} {self.task.inputs}")
-            self.encoded[name] = self.classifier.encode(
-                self.rows[name], self.reading, name=each.data, labelled=each.labelled
-            )
-        self.notes += [each.note for each in self.encoded.values() if each.note is not None]
-        self.running.stages(f"predicting {sum(map(len, self.rows.values())):,} rows")
-
     @property
     def kind(self) -> LabelKind:
-        """Of the labels."""
         return self.classifier.task.labels
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """C of them."""
         return self.classifier.class_names
 
-    def n_rows(self, name: str) -> int:
-        """How many a set has."""
-        return len(self.rows[name])
+    def n_rows(self) -> int:
+        return len(self.rows["data"])
 
-    def predict(self, name: str) -> Predictions:
+    def _predict(self, name: str) -> Predictions:
         found = self.classifier.predict(self._inputs(name), **self._batches)
         return self.reading.with_columns(found, self.rows[name])
 
     def logits(self, name: str) -> NDArray[Any]:
-        """(N, C) of a set, whose labels are not read."""
         return self.classifier.logits(self._inputs(name), **self._batches)
-
-    def _inputs(self, name: str) -> Any:
-        if not self.encoded:
-            self._encode()
-        return self.encoded[name]
 
     @property
     def _batches(self) -> dict[str, Any]:
         return {"batch_size": self.reading.batch_size, "on_progress": self.running.progress}
 
+    def _inputs(self, name: str) -> Any:
+        """Of a set; every row of all sets is checked before the first is predicted."""
+        if not self.encoded:
+            for other, each in self.sets.items():
+                self.running.stages(f"checking {len(self.rows[other]):,} {self.task.inputs}")
+                how: Any = {"name": each.data, "labelled": each.labelled}
+                self.encoded[other] = self.classifier.encode(self.rows[other], self.reading, **how)
+            self.notes += [each.note for each in self.encoded.values() if each.note is not None]
+            self.running.stages(f"predicting {sum(map(len, self.rows.values())):,} rows")
+        return self.encoded[name]
+
     def about(self) -> dict[str, Any]:
-        """Which rows and weights these are, for readers of report.json."""
         from hf_calib.export.folder import fingerprint
 
         rows, weights = self.sets["data"], fingerprint(self.classifier.model)
         return {**rows.source(), "options": rows.options(self.reading), "fingerprint": weights}
 
     def n_shared(self) -> int:
-        """How many of the test rows are also among the others."""
         tested = self.tested()
         if tested is None:
             return 0
