@@ -20,9 +20,7 @@ from hf_calib.predictions.kinds import SINGLE_LABEL, LabelKind
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.table import save_predictions
 from hf_calib.report import CalibrationReport, report_on_predictions
-from hf_calib.report.any_report import AnyReport
-from hf_calib.report.text import with_interval
-from hf_calib.report.writing import write_report
+from hf_calib.report.rows import with_interval
 from hf_calib.scaling import SCALERS, PriorEstimate, estimate_prior
 from hf_calib.scaling.saved_map import fitted_numbers
 
@@ -61,7 +59,7 @@ class Calibration:
     numbers: Mapping[str, Any]
     n_fitted: int
     held_out: str
-    report: AnyReport
+    report: CalibrationReport
     notes: tuple[str, ...]
     output: str
     prior: PriorEstimate | None = None
@@ -224,7 +222,7 @@ def _save_predictions(output: Path, source: FileSource, measured: Measured) -> N
             np.savez(
                 folder / _CORRECTED, probs=probs, class_names=np.array(report.class_names, dtype=np.str_)
             )
-        write_report(report, folder)
+        report.write(folder)
 
 
 def show(done: Calibration) -> None:

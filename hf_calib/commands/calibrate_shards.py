@@ -14,8 +14,7 @@ from hf_calib.metrics import CalibrationState
 from hf_calib.metrics.checks import check_rows
 from hf_calib.predictions.one_pass import MOST_SAMPLED, Tally, draw_sample, half_of, over_parts
 from hf_calib.predictions.table import Table
-from hf_calib.report.of_predictions import report_of
-from hf_calib.report.writing import write_to
+from hf_calib.report.making import report_of
 from hf_calib.scaling import SCALERS
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def calibrate_shards(
         tally.merge(each)
         running.progress(each.n_rows, applied.n_rows)
     report = report_of(tally, name_of(applied.name), applied.class_names, n_bins, len(applied.files))
-    write_to(output, report)
+    report.save(output)
     return Calibration.of(
         options,
         method,

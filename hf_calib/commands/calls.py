@@ -11,10 +11,10 @@ from hf_calib._errors import InputTypeError, did_you_mean, expected
 if TYPE_CHECKING:
     from hf_calib.commands.calibrate import Calibration
     from hf_calib.commands.decide import Decided
-    from hf_calib.report.any_report import AnyReport
+    from hf_calib.report import CalibrationReport
 
 
-def evaluate(source: str | Sequence[str], **options: Any) -> AnyReport:
+def evaluate(source: str | Sequence[str], **options: Any) -> CalibrationReport:
     """Report the calibration of a model on labelled rows, or of predictions: `hf-calib evaluate`.
 
     Args:

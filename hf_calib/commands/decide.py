@@ -25,7 +25,6 @@ from hf_calib.metrics.sums import Interval
 from hf_calib.predictions.kinds import LabelKind
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.report import DecisionSection, report_on_predictions
-from hf_calib.report.writing import write_report
 from hf_calib.scaling.saved_map import recorded_in
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ def run(options: Decide, running: Running) -> Decided:
             if not decided.decisions.rule.answers_nothing:
                 decided.decisions.save(folder)
             report = replace(report, decisions=decided.section, notes=decided.notes)
-            write_report(report, folder / "decisions")
+            report.write(folder / "decisions")
     return decided
 
 

@@ -13,17 +13,15 @@ from hf_calib.commands import console
 from hf_calib.commands.source import FileSource, ModelSource, Running, check_kind, open_source
 from hf_calib.models.reading import RowSet
 from hf_calib.predictions.soft_labels import load_soft_labels
-from hf_calib.report import OodSection, ood_section, report_on_predictions
-from hf_calib.report.any_report import AnyReport
-from hf_calib.report.of_predictions import report_on_table, weighted_report
-from hf_calib.report.writing import write_to
+from hf_calib.report import CalibrationReport, OodSection, ood_section, report_on_predictions
+from hf_calib.report.making import report_on_table
 from hf_calib.scaling.saved_map import recorded_in
 
 if TYPE_CHECKING:
     from hf_calib.commands.options import Evaluate
 
 
-def run(options: Evaluate, running: Running) -> AnyReport:
+def run(options: Evaluate, running: Running) -> CalibrationReport:
     """The report; predictions of more rows than are held at once are measured in one pass."""
     check_output(options.output)
     reading, ood_data = options.reading, options.ood_data or []
@@ -50,16 +48,17 @@ def run(options: Evaluate, running: Running) -> AnyReport:
     if names:
         running.stages("predicting inputs from elsewhere")
         report = replace(report, out_of_distribution=_sections(source, names))
-    write_to(options.output, report)
+    if options.output is not None:
+        report.save(options.output)
     return report
 
 
-def show(report: AnyReport) -> None:
+def show(report: CalibrationReport) -> None:
     """The metrics with their intervals, and the diagnosis."""
     console.print_document(report.document())
 
 
-def _measure(source: FileSource | ModelSource, options: Evaluate, running: Running) -> AnyReport:
+def _measure(source: FileSource | ModelSource, options: Evaluate, running: Running) -> CalibrationReport:
     """The report on the rows, of what kind they are."""
     if isinstance(source, FileSource) and not source.is_held:
         table, name = source.tables["data"], source.name
@@ -72,9 +71,8 @@ def _measure(source: FileSource | ModelSource, options: Evaluate, running: Runni
         told["soft_labels"] = load_soft_labels(options.soft_labels, n_rows, len(source.class_names))
     predicted = source.predictions()
     running.stages(f"measuring {len(predicted):,} rows")
-    measured = report_on_predictions if options.weight_column is None else weighted_report
-    report: Any = measured(predicted, source.name, options.n_bins, **told)
-    found: AnyReport = replace(report, about=source.about(), notes=(*report.notes, *source.notes))
+    report = report_on_predictions(predicted, source.name, options.n_bins, **told)
+    found: CalibrationReport = replace(report, about=source.about(), notes=(*report.notes, *source.notes))
     return found
 
 

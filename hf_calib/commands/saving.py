@@ -22,7 +22,6 @@ from hf_calib.export.saving import standalone_copy, write_folded
 from hf_calib.export.unfold import unfold
 from hf_calib.models.pipeline import pipeline
 from hf_calib.predictions.kinds import TOKENS
-from hf_calib.report.writing import write_report
 from hf_calib.scaling import SCALERS
 from hf_calib.scaling.saved_map import (
     POOLER_CONFIG,
@@ -103,7 +102,7 @@ def save_calibrated(
         # A half of the rows has no name, and probabilities without the prior correction are not those of the model.
         again = {} if test is None or not measured.is_served else {"options": test.options(source.reading)}
         on = {**reported, "seen": measured.n_seen, **again, "fingerprint": weights}
-        write_report(replace(measured.report, about=on), folder / "calibration")
+        replace(measured.report, about=on).write(folder / "calibration")
     return {"served_difference": difference, "folded": folds}
 
 

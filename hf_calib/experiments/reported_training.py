@@ -20,9 +20,8 @@ from hf_calib.plots import gamma_dynamics, save_figure
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.training import PREDICTIONS, TrainingPredictions
 from hf_calib.report import CalibrationReport
-from hf_calib.report.labels import TITLES
-from hf_calib.report.text import with_interval
-from hf_calib.report.writing import write_to
+from hf_calib.report.multi_label import TITLES
+from hf_calib.report.rows import with_interval
 from hf_calib.scaling.saved_map import title_of
 from hf_calib.trainer.calibration_map import in_words
 from hf_calib.trainer.report import report_of, write_results
@@ -150,7 +149,7 @@ def _write_report(
         )
         return None
     if scaler is None:
-        write_to(folder / "report", report)
+        report.save(folder / "report")
     else:
         with whole_folder(folder / "report") as copied:
             shutil.copytree(calibrated / REPORT_FOLDER, copied, dirs_exist_ok=True)

@@ -25,8 +25,8 @@ from hf_calib.metrics.sums import Binning, TopLabel, draw_counts, top_label
 from hf_calib.predictions.kinds import MULTI_LABEL, SINGLE_LABEL, LabelKind
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.training import PREDICTIONS, TrainingPredictions
-from hf_calib.report.labels import TITLES
-from hf_calib.report.measures import MEASURES, Measure
+from hf_calib.report.measured import MEASURES, Measure
+from hf_calib.report.multi_label import TITLES
 from hf_calib.scaling import SCALERS
 from hf_calib.scaling.temperature import Criterion
 from hf_calib.study.advice import UNSCALED

@@ -16,15 +16,13 @@ from hf_calib.report.document import (
     Bullets,
     Document,
     Figures,
-    Folded,
     Image,
     Lead,
     Section,
     Table,
     draw,
 )
-from hf_calib.report.text import with_interval
-from hf_calib.report.writing import write_document
+from hf_calib.report.rows import with_interval
 from hf_calib.study.advice import MAIN_METRICS, UNSCALED, map_name, pair_name
 from hf_calib.study.results import StudyResults
 from hf_calib.study.statistics import CONFIDENCE_LEVEL, LEVEL
@@ -40,10 +38,6 @@ CAPTIONS = {
     "after the map with the smallest NLL in the mean over losses; predictions of all seeds together, whose ECE is at "
     "most the mean of the seeds' in the tables.",
 }
-_ALT_TEXTS = {
-    "differences": "Differences to the baseline, as in the table of differences.",
-    "reliability": "Reliability diagrams without a map and with one.",
-}
 _SIDE_BY_SIDE = 3  # reliability diagrams
 _NONE = "-"
 _REASON = 400  # letters of why a training is missing
@@ -58,7 +52,7 @@ def write_study_report(results: StudyResults, folder: Path) -> None:
     """
     images = {name: draw(figure) for name, figure in draw_figures(results).items()}
     with whole_folder(folder, merge=_replace_report) as made:
-        write_document(document_of(results, images), results.to_dict(), made)
+        document_of(results, images).write(made, results.to_dict())
         results.results().to_csv(made / "results.csv", index=False)
 
 
@@ -104,7 +98,7 @@ def document_of(results: StudyResults, images: Mapping[str, Image]) -> Document:
         parts = [Table("Differences in NLL and ECE", *table), Bullets([note], faint=True)]
         blocks.append(Section("Differences to the baseline", parts))
     if images:
-        blocks.append(Section("Figures", [Figures(images, CAPTIONS, _ALT_TEXTS)]))
+        blocks.append(Section("Figures", [Figures(images, CAPTIONS)]))
     if results.baseline is not None:
         others = [_of_metric(results, key) for key in results.metrics if key not in MAIN_METRICS]
         blocks.append(Section("Other metrics", others))
@@ -120,8 +114,8 @@ def _of_metric(results: StudyResults, metric: str) -> Section:
     blocks: list[Block] = [Table(title, *mean_table(results, columns))]
     header, rows = difference_table(results, [metric])
     if rows:
-        blocks.append(Folded(f"Differences in {title}", Table(title, header, rows)))
-    return Section(title, blocks, level=3)
+        blocks.append(Table(f"Differences in {title}", header, rows, folded=True))
+    return Section(title, blocks)
 
 
 def headline(results: StudyResults) -> str:

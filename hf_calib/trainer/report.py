@@ -23,7 +23,6 @@ from hf_calib.metrics.state import LOGGED_METRICS
 from hf_calib.plots import reliability_diagram, save_figure
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.report import CalibrationReport, ood_section, report_on_predictions
-from hf_calib.report.writing import write_to
 from hf_calib.scaling.saved_map import MAP_NAME, OF_PAIRS
 
 REPORT = f"{REPORT_FOLDER}/report.json"
@@ -161,7 +160,7 @@ def write_results(
     if report is not None:
         weights = {key: record[key] for key in ("fingerprint",) if key in record}
         report = replace(report, about={**report.about, **weights})
-        write_to(folder / REPORT_FOLDER, report)
+        report.save(folder / REPORT_FOLDER)
     elif (
         evaluation is not None and None not in record["metrics"]["after"].values()
     ):  # of NaN there is no diagram

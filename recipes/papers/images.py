@@ -19,7 +19,6 @@ from transformers import BaseImageProcessor, ViTImageProcessorPil
 from hf_calib._errors import check
 from hf_calib.data.images import decode_at
 from hf_calib.experiments.reported_training import results_table
-from hf_calib.report.writing import write_to
 from hf_calib.trainer.calibration_map import in_words
 from hf_calib.trainer.report import report_on
 from papers.pixels import decode_images, model_inputs, stacked_pixels
@@ -128,7 +127,7 @@ def write_ten_crop_report(
         way_out = "Train with a smaller learning rate, or in higher precision."
         warnings.warn(f"There is no report on ten crops: {why}. {way_out}", stacklevel=2)
         return
-    write_to(Path(folder), report)
+    report.save(folder)
     print("Mean of ten crops an image; what is saved sees one image, as above:")
     print(results_table(report, None if scaler is None else in_words(scaler)))
 

@@ -93,7 +93,7 @@ class TestRefusals:
         def broken(*_: Any, **__: Any) -> None:
             raise ValueError("operands could not be broadcast together")
 
-        monkeypatch.setattr("hf_calib.report.of_predictions.calibration_report", broken)
+        monkeypatch.setattr("hf_calib.report.making.calibration_report", broken)
         assert call("evaluate", workplace / "data.npz").exit_code == 1
 
 

@@ -173,7 +173,7 @@ class TestEvaluate:
 
         call("evaluate", workplace / "data.npz", "--output", tmp_path / "there")
         before = (tmp_path / "there" / "report.json").read_bytes()
-        monkeypatch.setattr("hf_calib.report._report.CalibrationReport.figures", full)
+        monkeypatch.setattr("hf_calib.report.CalibrationReport.figures", full)
         for target in ("there", "new"):
             result = call("evaluate", workplace / "test.npz", "--output", tmp_path / target)
             assert result.exit_code == 1

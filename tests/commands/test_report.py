@@ -80,7 +80,7 @@ class TestReport:
     def test_a_saved_report_draws_what_its_predictions_draw(
         self, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("hf_calib.commands.report.reliability_of_sums", reliability_of_sums)
+        monkeypatch.setattr("hf_calib.report.comparison.reliability_of_sums", reliability_of_sums)
         call("evaluate", workplace / "data.npz", "--output", tmp_path / "saved")
         titles = [
             [axes.get_title(loc="left") for axes in compare_reports([str(source)]).figure().axes]

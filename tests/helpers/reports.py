@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 
 from hf_calib.metrics import ood_detection
 from hf_calib.report import CalibrationReport, calibration_report
-from hf_calib.report.one_pass import OnePassReport
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -17,17 +16,16 @@ PNG = b"\x89PNG\r\n\x1a\n"
 def few_resamples(patch: pytest.MonkeyPatch, n_resamples: int = 20) -> None:
     """Reports on predictions, of commands and trainings, take so many resamples."""
     for place, slow in (
-        ("hf_calib.report.of_predictions.calibration_report", calibration_report),
-        ("hf_calib.report.out_of_distribution.ood_detection", ood_detection),
+        ("hf_calib.report.making.calibration_report", calibration_report),
+        ("hf_calib.report.sections.ood_detection", ood_detection),
     ):
         patch.setattr(place, partial(slow, n_resamples=n_resamples))
 
 
 def no_figures(patch: pytest.MonkeyPatch) -> None:
     """Reports have one empty figure, no document's figures are drawn, and there is no page."""
-    for report in (CalibrationReport, OnePassReport):
-        patch.setattr(report, "figures", lambda self: {"reliability": Figure((1, 1))})
-    patch.setattr("hf_calib.commands.report.reliability_of_sums", lambda sums: Figure((1, 1)))
+    patch.setattr(CalibrationReport, "figures", lambda self: {"reliability": Figure((1, 1))})
+    patch.setattr("hf_calib.report.comparison.reliability_of_sums", lambda sums: Figure((1, 1)))
     patch.setattr("hf_calib.report.document.write_image", lambda figure, stream, **_: stream.write(PNG))
     patch.setattr("hf_calib.report.document.Document.to_html", lambda self: "<!DOCTYPE html>")
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from hf_calib.experiments import train_and_report
-from hf_calib.report import calibration_report, of_predictions
+from hf_calib.report import calibration_report, making
 from hf_calib.scaling import MatrixScaling, VectorScaling
 from hf_calib.trainer.evaluation import Evaluation
 from tests.helpers.places import ROOT
@@ -86,7 +86,7 @@ def _evaluations(folder: Path) -> dict[str, Any]:
 def report(rank: int, folder: Path) -> None:
     """A training with its report."""
     reported = tiny_trainer(folder / "reported", n=(16, 21, 13), num_train_epochs=1)
-    of_predictions.calibration_report = partial(calibration_report, n_resamples=10)
+    making.calibration_report = partial(calibration_report, n_resamples=10)
     train_and_report(reported, reported.eval_dataset)
     written = sorted(path.name for path in (folder / "reported").iterdir())
     (folder / f"{rank}.json").write_text(json.dumps(written))

@@ -36,7 +36,7 @@ from hf_calib import CalibrationTrainer
 from hf_calib.commands.demo import train_tokenizer
 from hf_calib.data import DataArguments, docstring_dataset, load_data
 from hf_calib.experiments import train_and_report
-from hf_calib.report.text import with_interval
+from hf_calib.report.rows import with_interval
 from hf_calib.scaling.saved_map import load_map
 from hf_calib.trainer.calibration_map import in_words
 from tests.helpers.places import ROOT

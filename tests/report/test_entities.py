@@ -68,18 +68,19 @@ def test_each_form_has_the_section() -> None:
     assert len(figure.axes) == 8  # product and minimum, before and after, each over its histogram
     alone = made(calibrated=False).entities
     assert alone is not None
-    assert {kind: list(panels) for kind, panels in alone.panels().items()} == {
-        "product": ["predicted entities"],
-        "minimum": ["predicted entities"],
-    }
+    assert len(alone.figures(15)["entities"].axes) == 4
 
 
 def test_without_a_predicted_entity() -> None:
     report = made(found=False)
     assert report.entities is not None
-    assert report.entities.table()[1][3] == ["ECE, product of the tokens' probabilities", "-", "-"]
+    assert report.entities.table()[1][3] == [
+        "ECE, product of the tokens' probabilities",
+        "not defined",
+        "not defined",
+    ]
     assert report.to_dict()["entities"]["before"]["ece_product"] == {"value": None, "low": None, "high": None}
-    assert report.entities.panels() == {}
+    assert report.entities.figures(15) == {}
     assert "## Entities" in report.to_markdown()
     assert "<h2>Entities</h2>" in report.document().to_html()
 

@@ -18,10 +18,7 @@ from hf_calib.commands.report import compare_reports
 from hf_calib.metrics.multi_label import LabelMetrics, check_decisions
 from hf_calib.metrics.sums import Interval
 from hf_calib.plots import label_reliability_grid
-from hf_calib.report import CalibrationReport, calibration_report
-from hf_calib.report.labels import LABEL_MEASURES
-from hf_calib.report.saved import read_report
-from hf_calib.report.writing import write_report
+from hf_calib.report import LABEL_MEASURES, CalibrationReport, calibration_report, read_report
 from tests.helpers.pictures import overlapping, written
 
 EVIL = ["a|b", "<script>alert(1)</script>", "$\\frac{$", "[x](javascript:y) `c`\n# d"]
@@ -209,7 +206,7 @@ def test_few_rows_of_a_label_are_warned_of() -> None:
 def test_documents_are_safe_whole_and_read_back(tmp_path: Path) -> None:
     probs, labels = drawn(temperature=0.5)
     report = quick(probs, labels, calibrated=drawn()[0], class_names=EVIL, name="m<i>| *x*")
-    write_report(report, tmp_path)
+    report.save(tmp_path)
     record = read_report(tmp_path / "report.json")
     assert record == json.loads(json.dumps(report.to_dict()))
     assert record["kind"] == "multi_label"
@@ -236,7 +233,7 @@ def test_documents_are_safe_whole_and_read_back(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_saved_reports_are_compared(tmp_path: Path) -> None:
     for name, temperature in (("one", 0.5), ("two", 1.0)):
-        write_report(quick(*drawn(temperature=temperature), name=name), tmp_path / name)
+        quick(*drawn(temperature=temperature), name=name).save(tmp_path / name)
     comparison = compare_reports([str(tmp_path / "one"), str(tmp_path / "two")], output=tmp_path / "out")
     header, rows = comparison.table()
     assert header == ["metric", "one", "two"]

@@ -7,7 +7,7 @@ import math
 import re
 from dataclasses import replace
 from functools import cache
-from html import escape, unescape
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -19,18 +19,22 @@ from scipy.special import softmax
 import hf_calib.metrics as metrics
 from hf_calib.decisions import AbstainRule
 from hf_calib.decisions.measured import PromiseCurve
-from hf_calib.metrics import ood_detection
+from hf_calib.metrics import CalibrationState, ood_detection
 from hf_calib.metrics.ranking import OOD_SCORES
 from hf_calib.metrics.sums import Interval
 from hf_calib.plots import class_reliability_grid, roc_diagram
-from hf_calib.report import MEASURES, CalibrationReport, DecisionSection, OodSection, calibration_report
-from hf_calib.report.assessment import Overall
+from hf_calib.report import (
+    MEASURES,
+    CalibrationReport,
+    DecisionSection,
+    OodSection,
+    calibration_report,
+    ood_section,
+    report_on_states,
+)
 from hf_calib.report.diagnosis import claims, misjudged_frequencies, significant_runs
-from hf_calib.report.figures import alt_texts
-from hf_calib.report.measures import MAX_EXAMPLES_FOR_KDE
-from hf_calib.report.out_of_distribution import ood_section
-from hf_calib.report.tables import bin_rows, worst_bins
-from hf_calib.report.text import with_interval
+from hf_calib.report.measured import MAX_EXAMPLES_FOR_KDE
+from hf_calib.report.rows import with_interval, worst_bins
 from tests.helpers.pictures import overlapping, written
 from tests.helpers.sampled import predictions
 
@@ -141,7 +145,7 @@ def test_an_interval_without_its_value_is_explained() -> None:
 
 
 def test_a_metric_that_is_slow_to_resample_says_how_often_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hf_calib.report.measures._BUDGET", 1e5)
+    monkeypatch.setattr("hf_calib.report.measured._BUDGET", 1e5)
     for n_examples, n_resamples, said in (
         (
             450,
@@ -245,7 +249,9 @@ def test_the_interval_of_the_difference_holds_the_truth() -> None:
         rng = np.random.default_rng(seed)
         confidences = rng.uniform(0.5, 1, 300)
         correct = (rng.random(300) < confidences - 0.1).astype(float)
-        found = Overall.of(confidences, correct, 0.9)
+        state = CalibrationState(n_classes=2)
+        state.update(np.stack([confidences, 1 - confidences], axis=1), 1 - correct.astype(int))
+        found = report_on_states(state, confidence_level=0.9).before.overall
         held.append(found.low <= 0.1 <= found.high)
     assert 0.84 < np.mean(held) < 0.96
 
@@ -254,16 +260,15 @@ def test_it_says_where_the_error_is() -> None:
     rng = np.random.default_rng(0)
     confidences = np.repeat([0.45, 0.55, 0.65, 0.95], 1_000)
     right = rng.random(4_000) < confidences + np.repeat([0.2, 0.2, 0, -0.2], 1_000)
-    rows = bin_rows(confidences, right.astype(float), 10)
-    first, second = significant_runs(rows, 0.05)
+    rest = (1 - confidences)[:, np.newaxis] / 3
+    probs = np.hstack([confidences[:, np.newaxis], rest, rest, rest])
+    report = quick(probs, np.where(right, 0, 1), n_bins=10)
+    first, second = significant_runs(report.before.bins, 0.05)
     assert (first.lower, first.upper, first.count) == (pytest.approx(0.4), pytest.approx(0.6), 2_000)
     assert first.gap == pytest.approx(0.5 - right[:2_000].mean())
     assert first.contribution == pytest.approx(abs(first.gap) / 2)
     assert (second.lower, second.upper) == (pytest.approx(0.9), 1)
     assert second.gap > 0 > first.gap
-    rest = (1 - confidences)[:, np.newaxis] / 3
-    probs = np.hstack([confidences[:, np.newaxis], rest, rest, rest])
-    report = quick(probs, np.where(right, 0, 1), n_bins=10)
     assert "Confidences from 0.40 to 0.60 are too low: 0.500 on average" in words(report)
     assert "Confidences from 0.90 to 1.00 are too high: 0.950 on average" in words(report)
     assert "Errors in both directions partly cancel" in words(report)
@@ -391,7 +396,6 @@ def cells(table: str) -> list[list[str]]:
 
 
 def test_html_can_be_heard_and_used_without_a_mouse() -> None:
-    report = overconfident()
     text = overconfident_page()
     page = Tags()
     page.feed(text)
@@ -412,27 +416,7 @@ def test_html_can_be_heard_and_used_without_a_mouse() -> None:
         assert body
         assert all(re.match(r'<th scope="row">', row) and row.count("<th") == 1 for row in body)
     alts = [attributes["alt"] for tag, attributes in page.attributes if tag == "img"]
-    assert report.after is not None
-    before, after = report.before, report.after
-    assert alts[0] == (
-        f"Reliability diagram. Before: ECE {before.metrics['ece'].value:.4f}, "
-        f"mean confidence {before.confidences.mean():.3f}, accuracy {before.correct.mean():.3f}. "
-        f"After calibration: ECE {after.metrics['ece'].value:.4f}, "
-        f"mean confidence {after.confidences.mean():.3f}, accuracy {after.correct.mean():.3f}."
-    )
-    assert f"After calibration: smooth ECE {after.metrics['smooth_ece'].value:.4f}." in alts[1]
-    wrong = before.confidences[before.correct == 0]
-    assert f"After calibration: miscalibration {after.metrics['corp_miscalibration'].value:.4f}, " in alts[2]
-    assert f"{len(wrong)} wrong with mean confidence {wrong.mean():.3f}. After" in alts[3]
-    assert f"area under the curve {after.metrics['area_under_risk_coverage'].value:.4f}" in alts[4]
-    worst = max(after.classes, key=lambda row: row.class_gap)
-    assert alts[5].endswith(f"Largest class gap: {worst.name}, {worst.class_gap:.4f}.")
-
-
-def test_alt_texts_of_one_set_of_probabilities() -> None:
-    found = alt_texts(quick(np.array([[0.75, 0.25]] * 3), [0, 0, 0]))
-    assert found["reliability"] == "Reliability diagram. ECE 0.2500, mean confidence 0.750, accuracy 1.000."
-    assert found["confidence_histogram"].endswith("3 right with mean confidence 0.750, 0 wrong.")
+    assert alts == [name.replace("_", " ") for name in overconfident_figures()]
 
 
 def test_before_stands_under_before_and_after_under_after() -> None:
@@ -496,7 +480,7 @@ def test_names_from_the_data_are_escaped_in_sentences_too() -> None:
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text.split("## Metrics")[0]
     page = report.document().to_html()
     assert "<script>" not in page
-    assert f"({escape(chr(34) + EVIL[2] + chr(34))}) without examples" in page
+    assert f'("{EVIL[2]}") without examples' in unescape(page)
 
 
 def test_class_names_that_differ_in_case_stay_apart() -> None:

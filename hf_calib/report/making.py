@@ -1,0 +1,265 @@
+"""The ways to a report: from arrays, from predictions, and from the sums of one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hf_calib._errors import check
+from hf_calib.metrics import CalibrationState, checks
+from hf_calib.metrics.multi_label import UNKNOWN, check_decisions
+from hf_calib.plots.style import check_class_names
+from hf_calib.predictions.columns import Batch
+from hf_calib.predictions.one_pass import (
+    OnRows,
+    Slicing,
+    Tally,
+    add_rows,
+    choose_slicings,
+    edges_of,
+    empty_tally,
+    ignore_rows,
+    measure_in_one_pass,
+)
+from hf_calib.predictions.predictions import Predictions
+from hf_calib.predictions.table import Table
+from hf_calib.report.measured import Measured, Settings
+from hf_calib.report.multi_label import affordable_resamples, measure_labels
+from hf_calib.report.report import CalibrationReport
+from hf_calib.report.sections import soft_label_section, with_entities
+from hf_calib.report.slices import SliceSection, slice_section
+
+
+def calibration_report(
+    probs: ArrayLike,
+    labels: ArrayLike,
+    *,
+    calibrated: ArrayLike | None = None,
+    soft_labels: ArrayLike | None = None,
+    n_bins: int = 15,
+    confidence_level: float = 0.95,
+    n_resamples: int = 1000,
+    seed: int = 0,
+    class_names: Sequence[str] | None = None,
+    name: str = "model",
+) -> CalibrationReport:
+    r"""Measure a classifier's calibration by every metric here, and say what the numbers mean.
+
+    For a person who wants to know whether to trust the probabilities. For one number use its metric, such as
+    `expected_calibration_error`; for numbers while training, `hf_calib.metrics.streaming`.
+
+    Proper scores, accuracy and the like come with a percentile bootstrap interval over examples, the
+    $(1 \pm \text{level}) / 2$ quantiles on resamples; each ECE with that of `calibration_error_interval`. Other
+    measures of mis-calibration have none that holds.
+
+    Args:
+        probs: (N, C) float, rows that sum to 1.
+        labels: (N,) int in [0, C); or (N, C) of 0 and 1 for several labels a row, -100 where one is not known. The
+            probabilities are then sigmoids, any in [0, 1].
+        calibrated: (N, C) float, the probabilities after calibration on *other* examples; or None.
+        soft_labels: (N, C) float, rows that sum to 1: each class's share among the annotators of an example, such as
+            those of CIFAR-10H; or None. The probabilities are then measured against these as well.
+        n_bins: M, at least 1.
+        confidence_level: of the intervals, in (0, 1).
+        n_resamples: of the bootstrap and the consistency test.
+        seed: of both.
+        class_names: C names; default "0", "1", ...
+        name: of the model, for titles.
+
+    Returns:
+        A report with `to_dict()`, `to_markdown()`, `to_html()`, `save()` and `figures()`; its fields hold the numbers.
+
+    Raises:
+        ValueError: if probs are not probabilities, or labels, calibrated, soft_labels or class_names do not
+            fit.
+
+    Notes:
+        Of several labels a row, the probability of a label is compared with how often it applies, in bins over [0, 1];
+        the trainer's `eval_ece` is of the confidence $\max(p, 1 - p)$ of each decision, another number, and its
+        `eval_classwise_ece` is the macro ECE. Every interval is then from the same resamples of the rows, whose labels
+        stay together: 100 at least, and fewer than asked for where they would take minutes. AUROC and average precision
+        do not exist for a label that never applies, AUROC neither for one that always does: such labels are left out
+        of the macro average, and such resamples of a rare label out of its interval.
+
+        Metrics that resample slowly get as many resamples as take seconds, and none where those are too few;
+        the tables say so. The kernel calibration error is left out above 2,000 examples. Noise makes calibration errors
+        larger in small samples: for such data read the debiased error, the intervals, and the consistency test, which
+        says what chance alone would show.
+
+    References:
+        Efron and Tibshirani 1993, 12.3 and 13.3 (test inversion, percentile interval); Bröcker and Smith
+        2007 (consistency).
+
+    >>> probs = np.tile([[0.9, 0.1], [0.2, 0.8]], (50, 1))
+    >>> report = calibration_report(probs, np.tile([0, 0], 50), n_resamples=100)
+    >>> report.before.metrics["accuracy"].value
+    0.5
+    >>> report.diagnosis[0]
+    'Overall over-confident: mean confidence 0.850, accuracy 0.500 (difference +0.350, ...).'
+    """
+    settings = Settings(checks.check_n_bins(n_bins), confidence_level, n_resamples, seed)
+    checks.check_draws(n_resamples, seed, confidence_level)
+    several = np.ndim(labels) == 2
+    way_out = "leave soft_labels out: they are for one class a row"
+    check(not several or soft_labels is None, "labels to be (N,) beside soft_labels", "both", way_out)
+    shares: Any = None
+    after: Any = None
+    if several:
+        decisions = check_decisions(probs, labels)
+        names = check_class_names(class_names, decisions.probs.shape[1])
+        settings = settings._replace(n_resamples=affordable_resamples(decisions, n_resamples))
+        targets = np.where(decisions.known, decisions.true, UNKNOWN)
+        before = measure_labels(decisions, names, settings)
+        if calibrated is not None:
+            of_calibrated = check_decisions(calibrated, labels, argument="calibrated")
+            after = measure_labels(of_calibrated, names, settings)
+    else:
+        rows, targets = checks.check_probs_and_labels(probs, labels)
+        names = check_class_names(class_names, rows.shape[1])
+        before = Measured.of_rows(rows, targets, names, settings)
+        if calibrated is not None:
+            after = Measured.of_rows(
+                _check_calibrated(calibrated, targets, rows.shape), targets, names, settings
+            )
+        if soft_labels is not None:
+            soft = checks.check_soft_labels(soft_labels, rows.shape)
+            shares = soft_label_section(soft, targets, rows, after and after.probs, settings)
+    return CalibrationReport(
+        name=str(name),
+        class_names=names,
+        before=before,
+        after=after,
+        settings=settings,
+        labels=targets,
+        soft_labels=shares,
+    )
+
+
+def _check_calibrated(
+    calibrated: ArrayLike, labels: NDArray[np.int64], shape: tuple[int, ...]
+) -> NDArray[Any]:
+    array = checks.as_array("calibrated", calibrated)
+    way_out = "pass the calibrated probabilities of the same examples and classes"
+    check(array.shape == shape, f"calibrated to have shape {shape}", f"shape {array.shape}", way_out)
+    return checks.check_probs_and_labels(array, labels)[0]
+
+
+def report_on_states(
+    state: CalibrationState,
+    *,
+    after: CalibrationState | None = None,
+    class_names: tuple[str, ...] | None = None,
+    name: str = "model",
+    confidence_level: float = 0.95,
+    seed: int = 0,
+) -> CalibrationReport:
+    """The report on rows that were summed, also after a calibration.
+
+    Args:
+        state: with rows.
+        after: of the same rows, calibrated by a map that was fitted on others; or None.
+        class_names: C names; default "0", "1", ...
+        name: of the model, for titles.
+        confidence_level: of the intervals.
+        seed: of those by test inversion.
+
+    Raises:
+        ValueError: if a state has no rows.
+
+    >>> state = CalibrationState(n_classes=2)
+    >>> state.update(np.tile([[0.9, 0.1], [0.2, 0.8]], (50, 1)), np.tile([0, 0], 50))
+    >>> report_on_states(state).diagnosis[0]
+    'Overall over-confident: mean confidence 0.850, accuracy 0.500 (difference +0.350, ...).'
+    """
+    names = class_names or tuple(map(str, range(state.n_classes)))
+    settings = Settings(state.n_bins, confidence_level, seed=seed)
+    return CalibrationReport(
+        name=name,
+        class_names=names,
+        before=Measured.of_state(state, names, settings),
+        after=None if after is None else Measured.of_state(after, names, settings),
+        settings=settings,
+    )
+
+
+def report_on_predictions(
+    predictions: Predictions,
+    name: str,
+    n_bins: int,
+    scaler: Any = None,
+    *,
+    soft_labels: Any = None,
+    class_names: Sequence[str] | None = None,
+) -> CalibrationReport:
+    """The report on predictions, also after a fitted scaler where there is one.
+
+    Args:
+        predictions: of N examples; with weights there are the metrics that have a weighted form.
+        name: of the model, for titles.
+        n_bins: M, at least 1.
+        scaler: fitted on other examples; or None.
+        soft_labels: (N, C) of the same examples; or None.
+        class_names: the data's names of the C classes; None for those of the predictions.
+    """
+    probs, labels, weights = predictions.probabilities(), predictions.labels, predictions.weights
+    calibrated = None if scaler is None else scaler.predict_proba(predictions.as_logits())
+    if weights is None:
+        report = calibration_report(
+            probs,
+            labels,
+            calibrated=calibrated,
+            soft_labels=soft_labels,
+            n_bins=n_bins,
+            class_names=class_names or predictions.class_names,
+            name=name,
+        )
+    else:
+        names, settings = tuple(class_names or predictions.names), Settings(n_bins)
+        states: list[Any] = [
+            None if each is None else Measured.of_rows(each, labels, names, settings, weights)
+            for each in (probs, calibrated)
+        ]
+        report = CalibrationReport(
+            name=name, class_names=names, before=states[0], after=states[1], settings=settings
+        )  # type: ignore[arg-type]
+    slicings = [Slicing(column, edges_of(values)) for column, values in predictions.by.items()]
+    if slicings:
+        final = probs if calibrated is None else calibrated
+        tally = empty_tally(final.shape[1], slicings, n_bins)
+        by = tuple(map(_coded, predictions.by.values()))
+        add_rows(tally, Batch(None, final, labels, weights, by), slicings)
+        report = replace(report, slices=_sections(tally, n_bins))
+    return with_entities(report, predictions.sentences)
+
+
+def report_on_table(
+    table: Table, name: str, n_bins: int, *, workers: int | None = None, on_rows: OnRows = ignore_rows
+) -> CalibrationReport:
+    """The report on all rows of a table where they can be held, else of one pass over them."""
+    if table.fits_into_memory():
+        return report_on_predictions(table.load(), name, n_bins)
+    tally = measure_in_one_pass(table, n_bins, choose_slicings(table), workers=workers, on_rows=on_rows)
+    return report_of(tally, name, table.class_names, n_bins, len(table.files))
+
+
+def report_of(
+    tally: Tally, name: str, class_names: tuple[str, ...], n_bins: int, n_files: int | None = None
+) -> CalibrationReport:
+    """The report on what was summed."""
+    before, after = tally.states["before"], tally.states.get("after")
+    report = report_on_states(before, after=after, class_names=class_names, name=name)
+    return replace(report, slices=_sections(tally, n_bins), n_files=n_files)
+
+
+def _sections(tally: Tally, n_bins: int) -> tuple[SliceSection, ...]:
+    return tuple(slice_section(sums, Settings(n_bins)) for sums in tally.slices.values())
+
+
+def _coded(values: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """The numbers (N,) of values, and the values that they number."""
+    numbers = {value: i for i, value in enumerate(dict.fromkeys(values))}
+    return np.array([numbers[value] for value in values], np.intp), list(numbers)

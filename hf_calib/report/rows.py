@@ -1,0 +1,191 @@
+"""The rows of a report's tables: what each confidence bin and each class shows, and how cells are written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from operator import attrgetter
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hf_calib.metrics.state import CalibrationState
+from hf_calib.metrics.sums import BinSums, Interval, class_gaps, uniform_edges
+from hf_calib.report.coins import Coins
+
+T = TypeVar("T")
+Cells = tuple[list[str], list[list[str]]]  # a header, and rows
+
+
+@dataclass(frozen=True)
+class BinRow:
+    """The examples of one confidence bin, or of a run of them."""
+
+    lower: float
+    upper: float
+    count: int
+    confidence: float  # mean confidence
+    accuracy: float
+    gap: float  # confidence - accuracy: above 0 is over-confident
+    contribution: float  # |gap| count / N: these add up to the ECE
+    p_value: float  # of such a gap, either way, if the confidences were right
+
+    @property
+    def range(self) -> str:
+        """Both ends in words."""
+        return f"{self.lower:.3f} to {self.upper:.3f}"
+
+    @property
+    def p_in_table(self) -> str:
+        """The p-value as tables show it."""
+        return p_cell(self.p_value)
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """One class: how often it occurs, how likely it was said to be, and how far its predictions hold."""
+
+    index: int
+    name: str
+    support: int  # examples of the class
+    frequency: float  # support / N
+    mean_probability: float  # over all N examples; equals the frequency if calibrated
+    class_gap: float  # the class's term of the classwise calibration error
+    predicted: int  # examples for which it is the most probable class
+    precision: float | None  # how often it is right then; None if it is never predicted
+    confidence: float | None  # mean confidence then
+    p_value: float  # of confidence - precision, if the confidences were right
+    frequency_p_value: float  # of frequency - mean_probability, if the probabilities were right
+
+
+def bin_rows(
+    sums: BinSums, coins: Coins, *, counts: NDArray[Any] | None = None, scale: float = 1.0
+) -> tuple[BinRow, ...]:
+    """The equal-width bins that hold examples, from the lowest.
+
+    Args:
+        sums: (M,) of the bins.
+        coins: of each bin's rows.
+        counts: (M,) rows, where the sums are of weights.
+        scale: effective rows per weight.
+    """
+    edges, total = uniform_edges(len(sums.counts)), float(sums.counts.sum())
+    rows = []
+    for m in np.flatnonzero(sums.counts):
+        mass, confidence, right = (float(part[m]) for part in sums)
+        count = int(mass if counts is None else counts[m])
+        means = min(confidence / mass, 1.0), right / mass
+        gap, p_value = (confidence - right) / mass, coins.group(m).p_value(right * scale)
+        rows.append(
+            BinRow(float(edges[m]), float(edges[m + 1]), count, *means, gap, abs(gap) * mass / total, p_value)
+        )
+    return tuple(rows)
+
+
+def class_rows(
+    state: CalibrationState, names: tuple[str, ...], predicted: Coins, classes: Coins, scale: float
+) -> tuple[ClassRow, ...]:
+    """One row a class; the coins are those of its predictions, and of its probabilities in all rows."""
+    total, gaps = float(state.bins.counts.sum()), class_gaps(state.class_bins())
+    to_rows, rows = state.n_rows / total, []
+    for c, (name, sums) in enumerate(zip(names, state.classes().T.tolist(), strict=True)):
+        true, probability, _, mass, right, confidence, _ = sums
+        row = ClassRow(
+            index=c,
+            name=name,
+            support=round(true * to_rows),
+            frequency=true / total,
+            mean_probability=probability / total,
+            class_gap=float(gaps[c]),
+            predicted=round(mass * to_rows),
+            precision=right / mass if mass else None,
+            confidence=confidence / mass if mass else None,
+            p_value=predicted.group(c).p_value(right * scale) if mass else 1.0,
+            frequency_p_value=classes.group(c).p_value(true * scale),
+        )
+        rows.append(row)
+    return tuple(rows)
+
+
+def worst_bins(rows: tuple[BinRow, ...], limit: int = 5) -> tuple[BinRow, ...]:
+    """The bins that add most to the ECE, worst first; those with the largest gap are the emptiest ones."""
+    return tuple(sorted(rows, key=lambda row: (-row.contribution, row.lower))[:limit])
+
+
+def p_cell(p_value: float) -> str:
+    """A p-value as tables show it: none below the least that 1,000 resamples can give.
+
+    >>> p_cell(0.6543), p_cell(1 / 1001)
+    ('0.65', '< 0.001')
+    """
+    return "< 0.001" if p_value < 0.001 else f"{p_value:.2g}"
+
+
+def p_in_words(p_value: float) -> str:
+    """A p-value as sentences state it.
+
+    >>> p_in_words(0.0071), p_in_words(1e-9)
+    ('p = 0.0071', 'p < 0.001')
+    """
+    cell = p_cell(p_value)
+    return f"p {cell}" if cell.startswith("<") else f"p = {cell}"
+
+
+def with_interval(value: float, low: float | None, high: float | None, form: str = ".4f") -> str:
+    """A metric as the tables show it.
+
+    >>> with_interval(0.05, 0.04, 0.061), with_interval(0.05, None, None), with_interval(np.nan, None, None)
+    ('0.0500 [0.0400, 0.0610]', '0.0500', 'not defined')
+    """
+    if math.isnan(value):
+        return "not defined"
+    shown = format(value, form)
+    return shown if low is None or high is None else f"{shown} [{low:{form}}, {high:{form}}]"
+
+
+def columns(before: T, after: T | None) -> dict[str, T]:
+    """Values before and after calibration, by the name of their table column."""
+    return {"value": before} if after is None else {"before": before, "after": after}
+
+
+def table_of(corner: str, titles: Mapping[str, str], states: Mapping[str, Mapping[str, Interval]]) -> Cells:
+    """Each metric that any state has, by the titles of their keys."""
+    rows = [
+        [title, *(with_interval(*found[key]) if key in found else "" for found in states.values())]
+        for key, title in titles.items()
+        if any(key in found for found in states.values())
+    ]
+    return [corner, *states], rows
+
+
+def table_of_fields(rows: Sequence[Any], columns: Mapping[str, tuple[str, str]]) -> Cells:
+    """A table of columns, each with a field of the rows and a format; None is an empty cell."""
+
+    def cell(value: Any, form: str) -> str:
+        if isinstance(value, Interval):
+            return with_interval(*value, form)
+        return "" if value is None else format(value, form)
+
+    shown = [(attrgetter(name), form) for name, form in columns.values()]
+    return list(columns), [[cell(get(row), form) for get, form in shown] for row in rows]
+
+
+def plain(value: Any) -> Any:
+    """A value of JSON's own types: of dataclasses the fields that are compared; None where there is no finite number.
+
+    >>> plain({"ece": Interval(0.5, float("nan")), "names": ("a", "b")})
+    {'ece': {'value': 0.5, 'low': None, 'high': None}, 'names': ['a', 'b']}
+    """
+    if is_dataclass(value):
+        return {each.name: plain(getattr(value, each.name)) for each in fields(value) if each.compare}
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
