@@ -241,7 +241,7 @@ def test_frequent_updates_leave_the_training_as_it_is(tmp_path: Path) -> None:
     ours = trained("adafocal", {"update_rate": 0.0, "gamma_init": 1.0}, gamma_update_steps=1)
     theirs = trained("focal", {"gamma": 1.0})
     assert update_steps(ours) == [1, 2, 3, 4, 5, 6, 7, 8]
-    # The losses round (1 - p) ** gamma differently, which AdamW makes 4e-6 in the bias of the keys, whose gradient is 0;
+    # The losses round (1 - p) ** gamma differently: after AdamW 4e-6 in the bias of the keys, whose gradient is 0;
     # other random numbers move weights by 5e-3.
     torch.testing.assert_close(weights(ours.model), weights(theirs.model), rtol=0, atol=2e-5)
     assert logged(ours, "loss") == pytest.approx(logged(theirs, "loss"), rel=1e-6)
