@@ -11,9 +11,8 @@ from hf_calib._files import whole_file
 from hf_calib.commands.fitting import METHODS, fit, make_scaler, takes_weights
 from hf_calib.commands.source import FileSource, Running, name_of
 from hf_calib.metrics import CalibrationState
-from hf_calib.metrics.checks import check_rows
 from hf_calib.predictions.one_pass import MOST_SAMPLED, Tally, draw_sample, half_of, over_parts
-from hf_calib.predictions.table import Table
+from hf_calib.predictions.table import File, Table
 from hf_calib.report.making import report_of
 from hf_calib.scaling import SCALERS
 
@@ -36,12 +35,6 @@ def calibrate_shards(
     output, n_bins, workers = options.output, options.n_bins, options.workers
     got, way_out = "weights, or more rows than are held at once", "leave it out"
     check("target_data" not in source.sets, "--target-data to go with rows that are held", got, way_out)
-    check(
-        len(source.tables) == len(source.sets),
-        "predictions to be tables here",
-        "a log",
-        "write it as a table",
-    )
     table, applied = source.tables["data"], source.tables.get("test_data", source.tables["data"])
     is_split, weighted = applied is table, table.columns.weight is not None
     method = method or ("temperature" if weighted else "auto")
@@ -61,7 +54,7 @@ def calibrate_shards(
         _calibrate_file, applied, scaler, output / PREDICTIONS, n_bins, half=1 if is_split else None
     )
     tally = Tally()
-    for each in over_parts(work, range(len(applied.files)), workers):
+    for each in over_parts(work, applied.files, workers):
         tally.merge(each)
         running.progress(each.n_rows, applied.n_rows)
     report = report_of(tally, name_of(applied.name), applied.class_names, n_bins, len(applied.files))
@@ -78,22 +71,20 @@ def calibrate_shards(
 
 
 def _calibrate_file(
-    table: Table, scaler: Any, output: Path, n_bins: int, number: int, *, half: int | None
+    table: Table, scaler: Any, output: Path, n_bins: int, file: File, *, half: int | None
 ) -> Tally:
     """Write a file with calibrated probabilities in place of its scores; sum both, of a half of the rows or all."""
     import pyarrow
     from pyarrow.parquet import ParquetWriter
 
-    file, names = table.files[number], table.class_names
-    kept = [name for name in table.columns_of(number) if name not in table.columns.scores]
+    names = table.class_names
     states = {name: CalibrationState(n_classes=len(names), n_bins=n_bins) for name in ("before", "after")}
     writer, n_rows = None, 0
     with whole_file(output / _written(file.name)) as path:
-        for part in (part for part in table.parts if part.file == number):
-            for first, rows in table.tables(part, [*table.columns.scores, *kept]):
-                with table.naming(part, first):
-                    batch = table.columns.read(rows)
-                    check_rows(batch.probs, batch.labels, batch.weights, len(names))
+        for part in (part for part in table.parts if part.file is file):
+            kept = [name for name in part.fragment.physical_schema.names if name not in table.columns.scores]
+            for first, batch in table.batches(part, more=kept):
+                rows: Any = batch.table
                 found = scaler.predict_proba(batch.as_logits())
                 used: Any = slice(None)
                 if half is not None:

@@ -198,8 +198,6 @@ class RowsOfAnyKind(RowsOfModels):
     option_scores: Literal["sum", "per_character", "per_byte"] = "sum"
     """For a log of lm-evaluation-harness: log-likelihoods of whole answers (acc), of their characters (acc_norm) or
     bytes (acc_bytes)."""
-    label_tokens: str | None = None
-    """For a log of next-token probabilities: the tokens of each label, '{"yes": ["Yes"], "no": ["No"]}'."""
     n_bins: int = 15
     """Number of bins of the binned calibration errors."""
     weight_column: str | None = None
@@ -218,7 +216,7 @@ class Evaluate(RowsOfAnyKind):
     source: list[str]
     """A classifier of texts, tokens or images, on the Hub or in a folder; or predictions: .npz, .csv, .tsv or .parquet
     files of logits or probabilities with labels, a folder of them, a glob, or an address (s3://, gs://, hf://); or a
-    .jsonl log of another tool."""
+    .jsonl log of lm-evaluation-harness."""
     split: str = "test"
     """Split of a Hub dataset or folder."""
     output: Path | None = None

@@ -11,9 +11,8 @@ from hf_calib._errors import InputValueError, expected
 from hf_calib._files import check_output, whole_folder
 from hf_calib.commands import console
 from hf_calib.commands.source import Running, Stages, ignore_stage, name_of
-from hf_calib.predictions.logs import LogOptions, is_log, load_log
-from hf_calib.predictions.table import open_predictions
-from hf_calib.report import Comparison, read_report, report_on_predictions
+from hf_calib.predictions import open_predictions
+from hf_calib.report import Comparison, read_report
 from hf_calib.report.making import report_on_table
 
 if TYPE_CHECKING:
@@ -77,9 +76,6 @@ def _report_of(source: str, label_column: str, n_bins: int, stages: Stages) -> M
     if path.suffix == ".json":
         return read_report(path)
     stages(f"reading {source}")
-    if is_log(source):
-        found = load_log(source, LogOptions(label_column))
-        return report_on_predictions(found, name_of(source), n_bins).to_dict()
     return report_on_table(
         open_predictions(source, label_column=label_column), name_of(source), n_bins
     ).to_dict()

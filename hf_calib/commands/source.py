@@ -15,10 +15,8 @@ from hf_calib._errors import check, few
 from hf_calib._text import plain_name
 from hf_calib.models.reading import Reading, RowSet
 from hf_calib.predictions.kinds import MULTI_LABEL, LabelKind
-from hf_calib.predictions.logs import is_log, load_log
 from hf_calib.predictions.one_pass import OnRows, draw_sample, ignore_rows
-from hf_calib.predictions.predictions import Predictions, check_same_classes
-from hf_calib.predictions.shared_rows import rows_in_both
+from hf_calib.predictions.predictions import Predictions, check_same_classes, rows_in_both
 from hf_calib.predictions.table import MOST_ROWS_HELD, Table, is_many, open_predictions, suffix_of
 
 # Models need torch and transformers, which commands on files of predictions start without.
@@ -96,7 +94,7 @@ class Source:
 
 @dataclass
 class FileSource(Source):
-    """Files of predictions of one model: each is a table, or a log, which is small and read at once."""
+    """Files of predictions of one model."""
 
     files: list[str] = field(kw_only=True)
     tables: dict[str, Table] = field(default_factory=dict)
@@ -104,12 +102,9 @@ class FileSource(Source):
     def __post_init__(self) -> None:
         for name, each in self.sets.items():
             self.running.stages(f"reading {each.data}")
-            if is_log(each.data):
-                self.found[name] = load_log(each.data, self.reading.of_logs)
-            else:
-                files = self.files if name == "data" else [each.data]
-                columns = self.reading.of_tables if each.labelled else {"label_column": None}
-                self.tables[name] = open_predictions(files, **columns)
+            files = self.files if name == "data" else [each.data]
+            columns = self.reading.of_tables if each.labelled else {"label_column": None}
+            self.tables[name] = open_predictions(files, **columns)
 
     @property
     def is_held(self) -> bool:

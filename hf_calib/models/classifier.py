@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hf_calib._errors import InputValueError, expected
+from hf_calib._errors import check
+from hf_calib.models.labels import are_unnamed, class_ids, names_in_data
 from hf_calib.models.loading import check_problem, load_trained
 from hf_calib.models.reading import Reading
 from hf_calib.models.tasks import TASKS, Task
-from hf_calib.predictions.labels import are_unnamed, check_class_names, label_ids
 from hf_calib.predictions.predictions import Predictions
 
 if TYPE_CHECKING:
@@ -75,19 +75,10 @@ class Classifier(ABC):
         """The tokenizer or image processor, checked."""
 
     def encode(self, rows: Dataset, reading: Reading, *, name: str, labelled: bool = True) -> Encoded:
-        """Check rows and make inputs of them, before the model is run.
-
-        Args:
-            rows: with any columns.
-            reading: which of them.
-            name: of the data, for errors.
-            labelled: whether labels are read.
-        """
-        if labelled:
-            labels = self.read_labels(rows, reading, name)
-            inputs = self.encode_inputs(rows, reading, name=name)
-            return Encoded(inputs.inputs, labels, note=inputs.note)
-        return self.encode_inputs(rows, reading, name=name)
+        """Check rows and make inputs of them, before the model is run; errors call the data by name."""
+        check(len(rows) > 0, "data to have rows", "none", "check the file or the split")
+        labels = self.read_labels(rows, reading, name) if labelled else None
+        return replace(self.encode_inputs(rows, reading, name=name), labels=labels)
 
     @abstractmethod
     def encode_inputs(self, rows: Dataset, reading: Reading, *, name: str) -> Encoded:
@@ -96,10 +87,10 @@ class Classifier(ABC):
     def read_labels(self, rows: Dataset, reading: Reading, name: str) -> NDArray[Any]:
         """The labels, checked: (N,) class ids, or (N, C) of 0 and 1."""
         if not self.task.labels.sigmoid:
-            return label_ids(rows, reading.label_column, self.class_names, reading.class_names)
+            return class_ids(rows, reading.label_column, self.class_names, reading.class_names)
         from hf_calib.data.labels import LabelLayout, label_set_ids, multi_hot_matrix
 
-        names = check_class_names(self.class_names, reading.class_names, "labels")
+        names = names_in_data(self.class_names, reading.class_names, "labels")
         layout = LabelLayout(
             reading.label_column, reading.label_columns, reading.label_separator, reading.no_label
         )
@@ -111,15 +102,12 @@ class Classifier(ABC):
     ) -> NDArray[np.float32]:
         """(N, C) of rows of `encode`, in their order."""
 
-    def predict(
-        self, encoded: Encoded, *, batch_size: int = 32, on_progress: Progress | None = None
-    ) -> Predictions:
-        """Run the model over labelled rows."""
+    def predict(self, encoded: Encoded, **options: Any) -> Predictions:
+        """Run the model over labelled rows; options are those of `logits`."""
         assert encoded.labels is not None
-        logits = self.logits(encoded, batch_size=batch_size, on_progress=on_progress)
-        return Predictions(
-            encoded.labels, logits=logits, class_names=self.class_names, sentences=encoded.sentences
-        )
+        logits = self.logits(encoded, **options)
+        about: Any = {"class_names": self.class_names, "sentences": encoded.sentences}
+        return Predictions(encoded.labels, logits=logits, **about)
 
     @abstractmethod
     def batch(self, inputs: Sequence[Any]) -> dict[str, Tensor]:
@@ -129,6 +117,8 @@ class Classifier(ABC):
     def run(self, batch: dict[str, Tensor]) -> NDArray[np.float32]:
         """The logits of a batch, float32."""
         return self.model(**batch).logits.float().cpu().numpy()
+
+    # ---- What a pipeline with the saved model is compared with ----
 
     @abstractmethod
     def as_served(self, rows: Dataset, n: int, reading: Reading, *, name: str) -> list[Any]:
@@ -184,7 +174,7 @@ def load_classifier(
     check_problem(config, row)
     if class_names is None or not are_unnamed(classifier.class_names):
         return classifier
-    names = check_class_names(classifier.class_names, class_names, "classes")
+    names = names_in_data(classifier.class_names, class_names)
     config.id2label, config.label2id = dict(enumerate(names)), {name: i for i, name in enumerate(names)}
     return replace(classifier, class_names=names)
 
@@ -213,8 +203,6 @@ def predict(
         TypeError: if a column holds anything but inputs or classes.
     """
     how = Reading(**reading)
-    if how.batch_size < 1:
-        way_out = "leave it out for the default"
-        raise InputValueError(expected("batch_size", "be at least 1", how.batch_size, way_out))
+    check(how.batch_size >= 1, "batch_size to be at least 1", how.batch_size, "leave it out for the default")
     encoded = classifier.encode(rows, how, name="the rows")
     return classifier.predict(encoded, batch_size=how.batch_size, on_progress=on_progress)

@@ -9,10 +9,10 @@ import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
 
-from hf_calib._errors import InputValueError, expected
+from hf_calib._errors import check
+from hf_calib.models.labels import column_of
 from hf_calib.models.reading import Reading
 from hf_calib.models.texts import TextClassifier
-from hf_calib.predictions.labels import column_values
 
 
 class OneLogitClassifier(TextClassifier):
@@ -28,12 +28,9 @@ class OneLogitClassifier(TextClassifier):
     def read_labels(self, rows: Dataset, reading: Reading, name: str) -> NDArray[Any]:
         if reading.label_columns or reading.label_separator or reading.no_label:
             return super().read_labels(rows, reading, name)
-        values = column_values(rows, "label_column", reading.label_column)
-        wrong = [value for value in values if value not in (0, 1)]
-        if wrong:
-            got = f"{wrong[0]!r} in row {values.index(wrong[0])} ({len(wrong)} such rows)"
-            way_out = (
-                "a model with one logit has one probability: write 1 where it should be high, and else 0"
-            )
-            raise InputValueError(expected(f"column {reading.label_column!r}", "hold 0 and 1", got, way_out))
+        values = column_of(rows, "label_column", reading.label_column).to_pylist()
+        wrong = [row for row, value in enumerate(values) if value not in (0, 1)]
+        got = f"{values[wrong[0]]!r} in row {wrong[0]} ({len(wrong)} such rows)" if wrong else ""
+        way_out = "a model with one logit has one probability: write 1 where it should be high, and else 0"
+        check(not wrong, f"column {reading.label_column!r} to hold 0 and 1", got, way_out)
         return np.array(values, dtype=np.float32)[:, None]

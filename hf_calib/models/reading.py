@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -10,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hf_calib._errors import InputValueError, expected
+from hf_calib._errors import check
 from hf_calib._text import plain_name
-from hf_calib.predictions.logs import LogOptions, OptionScores
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
+    from hf_calib.predictions.logs import OptionScores
     from hf_calib.predictions.predictions import Predictions
 
 
@@ -34,8 +33,7 @@ class Reading:
         label_columns: of several labels a row, instead one column of 0 and 1 for each.
         no_label: of several labels a row, what stands in rows without one.
         max_length: tokens of a text, by default as many as the model reads; longer texts are truncated.
-        option_scores: of the log of another tool, see `LogOptions`.
-        label_tokens: of one, JSON of the tokens that stand for each label.
+        option_scores: of the log of lm-evaluation-harness, see `open_predictions`.
         by: columns whose values are slices of the rows.
         weight_column: of the rows' weights.
         batch_size: rows at a time.
@@ -51,7 +49,6 @@ class Reading:
     no_label: str | None = None
     max_length: int | None = None
     option_scores: OptionScores = "sum"
-    label_tokens: str | None = None
     by: tuple[str, ...] = ()
     weight_column: str | None = None
     batch_size: int = 32
@@ -59,48 +56,24 @@ class Reading:
     @property
     def of_tables(self) -> dict[str, Any]:
         """Options of `open_predictions`."""
-        return {name: getattr(self, name) for name in ("label_column", "weight_column", "by")}
+        names = ("label_column", "weight_column", "by", "option_scores")
+        return {name: getattr(self, name) for name in names}
 
     def with_columns(self, found: Predictions, rows: Dataset) -> Predictions:
         """Predictions of rows with their weights and slices."""
-        if not self.by and self.weight_column is None:
-            return found
-        from hf_calib.predictions.labels import column_values
+        from hf_calib.models.labels import column_of
 
-        by = {name: column_values(rows, "by", name) for name in self.by}
+        by = {name: column_of(rows, "by", name).to_pylist() for name in self.by}
         weights = None
         if self.weight_column is not None:
-            weights = np.array(column_values(rows, "weight_column", self.weight_column), np.float64)
-        return replace(found, by=by, weights=weights)
-
-    @property
-    def of_logs(self) -> LogOptions:
-        """How logs of other tools are read.
-
-        Raises:
-            ValueError: if `label_tokens` are no JSON of lists of tokens.
-        """
-        if self.label_tokens is None:
-            return LogOptions(self.label_column, self.option_scores)
-        try:
-            tokens = json.loads(self.label_tokens)
-        except ValueError:
-            tokens = None
-        if not isinstance(tokens, dict) or not all(
-            isinstance(each, list) and each and all(isinstance(token, str) for token in each)
-            for each in tokens.values()
-        ):
-            way_out = 'for example \'{"yes": ["Yes", " yes"], "no": ["No", " no"]}\''
-            requirement = "be JSON of a list of tokens for each label"
-            raise InputValueError(expected("label_tokens", requirement, self.label_tokens, way_out))
-        return LogOptions(self.label_column, self.option_scores, tokens)
+            weights = np.array(column_of(rows, "weight_column", self.weight_column), np.float64)
+        return replace(found, by=by, weights=weights) if by or weights is not None else found
 
     def refuse(self, *options: str) -> None:
         """Raise if one of these, which are for models of texts, is given for another."""
         for option in options:
             got = getattr(self, option)
-            if got is not None:
-                raise InputValueError(expected(option, "be given for texts only", got, "leave it out"))
+            check(got is None, f"{option} to be given for texts only", got, "leave it out")
 
 
 @dataclass(frozen=True)
@@ -125,28 +98,25 @@ class RowSet:
         """The rows, with the columns as they are."""
         from hf_calib.data.sources import load_rows
 
-        return load_rows(
-            self.data, dataset_config=self.dataset_config, split=self.split, argument=self.argument
-        )
+        options: Any = {name: getattr(self, name) for name in ("dataset_config", "split", "argument")}
+        return load_rows(self.data, **options)
 
     def source(self) -> dict[str, str]:
         """The name of the data, without folders, and of the split where there are several."""
-        return {"name": plain_name(self.data), **({} if self._is_file else {"split": self.split})}
+        split = {} if os.path.isfile(self.data) else {"split": self.split}
+        return {"name": plain_name(self.data), **split}
 
     def options(self, reading: Reading) -> list[str]:
         """Of `hf-calib evaluate`, to read the same rows in the same way; its own defaults are left out."""
-        words = ["--data", self.source()["name"]]
-        if self.dataset_config is not None:
-            words += ["--dataset-config", self.dataset_config]
-        if not self._is_file and self.split != "test":
-            words += ["--split", self.split]
+        source, words = self.source(), []
+        given: dict[str, Any] = {"data": source["name"], "dataset_config": self.dataset_config}
+        if source.get("split", "test") != "test":
+            given["split"] = self.split
         for each in fields(reading):
             value = getattr(reading, each.name)
-            if each.name != "batch_size" and value != each.default:
+            given[each.name] = None if value == each.default or each.name == "batch_size" else value
+        for name, value in given.items():
+            if value is not None:
                 text = str(value) if isinstance(value, str | int) else ",".join(value)
-                words += [f"--{each.name.replace('_', '-')}", text]
+                words += [f"--{name.replace('_', '-')}", text]
         return words
-
-    @property
-    def _is_file(self) -> bool:
-        return os.path.isfile(self.data)

@@ -16,10 +16,10 @@ from transformers import AutoTokenizer
 
 from hf_calib._errors import InputTypeError, InputValueError, expected
 from hf_calib.models.classifier import Classifier, Encoded, Progress
+from hf_calib.models.labels import column_of
 from hf_calib.models.loading import refusals
 from hf_calib.models.prompts import PromptTemplate
 from hf_calib.models.reading import Reading
-from hf_calib.predictions.labels import column_values
 
 # A folder without a tokenizer gets one from transformers that knows 5 special tokens and no word.
 _LEAST_VOCABULARY = 0.5  # of the model's
@@ -240,7 +240,7 @@ def _texts(rows: Dataset, reading: Reading) -> list[Any]:
 
 
 def _texts_of(rows: Dataset, argument: str, column: str) -> list[str]:
-    texts = column_values(rows, argument, column)
+    texts = column_of(rows, argument, column).to_pylist()
     if not all(isinstance(text, str) for text in texts):
         got = rows.features[column]
         raise InputTypeError(expected(f"column {column!r}", "hold texts", got, f"choose another {argument}"))

@@ -15,9 +15,9 @@ from hf_calib._text import plain_name
 from hf_calib.data.tokens import encode_words, read_sentences, tag_ids
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 from hf_calib.models.classifier import Encoded, Progress
+from hf_calib.models.labels import names_in_data
 from hf_calib.models.reading import Reading
 from hf_calib.models.texts import TextClassifier, check_known_words
-from hf_calib.predictions.labels import check_class_names
 
 
 class SubWords(NamedTuple):
@@ -34,7 +34,7 @@ class TokenClassifier(TextClassifier):
         """Check and tokenize tagged sentences."""
         if not labelled:
             return self.encode_inputs(rows, reading, name=name)
-        names = check_class_names(self.class_names, reading.class_names, "tags")
+        names = names_in_data(self.class_names, reading.class_names, "tags")
         reading.refuse("text_pair_column")
         shown = plain_name(name)
         tokens, tags = read_sentences(rows, reading.text_column, reading.label_column, name=shown)

@@ -1,4 +1,4 @@
-"""The labels of a table's rows, as the ids of a model's classes."""
+"""Labels in a column of any type, as the ids of classes."""
 
 from __future__ import annotations
 
@@ -6,115 +6,88 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from datasets import ClassLabel, Dataset
 from numpy.typing import NDArray
 
-from hf_calib._errors import (
-    InputTypeError,
-    InputValueError,
-    did_you_mean,
-    expected,
-    few,
-    look_alikes,
+from hf_calib._errors import InputTypeError, expected, few, look_alikes
+from hf_calib.metrics.checks import RowError
+
+_LARGEST_EXACT = 2**53  # above, float64 leaves integers out
+OF_TABLES = (
+    "the names of the class columns",
+    "write the labels as the columns are named, or as numbers from 0 on",
 )
-from hf_calib.data.labels import read_column
-
-
-def column_values(rows: Dataset, argument: str, column: str) -> list[Any]:
-    """All values of a column; raises if it is missing or has gaps."""
-    if column not in rows.column_names:
-        requirement = f"be one of {', '.join(rows.column_names)}"
-        way_out = did_you_mean(column, rows.column_names)
-        raise InputValueError(expected(argument, requirement, repr(column), way_out))
-    stored = read_column(rows, column)
-    if stored.null_count:
-        got = f"{stored.null_count} without"
-        raise InputValueError(
-            expected(f"column {column!r}", "have a value in every row", got, "remove these rows")
-        )
-    return stored.to_pylist()
-
-
-def check_class_names(
-    model_names: Sequence[str], data_names: Sequence[str] | None, what: str
-) -> tuple[str, ...]:
-    """The data's names of the model's classes: the model's own unless others are given, one for each."""
-    names = tuple(model_names if data_names is None else data_names)
-    if len(names) != len(model_names) or len(set(names)) < len(names):
-        requirement = f"name the model's {len(model_names)} {what} ({few(model_names)}) once each"
-        raise InputValueError(expected("class_names", requirement, few(names), "follow the model's order"))
-    return names
-
-
-def are_unnamed(model_names: Sequence[str]) -> bool:
-    """Whether class names are those that transformers gives where nobody has given any."""
-    return list(model_names) == [f"LABEL_{i}" for i in range(len(model_names))]
 
 
 def label_ids(
-    rows: Dataset, column: str, model_names: Sequence[str], data_names: Sequence[str] | None
+    column: Any, name: str, names: Sequence[str], told: tuple[str, str] = OF_TABLES
 ) -> NDArray[np.int64]:
-    """The model's ids of the data's labels: by name if both have names, else the numbers themselves.
+    """The ids (n,) that the labels of a pyarrow array name or are; a `RowError` for one that does neither.
 
-    Arguments and errors as for `predict`; an error names the first row that is wrong.
+    Labels are names where all are, in any case where no two names differ in case only. Else they are numbers from 0
+    on, also as floats or texts; where all names are integers, they are names as numbers, too.
+
+    Args:
+        column: of integers, floats, texts or truth values.
+        name: of the column.
+        names: C of them.
+        told: for errors, what the labels have to be, and the way out.
     """
-    names = list(check_class_names(model_names, data_names, "classes"))
-    labels = column_values(rows, "label_column", column)
-    feature = rows.features[column]
-    if isinstance(feature, ClassLabel) and -1 in labels:  # how the Hub marks labels that are withheld
-        way_out = "choose a split that is labelled, such as 'validation'"
-        raise InputValueError(expected("the rows", "be labelled", -1, way_out))
-    if isinstance(labels[0], float) and all(label.is_integer() for label in labels):
-        labels = [int(label) for label in labels]  # pandas writes integers so where some were missing
-    if isinstance(feature, ClassLabel) and (data_names is not None or not are_unnamed(model_names)):
-        labels = [feature.names[label] for label in labels]
-    elif isinstance(labels[0], bool):
-        labels = [str(label) for label in labels]
-    elif isinstance(labels[0], int) and all(name.lstrip("-").isdigit() for name in names):
-        labels = [str(label) for label in labels]  # a csv file cannot say that its 1, 2, 3 are names
-    elif isinstance(labels[0], int) and data_names is not None and names != list(model_names):
-        way_out = "leave class_names out where the labels are the model's ids"
-        raise InputValueError(
-            expected("class_names", f"name the labels of {column!r}", "numbers there", way_out)
-        )
-    if isinstance(labels[0], str):
-        return _ids_of_names(labels, names, column)
-    return _checked_ids(labels, names, column)
+    import pyarrow
+    import pyarrow.compute as compute
 
-
-def _ids_of_names(labels: list[str], names: list[str], column: str) -> NDArray[np.int64]:
-    blank = [i for i, label in enumerate(labels) if not label.strip()]
-    if blank:
-        got = f"none in {len(blank)} rows (first in row {blank[0]})"
-        raise InputValueError(
-            expected(f"column {column!r}", "hold a label in every row", got, "remove these rows")
-        )
-    number = {name: i for i, name in enumerate(names)}
-    folded = {name.casefold(): i for name, i in number.items()}
-    if len(folded) == len(number):  # no two classes differ in case only
-        number |= {label: folded[label.casefold()] for label in set(labels) if label.casefold() in folded}
-    unknown = sorted(set(labels) - set(number))
-    if unknown:
-        requirement = f"hold the model's classes ({few(names)})"
-        alike = look_alikes(unknown, names)
-        got = few(list(map(repr, unknown))) + (f" ({alike})" if alike else "")
-        first = next(row for row, label in enumerate(labels) if label not in number)
-        got = f"{got} (first in row {first})"
-        way_out = "give the data's names of the model's classes, in the model's order, as class_names"
-        raise InputValueError(expected(f"column {column!r}", requirement, got, way_out))
-    return np.array([number[label] for label in labels], dtype=np.int64)
-
-
-def _checked_ids(labels: list[Any], names: list[str], column: str) -> NDArray[np.int64]:
-    if not all(isinstance(label, int) for label in labels):
-        got = type(labels[0]).__name__
+    argument, types = f"column {name!r}", pyarrow.types
+    if types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if types.is_nested(column.type):
         way_out = "choose another label_column"
-        raise InputTypeError(expected(f"column {column!r}", "hold one class in each row", got, way_out))
-    outside = sorted({label for label in labels if not 0 <= label < len(names)})
-    if outside:
-        requirement = f"hold the model's ids, 0..{len(names) - 1}"
-        way_out = "choose another label_column or split, or write the names of the classes"
-        first = next(row for row, label in enumerate(labels) if label in outside)
-        got = f"{few(outside)} (first in row {first})"
-        raise InputValueError(expected(f"column {column!r}", requirement, got, way_out))
-    return np.array(labels, dtype=np.int64)
+        raise InputTypeError(expected(argument, "hold one class in each row", column.type, way_out))
+    if types.is_floating(column.type):
+        column = compute.if_else(compute.is_nan(column), None, column)
+    are_whole = all(each.lstrip("-").isdigit() for each in names)
+    are_numbers = not are_whole or tuple(names) == tuple(map(str, range(len(names))))
+    if types.is_integer(column.type) and not column.null_count and are_numbers:
+        return np.asarray(column.to_numpy(zero_copy_only=False)).astype(np.int64)
+    texts = compute.cast(column, pyarrow.string())
+    blank = compute.fill_null(compute.equal(compute.utf8_trim_whitespace(texts), ""), True)
+    if compute.any(blank).as_py():
+        requirement, way_out = "hold a label in every row", "remove the rows without one"
+        raise RowError(_first(blank), argument, requirement, "none", way_out)
+    found = compute.index_in(texts, value_set=pyarrow.array(names, pyarrow.string()))
+    lower = [each.lower() for each in names]
+    if found.null_count and len(set(lower)) == len(lower):
+        found = compute.index_in(compute.utf8_lower(texts), value_set=pyarrow.array(lower, pyarrow.string()))
+    numbers = _as_numbers(texts) if found.null_count else None
+    if numbers is not None:
+        with np.errstate(invalid="ignore"):
+            wrong = ~(np.abs(numbers) <= _LARGEST_EXACT) | (numbers % 1 != 0)
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            way_out = "choose another label_column"
+            raise RowError(row, argument, "hold class names or ids", texts[row].as_py(), way_out)
+        ids = numbers.astype(np.int64)
+        if not are_whole:
+            return ids
+        texts = compute.cast(pyarrow.array(ids), pyarrow.string())
+        found = compute.index_in(texts, value_set=pyarrow.array(names, pyarrow.string()))
+    if not found.null_count:
+        return np.asarray(found.to_numpy(zero_copy_only=False)).astype(np.int64)
+    row = _first(found.is_null())
+    unknown = texts[row].as_py()
+    alike = look_alikes([unknown], names)
+    got = f"{unknown!r} ({alike})" if alike else repr(unknown)
+    raise RowError(row, argument, f"hold {told[0]} ({few(names)})", got, told[1])
+
+
+def _as_numbers(texts: Any) -> NDArray[np.float64] | None:
+    """Texts as float64; None where one is not a number."""
+    import pyarrow
+    import pyarrow.compute as compute
+
+    try:
+        return np.asarray(compute.cast(texts, pyarrow.float64()).to_numpy(zero_copy_only=False))
+    except pyarrow.ArrowInvalid:
+        return None
+
+
+def _first(flags: Any) -> int:
+    return int(np.argmax(flags.to_numpy(zero_copy_only=False)))

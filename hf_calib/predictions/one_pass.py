@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hf_calib._errors import check
 from hf_calib.metrics import CalibrationState
-from hf_calib.metrics.checks import check_rows
 from hf_calib.metrics.state import SliceSums, score_chunks
 from hf_calib.predictions.columns import Batch, codes_of
 from hf_calib.predictions.predictions import Predictions
@@ -49,33 +48,7 @@ def over_parts(
         pool.shutdown(cancel_futures=True)
 
 
-def checked_batches(table: Table, part: Part) -> Iterator[tuple[int, Batch]]:
-    """The batches of a part with the numbers of their first rows; a row that is wrong is named with its file."""
-    for first, batch in table.batches(part):
-        with table.naming(part, first):
-            check_rows(batch.probs, batch.labels, batch.weights, len(table.class_names))
-        yield first, batch
-
-
-@dataclass
-class Tally:
-    """What is summed over rows."""
-
-    states: dict[str, CalibrationState] = field(default_factory=dict)  # "before", "after"
-    slices: dict[str, SliceSums] = field(default_factory=dict)  # by column
-    n_rows: int = 0
-
-    def merge(self, other: Tally) -> None:
-        """Add the rows of another one."""
-        self.n_rows += other.n_rows
-        sums: list[tuple[dict[str, Any], dict[str, Any]]]
-        sums = [(self.states, other.states), (self.slices, other.slices)]
-        for own, more in sums:
-            for name, each in more.items():
-                if name in own:
-                    own[name].merge(each)
-                else:
-                    own[name] = each
+# ---- Sums ----
 
 
 @dataclass(frozen=True)
@@ -102,6 +75,24 @@ class Slicing:
             _NO_VALUE if math.isnan(number) else titles[place]
             for number, place in zip(numbers, places, strict=True)
         ]
+
+
+@dataclass
+class Tally:
+    """What is summed over rows."""
+
+    states: dict[str, CalibrationState] = field(default_factory=dict)  # "before", "after"
+    slices: dict[str, SliceSums] = field(default_factory=dict)  # by column
+    n_rows: int = 0
+
+    def merge(self, other: Tally) -> None:
+        """Add the rows of another one."""
+        self.n_rows += other.n_rows
+        sums: Any = ((self.states, other.states), (self.slices, other.slices))
+        for own, more in sums:
+            for name, each in more.items():
+                if own.setdefault(name, each) is not each:
+                    own[name].merge(each)
 
 
 def empty_tally(n_classes: int, slicings: Sequence[Slicing], n_bins: int) -> Tally:
@@ -133,9 +124,8 @@ def measure_in_one_pass(
 
     def measure(part: Part) -> Tally:
         tally = empty_tally(len(table.class_names), slicings, n_bins)
-        for first, batch in checked_batches(table, part):
-            with table.naming(part, first):
-                add_rows(tally, batch, slicings)
+        for _, batch in table.batches(part):
+            add_rows(tally, batch, slicings)
         return tally
 
     found = Tally()
@@ -145,24 +135,16 @@ def measure_in_one_pass(
     return found
 
 
-class _Rows(NamedTuple):
-    """Rows that a sample may take: their hashes (n,), and arrays of them."""
-
-    hashes: NDArray[np.uint64]
-    arrays: tuple[NDArray[Any], ...]
-
-    def smallest(self, most: int) -> _Rows:
-        """Those with the smallest hashes: a sample without replacement, from any split of the rows."""
-        if len(self.hashes) <= most:
-            return self
-        kept = np.argpartition(self.hashes, most)[:most]
-        return _Rows(self.hashes[kept], tuple(array[kept] for array in self.arrays))
+# ---- Samples ----
 
 
-def _joined(rows: Sequence[_Rows], most: int) -> _Rows:
-    columns = zip(*(each.arrays for each in rows), strict=True)
-    hashes = np.concatenate([each.hashes for each in rows])
-    return _Rows(hashes, tuple(np.concatenate(column) for column in columns)).smallest(most)
+def _smallest(rows: Sequence[Sequence[NDArray[Any]]], most: int) -> list[NDArray[Any]]:
+    """Of arrays of rows, their hashes first, the rows with the smallest: a sample of them, however they were split."""
+    arrays = [np.concatenate(each) for each in zip(*rows, strict=True)]
+    if len(arrays[0]) <= most:
+        return arrays
+    kept = np.argpartition(arrays[0], most)[:most]
+    return [array[kept] for array in arrays]
 
 
 def draw_sample(
@@ -174,22 +156,22 @@ def draw_sample(
         ValueError: if a row is wrong, or there is none.
     """
 
-    def draw(part: Part) -> _Rows | None:
-        found: list[_Rows] = []
-        for first, batch in checked_batches(table, part):
+    def draw(part: Part) -> list[list[NDArray[Any]]]:
+        found: list[list[NDArray[Any]]] = []
+        for first, batch in table.batches(part):
             hashes = table.row_hashes(part, first, len(batch.labels))
             chosen = slice(None) if half is None else half_of(hashes) == half
             weights = np.ones(len(batch.labels)) if batch.weights is None else batch.weights
-            arrays = (batch.labels[chosen], batch.scores[chosen].astype(np.float64), weights[chosen])
-            found = [_joined([*found, _Rows(hashes[chosen], arrays)], most)]
-        return found[0] if found else None
+            rows = [each[chosen] for each in (hashes, batch.labels, batch.scores.astype(np.float64), weights)]
+            found = [_smallest([*found, rows], most)]
+        return found
 
-    parts = [each for each in over_parts(draw, table.parts, workers) if each is not None]
-    n_drawn = sum(len(each.hashes) for each in parts)
+    parts = [rows for found in over_parts(draw, table.parts, workers) for rows in found]
+    n_drawn = sum(len(hashes) for hashes, *_ in parts)
     check(n_drawn > 0, "the predictions to have rows", f"none in {table.name}", "write them below the header")
-    rows = _joined(parts, most)
-    order = np.argsort(rows.hashes, kind="stable")
-    labels, scores, weights = (array[order] for array in rows.arrays)
+    hashes, *rows = _smallest(parts, most)
+    order = np.argsort(hashes, kind="stable")
+    labels, scores, weights = (array[order] for array in rows)
     return table.predictions(labels, scores, None if table.columns.weight is None else weights)
 
 
@@ -203,22 +185,18 @@ def choose_slicings(table: Table) -> tuple[Slicing, ...]:
 
     A column is read once for that, alone.
     """
-    constants = dict(table.files[0].constants)
 
-    def columns() -> Iterator[tuple[str, list[_Rows]]]:
-        for name in table.by:
-            read = []
-            for part in () if name in constants else table.parts:
-                for first, batch in table.tables(part, [name]):
-                    codes, values = codes_of(batch.column(0))
-                    hashes = table.row_hashes(part, first, len(codes))
-                    read.append(_Rows(hashes, (np.array(values, object)[codes],)).smallest(MOST_SAMPLED))
-            yield name, read
+    def sampled(name: str) -> NDArray[Any]:
+        found: list[Any] = []
+        for part in table.parts:
+            for first, batch in table.tables(part, [name]):
+                codes, values = codes_of(batch.column(0))
+                hashes = table.row_hashes(part, first, len(codes))
+                found.append((hashes, np.array(values, object)[codes]))
+            found = [_smallest(found, MOST_SAMPLED)]
+        return np.asarray(found[0][1])
 
-    return tuple(
-        Slicing(name, edges_of(_joined(read, MOST_SAMPLED).arrays[0]) if read else None)
-        for name, read in columns()
-    )
+    return tuple(Slicing(name, edges_of(sampled(name))) for name in table.columns.by)
 
 
 def edges_of(values: Sequence[Any] | NDArray[Any]) -> tuple[float, ...] | None:

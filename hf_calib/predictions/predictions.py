@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, softmax
+from scipy.special import expit, log_expit, log_softmax, softmax
 
-from hf_calib._errors import InputTypeError, InputValueError, check, expected, few, look_alikes
-from hf_calib.metrics.checks import check_probs_and_labels, check_rows
+from hf_calib._errors import check, few, look_alikes
+from hf_calib.metrics.checks import check_kind, check_probs_and_labels, check_rows
 from hf_calib.metrics.multi_label import check_decisions
 from hf_calib.predictions.kinds import MULTI_LABEL, SINGLE_LABEL, TOKENS, LabelKind
 
 _SMALLEST_PROBABILITY = np.finfo(np.float32).tiny  # a 0 that was rounded has no logarithm
+# Two sets share rows where more than twice as many coincide as by chance, and 9 of 10 rows are distinct.
+_BEYOND_CHANCE = 2
+_SHARE_OF_DISTINCT_ROWS = 0.9
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,43 +58,44 @@ class Predictions:
     validate: InitVar[bool] = True
 
     def __post_init__(self, validate: bool) -> None:
-        if (self.logits is None) == (self.probs is None):
-            got = "neither" if self.logits is None else "both"
-            raise InputValueError(expected("predictions", "hold logits or probs", got, "keep one of them"))
+        one_is_given = (self.logits is None) != (self.probs is None)
+        got = "neither" if self.logits is None else "both"
+        check(one_is_given, "predictions to hold logits or probs", got, "keep one of them")
         if not validate:
             return
-        if self.logits is not None and not np.issubdtype(self.logits.dtype, np.floating):
-            got = f"dtype {self.logits.dtype}"
-            raise InputTypeError(expected("logits", "be a float array", got, "pass logits.astype(float)"))
-        fewest = 1 if self.kind.sigmoid else 2
-        if self.logits is not None and (self.logits.ndim != 2 or self.logits.shape[1] < fewest):
+        if self.logits is not None:
+            check_kind(self.logits, "f", "logits to be a float array", "pass logits.astype(float)")
+            fewest = 1 if self.kind.sigmoid else 2
+            fits = self.logits.ndim == 2 and self.logits.shape[1] >= fewest
+            requirement = f"logits to have shape (N, C) with C at least {fewest}"
             way_out = "flatten leading axes; for one logit z of two classes pass np.stack([0 * z, z], axis=1)"
-            got = f"shape {self.logits.shape}"
-            requirement = f"have shape (N, C) with C at least {fewest}"
-            raise InputValueError(expected("logits", requirement, got, way_out))
+            check(fits, requirement, f"shape {self.logits.shape}", way_out)
         if self.kind.sigmoid:
             check_decisions(self.probabilities(), self.labels)
         else:
             probs, labels = check_probs_and_labels(self.probabilities(), self.labels)
             if self.weights is not None:
                 check_rows(probs, labels, self.weights, probs.shape[1])
-        if self.class_names is not None and len(self.class_names) != self.n_classes:
-            requirement = f"be {self.n_classes}, one per column"
-            way_out = "name each column once"
-            raise InputValueError(expected("class_names", requirement, len(self.class_names), way_out))
         if self.class_names is not None:
-            if not all(name.strip() for name in self.class_names):
-                got = "a blank one"
-                raise InputValueError(expected("class_names", "name their classes", got, "name the class"))
-            check_differ("class_names", self.class_names)
+            n_names = len(self.class_names)
+            requirement = f"class_names to be {self.n_classes}, one per column"
+            check(n_names == self.n_classes, requirement, n_names, "name each column once")
+            check_class_names(self.class_names)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
+    def scores(self) -> NDArray[Any]:
+        """(N, C): the logits, or the probabilities where there are none."""
+        scores = self.probs if self.logits is None else self.logits
+        assert scores is not None
+        return scores
+
+    @property
     def n_classes(self) -> int:
         """C, the number of columns."""
-        return self._scores().shape[1]
+        return self.scores.shape[1]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -107,7 +112,7 @@ class Predictions:
     def probabilities(self) -> NDArray[Any]:
         """(N, C): `probs`, or the softmax of `logits` in float64, or their sigmoid for several labels a row."""
         if self.logits is None:
-            return self._scores()
+            return self.scores
         wide = self.logits.astype(np.float64)
         if self.kind.sigmoid:
             return expit(wide)
@@ -116,10 +121,9 @@ class Predictions:
 
     def as_logits(self) -> NDArray[Any]:
         """(N, C): `logits`, or the logarithm of `probs`, whose softmax they are; 0 counts as 1e-38."""
-        scores = self._scores()
         if self.logits is not None:
-            return scores
-        return logs_of(scores) - logs_of(1 - scores) if self.kind.sigmoid else logs_of(scores)
+            return self.logits
+        return logs_of(self.scores) - logs_of(1 - self.scores) if self.kind.sigmoid else logs_of(self.scores)
 
     def select(self, rows: NDArray[Any] | slice) -> Predictions:
         """The predictions of some rows."""
@@ -128,32 +132,59 @@ class Predictions:
         by = {name: np.array(values, object)[rows].tolist() for name, values in self.by.items()}
         return replace(self, **chosen, by=by, validate=False)
 
-    def _scores(self) -> NDArray[Any]:
-        scores = self.probs if self.logits is None else self.logits
-        assert scores is not None
-        return scores
-
-
-def check_same_classes(argument: str, found: Predictions, other: Predictions) -> None:
-    """Raise where other rows have other classes than those found, or the same by other names."""
-    names = (other.class_names, found.class_names)
-    if other.n_classes != found.n_classes or (None not in names and names[0] != names[1]):
-        got = f"{other.n_classes} classes and {found.n_classes}, or other names"
-        raise InputValueError(
-            expected(argument, "have the same classes", got, "use predictions of one model")
-        )
-
 
 def logs_of(probs: NDArray[Any]) -> NDArray[Any]:
     """The logarithm of probabilities, where 0 counts as 1e-38."""
     return np.asarray(np.log(np.maximum(probs, _SMALLEST_PROBABILITY)))
 
 
-def check_differ(argument: str, names: Sequence[str]) -> None:
-    """Refuse class names that are equal or look the same."""
-    if len(set(names)) < len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})
-        got = f"{few(list(map(repr, twice)))} twice"
-        raise InputValueError(expected(argument, "differ", got, "name each class once"))
+def check_class_names(names: Sequence[str]) -> None:
+    """Refuse class names that are blank, equal, or look the same."""
+    check(
+        all(name.strip() for name in names),
+        "class_names to name their classes",
+        "a blank one",
+        "name the class",
+    )
+    twice = sorted(repr(name) for name, times in Counter(names).items() if times > 1)
+    check(not twice, "class_names to differ", f"{few(twice)} twice", "name each class once")
     alike = look_alikes(names, names)
-    check(not alike, f"{argument} to differ visibly", alike, "rename one")
+    check(not alike, "class_names to differ visibly", alike, "rename one")
+
+
+def check_same_classes(argument: str, found: Predictions, other: Predictions) -> None:
+    """Raise where other rows have other classes than those found, or the same by other names."""
+    names = (other.class_names, found.class_names)
+    same = other.n_classes == found.n_classes and (None in names or names[0] == names[1])
+    got = f"{other.n_classes} classes and {found.n_classes}, or other names"
+    check(same, f"{argument} to have the same classes", got, "use predictions of one model")
+
+
+def rows_in_both(found: Predictions, tested: Predictions) -> int:
+    """How many of the tested rows are also among those to fit on: the same labels and the same probabilities.
+
+    Where scores were rounded, different examples coincide: within each set, too. Of 16-bit logits some do; where many
+    do, only sets that are the same as a whole count.
+    """
+    keys = [_row_keys(predictions) for predictions in (found, tested)]
+    (fitted, n_fitted), (reported, n_reported) = (np.unique(key, return_counts=True) for key in keys)
+    _, i, j = np.intersect1d(fitted, reported, assume_unique=True, return_indices=True)
+    shared = int(np.minimum(n_fitted[i], n_reported[j]).sum())
+    if shared == len(found) == len(tested):
+        return shared
+    distinct = len(reported) >= _SHARE_OF_DISTINCT_ROWS * len(tested)
+    twins_of_fitted, twins_of_reported = (n[n > 1].sum() for n in (n_fitted, n_reported))
+    by_chance = max(twins_of_fitted * len(tested) / len(found), twins_of_reported * len(found) / len(tested))
+    return shared if distinct and shared > _BEYOND_CHANCE * by_chance else 0
+
+
+def _row_keys(predictions: Predictions) -> NDArray[np.uint64]:
+    """(N,) a hash of each row's labels and log-probabilities, to four decimals: logits and probabilities agree."""
+    logits = predictions.as_logits().astype(np.float64)
+    log_probs = log_expit(logits) if predictions.kind.sigmoid else log_softmax(logits, axis=1)
+    # Below, a probability read from float32 is not that of the logits.
+    digits = np.rint(np.maximum(log_probs, -15.0) * 1e4).astype(np.int64)
+    labels = predictions.labels.reshape(len(predictions), -1).astype(np.int64)
+    columns = np.concatenate([labels, digits], axis=1).view(np.uint64)
+    factors = np.random.default_rng(0).integers(2**63, size=columns.shape[1], dtype=np.uint64) | np.uint64(1)
+    return columns @ factors

@@ -2,56 +2,40 @@
 
 from __future__ import annotations
 
-import csv
+import operator
 import os
 import re
-import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path, PurePosixPath
+from functools import cached_property, reduce
+from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_calib._errors import InputError, InputTypeError, InputValueError, check, did_you_mean, expected, few
-from hf_calib._files import whole_file
+from hf_calib._errors import InputError, InputValueError, check, did_you_mean, expected, few
 from hf_calib.metrics.checks import RowError
-from hf_calib.predictions.columns import (
-    LISTS,
-    NUMBERS_WAY,
-    Batch,
-    Columns,
-    check_different,
-    check_not_probabilities,
-    columns_of,
-    is_list,
-)
+from hf_calib.predictions.arrays import load_arrays
+from hf_calib.predictions.columns import Batch, Columns, columns_of, list_columns
+from hf_calib.predictions.logs import OptionScores, is_log, read_log
 from hf_calib.predictions.predictions import Predictions
 
 if TYPE_CHECKING:
-    from pyarrow import RecordBatch
+    from pyarrow import RecordBatch, Schema
     from pyarrow.dataset import Fragment
 
 FORMATS = (".npz", ".csv", ".tsv", ".parquet", ".jsonl")
-KINDS = ("logits", "probs")
 # Beyond, rows are measured in one pass. Every row up to here is held: 0.5 GB of float64.
 MOST_ROWS_HELD = 1_000_000
 _MOST_NUMBERS_HELD = 2**26
 _BYTES_OF_A_ROW = 64  # at least, of a text whose rows are not counted before they are read
 _BATCH_NUMBERS = 2**19
-PIECE_ROWS = 2**20  # at least, of a parquet file with more: what one thread reads
+PIECE_ROWS = 2**20  # about, of a parquet file with more: what one thread reads
 _HEADS_AT_ONCE = 16
-_UNREADABLE_NPZ = (
-    *(OSError, EOFError, ValueError, zlib.error, zipfile.BadZipFile),
-    *(NotImplementedError, RuntimeError),  # packed in a way that is not known, or encrypted
-    MemoryError,  # a header that claims more than there can be
-    TypeError,  # one array, not a file of them
-)
 
 
 class File(NamedTuple):
@@ -62,19 +46,14 @@ class File(NamedTuple):
     n_bytes: int
     constants: tuple[tuple[str, str], ...] = ()  # what folders on the way to it name, column=value
 
-    @property
-    def kind(self) -> str:
-        """For messages: " as csv"."""
-        return f" as {str(suffix_of(self.path))[1:]}"
-
 
 class Part(NamedTuple):
     """Rows of a file that are read together: all, or some row groups of a parquet file."""
 
-    file: int  # its number
+    file: File
     first: int  # the number of its first row in the file
     n_rows: int | None  # None where it is not known before they are read
-    rows: Any  # the fragment of pyarrow, or the predictions of an npz file
+    fragment: Fragment
 
 
 @dataclass(frozen=True)
@@ -86,16 +65,16 @@ class Table:
         files: in the order of their names.
         parts: in order.
         columns: which are read.
-        by: the columns that name slices, also those that folders name.
         schema: of the first file.
+        held: the rows of one file of arrays, or one log.
     """
 
     name: str
     files: tuple[File, ...] = field(repr=False)
     parts: tuple[Part, ...] = field(repr=False)
     columns: Columns
-    by: tuple[str, ...] = ()
-    schema: Any = field(default=None, repr=False)
+    schema: Schema = field(repr=False)
+    held: Predictions | None = field(default=None, repr=False)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -114,53 +93,44 @@ class Table:
             return self.n_rows <= MOST_ROWS_HELD and self.n_rows * len(self.class_names) <= _MOST_NUMBERS_HELD
         return sum(file.n_bytes for file in self.files) <= MOST_ROWS_HELD * _BYTES_OF_A_ROW
 
-    def batches(self, part: Part) -> Iterator[tuple[int, Batch]]:
-        """The rows of a part, in batches with the number of their first row in the file."""
-        for first, batch in self.tables(part, self.columns.names):
-            with self.naming(part, first):
-                found = self.columns.read(batch)
-                constants = dict(self.files[part.file].constants)
-                own, zeros = iter(found.by), np.zeros(len(found.labels), np.intp)
-                by = ((zeros, [constants[name]]) if name in constants else next(own) for name in self.by)
-                yield first, found._replace(by=tuple(by))
+    def batches(self, part: Part, *, more: Sequence[str] = ()) -> Iterator[tuple[int, Batch]]:
+        """The rows of a part, in batches with the number of their first row in the file; more columns in `table`."""
+        for first, rows in self.tables(part, list(dict.fromkeys([*self.columns.names, *more]))):
+            with _naming(part.file, self.files, first):
+                yield first, self.columns.read(rows)
 
     def tables(self, part: Part, columns: Sequence[str]) -> Iterator[tuple[int, RecordBatch]]:
-        """The same as record batches of some columns."""
-        file, row = self.files[part.file], part.first
-        rows = max(256, _BATCH_NUMBERS // max(len(columns), len(self.class_names), 1))
-        with _readable(file.name, file.kind, lambda: f" after row {row:,}" if row else "", self.schema):
-            # Others than those that are read have the types of their own file.
-            schema = self.schema if set(columns) <= set(self.columns.names) else None
-            for batch in _record_batches(part.rows, schema, columns, rows):
-                if len(batch):
-                    yield row, batch
-                row += len(batch)
+        """Some columns of a part as they are; those that are not read have the types of their own file."""
+        import pyarrow
 
-    @contextmanager
-    def naming(self, part: Part, first: int) -> Iterator[None]:
-        """A context in which errors of rows name this file and the row in it."""
-        with _naming_file(self.files[part.file], self.files, first):
-            yield
+        row, n_rows = part.first, max(256, _BATCH_NUMBERS // max(len(columns), len(self.class_names)))
+        own = part.fragment.physical_schema
+        types = [(self.schema if each in self.columns.names else own).field(each) for each in columns]
+        read = {"schema": pyarrow.schema(types), "batch_size": n_rows, "use_threads": False}
+        with _readable(part.file):
+            for rows in part.fragment.to_batches(columns=list(columns), **read):
+                if len(rows):
+                    yield row, rows
+                row += len(rows)
 
     def load(self) -> Predictions:
         """All rows, held at once; for those that fit into memory."""
-        if isinstance(self.parts[0].rows, Predictions) and len(self.parts) == 1:
-            return self.parts[0].rows  # also of several labels a row
+        if self.held is not None:
+            return self.held
         batches = [batch for part in self.parts for _, batch in self.batches(part)]
         way_out = "write the predictions below the header"
         check(bool(batches), "the table to have rows", f"a header only in {self.name}", way_out)
-        weights = None
-        if self.columns.weight is not None:
-            weights = np.concatenate([each.weights for each in batches if each.weights is not None])
-        by = {
-            name: [value for each in batches for value in np.array(each.by[k][1], object)[each.by[k][0]]]
-            for k, name in enumerate(self.by)
-        }
+        labels, scores, weights, by = zip(
+            *((b.labels, b.scores, b.weights, b.by) for b in batches), strict=True
+        )
         return self.predictions(
-            np.concatenate([each.labels for each in batches]),
-            np.concatenate([each.scores for each in batches]),
-            weights,
-            by,
+            np.concatenate(labels),
+            np.concatenate(scores),
+            None if self.columns.weight is None else np.concatenate(weights),
+            {
+                name: [value for codes, values in column for value in np.array(values, object)[codes]]
+                for name, column in zip(self.columns.by, zip(*by, strict=True), strict=True)
+            },
         )
 
     def predictions(
@@ -170,19 +140,13 @@ class Table:
         weights: NDArray[np.float64] | None = None,
         by: dict[str, list[Any]] | None = None,
     ) -> Predictions:
-        """Rows with labels (n,) and scores (n, C), which are logits or probabilities as the files hold them."""
-        kind = self.columns.kind or "probs"
-        names = None if len(self.columns.scores) == 1 and not self.class_names else self.class_names
-        return Predictions(labels, **{kind: scores}, class_names=names, weights=weights, by=by or {})  # type: ignore[arg-type]
-
-    def columns_of(self, number: int) -> list[str]:
-        """The names of all columns of a file."""
-        rows = next(part.rows for part in self.parts if part.file == number)
-        return [*self.columns.names] if isinstance(rows, Predictions) else list(rows.physical_schema.names)
+        """Checked rows with labels (n,) and scores (n, C), logits or probabilities as the files hold them."""
+        found: dict[str, Any] = {self.columns.kind: scores, "class_names": self.class_names, "by": by or {}}
+        return Predictions(labels, **found, weights=weights, validate=False)
 
     def row_hashes(self, part: Part, first: int, n_rows: int) -> NDArray[np.uint64]:
         """Numbers (n,) as if drawn at random, which the name of the file and the number of the row determine."""
-        seed = zlib.crc32(PurePosixPath(self.files[part.file].name).name.encode())
+        seed = zlib.crc32(PurePosixPath(part.file.name).name.encode())
         return mixed(np.arange(first, first + n_rows, dtype=np.uint64), seed)
 
 
@@ -192,8 +156,9 @@ def open_predictions(
     label_column: str | None = "label",
     weight_column: str | None = None,
     by: Sequence[str] = (),
+    option_scores: OptionScores = "sum",
 ) -> Table:
-    """Find the files, and read and check their heads, before any row is read.
+    """Find the files, and read and check their heads, before any row is read; arrays and logs are read at once.
 
     Args:
         sources: files, folders, globs or addresses that fsspec knows (s3://, gs://, hf://, https://, memory://), all on
@@ -203,6 +168,8 @@ def open_predictions(
         label_column: of labels, see `load_predictions`; None where they are not to be read.
         weight_column: of weights, or None.
         by: columns that name slices.
+        option_scores: of a log of lm-evaluation-harness (.jsonl, `--log_samples`, multiple choice), the scores of its
+            answers: "sum" of their tokens' log-likelihoods (acc), "per_character" (acc_norm) or "per_byte" (acc_bytes).
 
     Raises:
         ValueError: if there is no such file, one is unreadable or truncated, or has other columns than the first.
@@ -215,34 +182,35 @@ def open_predictions(
     given = [os.fspath(sources)] if isinstance(sources, str | os.PathLike) else list(sources)
     filesystem, files = _find(given)
     name = given[0] if len(given) == 1 else few(given)
-    kinds = {suffix_of(file.path) == ".npz" for file in files}
-    got, way_out = f"both in {name}", "name the files of one kind, or a glob such as 'run/*.parquet'"
-    check(len(kinds) == 1, "predictions to be tables or arrays (.npz)", got, way_out)
-    if suffix_of(files[0].path) == ".npz":
-        return _open_arrays(name, files, label_column, weight_column, by)
-    constants = {key for key, _ in files[0].constants}
-    in_table = [key for key in by if key not in constants]
-    with _naming_file(files[0], files):
-        schema, columns = _first_head(filesystem, files[0], label_column, weight_column, in_table)
 
-    def head(number: int) -> list[Part]:
-        file = files[number]
-        got, way_out = "other folders", "name the columns of all partitions alike"
-        same = {key for key, _ in file.constants} == constants
-        check(same, f"{file.name} to be in folders as the first file is", got, way_out)
-        with _readable(file.name, file.kind):
-            fragment, names = _fragment(filesystem, file.path, schema, columns)
-        with _naming_file(file, files):
-            columns.check_same(names)
-        return [Part(number, *rest) for rest in _row_groups(fragment)]
+    def head(file: File) -> tuple[Predictions | None, Fragment, list[str]]:
+        with _readable(file):
+            held = _held(filesystem, file, option_scores, labelled=label_column is not None)
+            fragment = _fragment(filesystem, file) if held is None else _fragment_of(held)
+            return held, fragment, [*fragment.physical_schema.names, *dict(file.constants)]
 
     with ThreadPoolExecutor(_HEADS_AT_ONCE) as pool:
-        parts = tuple(part for found in pool.map(head, range(len(files))) for part in found)
-    found = Table(name, files, parts, columns, tuple(by), schema)
-    if found.n_rows == 0:
-        way_out = "write the predictions below the header"
-        raise InputValueError(expected("the predictions", "have rows", f"none in {name}", way_out))
-    return found
+        heads = list(pool.map(head, files))
+    (held, first, _), *_ = heads
+    way_out = "name the files of one kind, or a glob such as 'run/*.parquet'"
+    alike = len({each is None for each, *_ in heads}) == 1
+    check(alike, "predictions to be tables or arrays (.npz)", f"both in {name}", way_out)
+    with _naming(files[0], files):
+        schema = _schema(files[0], first, {label_column, *by})
+        classes = _names_of_lists(first, schema) if held is None else held.names
+        columns = columns_of(schema, label_column, weight_column, by, classes)
+    parts = []
+    for file, (found, fragment, names) in zip(files, heads, strict=True):
+        way_out = "name the columns of all partitions alike"
+        same = [key for key, _ in file.constants] == [key for key, _ in files[0].constants]
+        check(same, f"{file.name} to be in folders as the first file is", "other folders", way_out)
+        with _naming(file, files):
+            columns.check_same(names)
+        parts += [Part(file, *each) for each in _pieces(fragment, None if found is None else len(found))]
+    table = Table(name, files, tuple(parts), columns, schema, held if len(files) == 1 else None)
+    got, way_out = f"none in {name}", "write the predictions below the header"
+    check(table.n_rows != 0, "the predictions to have rows", got, way_out)
+    return table
 
 
 def load_predictions(path: str | os.PathLike[str], *, label_column: str = "label") -> Predictions:
@@ -257,8 +225,8 @@ def load_predictions(path: str | os.PathLike[str], *, label_column: str = "label
             .csv, .tsv (also .gz), .jsonl or .parquet: a column of labels, and one column for each class, in the order
             of the classes: `logit_<class>` or `prob_<class>`, beside which other columns are ignored, or just
             `<class>`, which are probabilities; or a column of lists, `logits` or `probs`.
-        label_column: the column of labels in a table: class names, or class ids from 0 on. If every class
-            name is an integer, an integer label is a name.
+        label_column: the column of labels in a table: class names, in any case where no two differ in case only, or
+            class ids from 0 on. If every class name is an integer, an integer label is a name.
 
     Returns:
         The predictions; the class names are those of the columns.
@@ -275,26 +243,6 @@ def load_predictions(path: str | os.PathLike[str], *, label_column: str = "label
     return open_predictions(path, label_column=label_column).load()
 
 
-def save_predictions(predictions: Predictions, path: str | os.PathLike[str]) -> None:
-    """Write predictions as .npz, for `load_predictions`: the whole file or nothing; a file there is replaced.
-
-    Args:
-        predictions: what to write.
-        path: ends in .npz; missing folders are created.
-
-    Raises:
-        ValueError: if the path ends in anything else.
-    """
-    path = Path(path)
-    check(path.suffix == ".npz", "path to end in .npz", path.name, "name the file predictions.npz")
-    kind = "logits" if predictions.probs is None else "probs"
-    arrays = {kind: getattr(predictions, kind), "labels": predictions.labels}
-    if predictions.class_names is not None:
-        arrays["class_names"] = np.array(predictions.class_names, dtype=np.str_)
-    with whole_file(path) as unfinished:
-        np.savez(unfinished, allow_pickle=False, **arrays)
-
-
 def mixed(numbers: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
     """Scramble numbers (n,): the finaliser of splitmix64, on every machine the same.
 
@@ -308,6 +256,9 @@ def mixed(numbers: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         found = (found ^ (found >> np.uint64(shift))) * np.uint64(factor)
     return found ^ (found >> np.uint64(31))
+
+
+# ---- Finding files ----
 
 
 def suffix_of(path: str) -> str | None:
@@ -326,23 +277,15 @@ def is_many(source: str) -> bool:
     >>> is_many("s3://bucket/run/*.parquet"), is_many("me/model")
     (True, False)
     """
-    if "://" in source:
-        return True
     if os.path.isdir(source):
-        is_model = any(
-            os.path.isfile(os.path.join(source, f"{name}config.json")) for name in ("", "adapter_")
-        )
-        below = ((folder, names) for folder, _, names in os.walk(source))
-        return not is_model and any(
-            _is_read(os.path.relpath(folder, source), names) for folder, names in below
-        )
-    return not os.path.exists(source) and bool(re.search(r"[*?\[]", source))
+        is_model = any(os.path.isfile(os.path.join(source, f"{of}config.json")) for of in ("", "adapter_"))
+        return not is_model and any(_is_read(path.relative_to(source)) for path in Path(source).rglob("*"))
+    return "://" in source or (not os.path.exists(source) and bool(re.search(r"[*?\[]", source)))
 
 
-def _is_read(folder: str, names: Sequence[str]) -> bool:
-    """Whether a file of these is read in a folder of predictions."""
-    hidden = any(part.startswith(("_", ".")) for part in PurePosixPath(folder).parts if part != ".")
-    return not hidden and any(not n.startswith(("_", ".")) and suffix_of(n) for n in names)
+def _is_read(path: PurePath) -> bool:
+    """Whether a file below a folder of predictions is read."""
+    return suffix_of(path.name) is not None and not any(part.startswith(("_", ".")) for part in path.parts)
 
 
 def _find(sources: Sequence[str]) -> tuple[Any, tuple[File, ...]]:
@@ -352,192 +295,133 @@ def _find(sources: Sequence[str]) -> tuple[Any, tuple[File, ...]]:
     found: dict[str, File] = {}
     filesystems = []
     for source in sources:
-        with _readable(source):
+        with _readable(File(source, source, 0)):
             filesystem, root = fsspec.core.url_to_fs(source)
             filesystems.append(filesystem)
             found |= {file.path: file for file in _files_of(filesystem, root)}
     got, way_out = few(list(sources)), "read those of each place by a command of its own"
     check(len({type(each) for each in filesystems}) == 1, "the predictions to lie in one place", got, way_out)
-    if not found:
-        known = ", ".join(FORMATS)
-        exists = len(sources) == 1 and os.path.isfile(sources[0])
-        if exists:
-            suffix = Path(sources[0]).suffix
-            way_out = did_you_mean(suffix, FORMATS)
-            requirement = f"be a file ending in {known}"
-            raise InputValueError(expected("predictions", requirement, Path(sources[0]).name, way_out))
-        got, way_out = (
-            f"{got}, where there are none",
-            f"check the path; files end in {known}, or a folder has them",
-        )
-        raise InputValueError(expected("predictions", "name existing files", got, way_out))
+    known, (name, suffix) = ", ".join(FORMATS), os.path.splitext(os.path.basename(sources[0]))
+    exists = len(sources) == 1 and os.path.isfile(sources[0])
+    requirement, way_out = f"predictions to be a file ending in {known}", did_you_mean(suffix, FORMATS)
+    check(bool(found) or not exists, requirement, f"{name}{suffix}", way_out)
+    way_out = f"check the path; files end in {known}, or a folder has them"
+    check(bool(found), "predictions to name existing files", f"{got}, where there are none", way_out)
     return filesystems[0], tuple(found[path] for path in sorted(found))
 
 
-def _files_of(filesystem: Any, root: str) -> list[File]:
+def _files_of(filesystem: Any, root: str) -> Iterator[File]:
     """The files of one source."""
     glob = re.search(r"[*?\[]", root)
     if glob and not filesystem.exists(root):
         paths, base = filesystem.glob(root), root[: glob.start()].rpartition("/")[0]
     elif suffix_of(root) is not None and not filesystem.isdir(root):
-        local = "file" in filesystem.protocol
-        paths, base = ([root] if not local or os.path.exists(root) else []), root.rpartition("/")[0]
+        is_missing = "file" in filesystem.protocol and not os.path.exists(root)
+        paths, base = ([] if is_missing else [root]), root.rpartition("/")[0]
     else:
         paths, base = filesystem.find(root) if filesystem.isdir(root) else [], root.rstrip("/")
-    found = []
-    for path in sorted(paths):
+    for path in paths:
         name = path[len(base) :].lstrip("/") if base else path
-        folder, _, last = name.rpartition("/")
-        if not _is_read(folder, [last]):
-            continue
-        info = filesystem.info(path)
-        way_out = "name the folder above it"
-        check(info["type"] == "file", f"{path} to be a file", "a folder", way_out)
-        constants = tuple(tuple(part.split("=", 1)) for part in folder.split("/") if "=" in part)
-        found.append(File(path, name, int(info.get("size") or 0), constants))
-    return found
+        if _is_read(PurePosixPath(name)):
+            info = filesystem.info(path)
+            check(info["type"] == "file", f"{path} to be a file", "a folder", "name the folder above it")
+            constants = tuple(tuple(each.split("=", 1)) for each in name.split("/")[:-1] if "=" in each)
+            yield File(path, name, int(info.get("size") or 0), constants)
 
 
-def _first_head(
-    filesystem: Any, file: File, label: str | None, weight: str | None, by: Sequence[str]
-) -> tuple[Any, Columns]:
-    """The schema of a file, in which texts stand as they are and scores are float64, and its columns."""
-    import pyarrow
+# ---- Their heads ----
 
+
+def _held(filesystem: Any, file: File, option_scores: OptionScores, *, labelled: bool) -> Predictions | None:
+    """What a file of arrays or a log holds; None of a table."""
     suffix = suffix_of(file.path)
-    names: Sequence[str] = ()
-    if suffix in (".csv", ".tsv"):
-        with _readable(file.name, file.kind):
-            header = _header(filesystem, file.path)
-        check_different(header)
-        texts = {label, *by}
-        fields = {name: pyarrow.string() if name in texts else pyarrow.float64() for name in header}
-        schema = pyarrow.schema(list(fields.items()))
-        return schema, columns_of(schema, label, weight, by)
-    with _readable(file.name, file.kind):
-        fragment, _ = _fragment(filesystem, file.path, None, None)
-        schema = fragment.physical_schema
-        lists = [name for name in schema.names if name in LISTS and is_list(schema.field(name).type)]
-        if lists:
-            kind = schema.field(lists[0]).type
-            size = getattr(kind, "list_size", None)
-            if size is None:
-                first = fragment.head(1, columns=lists[:1]).column(0)
-                size = len(first[0]) if len(first) and first[0].is_valid else 0
-            names = tuple(map(str, range(size)))
-    return schema, columns_of(schema, label, weight, by, names)
+    if suffix == ".npz":
+        return load_arrays(file.path, "predictions", labelled=labelled)
+    if suffix == ".jsonl":
+        with filesystem.open(file.path, "rt", compression="infer", encoding="utf-8-sig") as lines:
+            if is_log(lines):
+                lines.seek(0)
+                return read_log(lines, file.name, option_scores)
+    return None
 
 
-def _header(filesystem: Any, path: str) -> list[str]:
-    """The names of a text file's columns."""
-    compression = "gzip" if path.lower().endswith(".gz") else None
-    with filesystem.open(path, "rt", compression=compression, encoding="utf-8-sig", newline="") as file:
-        header = next(csv.reader(file, delimiter="\t" if suffix_of(path) == ".tsv" else ","), None)
-    if not header:
-        raise ValueError(f"{path} is empty")
-    return header
-
-
-def _fragment(filesystem: Any, path: str, schema: Any, columns: Columns | None) -> tuple[Fragment, list[str]]:
-    """A file as a fragment of pyarrow, and the names of its columns."""
+def _fragment(filesystem: Any, file: File) -> Fragment:
+    """A file as a fragment of pyarrow."""
     import pyarrow.dataset as datasets
     from pyarrow import csv as text
     from pyarrow.fs import FSSpecHandler, LocalFileSystem, PyFileSystem
 
-    suffix = suffix_of(path)
+    suffix = suffix_of(file.path)
+    kind: Any = datasets.ParquetFileFormat() if suffix == ".parquet" else datasets.JsonFileFormat()
     if suffix in (".csv", ".tsv"):
-        kind: Any = datasets.CsvFileFormat(
+        kind = datasets.CsvFileFormat(
             parse_options=text.ParseOptions(delimiter="\t" if suffix == ".tsv" else ","),
             read_options=text.ReadOptions(block_size=2**22),
-            convert_options=text.ConvertOptions(
-                column_types={name: schema.field(name).type for name in columns.names} if columns else None,
-                strings_can_be_null=False,
-                null_values=[""],
-            ),
+            convert_options=text.ConvertOptions(strings_can_be_null=False, null_values=[""]),
         )
-    else:
-        kind = datasets.ParquetFileFormat() if suffix == ".parquet" else datasets.JsonFileFormat()
     local = "file" in filesystem.protocol
     files = LocalFileSystem() if local else PyFileSystem(FSSpecHandler(filesystem))
-    fragment = kind.make_fragment(path, files)
-    names = _header(filesystem, path) if suffix in (".csv", ".tsv") else fragment.physical_schema.names
-    return fragment, list(names)
+    named = [datasets.field(key) == value for key, value in file.constants]
+    partition = {"partition_expression": reduce(operator.and_, named)} if named else {}
+    return kind.make_fragment(file.path, files, **partition)
 
 
-def _row_groups(fragment: Fragment) -> Iterator[tuple[int, int | None, Fragment]]:
-    """The first row, the number of rows and the fragment of each part."""
-    if not hasattr(fragment, "row_groups"):
-        yield 0, None, fragment
-        return
-    start, groups, held = 0, [], 0
-    for group in fragment.row_groups:
-        groups.append(group.id)
-        held += group.num_rows
-        if held >= PIECE_ROWS or group.id == fragment.row_groups[-1].id:
-            yield start, held, fragment.subset(row_group_ids=groups)
-            start, groups, held = start + held, [], 0
+def _fragment_of(held: Predictions) -> Fragment:
+    """Arrays as a fragment, of a column of lists."""
+    import pyarrow
+    import pyarrow.dataset as datasets
+
+    def lists(array: NDArray[Any]) -> Any:
+        flat = pyarrow.array(np.ascontiguousarray(array).reshape(-1))
+        return flat if array.ndim == 1 else pyarrow.FixedSizeListArray.from_arrays(flat, array.shape[1])
+
+    kind = "probs" if held.logits is None else "logits"
+    columns = {kind: lists(held.scores), "labels": lists(held.labels)}
+    return next(iter(datasets.dataset(pyarrow.table(columns)).get_fragments()))
 
 
-def _record_batches(rows: Any, schema: Any, columns: Sequence[str], size: int) -> Iterator[RecordBatch]:
-    if isinstance(rows, Predictions):
-        yield from _of_arrays(rows, columns, size)
-    else:
-        yield from rows.to_batches(schema=schema, columns=list(columns), batch_size=size, use_threads=False)
-
-
-def _open_arrays(
-    name: str, files: Sequence[File], label: str | None, weight: str | None, by: Sequence[str]
-) -> Table:
-    """Files of arrays, which are read at once."""
-    for option, value in (("weight_column", weight), ("by", by)):
-        check(not value, f"{option} to go with tables", f"{few(files[0].name)}", "write a .parquet file")
-    found = [_read_npz(file, labelled=label is not None) for file in files]
-    kinds = {("probs" if each.logits is None else "logits", each.n_classes) for each in found}
-    got, way_out = few([file.name for file in files]), "use one model's"
-    check(len(kinds) == 1, "the arrays to be of one kind and model", got, way_out)
-    parts = tuple(Part(i, 0, len(each), each) for i, each in enumerate(found))
-    kind = next(iter(kinds))[0]
-    columns = Columns(kind, (kind,), found[0].names, "labels")
-    return Table(name, tuple(files), parts, columns, ())
-
-
-def _of_arrays(rows: Predictions, columns: Sequence[str], size: int) -> Iterator[RecordBatch]:
+def _schema(file: File, fragment: Fragment, texts: set[str | None]) -> Schema:
+    """Of a file; in one of texts labels stand as they are, 01 and TRUE may be names, and numbers are float64."""
     import pyarrow
 
-    for start in range(0, len(rows), size):
-        part = rows.select(slice(start, start + size))
-        flat = pyarrow.array(np.ascontiguousarray(part._scores()).reshape(-1))
-        lists = pyarrow.FixedSizeListArray.from_arrays(flat, rows.n_classes)
-        made = {"logits": lists, "probs": lists, "labels": pyarrow.array(part.labels)}
-        yield pyarrow.RecordBatch.from_pydict({name: made[name] for name in columns})
+    fields = list(fragment.physical_schema)
+    if suffix_of(file.path) in (".csv", ".tsv"):
+        number = (pyarrow.int64(), pyarrow.null())
+        fields = [
+            each.with_type(pyarrow.string())
+            if each.name in texts
+            else each.with_type(pyarrow.float64() if each.type in number else each.type)
+            for each in fields
+        ]
+    return pyarrow.schema([*fields, *(pyarrow.field(key, pyarrow.string()) for key, _ in file.constants)])
 
 
-def _read_npz(file: File, *, labelled: bool) -> Predictions:
-    try:
-        with open(file.path, "rb") as opened, np.load(opened, allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in (*KINDS, "labels", "class_names") if key in archive}
-            found = ", ".join(archive.files)
-    except _UNREADABLE_NPZ as error:
-        way_out = "write it with numpy.savez, plain arrays only"
-        got = f"{file.path} ({error})"
-        raise InputValueError(expected("predictions", "be readable as npz", got, way_out)) from error
-    if not labelled:
-        n_rows = max((len(np.atleast_1d(arrays[kind])) for kind in KINDS if kind in arrays), default=0)
-        arrays["labels"] = np.zeros(n_rows, int)
-    holds = "labels" in arrays and any(kind in arrays for kind in KINDS)
-    way_out = "write it with numpy.savez(path, logits=logits, labels=labels)"
-    check(holds, f"{file.name} to hold the arrays labels and logits (or probs)", found or "none", way_out)
-    names = arrays.pop("class_names", None)
-    if names is not None:
-        listed = np.atleast_1d(names).tolist()
-        names = tuple(each.decode() if isinstance(each, bytes) else str(each) for each in listed)
-    made = Predictions(arrays.pop("labels"), **arrays, class_names=names)
-    check_not_probabilities(made.logits)
-    return made
+def _names_of_lists(fragment: Fragment, schema: Schema) -> tuple[str, ...]:
+    """The classes of a column of lists: numbers, as many as its first row has."""
+    lists = list_columns(schema)[:1]
+    rows = fragment.head(1, columns=lists) if lists else None
+    return () if rows is None or not len(rows) else tuple(map(str, range(len(rows.column(0)[0] or ()))))
+
+
+def _pieces(fragment: Fragment, n_rows: int | None) -> Iterator[tuple[int, int | None, Fragment]]:
+    """The first row, the number of rows and the fragment of each part."""
+    if not hasattr(fragment, "row_groups"):
+        yield 0, n_rows, fragment
+        return
+    starts = np.cumsum([0, *(group.num_rows for group in fragment.row_groups)])
+    pieces = starts[:-1] // PIECE_ROWS
+    for piece in np.unique(pieces):
+        ids = np.flatnonzero(pieces == piece)
+        n_rows = int(starts[ids[-1] + 1] - starts[ids[0]])
+        yield int(starts[ids[0]]), n_rows, fragment.subset(row_group_ids=ids.tolist())
+
+
+# ---- Errors ----
 
 
 @contextmanager
-def _naming_file(file: File, files: Sequence[File], first: int = 0) -> Iterator[None]:
+def _naming(file: File, files: Sequence[File], first: int = 0) -> Iterator[None]:
+    """A context in which errors of rows name the file and the row in it, and others one of several files."""
     try:
         yield
     except RowError as error:
@@ -547,33 +431,21 @@ def _naming_file(file: File, files: Sequence[File], first: int = 0) -> Iterator[
 
 
 @contextmanager
-def _readable(
-    name: str, kind: str = "", where: Callable[[], str] = str, schema: Any = None
-) -> Iterator[None]:
+def _readable(file: File) -> Iterator[None]:
     """A context in which what a driver or a file raises is told in one sentence."""
     try:
         yield
     except InputError:
         raise
-    except ImportError as error:
-        raise InputValueError(expected(name, "be readable", str(error), "install what it names")) from error
-    except (
-        Exception
-    ) as error:  # a driver may raise anything: no credentials, no such bucket, a truncated file
+    except Exception as error:  # no credentials, no such bucket, a missing package, a truncated file
         words = " ".join(str(error).split())
         if width := re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", words):
             row, n_wanted, n_found = map(int, width.groups())
-            got, way_out = (
-                f"{n_found} in row {row - 2} of {name}",
-                "give each row a value for each column, and none more",
-            )
+            got = f"{n_found} in row {row - 2} of {file.name}"
+            way_out = "give each row a value for each column, and none more"
             requirement = f"have {n_wanted} values in every row"
             raise InputValueError(expected("the table", requirement, got, way_out)) from error
-        if number := re.search(r"In CSV column #(\d+).*conversion error to double: invalid value", words):
-            column = schema.names[int(number[1])]
-            got = f"others in {name} ({words[:100]})"
-            requirement = "hold numbers in every row"
-            raise InputTypeError(expected(f"column {column!r}", requirement, got, NUMBERS_WAY)) from error
-        way_out = "write it again, or check the address and the credentials"
-        got = f"{words[:300] or type(error).__name__}"
-        raise InputValueError(expected(name, f"be readable{kind}{where()}", got, way_out)) from error
+        requirement = f"be readable as {str(suffix_of(file.name) or '')[1:]}".removesuffix(" as ")
+        way_out = "write it again, or check the address, its packages and the credentials"
+        got = words[:300] or type(error).__name__
+        raise InputValueError(expected(file.name, requirement, got, way_out)) from error

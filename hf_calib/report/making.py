@@ -231,7 +231,7 @@ def report_on_predictions(
         final = probs if calibrated is None else calibrated
         tally = empty_tally(final.shape[1], slicings, n_bins)
         by = tuple(map(_coded, predictions.by.values()))
-        add_rows(tally, Batch(None, final, labels, weights, by), slicings)
+        add_rows(tally, Batch(final, final, labels, weights, by), slicings)
         report = replace(report, slices=_sections(tally, n_bins))
     return with_entities(report, predictions.sentences)
 

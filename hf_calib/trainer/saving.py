@@ -17,7 +17,7 @@ from hf_calib.cards.card import repair_stock_card, write_card
 from hf_calib.export.hub import push_folder
 from hf_calib.export.saving import save_folded, standalone_copy
 from hf_calib.losses import AdaptiveLoss
-from hf_calib.predictions.labels import are_unnamed
+from hf_calib.models.labels import are_unnamed
 from hf_calib.scaling.saved_map import MAP_NAME, title_of
 from hf_calib.trainer.checkpoint import save_loss_state
 from hf_calib.trainer.report import REPORT, measured, write_results

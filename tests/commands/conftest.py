@@ -9,8 +9,8 @@ import pandas
 import pytest
 import torch
 
+from hf_calib.predictions import save_predictions
 from hf_calib.predictions.predictions import Predictions
-from hf_calib.predictions.table import save_predictions
 from tests.helpers.commands import NAMES
 from tests.helpers.reports import quick_reports  # noqa: F401
 from tests.helpers.tiny import sequences, text_of, tiny_bert, tokenizer

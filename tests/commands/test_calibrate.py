@@ -18,7 +18,7 @@ from hf_calib import fold
 from hf_calib.export import saving
 from hf_calib.export.fold import fold_and_return_head
 from hf_calib.metrics import negative_log_likelihood
-from hf_calib.predictions.table import load_predictions
+from hf_calib.predictions import load_predictions
 from hf_calib.scaling import MatrixScaling, TemperatureScaling, VectorScaling, load_map
 from tests.helpers.commands import (
     NAMES,

@@ -15,8 +15,8 @@ from scipy.special import softmax
 
 from hf_calib.commands.fitting import METHODS
 from hf_calib.metrics import negative_log_likelihood
+from hf_calib.predictions import load_predictions, save_predictions
 from hf_calib.predictions.predictions import Predictions
-from hf_calib.predictions.table import load_predictions, save_predictions
 from hf_calib.scaling import SCALERS, AutoScaling, TemperatureScaling
 from tests.helpers.commands import (
     NAMES,

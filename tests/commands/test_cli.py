@@ -17,8 +17,8 @@ import hf_calib
 from hf_calib._errors import InputTypeError, InputValueError
 from hf_calib.cli import app
 from hf_calib.commands import console
+from hf_calib.predictions import load_predictions, save_predictions
 from hf_calib.predictions.predictions import Predictions
-from hf_calib.predictions.table import load_predictions, save_predictions
 from tests.helpers.commands import NAMES, assert_refused, call, names_in
 from tests.helpers.reports import quick_reports  # noqa: F401
 

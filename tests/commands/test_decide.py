@@ -15,8 +15,8 @@ from scipy.special import softmax
 from hf_calib.cards.facts import read_facts
 from hf_calib.commands.fitting import half_of
 from hf_calib.decisions import AbstainRule, CostRule, Decisions, PredictionSets
+from hf_calib.predictions import save_predictions
 from hf_calib.predictions.predictions import Predictions
-from hf_calib.predictions.table import save_predictions
 from hf_calib.scaling import TemperatureScaling
 from tests.helpers.commands import TEMPERATURE, assert_refused, call, called_for_json, names_in
 from tests.helpers.reports import quick_reports  # noqa: F401

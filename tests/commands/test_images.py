@@ -131,8 +131,8 @@ class TestEvaluate:
         [
             ("cut", (), r"row 17 of .*rows\.parquet: expected image to be readable, .*truncated"),
             ("pixels", ("--batch-size", 2), r"rows\.parquet, row 5: expected image to be readable"),
-            ("label", (), r"hold the model's ids, 0\.\.9, got 10 \(first in row 3\)"),
-            ("name", (), r"hold the model's classes .*got 'zebra' \(first in row 4\)"),
+            ("label", (), r"hold the model's ids, 0\.\.9, got 10 in row 3"),
+            ("name", (), r"hold the model's classes .*got 'zebra' in row 4"),
             ("no image", (), "to be one of label, got 'image'"),
             (
                 "",

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hf_calib.predictions.table import load_predictions
+from hf_calib.predictions import load_predictions
 from tests.helpers.commands import TEMPERATURE, assert_refused, call, called_for_json, one_line
 from tests.helpers.reports import quick_reports  # noqa: F401
 

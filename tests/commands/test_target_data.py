@@ -13,8 +13,8 @@ import torch
 import transformers
 
 from hf_calib.metrics import negative_log_likelihood
+from hf_calib.predictions import load_predictions, save_predictions
 from hf_calib.predictions.predictions import Predictions
-from hf_calib.predictions.table import load_predictions, save_predictions
 from tests.helpers.commands import (
     NAMES,
     REPORT,

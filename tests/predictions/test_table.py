@@ -118,7 +118,7 @@ class TestFound:
     def test_over_http(self, served: str) -> None:
         shards = open_predictions([f"{served}/part-{i}.parquet" for i in range(4)])
         assert_all_rows(shards)
-        with pytest.raises(InputError, match=r"none.parquet to be readable, got .*credentials"):
+        with pytest.raises(InputError, match=r"none.parquet to be readable as parquet, got .*credentials"):
             open_predictions(f"{served}/none.parquet")
 
     def test_partitions(self, folder: Path, tmp_path: Path) -> None:
