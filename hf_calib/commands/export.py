@@ -177,7 +177,7 @@ def _difference(
 ) -> float:
     """The largest difference of a probability; raise where it is beyond what rounding can explain."""
     try:
-        found = [_probabilities(z, config) for z in logits_of(load_program(path, config), batches)]
+        found = [_probabilities(z, config) for z in logits_of(load_program(path), batches)]
         difference = max(float(np.abs(f - w).max()) for f, w in zip(found, wanted, strict=True))
     except Exception as error:  # whatever a runtime raises for a program, or a shape that it does not take
         got = f"{type(error).__name__} ({' '.join(str(error).split())[:300]})"

@@ -27,23 +27,15 @@ from hf_calib.export.heads import (
 )
 from hf_calib.export.rerankers import applies_sigmoid, classifier_of, is_cross_encoder, scores_tokens
 from hf_calib.metrics.checks import check_type
-from hf_calib.scaling import TemperatureScaling
+from hf_calib.scaling import TemperatureScaling, saved_map
 from hf_calib.scaling.affine import AffineMap, FloatArray
-from hf_calib.scaling.saved_map import (
-    OF_PAIRS,
-    config_record,
-    foldable_method,
-    has_bias,
-    is_multi_label,
-    map_title,
-    recorded_in,
-    temperature_of,
-)
+from hf_calib.scaling.saved_map import OF_PAIRS, foldable_method, has_bias, map_title, temperature_of
 
 if TYPE_CHECKING:
     from sklearn.base import BaseEstimator
 
 _Model = TypeVar("_Model", bound=nn.Module)
+Batch = Mapping[str, Any]
 
 # The entries of a record that are numbers of the map, or which map it is.
 PARAMETERS = (
@@ -54,7 +46,7 @@ PARAMETERS = (
 OF_THE_MAP = ("method", *OF_PAIRS, *PARAMETERS, "folded", "head", "criterion", "split", "n_examples")
 
 
-def fold(model: _Model, scaler: BaseEstimator, *, batch: Mapping[str, Any] | None = None) -> _Model:
+def fold(model: _Model, scaler: BaseEstimator, *, batch: Batch | None = None) -> _Model:
     r"""Write a fitted scaler into the classification head, in place, so that the model returns scaled logits.
 
     Use it before saving, pushing or exporting: plain pipelines and exports of the model are then calibrated
@@ -87,19 +79,13 @@ def fold(model: _Model, scaler: BaseEstimator, *, batch: Mapping[str, Any] | Non
 
     Raises:
         TypeError: if the scaler cannot be folded; if model or batch is of the wrong type.
-        ValueError: if the scaler is not fitted, has parameters that are not finite or a temperature that is not
-            above 0, or is for other classes or another problem type; if the model was folded before, is a
-            regression, holds PEFT layers, or has 16-bit weights (whose rounding is 1e-4 to 1e-3 of the logits);
-            if no head is found; if the head would need a bias that loading would drop.
+        ValueError: if the scaler is not fitted, or for other classes or another problem type; if the model was
+            folded before, is a regression, holds PEFT layers, or has 16-bit weights (whose rounding is 1e-4 to 1e-3
+            of the logits); if no head is found, or it would need a bias that loading would drop.
 
     Notes:
         The new logits agree with the scaler's to 1e-5 of the largest. Training mode, requires_grad, gradients
-        and random states are left as they were.
-
-        A CrossEncoder's scaler is fitted on `model.predict(pairs, activation_fn=torch.nn.Identity())`, with one
-        label `[:, None]`, and labels of the same shape. Where its own activation_fn is the identity, as in
-        rerankers trained for ranking only, `predict` returns the scaled logits: set
-        `model.activation_fn = torch.nn.Sigmoid()` before it is saved, and it returns calibrated probabilities.
+        and random states are left as they were. docs/guides/pairs.md has rerankers.
 
     References:
         Guo et al. 2017, "On calibration of modern neural networks", section 4.2.
@@ -118,7 +104,7 @@ def fold(model: _Model, scaler: BaseEstimator, *, batch: Mapping[str, Any] | Non
     return model
 
 
-def fold_temperature(model: _Model, temperature: float, *, batch: Mapping[str, Any] | None = None) -> _Model:
+def fold_temperature(model: _Model, temperature: float, *, batch: Batch | None = None) -> _Model:
     r"""Divide the classification head by a temperature, in place, so that the model returns logits / T.
 
     It does what `fold` does with a fitted `TemperatureScaling`, for a temperature that is known as a number:
@@ -136,9 +122,6 @@ def fold_temperature(model: _Model, temperature: float, *, batch: Mapping[str, A
     Raises:
         TypeError: if temperature is not a number; if model or batch is of the wrong type.
         ValueError: if temperature is out of range, or `fold` refuses the model.
-
-    References:
-        Guo et al. 2017, "On calibration of modern neural networks" (temperature scaling).
 
     >>> from transformers import BertConfig, BertForSequenceClassification
     >>> config = BertConfig(
@@ -158,12 +141,9 @@ def fold_temperature(model: _Model, temperature: float, *, batch: Mapping[str, A
     return fold(model, scaler, batch=batch)
 
 
-def fold_and_return_head(
-    model: nn.Module, scaler: Any, batch: Mapping[str, Any] | None
-) -> dict[str, torch.Tensor]:
+def fold_and_return_head(model: nn.Module, scaler: Any, batch: Batch | None) -> dict[str, torch.Tensor]:
     """Do what `fold` does; return the head's tensors from before, by their names in the state dict."""
     recorded = check_can_be_folded(model)
-    method = foldable_method(scaler)
     _check_scaler(model, scaler)
     weight, bias = scaler.affine_map()
     mapping = AffineMap(weight, bias if has_bias(scaler) else None)
@@ -176,13 +156,17 @@ def fold_and_return_head(
         _check_heads(classifier, heads, scaler, logits.shape[-1])
         with transformed(heads, mapping):
             agrees = agree(float64_logits(classifier, inputs), mapping(logits))
-        temperature = temperature_of(scaler)
-        at = "with it" if temperature is None else f"at {temperature}"
+        at = "with it" if temperature_of(scaler) is None else f"at {temperature_of(scaler)}"
         _check_holds(agrees, scaler, f"{sorted(heads)}, which lose precision {at}")
         before = tensors_of(heads)
         transform(heads, mapping)
     kept = {key: value for key, value in recorded.items() if key not in PARAMETERS}
-    record = {"method": method, **config_record(scaler), "folded": True, "head": sorted(heads)}
+    record = {
+        "method": foldable_method(scaler),
+        **saved_map.config_record(scaler),
+        "folded": True,
+        "head": sorted(heads),
+    }
     classifier.config.calibration = {**kept, **record}
     return before
 
@@ -197,13 +181,11 @@ def check_can_be_folded(model: nn.Module) -> dict[str, Any]:
     """
     check_is_plain(model)
     config = classifier_of(model).config
-    recorded = recorded_in(config)
+    recorded = saved_map.recorded_in(config)
     method = recorded.get("method", "temperature")
     what = f"temperature {recorded.get('temperature')}" if method == "temperature" else f"{method} scaling"
-    way_out = (
-        "undo it with hf_calib.unfold(model) or hf-calib unfold; if this model's head was replaced since, set "
-        "model.config.calibration = None"
-    )
+    way_out = "undo it with hf_calib.unfold(model) or hf-calib unfold; if the head was replaced since, set "
+    way_out += "model.config.calibration = None"
     got = f"a model with {what} in its head"
     check(not recorded.get("folded"), "model to be folded only once", got, way_out)
     problem_type, n_labels = getattr(config, "problem_type", None), getattr(config, "num_labels", None)
@@ -221,52 +203,38 @@ def check_is_plain(model: nn.Module) -> None:
     is_model = isinstance(classifier, nn.Module) and hasattr(classifier, "config")
     way_out = "pass the model itself, without its DistributedDataParallel or other wrapper"
     check_type(is_model, "model to be a transformers model", type(model).__name__, way_out)
-    adapters = (getattr(classifier, "peft_config", None) or {}).values()
-    learned = any(getattr(adapter, "is_prompt_learning", False) for adapter in adapters)
-    got = f"prompts that are learned ({type(classifier).__name__})"
-    way_out = "it cannot be merged: keep the map beside the adapter, as trainer.save_model does"
-    check(not learned, "model to be a plain transformers model", got, way_out)
     modules = classifier.named_modules()
     peft = [name for name, module in modules if type(module).__module__.startswith("peft.")]
-    way_out = "fold into the result of model.merge_and_unload()"
+    way_out = (
+        "fold into the result of model.merge_and_unload(); prompts that are learned keep the map beside them"
+    )
     if not hasattr(classifier, "merge_and_unload"):
         way_out = "merge them: peft.AutoPeftModelForSequenceClassification.from_pretrained(folder).merge_and_unload()"
     got = f"PEFT layers ({''.join(peft[:1]) or type(classifier).__name__})"
     check(not peft, "model to be a plain transformers model", got, way_out)
     for name, parameter in classifier.named_parameters():
-        got = f"{name} on the meta device" if parameter.is_meta else f"{name}, an inference tensor"
-        way_out = "load it with from_pretrained, outside of torch.inference_mode()"
-        changeable = not (parameter.is_meta or parameter.is_inference())
-        check(changeable, "model to have weights that can be changed", got, way_out)
         way_out = "call model.float() first (and quantise, if you do, afterwards)"
         if not parameter.dtype.is_floating_point:
             way_out = "fold the model before it is quantised"
-        wide = parameter.dtype in (torch.float32, torch.float64)
-        got = f"{parameter.dtype} in {name}"
+        wide = parameter.dtype in (torch.float32, torch.float64) and not parameter.is_meta
+        got = f"{parameter.dtype} in {name}" + " on the meta device" * parameter.is_meta
         check(wide, "model to have float32 or float64 weights", got, way_out)
 
 
-def _on_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+def _on_device(batch: Batch, device: torch.device) -> dict[str, Any]:
     """The inputs of a batch without its labels."""
     way_out = 'pass the model\'s inputs, such as {"input_ids": ids, "attention_mask": mask}'
     check_type(isinstance(batch, Mapping), "batch to be a dict of tensors", type(batch).__name__, way_out)
     inputs = {name: value for name, value in batch.items() if name != "labels"}
-    return {
-        name: each.to(device) if isinstance(each, torch.Tensor) else each for name, each in inputs.items()
-    }
+    return {name: each.to(device) if hasattr(each, "to") else each for name, each in inputs.items()}
 
 
 def _check_logits(logits: FloatArray, mapping: AffineMap) -> None:
     """Raise if no head can be found by them, or if the scaler has other classes."""
     n_classes = logits.shape[-1]
     n_fitted = len(mapping.weight) if mapping.weight.ndim else n_classes
-    way_out = "fit it on this model's logits"
-    check(
-        n_fitted == n_classes,
-        f"scaler to be fitted on {n_classes} classes, as the model has",
-        n_fitted,
-        way_out,
-    )
+    requirement = f"scaler to be fitted on {n_classes} classes, as the model has"
+    check(n_fitted == n_classes, requirement, n_fitted, "fit it on this model's logits")
     informative = bool(np.isfinite(logits).all() and logits.any())
     got = "NaN or infinity" if logits.any() else "all 0"
     way_out = "pass a batch of real inputs, or check the model's weights"
@@ -280,15 +248,14 @@ def _check_scaler(model: nn.Module, scaler: Any) -> None:
     """Raise for a scaler that is not fitted, or not for the probabilities that the model's pipelines make."""
     from sklearn.utils.validation import check_is_fitted
 
+    foldable_method(scaler)
     for each in (scaler, getattr(scaler, "scaler", None)):  # a prior correction and the map before it
         if each is not None:
             check_is_fitted(each)
             _check_numbers(each)
-    multi_label = is_multi_label(scaler)
+    multi_label = saved_map.is_multi_label(scaler)
     got = f"problem_type={getattr(classifier_of(model).config, 'problem_type', None)!r}"
-    way_out = (
-        "pipelines choose sigmoid or softmax by model.config.problem_type: set it, or fit the other scaler"
-    )
+    way_out = "pipelines choose sigmoid or softmax by config.problem_type: set it, or fit the other scaler"
     if is_cross_encoder(model):
         got = f"num_labels={model.num_labels} and activation_fn={model.activation_fn}"
         way_out = f"fit the scaler with multi_label={not multi_label}, or set model.activation_fn"

@@ -141,9 +141,7 @@ def fingerprint(model: Any) -> str:
     >>> len(before), fingerprint(layer) == before
     (64, False)
     """
-    # The extra state of a module is not a weight.
-    state = model.state_dict().items()
-    return hash_of({name: tensor for name, tensor in state if isinstance(tensor, Tensor)})
+    return hash_of({name: each for name, each in model.state_dict().items() if isinstance(each, Tensor)})
 
 
 def hash_of(tensors: Mapping[str, Tensor]) -> str:

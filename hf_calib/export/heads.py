@@ -89,12 +89,7 @@ def float64_logits(model: PreTrainedModel, inputs: Mapping[str, Any]) -> FloatAr
     logits: Any = outputs[0] if isinstance(outputs, tuple) else getattr(outputs, "logits", None)
     way_out = "pass a classifier, such as AutoModelForSequenceClassification makes"
     check_type(isinstance(logits, torch.Tensor), "model to return logits", type(outputs).__name__, way_out)
-    return as_float64(logits)
-
-
-def as_float64(values: torch.Tensor) -> FloatArray:
-    """A tensor of any device and dtype as an array of its own."""
-    return values.detach().cpu().double().numpy()
+    return logits.detach().cpu().double().numpy()
 
 
 def find_heads(
@@ -108,13 +103,11 @@ def find_heads(
     scales = np.linspace(0.5, 2, logits.shape[-1])
     kinds = [np.array(0.5), scales, np.roll(np.diag(scales), 1, axis=0)]
     probe = AffineMap(kinds[mapping.weight.ndim])
+    tied = mapping.weight.ndim == 0 and has_tied_head(model)
+    layers = norms_of_hidden_size(model) if tied else linear_layers(model, logits.shape[-1])
     # From the last, which is nearly always the head. Several heads that are averaged stand beside the body.
-    layers: dict[str, nn.Module] = {**linear_layers(model, logits.shape[-1])}
     candidates = [{name: layers[name]} for name in reversed(layers)]
-    candidates.append({**linear_layers(model, logits.shape[-1], beside_the_body=True)})
-    if mapping.weight.ndim == 0 and has_tied_head(model):
-        norms = norms_of_hidden_size(model)
-        candidates = [{name: norms[name]} for name in reversed(norms)]
+    candidates += [] if tied else [linear_layers(model, logits.shape[-1], beside_the_body=True)]
     for heads in candidates:
         with transformed(heads, probe):
             if agree(float64_logits(model, inputs), probe(logits)):
@@ -122,7 +115,7 @@ def find_heads(
     return {}
 
 
-def linear_layers(model: Any, n_outputs: int, *, beside_the_body: bool = False) -> dict[str, nn.Linear]:
+def linear_layers(model: Any, n_outputs: int, *, beside_the_body: bool = False) -> dict[str, Any]:
     """All linear layers with so many outputs, by name."""
     body = f"{getattr(model, 'base_model_prefix', '')}."
     return {
@@ -137,12 +130,10 @@ def linear_layers(model: Any, n_outputs: int, *, beside_the_body: bool = False) 
 def has_tied_head(model: Any) -> bool:
     """Whether the layer that makes the logits has the weight of the input embedding, as many language models."""
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    if head is None:
-        return False
-    return getattr(head, "weight", None) is model.get_input_embeddings().weight
+    return head is not None and getattr(head, "weight", None) is model.get_input_embeddings().weight
 
 
-def norms_of_hidden_size(model: Any) -> dict[str, nn.Module]:
+def norms_of_hidden_size(model: Any) -> dict[str, Any]:
     """The layers whose only parameters are one number for each hidden unit, or two: norms, by name, in order."""
     size = (getattr(model.config.get_text_config(), "hidden_size", None),)
     return {
@@ -161,17 +152,32 @@ def agree(logits: FloatArray, wanted: FloatArray) -> bool:
 @contextmanager
 def transformed(heads: Mapping[str, nn.Module], mapping: AffineMap) -> Iterator[None]:
     """Transform heads for the length of a with block; the weights come back bit for bit."""
-    parameters = {id(p): p for head in heads.values() for p in head.parameters(recurse=False)}.values()
-    saved = [parameter.clone() for parameter in parameters]
-    without_bias = [head for head in heads.values() if getattr(head, "bias", 0) is None]
+    before = tensors_of(heads)
     try:
         transform(heads, mapping)
         yield
     finally:
-        for parameter, value in zip(parameters, saved, strict=True):
-            parameter.copy_(value)
-        for head in without_bias:
-            head.register_parameter("bias", None)
+        restore(heads, before)
+
+
+def tensors_of(heads: Mapping[str, nn.Module]) -> dict[str, torch.Tensor]:
+    """Copies of the heads' weights and biases, by their names in the model's state dict."""
+    return {
+        f"{name}.{part}": parameter.detach().clone()
+        for name, head in heads.items()
+        for part, parameter in head.named_parameters(recurse=False)
+    }
+
+
+@torch.no_grad()
+def restore(heads: Mapping[str, nn.Module], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write back what `tensors_of` returned, and take away a bias that was not there."""
+    for name, head in heads.items():
+        for part, parameter in list(head.named_parameters(recurse=False)):
+            if f"{name}.{part}" in tensors:
+                parameter.copy_(tensors[f"{name}.{part}"])
+            else:
+                head.register_parameter(part, None)
 
 
 def transform(heads: Mapping[str, nn.Module], mapping: AffineMap) -> None:
@@ -185,7 +191,7 @@ def transform(heads: Mapping[str, nn.Module], mapping: AffineMap) -> None:
         for name, parameter in head.named_parameters(recurse=False):
             if id(parameter) not in done:
                 done.add(id(parameter))
-                values = as_float64(parameter)
+                values = parameter.detach().cpu().double().numpy()
                 if isinstance(head, nn.Linear):
                     new = mapping(values) if name == "bias" else scaled(values.T).T
                 else:
@@ -197,20 +203,10 @@ def transform(heads: Mapping[str, nn.Module], mapping: AffineMap) -> None:
 def _weight_of_zero(norm: Any) -> float:
     """The weight at which a norm returns nothing but its bias: 0, or -1 where it multiplies by 1 + weight (Gemma)."""
     bare = copy.deepcopy(norm)
-    with torch.no_grad():
-        for parameter in bare.parameters():
-            parameter.zero_()
-        ramp = torch.arange(norm.weight.numel(), dtype=norm.weight.dtype, device=norm.weight.device)
-        return -1.0 if bool(bare(ramp[None]).any()) else 0.0
-
-
-def tensors_of(heads: Mapping[str, nn.Module]) -> dict[str, torch.Tensor]:
-    """Copies of the heads' weights and biases, by their names in the model's state dict."""
-    return {
-        f"{name}.{part}": parameter.detach().clone()
-        for name, head in heads.items()
-        for part, parameter in head.named_parameters(recurse=False)
-    }
+    for parameter in bare.parameters():
+        parameter.zero_()
+    ramp = torch.arange(norm.weight.numel(), dtype=norm.weight.dtype, device=norm.weight.device)
+    return -1.0 if bool(bare(ramp[None]).any()) else 0.0
 
 
 def as_loaded(model: PreTrainedModel) -> PreTrainedModel:
@@ -222,9 +218,7 @@ def as_loaded(model: PreTrainedModel) -> PreTrainedModel:
 def head_loses_bias(model: Any, n_outputs: int | None) -> bool:
     """Whether no layer that can be the head has a bias when the model is loaded; False where this cannot be told.
 
-    Args:
-        model: also one with adapters, or whose weights are sharded: only its class and config are looked at.
-        n_outputs: the number of its classes.
+    Only its class and config are looked at: it may have adapters, and its weights may be sharded.
     """
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
     if n_outputs is None or not isinstance(model, PreTrainedModel):

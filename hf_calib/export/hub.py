@@ -32,21 +32,13 @@ logger = logging.getLogger(__name__)
 
 
 class Changes(NamedTuple):
-    """Changes that a push is about to make.
-
-    Args:
-        repo_id: the repository, with its owner.
-        added: paths in the repository that are uploaded; those that it has in the same form already are skipped.
-        removed: weights in its root that would be loaded in place of the pushed ones.
-        left_out: files of the folder that are pickles, and stay here; not those that every training leaves.
-        links: links to folders, and to what lies outside of the folder, which stay here too.
-    """
+    """Changes that a push is about to make: paths in the repository, and in the folder what is not pushed of it."""
 
     repo_id: str
     added: tuple[str, ...]
-    removed: tuple[str, ...]
-    left_out: tuple[str, ...]
-    links: tuple[str, ...] = ()
+    removed: tuple[str, ...]  # weights in its root that would be loaded in place of the pushed ones
+    left_out: tuple[str, ...]  # pickles, but not those that every training leaves
+    links: tuple[str, ...] = ()  # to folders, and to what lies outside
 
     def lines(self) -> list[str]:
         """The changes in words, for the user to read before the upload."""
@@ -81,8 +73,8 @@ def push_folder(
     """Upload a folder with a model in one commit, which also removes weights that would be loaded in its place.
 
     `HfApi.upload_folder` makes several commits where there are many files, uploads pickles, and removes nothing.
-    Whoever loads the repository meanwhile, or after a push that failed, gets it as it was before. Pushing again
-    completes it. What else is in the repository stays.
+    Whoever loads the repository meanwhile, or after a push that failed, gets it as it was before. What else is in it
+    stays, as does a new repository or branch of a push that failed.
 
     Args:
         folder: with config.json and safetensors weights. Neither pickles, `checkpoint-*`, `_*`, hidden files nor links
@@ -105,8 +97,7 @@ def push_folder(
         OSError: if a file cannot be read, or the Hub cannot be reached after several attempts.
 
     Notes:
-        Where the Hub is busy, cannot be reached, or takes a commit of others first, the push is tried again after 1, 2,
-        4 and 8 seconds. A new repository or branch that was made for a push that fails stays.
+        Where the Hub is busy or takes a commit of others first, the push is tried again after 1, 2, 4 and 8 seconds.
     """
     check_destination(repo_id, revision, token)
     files = _checked_files(Path(folder))
@@ -146,7 +137,6 @@ def _checked_files(folder: Path) -> Files:
         texts = {
             name: pushed[name].read_text(encoding="utf-8") for name in (CONFIG, INDEX, CARD) if name in pushed
         }
-        # A file that is named twice is read as transformers does: one with all weights before the index.
         names = [name for name in (WEIGHTS, ADAPTERS) if name in pushed]
         if INDEX in pushed and WEIGHTS not in pushed:
             names = sorted(set(json.loads(texts[INDEX])["weight_map"].values()))

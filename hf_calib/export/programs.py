@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hf_calib._compat import program_of
-from hf_calib._errors import InputValueError, expected
+from hf_calib._errors import InputValueError, check, expected
 
 FORMATS = {"onnx": "model.onnx", "torch": "model.pt2"}
 
@@ -28,27 +28,17 @@ _AXES = ("batch", "sequence")
 
 
 def check_packages() -> None:
-    """Raise unless what ONNX needs is installed.
-
-    Raises:
-        ValueError: if a package is missing.
-    """
+    """Raise unless what ONNX needs is installed."""
     missing = [name for name in _PACKAGES if find_spec(name) is None]
-    if missing:
-        way_out = "pip install 'hf_calib[onnx]'"
-        raise InputValueError(expected("onnx", "be installed", f"no {' and no '.join(missing)}", way_out))
+    check(
+        not missing, "onnx to be installed", f"no {' and no '.join(missing)}", "pip install 'hf_calib[onnx]'"
+    )
 
 
 def write_program(model: Any, batch: Mapping[str, Tensor], path: Path) -> None:
-    """Export a model whose batch axis, and of tokens the sequence axis, may have any size.
+    """Export a model on the CPU, in evaluation mode, whose batch axis, and of tokens the sequence axis, may vary.
 
-    Args:
-        model: a transformers classifier on the CPU, in evaluation mode.
-        batch: its inputs: at least two rows and, of tokens, two columns, as axes of size one are taken for fixed.
-        path: ending as in `FORMATS`. The weights of large ONNX graphs go to a file beside it, `model.onnx.data`.
-
-    Raises:
-        ValueError: if transformers' exporter cannot export it so.
+    The batch has at least two rows and, of tokens, two columns, as axes of size one are taken for fixed.
     """
     from transformers import exporters
 
@@ -57,7 +47,7 @@ def write_program(model: Any, batch: Mapping[str, Tensor], path: Path) -> None:
     exporter, config = getattr(exporters, f"{kind}Exporter"), getattr(exporters, f"{kind}Config")
     # An axis that cannot vary is an error in this form, not silently fixed.
     varies = torch.export.Dim.DYNAMIC
-    shapes = {name: dict.fromkeys(_varying_axes(name), varies) for name in batch}
+    shapes = {name: dict.fromkeys((0,) if name == "pixel_values" else (0, 1), varies) for name in batch}
     try:
         with _quietly(), _only_logits(model):
             program = program_of(exporter().export(model, dict(batch), config=config(dynamic_shapes=shapes)))
@@ -71,19 +61,14 @@ def write_program(model: Any, batch: Mapping[str, Tensor], path: Path) -> None:
         raise InputValueError(expected("the model", "be exportable by transformers", got, way_out)) from error
 
 
-def _varying_axes(name: str) -> tuple[int, ...]:
-    return (0,) if name == "pixel_values" else (0, 1)
-
-
 def _save_onnx(program: Any, path: Path) -> None:
     """Save a graph that returns the logits only, with axes named "batch" and "sequence"."""
     import onnx_ir
     from onnx_ir.passes.common import RemoveUnusedNodesPass
 
     graph = program.graph
-    graph.outputs[:] = [
-        value for value in graph.outputs if value.name == "logits"
-    ]  # decoders: also their cache
+    # Those of decoders hold their cache, too.
+    graph.outputs[:] = [value for value in graph.outputs if value.name == "logits"]
     RemoveUnusedNodesPass()(program)
     symbols = {
         str(dim): _AXES[axis]
@@ -118,52 +103,35 @@ def _only_logits(model: Any) -> Iterator[None]:
 @contextmanager
 def _quietly() -> Iterator[None]:
     """Keep exporters from printing their progress, and from warning about versions: the result is checked."""
-    noisy = [logging.getLogger(name) for name in ("torch.onnx", "transformers.exporters")]
-    levels = [logger.level for logger in noisy]
-    for logger in noisy:
-        logger.setLevel(logging.ERROR)
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
             # copyreg meets it in the tree specs of torch 2.13 itself.
             warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
             yield
     finally:
-        for logger, level in zip(noisy, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(disabled)
 
 
-class OnnxModel:
-    """An ONNX graph in onnxruntime, called as the model that it was made from.
+def load_program(path: Path) -> Any:
+    """Load what `write_program` wrote, as a function of a batch of any size that returns something with logits."""
+    if path.suffix != ".onnx":
+        program = torch.export.load(path).module()
+        return lambda **batch: SimpleNamespace(**program(**batch))
+    import onnxruntime
 
-    Args:
-        path: of model.onnx.
-        config: the model's.
-    """
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3  # errors
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    names = {value.name for value in session.get_inputs()}
 
-    device = torch.device("cpu")
+    def run(**batch: Tensor) -> SimpleNamespace:
+        inputs = {name: value.numpy() for name, value in batch.items() if name in names}
+        return SimpleNamespace(logits=torch.from_numpy(session.run(["logits"], inputs)[0]))
 
-    def __init__(self, path: Path, config: Any) -> None:
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        options.log_severity_level = 3  # errors
-        self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        self._inputs = {value.name for value in self._session.get_inputs()}
-        self.config = config
-
-    def __call__(self, **batch: Tensor) -> SimpleNamespace:
-        """The logits, of whatever batch size and length."""
-        inputs = {name: value.numpy() for name, value in batch.items() if name in self._inputs}
-        return SimpleNamespace(logits=torch.from_numpy(self._session.run(["logits"], inputs)[0]))
-
-
-def load_program(path: Path, config: Any) -> Any:
-    """Load what `write_program` wrote, as a function of a batch that returns something with logits."""
-    if path.suffix == ".onnx":
-        return OnnxModel(path, config)
-    program = torch.export.load(path).module()
-    return lambda **batch: SimpleNamespace(**program(**batch))
+    return run
 
 
 @torch.no_grad()

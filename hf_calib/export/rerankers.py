@@ -22,27 +22,24 @@ def is_cross_encoder(model: Any) -> bool:
     return "CrossEncoder" in _kinds(model)
 
 
-def scores_tokens(model: Any) -> bool:
-    """Whether it is a CrossEncoder of a language model: its score is a token's logit, or one less another."""
-    return is_cross_encoder(model) and _later_modules(model) == ["LogitScore"]
-
-
-def _later_modules(model: Any) -> list[str]:
-    return [type(module).__name__ for module in model.children()][1:]
-
-
 def classifier_of(model: Any) -> Any:
     """The transformers model that a CrossEncoder calls, a classifier or a language model; any other model as it is."""
     if not is_cross_encoder(model):
         way_out = "fit a scaler on the logits of the classifier that takes its embeddings"
         check_type(not _kinds(model), "model to be a classifier", type(model).__name__, way_out)
         return model
+    modules = [type(module).__name__ for module in model.children()]
     # Scores must not be made in modules of its own behind that model; an ONNX session is no module.
-    plain = _later_modules(model) in ([], ["LogitScore"]) and isinstance(model.model, nn.Module)
-    got = f"{type(model.model).__name__} in {[type(module).__name__ for module in model.children()]}"
+    plain = modules[1:] in ([], ["LogitScore"]) and isinstance(model.model, nn.Module)
+    got = f"{type(model.model).__name__} in {modules}"
     way_out = "keep the scaler beside the model, and call its predict_proba on the logits"
     check(plain, "model to be one transformers model in torch", got, way_out)
     return model.model
+
+
+def scores_tokens(model: Any) -> bool:
+    """Whether it is a CrossEncoder of a language model: its score is a token's logit, or one less another."""
+    return is_cross_encoder(model) and type([*model.children()][-1]).__name__ == "LogitScore"
 
 
 def applies_sigmoid(model: Any) -> bool:

@@ -17,6 +17,8 @@ from hf_calib.export.folder import ADAPTER_CONFIG, fingerprint, keep_head, repla
 from hf_calib.metrics.checks import check_type
 from hf_calib.scaling.saved_map import save_map
 
+Place = str | os.PathLike[str]
+
 
 def standalone_copy(model: Any, state_dict: Mapping[str, torch.Tensor] | None = None) -> Any:
     """A float32 copy on the CPU that owes nothing to the training: no adapters, autocast or sharding.
@@ -42,9 +44,7 @@ def standalone_copy(model: Any, state_dict: Mapping[str, torch.Tensor] | None = 
     return plain.cpu().float().eval()
 
 
-def check_overwrites_no_original(
-    output_dir: str | os.PathLike[str], originals: Iterable[str | os.PathLike[str]]
-) -> None:
+def check_overwrites_no_original(output_dir: Place, originals: Iterable[Place]) -> None:
     """Raise where saving would replace what folding and merging start from: the folders that `loaded_from` names.
 
     Folding can be undone, merging cannot; and a process that is killed while it replaces a model leaves neither.
@@ -58,10 +58,7 @@ def check_overwrites_no_original(
 
 
 def loaded_from(model: Any) -> set[str]:
-    """Where a model, and the base model of its adapters, were loaded from; empty for one made from a config.
-
-    Folders by their whole paths: a process may change its folder before it saves.
-    """
+    """Where a model, and the base model of its adapters, were loaded from: whole paths, or names on the Hub."""
     adapters = getattr(model, "peft_config", None) or {}
     names = {
         getattr(model, "name_or_path", None),
@@ -74,7 +71,7 @@ def loaded_from(model: Any) -> set[str]:
 def save_folded(
     plain: Any,
     scaler: Any,
-    output_dir: str | os.PathLike[str],
+    output_dir: Place,
     *,
     batch: Any,
     processing_class: Any,
@@ -102,23 +99,15 @@ def save_folded(
 
 
 def write_folded(
-    plain: Any,
-    scaler: Any,
-    folder: Path,
-    *,
-    batch: Any,
-    processing_class: Any,
-    about: Mapping[str, Any] | None = None,
+    plain: Any, scaler: Any, folder: Path, *, batch: Any, processing_class: Any, about: Any = None
 ) -> str:
     """Do what `save_folded` does in an empty folder; return the fingerprint of the folded weights."""
     before = fold_and_return_head(plain, scaler, batch)
     plain.save_pretrained(folder)
-    state = plain.state_dict()
-    names = [f"{head}.{part}" for head in plain.config.calibration["head"] for part in ("weight", "bias")]
-    keep_head(folder, before, {name: state[name] for name in names if name in state})
+    head, state = plain.config.calibration["head"], plain.state_dict()
+    keep_head(folder, before, {name: state[name] for name in state if name.rpartition(".")[0] in head})
     weights = fingerprint(plain)
-    folded = {"folded": True, "head": plain.config.calibration["head"], "fingerprint": weights}
-    save_map(scaler, folder, {**(about or {}), **folded})
+    save_map(scaler, folder, {**(about or {}), "folded": True, "head": head, "fingerprint": weights})
     if processing_class is not None:
         processing_class.save_pretrained(folder)
     return weights

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 from transformers.utils import cached_file
 
 from hf_calib._errors import InputValueError, check
 from hf_calib.export.fold import OF_THE_MAP, check_is_plain
 from hf_calib.export.folder import KEPT_HEAD, read_kept_head
-from hf_calib.export.heads import has_tied_head, norms_of_hidden_size, tensors_of
+from hf_calib.export.heads import has_tied_head, norms_of_hidden_size, restore, tensors_of
 from hf_calib.export.rerankers import classifier_of
 from hf_calib.scaling.saved_map import recorded_in
 
@@ -25,9 +24,8 @@ def unfold(model: _Model, *, revision: str | None = None) -> _Model:
     Use it to train on, to fit another map, or to compare the logits. `hf-calib unfold MODEL OUT` does it for a
     folder or a name on the Hub.
 
-    The head from before the fold is taken where it was kept: `save_calibrated_model` and `hf-calib calibrate` write it
-    beside the model, and a hash tells whether it belongs to these weights. It is looked for where the model was loaded
-    from, a folder or the Hub. On any failure the model is as it was.
+    The head from before the fold is looked for where the model was loaded from, a folder or the Hub:
+    `save_calibrated_model` and `hf-calib calibrate` keep it beside the model, with a hash of these weights.
 
     Args:
         model: a folded one, in float32 or float64; or a `sentence_transformers.CrossEncoder`.
@@ -57,13 +55,7 @@ def unfold(model: _Model, *, revision: str | None = None) -> _Model:
     way_out = "it returns the logits that its head was trained for"
     check(bool(recorded.get("folded")), "model to have a map folded into its head", "none", way_out)
     heads, kept = _heads_and_kept(model, revision)
-    with torch.no_grad():
-        for name, head in heads.items():
-            head.weight.copy_(kept[f"{name}.weight"])
-            if f"{name}.bias" in kept and head.bias is not None:
-                head.bias.copy_(kept[f"{name}.bias"])
-            elif isinstance(head, nn.Linear):
-                head.register_parameter("bias", None)
+    restore(heads, kept)
     config.calibration = {key: value for key, value in recorded.items() if key not in OF_THE_MAP}
     if not config.calibration:
         del config.calibration
