@@ -31,7 +31,7 @@ from tests.helpers.commands import (
     one_line,
 )
 from tests.helpers.reports import quick_reports  # noqa: F401
-from tests.helpers.tiny import TRUE_TEMPERATURE, assert_same, tokenizer, weights
+from tests.helpers.tiny import assert_same, tokenizer, weights
 
 
 class TestCalibrateModel:
@@ -96,28 +96,6 @@ class TestCalibrateModel:
             scores.append(np.array([[row[name] for name in NAMES] for row in served]))
         np.testing.assert_array_equal(scores[1], scores[0])  # the model is as it was
         np.testing.assert_allclose(scores[2], saved.scaler.predict_proba(scores[0]), atol=1e-6)
-
-    def test_half_of_the_rows_are_held_out(self, workplace: Path, tmp_path: Path) -> None:
-        words = (
-            "calibrate",
-            workplace / "model",
-            "--data",
-            workplace / "data.csv",
-            "--output",
-            tmp_path / "out",
-        )
-        result = call(*words, "--method", "temperature")
-        assert result.exit_code == 0, result.output
-        assert "fitted on 120 rows" in result.stdout
-        assert "Reported on the other 120 of 240 rows, drawn with seed 0." in result.stdout
-        assert "a plain pipeline with the saved model gives the calibrated probabilities" in " ".join(
-            result.stdout.split()
-        )
-        temperature = json.loads((tmp_path / "out" / "config.json").read_text())["calibration"]["temperature"]
-        assert abs(temperature - TRUE_TEMPERATURE) < 0.7
-        other = called_for_json(*words, "--method", "temperature", "--seed", 1)
-        assert other["numbers"]["temperature"] != temperature
-        assert other["report"]["n_examples"] == 120
 
     def test_a_calibrated_model_is_unfolded_and_calibrated_again(
         self, workplace: Path, tmp_path: Path
@@ -253,18 +231,3 @@ class TestCalibrateModel:
         assert by_ids["before"]["metrics"]["accuracy"] == again["before"]["metrics"]["accuracy"]
         few = call("evaluate", tmp_path / "model", *data, "--class-names", "art,law")
         assert_refused(few, "class_names to name the model's 4 classes")
-
-    def test_wrong_test_data_are_found_before_the_model_runs(self, workplace: Path, tmp_path: Path) -> None:
-        table = pandas.read_csv(workplace / "data.csv")
-        table.assign(label="music").to_csv(tmp_path / "test.csv", index=False)
-        words = (
-            "--data",
-            workplace / "data.csv",
-            "--test-data",
-            tmp_path / "test.csv",
-            "--output",
-            tmp_path / "out",
-        )
-        result = call("calibrate", workplace / "model", *words)
-        assert_refused(result, "hold the model's classes")
-        assert "predicting" not in result.stderr

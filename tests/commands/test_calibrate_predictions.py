@@ -17,7 +17,7 @@ from hf_calib.commands.fitting import METHODS
 from hf_calib.metrics import negative_log_likelihood
 from hf_calib.predictions import load_predictions, save_predictions
 from hf_calib.predictions.predictions import Predictions
-from hf_calib.scaling import SCALERS, AutoScaling, TemperatureScaling
+from hf_calib.scaling import SCALERS, TemperatureScaling
 from tests.helpers.commands import (
     NAMES,
     REPORT,
@@ -75,30 +75,12 @@ class TestCalibratePredictions:
         wanted = TemperatureScaling(criterion).fit(found.as_logits(), found.labels).temperature_
         assert (done["criterion"], done["numbers"]) == (criterion, {"temperature": wanted})
 
-    def test_a_chosen_temperature_is_named_by_its_number(self, workplace: Path, tmp_path: Path) -> None:
-        result = call(
-            "calibrate", workplace / "data.npz", "--test-data", workplace / "test.npz", "--output", tmp_path
-        )
-        data = load_predictions(workplace / "data.npz")
-        temperature = 1 / float(AutoScaling().fit(data.as_logits(), data.labels).affine_map().weight)
-        assert f"Method auto, fitted on 240 rows (temperature, T {temperature:.4g})." in one_line(
-            result.stdout
-        )
-
     def test_warnings_of_the_fit_are_shown(self, tmp_path: Path) -> None:
         logits = np.tile([[4.0, 0.0], [0.0, 4.0]], (20, 1))
         save_predictions(Predictions(np.tile([0, 1], 20), logits=logits), tmp_path / "right.npz")
         words = ("calibrate", tmp_path / "right.npz", "--method", "temperature", "--output", tmp_path / "out")
         assert "all 20 labels are ranked first" in called_for_json(*words)["notes"][0]
         assert "all 20 labels are ranked first" in " ".join(call(*words).stdout.split())
-
-    def test_a_class_with_a_single_row(self, tmp_path: Path) -> None:
-        rng = np.random.default_rng(0)
-        save_predictions(
-            Predictions(np.array([0, 1, 2, 0]), logits=rng.normal(size=(4, 3))), tmp_path / "few.npz"
-        )
-        done = called_for_json("calibrate", tmp_path / "few.npz", "--output", tmp_path / "out")
-        assert (done["n_fitted"], done["report"]["n_examples"]) == (2, 2)
 
     def test_predictions_are_not_overwritten(self, workplace: Path, tmp_path: Path) -> None:
         before = (workplace / "data.npz").read_bytes()
@@ -159,14 +141,6 @@ class TestInSample:
         self.assert_said(
             result, tmp_path / "out", "The scaler was fitted on 7 of the 87 rows of this report."
         )
-
-    def test_other_rows_are_not_taken_for_the_same(self, workplace: Path, tmp_path: Path) -> None:
-        result = call(
-            *("calibrate", *TEMPERATURE, workplace / "data.npz", "--test-data", workplace / "test.npz"),
-            *("--output", tmp_path / "out"),
-        )
-        assert "was fitted on all" not in one_line(result.output)
-        assert "rows of this report" not in one_line(result.output)
 
     def test_scores_that_were_rounded_coincide(self, tmp_path: Path) -> None:
         rng = np.random.default_rng(0)

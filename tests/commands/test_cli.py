@@ -10,16 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer
 from typer.testing import CliRunner
 
 import hf_calib
-from hf_calib._errors import InputTypeError, InputValueError
 from hf_calib.cli import app
-from hf_calib.commands import console
-from hf_calib.predictions import load_predictions, save_predictions
+from hf_calib.predictions import save_predictions
 from hf_calib.predictions.predictions import Predictions
-from tests.helpers.commands import NAMES, assert_refused, call, names_in
+from tests.helpers.commands import assert_refused, call, names_in
 from tests.helpers.reports import quick_reports  # noqa: F401
 
 
@@ -29,17 +26,9 @@ class TestRefusals:
         [
             (("evaluate", "model"), "expected data to be given with a model, got none; name labelled texts"),
             (("evaluate", "data.npz", "--data", "data.csv"), "data to be given with a model only, got"),
-            (("evaluate", "a" * 5000), "data to be given with a model, got none"),
             (("evaluate", "a" * 5000 + ".csv"), "expected predictions to name existing files, got aaa"),
-            (("evaluate", "model", "--data", "a" * 5000), "data to have a split 'test', got aaa"),
             (("evaluate", "a" * 5000, "--data", "data.csv"), "the model to be loadable, got aaa"),
-            (("report", "a" * 5000), "expected predictions to name existing files, got aaa"),
-            (("evaluate", "data.npz", "--output", "a" * 5000), "output to be writable, got aaa"),
             (("calibrate", "data.npz", "--output", "a" * 300), "output to be writable, got aaa"),
-            (
-                ("calibrate", "data.npz", "--output", "new", "--test-data", "a" * 5000 + ".npz"),
-                "expected predictions to name existing files, got aaa",
-            ),
             (("evaluate", "nothing.npz"), "expected predictions to name existing files, got nothing.npz"),
             (("evaluate", "model", "--data", "nothing.csv"), "expected data to name an existing file"),
             (
@@ -77,13 +66,6 @@ class TestRefusals:
         assert_refused(call(*words), message)
         assert names_in(workplace) == before
 
-    def test_other_classes_in_the_test_data(self, workplace: Path, tmp_path: Path) -> None:
-        test = load_predictions(workplace / "test.npz")
-        renamed = Predictions(test.labels, logits=test.logits, class_names=NAMES[::-1])
-        save_predictions(renamed, tmp_path / "renamed.npz")
-        words = ("calibrate", workplace / "data.npz", "--test-data", tmp_path / "renamed.npz")
-        assert_refused(call(*words, "--output", tmp_path / "out"), "the test data to have the same classes")
-
     def test_one_row_cannot_be_halved(self, tmp_path: Path) -> None:
         save_predictions(Predictions(np.array([0]), logits=np.array([[1.0, 2.0]])), tmp_path / "one.npz")
         words = ("calibrate", tmp_path / "one.npz", "--output", tmp_path / "out")
@@ -95,16 +77,6 @@ class TestRefusals:
 
         monkeypatch.setattr("hf_calib.report.making.calibration_report", broken)
         assert call("evaluate", workplace / "data.npz").exit_code == 1
-
-
-def test_only_errors_in_the_input_end_with_code_2(capsys: pytest.CaptureFixture[str]) -> None:
-    for error in (InputValueError("wrong:\n value"), InputTypeError("wrong: type")):
-        with pytest.raises(typer.Exit) as end, console.exit_codes():
-            raise error
-        assert end.value.exit_code == 2
-    assert capsys.readouterr().err == "hf-calib: wrong: value\nhf-calib: wrong: type\n"
-    with pytest.raises(ValueError, match="expected a bug"), console.exit_codes():
-        raise ValueError("expected a bug to be reported as one")
 
 
 @pytest.mark.slow
@@ -141,25 +113,14 @@ def test_help_has_an_example(command: str) -> None:
     assert f"hf-calib {command} " in " ".join(call(command, "--help").stdout.split("Example: ")[1].split())
 
 
-def test_help_lists_the_commands() -> None:
-    result = CliRunner().invoke(app, ["--help"])
-    assert result.exit_code == 0
-    for command in ("demo", "evaluate", "calibrate", "unfold", "report"):
-        assert command in result.output
-
-
 @pytest.mark.parametrize(
     "words",
     [
         ("demo", "--epochs", "0"),
-        ("demo", "--max-per-class", "1"),
         ("demo", "--nonsense", "1"),
-        ("demo", "--seed", "-1"),
         ("demo", "--seed", str(2**32)),
         ("evaluate", "data.npz", "--n-bins", "0"),
         ("evaluate", "data.npz", "--n-bins", "1" + 20 * "0"),
-        ("evaluate", "model", "--data", "data.csv", "--max-length", "1" + 20 * "0"),
-        ("evaluate", "model", "--data", "data.csv", "--batch-size", "1" + 20 * "0"),
         ("calibrate", "data.npz", "--output", "out", "--seed", str(2**32)),
         ("calibrate", "data.npz", "--output", "out", "--method", "platt"),
         ("calibrate", "data.npz"),

@@ -148,11 +148,6 @@ class TestModels:
         text = read_facts(folder).decisions or ""
         assert f"It answers {answered:.0%} of inputs at 30% accuracy and hands over the rest" in text
 
-    def test_a_card_says_nothing_of_a_file_that_is_not_ours(self, tmp_path: Path) -> None:
-        (tmp_path / "decisions.json").write_text('{"my own": "notes"}')
-        with pytest.warns(UserWarning, match="The model card says nothing of decisions.json: expected"):
-            assert read_facts(tmp_path).decisions is None
-
     def test_rows_are_counted_before_the_model_runs(
         self, workplace: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -210,12 +205,6 @@ def test_a_broken_promise_is_said(workplace: Path, tmp_path: Path) -> None:
     result = call("decide", workplace / "data.npz", *words)
     assert "of the answers are right" in result.stderr
     assert "less than the 80% promised. They are unlike the calibration rows" in result.stderr
-
-
-def test_rows_that_are_fitted_on_and_measured(workplace: Path) -> None:
-    words = ("--test-data", workplace / "data.npz", "--accuracy", 0.9, *TEMPERATURE)
-    result = call("decide", workplace / "data.npz", *words)
-    assert "800 of the 800 measured rows are also among those to fit on." in result.stderr
 
 
 def test_every_row_is_decided_by_a_rule_that_was_fitted_without_it(workplace: Path) -> None:

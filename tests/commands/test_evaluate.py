@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -139,30 +138,6 @@ class TestEvaluate:
             "expected the data from elsewhere to hold logits, as data.npz does, got probabilities",
         )
 
-    def test_a_file_in_this_folder(
-        self, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        shutil.copy(workplace / "test.npz", tmp_path / "other.npz")
-        monkeypatch.chdir(tmp_path)
-        found = called_for_json("evaluate", workplace / "data.npz", "--ood-data", "other.npz")
-        assert [section["name"] for section in found["out_of_distribution"]] == ["other.npz"]
-
-    def test_nothing_from_elsewhere_is_refused(self, workplace: Path, tmp_path: Path) -> None:
-        (tmp_path / "none.csv").write_text("text,label\n")
-        words = (
-            "evaluate",
-            workplace / "model",
-            "--data",
-            workplace / "test.csv",
-            "--output",
-            tmp_path / "report",
-        )
-        assert_refused(
-            call(*words, "--ood-data", tmp_path / "none.csv"), "ood_data to have rows, got none in"
-        )
-        assert_refused(call(*words, "--ood-data", tmp_path / "missing.csv"), "missing.csv")
-        assert not (tmp_path / "report").exists()
-
     def test_a_failure_leaves_no_files(
         self, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -178,10 +153,3 @@ class TestEvaluate:
         assert (tmp_path / "there" / "report.json").read_bytes() == before
         assert names_in(tmp_path) == {"there"}
         assert names_in(tmp_path / "there") == REPORT
-
-    def test_files_that_are_there_stay(self, workplace: Path, tmp_path: Path) -> None:
-        (tmp_path / "model.safetensors").write_bytes(b"weights")
-        assert call("evaluate", workplace / "data.npz", "--output", tmp_path).exit_code == 0
-        assert call("evaluate", workplace / "test.npz", "--output", tmp_path).exit_code == 0
-        assert names_in(tmp_path) == {*REPORT, "model.safetensors"}
-        assert json.loads((tmp_path / "report.json").read_text())["n_examples"] == 80

@@ -18,13 +18,10 @@ from scipy.special import entr, softmax
 import hf_calib.metrics as metrics
 from hf_calib.metrics.sums import uniform_bins
 from hf_calib.models.classifier import load_classifier
-from hf_calib.models.loading import find_task
 from hf_calib.models.reading import Reading, RowSet
-from hf_calib.models.tasks import TASKS
 from tests.helpers.commands import assert_refused, call, called_for_json
 from tests.helpers.images import cifar_names, image_of, pixels_of, real_rows, save_cifar_network
 from tests.helpers.reports import quick_reports  # noqa: F401
-from tests.helpers.tiny import tiny_bert, tokenizer
 
 N = 160
 
@@ -98,14 +95,6 @@ class TestEvaluate:
             wanted = file["before"]["metrics"][key]["value"]
             assert folder["before"]["metrics"][key]["value"] == pytest.approx(wanted, abs=1e-6)
 
-    def test_data_of_one_name_are_told_apart_by_their_folders(self, place: Path, tmp_path: Path) -> None:
-        for name in ("a", "b"):
-            (tmp_path / name).mkdir()
-            pandas.read_parquet(place / "mnist.parquet").head(9).to_parquet(tmp_path / name / "test.parquet")
-        others = [word for name in ("a", "b") for word in ("--ood-data", tmp_path / name / "test.parquet")]
-        found = called_for_json("evaluate", place / "model", "--data", place / "test.parquet", *others)
-        assert [each["name"] for each in found["out_of_distribution"]] == ["a/test.parquet", "b/test.parquet"]
-
     def test_grey_and_transparent_images_are_converted_and_it_is_said(
         self, place: Path, tmp_path: Path
     ) -> None:
@@ -117,14 +106,6 @@ class TestEvaluate:
         found = called_for_json("evaluate", place / "model", "--data", tmp_path / "mixed.parquet")
         said = f"3 of the 20 images of {tmp_path.name}/mixed.parquet are converted to RGB (2 L, 1 RGBA)."
         assert any(said in line for line in found["warnings"])
-
-    def test_the_only_column_of_images_is_found_by_itself(self, place: Path, tmp_path: Path) -> None:
-        rows = pandas.read_parquet(place / "test.parquet").head(20)
-        rows.rename(columns={"image": "img"}).to_parquet(tmp_path / "img.parquet")
-        assert (
-            called_for_json("evaluate", place / "model", "--data", tmp_path / "img.parquet")["n_examples"]
-            == 20
-        )
 
     @pytest.mark.parametrize(
         ("change", "words", "message"),
@@ -226,15 +207,6 @@ class TestSoftLabels:
         assert found["agreement"] == (eta.argmax(axis=1) == labels_of(place)).mean() > 0.95
         assert found["after"] is None
 
-    def test_the_tables_show_them(self, place: Path, shares: Path, tmp_path: Path) -> None:
-        words = ("--data", place / "test.parquet", "--soft-labels", shares, "--output", tmp_path / "report")
-        result = call("evaluate", place / "model", *words)
-        assert result.exit_code == 0, result.output
-        assert "True calibration error, by example" in result.stdout
-        written = (tmp_path / "report" / "report.md").read_text()
-        assert "## Against soft labels" in written
-        assert "below which no model's negative log-likelihood can be" in written
-
     @pytest.mark.parametrize(
         ("name", "message"),
         [
@@ -274,32 +246,10 @@ class TestCalibrate:
             found = {each["label"]: each["score"] for each in scores}
             assert [found[name] for name in names] == pytest.approx(wanted[row].tolist(), abs=1e-5)
 
-    def test_what_does_not_fold_is_served_by_our_pipeline_and_rows_in_both_are_counted(
-        self, place: Path, tmp_path: Path
-    ) -> None:
-        both = pandas.concat(
-            [pandas.read_parquet(place / name).head(30) for name in ("validation.parquet", "test.parquet")]
-        )
-        both.to_parquet(tmp_path / "both.parquet")
-        words = ("--data", place / "validation.parquet", "--test-data", tmp_path / "both.parquet")
-        done = called_for_json(
-            "calibrate", place / "model", *words, "--method", "isotonic", "--output", tmp_path / "isotonic"
-        )
-        assert done["served_difference"] < 1e-5
-        assert any("fitted on 30 of the 60 rows" in note for note in done["notes"])
-
 
 def served_names(folder: Path) -> list[str]:
     config = transformers.AutoConfig.from_pretrained(folder)
     return [config.id2label[i] for i in range(config.num_labels)]
-
-
-def test_the_architecture_chooses_what_is_read(place: Path, tmp_path: Path) -> None:
-    assert find_task(place / "model") is TASKS["image"]
-    tiny_bert().save_pretrained(tmp_path)
-    tokenizer().save_pretrained(tmp_path)
-    assert find_task(tmp_path) is TASKS["text"]
-    assert find_task(tmp_path / "nothing") is None
 
 
 def test_images_are_decoded_as_a_pipeline_decodes_them(place: Path) -> None:

@@ -93,15 +93,6 @@ class TestEvaluate:
         for key, metric in metrics.items():
             assert again["before"]["metrics"][key]["value"] == pytest.approx(metric["value"], abs=1e-7)
 
-    @pytest.mark.slow
-    @pytest.mark.usefixtures("few_are_held")
-    def test_workers_and_order_change_nothing(self, folder: Path) -> None:
-        found = called_for_json("evaluate", folder, "--by", "country", "--weight-column", "w", "--workers", 1)
-        assert (
-            called_for_json("evaluate", folder, "--by", "country", "--weight-column", "w", "--workers", 2)
-            == found
-        )
-
     def test_slices_and_weights(self, folder: Path) -> None:
         found = called_for_json("evaluate", folder, "--by", "country,length", "--weight-column", "w")
         table = all_rows()
@@ -116,21 +107,6 @@ class TestEvaluate:
         assert found["weighted"]
         assert found["effective_rows"] == pytest.approx(table["w"].sum() ** 2 / (table["w"] ** 2).sum())
 
-    def test_with_a_model(self, workplace: Path, tmp_path: Path) -> None:
-        table = pandas.read_csv(workplace / "data.csv").assign(
-            country=lambda t: np.where(t.index % 2, "de", "fr")
-        )
-        table.to_csv(tmp_path / "data.csv", index=False)
-        found = called_for_json(
-            "evaluate", workplace / "model", "--data", tmp_path / "data.csv", "--by", "country"
-        )
-        plain = called_for_json("evaluate", workplace / "model", "--data", workplace / "data.csv")
-        for key in ("accuracy", "nll", "ece"):
-            wanted = plain["before"]["metrics"][key]["value"]
-            assert found["before"]["metrics"][key]["value"] == pytest.approx(wanted, abs=1e-7)
-        assert [each["n_rows"] for each in found["slices"][0]["slices"]] == [120, 120]
-        assert found["about"] == plain["about"] | {"options": found["about"]["options"], "name": "data.csv"}
-
 
 class TestRefused:
     def test_probabilities_are_no_logits(self, folder: Path, tmp_path: Path, few_are_held: None) -> None:
@@ -139,10 +115,8 @@ class TestRefused:
             wrong = rows_of(800, i)
             wrong[[f"logit_{name}" for name in NAMES]] = probabilities(wrong)
             wrong.to_parquet(tmp_path / f"part-{i}.parquet")
-        for source in (tmp_path, tmp_path / "part-0.parquet", f"{tmp_path}/*.parquet"):
-            assert_refused(
-                call("evaluate", source), r"logits to be logits, got values in \[0, 1\] whose rows"
-            )
+        for given in (tmp_path, tmp_path / "part-0.parquet", f"{tmp_path}/*.parquet"):
+            assert_refused(call("evaluate", given), r"logits to be logits, got values in \[0, 1\] whose rows")
 
     def test_what_needs_the_rows(self, folder: Path) -> None:
         elsewhere = ("--ood-data", folder / "part-0.parquet")

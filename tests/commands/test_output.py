@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import resource
-import time
 from pathlib import Path
 
 import pytest
@@ -21,19 +20,6 @@ class TestProgress:
         result = call("evaluate", workplace / "data.npz", "--json")
         assert "measuring 240 rows ..." in result.stderr
         assert json.loads(result.stdout)["n_examples"] == 240
-
-    def test_only_those_that_take_their_time(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert console._PATIENCE == 1.0
-        monkeypatch.setattr(console, "_PATIENCE", 0.2)
-        with console.stages() as begin:
-            begin("reading a.csv")
-            begin("measuring 3 rows")
-            time.sleep(0.5)
-            begin("saving to out")
-        time.sleep(0.3)
-        assert capsys.readouterr().err == "measuring 3 rows ...\n"
 
 
 class TestOutput:
@@ -69,14 +55,6 @@ class TestOutput:
         words = ("calibrate", workplace / "model", "--data", workplace / "test.csv", "--output", tmp_path)
         assert_refused(call(*words), "expected output to hold no adapters")
         assert names_in(tmp_path) == {"adapter_config.json"}
-
-    def test_nothing_moves_where_something_is_in_the_way(self, workplace: Path, tmp_path: Path) -> None:
-        (tmp_path / "report.md").mkdir()
-        (tmp_path / "report.html").write_text("mine")
-        result = call("evaluate", workplace / "data.npz", "--output", tmp_path)
-        assert_refused(result, "report.md to be a file, got a folder")
-        assert (tmp_path / "report.html").read_text() == "mine"
-        assert names_in(tmp_path) == {"report.md", "report.html"}
 
     @pytest.mark.parametrize("command", ["evaluate", "calibrate", "report"])
     def test_an_earlier_report_is_replaced_and_nothing_else(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from transformers import BertForSequenceClassification, GPT2Config, GPT2ForSeque
 
 import hf_calib
 from hf_calib.cards import write_card
-from tests.helpers.commands import NAMES, TEMPERATURE, assert_refused, call, called_for_json
+from tests.helpers.commands import NAMES, call, called_for_json
 from tests.helpers.reports import quick_reports  # noqa: F401
 from tests.helpers.tiny import sequences, text_of, tiny_bert, tokenizer
 
@@ -92,22 +91,6 @@ def test_a_plain_pipeline_serves_what_was_calibrated(place: Path, tmp_path: Path
     assert about["options"] == ["--data", "test.csv", *PAIRS]
 
 
-def test_rows_in_two_roles_are_the_same_pair(place: Path, tmp_path: Path) -> None:
-    rows = pandas.read_csv(place / "data.csv")
-    rows.assign(hypothesis=rows["hypothesis"][::-1].to_numpy()).to_csv(tmp_path / "other.csv", index=False)
-    for test_data, said in ((tmp_path / "other.csv", False), (place / "data.csv", True)):
-        words = ("--data", place / "data.csv", "--test-data", test_data, *PAIRS, *TEMPERATURE)
-        result = call("calibrate", place / "model", *words, "--output", tmp_path / f"m{said}")
-        assert result.exit_code == 0, result.output
-        assert ("in-sample" in " ".join(result.output.split())) == said, result.output
-
-
-def test_refused(place: Path) -> None:
-    words = ("evaluate", place / "model", "--data", place / "data.csv", "--text-column", "premise")
-    message = "expected text_pair_column to be one of premise, hypothesis, label, got 'hypotheses'"
-    assert_refused(call(*words, "--text-pair-column", "hypotheses"), message)
-
-
 @pytest.fixture(scope="module")
 def reranker(place: Path) -> Path:
     model = tiny_bert(num_labels=1)
@@ -174,13 +157,3 @@ class TestOneLogit:
         folded = called_for_json("calibrate", reranker, *words, "--output", tmp_path / "folded")
         assert folded["folded"] is True
         assert "vllm" not in (tmp_path / "folded" / "calibration.json").read_text()
-
-    def test_refused(self, reranker: Path, place: Path) -> None:
-        message = r"expected column 'label' to hold 0 and 1, got '\w+' in row 0 \(80 such rows\)"
-        assert_refused(call("evaluate", reranker, "--data", place / "data.csv", *PAIRS), message)
-        regression = place / "regression"
-        shutil.copytree(reranker, regression)
-        config = json.loads((regression / "config.json").read_text())
-        (regression / "config.json").write_text(json.dumps({**config, "problem_type": "regression"}))
-        message = "expected the model to be a classifier, got problem_type='regression' and 1 outputs"
-        assert_refused(call("evaluate", regression, "--data", place / "scored.csv", *PAIRS), message)

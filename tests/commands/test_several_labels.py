@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hf_calib.predictions import load_predictions
-from tests.helpers.commands import TEMPERATURE, assert_refused, call, called_for_json, one_line
+from tests.helpers.commands import assert_refused, call, called_for_json
 from tests.helpers.reports import quick_reports  # noqa: F401
 
 
@@ -42,20 +42,6 @@ class TestSeveralLabels:
         calibrated = load_predictions(tmp_path / "out" / "predictions.npz")
         assert calibrated.probs is not None
         assert calibrated.labels.shape == calibrated.probs.shape == (150, 3)
-
-    def test_rows_that_are_tested_too_are_counted(self, path: Path, tmp_path: Path) -> None:
-        arrays = dict(np.load(path))
-        for name in ("logits", "labels"):
-            arrays[name] = arrays[name][:40]
-        np.savez(tmp_path / "some.npz", **arrays)
-        words = ("calibrate", *TEMPERATURE, path, "--output", tmp_path / "out")
-        words = (*words, "--test-data", tmp_path / "some.npz")
-        done = called_for_json(*words)
-        assert any("fitted on all 40 rows of this report" in one_line(note) for note in done["notes"])
-        arrays["labels"] = 1 - arrays["labels"].clip(0)
-        np.savez(tmp_path / "others.npz", **arrays)
-        words = (*words[:-1], tmp_path / "others.npz")
-        assert not any("in-sample" in note for note in called_for_json(*words)["notes"])
 
     def test_what_is_for_one_class_is_refused(self, path: Path, tmp_path: Path) -> None:
         output = ("--output", tmp_path / "out")

@@ -86,35 +86,6 @@ class TestTargetData:
         served = called_for_json("evaluate", tmp_path / "out", "--data", shifted / "test.csv")
         assert served["before"]["metrics"]["nll"]["value"] == pytest.approx(ours, abs=1e-5)
 
-    def test_without_labelled_target_rows_the_report_is_on_the_map(
-        self, shifted: Path, tmp_path: Path
-    ) -> None:
-        data = ("calibrate", *TEMPERATURE, shifted / "source.npz")
-        done = called_for_json(
-            *data, "--target-data", shifted / "target.npz", "--output", tmp_path / "corrected"
-        )
-        map_only = called_for_json(*data, "--output", tmp_path / "map")
-        assert done["held_out"] == (
-            "the other 300 of 600 rows, drawn with seed 0, before the correction of the class frequencies, "
-            "as these rows have the source's"
-        )
-        for each in (done, map_only):
-            each["nll"] = each["report"]["after"]["metrics"]["nll"]["value"]
-        assert done["nll"] == map_only["nll"]
-        assert done["prior"]["shifted"]
-
-    def test_noise_is_not_corrected(self, workplace: Path, shifted: Path, tmp_path: Path) -> None:
-        words = ("calibrate", workplace / "model", "--data", shifted / "source.csv", *TEMPERATURE, "--output")
-        done = called_for_json(*words, tmp_path / "a", "--target-data", shifted / "same.csv")
-        assert not done["prior"]["shifted"]
-        assert any(
-            "the 400 target rows do not differ significantly from the source's" in one_line(n)
-            for n in done["notes"]
-        )
-        called_for_json(*words, tmp_path / "b")
-        configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in "ab"]
-        assert configs[0] == configs[1]
-
     def test_files_of_predictions(self, shifted: Path, tmp_path: Path) -> None:
         words = ("calibrate", shifted / "source.npz", *TEMPERATURE, "--target-data", shifted / "target.npz")
         done = called_for_json(*words, "--test-data", shifted / "test.npz", "--output", tmp_path / "out")
