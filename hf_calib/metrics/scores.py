@@ -235,10 +235,10 @@ def squared_distances(probs: NDArray[Any], labels: NDArray[Any]) -> FloatArray:
 
 def _ordered_gaps(probs: NDArray[Any], labels: NDArray[Any], *, n_bins: int) -> Adder:
     """In bins of confidence (M, 2 + C): rows, squares and gaps, of classes from most to least probable."""
-    order = np.argsort(-probs, axis=1, kind="stable")
-    gaps = np.take_along_axis(sums.residuals(probs, labels), order, axis=1)
+    order = np.argsort(-probs, axis=1, kind="stable") + np.arange(0, probs.size, probs.shape[1])[:, None]
+    gaps = sums.residuals(probs, labels).reshape(-1)[order]
     columns = np.column_stack([np.ones(len(gaps)), np.einsum("nc,nc->n", gaps, gaps), gaps])
-    members = sums.uniform_bins(probs.max(axis=1), n_bins) == np.arange(n_bins)[:, None]
+    members = sums.uniform_bins(probs.reshape(-1)[order[:, 0]], n_bins) == np.arange(n_bins)[:, None]
     return lambda weights: np.asarray((members * (1.0 if weights is None else weights)) @ columns)
 
 
