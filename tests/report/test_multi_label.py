@@ -14,7 +14,7 @@ from scipy.special import expit
 from scipy.stats import norm
 from sklearn.metrics import average_precision_score, log_loss, roc_auc_score
 
-from hf_calib.commands.report import compare_reports
+from hf_calib.commands.options import Report
 from hf_calib.metrics.multi_label import LabelMetrics, check_decisions
 from hf_calib.metrics.sums import Interval
 from hf_calib.plots import label_reliability_grid
@@ -234,7 +234,8 @@ def test_documents_are_safe_whole_and_read_back(tmp_path: Path) -> None:
 def test_saved_reports_are_compared(tmp_path: Path) -> None:
     for name, temperature in (("one", 0.5), ("two", 1.0)):
         quick(*drawn(temperature=temperature), name=name).save(tmp_path / name)
-    comparison = compare_reports([str(tmp_path / "one"), str(tmp_path / "two")], output=tmp_path / "out")
+    sources = [str(tmp_path / "one"), str(tmp_path / "two")]
+    comparison = Report(sources=sources, output=tmp_path / "out")()
     header, rows = comparison.table()
     assert header == ["metric", "one", "two"]
     assert "ECE, macro" in [row[0] for row in rows]
