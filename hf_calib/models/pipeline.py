@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from numpy.typing import NDArray
 from transformers import (
     ImageClassificationPipeline,
     Pipeline,
@@ -19,9 +20,8 @@ from transformers import (
 )
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from hf_calib._errors import InputValueError, expected
+from hf_calib._errors import InputValueError, check, expected
 from hf_calib.models.prompts import PromptTemplate
-from hf_calib.models.tasks import TASKS
 from hf_calib.scaling import FOLDABLE_SCALERS
 from hf_calib.scaling._base import Scaler
 from hf_calib.scaling.grouped import GroupedScaling
@@ -35,6 +35,13 @@ from hf_calib.scaling.saved_map import (
     recorded_in,
 )
 
+_APART = 2.0**-22  # what float32 keeps apart in logits and in their softmax
+_CALIBRATED = {
+    "text-classification": TextClassificationPipeline,
+    "image-classification": ImageClassificationPipeline,
+    "token-classification": TokenClassificationPipeline,
+}
+
 
 def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipeline:
     """A `transformers.pipeline` whose scores are calibrated, also by a scaler that cannot be folded into the model.
@@ -47,7 +54,7 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
     Tasks: text-classification, image-classification and token-classification, where each token is calibrated and
     aggregation strategies combine the calibrated scores. Others are left as they are.
 
-    With a map for groups of rows (`GroupedScaling`), a call names the group of its texts or images:
+    With a map for groups of rows (`GroupedScaling`), a call names the group of its inputs:
     `classify(texts, group="law")`. Without it, and for a group that was not fitted, the common map holds.
 
     Args:
@@ -64,7 +71,7 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
 
     Raises:
         ValueError: if calibration.json is no whole map, or is one for other classes or another kind of problem; for
-            another function_to_apply; for a `pipeline_class` of one's own.
+            another function_to_apply.
 
     Notes:
         Without a network, or where there is no such file, the pipeline is plain; it warns if the model's config says
@@ -86,181 +93,128 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
     TemperatureScaling()
     """
     model = os.fspath(model) if isinstance(model, os.PathLike) else model
-    load: Any = transformers.pipeline  # typed task by task
-    place, revision, token = model, kwargs.get("revision"), kwargs.get("token")
-    kind_of_task = next((each for each in TASKS.values() if each.classifier and each.pipeline == task), None)
+    where = {"revision": kwargs.get("revision"), "token": kwargs.get("token")}
     saved: SavedMap | None = None
-    if isinstance(model, str) and kind_of_task is not None and "config" not in kwargs:
-        if find_adapter_config_file(model, revision=revision, token=token) is not None:
-            saved = _map_beside(model, revision, token)
-        if saved is not None and _has_class_names(saved):
-            model = _model_with_adapters(model, kind_of_task.auto_class, saved, revision, token)
-            kwargs.setdefault("image_processor" if task == "image-classification" else "tokenizer", place)
+    if isinstance(model, str) and task in _CALIBRATED and "config" not in kwargs:
+        has_adapters = find_adapter_config_file(model, **where) is not None
+        saved = _map_beside(model, where) if has_adapters else None
+        if saved is not None and saved.about.get("class_names"):
+            kwargs["model_kwargs"] = {**kwargs.get("model_kwargs", {}), **_classes_of(saved)}
+            kwargs.setdefault("image_processor" if task == "image-classification" else "tokenizer", model)
+    load: Any = transformers.pipeline  # typed task by task
     plain: Any = load(task, model, **kwargs)
-    if not any(isinstance(plain, kind) for kind in _CALIBRATED):
+    if not isinstance(plain, tuple(_CALIBRATED.values())):
         return plain
     config = plain.model.config
     prompt = PromptTemplate.of(config) if isinstance(plain, TextClassificationPipeline) else None
     if prompt is not None:
         prompt.check(plain.tokenizer)
-        plain = _of_another_class(plain, PromptedTextClassificationPipeline, prompt=prompt)
-    place = place if isinstance(place, str) else plain.model.name_or_path
-    saved = saved or _map_beside(place, revision, token)
+        plain = _with(plain, _Prompted, prompt=prompt)
+    place = model if isinstance(model, str) else plain.model.name_or_path
+    saved = saved or _map_beside(place, where)
     recorded = recorded_in(config)
-    if saved is None:
-        if recorded.get("folded") is False:
-            warnings.warn(
-                f"The config of {place} says that its {recorded.get('method')} map is not in the weights, and "
-                f"{MAP_NAME} was not found. The pipeline is not calibrated. Look for that file.",
-                UserWarning,
-                stacklevel=2,
-            )
-        return plain
+    if saved is None and recorded.get("folded") is False:
+        warnings.warn(
+            f"The config of {place} says that its {recorded.get('method')} map is not in the weights, and "
+            f"{MAP_NAME} was not found. The pipeline is not calibrated. Look for that file.",
+            UserWarning,
+            stacklevel=2,
+        )
     # The config goes with the weights; calibration.json may be from before they were folded, or unfolded.
-    if recorded.get("folded") and method_of(saved.scaler) in FOLDABLE_SCALERS:
-        return plain
-    _check_goes_with(saved.scaler, config, place)
-    if type(plain) not in _CALIBRATED:
-        got = type(plain).__name__
-        way_out = "leave it out, or use transformers.pipeline and the scaler's predict_proba"
-        raise InputValueError(expected("pipeline_class", "be one of transformers' own", got, way_out))
-    calibrated = _of_another_class(plain, _CALIBRATED[type(plain)], scaler=saved.scaler)
-    calibrated.check_function(calibrated._postprocess_params.pop("function_to_apply", None))
-    return calibrated
+    if saved is not None and not (recorded.get("folded") and method_of(saved.scaler) in FOLDABLE_SCALERS):
+        _check_goes_with(saved.scaler, config, place)
+        plain = _with(plain, _Calibrated, scaler=saved.scaler)
+        plain.check_function(plain._postprocess_params.pop("function_to_apply", None))
+    return plain
 
 
-def _of_another_class(plain: Any, kind: Any, **more: Any) -> Any:
-    """All else is as transformers has loaded it."""
-    made = kind.__new__(kind)
+def _with(plain: Any, kind: type, **more: Any) -> Any:
+    """A pipeline as transformers has loaded it, with methods of ours before its own."""
+    own = type(f"{kind.__name__[1:]}{type(plain).__name__}", (kind, type(plain)), {})
+    made = own.__new__(own)
     vars(made).update(vars(plain), **more)
     return made
 
 
 class _Prompted:
-    prompt: PromptTemplate | None = None
+    """What a prompt changes of a pipeline of texts."""
 
-    def preprocess(self, inputs: Any, **tokenizer_kwargs: Any) -> Any:
-        if self.prompt is None:
-            return super().preprocess(inputs, **tokenizer_kwargs)  # type: ignore[misc]
-        limit = tokenizer_kwargs.pop("max_length", None)
-        limit = limit if tokenizer_kwargs.pop("truncation", False) else None
+    prompt: PromptTemplate
+    tokenizer: Any
+
+    def preprocess(self, inputs: Any, **options: Any) -> Any:
+        limit = options.pop("max_length", None)
+        limit = limit if options.pop("truncation", False) else None
         parts = (inputs["text"], inputs.get("text_pair")) if isinstance(inputs, dict) else (inputs, None)
-        text, _ = self.prompt.fitting(*parts, tokenizer=self.tokenizer, max_length=limit)  # type: ignore[attr-defined]
-        tokenizer_kwargs["add_special_tokens"] = not self.prompt.chat
-        return super().preprocess(text, **tokenizer_kwargs)  # type: ignore[misc]
+        text, _ = self.prompt.fitting(*parts, tokenizer=self.tokenizer, max_length=limit)
+        options["add_special_tokens"] = not self.prompt.chat
+        return super().preprocess(text, **options)  # type: ignore[misc]
 
 
 class _Calibrated:
+    """What a scaler changes of any pipeline of logits: they become those of its probabilities."""
+
     scaler: Scaler
 
     def check_function(self, function_to_apply: Any) -> None:
         """Raise for a function that would be applied in the place of the scaler."""
         own = "sigmoid" if is_multi_label(self.scaler) else "softmax"
         given = str(getattr(function_to_apply, "value", function_to_apply)).lower()
-        if function_to_apply is not None and given != own:
-            way_out = "leave it out; for other scores use transformers.pipeline"
-            requirement = f"be {own!r}, which the scaler calibrates"
-            raise InputValueError(expected("function_to_apply", requirement, repr(given), way_out))
+        way_out = "leave it out; for other scores use transformers.pipeline"
+        requirement = f"function_to_apply to be {own!r}, which the scaler calibrates"
+        check(function_to_apply is None or given == own, requirement, repr(given), way_out)
 
-    def probabilities(self, logits: torch.Tensor, group: str | int | None = None) -> torch.Tensor:
-        """Of logits (..., C), in float32, the predicted class ahead of the others there, too."""
-        groups = {} if group is None else {"groups": [group] * len(logits)}
-        exact = self.scaler.predict_proba(logits, **groups)
-        probs = exact.astype(np.float32)
-        if not is_multi_label(self.scaler):
-            best = exact.argmax(axis=-1, keepdims=True)
-            others = probs.copy()
-            np.put_along_axis(others, best, 0, axis=-1)
-            ahead = np.nextafter(others.max(axis=-1, keepdims=True), np.float32(1))
-            own = np.take_along_axis(probs, best, axis=-1)
-            np.put_along_axis(probs, best, np.maximum(own, ahead), axis=-1)
-        return torch.from_numpy(probs)
-
-
-class _CalibratedClassification(_Calibrated):
     def _sanitize_parameters(
-        self, function_to_apply: Any = None, group: str | int | None = None, **kwargs: Any
+        self, function_to_apply: Any = None, group: str | int | None = None, **options: Any
     ) -> Any:
         self.check_function(function_to_apply)
-        before, forward, after = super()._sanitize_parameters(**kwargs)  # type: ignore[misc]
-        if group is not None:
-            if not isinstance(self.scaler, GroupedScaling):
-                way_out = "leave it out, or save a GroupedScaling beside the model"
-                got = f"{group!r} for a {type(self.scaler).__name__}"
-                requirement = "be left out where the map is one for all rows"
-                raise InputValueError(expected("group", requirement, got, way_out))
-            if not isinstance(group, str | int):
-                requirement = "be one name, a word or an integer, for all that is given in the call"
-                way_out = "call the pipeline once for each group"
-                raise InputValueError(expected("group", requirement, repr(group), way_out))
-            after["group"] = group
-        return before, forward, after
+        before, forward, after = super()._sanitize_parameters(**options)  # type: ignore[misc]
+        if group is None:
+            return before, forward, after
+        requirement = "group to be left out where the map is one for all rows"
+        got, way_out = (
+            f"{group!r} for a {type(self.scaler).__name__}",
+            "save a GroupedScaling beside the model",
+        )
+        check(isinstance(self.scaler, GroupedScaling), requirement, got, way_out)
+        requirement = "group to be one name, a word or an integer, for all that is given in the call"
+        check(isinstance(group, str | int), requirement, repr(group), "call the pipeline once for each group")
+        return before, {**forward, "group": group}, after
 
-    def postprocess(self, model_outputs: Any, group: str | int | None = None, **kwargs: Any) -> Any:
-        probs = self.probabilities(model_outputs["logits"], group)
-        return super().postprocess({"logits": probs}, function_to_apply="none", **kwargs)  # type: ignore[misc]
-
-
-class PromptedTextClassificationPipeline(_Prompted, TextClassificationPipeline):  # type: ignore[misc]
-    """The pipeline that `pipeline` returns for the option tokens of a language model with a prompt."""
-
-
-class CalibratedTextClassificationPipeline(_Prompted, _CalibratedClassification, TextClassificationPipeline):  # type: ignore[misc]
-    """The pipeline that `pipeline` returns for texts."""
+    def _forward(self, inputs: Any, group: str | int | None = None, **options: Any) -> Any:
+        outputs = super()._forward(inputs, **options)  # type: ignore[misc]
+        logits = outputs["logits"]
+        rows = logits.float().cpu().numpy().reshape(-1, logits.shape[-1])
+        groups = {} if group is None else {"groups": [group] * len(rows)}
+        found = _as_logits(self.scaler.predict_proba(rows, **groups), sigmoid=is_multi_label(self.scaler))
+        outputs["logits"] = torch.from_numpy(found.reshape(logits.shape))
+        return outputs
 
 
-class CalibratedImageClassificationPipeline(_CalibratedClassification, ImageClassificationPipeline):  # type: ignore[misc]
-    """The pipeline that `pipeline` returns for images."""
+def _as_logits(probs: NDArray[Any], *, sigmoid: bool) -> NDArray[np.float32]:
+    """Logits (N, C) in float32 that a pipeline's function makes these probabilities of; the largest stays ahead."""
+    with np.errstate(divide="ignore"):
+        logits = np.log(probs)
+        if sigmoid:
+            return np.asarray(logits - np.log1p(-probs), np.float32)
+    found = logits.astype(np.float32)
+    best = probs.argmax(axis=1)[:, None]
+    others = found.copy()
+    np.put_along_axis(others, best, -np.inf, axis=1)
+    ahead = np.nextafter(others.max(axis=1, keepdims=True) + np.float32(_APART), np.float32(np.inf))
+    np.put_along_axis(found, best, np.maximum(np.take_along_axis(found, best, axis=1), ahead), axis=1)
+    return found
 
 
-class CalibratedTokenClassificationPipeline(_Calibrated, TokenClassificationPipeline):
-    """The pipeline that `pipeline` returns for tokens."""
-
-    def postprocess(self, all_outputs: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        # The softmax that follows gives the probabilities back.
-        mapped = [
-            {**outputs, "logits": self.probabilities(outputs["logits"]).double().log()}
-            for outputs in all_outputs
-        ]
-        return super().postprocess(mapped, **kwargs)
-
-
-_CALIBRATED: dict[Any, Any] = {
-    TextClassificationPipeline: CalibratedTextClassificationPipeline,
-    PromptedTextClassificationPipeline: CalibratedTextClassificationPipeline,
-    ImageClassificationPipeline: CalibratedImageClassificationPipeline,
-    TokenClassificationPipeline: CalibratedTokenClassificationPipeline,
-}
-
-
-def _has_class_names(saved: SavedMap) -> bool:
-    names = saved.about.get("class_names")
-    return isinstance(names, list) and bool(names) and all(isinstance(name, str) for name in names)
-
-
-def _model_with_adapters(
-    place: str, auto_class: Any, saved: SavedMap, revision: str | None, token: str | bool | None
-) -> Any:
-    """The base model with the classes of the map beside the adapters, and these on top.
-
-    Adapters do not say how many classes their head has, and transformers would make two.
-    """
+def _classes_of(saved: SavedMap) -> dict[str, Any]:
+    """The classes of a map, for the config of a base model: adapters do not say how many their head has."""
     names = saved.about["class_names"]
-    from peft import PeftConfig, PeftModel
-
-    base = PeftConfig.from_pretrained(place, revision=revision, token=token).base_model_name_or_path
-    about = {
-        "id2label": dict(enumerate(names)),
-        "label2id": {name: number for number, name in enumerate(names)},
-        "problem_type": "multi_label_classification" if is_multi_label(saved.scaler) else None,
-    }
-    model = auto_class.from_pretrained(base, num_labels=len(names), token=token, **about)
-    adapted = PeftModel.from_pretrained(model, place, revision=revision, token=token)
-    merged = adapted.merge_and_unload() if hasattr(adapted.base_model, "merge_and_unload") else adapted
-    return merged.eval()
+    problem = "multi_label_classification" if is_multi_label(saved.scaler) else None
+    numbers = {name: number for number, name in enumerate(names)}
+    return {"id2label": dict(enumerate(names)), "label2id": numbers, "problem_type": problem}
 
 
-def _map_beside(place: str, revision: str | None, token: str | bool | None) -> SavedMap | None:
+def _map_beside(place: str, where: dict[str, Any]) -> SavedMap | None:
     """The map in a model's folder or repository; None where there is none, or no network to look.
 
     Raises:
@@ -270,21 +224,17 @@ def _map_beside(place: str, revision: str | None, token: str | bool | None) -> S
         return None
     if Path(place).is_dir():
         return load_map(place) if (Path(place) / MAP_NAME).exists() else None
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RemoteEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub import errors
 
     try:
-        return download(place, revision=revision, token=token)
-    except (HFValidationError, RemoteEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError):
-        return None
-    except LocalEntryNotFoundError as error:
-        if isinstance(error.__cause__, HfHubHTTPError):  # the server is there, but does not say
+        return download(place, **where)
+    except (
+        errors.HFValidationError,
+        errors.EntryNotFoundError,
+        errors.RepositoryNotFoundError,
+        errors.RevisionNotFoundError,
+    ) as error:
+        if isinstance(error.__cause__, errors.HfHubHTTPError):  # the server is there, but does not say
             raise
         return None
 
@@ -293,10 +243,9 @@ def _check_goes_with(scaler: Any, config: PreTrainedConfig, place: str) -> None:
     """Raise for a scaler that is not for this model's logits."""
     sigmoid = config.problem_type == "multi_label_classification" or config.num_labels == 1
     way_out = "fit the scaler again, on this model's logits"
-    if is_multi_label(scaler) != sigmoid:
-        requirement = f"be fitted with multi_label={sigmoid}, as the model's problem_type says"
-        got = f"multi_label={is_multi_label(scaler)}"
-        raise InputValueError(expected(f"the scaler in {place}", requirement, got, way_out))
+    requirement = f"be fitted with multi_label={sigmoid}, as the model's problem_type says"
+    got = f"multi_label={is_multi_label(scaler)}"
+    check(is_multi_label(scaler) == sigmoid, f"the scaler in {place} to {requirement}", got, way_out)
     try:
         scaler.predict_proba(np.zeros((1, config.num_labels or 0)))
     except InputValueError as error:

@@ -365,11 +365,6 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="expected function_to_apply to be 'softmax', which the scaler"):
             hf_calib.pipeline("text-classification", folder, **settings)
 
-    class Mine(transformers.TextClassificationPipeline):
-        pass
-
-    with pytest.raises(ValueError, match="expected pipeline_class to be one of transformers' own, got Mine"):
-        hf_calib.pipeline("text-classification", folder, pipeline_class=Mine)
     fitted(scaling.SplineScaling(), tiny_bert(num_labels=3)).save_pretrained(folder)
     with pytest.raises(ValueError, match=r"expected the scaler in .* to be fitted on the model's 4 classes"):
         hf_calib.pipeline("text-classification", folder)
