@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.special import softmax
+from scipy.stats import binomtest
 
 from hf_calib._errors import InputValueError
 from hf_calib.decisions import PredictionSets
@@ -108,9 +109,12 @@ def test_what_is_measured() -> None:
     sets = PredictionSets().fit(probs[:2000], labels[:2000])
     found = sets.measure(probs[2000:], labels[2000:])
     members = sets.predict(probs[2000:])
-    assert found["coverage"].value == members[np.arange(2000), labels[2000:]].mean()
-    assert found["size"].value == members.sum(axis=1).mean()
-    assert found["size"].low < found["size"].value < found["size"].high
+    n_held = members[np.arange(2000), labels[2000:]].sum()
+    exact = binomtest(n_held, 2000).proportion_ci(method="exact")
+    assert found["coverage"] == pytest.approx((n_held / 2000, exact.low, exact.high), rel=1e-9)
+    sizes, resamples = members.sum(axis=1), np.random.default_rng(0).integers(0, 2000, (1000, 2000))
+    low, high = np.quantile(sizes[resamples].mean(axis=1), [0.025, 0.975])
+    assert found["size"] == pytest.approx((sizes.mean(), low, high), rel=1e-12)
 
 
 def test_refusals() -> None:

@@ -18,6 +18,7 @@ from hf_calib.metrics import (
 )
 from hf_calib.metrics.corp import errors_by_side
 from hf_calib.metrics.sums import TopLabel
+from tests.helpers.sampled import two_classes
 
 Array = NDArray[np.float64]
 
@@ -26,7 +27,7 @@ def sample(n_rows: int, shift: float, seed: int) -> tuple[Array, NDArray[np.int6
     rng = np.random.default_rng(seed)
     top = np.round(0.5 + 0.49 * rng.beta(4, 1.5, n_rows), 2)  # with ties
     right = rng.random(n_rows) < top - shift
-    return np.stack([top, 1 - top], axis=1), np.where(right, 0, 1)
+    return two_classes(top, right)
 
 
 @pytest.mark.parametrize("score", ["brier", "log"])
@@ -128,10 +129,6 @@ def test_the_score_is_of_the_confidences_as_they_are() -> None:
 # Over- and under-confidence
 
 
-def two_classes(top: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return np.stack([top, 1 - top], axis=1), np.where(right, 0, 1)
-
-
 def test_the_authors_values(golden: Path) -> None:
     """Confidences above one half, where over-confidence is the same in both; half of their norm over two classes."""
     with np.load(golden / "variational.npz", allow_pickle=False) as file:
@@ -159,9 +156,8 @@ def test_on_average_each_side_is_at_most_what_it_is(shift: float, over: float, u
 
 def test_few_rows_and_equal_confidences() -> None:
     equal = two_classes(np.full(400, 0.8), np.arange(400) % 5 > 0)
-    assert (
-        -0.08 < confidence_errors(*equal).total < 0.02
-    )  # each fold is as far off as the others are on the other side
+    # Each fold is as far off as the others are on the other side.
+    assert -0.08 < confidence_errors(*equal).total < 0.02
     assert np.isfinite(confidence_errors([[0.9, 0.1], [0.6, 0.4]], [0, 1], n_folds=2)).all()
 
 

@@ -11,12 +11,9 @@ from scipy import optimize, stats
 from hf_calib.metrics import calibration_error_interval, expected_calibration_error
 from hf_calib.metrics.intervals import interval_of_bins
 from hf_calib.metrics.sums import BINNINGS, BinSums
+from tests.helpers.sampled import two_classes
 
 LEVEL = 0.95
-
-
-def two_classes(confidences: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return np.stack([confidences, 1 - confidences], axis=1), np.where(right, 0, 1)
 
 
 def one_bin(n_rows: int, n_right: int, confidence: float) -> BinSums:

@@ -121,6 +121,8 @@ def test_masked_columns_are_refused(name: str) -> None:
         ({"seed": 0.5}, r"seed to be an integer, got 0\.5"),
         ({"seed": True}, "seed to be an integer, got True"),
         ({"seed": 2**128}, "seed to be at most 340,282,.*, got 340282"),
+        ({"n_resamples": 0}, "n_resamples to be at least 1, got 0; 1000 is usual"),
+        ({"n_resamples": 10.5}, r"n_resamples to be an integer, got 10\.5"),
         ({"n_resamples": True}, "n_resamples to be an integer, got True"),
         ({"n_resamples": 10**12}, "n_resamples to be at most 1,000,000, got 1000000000000"),
     ],

@@ -12,9 +12,9 @@ from scipy.stats import dirichlet
 
 from hf_calib.metrics import kde_calibration_error
 from hf_calib.metrics.kernel import BANDWIDTHS
+from tests.helpers.sampled import EXACT
 
 PREDICTIONS = ["N5000_K10", "N2000_K100", "N300_K2"]
-EXACT = {"rel": 1e-12, "abs": 1e-14}
 
 
 def load(golden: Path, case: str) -> tuple[np.ndarray, np.ndarray, dict[str, float]]:

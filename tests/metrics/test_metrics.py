@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,9 +11,7 @@ from scipy.special import softmax
 
 import hf_calib.metrics as metrics
 from hf_calib.metrics.sums import TopLabel, bin_sums, quantile_edges, top_label_error
-from tests.helpers.sampled import GOLDEN_EDGE_CASES, GOLDEN_PREDICTIONS
-
-EXACT = {"rel": 1e-12, "abs": 1e-14}
+from tests.helpers.sampled import EXACT, GOLDEN_EDGE_CASES, GOLDEN_PREDICTIONS, random_predictions
 
 # What every function of (probs, labels) promises is tested for each of these; other files test the rest.
 NAMES = [
@@ -38,12 +34,6 @@ def predictions(request: pytest.FixtureRequest, golden: Path) -> dict[str, np.nd
         arrays = dict(file)
     arrays["probs"] = softmax(arrays["logits"], axis=1)
     return arrays
-
-
-def random_predictions(n_examples: int, n_classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    probs = softmax(3 * rng.standard_normal((n_examples, n_classes)), axis=1)
-    return probs, rng.integers(0, n_classes, n_examples)
 
 
 # Against the papers' code
@@ -265,8 +255,3 @@ def test_bad_options_are_refused(options: dict[str, object], error: type[Excepti
 def test_public_names_are_sorted_and_exist() -> None:
     assert metrics.__all__ == sorted(metrics.__all__)
     assert all(callable(getattr(metrics, name)) for name in metrics.__all__)
-
-
-def test_import_does_not_load_torch() -> None:
-    code = "import sys, hf_calib.metrics; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,16 +11,7 @@ from scipy.stats import entropy
 
 import hf_calib.metrics as metrics
 from hf_calib.metrics.sums import uniform_bins
-from tests.helpers.sampled import labels_by
-
-EXACT = {"rel": 1e-12, "abs": 1e-14}
-
-
-def random_predictions(n_examples: int, n_classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    probs = softmax(3 * rng.standard_normal((n_examples, n_classes)), axis=1)
-    return probs, rng.integers(0, n_classes, n_examples)
-
+from tests.helpers.sampled import EXACT, labels_by, random_predictions
 
 # Brier score
 

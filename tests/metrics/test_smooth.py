@@ -12,9 +12,7 @@ from scipy.special import softmax
 from hf_calib.metrics import expected_calibration_error, smooth_calibration_error
 from hf_calib.metrics.smooth import smooth_error, smooth_reliability
 from hf_calib.metrics.sums import TopLabel
-from tests.helpers.sampled import GOLDEN_EDGE_CASES, GOLDEN_PREDICTIONS
-
-EXACT = {"rel": 1e-12, "abs": 1e-14}
+from tests.helpers.sampled import EXACT, GOLDEN_EDGE_CASES, GOLDEN_PREDICTIONS
 
 
 def events(n_examples: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -9,8 +9,7 @@ from scipy.optimize import linprog
 from hf_calib.metrics import bootstrap_interval, smooth_calibration_error_dual
 from hf_calib.metrics.smooth import smooth_error_dual
 from hf_calib.metrics.sums import TopLabel
-
-EXACT = {"rel": 1e-12, "abs": 1e-14}
+from tests.helpers.sampled import EXACT, two_classes
 
 
 def smooth_error(confidences: object, correct: object) -> float:
@@ -38,11 +37,6 @@ def sample(n_examples: int, seed: int, power: float = 2.0) -> tuple[np.ndarray, 
     rng = np.random.default_rng(seed)
     confidences = rng.beta(5, 1, n_examples)
     return confidences, (rng.random(n_examples) < confidences**power).astype(float)
-
-
-def as_probs(confidences: np.ndarray) -> np.ndarray:
-    """Top-label confidences of at least 1/2 as two-class probabilities; label 0 is right."""
-    return np.stack([confidences, 1 - confidences], axis=1)
 
 
 class TestAgainstTheLinearProgram:
@@ -123,6 +117,6 @@ class TestTheory:
 
 def test_it_has_a_name_among_the_metrics() -> None:
     confidences, correct = sample(200, seed=8)
-    probs, labels = as_probs((1 + confidences) / 2), 1 - correct.astype(int)
+    probs, labels = two_classes((1 + confidences) / 2, correct)
     interval = bootstrap_interval("smooth_calibration_error_dual", probs, labels, n_resamples=50)
     assert interval.low < smooth_calibration_error_dual(probs, labels) < interval.high

@@ -10,8 +10,8 @@ from scipy.special import entr, softmax
 
 import hf_calib.metrics as metrics
 from hf_calib import InputError
+from tests.helpers.sampled import EXACT
 
-EXACT = {"rel": 1e-12, "abs": 1e-14}
 NAMES = [
     "accuracy",
     "area_under_risk_coverage",

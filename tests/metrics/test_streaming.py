@@ -17,8 +17,7 @@ from hf_calib.metrics.state import LOGGED_METRICS
 from hf_calib.metrics.streaming import StreamingCalibration
 from hf_calib.metrics.sums import uniform_bins
 from tests.helpers.gloo_pair import run_on_two
-
-EXACT = {"rel": 1e-12, "abs": 1e-14}
+from tests.helpers.sampled import EXACT
 
 
 def random_batch(

@@ -12,9 +12,7 @@ from scipy.special import softmax
 import hf_calib.metrics as metrics
 from hf_calib.metrics.sums import TopLabel
 from hf_calib.metrics.sweep import sweep_error
-from tests.helpers.sampled import GOLDEN_PREDICTIONS
-
-EXACT = {"rel": 1e-12, "abs": 1e-14}
+from tests.helpers.sampled import EXACT, GOLDEN_PREDICTIONS
 
 
 @pytest.mark.parametrize("name", GOLDEN_PREDICTIONS)
