@@ -9,47 +9,26 @@ was halved later, for time. No setting of focal or adafocal was tuned.
 from __future__ import annotations
 
 import logging
-import multiprocessing
-import os
-import queue
-import shutil
-import sys
 import tempfile
-from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import datasets
 import numpy as np
-import torch
 import transformers
-from datasets import DatasetDict
 from numpy.typing import NDArray
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from scipy.special import softmax
 from tokenizers import BertWordPieceTokenizer
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    DataCollatorWithPadding,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-    TrainerCallback,
-    pipeline,
-    set_seed,
-)
+from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast, TrainerCallback
 
-from hf_calib._files import check_output, whole_folder
+from hf_calib._files import check_output
+from hf_calib.commands import console
 from hf_calib.data import docstring_dataset, label_maps
 from hf_calib.metrics import accuracy, bootstrap_interval, calibration_error_interval, consistency_test
 from hf_calib.metrics.sums import top_label
 from hf_calib.plots import reliability_grid, save_figure
-from hf_calib.trainer.config import CalibrationTrainingArguments
-from hf_calib.trainer.trainer import CalibrationTrainer
+from hf_calib.trainer import CalibrationTrainer, CalibrationTrainingArguments
 
 LOSSES: dict[str, dict[str, Any]] = {
     "cross_entropy": {},
@@ -59,125 +38,66 @@ LOSSES: dict[str, dict[str, Any]] = {
 MAX_LENGTH = 32  # tokens; most paragraphs are shorter, and twice as many would take twice the time
 
 
-@dataclass
-class Outcome:
-    """One loss: probabilities on the test split before and after its temperature, and where its model lies."""
+class Outcome(NamedTuple):
+    """A trained model: its probabilities on the test split by state, "before" and "after the temperature"."""
 
-    model: Path
-    temperature: float
-    calibration_nll: float  # After the temperature. The best loss is chosen by it, not by the test split.
-    labels: NDArray[np.int64]
-    before: NDArray[np.float64]
-    after: NDArray[np.float64]
+    trainer: CalibrationTrainer
+    calibration_nll: float  # after the temperature; the best loss is chosen by it, not by the test split
+    probs: dict[str, NDArray[np.float64]]
 
 
-def run_demo(output_dir: str | Path, *, epochs: int = 10, max_per_class: int = 1500, seed: int = 0) -> None:
-    """Train with cross entropy and two calibration losses, compare them, and serve the best one.
+def run_demo(output_dir: Path, *, epochs: int, max_per_class: int, seed: int) -> None:
+    """Train with three losses, compare them on the test split before and after a temperature, and serve the best one.
 
-    The three runs share the available cores, one process each. Prints accuracy, NLL and ECE on the test split with
-    their intervals, before and after the temperature; writes `reliability.png` and the model with the lowest NLL on
-    the calibration split, its temperature folded in, to `output_dir`.
-
-    Raises:
-        ValueError: if `output_dir` cannot be written, before anything is trained.
+    Writes `reliability.png` and the model with the lowest NLL on the calibration split, its temperature folded in.
     """
-    output_dir = Path(output_dir)
-    check_output(output_dir / "model")
-    console = Console()
-    quiet_libraries()
-    console.print("Which Python library does this paragraph of documentation come from?", style="bold")
-    sys.stdout.flush()  # Through a pipe the first line would otherwise arrive with the last.
-    dataset = docstring_dataset(max_per_class=max_per_class, seed=seed)
-    sizes = ", ".join(f"{len(rows):,} {name}" for name, rows in dataset.items())
-    console.print(f"Built from the docstrings of the installed libraries: {sizes} examples.\n")
-    sys.stdout.flush()
-    tokenizer = train_tokenizer(dataset["train"]["text"])
-    tokenized = dataset.map(
-        lambda batch: tokenizer(batch["text"], truncation=True, max_length=MAX_LENGTH), batched=True
-    )
-    with tempfile.TemporaryDirectory() as scratch:
-        tokenized.save_to_disk(Path(scratch) / "rows")
-        tokenizer.save_pretrained(Path(scratch) / "tokenizer")
-        outcomes = train_all(Path(scratch), console, epochs=epochs, seed=seed)
-        best = min(outcomes, key=lambda name: outcomes[name].calibration_nll)
-        with whole_folder(output_dir / "model") as folder:
-            shutil.copytree(outcomes[best].model, folder, dirs_exist_ok=True)
-    console.print(comparison(outcomes))
-    console.print(
-        "A temperature T is the one with the lowest NLL on the calibration split; it changes no prediction, and it "
-        "can lower the NLL where it raises the ECE. In brackets: 95% intervals, of the ECE by test inversion. By "
-        "chance: the ECE that a perfectly calibrated model with these confidences would show on as many rows; a value "
-        "near it is noise.\n",
-        highlight=False,
-        markup=False,
-    )
-    figure = output_dir / "reliability.png"
-    rows = {
-        title: {name: top_label(getattr(o, state), o.labels) for name, o in outcomes.items()}
-        for title, state in (("before", "before"), ("after the temperature", "after"))
-    }
-    save_figure(reliability_grid(rows, title="Before and after the temperature, test split"), figure)
-    console.print(f"Reliability diagrams: {figure}", soft_wrap=True)
-    show_pipeline(console, output_dir / "model", dataset, best)
-
-
-def train_all(scratch: Path, console: Console, *, epochs: int, seed: int) -> dict[str, Outcome]:
-    """Train with each loss, as many at a time as there are cores, and show how far each run is."""
-    # Not forked: torch has threads, which a fork does not take along.
-    context = multiprocessing.get_context("spawn")
-    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with (
-        context.Manager() as manager,
-        ProcessPoolExecutor(min(n_cores, len(LOSSES)), mp_context=context) as pool,
-        progress_bar(console) as progress,
-    ):
-        steps = manager.Queue()
-        runs = {name: pool.submit(train, name, scratch, steps, epochs=epochs, seed=seed) for name in LOSSES}
-        bars = {name: progress.add_task(name, start=False, total=None) for name in LOSSES}
-        while not all(run.done() for run in runs.values()) or not steps.empty():
-            try:
-                name, step, n_steps = steps.get(timeout=0.2)
-            except queue.Empty:
-                continue
-            progress.start_task(bars[name])  # A run that waits for a core takes no time yet.
-            progress.update(bars[name], completed=step, total=n_steps)
-        return {name: run.result() for name, run in runs.items()}
-
-
-def quiet_libraries() -> None:
-    """Silence what libraries print and draw."""
+    model, figure = output_dir / "model", output_dir / "reliability.png"
+    check_output(model)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    logging.getLogger("accelerate").setLevel(logging.ERROR)
-    import datasets
-
     datasets.disable_progress_bars()
+    logging.getLogger("accelerate").setLevel(logging.ERROR)
+    print("Which Python library does this paragraph of documentation come from?")
+    dataset = docstring_dataset(max_per_class=max_per_class, seed=seed)
+    sizes = ", ".join(f"{len(rows):,} {name}" for name, rows in dataset.items())
+    print(f"Built from docstrings of the installed libraries: {sizes} rows.\n", flush=True)
+    tokenizer = train_tokenizer(dataset["train"]["text"])
+    rows = dataset.map(lambda batch: tokenizer(batch["text"], truncation=True), batched=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        outcomes = {loss: train(loss, rows, tokenizer, scratch, epochs, seed) for loss in LOSSES}
+        best = min(LOSSES, key=lambda loss: outcomes[loss].calibration_nll)
+        outcomes[best].trainer.evaluate(rows["test"], metric_key_prefix="test")  # for the model's card
+        outcomes[best].trainer.save_calibrated_model(model)
+    labels = np.array(dataset["test"]["label"])
+    compare(outcomes, labels)
+    tops = {
+        state: {loss: top_label(outcome.probs[state], labels) for loss, outcome in outcomes.items()}
+        for state in outcomes[best].probs
+    }
+    save_figure(reliability_grid(tops, title="Before and after the temperature, test split"), figure)
+    print(f"Reliability diagrams: {figure}\n")
+    print(f"The {best} model, its temperature folded in, in a plain pipeline:")
+    serve(model, dataset["test"])
+    print(f"\nOn your own rows: hf-calib evaluate {model} --data yours.csv --output measured,")
+    print("with columns text and label.")
 
 
-def train_tokenizer(texts: Any) -> PreTrainedTokenizerBase:
+def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     """A WordPiece vocabulary of the training texts."""
     wordpiece = BertWordPieceTokenizer(lowercase=True)
     wordpiece.train_from_iterator(texts, vocab_size=8000, min_frequency=2, show_progress=False)
+    special = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "pad", "cls", "sep", "mask")}
     return PreTrainedTokenizerFast(
         tokenizer_object=wordpiece._tokenizer,
-        unk_token="[UNK]",
-        pad_token="[PAD]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        mask_token="[MASK]",
         model_max_length=MAX_LENGTH,
         model_input_names=["input_ids", "attention_mask"],
+        **special,
     )
 
 
-def train(name: str, scratch: Path, steps: Any, *, epochs: int, seed: int) -> Outcome:
-    """Train a small BERT from scratch with one loss, fit its temperature and save it, in a process of its own."""
-    quiet_libraries()
-    # A model this small gains little from more threads, and the other runs have the other cores.
-    torch.set_num_threads(1)
-    dataset = DatasetDict.load_from_disk(scratch / "rows")
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(scratch / "tokenizer")
-    set_seed(seed)
+def train(loss: str, rows: Any, tokenizer: Any, scratch: str, epochs: int, seed: int) -> Outcome:
+    """Train a small BERT from scratch, and fit its temperature to the calibration split."""
+    transformers.set_seed(seed)
     config = BertConfig(
         vocab_size=len(tokenizer),
         hidden_size=64,
@@ -187,12 +107,12 @@ def train(name: str, scratch: Path, steps: Any, *, epochs: int, seed: int) -> Ou
         hidden_dropout_prob=0.3,
         max_position_embeddings=MAX_LENGTH,
         pad_token_id=tokenizer.pad_token_id,
-        **label_maps(dataset),
+        **label_maps(rows),
     )
     args = CalibrationTrainingArguments(
-        output_dir=str(scratch / name),
-        loss=name,
-        **LOSSES[name],
+        output_dir=scratch,
+        loss=loss,
+        **LOSSES[loss],
         calibration_method="temperature",  # one number, to compare the losses by
         num_train_epochs=epochs,
         per_device_train_batch_size=32,
@@ -209,99 +129,62 @@ def train(name: str, scratch: Path, steps: Any, *, epochs: int, seed: int) -> Ou
     trainer = CalibrationTrainer(
         BertForSequenceClassification(config),
         args,
-        train_dataset=dataset["train"],
-        calibration_dataset=dataset["calibration"],
+        train_dataset=rows["train"],
+        calibration_dataset=rows["calibration"],
         processing_class=tokenizer,
-        data_collator=DataCollatorWithPadding(tokenizer),
-        callbacks=[_Steps(steps, name)],
+        data_collator=transformers.DataCollatorWithPadding(tokenizer),
     )
     trainer.remove_callback(transformers.PrinterCallback)
-    trainer.train()
-    found = trainer.predict(dataset["test"])
-    logits, labels = np.asarray(found.predictions, dtype=np.float64), np.asarray(found.label_ids)
-    held_out = trainer.evaluate(dataset["calibration"])
-    trainer.evaluate(dataset["test"], metric_key_prefix="test")  # The model's card shows these values.
-    trainer.save_calibrated_model(scratch / name / "model")
-    return Outcome(
-        scratch / name / "model",
-        trainer.calibration_map.temperature_,
-        held_out["eval_nll_calibrated"],
-        labels,
-        softmax(logits, axis=1),
-        trainer.calibration_map.predict_proba(logits),
-    )
+    with console.progress(f"{loss:<13}") as move:
+        trainer.add_callback(_Steps(move))
+        trainer.train()
+    logits = np.asarray(trainer.predict(rows["test"]).predictions, dtype=np.float64)
+    nll = trainer.evaluate(rows["calibration"])["eval_nll_calibrated"]
+    after = trainer.calibration_map.predict_proba(logits)
+    return Outcome(trainer, nll, {"before": softmax(logits, axis=1), "after the temperature": after})
 
 
 class _Steps(TrainerCallback):
-    """Tells the process that draws the bars how far this run is."""
+    """Moves a bar."""
 
-    def __init__(self, steps: Any, name: str) -> None:
-        self.steps, self.name = steps, name
+    def __init__(self, move: Callable[[int, int], None]) -> None:
+        self.move = move
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step % 10 == 0 or state.global_step == state.max_steps:
-            self.steps.put((self.name, state.global_step, state.max_steps))
+        self.move(1, state.max_steps)
 
 
-def progress_bar(console: Console) -> Progress:
-    """A bar, steps and the time for each training."""
-    columns = (TextColumn("{task.description:<14}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    return Progress(*columns, TimeElapsedColumn(), console=console)
-
-
-def comparison(outcomes: Mapping[str, Outcome]) -> Table:
-    """Two rows per loss, before and after its temperature; fits into 80 columns."""
-    n_rows = len(next(iter(outcomes.values())).labels)
-    table = Table(
-        title=f"Test split, {n_rows:,} rows",
-        box=SIMPLE_HEAD,
-        title_justify="left",
-        show_edge=False,
-        padding=(0, 1, 0, 0),
+def compare(outcomes: Mapping[str, Outcome], labels: NDArray[np.int64]) -> None:
+    """Print two rows per loss, before and after its temperature; they fit into 80 columns."""
+    row = "{:<17} {:>8} {:>18} {:>21} {:>9}"
+    print(f"Test split, {len(labels):,} rows")
+    print(row.format("", "accuracy", "NLL", "ECE", "by chance"))
+    for loss, outcome in outcomes.items():
+        after = f"  after T = {outcome.trainer.calibration_map.temperature_:.3f}"
+        for name, probs in zip((loss, after), outcome.probs.values(), strict=True):
+            nll = bootstrap_interval("negative_log_likelihood", probs, labels)
+            ece = calibration_error_interval(probs, labels)
+            of_nll = f"{nll.value:.2f} [{nll.low:.2f}, {nll.high:.2f}]"
+            of_ece = f"{ece.value:.3f} [{ece.low:.3f}, {ece.high:.3f}]"
+            right, chance = accuracy(probs, labels), consistency_test(probs, labels).expected
+            print(row.format(name, f"{right:.3f}", of_nll, of_ece, f"{chance:.3f}"))
+    said = (
+        "A temperature T is the one with the lowest NLL on the calibration split; it changes no prediction, and it can "
+        "lower the NLL where it raises the ECE. In brackets: 95% intervals, of the ECE by test inversion. By chance: "
+        "the ECE that a perfectly calibrated model with these confidences would show on as many rows; a value near it "
+        "is noise."
     )
-    for column in ("", "accuracy", "NLL", "ECE", "by chance"):
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
-    for name, outcome in outcomes.items():
-        table.add_row(name, *measured(outcome.before, outcome.labels))
-        after = f"  after T = {outcome.temperature:.3f}"
-        table.add_row(after, *measured(outcome.after, outcome.labels))
-    return table
+    console.print_lines([said, ""])
 
 
-def measured(probs: NDArray[np.float64], labels: NDArray[np.int64]) -> list[str]:
-    """The cells of one row of the table."""
-    nll = bootstrap_interval("negative_log_likelihood", probs, labels)
-    ece = calibration_error_interval(probs, labels)
-    return [
-        f"{accuracy(probs, labels):.3f}",
-        f"{nll.value:.2f} [{nll.low:.2f}, {nll.high:.2f}]",
-        f"{ece.value:.3f} [{ece.low:.3f}, {ece.high:.3f}]",
-        f"{consistency_test(probs, labels).expected:.3f}",
-    ]
-
-
-def show_pipeline(console: Console, model_dir: Path, dataset: DatasetDict, loss: str) -> None:
-    """Two predictions of the saved model, by transformers alone."""
-    classify = pipeline("text-classification", model=str(model_dir), device="cpu")
-    console.print(
-        f"\nThe {loss} model, its temperature folded in, in a plain pipeline: "
-        f'pipeline("text-classification", model="{model_dir}")',
-        soft_wrap=True,
-    )
-    names = dataset["test"].features["label"].names
-    rows = dataset["test"].shuffle(seed=0)
-    first = rows[0]
-    for row in (first, next((row for row in rows if row["label"] != first["label"]), rows[1])):
-        prediction = classify(row["text"], truncation=True)[0]
-        text = row["text"] if len(row["text"]) <= 90 else row["text"][:87] + "..."
-        console.print(f"  {text!r}", style="italic", highlight=False, markup=False, soft_wrap=True)
-        console.print(
-            f"    -> {prediction['label']}, {prediction['score']:.0%} sure (it is from {names[row['label']]})",
-            highlight=False,
-        )
-    console.print(
-        f"\nOn your own rows: hf-calib evaluate {model_dir} --data yours.csv --output measured, with columns text and "
-        "label.",
-        soft_wrap=True,
-        highlight=False,
-    )
+def serve(model: Path, rows: Any) -> None:
+    """Print two predictions of the saved model, by transformers alone."""
+    print(f'pipeline("text-classification", model="{model}")')
+    classify = transformers.pipeline("text-classification", model=str(model), device="cpu")
+    rows = rows.shuffle(seed=0)
+    others = (row for row in rows if row["label"] != rows[0]["label"])
+    for row in (rows[0], next(others, rows[1])):
+        answer = classify(row["text"], truncation=True)[0]
+        truth = rows.features["label"].int2str(row["label"])
+        print(f"  {row['text'][:90]!r}")
+        print(f"    -> {answer['label']}, {answer['score']:.0%} sure (it is from {truth})")
