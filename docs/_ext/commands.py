@@ -47,8 +47,7 @@ def entry(parameter: inspect.Parameter) -> tuple[str, str]:
         first = info.default if isinstance(info.default, str) and info.default.startswith("--") else None
         names = [first] if first else info.param_decls or [f"--{parameter.name.replace('_', '-')}"]
         name = " ".join([names[0], *kind(annotation, info)])
-        if default is True:
-            name = f"{name}, --no-{name.removeprefix('--')}"
+        name = name.replace("/", ", ")
     definition = [TYPED.sub(r"`\g<0>`", " ".join((info.help or "").split()))]
     if default is inspect.Parameter.empty:
         definition.append("Required.")

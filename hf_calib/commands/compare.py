@@ -3,90 +3,100 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import typer
 import yaml
 
 from hf_calib._errors import InputValueError, check, did_you_mean, expected
+from hf_calib.commands.console import interruptible, print_document, print_progress
+from hf_calib.commands.options import names_of
 from hf_calib.study.cells import CELL, recorded
 from hf_calib.study.launch import Cells, Executor, Launch, Local, Printed, Submitit
 from hf_calib.study.measured import METHODS, check_methods
 from hf_calib.study.plan import Cell, content_hash, resolved, variants, write_plan
+from hf_calib.study.report import document_of
+from hf_calib.study.results import StudyResults
 from hf_calib.study.study import check_seeds, report_study
 
-__all__ = ["METHODS", "Local", "Printed", "Submitit", "report_study"]
+if TYPE_CHECKING:
+    from hf_calib.commands.options import Compare
+    from hf_calib.commands.source import Running
+
+_OF_THE_REPORT = ("source", "methods", "variance")
 
 
-def plan_study(
-    launch: Launch,
-    *,
-    losses: Sequence[str],
-    seeds: Sequence[int],
-    grid: Mapping[str, Sequence[Any]],
-    output: Path,
-    methods: Sequence[str] = METHODS,
-) -> dict[Cell, Path]:
-    """Check a study and write its plan; trains nothing.
-
-    Args:
-        launch: how its trainings are started, see `launch_of`.
-        losses: see `variants`.
-        seeds: of the trainings.
-        grid: hyperparameter -> values.
-        output: the study's folder.
-        methods: post-hoc maps.
-
-    Returns:
-        The cells with their folders: all losses of one seed, then the next seed.
-    """
-    check_methods(methods)
-    script, words = launch.script.name, (launch.configs, launch.arguments)
-    # Once for a loss: this reads its file, and hashes the data.
-    found = [(each, resolved(script, *words, each)) for each in variants(losses, grid, launch.script)]
-    cells = [
-        Cell(variant, seed, {**arguments, "seed": seed})
-        for seed in check_seeds(seeds)
-        for variant, arguments in found
-    ]
-    return write_plan(output.absolute(), cells, methods, resolved(script, *words), launch.script)
+def run(options: Compare, running: Running) -> StudyResults:
+    """Train what is missing of a script's study, then measure it; or measure a study's folder again."""
+    study = Path(options.source)
+    if study.is_dir():
+        others = [each for each in fields(options) if each.name not in _OF_THE_REPORT]
+        given = [each.name for each in others if getattr(options, each.name) not in (each.default, [])]
+        requirement, got = (
+            "a script to be given with these arguments",
+            f"a study's folder with {', '.join(given)}",
+        )
+        check(not given, requirement, got, "pass the script to train more")
+    else:
+        way_out = "write --output study"
+        check(options.output is not None, "--output to name the study's folder", "none", way_out)
+        launch, cells = planned(options)
+        study = next(iter(cells.values())).parent.parent
+        if options.print_commands:
+            Printed()(launch, cells, say=print)
+            raise typer.Exit
+        executor = _submitit(options.submitit) if options.submitit else Local(options.jobs)
+        with interruptible(f"The same command goes on where it was: {study}"):
+            train(launch, cells, executor, say=print_progress)
+    methods = names_of(options.methods)
+    return report_study(study, methods=methods, variance=options.variance, stages=running.stages)
 
 
-def launch_of(
-    script: str,
-    configs: Sequence[str] = (),
-    arguments: Sequence[str] = (),
-    launcher: str | None = None,
-    *,
-    keep_models: bool = True,
-) -> Launch:
-    """How a study starts its trainings; of `configs` in the folder beside the script, a name is enough."""
-    path = Path(script)
+def show(results: StudyResults) -> None:
+    """The main table, the advice, and what is missing; all else is in the report."""
+    print_document(document_of(results, {}))
+
+
+def planned(options: Compare) -> tuple[Launch, dict[Cell, Path]]:
+    """Check a study and write its plan: how its trainings are started, and their folders, seed by seed."""
+    script, launcher = Path(options.source), options.launcher
     way_out = "check the path, for example recipes/text_classification.py"
-    check(path.is_file(), "SCRIPT_OR_STUDY to be a script, or the folder of a study", script, way_out)
-    files = tuple(_config(word, path).absolute() for word in configs)
+    check(script.is_file(), "SCRIPT_OR_STUDY to be a script, or the folder of a study", script, way_out)
     try:
-        first = None if launcher is None else shutil.which(shlex.split(launcher)[0])
+        program = shutil.which(sys.executable if launcher is None else shlex.split(launcher)[0])
     except (ValueError, IndexError):  # a quotation mark without its other one, or no word
-        first = None
+        program = None
     way_out = "write for example 'torchrun --nproc_per_node 2'"
-    check(
-        launcher is None or first is not None, "--launcher to begin with a program", repr(launcher), way_out
-    )
-    return Launch(path.absolute(), files, tuple(arguments), launcher, keep_models)
+    check(program is not None, "--launcher to begin with a program", repr(launcher), way_out)
+    configs = tuple(_config(word, script).absolute() for word in options.config or ())
+    launch = Launch(script.absolute(), configs, tuple(options.words or ()), launcher, options.keep_models)
+    methods = names_of(options.methods) or METHODS
+    check_methods(methods)
+    are_seeds = re.fullmatch(r"\d+(,\d+)*", options.seeds) is not None
+    check(are_seeds, "--seeds to be whole numbers", repr(options.seeds), "write 0,1,2")
+    seeds = check_seeds([int(word) for word in options.seeds.split(",")])
+    words = script.name, configs, launch.arguments
+    losses = variants(names_of(options.losses) or (), parse_grid(options.grid or ()), launch.script)
+    # Once for a loss: this reads its file, and hashes the data.
+    found = [(loss, resolved(*words, loss)) for loss in losses]
+    cells = [Cell(loss, seed, {**given, "seed": seed}) for seed in seeds for loss, given in found]
+    output = Path(options.output or "").absolute()
+    return launch, write_plan(output, cells, methods, resolved(*words), launch.script)
 
 
 def _config(word: str, script: Path) -> Path:
     """A YAML file, or the name of one in the folder `configs` beside the script."""
-    beside = script.parent / "configs" / word
-    path = next((path for path in (Path(word), beside) if path.is_file()), None)
-    if path is None:
-        names = [file.name for file in beside.parent.glob("*.yaml")]
-        way_out = did_you_mean(word, names) if names else "check the path"
-        raise InputValueError(expected("--config", "name an existing YAML file", repr(word), way_out))
+    beside = {path.name: path for path in script.parent.glob("configs/*.yaml")}
+    path = beside.get(word, Path(word)) if not Path(word).is_file() else Path(word)
+    way_out = did_you_mean(word, beside) if beside else "check the path"
+    check(path.is_file(), "--config to name an existing YAML file", repr(word), way_out)
     return path
 
 
@@ -114,15 +124,15 @@ def parse_grid(words: Sequence[str]) -> dict[str, list[Any]]:
     """
     grid: dict[str, list[Any]] = {}
     for word in words:
-        name, _, values = word.partition("=")
+        name, _, text = word.partition("=")
         way_out = f"write all values in one, {name}=1,2"
         check(name not in grid, "--grid to name each hyperparameter once", repr(word), way_out)
         try:
-            grid[name] = [_number(value) for value in yaml.safe_load(f"[{values}]")]
+            grid[name] = [_number(value) for value in yaml.safe_load(f"[{text}]")]
         except yaml.YAMLError:
-            values = ""
+            grid[name] = []
         way_out = "write for example gamma=1,2,3"
-        check(bool(name and values), "--grid to be name=value,value", repr(word), way_out)
+        check(bool(name and grid[name]), "--grid to be name=value,value", repr(word), way_out)
     return grid
 
 
@@ -134,26 +144,9 @@ def _number(value: Any) -> Any:
         return value
 
 
-def parse_submitit(text: str) -> dict[str, Any]:
-    """Parameters of submitit.
-
-    >>> parse_submitit('{"timeout_min": 600}')
-    {'timeout_min': 600}
-    """
+def _submitit(text: str) -> Submitit:
     try:
-        return dict(**json.loads(text))
+        return Submitit(dict(**json.loads(text)))
     except (ValueError, TypeError) as error:
         way_out = """write '{"timeout_min": 600}', or '{}'"""
         raise InputValueError(expected("--submitit", "be a JSON object", repr(text), way_out)) from error
-
-
-def parse_seeds(text: str) -> list[int]:
-    """Whole numbers, separated by commas.
-
-    >>> parse_seeds("0,1,2")
-    [0, 1, 2]
-    """
-    try:
-        return [int(word) for word in text.split(",")]
-    except ValueError as error:
-        raise InputValueError(expected("--seeds", "be whole numbers", repr(text), "write 0,1,2")) from error

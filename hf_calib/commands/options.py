@@ -36,6 +36,8 @@ _TYPER: dict[str, dict[str, Any]] = {
     "seed": {"min": 0, "max": 2**32 - 1},
     "criterion": {"show_default": "nll"},
     "revision": {"show_default": "main"},
+    "methods": {"show_default": "temperature,auto"},
+    "jobs": {"min": 0, "max": 2**10},
 }
 
 
@@ -378,3 +380,49 @@ class Report(Command):
     """Number of bins of the binned calibration errors."""
     output: Path | None = None
     """Folder for comparison.md, .html, .json and the figure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare(Command):
+    """Train several losses over seeds, and report which is best for these data, with intervals.
+
+    Killed at any time, the same command goes on where it was.
+    """
+
+    example = (
+        "recipes/text_classification.py --config ag_news_minilm.yaml --losses cross_entropy,focal --output study -- "
+        "--train_file train.csv"
+    )
+    arguments: ClassVar = {"source": "SCRIPT_OR_STUDY", "words": "[-- ARGUMENTS]"}
+    first = "config losses seeds grid methods output jobs"
+    names: ClassVar = {"keep_models": "keep-models/--no-keep-models"}
+    source: str
+    """A recipe, or a script of yours that takes its arguments and ends with train_and_report; or the folder of a study,
+    which is measured again without training."""
+    words: list[str] | None = None
+    """Of the script, such as --train_file train.csv."""
+    config: list[str] | None = None
+    """YAML file of the script, or the name of one in configs/ beside it; also several."""
+    losses: Names = "cross_entropy,focal,dual_focal,adafocal,bsce_gra"
+    """Losses, a,b,c: names, YAML files, or names of files in configs/losses beside the script."""
+    seeds: str = "0,1,2"
+    """Seeds of the trainings."""
+    grid: list[str] | None = None
+    """Values of a hyperparameter, gamma=1,2,3, for the losses that have it; also several."""
+    methods: Names = None
+    """Post-hoc maps to compare; they cost no training."""
+    variance: Literal["own", "pooled"] = "own"
+    """Over seeds, of differences: of each pair of losses its own, or pooled over all losses, which finds more with few
+    seeds where they vary alike."""
+    output: Path | None = None
+    """Folder of the study."""
+    jobs: int = 1
+    """Trainings side by side; CPU threads and GPUs are shared out. 0: one on each visible GPU."""
+    launcher: str | None = None
+    """What starts a script, such as 'torchrun --nproc_per_node 2'."""
+    print_commands: bool = False
+    """Print a line for each training that is missing, and end."""
+    submitit: str | None = None
+    """Train as jobs of Slurm, by submitit: its parameters, '{"slurm_partition": "gpu"}'."""
+    keep_models: bool = True
+    """Keep the calibrated model of each training; checkpoints go when it is finished."""

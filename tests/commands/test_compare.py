@@ -106,7 +106,7 @@ def test_a_study_from_trainings_to_the_report_and_again(
             marks=pytest.mark.slow,
         ),
         ([".", "--output", "s"], "expected a script to be given with these arguments"),
-        ([str(SCRIPT), "--output", "s", "--seeds", ""], "expected --seeds to be whole numbers, got ''"),
+        ([str(SCRIPT), "--output", "s", "--seeds", "0,x"], "expected --seeds to be whole numbers, got '0,x'"),
         ([".", "--losses", "focal"], "expected a script to be given with these arguments"),
         ([".", "--seeds", "0"], "expected a script to be given with these arguments"),
         (["."], "expected the study to be readable, got study.json"),

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import ClassLabel, Dataset, DatasetDict
-from rich.console import Console
+from datasets import ClassLabel, Dataset
 from typer.testing import CliRunner
 
 from hf_calib import cli
@@ -72,18 +70,10 @@ def test_the_figure_and_the_calibrated_model_are_written_and_served(done: tuple[
 def test_a_paragraph_longer_than_the_model_reads_is_shown_too(
     done: tuple[Path, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = Dataset.from_dict({"text": ["an array " * 60] * 2, "label": [0, 0]}).cast_column(
-        "label", ClassLabel(names=["numpy", "scipy"])
-    )
-    demo.show_pipeline(Console(), done[0] / "model", DatasetDict({"test": rows}), "focal")
+    names = ClassLabel(names=["numpy", "scipy"])
+    rows = Dataset.from_dict({"text": ["an array " * 60] * 2, "label": [0, 0]}).cast_column("label", names)
+    demo.serve(done[0] / "model", rows)
     assert capsys.readouterr().out.count("% sure (it is from numpy)") == 2
-
-
-def test_the_command_has_the_defaults_of_the_function() -> None:
-    function = inspect.signature(demo.run_demo).parameters
-    command = inspect.signature(cli.demo).parameters
-    for name in ("epochs", "max_per_class", "seed"):
-        assert command[name].default == function[name].default
 
 
 def a_file(path: Path) -> None:

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from hf_calib.commands.compare import launch_of, plan_study
+from hf_calib.commands.compare import planned
 from hf_calib.commands.compare import train as run
+from hf_calib.commands.options import Compare
 from hf_calib.study.cells import (
     clean_up,
     is_finished,
@@ -48,8 +49,8 @@ def plan(
     seeds: tuple[int, ...] = (0,),
     launcher: str | None = None,
 ) -> tuple[Launch, dict[Cell, Path]]:
-    launch = launch_of(str(SCRIPT), (), arguments, launcher)
-    return launch, plan_study(launch, losses=losses.split(","), seeds=seeds, grid={}, output=study)
+    own: Any = {"losses": losses, "seeds": ",".join(map(str, seeds)), "launcher": launcher}
+    return planned(Compare(source=str(SCRIPT), words=[*arguments], output=study, **own))
 
 
 def train(study: Path, *arguments: str, jobs: int = 1, **options: Any) -> tuple[list[str], dict[str, str]]:
@@ -338,8 +339,7 @@ def test_a_script_that_has_changed_is_named_and_trains_nothing_again(tmp_path: P
     script.write_text(SCRIPT.read_text())
     said: list[str] = []
     for _ in range(2):
-        launch = launch_of(str(script))
-        cells = plan_study(launch, losses=["focal"], seeds=[0], grid={}, output=tmp_path / "s")
+        launch, cells = planned(Compare(source=str(script), losses="focal", seeds="0", output=tmp_path / "s"))
         run(launch, cells, Local(), say=said.append)
         script.write_text(SCRIPT.read_text() + "# edited\n")
     assert said[0].startswith("1 of 1: focal, seed 0 finished")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_calib.commands.compare import parse_grid, parse_seeds
+from hf_calib.commands.compare import parse_grid
 from hf_calib.study.launch import for_shell
 from hf_calib.study.plan import Cell, given, resolved, variants
 from tests.helpers.places import ROOT
@@ -90,7 +90,6 @@ def test_each_loss_takes_the_hyperparameters_of_the_grid_that_it_has() -> None:
             for word in ("gamma", "=1", "gamma=", "gamma=[1")
         ),
         (lambda: parse_grid(["gamma=1,2", "gamma=3"]), "each hyperparameter once, got 'gamma=3'"),
-        (lambda: parse_seeds("0,x"), "expected --seeds to be whole numbers, got '0,x'"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(refused: Callable[[], object], message: str) -> None:
