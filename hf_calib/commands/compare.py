@@ -18,10 +18,9 @@ import yaml
 from hf_calib._errors import InputValueError, check, did_you_mean, expected
 from hf_calib.commands.console import interruptible, print_document, print_progress
 from hf_calib.commands.options import names_of
-from hf_calib.study.cells import CELL, recorded
-from hf_calib.study.launch import Cells, Executor, Launch, Local, Printed, Submitit
+from hf_calib.study.launch import Cells, Executor, Launch, Local, Submitit, printed
 from hf_calib.study.measured import METHODS, check_methods
-from hf_calib.study.plan import Cell, content_hash, resolved, variants, write_plan
+from hf_calib.study.plan import CELL, Cell, content_hash, recorded, resolved, variants, write_plan
 from hf_calib.study.report import document_of
 from hf_calib.study.results import StudyResults
 from hf_calib.study.study import check_seeds, report_study
@@ -50,7 +49,7 @@ def run(options: Compare, running: Running) -> StudyResults:
         launch, cells = planned(options)
         study = next(iter(cells.values())).parent.parent
         if options.print_commands:
-            Printed()(launch, cells, say=print)
+            printed(launch, cells, print)
             raise typer.Exit
         executor = _submitit(options.submitit) if options.submitit else Local(options.jobs)
         with interruptible(f"The same command goes on where it was: {study}"):
@@ -61,7 +60,7 @@ def run(options: Compare, running: Running) -> StudyResults:
 
 def show(results: StudyResults) -> None:
     """The main table, the advice, and what is missing; all else is in the report."""
-    print_document(document_of(results, {}))
+    print_document(document_of(results))
 
 
 def planned(options: Compare) -> tuple[Launch, dict[Cell, Path]]:
@@ -86,7 +85,7 @@ def planned(options: Compare) -> tuple[Launch, dict[Cell, Path]]:
     losses = variants(names_of(options.losses) or (), parse_grid(options.grid or ()), launch.script)
     # Once for a loss: this reads its file, and hashes the data.
     found = [(loss, resolved(*words, loss)) for loss in losses]
-    cells = [Cell(loss, seed, {**given, "seed": seed}) for seed in seeds for loss, given in found]
+    cells = [Cell(loss, seed, given) for seed in seeds for loss, given in found]
     output = Path(options.output or "").absolute()
     return launch, write_plan(output, cells, methods, resolved(*words), launch.script)
 
@@ -110,7 +109,7 @@ def train(launch: Launch, cells: Cells, executor: Executor, *, say: Callable[[st
             f"{launch.script.name} has changed since it trained {changed} of these {len(cells)}. They are not "
             "trained again: remove their folders in cells/ if the change matters"
         )
-    failed = executor(launch, cells, say=say)
+    failed = executor(launch, cells, say)
     got = f"{len(failed)} failures of {len(cells)}"
     way_out = f"see log.txt in {next(iter(cells.values())).parent}/*"
     check(len(failed) < len(cells), "the trainings to end", got, way_out)

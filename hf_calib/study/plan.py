@@ -1,4 +1,4 @@
-"""The plan of a study: losses with their hyperparameters, seeds, the configuration of each training, and study.json."""
+"""The plan of a study: its trainings with their configurations, study.json, and what each leaves in its folder."""
 
 from __future__ import annotations
 
@@ -6,39 +6,36 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from hf_calib._errors import InputValueError, check, did_you_mean, expected
-from hf_calib._files import check_output
-from hf_calib.study.cells import CELL, CELLS, is_finished, recorded, write_json
+from hf_calib._files import check_output, whole_file
+from hf_calib.predictions.training import PREDICTIONS
 
-STUDY = "study.json"
-# What the study sets itself, for each training. The others do not change what is trained.
-OWN_ARGUMENTS = ("loss", "loss_kwargs", "seed")
-NOT_OF_THE_TRAINING = {
-    *("output_dir", "logging_dir", "cache_dir", "resume", "resume_from_checkpoint"),
-    *("run_name", "report_to", "disable_tqdm"),
-}
+STUDY, CELLS = "study.json", "cells"
+CELL, RESULTS, LOG, FAILED = "cell.json", "results.json", "log.txt", "failed.json"
 _RESUMED_ANYWAY = (
-    "leave it out: what is finished is skipped, and what was interrupted goes on from its newest checkpoint"
+    "leave it out: what is finished is skipped, what was interrupted goes on from its newest checkpoint"
 )
 _SET_BY_THE_STUDY = {
     "loss": "list it in --losses",
-    "loss_kwargs": "use --grid, or list a YAML file in --losses",
+    "loss_kwargs": "use --grid, or list a YAML file with loss and loss_kwargs in --losses",
     "seed": "list it in --seeds",
     "output_dir": "use --output",
     "config": "use --config before the --",
     "resume": _RESUMED_ANYWAY,
     "resume_from_checkpoint": _RESUMED_ANYWAY,
 }
-_UNREADABLE = (OSError, ArithmeticError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
-_SECRET = re.compile(r"(^|_)(token|secret|password|api_key)$", re.IGNORECASE)
+_WITHOUT_EFFECT = {"logging_dir", "cache_dir", "run_name", "report_to", "disable_tqdm"}  # on what is trained
+_SECRET = re.compile(r"(^|[-_=])(token|secret|password|api[-_]key)(=|$)", re.IGNORECASE)
 _KEY_LENGTH = 12
-_MOST_HASHED = 2**32  # bytes of a folder; of larger ones the sizes and times of the files count
+_MOST_HASHED = 2**30  # bytes; of a larger file the size and the time count
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ class Variant:
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """One training of a study; of its arguments (name -> words), files are the hash of what they hold."""
+    """A training of a study; arguments (name -> words) are those of all seeds, and files the hash of their content."""
 
     variant: Variant
     seed: int
@@ -62,8 +59,7 @@ class Cell:
     @property
     def key(self) -> str:
         """The hash of the configuration: another one is another cell."""
-        text = json.dumps(self.arguments, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:_KEY_LENGTH]
+        return hash_of(self.arguments)
 
     @property
     def name(self) -> str:
@@ -109,18 +105,18 @@ def _variant(word: str, script: Path | None) -> Variant:
 
     if word in LOSSES:
         return Variant(word, word, {})
-    folder = None if script is None else script.parent / "configs" / "losses"
-    beside = None if folder is None else folder / f"{word}.yaml"
-    path = beside if beside is not None and beside.is_file() else Path(word)
-    if not path.is_file():
-        files = [] if folder is None else [file.stem for file in folder.glob("*.yaml")]
-        way_out = did_you_mean(word, [*LOSSES, *files])
-        raise InputValueError(expected("losses", "be names of losses, or YAML files", repr(word), way_out))
+    files = () if script is None else script.parent.glob("configs/losses/*.yaml")
+    beside = {file.stem: file for file in files}
+    path = beside.get(word, Path(word))
+    way_out = did_you_mean(word, [*LOSSES, *beside])
+    check(path.is_file(), "losses to be names of losses, or YAML files", repr(word), way_out)
     config = read_config(path)
     loss = config.get("loss")
     requirement = f"{path} to name its loss, as in `loss: focal`"
     check(loss in LOSSES, requirement, repr(loss), did_you_mean(loss, LOSSES))
-    further = config.keys() - OWN_ARGUMENTS  # a script that reads no YAML files needs to know of these only
+    further = (
+        config.keys() - _SET_BY_THE_STUDY
+    )  # a script that reads no YAML files needs to know of these only
     return Variant(path.stem, str(loss), config.get("loss_kwargs") or {}, path if further else None)
 
 
@@ -134,16 +130,12 @@ def resolved(
     found: dict[str, Any] = {"script": script}
     for path in configs:
         found |= read_config(path)
-        name = "resume_from_checkpoint"
-        check(name not in found, f"{path} to leave resuming to the study", name, _RESUMED_ANYWAY)
-        # These would be thought to be those of the study's losses.
-        way_out = "use --grid, or list a YAML file with loss and loss_kwargs in --losses"
-        check("loss_kwargs" not in found, f"{path} to leave losses to the study", "loss_kwargs", way_out)
+        for name in ("resume_from_checkpoint", "loss_kwargs"):
+            check(name not in found, f"{path} to leave this to the study", name, _SET_BY_THE_STUDY[name])
     if variant is not None and variant.config is not None:
         found |= read_config(variant.config)
     found |= given(arguments)
-    ignored = {name for name in found if name in {*NOT_OF_THE_TRAINING, *OWN_ARGUMENTS} or is_secret(name)}
-    found = {name: _content(value) for name, value in found.items() if name not in ignored}
+    found = {name: _content(value) for name, value in found.items() if changes_training(name)}
     if variant is not None:
         # With the defaults, which another version may change.
         loss = make_loss(variant.loss, **variant.hyperparameters)
@@ -151,9 +143,14 @@ def resolved(
     return found
 
 
+def changes_training(name: str) -> bool:
+    """Whether an argument is of the script, and its value part of a configuration."""
+    return name not in {*_SET_BY_THE_STUDY, *_WITHOUT_EFFECT} and not is_secret(name)
+
+
 def is_secret(name: str) -> bool:
     """Whether an argument's value is for nobody else to read."""
-    return _SECRET.search(name.strip("-").replace("-", "_")) is not None
+    return _SECRET.search(name) is not None
 
 
 def before_secret(word: str) -> str | None:
@@ -162,8 +159,8 @@ def before_secret(word: str) -> str | None:
     >>> before_secret("--env=HF_TOKEN=hf_x"), before_secret("--learning_rate=0.1")
     ('--env=HF_TOKEN=', None)
     """
-    names = word.split("=")[:-1]
-    return next(("=".join(names[:n]) + "=" for n, name in enumerate(names, 1) if is_secret(name)), None)
+    found = _SECRET.search(word)
+    return word[: found.end()] if found and found[3] else None
 
 
 def given(arguments: Sequence[str]) -> dict[str, Any]:
@@ -197,29 +194,27 @@ def _content(value: Any) -> Any:
         return {name: _content(each) for name, each in value.items() if not is_secret(str(name))}
     if not isinstance(value, str):
         return value
-    if os.path.isdir(value):
-        return f"sha256:{_folder_hash(Path(value))}"
-    return f"sha256:{content_hash(Path(value))}" if os.path.isfile(value) else before_secret(value) or value
-
-
-def _folder_hash(folder: Path) -> str:
-    """A hash of what is in a folder: a model, or data."""
-    files = {path: path.stat() for path in sorted(folder.rglob("*")) if path.is_file()}
-    read = sum(stat.st_size for stat in files.values()) <= _MOST_HASHED
-    listed: list[tuple[str, Any]] = []
-    for path, stat in files.items():
-        content = content_hash(path) if read else (stat.st_size, stat.st_mtime_ns)
-        listed.append((path.relative_to(folder).as_posix(), content))
-    return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
+    return f"sha256:{content_hash(Path(value))}" if os.path.exists(value) else before_secret(value) or value
 
 
 def content_hash(path: Path) -> str:
-    """SHA-256 of a file."""
+    """SHA-256 of a file, or of the files of a folder, such as a model."""
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
+    for file in sorted(each for each in (path, *path.rglob("*")) if each.is_file()):
+        size = file.stat().st_size
+        digest.update(f"{file.relative_to(path).as_posix()}\0{size}\0".encode())
+        if size > _MOST_HASHED:
+            digest.update(str(file.stat().st_mtime_ns).encode())
+            continue
+        with open(file, "rb") as opened:
+            while block := opened.read(2**20):
+                digest.update(block)
     return digest.hexdigest()
+
+
+def hash_of(arguments: Mapping[str, Any]) -> str:
+    """A short hash of a configuration."""
+    return hashlib.sha256(json.dumps(arguments, sort_keys=True).encode()).hexdigest()[:_KEY_LENGTH]
 
 
 def write_plan(
@@ -238,51 +233,68 @@ def write_plan(
     known = (study / STUDY).is_file()
     free = known or not study.is_dir() or not any(study.iterdir())
     check(free, f"output to be new, or have a {STUDY}", f"{study}, which has none", "name a new folder")
-    before = read_plan(study) if known else {"base": None, "cells": {}}
-    base = json.loads(json.dumps(base))  # as it is read again: names of classes have text as keys
-    listed = before["cells"] if before["base"] == base else {}
+    before = read_plan(study) if known else {}
+    listed = before["cells"] if before.get("base") == hash_of(base) else {}
     # A mean over seeds is over trainings of one configuration: a loss whose file was changed begins anew.
-    now = {cell.variant.label: _without_seed(cell.arguments) for cell in cells}
-    listed = {
-        name: entry
-        for name, entry in listed.items()
-        if now.get(entry["loss"]) in (None, _without_seed(recorded(study / CELLS / name / CELL, "arguments")))
-    }
-    listed |= {cell.name: {"loss": cell.variant.label, "seed": cell.seed} for cell in cells}
+    keys = {cell.variant.label: cell.key for cell in cells}
+    listed = {name: key for name, key in listed.items() if name.endswith(keys.get(key[0], ""))}
+    listed |= {cell.name: (cell.variant.label, cell.seed) for cell in cells}
     folders = {cell: study / CELLS / cell.name for cell in cells}
     version = None if script is None else content_hash(script)
     for cell, folder in folders.items():
         if not is_finished(folder):
-            record = {"key": cell.key, "loss": cell.variant.label, "script": version}
-            write_json(folder / CELL, {**record, "arguments": dict(cell.arguments)})
-    write_json(study / STUDY, {**_listed(listed), "methods": list(methods), "base": base})
+            record = {"loss": cell.variant.label, "seed": cell.seed, "script": version}
+            _write_json(folder / CELL, {**record, "arguments": dict(cell.arguments)})
+    entries = {name: {"loss": loss, "seed": seed} for name, (loss, seed) in listed.items()}
+    _write_json(study / STUDY, {"methods": list(methods), "base": hash_of(base), "cells": entries})
     return folders
 
 
-def _listed(cells: Mapping[str, Any]) -> dict[str, Any]:
-    """The cells of a plan, and the losses and seeds that they have."""
-    losses = list(dict.fromkeys(entry["loss"] for entry in cells.values()))
-    return {"losses": losses, "seeds": sorted({entry["seed"] for entry in cells.values()}), "cells": cells}
-
-
-def _without_seed(arguments: Mapping[str, Any] | None) -> str:
-    return json.dumps({**(arguments or {}), "seed": None}, sort_keys=True)
-
-
 def read_plan(study: Path) -> dict[str, Any]:
-    """The plan in study.json, read by its cells; raises ValueError if there is none, or it is not of a study."""
+    """The plan in study.json with its losses and seeds; raises ValueError if there is none."""
     path = study / STUDY
-    way_out = "pass the --output folder of an earlier hf-calib compare"
     try:
-        plan = dict(json.loads(path.read_text(encoding="utf-8")))
-        entries = plan["cells"].items()
-        cells = {name: {"loss": str(entry["loss"]), "seed": int(entry["seed"])} for name, entry in entries}
-    except _UNREADABLE as error:
-        got = f"{path} ({error})"
+        plan = json.loads(path.read_text(encoding="utf-8"))
+        cells = {name: (str(entry["loss"]), int(entry["seed"])) for name, entry in plan["cells"].items()}
+        outside = [name for name in cells if not re.fullmatch(r"[\w.=-]*\w", name)]
+        if outside:
+            raise ValueError(f"cells outside of its folder: {outside}")
+        own = {"methods": list(plan["methods"]), "base": plan["base"]}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        got, way_out = f"{path} ({error})", "pass the --output folder of an earlier hf-calib compare"
         raise InputValueError(expected("the study", "be readable", got, way_out)) from error
-    requirement = "the study to be as hf-calib compare wrote it"
-    whole = isinstance(plan.get("methods"), list) and "base" in plan
-    check(whole, requirement, f"{path}, which lacks some of its entries", way_out)
-    outside = [name for name in cells if os.path.basename(name) != name or name in ("", ".", "..")]
-    check(not outside, requirement, f"{path} with cells {outside}", way_out)
-    return {**plan, **_listed(cells)}
+    losses = list(dict.fromkeys(loss for loss, _ in cells.values()))
+    seeds = sorted({seed for _, seed in cells.values()})
+    return {**own, "losses": losses, "seeds": seeds, "cells": cells}
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a training has left its results; they are written last."""
+    return (folder / RESULTS).is_file() and (folder / PREDICTIONS).is_file()
+
+
+def recorded(path: Path, name: str) -> Any:
+    """An entry of a JSON file; None where it cannot be read."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))[name]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def mark_failed(folder: Path, reason: str) -> None:
+    """Keep why a training failed, for the report; where the disk is full, the other trainings go on all the same."""
+    with suppress(OSError):
+        _write_json(folder / FAILED, {"reason": reason})
+
+
+def clean_up(folder: Path, *, keep_model: bool) -> None:
+    """Remove the checkpoints of a finished training, and unless it is kept the model."""
+    models = () if keep_model else (folder / "calibrated", folder / "uncalibrated")
+    for path in (*folder.glob("checkpoint-*"), *models):
+        shutil.rmtree(path, ignore_errors=True)
+    (folder / FAILED).unlink(missing_ok=True)
+
+
+def _write_json(path: Path, record: Mapping[str, Any]) -> None:
+    with whole_file(path) as unfinished:
+        unfinished.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")

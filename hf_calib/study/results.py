@@ -12,7 +12,6 @@ import numpy as np
 import pandas
 
 from hf_calib.metrics.intervals import holm
-from hf_calib.metrics.sums import TopLabel, bin_sums
 from hf_calib.study.advice import MAIN_METRICS, UNSCALED, Pair, advise, notes_on_statistics
 from hf_calib.study.statistics import (
     CONFIDENCE_LEVEL,
@@ -26,14 +25,12 @@ from hf_calib.study.statistics import (
 )
 
 Variance = Literal["own", "pooled"]
-BASELINE_LOSS = "cross_entropy"
 KEY = ["loss", "method", "metric"]
 # Of one training: a value and its resamples (R,), and what differences are taken of, the errors without what noise adds
 # to each. Resamples that there are none of are NaN.
 NUMBERS = ["loss", "seed", "method", "metric", "value", "draws", "compared", "compared_draws"]
 _HIGHEST = {"nll": np.inf, "brier": 2.0}  # of the other metrics 1; the lowest is 0
 _NO_INTERVAL = (math.nan, math.nan)
-_N_BINS = 15
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,19 +41,16 @@ class StudyResults:
     training has no row in `results()`, and one without any value none in the other tables, which are pandas' too.
 
     Args:
-        losses: labels, in the study's order; those without a finished training too.
-        seeds: in the study's order.
+        losses, seeds: in the study's order; those without a finished training too.
         methods: "none" first, then the maps.
         metrics: key -> title.
         counted: what n_test and n_classes count: test rows or tokens, classes or labels.
-        n_test: test rows N, or tokens, shared by all trainings; 0 where nothing is finished.
-        n_classes: C.
+        n_test, n_classes: of all trainings; 0 where nothing is finished.
         n_calibration: rows that the maps were fitted on.
-        n_resamples: of the bootstrap; a slow metric has fewer, which a note says.
-        variance: over seeds, of each pair of losses its "own", or "pooled".
+        n_resamples: of the bootstrap; of a metric that sorts the rows 100 at most.
+        variance: over seeds, "own" or "pooled".
         numbers: a row for each number of each training, see `NUMBERS`.
         missing: (loss, seed) -> why the training has no numbers.
-        panels: (loss, method) -> test predictions of all seeds, for a reliability diagram.
         remarks: sentences on how the trainings were measured.
     """
 
@@ -72,7 +66,6 @@ class StudyResults:
     variance: Variance
     numbers: pandas.DataFrame = field(repr=False)
     missing: Mapping[tuple[str, int], str]
-    panels: Mapping[Pair, TopLabel] = field(repr=False)
     remarks: tuple[str, ...]
 
     def results(self) -> pandas.DataFrame:
@@ -96,18 +89,17 @@ class StudyResults:
         With one seed, the interval covers the test rows only.
         """
         rows = []
-        for key, column in self.numbers.groupby(KEY, sort=False):
-            spread = _spread(column["value"], column["draws"])
-            interval = _NO_INTERVAL if spread is None else spread.interval()
-            low, high = np.clip(interval, 0.0, _HIGHEST.get(key[2], 1.0))
-            rows.append((*key, column["value"].mean(), low, high, len(column)))
+        for key, own in self.numbers.groupby(KEY, sort=False):
+            spread = two_level(own["value"], own["draws"])
+            low, high = np.clip(spread.interval(), 0.0, _HIGHEST.get(key[2], 1.0))
+            rows.append((*key, spread.value, low, high, spread.n_seeds))
         return _table(rows, ["value", "low", "high", "n_seeds"])
 
     @cached_property
     def baseline(self) -> Pair | None:
         """Cross entropy with a temperature, or what comes nearest to it among what was measured; None without any."""
         found = set(zip(self.numbers["loss"], self.numbers["method"], strict=True))
-        losses = dict.fromkeys([BASELINE_LOSS, *self.losses])
+        losses = dict.fromkeys(["cross_entropy", *self.losses])
         methods = dict.fromkeys(["temperature", *self.methods[1:], UNSCALED])
         return next(
             ((loss, method) for loss in losses for method in methods if (loss, method) in found), None
@@ -123,13 +115,12 @@ class StudyResults:
         """
         rows = []
         for metric in self.numbers["metric"].unique():
-            columns, spreads = self._comparisons(metric)
-            p_values = {pair: spread.p_value() for pair, spread in spreads.items()}
-            corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
-            for pair, column in columns.items():
-                interval = spreads[pair].interval() if pair in spreads else _NO_INTERVAL
-                p = p_values.get(pair, math.nan), corrected.get(pair, math.nan)
-                rows.append((*pair, metric, column["compared"].mean(), *interval, *p, len(column)))
+            spreads = self._comparisons(metric)
+            p_values = np.array([spread.p_value() for spread in spreads.values()])
+            corrected, defined = p_values.copy(), ~np.isnan(p_values)
+            corrected[defined] = holm(p_values[defined])
+            for (pair, spread), *p in zip(spreads.items(), p_values, corrected, strict=True):
+                rows.append((*pair, metric, spread.value, *spread.interval(), *p, spread.n_seeds))
         return _table(rows, ["value", "low", "high", "p", "p_corrected", "n_seeds"])
 
     @cached_property
@@ -140,28 +131,18 @@ class StudyResults:
         """
         found = {}
         for metric in MAIN_METRICS:
-            _, spreads = self._comparisons(metric)
-            others = {pair: spread for pair, spread in spreads.items() if pair[0] != self._baseline_loss}
+            spreads = {
+                pair: each for pair, each in self._comparisons(metric).items() if each.row_variance >= 0
+            }
+            others = {pair: each for pair, each in spreads.items() if pair[0] != self._baseline_loss}
             alike = others or spreads
             if alike:
                 spread, known = typical(alike.values(), len({loss for loss, _ in alike}))
                 found[metric] = detectable(spread, LEVEL / len(spreads), known)
         return found
 
-    @cached_property
-    def equal_variances(self) -> pandas.DataFrame:
-        """Bartlett's p that the losses vary alike over the seeds, by method and metric; empty unless pooled."""
-        pooled = {metric: self._pooled(metric) for metric in MAIN_METRICS}
-        rows = [
-            (method, metric, each.p_equal)
-            for metric, found in pooled.items()
-            for method, each in found.items()
-            if each.p_equal is not None
-        ]
-        return pandas.DataFrame(rows, columns=["method", "metric", "p"])
-
     def to_dict(self) -> dict[str, Any]:
-        """Everything, of JSON's own types, as report.json holds it; predictions are summed in bins."""
+        """Everything, of JSON's own types, as report.json holds it."""
         return {
             **{name: list(getattr(self, name)) for name in ("losses", "seeds", "methods", "advice", "notes")},
             **{name: getattr(self, name) for name in ("n_test", "n_classes", "n_calibration", "n_resamples")},
@@ -172,58 +153,37 @@ class StudyResults:
             "missing": [{"loss": loss, "seed": s, "reason": why} for (loss, s), why in self.missing.items()],
             "means": _records(self.means.reset_index()),
             "differences": _records(self.differences.reset_index()),
-            "detectable": [{"metric": metric, "value": size} for metric, size in self.detectable.items()],
-            "equal_variances": _records(self.equal_variances),
-            "reliability": [
-                {"loss": loss, "method": method, "bins": _bins(panel)}
-                for (loss, method), panel in self.panels.items()
-            ],
             "values": _records(self.results()),
+            "detectable": [{"metric": metric, "value": size} for metric, size in self.detectable.items()],
         }
 
     @property
     def _baseline_loss(self) -> str | None:
         return None if self.baseline is None else self.baseline[0]
 
-    def _comparisons(self, metric: str) -> tuple[dict[Pair, pandas.DataFrame], dict[Pair, TwoLevel]]:
-        """Of all pairs that share a seed with the baseline: the differences to it by seed, and their spreads if any."""
-        rows = self.numbers[self.numbers["metric"] == metric].set_index("seed")
-        values = {pair: own[NUMBERS[-2:]] for pair, own in rows.groupby(KEY[:2], sort=False)}
-        base = values.pop(self.baseline, rows[:0][NUMBERS[-2:]])
-        columns = {pair: (own - base).dropna(subset="compared") for pair, own in values.items()}
-        columns = {pair: column for pair, column in columns.items() if len(column)}
-        # Another map of the baseline's own trainings does not vary as two trainings do.
-        pooled = self._pooled(metric)
-        spreads = {}
-        for (loss, method), column in columns.items():
-            own = None if loss == self._baseline_loss else pooled.get(method)
-            spread = _spread(column["compared"], column["compared_draws"], own)
-            if spread is not None:
-                spreads[loss, method] = spread
-        return columns, spreads
-
-    def _pooled(self, metric: str) -> dict[str, Pooled]:
-        """For each map the variance over seeds of the other losses with this map, and of the baseline, if pooled."""
-        if self.variance == "own" or self.baseline is None:
-            return {}
+    def _comparisons(self, metric: str) -> dict[Pair, TwoLevel]:
+        """The differences to the baseline of all pairs that share a seed with it."""
         rows = self.numbers[self.numbers["metric"] == metric]
-        its_own = rows["loss"] == self._baseline_loss
-        base = rows[its_own & (rows["method"] == self.baseline[1])]
+        pooled = {method: self._pooled(rows, method) for method in self.methods}
+        columns = rows.set_index("seed").groupby(KEY[:2], sort=False)[NUMBERS[-2:]]
+        values = dict(iter(columns))
+        base = values.pop(self.baseline, None)
         found = {}
-        for method in self.methods:
-            own = pandas.concat([rows[~its_own & (rows["method"] == method)], base])
-            pooled = pooled_variance(own.pivot(index="seed", columns="loss", values="compared"))
-            if pooled is not None:
-                found[method] = pooled
+        for (loss, method), own in values.items() if base is not None else ():
+            difference = (own - base).dropna(subset="compared")
+            # Another map of the baseline's own trainings does not vary as two trainings do.
+            shared = None if loss == self._baseline_loss else pooled[method]
+            if len(difference):
+                found[loss, method] = two_level(difference["compared"], difference["compared_draws"], shared)
         return found
 
-
-def _spread(values: pandas.Series, draws: pandas.Series, pooled: Pooled | None = None) -> TwoLevel | None:
-    """None where any training has no resamples."""
-    drawn = [np.atleast_1d(each) for each in draws]
-    if any(np.isnan(each).any() for each in drawn):
-        return None
-    return two_level(values.to_numpy(np.float64), np.stack(drawn, axis=1), pooled)
+    def _pooled(self, rows: pandas.DataFrame, method: str) -> Pooled | None:
+        """The variance over seeds of the other losses with a map, and of the baseline; None if each has its own."""
+        if self.variance == "own" or self.baseline is None:
+            return None
+        loss, of_baseline = self.baseline
+        shared = rows[rows["method"] == np.where(rows["loss"] == loss, of_baseline, method)]
+        return pooled_variance(shared.pivot(index="seed", columns="loss", values="compared"))
 
 
 def _table(rows: list[tuple[Any, ...]], columns: list[str]) -> pandas.DataFrame:
@@ -236,13 +196,3 @@ def _records(table: pandas.DataFrame) -> list[dict[str, Any]]:
         {name: None if isinstance(x, float) and not math.isfinite(x) else x for name, x in row.items()}
         for row in table.to_dict("records")
     ]
-
-
-def _bins(panel: TopLabel) -> list[dict[str, float]]:
-    """The bins (lower, upper] of a reliability diagram that hold predictions."""
-    bins = bin_sums(panel, _N_BINS)
-    confidence, accuracy = bins.means()
-    edges = np.arange(_N_BINS + 1) / _N_BINS
-    columns = {"lower": edges[:-1], "upper": edges[1:], "count": bins.counts.astype(int)}
-    table = pandas.DataFrame({**columns, "confidence": confidence, "accuracy": accuracy})
-    return _records(table[bins.counts > 0])

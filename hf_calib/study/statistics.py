@@ -1,16 +1,19 @@
-"""The statistics of a study: two-level intervals and tests, a pooled variance, and power."""
+"""The statistics of a study: errors without noise, two-level intervals and tests, a pooled variance, and power."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 from scipy.special import gammaincinv, ndtr, ndtri, stdtrit
-from scipy.stats import bartlett
 
-from hf_calib.metrics.checks import FloatArray
+from hf_calib.metrics import sums
+from hf_calib.metrics.checks import FloatArray, IntArray
+from hf_calib.metrics.intervals import Populations
+from hf_calib.metrics.sums import Binning, BinSums, TopLabel
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -21,15 +24,17 @@ _WANTED = 0.8  # the power that a study is asked for
 # Metrics nearer than this are the same: what separates them is where a solver stopped.
 _SAME = 1e-6
 _SMALLEST_P = 1e-12  # normal tails further out say nothing
-_ROUNDING = 1e-12  # of the largest value
 # Probabilities of the variances over seeds that other studies would find, and of those that this one may come from.
 _OTHER_STUDIES = (np.arange(200) + 0.5) / 200
 _POSSIBLE = (np.arange(20) + 0.5) / 20
+_STEPS, _NARROWEST = 100, 1e-3  # of the gaps on either side of those of the data
 
 
 class TwoLevel(NamedTuple):
-    """A mean over seeds with the two parts of its variance: of the test rows as far as all seeds move together, and of
-    the seeds, with the noise of the rows in each; beside them that of the mean over these very seeds, rows alone.
+    """A mean over seeds with its variances, NaN if not known.
+
+    They are of the test rows as far as all seeds move together, of the seeds with the noise of the rows in each, and of
+    the mean over these very seeds, rows alone.
     """
 
     value: float
@@ -51,6 +56,8 @@ class TwoLevel(NamedTuple):
 
     def p_value(self) -> float:
         """Two-sided, of the mean being 0: the level at which the interval just reaches 0."""
+        if np.isnan(self.row_variance):
+            return np.nan
         if abs(self.value) <= _SAME:
             return 1.0
 
@@ -69,7 +76,7 @@ class TwoLevel(NamedTuple):
         return np.maximum(of_both, of_rows_alone)
 
 
-def two_level(values: FloatArray, draws: FloatArray, pooled: Pooled | None = None) -> TwoLevel:
+def two_level(values: ArrayLike, draws: Iterable[ArrayLike], pooled: Pooled | None = None) -> TwoLevel:
     r"""How far a mean over seeds may be from that of many more trainings and test rows.
 
     For a metric, or for its paired differences, of S trainings on the same N test rows. A value is taken as
@@ -89,41 +96,39 @@ def two_level(values: FloatArray, draws: FloatArray, pooled: Pooled | None = Non
 
     Args:
         values: (S,) of the trainings.
-        draws: (R, S) of the trainings on R resamples of the test rows.
+        draws: S times (R,), of the trainings on R resamples of the test rows, or NaN for none.
         pooled: a variance over seeds from other losses, too, in place of $s^2$; with its degrees of freedom.
 
     Notes:
-        Quantiles of a bootstrap over 2 to 5 seeds are far too narrow: of 3 seeds one in nine resamples is one
-        training three times, and their variance is short by a factor (S - 1) / S. Student's t is exact where rows
-        add nothing and trainings are about normal. Adding the squares of the reaches (Howe 1974) errs to the safe side
-        in between: with 3 seeds, and as much variance of the rows as of the seeds, 2.5% false alarms instead of 5%.
-        Satterthwaite's degrees of freedom would give up to 7.8%, and at a level of 0.5%, as Holm's correction asks
-        for, up to five times the level.
+        Quantiles of a bootstrap over 2 to 5 seeds are far too narrow. Student's t is exact where rows add nothing and
+        trainings are about normal. Adding the squares of the reaches (Howe 1974) errs to the safe side in between: with
+        3 seeds, and as much variance of the rows as of the seeds, 2.5% false alarms instead of 5%. Satterthwaite's
+        degrees of freedom would give up to 7.8%, and at 0.5%, as Holm's correction asks for, five times the level.
 
     References:
         Owen 2007, "The pigeonhole bootstrap" (two crossed factors); Cameron, Gelbach and Miller 2011, "Robust
         inference with multiway clustering" (what counts twice is taken off once); Howe 1974, "Approximate confidence
         limits on the mean of X + Y where X and Y are two tabled independent random variables" (the sum of squares).
     """
-    n_seeds = len(values)
-    noise = draws - draws.mean(axis=0)
+    of_seeds, drawn = np.asarray(values), [np.atleast_1d(each) for each in draws]
+    value, n_seeds = float(of_seeds.mean()), len(of_seeds)
+    if any(np.isnan(each).any() for each in drawn):
+        return TwoLevel(value, np.nan, np.nan, np.nan, n_seeds)
+    noise = np.stack([each - each.mean() for each in drawn], axis=1)
     of_mean = float(noise.mean(axis=1).var(ddof=1))
-    value = float(np.mean(values))
     if n_seeds == 1:
         return TwoLevel(value, of_mean, 0.0, of_mean, 1)
     within = float(noise.var(axis=1, ddof=1).mean())
-    between = float(np.var(values, ddof=1)) if pooled is None else pooled.variance
-    degrees = None if pooled is None else pooled.degrees
+    between, degrees = pooled or (float(of_seeds.var(ddof=1)), None)
     of_rows = max(0.0, of_mean - within / n_seeds)
     return TwoLevel(value, of_rows, between / n_seeds, of_mean, n_seeds, degrees)
 
 
 class Pooled(NamedTuple):
-    """The variance of a paired difference of two losses, from all of a study; with Bartlett's p of equality."""
+    """The variance of a paired difference of two losses, from all of a study."""
 
     variance: float
     degrees: int
-    p_equal: float | None
 
 
 def pooled_variance(values: DataFrame) -> Pooled | None:
@@ -136,13 +141,8 @@ def pooled_variance(values: DataFrame) -> Pooled | None:
 
     Few seeds leave each loss's own variance all but unknown: its Student's t has S - 1 degrees of freedom, this one's
     (L - 1)(S - 1). Where the losses do not vary alike, it is too narrow for those that vary most. In simulated studies
-    (`tests/study/test_statistics.py`) of 9 equal losses with 3 and 5 seeds, one was called different in 2 to 6% where
-    their standard deviations were equal, or their logarithms had a standard deviation of .3, and in 8 to 16% where
-    that was .6 and 1. Bartlett's test called them unequal in 3 to 5% of the first, in 8 and 21% of the second, and in
-    27 to 89% of the others: with few seeds it misses what it should find.
-
-    References:
-        Bartlett 1937, "Properties of sufficiency and statistical tests".
+    of 9 equal losses with 3 and 5 seeds, one was called different in 2 to 6% where their standard deviations were
+    equal, or their logarithms had a standard deviation of .3, and in 8 to 16% where that was .6 and 1.
 
     >>> import pandas
     >>> found = pooled_variance(pandas.DataFrame({"a": [1.0, 2.0], "b": [1.5, 2.7]}))
@@ -160,28 +160,20 @@ def pooled_variance(values: DataFrame) -> Pooled | None:
     if degrees < 1:
         return None
     residuals = y - y.mean() - design @ fitted
-    residuals[np.abs(residuals) <= _ROUNDING * np.abs(y).max()] = 0.0
-    groups = [residuals[losses == loss] for loss in range(table.shape[1])]
-    p_equal = None
-    if len(groups) > 2 and all(len(group) > 1 and np.ptp(group) > 0 for group in groups):
-        p_equal = float(bartlett(*groups).pvalue)
-    return Pooled(2 * float(residuals @ residuals) / degrees, degrees, p_equal)
+    return Pooled(2 * float(residuals @ residuals) / degrees, degrees)
 
 
 def typical(spreads: Collection[TwoLevel], n_losses: int) -> tuple[TwoLevel, float]:
     r"""The spread of a comparison by the mean variances of several, and the degrees of freedom of that mean.
 
-    Each comparison's own variance over S seeds has S - 1 degrees of freedom, of which studies of few seeds learn next
-    to nothing. The mean over L losses (other than the baseline's, of those with the most seeds) has more, but not L
-    times as many, as all are compared with one baseline: where they vary alike, two variances have a correlation of
-    1/4, and the mean has $4 L (S - 1) / (L + 3)$.
+    The mean over L losses (other than the baseline's, of those with the most seeds) has more than the S - 1 of each,
+    but not L times as many, as all are compared with one baseline: where they vary alike, two variances have a
+    correlation of 1/4, and the mean has $4 L (S - 1) / (L + 3)$.
     """
     n_seeds = max(spread.n_seeds for spread in spreads)
     alike = [spread for spread in spreads if spread.n_seeds == n_seeds]
-    of_rows, of_seeds, of_rows_alone = np.mean([spread[1:4] for spread in alike], axis=0).tolist()
-    found = alike[0]._replace(
-        row_variance=of_rows, seed_variance=of_seeds, variance_of_rows_alone=of_rows_alone
-    )
+    of_rows, of_seeds, alone = np.mean([spread[1:4] for spread in alike], axis=0).tolist()
+    found = TwoLevel(alike[0].value, of_rows, of_seeds, alone, n_seeds, alike[0].pooled_degrees)
     if found.pooled_degrees is not None:
         return found, found.pooled_degrees
     return found, 4 * n_losses * found.degrees / (n_losses + 3)
@@ -216,3 +208,56 @@ def detectable(spread: TwoLevel, level: float, known: float) -> float:
 def _of_estimate(probabilities: FloatArray, degrees: float) -> FloatArray:
     """Quantiles of an estimated variance over the true one."""
     return np.asarray(2 * gammaincinv(degrees / 2, probabilities) / degrees)
+
+
+def unbiased_error(
+    top: TopLabel,
+    binning: Binning,
+    *,
+    n_bins: int,
+    n_resamples: int,
+    seed: int,
+    groups: IntArray | None = None,
+) -> tuple[float, FloatArray]:
+    r"""The error of the population whose samples have on average this plain ECE, and its resamples (R,).
+
+    Noise makes an average of absolute gaps larger, the more so the smaller they are, which differences of models are
+    not to hold. Of the `Populations` this takes the one with
+    $\sum_m |B_m|/N\, E|\mathcal N(g_m(\lambda), s_m^2(\lambda))|$ equal to the plain error. One below that of a
+    calibrated population gives their difference: an estimate that stopped at 0 would be too large on average.
+    A resample moves the gaps of that population as it moves those of the data.
+    """
+    add = sums.binned_rows(top, n_bins, binning)
+    found = Populations(BinSums(*add(None)))
+    blocks = sums.draw_counts(len(top.confidence), n_resamples, np.random.default_rng(seed), groups)
+    resamples = np.stack([add(counts) for block in blocks for counts in block], axis=1)
+    counts, confidence, correct = resamples[..., found.occupied]
+    noise = np.where(counts > 0, (confidence - correct) / np.maximum(counts, 1) - found.gaps, 0)
+    # The plain errors that samples of a line of populations have on average.
+    growth = np.geomspace(_NARROWEST, -found.least, _STEPS)
+    shrinkages = np.concatenate([found.most * np.linspace(1, 0, _STEPS), -growth])
+    accuracies = found.accuracies(shrinkages)
+    variances = accuracies * (1 - accuracies) / found.counts
+    if groups is not None:
+        variances *= _design_effect(top, sums.assign_bins(top.confidence, n_bins, binning), n_bins, groups)
+    sizes = sums.mean_size(found.stated - accuracies, np.sqrt(variances))
+    plain, errors = np.maximum.accumulate(sizes @ found.shares), found.errors(shrinkages)
+
+    def estimate(of: FloatArray) -> FloatArray:
+        return np.where(of < plain[0], of - plain[0], np.interp(of, plain, errors))
+
+    nearest = float(np.interp(found.value, plain, shrinkages))
+    gaps = found.stated - found.accuracies(nearest) + noise
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    return float(estimate(np.array(found.value))), estimate((shares * np.abs(gaps)).sum(axis=1))
+
+
+def _design_effect(top: TopLabel, bins: IntArray, n_bins: int, groups: IntArray) -> float:
+    """How many times as large the variance of the gaps is as that of independent rows."""
+    kept = bins < n_bins  # quantile bins leave out the row of the smallest confidence
+    apart, bins, groups = (top.confidence - top.correct)[kept], bins[kept], groups[kept]
+    apart = apart - (np.bincount(bins, apart) / np.maximum(np.bincount(bins), 1))[bins]
+    _, members = np.unique(bins * (groups.max() + 1) + groups, return_inverse=True)
+    together = np.bincount(members, apart)
+    independent = float(apart @ apart)
+    return float(together @ together) / independent if independent > 0 else 1.0

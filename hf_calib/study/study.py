@@ -5,21 +5,20 @@ from __future__ import annotations
 import gc
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_calib._errors import InputTypeError, check, expected
-from hf_calib._files import whole_file
-from hf_calib.study.cells import LOG, clean_up, is_finished, mark_failed, newest_checkpoint, remove_cut_short
 from hf_calib.study.measured import METHODS, check_methods, measure_study
 from hf_calib.study.plan import (
-    NOT_OF_THE_TRAINING,
-    OWN_ARGUMENTS,
+    LOG,
     Cell,
     Variant,
-    is_secret,
+    changes_training,
+    clean_up,
+    is_finished,
+    mark_failed,
     read_plan,
     variants,
     write_plan,
@@ -51,26 +50,23 @@ def compare(
     of a training that was interrupted. A training that fails is reported with its error, and stops no other.
 
     Args:
-        make_trainer: makes the trainer of one training, with a fresh model. It passes the loss and the seed that it is
-            given on to `CalibrationTrainingArguments`, and calls `set_seed(seed)` before it makes a model whose head
-            is new.
+        make_trainer: makes the trainer of a loss and a seed, with a fresh model. It passes both on to
+            `CalibrationTrainingArguments`, and calls `set_seed(seed)` before it makes a model whose head is new.
         losses: names in `LOSSES`, or YAML files with `loss` and `loss_kwargs`.
         seeds: of the trainings; the same for all losses.
         test_dataset: what is reported; none of the trainer's datasets.
-        output: the study's folder: the trainings, and report.md, .html, .json, results.csv and figures.
+        output: the study's folder: the trainings, and report.md, .html, .json, results.csv and a figure.
         grid: hyperparameter -> values; each loss is trained with all combinations of those that it has.
-        methods: post-hoc maps that are fitted to each training's calibration rows, names in
-            `hf_calib.study.measured.MAPS`.
+        methods: maps to fit to each training's calibration rows, names in `hf_calib.study.measured.MAPS`.
         keep_models: False removes each model once its predictions are written.
         variance: over seeds, of the differences: of each pair of losses its "own", or "pooled" over all of them, which
-            finds more with few seeds and needs losses that vary alike; the report tests that.
+            finds more with few seeds and needs losses that vary alike.
 
     Returns:
         The results, which are also written to `output`; `results()` is their tidy table.
 
     Raises:
-        ValueError: for an unknown loss, hyperparameter or method, or a make_trainer that does not pass on what it is
-            given.
+        ValueError: for an unknown loss, hyperparameter or method, or a make_trainer that ignores its arguments.
         TypeError: if make_trainer returns something else.
 
     Example::
@@ -88,10 +84,13 @@ def compare(
     check_methods(methods)
     study = Path(output)
     cells: list[Cell] = []
+    base: dict[str, Any] = {}
     for seed, variant in product(check_seeds(seeds), variants(losses, grid or {}, None)):
         trainer = _made(make_trainer, variant, seed)
-        cells.append(Cell(variant, seed, _configuration(trainer, test_dataset)))
-        base = {name: value for name, value in cells[0].arguments.items() if name not in OWN_ARGUMENTS}
+        own = _configuration(trainer, test_dataset)
+        base = base or own
+        hyperparameters = trainer.args.make_loss().hyperparameters  # with the defaults
+        cells.append(Cell(variant, seed, {**own, "loss": variant.loss, "loss_kwargs": hyperparameters}))
         folder = write_plan(study, cells, methods, base)[cells[-1]]
         if not is_finished(folder):
             _train(trainer, test_dataset, folder, keep_model=keep_models)
@@ -142,11 +141,8 @@ def _made(make_trainer: MakeTrainer, variant: Variant, seed: int) -> Calibration
 
 
 def _configuration(trainer: CalibrationTrainer, test_dataset: Any) -> dict[str, Any]:
-    """The training's configuration, as far as arguments, config and datasets record it."""
-    args: Any = trainer.args
-    ignored = {name for name in args.to_dict() if name in NOT_OF_THE_TRAINING or is_secret(name)}
-    found = {name: value for name, value in args.to_dict().items() if name not in ignored}
-    found["loss_kwargs"] = args.make_loss().hyperparameters  # with the defaults
+    """What all trainings share, as far as arguments, config and datasets record it."""
+    found = {name: value for name, value in trainer.args.to_dict().items() if changes_training(name)}
     config, train, calibration = trainer.model_config, trainer.train_dataset, trainer.calibration_split
     found["model"] = None if config is None else config.to_dict()
     datasets = {"train": train, "calibration": calibration, "test": test_dataset}
@@ -156,14 +152,13 @@ def _configuration(trainer: CalibrationTrainer, test_dataset: Any) -> dict[str, 
 
 def _train(trainer: CalibrationTrainer, test_dataset: Any, folder: Path, *, keep_model: bool) -> None:
     from hf_calib.experiments import train_and_report
+    from hf_calib.trainer.checkpoint import newest_checkpoint
 
     trainer.args.output_dir = str(folder)
-    remove_cut_short(folder)
     try:
         train_and_report(trainer, test_dataset, resume=newest_checkpoint(folder))
     except Exception as error:
         mark_failed(folder, f"{type(error).__name__}: {error}")
-        with suppress(OSError), whole_file(folder / LOG) as log:
-            log.write_text(traceback.format_exc(), encoding="utf-8")
+        (folder / LOG).write_text(traceback.format_exc(), encoding="utf-8")
         return
     clean_up(folder, keep_model=keep_model)

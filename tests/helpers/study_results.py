@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 import pandas
 
-from hf_calib.metrics.sums import TopLabel
-from hf_calib.predictions.kinds import SINGLE_LABEL
-from hf_calib.study.measured import titles
+from hf_calib.study.measured import STUDY_METRICS
 from hf_calib.study.results import NUMBERS, StudyResults
 
-TITLES = titles(SINGLE_LABEL)
+TITLES = {key: measure.title for key, measure in STUDY_METRICS.items()}
 
 
 def values(results: StudyResults) -> dict[tuple[Any, ...], float]:
@@ -36,7 +34,7 @@ def study_results(
     """Every number drawn; resamples only where a loss has several seeds."""
     missing = dict(missing or {})
     rng = np.random.default_rng(len(losses))
-    numbers, panels = [], {}
+    numbers = []
     for number, loss in enumerate(losses):
         for method in methods:
             done = [seed for seed in seeds if (loss, seed) not in missing]
@@ -47,23 +45,18 @@ def study_results(
                     value = float(level + rng.normal(0, 0.004))
                     drawn = value + rng.normal(0, 0.002, 50) if len(seeds) > 1 else np.nan
                     numbers.append((loss, seed, method, key, value, drawn, value, drawn))
-            if done:
-                confidences = rng.beta(5, 1.2, n_test * len(done))
-                right = (rng.random(len(confidences)) < confidences ** (1 + 8 * error)).astype(float)
-                panels[loss, method] = TopLabel(confidences, right)
     return StudyResults(
         losses=tuple(losses),
         seeds=tuple(seeds),
         methods=tuple(methods),
         metrics=TITLES,
         counted=("test rows", "classes"),
-        n_test=n_test if panels else 0,
-        n_classes=4 if panels else 0,
-        n_calibration=200 if panels else 0,
+        n_test=n_test if numbers else 0,
+        n_classes=4 if numbers else 0,
+        n_calibration=200 if numbers else 0,
         n_resamples=1_000,
         variance="own",
         numbers=pandas.DataFrame(numbers, columns=NUMBERS),
         missing=missing,
-        panels=panels,
         remarks=("Of drawn numbers.",),
     )

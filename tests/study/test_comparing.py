@@ -53,8 +53,6 @@ def predictions(study: Path) -> dict[str, Any]:
 @pytest.fixture
 def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    # As in a large study, the smooth ECE is not resampled: most of the time of a report.
-    monkeypatch.setattr("hf_calib.study.measured._ROWS_IN_CALLS", 0)
     return tmp_path
 
 

@@ -19,16 +19,9 @@ import pytest
 from hf_calib.commands.compare import planned
 from hf_calib.commands.compare import train as run
 from hf_calib.commands.options import Compare
-from hf_calib.study.cells import (
-    clean_up,
-    is_finished,
-    mark_failed,
-    newest_checkpoint,
-    problem,
-    remove_cut_short,
-)
-from hf_calib.study.launch import Launch, Local, Printed, Submitit, Training, environments, lock_of
-from hf_calib.study.plan import Cell, read_plan
+from hf_calib.study.launch import Launch, Local, Submitit, environments, printed
+from hf_calib.study.plan import Cell, clean_up, is_finished, mark_failed, read_plan, recorded
+from hf_calib.trainer.checkpoint import newest_checkpoint
 from tests.helpers.places import ROOT
 
 SCRIPT = ROOT / "tests" / "helpers" / "study_script.py"
@@ -57,13 +50,13 @@ def train(study: Path, *arguments: str, jobs: int = 1, **options: Any) -> tuple[
     """Standard output, and the reasons of failures."""
     said: list[str] = []
     launch, cells = plan(study, *arguments, **options)
-    failed = Local(jobs)(launch, cells, say=said.append)
+    failed = Local(jobs)(launch, cells, said.append)
     return said, {cell.variant.label: reason for cell, reason in failed.items()}
 
 
 def command_lines(launch: Launch, cells: dict[Cell, Path]) -> list[str]:
     said: list[str] = []
-    assert Printed()(launch, cells, say=said.append) == {}
+    assert printed(launch, cells, said.append) == {}
     return said
 
 
@@ -77,7 +70,7 @@ def starts(study: Path) -> dict[str, list[str]]:
 def test_what_is_finished_is_not_trained_again_and_losses_and_seeds_are_added(tmp_path: Path) -> None:
     said, failed = train(tmp_path / "s", jobs=2)
     assert not failed
-    assert said[0].startswith("1 of 2, about ")
+    assert said[0].startswith("1 of 2: ")
     assert said[1].startswith("2 of 2: ")
     said, _ = train(tmp_path / "s", losses="focal,brier", seeds=(0, 1), jobs=3)
     assert said[0] == "1 of 4 trainings are finished already"
@@ -89,25 +82,13 @@ def test_what_is_finished_is_not_trained_again_and_losses_and_seeds_are_added(tm
 
 
 @pytest.mark.deep
-def test_a_study_whose_first_trainings_fail_alike_ends(tmp_path: Path) -> None:
-    said: list[str] = []
-    launch, cells = plan(tmp_path / "s", "--fails", "all", losses="focal,brier,mmce,flsd")
-    with pytest.raises(
-        ValueError, match=r"got 2 that failed alike: no such column, threads 1; see log.txt in .*; 2 m"
-    ):
-        Local()(launch, cells, say=said.append)
-    assert len(said) == 2
-    assert [path.name.partition("-")[0] for path in (tmp_path / "s/cells").glob("*/log.txt")].__len__() == 2
-
-
-@pytest.mark.deep
 def test_a_full_disk_at_one_cell_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, record: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     launch, cells = plan(tmp_path / "s", "--fails", "focal", losses="focal,brier")
-    monkeypatch.setattr("hf_calib.study.cells.write_json", full)
-    failed = Local()(launch, cells, say=lambda line: None)
+    monkeypatch.setattr("hf_calib.study.plan._write_json", full)
+    failed = Local()(launch, cells, lambda line: None)
     assert [cell.variant.label for cell in failed] == ["focal"]
     assert [is_finished(folder) for folder in cells.values()] == [False, True]
 
@@ -132,7 +113,7 @@ def test_a_mean_is_not_over_seeds_of_a_file_before_and_after_it_was_changed(tmp_
         entries = read_plan(tmp_path / "s")["cells"]
         own = {cell.name for cell in cells}
         assert own <= set(entries)
-        return {name: entry["seed"] for name, entry in entries.items() if entry["loss"] == "mine"}
+        return {name: seed for name, (loss, seed) in entries.items() if loss == "mine"}
 
     first = listed(2, 0, 1, 2)
     changed = listed(4, 0, 1)
@@ -164,8 +145,7 @@ def test_a_failure_is_reported_and_stops_no_other(tmp_path: Path) -> None:
     assert "ended without results.json and predictions.safetensors. Let it end with" in failed["brier"]
     assert said[-1].startswith("1 of 3, 2 failed: cross_entropy, seed 0 finished in ")
     folders = {path.name.rpartition("-")[0]: path for path in (tmp_path / "cells").iterdir()}
-    assert problem(folders["focal-seed0"]) == failed["focal"]
-    assert problem(tmp_path) == "not finished"
+    assert recorded(folders["focal-seed0"] / "failed.json", "reason") == failed["focal"]
     _, failed = train(tmp_path, *arguments, losses="focal")  # tried again, from its checkpoint
     assert starts(tmp_path)["focal-seed0"][1].endswith("checkpoint-2")
 
@@ -180,7 +160,7 @@ def test_a_killed_training_says_so(tmp_path: Path) -> None:
     killer += "log.read_text(): time.sleep(0.05)\n"
     killer += "os.system('pkill -KILL -f ' + sys.argv[2])"
     with subprocess.Popen([sys.executable, "-c", killer, folder / "log.txt", f"[-]-output_dir.{folder}"]):
-        failed = Local()(launch, cells, say=lambda line: None)
+        failed = Local()(launch, cells, lambda line: None)
     assert list(failed.values()) == ["killed by signal 9; its last lines:\nstep 1"]
 
 
@@ -226,28 +206,22 @@ def test_a_launcher_is_split_as_a_shell_does_and_an_old_failure_is_forgotten(tmp
     ((cell, folder),) = cells.items()
     assert launch.command(cell, folder)[:4] == ["true", "--name", "a b", str(SCRIPT)]
     mark_failed(folder, "of an earlier try")
-    (folder / "checkpoint-5").mkdir()  # cut short
-    lock = lock_of(folder)
-    assert lock is not None
-    training = Training(launch, cell, folder, lock, {})
-    assert problem(folder) == "not finished"
-    assert not (folder / "checkpoint-5").exists()
-    training.stop()
+    process = launch.start(cell, folder, {})
+    assert process is not None
+    assert not (folder / "failed.json").exists()
+    assert process.wait() == 0
 
 
 def test_checkpoints_that_were_cut_short_are_started_over(tmp_path: Path) -> None:
     launch, cells = plan(tmp_path / "s", losses="focal")
     (folder,) = cells.values()
-    (folder / "checkpoint-5").mkdir()
-    assert newest_checkpoint(folder) is None
-    assert len(command_lines(launch, cells)) == 1
-    assert (folder / "checkpoint-5").exists()  # a training that runs may be writing it
-    remove_cut_short(folder)  # before it is trained
-    assert not (folder / "checkpoint-5").exists()
     for name in ("checkpoint-5", "checkpoint-10"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "checkpoint-5" / "trainer_state.json").write_text("{}")
-    assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-5")
+        (folder / name).mkdir()
+    (line,) = command_lines(launch, cells)
+    assert "--resume" not in line
+    (folder / "checkpoint-5" / "trainer_state.json").write_text("{}")
+    (line,) = command_lines(launch, cells)
+    assert line.endswith(f"--resume_from_checkpoint {folder / 'checkpoint-5'}")
 
 
 @pytest.mark.slow
@@ -260,7 +234,7 @@ def test_the_printed_commands_train_the_study(tmp_path: Path) -> None:
         subprocess.run(line, shell=True, check=True, env={**os.environ, **HERE})
     assert command_lines(launch, cells) == []
     assert list(tmp_path.glob("a study/cells/*/checkpoint-*"))
-    assert Local()(launch, cells, say=lambda line: None) == {}
+    assert Local()(launch, cells, lambda line: None) == {}
     assert not list(tmp_path.glob("a study/cells/*/checkpoint-*"))
 
 
@@ -293,7 +267,7 @@ def test_a_plan_that_was_edited_is_read_by_its_cells(tmp_path: Path) -> None:
     path.write_text(json.dumps(edited))
     recorded = read_plan(tmp_path)
     assert (recorded["losses"], recorded["seeds"]) == (["focal", "brier"], [0, 1])
-    assert {cell["seed"] for cell in recorded["cells"].values()} == {0, 1}
+    assert {seed for _, seed in recorded["cells"].values()} == {0, 1}
 
 
 @pytest.mark.parametrize(
@@ -326,12 +300,12 @@ def test_gpus_are_shared_out(
 def test_jobs_of_submitit(tmp_path: Path) -> None:
     said: list[str] = []
     launch, cells = plan(tmp_path, "--fails", "focal")
-    failed = Submitit({"cluster": "local", "timeout_min": 2})(launch, cells, say=said.append)
+    failed = Submitit({"cluster": "local", "timeout_min": 2})(launch, cells, said.append)
     assert [reason.splitlines()[-1] for reason in failed.values()] == ["no such column, threads 1"]
     assert said[0].startswith("submitted 2 jobs: ")
     assert said[-1].startswith("1 of 2, 1 failed")
     with pytest.raises(ValueError, match="expected --submitit to hold parameters of submitit"):
-        Submitit({"cluster": "local", "gpus": 3})(launch, cells, say=said.append)
+        Submitit({"cluster": "local", "gpus": 3})(launch, cells, said.append)
 
 
 def test_a_script_that_has_changed_is_named_and_trains_nothing_again(tmp_path: Path) -> None:

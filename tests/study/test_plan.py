@@ -102,9 +102,7 @@ def test_what_files_cannot_say_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"x.yaml to name its loss, as in `loss: focal`, got None"):
         variants([str(tmp_path / "x.yaml")], {}, None)
     # The recipe alone would train focal with gamma 5; the study's focal has gamma 3.
-    with pytest.raises(
-        ValueError, match=r"c\.yaml to leave losses to the study, got loss_kwargs; use --grid"
-    ):
+    with pytest.raises(ValueError, match=r"c\.yaml to leave this to the study, got loss_kwargs; use --grid"):
         key(tmp_path, config="loss: focal\nloss_kwargs: {gamma: 5}\n")
 
 

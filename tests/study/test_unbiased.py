@@ -11,7 +11,7 @@ from scipy import stats
 
 from hf_calib.metrics.intervals import resampled_metrics
 from hf_calib.metrics.sums import TopLabel, uniform_bins
-from hf_calib.study.unbiased import UnbiasedError, unbiased_error
+from hf_calib.study.statistics import unbiased_error
 
 N_BINS = 15
 Array = NDArray[np.float64]
@@ -45,8 +45,10 @@ def error_of(confidences: Array, accuracies: Array) -> float:
     return float(np.abs(sums).sum() / len(confidences))
 
 
-def measured(confidences: Array, correct: Array, n_resamples: int) -> UnbiasedError:
-    return unbiased_error(TopLabel(confidences, correct), n_bins=N_BINS, n_resamples=n_resamples, seed=0)
+def measured(confidences: Array, correct: Array, n_resamples: int) -> tuple[float, Array]:
+    return unbiased_error(
+        TopLabel(confidences, correct), "uniform", n_bins=N_BINS, n_resamples=n_resamples, seed=0
+    )
 
 
 def coverage(n_rows: int, first: Gaps, second: Gaps, n_draws: int, seed: int = 0) -> tuple[float, float]:
@@ -81,7 +83,7 @@ def test_on_average_it_is_the_true_error_down_to_zero() -> None:
             confidences = 0.5 + 0.49 * rng.beta(4, 1.5, 2000)
             accuracies = np.clip(confidences - size, 0, 1)
             correct = (rng.random(2000) < accuracies).astype(float)
-            found.append(measured(confidences, correct, 2).value)
+            found.append(measured(confidences, correct, 2)[0])
         # The plain error is .02 at 0.
         assert abs(np.mean(found) - size) < 0.005, size
 
@@ -90,10 +92,9 @@ def test_resamples_are_of_the_same_rows_for_all_models() -> None:
     rng = np.random.default_rng(2)
     confidences = rng.uniform(0.5, 1, 500)
     correct = (rng.random(500) < confidences).astype(float)
-    one = measured(confidences, correct, 50)
-    np.testing.assert_array_equal(one.draws, measured(confidences, correct, 50).draws)
-    other = measured(np.clip(confidences + 1e-9, 0, 1), correct, 50)
-    assert (one.draws - other.draws).std() < 1e-3 * one.draws.std()
+    _, draws = measured(confidences, correct, 50)
+    _, others = measured(np.clip(confidences + 1e-9, 0, 1), correct, 50)
+    assert (draws - others).std() < 1e-3 * draws.std()
 
 
 def test_rows_that_are_drawn_in_groups_are_less_certain() -> None:
@@ -101,20 +102,19 @@ def test_rows_that_are_drawn_in_groups_are_less_certain() -> None:
     rng = np.random.default_rng(3)
     confidences = rng.uniform(0.5, 1, 400)
     correct = (rng.random(400) < confidences).astype(float)
-    once = measured(confidences, correct, 200)
+    once, draws = measured(confidences, correct, 200)
     groups = np.repeat(np.arange(400), 10)
-    ten = unbiased_error(
-        TopLabel(confidences[groups], correct[groups]), n_bins=N_BINS, n_resamples=200, seed=0, groups=groups
-    )
-    assert ten.value == pytest.approx(once.value, abs=0.004)
-    assert ten.draws.std() == pytest.approx(once.draws.std(), rel=0.1)
+    top = TopLabel(confidences[groups], correct[groups])
+    ten, others = unbiased_error(top, "uniform", n_bins=N_BINS, n_resamples=200, seed=0, groups=groups)
+    assert ten == pytest.approx(once, abs=0.004)
+    assert others.std() == pytest.approx(draws.std(), rel=0.1)
 
 
 @pytest.mark.parametrize("n_rows", [1, 2, 30])
 def test_few_rows_and_one_bin(n_rows: int) -> None:
-    found = measured(np.full(n_rows, 0.9), np.ones(n_rows), 20)
-    assert np.isfinite([found.value, *found.draws]).all()
-    assert found.value <= 0.1
+    value, draws = measured(np.full(n_rows, 0.9), np.ones(n_rows), 20)
+    assert np.isfinite([value, *draws]).all()
+    assert value <= 0.1
 
 
 def test_a_calibrated_model_and_another_one_are_told_apart_as_they_are() -> None:
