@@ -79,7 +79,7 @@ def bootstrap_interval(
 ) -> Interval:
     r"""Bootstrap confidence interval of a metric: the spread over resamples of the examples.
 
-    To say how certain a reported number is; whether it may be chance alone says `consistency_test`. For the ECE take
+    To say how certain a reported number is; `consistency_test` asks whether it may be chance alone. For the ECE use
     `calibration_error_interval`: noise makes it larger, and each resample adds noise again, so that the interval here
     may exclude the value, which comes with a warning.
 
@@ -192,7 +192,7 @@ def consistency_test(
 ) -> ConsistencyTest:
     r"""Test of the hypothesis that the model is calibrated and the error is chance.
 
-    A calibrated model, too, has an error above 0: how large, show labels drawn from the probabilities. A small p-value
+    A calibrated model has an error above 0 too; labels drawn from the probabilities show how large. A small p-value
     says that the model is not calibrated; a large one, that these rows do not show it.
 
     $$\tilde y_i^{(b)} \sim p_i, \qquad

@@ -155,8 +155,8 @@ def brier_decomposition(
 ) -> BrierDecomposition:
     r"""Split the Brier score into calibration (what recalibration can remove) and refinement (what it cannot).
 
-    Tells why one model's `brier_score` is better than another's. Examples share an equal-width bin of confidence; each
-    row's classes are in order of probability, so that one class does not cancel another. With the means of both,
+    Tells why one model's `brier_score` is better than another's. With the means of probabilities and labels in each
+    equal-width bin of confidence, a row's classes in order of probability, so that no class cancels another,
 
     $$\text{calibration} = \sum_m \frac{n_m}{N} \|\bar p_m - \bar y_m\|^2$$
 

@@ -174,8 +174,8 @@ class CalibrationState:
 
     Notes:
         A state holds O(C M) sums, and counts of rows in 98,304 cells of the confidence p, within which $1 - p$ varies
-        by a factor of at most $1 + 2^{-12}$: what needs confidences in order (equal-mass bins, quantiles, the area
-        under the risk-coverage curve) comes from these.
+        by a factor of at most $1 + 2^{-12}$. Equal-mass bins, quantiles and the area under the risk-coverage curve
+        come from these cells, and are near those of the rows.
 
     >>> state = CalibrationState(n_classes=2)
     >>> state.update(np.array([[0.9, 0.1], [0.2, 0.8]]), np.array([0, 0]))
