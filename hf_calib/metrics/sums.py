@@ -82,7 +82,7 @@ def interval_of(value: float, draws: FloatArray, confidence_level: float) -> Int
 def draw_counts(
     n_rows: int, n_resamples: int, rng: np.random.Generator, groups: IntArray | None = None
 ) -> Iterator[FloatArray]:
-    """How often each resample drew each row, (R, N) for blocks of R; with groups (N,) in 0..G-1 whole groups are drawn."""
+    """How often each resample drew each row, (R, N) for blocks of R; with groups (N,), from 0 on, of whole groups."""
     n = n_rows if groups is None else int(groups.max()) + 1
     for part in row_chunks(n_resamples, n_rows, elements=_BLOCK_ELEMENTS):
         drawn = rng.integers(0, n, (part.stop - part.start, n))
