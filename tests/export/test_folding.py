@@ -1,10 +1,15 @@
-"""Folding of a temperature: in every architecture the logits become logits / T, or nothing changes."""
+"""Folding of scalers: the model's own logits become those that the scaler makes of them, or nothing changes.
+
+`test_every_classifier` folds a matrix into every class of transformers.
+"""
 
 from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +18,25 @@ import pytest
 import torch
 import transformers
 from peft import AutoPeftModelForSequenceClassification, LoraConfig, get_peft_model
-from tokenizers import Tokenizer, models, pre_tokenizers
+from scipy.special import expit, softmax
+from sklearn.exceptions import NotFittedError
 from torch import nn
-from transformers import BertForSequenceClassification, PreTrainedTokenizerFast
+from transformers import BertForSequenceClassification
 
 from hf_calib import fold, fold_temperature
-from hf_calib.scaling import TemperatureScaling
+from hf_calib.export.fold import check_can_be_folded
+from hf_calib.scaling import (
+    AutoScaling,
+    DirichletScaling,
+    MatrixScaling,
+    PerLabelTemperatureScaling,
+    PriorCorrection,
+    StructuredMatrixScaling,
+    StructuredVectorScaling,
+    TemperatureScaling,
+    VectorScaling,
+)
+from hf_calib.scaling.curves import HistogramBinning, IsotonicScaling, SplineScaling
 from tests.helpers.architectures import (
     ARCHITECTURES,
     TEXT,
@@ -33,67 +51,116 @@ from tests.helpers.architectures import (
     weights_of,
 )
 
-
-def assert_divided(after: torch.Tensor, before: torch.Tensor, temperature: float) -> None:
-    wanted = before.double() / temperature
-    assert (after.double() - wanted).abs().max() <= 1e-6 * wanted.abs().max()
+PRIORS = ([0.2] * 5, [0.6, 0.1, 0.1, 0.1, 0.1])
+SIGMOID = {"problem_type": "multi_label_classification"}
 
 
-@pytest.mark.parametrize("name", ["Bart", "Bert", "DeiTWithTeacher", "GPT2", "ResNet", "T5", "XLNet"])
-def test_architecture(name: str, tmp_path: Path) -> None:
-    """A matrix is folded into every one of them in `test_every_classifier`."""
+def scaler_of(kind: Any, **fitted: Any) -> Any:
+    """A scaler as if it had been fitted, to numbers far from those of doing nothing."""
+    scaler = kind() if isinstance(kind, type) else kind
+    for name, value in fitted.items():
+        setattr(scaler, f"{name}_", value)
+    return scaler
+
+
+def made(kind: str, n: int = 5, *, bias: bool = True) -> Any:
+    rng = np.random.default_rng(3)
+    numbers = {"bias": rng.normal(size=n) * bias}
+    vector, matrix = rng.uniform(0.3, 2, n), rng.normal(size=(n, n))
+    kinds: dict[str, Callable[[], Any]] = {
+        "temperature": lambda: scaler_of(TemperatureScaling, temperature=1.7),
+        "sigmoids": lambda: scaler_of(TemperatureScaling(multi_label=True), temperature=1.7),
+        "per_label_temperature": lambda: scaler_of(PerLabelTemperatureScaling, temperatures=2 * vector),
+        "vector": lambda: scaler_of(VectorScaling, weight=vector, **numbers),
+        "structured_vector": lambda: scaler_of(StructuredVectorScaling, weight=vector, **numbers),
+        "matrix": lambda: scaler_of(MatrixScaling, weight=matrix, **numbers),
+        "structured_matrix": lambda: scaler_of(StructuredMatrixScaling, weight=matrix, **numbers),
+        "auto": lambda: scaler_of(AutoScaling, weight=matrix, **numbers),
+    }
+    return kinds[kind]()
+
+
+# ---- The logits, and the record ----
+
+MODELS: dict[str, Callable[[], Any]] = {
+    **{name: lambda name=name: build(name) for name in ("Bart", "Bert", "DeiTWithTeacher", "ResNet", "T5")},
     # Decoders take no second row without a padding token.
-    model = build(name, **({"pad_token_id": None} if name in ("GPT2", "XLNet") else {}))
-    before, head = logits_of(model), ARCHITECTURES[name]
-    assert fold_temperature(model, 1.7) is model
-    assert_divided(logits_of(model), before, 1.7)
-    record = {"method": "temperature", "temperature": 1.7, "folded": True, "head": head}
-    assert model.config.calibration == record
+    **{name: lambda name=name: build(name, pad_token_id=None) for name in ("GPT2", "XLNet")},
+    "BertForToken": lambda: build("BertForTokenClassification"),
+    "Bert, multi-label": lambda: bert(**SIGMOID),
+    "Bert, one sigmoid": lambda: bert(**SIGMOID, num_labels=1),
+    "Llama, multi-label": lambda: build("Llama", **SIGMOID),
+}
+HIDDEN = ("Bert", "DistilBert", "Roberta", "XLNet", "DeiTWithTeacher")
+MODELS |= {
+    f"{name}, as many labels as hidden units": lambda name=name: build(name, num_labels=16) for name in HIDDEN
+}
+KINDS = {
+    **dict.fromkeys([name for name in MODELS if name.endswith("units")], ("temperature", "vector", "matrix")),
+    "Bert": ("temperature", "auto", "vector", "matrix"),
+    "Bert, multi-label": ("sigmoids", "per_label_temperature"),
+    "Bert, one sigmoid": ("sigmoids",),
+    "BertForToken": ("temperature", "matrix"),
+    "DeiTWithTeacher": ("temperature", "structured_vector"),
+    "GPT2": ("temperature", "structured_matrix"),
+    "Llama, multi-label": ("per_label_temperature",),
+}
+
+
+def numbers_of(kind: str, scaler: Any) -> dict[str, Any]:
+    """What is recorded of a scaler besides its method."""
+    if kind in ("temperature", "sigmoids"):
+        return {"temperature": 1.7}
+    if kind == "per_label_temperature":
+        return {"temperatures": scaler.temperatures_.tolist()}
+    if "vector" in kind:
+        return {"weight": scaler.weight_.tolist(), "bias": scaler.bias_.tolist()}
+    return {"sha256": sha256(scaler.weight_.tobytes() + scaler.bias_.tobytes()).hexdigest()}
+
+
+def assert_scaled(after: torch.Tensor, before: torch.Tensor, scaler: Any) -> None:
+    wanted = scaler.transform(before.double().numpy())
+    np.testing.assert_allclose(after.double().numpy(), wanted, rtol=0, atol=2e-6 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize(("name", "kind"), [(n, k) for n in MODELS for k in KINDS.get(n, ("temperature",))])
+def test_logits_are_scaled_and_recorded_and_saved(name: str, kind: str, tmp_path: Path) -> None:
+    model = MODELS[name]()
+    before = logits_of(model)
+    scaler = made(kind, before.shape[-1], bias=name != "GPT2")
+    assert fold(model, scaler) is model
+    assert_scaled(logits_of(model), before, scaler)
     model.save_pretrained(tmp_path)
     loaded = type(model).from_pretrained(tmp_path)
-    assert loaded.config.calibration == record
-    with refused(loaded, ValueError, "expected model to be folded only once, got .* temperature 1.7"):
-        fold_temperature(loaded, 1.7)
+    assert_scaled(logits_of(loaded), before, scaler)
+    method = "temperature" if kind == "sigmoids" else kind
+    head = ARCHITECTURES.get(name.partition(",")[0], ["classifier"])
+    record = {"method": method, **numbers_of(kind, scaler), "folded": True, "head": head}
+    assert model.config.calibration == loaded.config.calibration == record
+    got = "temperature 1.7" if method == "temperature" else f"{kind} scaling"
+    with refused(loaded, ValueError, f"expected model to be folded only once, got a model with {got} in its"):
+        fold(loaded, scaler)
 
 
-@pytest.mark.parametrize("name", ["Bert", "DistilBert", "Roberta", "XLNet", "Llama", "DeiTWithTeacher"])
-@pytest.mark.parametrize("temperature", [1.7, 1.000001])
-def test_as_many_labels_as_hidden_units(name: str, temperature: float) -> None:
-    model = build(name, num_labels=16)
-    before = logits_of(model)
-    fold_temperature(model, temperature)
-    assert_divided(logits_of(model), before, temperature)
-    assert model.config.calibration["head"] == ARCHITECTURES[name]
+def test_a_shared_bias_is_changed_once() -> None:
+    model: Any = build("DeiTWithTeacher")
+    model.distillation_classifier.bias = model.cls_classifier.bias
+    before, scaler = logits_of(model), made("matrix")
+    assert_scaled(logits_of(fold(model, scaler)), before, scaler)
 
 
-@pytest.mark.parametrize("temperature", [1e-5, 0.05, 1.0, 20.0, 1e5])
+@pytest.mark.parametrize("temperature", [1e-5, 0.05, 1.0, 1.000001, 20.0, 1e5])
 def test_any_temperature(temperature: float) -> None:
-    model = bert()
+    """As a bare number it is folded as the scaler, bit for bit."""
+    model, other = bert(), bert()
     before = logits_of(model)
-    fold_temperature(model, temperature)
-    assert_divided(logits_of(model), before, temperature)
-
-
-def test_temperature_1_changes_no_weight() -> None:
-    model = bert()
-    before = weights_of(model)
-    fold_temperature(model, 1)
-    assert_same_weights(model, before)
-
-
-def test_token_classification() -> None:
-    model = randomised(transformers.BertForTokenClassification(transformers.BertConfig(**TEXT, num_labels=3)))
-    before = logits_of(model)
-    fold_temperature(model, 0.6)
-    assert before.shape == (1, 13, 3)
-    assert_divided(logits_of(model), before, 0.6)
-
-
-def test_multi_label() -> None:
-    model = bert(problem_type="multi_label_classification")
-    before = logits_of(model)
-    fold_temperature(model, 0.6)
-    assert_divided(logits_of(model), before, 0.6)
+    assert fold_temperature(model, np.float64(temperature)) is model
+    scaler = scaler_of(TemperatureScaling, temperature=temperature)
+    assert_scaled(logits_of(model), before, scaler)
+    assert_same_weights(fold(other, scaler), weights_of(model))
+    assert other.config.calibration == json.loads(json.dumps(model.config.calibration))
+    if temperature == 1:
+        assert_same_weights(model, weights_of(bert()))
 
 
 def test_float64() -> None:
@@ -108,45 +175,110 @@ def test_a_model_that_returns_tuples() -> None:
     with torch.no_grad():
         before = model(**some_inputs(model))[0]
         fold_temperature(model, 1.7)
-        assert_divided(model(**some_inputs(model))[0], before, 1.7)
+        assert_scaled(model(**some_inputs(model))[0], before, made("temperature"))
 
 
-# peft 0.21 reads a name that transformers 5.23 deprecates.
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-def test_merged_lora() -> None:
-    adapted = get_peft_model(bert(), LoraConfig(task_type="SEQ_CLS", r=2, init_lora_weights=False))
-    with refused(adapted, ValueError, "got PEFT layers .*; fold into the result of model.merge_and_unload"):
-        fold_temperature(adapted, 1.7)
-    # The same layers without the outer PeftModel, among them the head's ModulesToSaveWrapper.
-    with refused(adapted.base_model.model, ValueError, "got PEFT layers"):
-        fold_temperature(adapted.base_model.model, 1.7)
-    merged = adapted.merge_and_unload()
-    before = logits_of(merged)
-    fold_temperature(merged, 1.7)
-    assert_divided(logits_of(merged), before, 1.7)
+@pytest.mark.parametrize(
+    ("scaler", "config"),
+    [
+        *((scaler, {}) for scaler in (TemperatureScaling(), VectorScaling(), MatrixScaling(), AutoScaling())),
+        *((kind(), {}) for kind in (StructuredVectorScaling, StructuredMatrixScaling)),
+        *((kind(multi_label=True), SIGMOID) for kind in (TemperatureScaling, AutoScaling)),
+        *(
+            (kind, SIGMOID)
+            for kind in (PerLabelTemperatureScaling(), StructuredVectorScaling(multi_label=True))
+        ),
+    ],
+)
+def test_fitted_scalers_serve_their_probabilities(scaler: Any, config: dict[str, Any]) -> None:
+    model, generator = bert(**config), torch.Generator().manual_seed(4)
+    logits = logits_of(model, {"input_ids": torch.randint(10, 50, (60, 9), generator=generator)})
+    labels = torch.multinomial((logits / 2).softmax(-1), 1, generator=generator)[:, 0]
+    if config:  # right four times in five
+        labels = ((logits > 0) ^ (torch.arange(60) % 5 == 0)[:, None]).long()
+    scaler.fit(logits.numpy(), labels.numpy())
+    before = logits_of(model)
+    after = logits_of(fold(model, scaler)).double().numpy()
+    served = expit(after) if config else softmax(after, axis=-1)
+    np.testing.assert_allclose(served, scaler.predict_proba(before.numpy()), rtol=0, atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-def test_adapters_saved_apart(tmp_path: Path) -> None:
-    """A folder of adapters only: they are on top of the base model once it is loaded, and have to be merged."""
-    base = bert()
-    base.save_pretrained(tmp_path / "base")
-    base = BertForSequenceClassification.from_pretrained(tmp_path / "base")
-    get_peft_model(base, LoraConfig(task_type="SEQ_CLS", r=2, init_lora_weights=False)).save_pretrained(
-        tmp_path / "adapters"
+def test_a_bias_that_was_taken_out_comes_back(tmp_path: Path) -> None:
+    model = bert()
+    model.classifier = nn.Linear(16, 5, bias=False)
+    randomised(model)
+    model.classifier.weight.requires_grad_(False)
+    before, scaler = logits_of(model), made("vector")
+    fold(model, scaler).save_pretrained(tmp_path)
+    assert not model.classifier.bias.requires_grad
+    assert_scaled(logits_of(type(model).from_pretrained(tmp_path)), before, scaler)
+
+
+@pytest.mark.parametrize("kind", [None, "temperature", "vector", "matrix"])
+def test_a_prior_correction_is_folded_with_the_map_before_it(kind: str | None, tmp_path: Path) -> None:
+    first: Any = None if kind is None else made(kind)
+    model, scaler = bert(), PriorCorrection(*PRIORS, first)
+    before = logits_of(model).double()
+    mapped = before.numpy() if first is None else first.transform(before.numpy())
+    wanted = softmax(mapped, axis=-1) * np.divide(*PRIORS[::-1])
+    fold(model, scaler).save_pretrained(tmp_path)
+    after = logits_of(type(model).from_pretrained(tmp_path)).double()
+    assert_scaled(after, before, scaler)
+    np.testing.assert_allclose(
+        after.softmax(-1), wanted / wanted.sum(axis=-1, keepdims=True), rtol=0, atol=1e-6
     )
-    loaded = transformers.AutoModelForSequenceClassification.from_pretrained(
-        tmp_path / "adapters", num_labels=5
-    )
-    message = r"got PEFT layers .*; merge them: peft\.AutoPeftModelForSequenceClassification\.from_pretrained"
-    with refused(loaded, ValueError, message):
-        fold_temperature(loaded, 1.7)
-    merged = AutoPeftModelForSequenceClassification.from_pretrained(
-        tmp_path / "adapters", num_labels=5
-    ).merge_and_unload()
-    before = logits_of(merged.eval())
-    fold_temperature(merged, 1.7)
-    assert_divided(logits_of(merged), before, 1.7)
+    saved = json.loads((tmp_path / "config.json").read_text())["calibration"]
+    assert saved.pop("train_prior") == pytest.approx(PRIORS[0])
+    assert saved.pop("target_prior") == pytest.approx(PRIORS[1])
+    numbers = {} if first is None else numbers_of(str(kind), first)
+    recorded = {} if kind is None else {"scaler": kind, **numbers}
+    assert saved == {"method": "prior_correction", "folded": True, "head": ["classifier"], **recorded}
+    unchanged, decoder = PriorCorrection(PRIORS[0], PRIORS[0], made("temperature")), build("GPT2")
+    before = logits_of(decoder)
+    assert_scaled(logits_of(fold(decoder, unchanged)), before, unchanged)  # which needs no bias
+
+
+def test_the_record_keeps_what_is_there_but_of_another_map() -> None:
+    model, training = bert(), {"loss": "focal", "criterion": "nll", "split": "calibration", "n_examples": 9}
+    model.config.calibration = fitted = {**training, "temperature": 1.7, "folded": False}
+    fold(model, scaler := made("matrix"))
+    record = {"method": "matrix", **numbers_of("matrix", scaler), "folded": True, "head": ["classifier"]}
+    assert model.config.calibration == {**training, **record}
+    assert fitted["folded"] is False  # the caller's dict is his
+    other = bert()
+    other.config.calibration = None  # as after a head was replaced
+    assert fold_temperature(other, 1.7).config.calibration["folded"] is True
+
+
+# ---- Batches ----
+
+
+def test_inputs_with_labels_as_a_loader_gives_them() -> None:
+    model, ids = bert(), torch.randint(0, 60, (3, 7))
+    before = logits_of(model)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.tensor([0, 1, 99])}
+    batch = transformers.BatchEncoding(inputs)
+    fold_temperature(model, 1.7, batch=batch)
+    assert_scaled(logits_of(model), before, made("temperature"))
+    assert "labels" in batch
+
+
+def test_speech_needs_a_batch() -> None:
+    text = {name: value for name, value in TEXT.items() if name != "max_position_embeddings"}
+    layers = {"conv_dim": [8, 8], "conv_stride": [4, 4], "conv_kernel": [4, 4]}
+    more = {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "num_labels": 5}
+    config = transformers.Wav2Vec2Config(**text, **layers, **more)
+    model = randomised(transformers.Wav2Vec2ForSequenceClassification(config))
+    message = "expected model to take input_ids or pixel_values, got 'input_values'; pass batch"
+    with refused(model, ValueError, message):
+        fold_temperature(model, 1.7)
+    batch = {"input_values": torch.randn(2, 400)}
+    before = logits_of(model, batch)
+    fold_temperature(model, 1.7, batch=batch)
+    assert_scaled(logits_of(model, batch), before, made("temperature"))
+
+
+# ---- Models and scalers that are refused ----
 
 
 class Convolutional(BertForSequenceClassification):
@@ -163,112 +295,22 @@ class Convolutional(BertForSequenceClassification):
         return outputs
 
 
-def test_a_convolution_is_no_linear_head() -> None:
-    model = randomised(Convolutional(transformers.BertConfig(**TEXT, num_labels=5)))
-    with refused(model, ValueError, "expected model to have a linear head .* got no such layers; divide the"):
-        fold_temperature(model, 1.7)
+class Rotated(BertForSequenceClassification):
+    """Each class's logit becomes the next class's, which no temperature notices."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().forward(*args, **kwargs)
+        outputs.logits = outputs.logits.roll(1, -1)
+        return outputs
 
 
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::UserWarning"
-)  # torch moves this to torchao
-class TestQuantised:
-    def quantised(self, module: nn.Module) -> Any:
-        return torch.ao.quantization.quantize_dynamic(module, {nn.Linear})
+class Summed(BertForSequenceClassification):
+    """The head is used twice, so that its bias counts twice."""
 
-    def test_head(self) -> None:
-        model = self.quantised(bert())
-        message = "to have a linear head .*, got no such layers; divide the logits outside the model"
-        before = logits_of(model)
-        with pytest.raises(ValueError, match=message):
-            fold_temperature(model, 1.7)
-        assert torch.equal(logits_of(model), before)
-
-    def test_body_only(self) -> None:
-        model = bert()
-        model.bert = self.quantised(model.bert)
-        before = logits_of(model)
-        fold_temperature(model, 1.7)
-        assert_divided(logits_of(model), before, 1.7)
-
-    def test_weights_packed_in_integers(self) -> None:
-        """As bitsandbytes keeps them, in a subclass of nn.Linear."""
-        model = bert()
-        packed = torch.zeros(5, 16, dtype=torch.uint8)
-        model.classifier.weight = nn.Parameter(packed, requires_grad=False)
-        with refused(model, ValueError, "got torch.uint8 in classifier.weight; fold the model before it is"):
-            fold_temperature(model, 1.7)
-
-
-class TestRecord:
-    def test_keeps_what_is_there(self, tmp_path: Path) -> None:
-        model = bert()
-        fitted = {
-            "temperature": 1.7,
-            "folded": False,
-            "criterion": "nll",
-            "split": "calibration",
-            "n_examples": 9,
-        }
-        model.config.calibration = fitted
-        fold_temperature(model, 1.7)
-        model.save_pretrained(tmp_path)
-        saved = json.loads((tmp_path / "config.json").read_text())["calibration"]
-        assert saved == {**fitted, "method": "temperature", "folded": True, "head": ["classifier"]}
-        assert fitted["folded"] is False  # the caller's dict is his
-
-    def test_none_means_not_folded(self) -> None:
-        model = bert()
-        model.config.calibration = None
-        fold_temperature(model, 1.7)
-        assert model.config.calibration["folded"] is True
-
-    def test_numpy_temperature_is_saved_as_a_number(self, tmp_path: Path) -> None:
-        model = fold_temperature(bert(), np.float32(1.5))
-        model.save_pretrained(tmp_path)
-        assert json.loads((tmp_path / "config.json").read_text())["calibration"]["temperature"] == 1.5
-
-
-class TestBatch:
-    def test_inputs_with_labels_as_a_loader_gives_them(self) -> None:
-        model = bert()
-        before = logits_of(model)
-        ids = torch.randint(0, 60, (3, 7))
-        batch = transformers.BatchEncoding(
-            {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.tensor([0, 1, 99])}
-        )
-        fold_temperature(model, 1.7, batch=batch)
-        assert_divided(logits_of(model), before, 1.7)
-        assert "labels" in batch
-
-    def test_speech_needs_one(self) -> None:
-        config = transformers.Wav2Vec2Config(
-            **{k: v for k, v in TEXT.items() if k != "max_position_embeddings"},
-            conv_dim=[8, 8],
-            conv_stride=[4, 4],
-            conv_kernel=[4, 4],
-            num_conv_pos_embeddings=4,
-            num_conv_pos_embedding_groups=2,
-            num_labels=5,
-        )
-        model = randomised(transformers.Wav2Vec2ForSequenceClassification(config))
-        with refused(
-            model,
-            ValueError,
-            "expected model to take input_ids or pixel_values, got 'input_values'; pass batch",
-        ):
-            fold_temperature(model, 1.7)
-        batch = {"input_values": torch.randn(2, 400)}
-        before = logits_of(model, batch)
-        fold_temperature(model, 1.7, batch=batch)
-        assert_divided(logits_of(model, batch), before, 1.7)
-
-    def test_refused(self) -> None:
-        model = bert()
-        with refused(model, TypeError, "expected batch to be a dict of tensors, got Tensor"):
-            fold_temperature(model, 1.7, batch=torch.zeros(1, 3))
-        with refused(model, ValueError, "expected batch to be what the model takes, got ValueError"):
-            fold_temperature(model, 1.7, batch={"pixels": torch.zeros(1, 3)})
+    def forward(self, input_ids: Any, **kwargs: Any) -> Any:
+        outputs = super().forward(input_ids, **kwargs)
+        outputs.logits = outputs.logits + super().forward(input_ids.flip(1), **kwargs).logits
+        return outputs
 
 
 class Failing(BertForSequenceClassification):
@@ -283,44 +325,178 @@ class Failing(BertForSequenceClassification):
         return super().forward(*args, **kwargs)
 
 
-class TestRollback:
-    @pytest.mark.parametrize("num_labels", [5, 16])
-    def test_no_linear_head(self, num_labels: int) -> None:
-        model = randomised(Squashed(transformers.BertConfig(**TEXT, num_labels=num_labels)))
-        with refused(model, ValueError, "expected model to have a linear head .* got .*'classifier'"):
-            fold_temperature(model, 1.7)
+def of_class(kind: Any, n: int = 5) -> Callable[[], Any]:
+    return lambda: randomised(kind(transformers.BertConfig(**TEXT, num_labels=n)))
 
-    def test_a_forward_that_is_interrupted(self) -> None:
-        model = randomised(Failing(transformers.BertConfig(**TEXT, num_labels=5)))
-        with refused(model, KeyboardInterrupt, "by the user"):
-            fold_temperature(model, 1.7)
 
-    def test_a_head_whose_weight_another_layer_uses(self) -> None:
-        model = bert(num_labels=16)
-        model.classifier.weight = model.bert.pooler.dense.weight
-        with refused(model, ValueError, "linear head"):
-            fold_temperature(model, 1.7)
+def changed(change: Callable[[Any], object], **config: Any) -> Callable[[], Any]:
+    """A model after a change of it."""
 
-    def test_a_head_whose_weight_is_computed(self) -> None:
-        model = bert()
-        nn.utils.parametrizations.weight_norm(model.classifier)
-        with refused(model, ValueError, "linear head"):
-            fold_temperature(model, 1.7)
-
-    def test_a_temperature_that_float32_weights_cannot_hold(self) -> None:
-        with refused(model := bert(), ValueError, "lose precision at 1e\\+44"):
-            fold_temperature(model, 1e44)
-
-    def test_logits_that_tell_nothing(self) -> None:
-        model = bert()
+    def model() -> Any:
+        found = bert(**config)
         with torch.no_grad():
-            model.classifier.bias[0] = torch.inf
-        with refused(model, ValueError, "be finite and not all 0, got NaN or infinity"):
-            fold_temperature(model, 1.7)
-        nn.init.zeros_(model.classifier.weight)
-        nn.init.zeros_(model.classifier.bias)
-        with refused(model, ValueError, "be finite and not all 0, got all 0"):
-            fold_temperature(model, 1.7)
+            change(found)
+        return found
+
+    return model
+
+
+def share_a_weight(model: Any) -> None:
+    model.classifier.weight = model.bert.pooler.dense.weight
+
+
+def pack_in_integers(model: Any) -> None:
+    """As bitsandbytes keeps weights, in a subclass of nn.Linear."""
+    model.classifier.weight = nn.Parameter(torch.zeros(5, 16, dtype=torch.uint8), requires_grad=False)
+
+
+def zero(model: Any) -> None:
+    nn.init.zeros_(model.classifier.weight)
+    nn.init.zeros_(model.classifier.bias)
+
+
+LINEAR = "expected model to have a linear head .* got "
+ONCE = {"num_labels": 1}
+REFUSED: list[tuple[Callable[[], Any], Any, str]] = [
+    (of_class(Squashed), 1.7, LINEAR + r".*'classifier'\]; divide the logits outside the model"),
+    (of_class(Squashed, 16), 1.7, LINEAR + ".*'classifier'"),
+    (of_class(Convolutional), 1.7, LINEAR + "no such layers; divide the"),
+    (of_class(Squashed), made("vector"), "that vector scaling can be folded into, got .*; keep the"),
+    (of_class(Rotated), made("matrix"), "that matrix scaling can be folded into, got .*; keep the"),
+    (of_class(Summed), made("vector"), r"got \['classifier'\], which lose precision with it"),
+    (changed(share_a_weight, num_labels=16), 1.7, "linear head"),
+    (changed(lambda m: nn.utils.parametrizations.weight_norm(m.classifier)), 1.7, "linear head"),
+    (bert, 1e44, r"lose precision at 1e\+44"),
+    (bert, scaler_of(VectorScaling, weight=np.full(5, 1e-44), bias=np.zeros(5)), "lose precision with it"),
+    (changed(lambda m: m.classifier.bias[0].fill_(torch.inf)), 1.7, "not all 0, got NaN or infinity"),
+    (changed(zero), 1.7, "be finite and not all 0, got all 0"),
+    (lambda: bert().bfloat16(), 1.7, "got torch.bfloat16 in bert.*; call model.float"),
+    (lambda: bert().half(), 1.7, "got torch.float16 in bert.*; call model.float"),
+    (changed(pack_in_integers), 1.7, "got torch.uint8 in classifier.weight; fold the model before it is"),
+    *((lambda config=config: bert(**config), scaler, "expected model to be a classifier, got problem_type=.*; only")
+      for config in (ONCE, {**ONCE, "problem_type": "regression"}, {"problem_type": "regression"})
+      for scaler in (1.7, made("temperature"))),
+    (lambda: build("GPT2"), made("vector"), "bias in its head for vector scaling, got score without one, and GPT2"),
+    (lambda: build("Llama"), made("matrix"), "bias in its head for matrix scaling, got score without one, and Llama"),
+    (lambda: build("GPT2"), PriorCorrection(*PRIORS), "head for prior correction, got sc"),
+    (lambda: bert(**SIGMOID), PriorCorrection(*PRIORS), "be a single-label classifier, as the scaler is"),
+    (bert, PriorCorrection([1, 1], [1, 2]), "fitted on 5 classes, as the model has, got 2"),
+    (bert, made("vector", 4), "expected scaler to be fitted on 5 classes, as the model has, got 4"),
+    (bert, made("matrix", 4), "expected scaler to be fitted on 5 classes, as the model has, got 4"),
+    (lambda: bert(**SIGMOID), made("temperature"), "a single-label classifier, as the scaler is, got problem_ty"),
+    (lambda: bert(**SIGMOID), made("matrix"), "a single-label classifier, as the scaler is, got problem_ty"),
+    (bert, made("sigmoids"), "model to be a multi-label classifier, as the scaler is, got problem_type=None"),
+    (bert, made("per_label_temperature"), "model to be a multi-label classifier, as the scaler is"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "scaler", "message"), REFUSED)
+def test_what_cannot_be_folded_is_refused(model: Callable[[], Any], scaler: Any, message: str) -> None:
+    with refused(built := model(), ValueError, message):
+        fold_temperature(built, scaler) if isinstance(scaler, float) else fold(built, scaler)
+
+
+NUMBERS_REFUSED: list[tuple[str, str, Any, str]] = [
+    *(("temperature", "temperature", v, f"finite and above 0, got {v}") for v in (0.0, -1.7, np.nan, -np.inf)),
+    *(("sigmoids", "temperature", v, f"finite and above 0, got {v}") for v in (0.0, np.inf)),
+    *(("per_label_temperature", "temperatures", v, f"above 0, got {v}") for v in (0.0, -1.7)),
+    *(("per_label_temperature", "temperatures", v, "finite, got NaN or inf") for v in (np.nan, np.inf)),
+    *((kind, name, v, "finite, got NaN or infinity")
+      for kind in ("vector", "matrix") for name in ("weight", "bias") for v in (np.nan, -np.inf)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "name", "value", "message"), NUMBERS_REFUSED)
+def test_numbers_that_make_no_map_are_refused(kind: str, name: str, value: float, message: str) -> None:
+    scaler, model = made(kind), bert(**(SIGMOID if kind in ("sigmoids", "per_label_temperature") else {}))
+    if name == "temperature":
+        scaler.temperature_ = value
+    else:
+        getattr(scaler, f"{name}_")[2] = value
+    with refused(model, ValueError, f"expected scaler.{name}_ to be {message}.*; fit it again"):
+        fold(model, scaler)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "error", "message"),
+    [
+        (0.0, ValueError, "expected temperature to be finite and above 0, got 0.0; 1.0 leaves the logits"),
+        *((value, ValueError, f"got {value}") for value in (-1.0, float("nan"), float("inf"))),
+        (True, TypeError, "expected temperature to be a number, got bool; pass a float"),
+        ("1.5", TypeError, "be a number, got str"),
+        (torch.ones(3), TypeError, "be a number, got Tensor"),
+    ],
+)
+def test_refused_temperature(temperature: Any, error: type[Exception], message: str) -> None:
+    with refused(model := bert(), error, message):
+        fold_temperature(model, temperature)
+
+
+def test_objects_of_the_wrong_type_are_refused() -> None:
+    way_out = (
+        "one of TemperatureScaling, PerLabelTemperatureScaling, VectorScaling, MatrixScaling.*, got .*; keep"
+    )
+    model = bert()
+    for scaler in (DirichletScaling(), HistogramBinning(), IsotonicScaling(), SplineScaling(), 1.7):
+        with refused(model, TypeError, way_out):
+            fold(model, scaler)  # type: ignore[arg-type]
+    unfitted = (TemperatureScaling(), VectorScaling(), MatrixScaling(), PerLabelTemperatureScaling())
+    for kind in (*unfitted, PriorCorrection(*PRIORS, VectorScaling())):
+        with refused(model, NotFittedError, "not fitted"):
+            fold(model, kind)
+    with pytest.raises(TypeError, match="expected model to be a transformers model, got Linear"):
+        fold_temperature(nn.Linear(3, 3), 1.7)
+    with refused(model.bert, TypeError, "expected model to return logits, got BaseModelOutput"):
+        fold_temperature(model.bert, 1.7)
+    with refused(model, TypeError, "expected batch to be a dict of tensors, got Tensor"):
+        fold_temperature(model, 1.7, batch=torch.zeros(1, 3))  # type: ignore[arg-type]
+    with refused(model, ValueError, "expected batch to be what the model takes, got ValueError"):
+        fold_temperature(model, 1.7, batch={"pixels": torch.zeros(1, 3)})
+    with refused(failing := of_class(Failing)(), KeyboardInterrupt, "by the user"):
+        fold_temperature(failing, 1.7)
+    assert check_can_be_folded(model) == {}
+    with pytest.raises(ValueError, match="folded only once"):
+        check_can_be_folded(fold(model, made("vector")))
+
+
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::UserWarning"
+)  # torch moves this to torchao
+def test_a_quantised_body_and_a_quantised_head() -> None:
+    model = bert()
+    model.bert = torch.ao.quantization.quantize_dynamic(model.bert, {nn.Linear})
+    before = logits_of(model)
+    fold_temperature(model, 1.7)
+    assert_scaled(logits_of(model), before, made("temperature"))
+    model = torch.ao.quantization.quantize_dynamic(bert(), {nn.Linear})
+    before = logits_of(model)
+    with pytest.raises(ValueError, match=r"a linear head .*, got no such layers; divide the logits outside"):
+        fold_temperature(model, 1.7)
+    assert torch.equal(logits_of(model), before)
+
+
+# peft 0.21 reads a name that transformers 5.23 deprecates.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_adapters_have_to_be_merged(tmp_path: Path) -> None:
+    bert().save_pretrained(tmp_path / "base")
+    base = BertForSequenceClassification.from_pretrained(tmp_path / "base")
+    adapted = get_peft_model(base, LoraConfig(task_type="SEQ_CLS", r=2, init_lora_weights=False))
+    adapted.save_pretrained(tmp_path / "adapters")
+    with refused(adapted, ValueError, "got PEFT layers .*; fold into the result of model.merge_and_unload"):
+        fold_temperature(adapted, 1.7)
+    # The same layers without the outer PeftModel, among them the head's ModulesToSaveWrapper.
+    with refused(adapted.base_model.model, ValueError, "got PEFT layers"):
+        fold_temperature(adapted.base_model.model, 1.7)
+    how = {"pretrained_model_name_or_path": tmp_path / "adapters", "num_labels": 5}
+    loaded = transformers.AutoModelForSequenceClassification.from_pretrained(**how)
+    message = r"got PEFT layers .*; merge them: peft\.AutoPeftModelForSequenceClassification\.from_pretrained"
+    with refused(loaded, ValueError, message):
+        fold_temperature(loaded, 1.7)
+    apart = AutoPeftModelForSequenceClassification.from_pretrained(tmp_path / "adapters", num_labels=5)
+    for merged in (adapted.merge_and_unload(), apart.merge_and_unload()):
+        before = logits_of(merged.eval())
+        fold_temperature(merged, 1.7)
+        assert_scaled(logits_of(merged), before, made("temperature"))
 
 
 class Offset(BertForSequenceClassification):
@@ -334,29 +510,28 @@ class Offset(BertForSequenceClassification):
         return outputs
 
 
-class TestTolerance:
-    """Logits agree if no error is above 1e-5 of the largest logit."""
-
-    def offset_model(self, share: float) -> Any:
-        model = randomised(Offset(transformers.BertConfig(**TEXT, num_labels=5)))
-        model.offset = share * float(logits_of(model).abs().max())
-        return model
-
-    def test_in_finding_the_head(self) -> None:
+@pytest.mark.parametrize(
+    ("share", "temperature", "message"),
+    [
         # The head is halved: the error c / 2 is the same share of the largest logit z / 2 as c of z.
-        model = self.offset_model(8e-6)
-        fold_temperature(model, 1.7, batch=some_inputs(model))
-        model = self.offset_model(1.25e-5)
-        with refused(model, ValueError, r"have a linear head whose .* got \['classifier'\]; divide"):
-            fold_temperature(model, 1.7, batch=some_inputs(model))
-
-    def test_in_checking_the_folded_head(self) -> None:
+        (8e-6, 1.7, ""),
+        (1.25e-5, 1.7, r"have a linear head whose .* got \['classifier'\]; divide"),
         # Divided by 20, the error is 19 times the share.
-        model = self.offset_model(8e-6 / 19)
-        fold_temperature(model, 20, batch=some_inputs(model))
-        model = self.offset_model(1.25e-5 / 19)
-        with refused(model, ValueError, r"got \['classifier'\], which lose precision at 20"):
-            fold_temperature(model, 20, batch=some_inputs(model))
+        (8e-6 / 19, 20.0, ""),
+        (1.25e-5 / 19, 20.0, r"got \['classifier'\], which lose precision at 20"),
+    ],
+)
+def test_logits_agree_up_to_1e_5_of_the_largest(share: float, temperature: float, message: str) -> None:
+    model = of_class(Offset)()
+    model.offset = share * float(logits_of(model).abs().max())
+    if not message:
+        fold_temperature(model, temperature, batch=some_inputs(model))
+    else:
+        with refused(model, ValueError, message):
+            fold_temperature(model, temperature, batch=some_inputs(model))
+
+
+# ---- Left as found ----
 
 
 class Drawing(BertForSequenceClassification):
@@ -369,178 +544,84 @@ class Drawing(BertForSequenceClassification):
         return super().forward(*args, **kwargs)
 
 
-def random_states() -> list[Any]:
-    return [torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()]
+@pytest.mark.parametrize("temperature", [1.7, 1e44], ids=["folded", "refused"])
+def test_random_streams_are_where_they_were(temperature: float) -> None:
+    def states() -> list[Any]:
+        return [torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()]
+
+    model, before = of_class(Drawing)(), states()
+    with suppress(ValueError):
+        fold_temperature(model, temperature)
+    assert hasattr(model.config, "calibration") == (temperature == 1.7)
+    assert states() == before
+    model(**some_inputs(model))
+    assert all(now != then for now, then in zip(states(), before, strict=True))
 
 
-class TestRandomStreams:
-    @pytest.mark.parametrize("temperature", [1.7, 1e44], ids=["folded", "refused"])
-    def test_are_where_they_were(self, temperature: float) -> None:
-        model = randomised(Drawing(transformers.BertConfig(**TEXT, num_labels=5)))
-        torch.manual_seed(5)
-        np.random.seed(5)
-        random.seed(5)
-        before = random_states()
-        with suppress(ValueError):
-            fold_temperature(model, temperature)
-        assert hasattr(model.config, "calibration") == (temperature == 1.7)
-        assert random_states() == before
-        model(**some_inputs(model))
-        assert all(now != then for now, then in zip(random_states(), before, strict=True))
+def test_modes_and_gradients_are_as_they_were_and_it_trains_on() -> None:
+    model = bert().train()
+    model.bert.encoder.eval()
+    model.bert.embeddings.requires_grad_(False)
+    model(**some_inputs(model), labels=torch.tensor([0])).loss.backward()
+    modes = [module.training for module in model.modules()]
+    before = [(p.requires_grad, None if p.grad is None else p.grad.clone()) for p in model.parameters()]
+    fold_temperature(model, 1.7)
+    assert [module.training for module in model.modules()] == modes
+    for parameter, (trainable, gradient) in zip(model.parameters(), before, strict=True):
+        assert parameter.requires_grad == trainable
+        assert gradient is None if parameter.grad is None else torch.equal(parameter.grad, gradient)
+    assert torch.is_grad_enabled()
+    folded, fresh = fold_temperature(bert(), 1.7), bert()
+    fresh.load_state_dict(folded.state_dict())
+    for each in (folded, fresh):
+        each(**some_inputs(each), labels=torch.tensor([0])).loss.backward()
+    assert all(
+        torch.equal(p.grad, q.grad) for p, q in zip(folded.parameters(), fresh.parameters(), strict=True)
+    )
 
 
 class Watching(BertForSequenceClassification):
     """It notes in which precision matrices are multiplied."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self.seen = [*getattr(self, "seen", []), self.precision()]
+        self.seen = {*getattr(self, "seen", []), self.precision()}
         return super().forward(*args, **kwargs)
 
 
-class TestLeftAsFound:
-    def test_modes_gradients_and_random_state(self) -> None:
-        model = bert().train()
-        model.bert.encoder.eval()
-        model.bert.embeddings.requires_grad_(False)
-        model(**some_inputs(model), labels=torch.tensor([0])).loss.backward()
-        modes = [module.training for module in model.modules()]
-        trainable = [parameter.requires_grad for parameter in model.parameters()]
-        gradients = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
-        state = torch.get_rng_state()
+def set_newer(precision: str) -> None:
+    torch.backends.cuda.matmul.fp32_precision = precision
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "medium", "tf32"])
+def test_float32_precision(precision: str) -> None:
+    """Also where it was set through the interface that came with torch 2.9, which has other words for it."""
+    newer = precision == "tf32"
+    if newer and not hasattr(torch.backends, "fp32_precision"):
+        pytest.skip("this torch has the older interface only")
+    switch = set_newer if newer else torch.set_float32_matmul_precision
+    model = of_class(Watching)()
+    model.precision = torch.get_float32_matmul_precision
+    if newer:
+        model.precision = lambda: torch.backends.cuda.matmul.fp32_precision
+    before = model.precision()
+    switch(precision)
+    try:
         fold_temperature(model, 1.7)
-        assert [module.training for module in model.modules()] == modes
-        assert [parameter.requires_grad for parameter in model.parameters()] == trainable
-        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-            assert gradient is None if parameter.grad is None else torch.equal(parameter.grad, gradient)
-        assert torch.equal(torch.get_rng_state(), state)
-        assert torch.is_grad_enabled()
-
-    def test_trains_on_like_any_model_with_these_weights(self) -> None:
-        folded = fold_temperature(bert(), 1.7)
-        fresh = bert()
-        fresh.load_state_dict(folded.state_dict())
-        for model in (folded, fresh):
-            model(**some_inputs(model), labels=torch.tensor([0])).loss.backward()
-        assert folded.classifier.weight.grad.abs().min() > 0
-        for ours, theirs in zip(folded.parameters(), fresh.parameters(), strict=True):
-            assert torch.equal(ours.grad, theirs.grad)
-
-    @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
-    def test_float32_precision(self, precision: str) -> None:
-        model = randomised(Watching(transformers.BertConfig(**TEXT, num_labels=5)))
-        model.precision = torch.get_float32_matmul_precision
-        torch.set_float32_matmul_precision(precision)
-        try:
-            fold_temperature(model, 1.7)
-            assert set(model.seen) == {"highest"}
-            assert torch.get_float32_matmul_precision() == precision
-        finally:
-            torch.set_float32_matmul_precision("highest")
-
-    @pytest.mark.skipif(
-        not hasattr(torch.backends, "fp32_precision"), reason="the interface came with torch 2.9"
-    )
-    def test_float32_precision_set_through_the_newer_interface(self) -> None:
-        matmul = torch.backends.cuda.matmul
-        before = matmul.fp32_precision
-        model = randomised(Watching(transformers.BertConfig(**TEXT, num_labels=5)))
-        model.precision = lambda: matmul.fp32_precision
-        matmul.fp32_precision = "tf32"
-        try:
-            fold_temperature(model, 1.7)
-            assert set(model.seen) == {"ieee"}
-            assert matmul.fp32_precision == "tf32"
-        finally:
-            matmul.fp32_precision = before
+        assert model.seen == {"ieee" if newer else "highest"}
+        assert model.precision() == precision
+    finally:
+        switch(before)
 
 
-class TestReducedPrecision:
-    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-    def test_16_bit_weights_are_refused(self, dtype: torch.dtype) -> None:
-        model = bert().to(dtype)
-        with refused(model, ValueError, f"got {dtype} in bert.*; call model.float"):
-            fold_temperature(model, 1.7)
-
-    def test_inside_autocast(self) -> None:
+def test_under_autocast_and_with_a_forward_that_training_in_bf16_has_wrapped() -> None:
+    for wrapped in (False, True):
         model = bert()
         before = logits_of(model)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        if wrapped:  # as accelerate does
+            model.forward = torch.autocast("cpu", dtype=torch.bfloat16)(model.forward)
             fold_temperature(model, 1.7)
-        assert_divided(logits_of(model), before, 1.7)
-
-    def test_a_forward_that_training_in_bf16_has_wrapped(self) -> None:
-        model = bert()
-        before = logits_of(model)
-        original = model.forward
-        model.forward = torch.autocast("cpu", dtype=torch.bfloat16)(original)  # as accelerate does
-        fold_temperature(model, 1.7)
-        del model.forward
-        assert_divided(logits_of(model), before, 1.7)
-
-
-@pytest.mark.parametrize(
-    ("temperature", "error", "message"),
-    [
-        (0.0, ValueError, "temperature to be finite and above 0, got 0.0"),
-        (-1.0, ValueError, "got -1.0"),
-        (float("nan"), ValueError, "got nan"),
-        (float("inf"), ValueError, "got inf"),
-        (True, TypeError, "be a number, got bool"),
-        ("1.5", TypeError, "be a number, got str"),
-        (torch.ones(3), TypeError, "be a number, got Tensor"),
-    ],
-)
-def test_refused_temperature(temperature: Any, error: type[Exception], message: str) -> None:
-    with refused(model := bert(), error, message):
-        fold_temperature(model, temperature)
-
-
-def test_refused_models() -> None:
-    with pytest.raises(TypeError, match="expected model to be a transformers model, got Linear"):
-        fold_temperature(nn.Linear(3, 3), 1.7)
-    body = bert().bert
-    with refused(body, TypeError, "expected model to return logits, got BaseModelOutput"):
-        fold_temperature(body, 1.7)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"num_labels": 1},
-        {"num_labels": 1, "problem_type": "regression"},
-        {"num_labels": 3, "problem_type": "regression"},
-    ],
-)
-def test_a_regression_is_refused(config: dict[str, Any]) -> None:
-    message = (
-        f"expected model to be a classifier, got problem_type=.* and num_labels={config['num_labels']}; only"
-    )
-    with refused(model := bert(**config), ValueError, message):
-        fold_temperature(model, 1.7)
-    with refused(model, ValueError, message):
-        fold(model, TemperatureScaling().fit([[2.0, 0.0], [2.0, 0.0], [0.0, 2.0]], [0, 1, 1]))
-
-
-def test_one_sigmoid_is_no_regression() -> None:
-    model = bert(num_labels=1, problem_type="multi_label_classification")
-    before = logits_of(model)
-    fold_temperature(model, 1.7)
-    assert_divided(logits_of(model), before, 1.7)
-
-
-def test_plain_pipeline(tmp_path: Path) -> None:
-    words = ["[PAD]", "[UNK]", "good", "bad", "film", "a"]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")
-    model, texts = bert(), ["a good film", "bad", "a bad bad unknown film"]
-    wanted = [
-        (logits_of(model, fast(text, return_tensors="pt")).double() / 2.3).softmax(-1)[0] for text in texts
-    ]
-    fold_temperature(model, 2.3).save_pretrained(tmp_path)
-    fast.save_pretrained(tmp_path)
-    classify = transformers.pipeline("text-classification", model=str(tmp_path), top_k=None)
-    for scores, probs in zip(classify(texts), wanted, strict=True):
-        by_label = {score["label"]: score["score"] for score in scores}
-        ours = torch.tensor([by_label[model.config.id2label[c]] for c in range(5)], dtype=torch.float64)
-        torch.testing.assert_close(ours, probs, rtol=0, atol=1e-6)
+            del model.forward
+        else:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                fold_temperature(model, 1.7)
+        assert_scaled(logits_of(model), before, made("temperature"))

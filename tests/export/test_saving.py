@@ -32,7 +32,7 @@ from tests.helpers.tiny import (
     tokenizer,
     weights,
 )
-from tests.helpers.trained import images_trainer, lora, served_logits, trained
+from tests.helpers.trained import Network, images, images_trainer, lora, served_logits, trained
 
 # ---- Served ----
 
@@ -181,14 +181,6 @@ def test_the_collators_tokenizer_is_saved_where_there_is_no_other(tmp_path: Path
     assert saved("w0 w7 unknown").input_ids == tokenizer()("w0 w7 unknown").input_ids == [5, 12, 1]
 
 
-def test_nothing_is_saved_without_a_map(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path / "out", temperature_criterion="none")
-    message = r"expected the calibration map to be fitted, got no map; .*call fit_calibration_map"
-    with pytest.raises(ValueError, match=message):
-        trainer.save_calibrated_model(tmp_path / "model")
-    assert not (tmp_path / "model").exists()
-
-
 def test_an_existing_directory_holds_the_new_model_only(
     shared_trainer: CalibrationTrainer, tmp_path: Path
 ) -> None:
@@ -239,95 +231,84 @@ class Headless(transformers.BertForSequenceClassification):
         return outputs
 
 
-def test_a_model_without_a_linear_head_is_refused(tmp_path: Path) -> None:
-    model = Headless(tiny_bert().config)
-    model.load_state_dict(tiny_bert().state_dict())
-    trainer = trained(tmp_path / "out", model)
-    with pytest.raises(ValueError, match="a linear head whose division divides the logits"):
-        trainer.save_calibrated_model(tmp_path / "model")
-    assert not (tmp_path / "model").exists()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
-
-
-def test_a_network_of_ones_own_is_refused(tmp_path: Path) -> None:
-    from tests.helpers.trained import Network, images
-
-    trainer = CalibrationTrainer(Network(), arguments(tmp_path / "out"), calibration_dataset=images(30))
-    trainer.fit_temperature()
-    with pytest.raises(TypeError, match="expected the model to have save_pretrained, got Network; wrap"):
-        trainer.save_calibrated_model(tmp_path / "model")
-    assert not (tmp_path / "model").exists()
-
-
-def fitted(folder: Path, model: Any) -> CalibrationTrainer:
+def fitted(folder: Path, model: Any, data: Any = None) -> CalibrationTrainer:
     """A trainer with a temperature for a model as it is."""
-    data = sequences(tiny_bert(), 40, seed=2)
+    data = data or sequences(tiny_bert(), 40, seed=2)
     trainer = CalibrationTrainer(model, arguments(folder), calibration_dataset=data)
     trainer.fit_temperature()
     return trainer
 
 
-class TestOriginals:
-    """Sources of folding and merging are never overwritten."""
+def test_what_cannot_be_saved_leaves_no_folder(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    message = r"expected the calibration map to be fitted, got no map; .*call fit_calibration_map"
+    trainers: list[tuple[CalibrationTrainer, type[Exception], str]] = [
+        (tiny_trainer(out, temperature_criterion="none"), ValueError, message),
+        (
+            fitted(out, Headless(tiny_bert().config)),
+            ValueError,
+            "a linear head whose division divides the logits",
+        ),
+        (
+            fitted(out, Network(), images(30)),
+            TypeError,
+            "the model to have save_pretrained, got Network; wrap",
+        ),
+    ]
+    for trainer, error, message in trainers:
+        with pytest.raises(error, match=message):
+            trainer.save_calibrated_model(tmp_path / "model")
+        assert not (tmp_path / "model").exists()
 
-    def test_the_folder_of_the_model(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        source = tmp_path / "model"
-        tiny_bert().save_pretrained(source)
-        model = transformers.BertForSequenceClassification.from_pretrained(source)
-        trainer = fitted(tmp_path / "out", model)
-        before = {path.name: path.read_bytes() for path in source.iterdir()}
-        (tmp_path / "link").symlink_to(source)
-        monkeypatch.chdir(tmp_path)
-        for name in (source, "model", tmp_path / "link", tmp_path / "out" / ".." / "model"):
-            with pytest.raises(
-                ValueError, match="expected output to be another folder than the model's, got"
-            ):
-                trainer.save_calibrated_model(name)
+
+# ---- Sources of folding and merging are never overwritten ----
+
+
+def test_the_folder_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "model"
+    tiny_bert().save_pretrained(source)
+    before = {path.name: path.read_bytes() for path in source.iterdir()}
+    monkeypatch.chdir(tmp_path)
+    load = transformers.BertForSequenceClassification.from_pretrained
+    trainer, by_name = (fitted(tmp_path / "out", load(name)) for name in (source, "model"))
+    adapted = fitted(tmp_path / "out", lora(base := load(source)))
+    (tmp_path / "link").symlink_to(source)
+    (tmp_path / "elsewhere").mkdir()
+
+    def is_refused(each: CalibrationTrainer, name: str | Path) -> None:
+        with pytest.raises(ValueError, match="expected output to be another folder than the model's, got"):
+            each.save_calibrated_model(name)
         assert {path.name: path.read_bytes() for path in source.iterdir()} == before
-        trainer.save_calibrated_model("another")
 
-    def test_the_folder_of_the_model_after_this_folder_has_changed(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        tiny_bert().save_pretrained(tmp_path / "model")
-        monkeypatch.chdir(tmp_path)
-        trainer = fitted(
-            tmp_path / "out", transformers.BertForSequenceClassification.from_pretrained("model")
-        )
-        (tmp_path / "elsewhere").mkdir()
-        monkeypatch.chdir(tmp_path / "elsewhere")
-        before = (tmp_path / "model/model.safetensors").read_bytes()
-        with pytest.raises(ValueError, match="expected output to be another folder than the model's, got"):
-            trainer.save_calibrated_model("../model")
-        assert (tmp_path / "model/model.safetensors").read_bytes() == before
+    for name in (source, "model", tmp_path / "link", tmp_path / "out" / ".." / "model"):
+        is_refused(trainer, name)
+    is_refused(adapted, source)
+    base.config._name_or_path = base.name_or_path = ""  # the adapters still say where it came from
+    is_refused(adapted, source)
+    trainer.save_calibrated_model("another")
+    monkeypatch.chdir(tmp_path / "elsewhere")  # after the model was loaded by a name in another folder
+    is_refused(by_name, "../model")
 
-    def test_the_folder_of_the_adapters_base_model(self, tmp_path: Path) -> None:
-        tiny_bert().save_pretrained(tmp_path / "base")
-        base = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "base")
-        trainer = fitted(tmp_path / "out", lora(base))
-        with pytest.raises(ValueError, match="expected output to be another folder than the model's, got"):
-            trainer.save_calibrated_model(tmp_path / "base")
-        base.config._name_or_path = base.name_or_path = ""  # the adapters still say where it came from
-        with pytest.raises(ValueError, match="expected output to be another folder than the model's, got"):
-            trainer.save_calibrated_model(tmp_path / "base")
 
-    def test_adapters(self, tmp_path: Path) -> None:
-        trainer = fitted(tmp_path / "out", lora(tiny_bert()))
-        trainer.save_model(str(tmp_path / "adapters"))
-        before = {path.name: path.read_bytes() for path in (tmp_path / "adapters").iterdir()}
-        with pytest.raises(
-            ValueError, match=r"expected output to hold no adapters, got .*; merging cannot be"
-        ):
-            trainer.save_calibrated_model(tmp_path / "adapters")
-        assert {path.name: path.read_bytes() for path in (tmp_path / "adapters").iterdir()} == before
+def test_the_folder_of_adapters(tmp_path: Path) -> None:
+    trainer = fitted(tmp_path / "out", lora(tiny_bert()))
+    trainer.save_model(str(tmp_path / "adapters"))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "adapters").iterdir()}
+    with pytest.raises(ValueError, match=r"expected output to hold no adapters, got .*; merging cannot be"):
+        trainer.save_calibrated_model(tmp_path / "adapters")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "adapters").iterdir()} == before
 
-    def test_a_model_of_ones_own_has_none(
-        self, shared_trainer: CalibrationTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A model that was never loaded has the empty name, which is not the working directory."""
-        monkeypatch.chdir(tmp_path)
-        shared_trainer.save_calibrated_model(".")
-        assert (tmp_path / "model.safetensors").exists()
+
+def test_a_model_of_ones_own_may_be_saved_in_the_working_directory(
+    shared_trainer: CalibrationTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that was never loaded has the empty name, which is not that directory."""
+    monkeypatch.chdir(tmp_path)
+    shared_trainer.save_calibrated_model(".")
+    assert (tmp_path / "model.safetensors").exists()
+
+
+# ---- Interrupted, or on other file systems ----
 
 
 @pytest.mark.slow
@@ -383,10 +364,7 @@ def test_weights_are_saved_in_float32_whatever_they_were_trained_in(tmp_path: Pa
     assert json.loads((tmp_path / "model" / "config.json").read_text())["dtype"] == "float32"
     head = trainer.model.classifier.weight.detach()
     torch.testing.assert_close(saved["classifier.weight"], head / trainer.temperature, rtol=1e-6, atol=0)
-    sixteen = CalibrationTrainer(
-        tiny_bert().bfloat16(), arguments(tmp_path / "out"), calibration_dataset=sequences(tiny_bert(), 40)
-    )
-    sixteen.fit_temperature()
+    sixteen = fitted(tmp_path / "out", tiny_bert().bfloat16())
     sixteen.save_calibrated_model(tmp_path / "sixteen")
     assert sixteen.model.dtype == torch.bfloat16
     assert load_file(tmp_path / "sixteen" / "model.safetensors")["classifier.weight"].dtype == torch.float32
