@@ -14,7 +14,7 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load as load_safetensors
 
 from hf_calib._errors import InputValueError
-from hf_calib.export.folder import LOSS_STATE_NAME
+from hf_calib.export.folder import LOSS_STATE_NAME, PUSHED_LOSS_STATE
 from hf_calib.losses import make_loss
 from hf_calib.trainer.checkpoint import load_loss_state
 from tests.helpers.hub_server import TOKEN, Fault, Hub, running_hub
@@ -45,39 +45,24 @@ def pushed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Hub, Path, dict[st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "adapters"])
-def test_the_uploaded_weights_are_the_folded_ones(name: str, pushed: Any) -> None:
-    hub, _, found, _ = pushed
+def test_what_is_uploaded(name: str, pushed: Any) -> None:
+    """The folded weights, in one commit, with all that is about them, and nothing of the training."""
+    hub, folder, found, _ = pushed
+    files = hub.files[f"me/{name}"]["main"]
     assert found[name]["bit_equal"] is True
     assert found[name]["off_by"] < 1e-5
     assert abs(found[name]["temperature"] - 1) > 0.05
-    config = json.loads(hub.files[f"me/{name}"]["main"]["config.json"])
-    assert config["calibration"]["folded"] is True
-    assert config["calibration"]["temperature"] == found[name]["temperature"]
-    assert "classifier.weight" in load_safetensors(hub.files[f"me/{name}"]["main"]["model.safetensors"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["plain", "adapters"])
-def test_what_is_uploaded(name: str, pushed: Any) -> None:
-    hub, folder, _, _ = pushed
-    names = set(hub.files[f"me/{name}"]["main"])
-    wanted = {
-        "README.md",
-        "calibration.json",
-        "config.json",
-        "decisions.json",
-        "model.safetensors",
-        "calibration/figures/reliability.png",
-        "calibration/report.json",
-        "tokenizer.json",
-    }
-    assert wanted <= names
-    assert not [each for each in names if each.startswith(("checkpoint", "_"))]
-    assert (folder / name / "checkpoint-2").is_dir()
-    assert hub.files[f"me/{name}"]["main"]["calibration/figures/reliability.png"].startswith(b"\x89PNG")
+    record = json.loads(files["config.json"])["calibration"]
+    assert (record["folded"], record["temperature"]) == (True, found[name]["temperature"])
+    assert "classifier.weight" in load_safetensors(files["model.safetensors"])
+    wanted = {"README.md", "calibration.json", "config.json", "decisions.json", "model.safetensors"}
+    wanted |= {"calibration/figures/reliability.png", "calibration/report.json", "tokenizer.json"}
+    assert wanted <= set(files)
     # The pushes during the training uploaded adapters, which would be loaded on top of the merged weights.
-    assert not [each for each in names if each.startswith("adapter_")]
+    assert not [each for each in files if each.startswith(("checkpoint", "_", "adapter_"))]
+    assert (folder / name / "checkpoint-2").is_dir()
     assert not list((folder / name).glob("adapter_*"))
+    assert files["calibration/figures/reliability.png"].startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
@@ -94,9 +79,8 @@ def test_a_push_to_a_branch_removes_the_old_weights_there_and_only_there(pushed:
     hub, _, found, _ = pushed
     branches = hub.files["me/branch"]
     assert branches["main"] == {".gitattributes": b"", **dict.fromkeys(WEIGHTS_BEFORE["main"], b"old")}
-    weights = {
-        name for name in branches[BRANCH] if name.endswith((".safetensors", ".bin")) or "adapter" in name
-    }
+    kinds = (".safetensors", ".bin", "adapter_config.json")
+    weights = {name for name in branches[BRANCH] if name.endswith(kinds)}
     assert weights == {"model.safetensors", "calibration/head.safetensors"}
     assert "README.md" in branches[BRANCH]
     assert found["branch"]["bit_equal"] is True
@@ -107,13 +91,11 @@ def test_the_token_is_used_and_left_nowhere(pushed: Any) -> None:
     hub, folder, _, output = pushed
     assert {token for method, path, token in hub.requests if "/commit/" in path} == {f"Bearer {TOKEN}"}
     assert TOKEN not in output
-    for branches in hub.files.values():
-        for files in branches.values():
-            for name, content in files.items():
-                assert TOKEN.encode() not in content, name
-    for path in folder.rglob("*"):
-        if path.is_file():
-            assert TOKEN.encode() not in path.read_bytes(), path
+    contents = [
+        file for branches in hub.files.values() for files in branches.values() for file in files.values()
+    ]
+    contents += [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
+    assert not any(TOKEN.encode() in content for content in contents)
 
 
 @pytest.mark.slow
@@ -121,23 +103,23 @@ def test_the_card_shows_loss_splits_metrics_and_diagram(pushed: Any) -> None:
     hub, _, found, _ = pushed
     card = ModelCard(hub.files["me/plain"]["main"]["README.md"].decode())
     assert {"calibration", "hf_calib"} <= set(card.data.tags)
-    assert card.data.library_name == "transformers"
-    assert card.data.language == ["en"]
+    assert (card.data.library_name, card.data.language) == ("transformers", ["en"])
     section = card.text.split("## Calibration\n")[1]
-    assert "Trained with the loss focal \\(gamma=3.0\\)." in section
-    temperature = found["plain"]["temperature"]
-    assert (
-        f"Temperature scaling (temperature {temperature:.4f}; criterion: nll) was fitted on 40 rows"
-        in section
-    )
     before, after = found["plain"]["ece"], found["plain"]["ece_calibrated"]
-    assert f"**{before:.4f}** before, **{after:.4f}** after temperature scaling, on 20 rows of the" in section
-    assert "](calibration/figures/reliability.png)" in section
+    for phrase in (
+        "Trained with the loss focal \\(gamma=3.0\\).",
+        f"(temperature {found['plain']['temperature']:.4f}; criterion: nll) was fitted on 40 rows",
+        f"**{before:.4f}** before, **{after:.4f}** after temperature scaling, on 20 rows of the",
+        "](calibration/figures/reliability.png)",
+        'pipeline("text-classification", model="me/plain", top_k=None)',
+        "A decision rule comes with the model, in `decisions.json`. It takes the decision of",
+    ):
+        assert section.count(phrase) == 1, phrase
     assert "optimistic" not in section
-    assert 'model="me/plain"' in section
+    assert card.text.rstrip() + "\n" == card.text
     results = {each.metric_type: each.metric_value for each in card.data.eval_results}
-    assert results["ece"] == pytest.approx(after, abs=1e-6)
-    assert results["ece_before_calibration"] == pytest.approx(before, abs=1e-6)
+    wanted = {"ece": after, "ece_before_calibration": before}
+    assert {key: results[key] for key in wanted} == pytest.approx(wanted, abs=1e-6)
     adapters = ModelCard(hub.files["me/adapters"]["main"]["README.md"].decode())
     assert adapters.data.library_name == "transformers"
 
@@ -153,14 +135,12 @@ def test_a_push_in_the_background_and_as_a_pull_request(tmp_path: Path, hub: Hub
     files = hub.files["me/model"]["refs/pr/1"]
     assert hub.files["me/model"]["main"].keys() == {".gitattributes"}
     assert LOSS_STATE_NAME not in files
-    table = load_safetensors(files["calibration/loss.safetensors"])
-    assert table["gammas"].tolist() == trainer.calibration_loss.gammas.tolist()
-    downloaded = tmp_path / "downloaded"
-    (downloaded / "calibration").mkdir(parents=True)
-    (downloaded / "calibration" / "loss.safetensors").write_bytes(files["calibration/loss.safetensors"])
+    (tmp_path / "calibration").mkdir()
+    (tmp_path / PUSHED_LOSS_STATE).write_bytes(files[PUSHED_LOSS_STATE])
     loss = make_loss("adafocal", **trainer.calibration_loss.hyperparameters)
-    load_loss_state(loss, downloaded)
+    load_loss_state(loss, tmp_path)
     assert loss.gammas.tolist() == trainer.calibration_loss.gammas.tolist()
+    assert 'model="me/model", top_k=None)' in files["README.md"].decode()  # with its owner
 
 
 def test_without_a_map_the_push_is_the_stock_one(tmp_path: Path, hub: Hub) -> None:
@@ -182,23 +162,3 @@ def test_a_push_that_is_refused_leaves_the_calibrated_model_here(tmp_path: Path,
         trainer.push_to_hub()
     assert hub.files == {}
     assert json.loads((tmp_path / "model" / "config.json").read_text())["calibration"]["folded"] is True
-
-
-@pytest.mark.slow
-def test_the_card_states_the_decisions_beside_the_model(pushed: Any) -> None:
-    hub, _, _, _ = pushed
-    card = hub.files["me/plain"]["main"]["README.md"].decode()
-    _, section = card.split("## Calibration\n")
-    assert (
-        section.count("A decision rule comes with the model, in `decisions.json`. It takes the decision of")
-        == 1
-    )
-    assert card.endswith("\n")
-    assert not card.endswith("\n\n")
-
-
-@pytest.mark.slow
-def test_the_lines_of_the_card_name_the_owner_too(tmp_path: Path, hub: Hub) -> None:
-    trained(tmp_path / "model").push_to_hub()
-    card = hub.files["me/model"]["main"]["README.md"].decode()
-    assert 'pipeline("text-classification", model="me/model", top_k=None)' in card
