@@ -114,7 +114,8 @@ def run(options: Calibrate, running: Running) -> Calibration:
         if not source.is_held or options.weight_column is not None:
             from hf_calib.commands.calibrate_shards import calibrate_shards
 
-            return calibrate_shards(source, options, method, running)
+            method, scaler, found = calibrate_shards(source, options, method, running)
+            return Calibration.of(options, method, scaler, **found)
         method = method or "auto"
         scaler = make_scaler(method, criterion, n_bins, known(source.kind))
         measured = fit_and_measure(scaler, source, options)

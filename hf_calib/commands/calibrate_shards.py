@@ -17,7 +17,6 @@ from hf_calib.report.making import report_of
 from hf_calib.scaling import SCALERS
 
 if TYPE_CHECKING:
-    from hf_calib.commands.calibrate import Calibration
     from hf_calib.commands.options import Calibrate
 
 PREDICTIONS = "predictions"
@@ -25,13 +24,11 @@ PREDICTIONS = "predictions"
 
 def calibrate_shards(
     source: FileSource, options: Calibrate, method: str | None, running: Running
-) -> Calibration:
-    """Fit a map on a sample; write calibrated files, each whole or not at all, and report.
+) -> tuple[str, Any, dict[str, Any]]:
+    """Fit a map on a sample; write calibrated files, each whole or not at all, and report: the fields of a Calibration.
 
     Without test data, the map is fitted on one half of the rows, by hashes, and the report is on the other.
     """
-    from hf_calib.commands.calibrate import Calibration
-
     output, n_bins, workers = options.output, options.n_bins, options.workers
     got, way_out = "weights, or more rows than are held at once", "leave it out"
     check("target_data" not in source.sets, "--target-data to go with rows that are held", got, way_out)
@@ -59,15 +56,9 @@ def calibrate_shards(
         running.progress(each.n_rows, applied.n_rows)
     report = report_of(tally, name_of(applied.name), applied.class_names, n_bins, len(applied.files))
     report.save(output)
-    return Calibration.of(
-        options,
-        method,
-        scaler,
-        n_fitted=len(sample),
-        held_out="the other half of the rows" if is_split else f"{tally.n_rows:,} rows of the test data",
-        report=report,
-        notes=warned,
-    )
+    held_out = "the other half of the rows" if is_split else f"{tally.n_rows:,} rows of the test data"
+    found = {"n_fitted": len(sample), "held_out": held_out, "report": report, "notes": warned}
+    return method, scaler, found
 
 
 def _calibrate_file(
