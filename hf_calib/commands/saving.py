@@ -20,6 +20,7 @@ from hf_calib.export.folder import fingerprint, replace_model
 from hf_calib.export.heads import head_loses_bias
 from hf_calib.export.saving import standalone_copy, write_folded
 from hf_calib.export.unfold import unfold
+from hf_calib.models.classifier import Served
 from hf_calib.models.pipeline import pipeline
 from hf_calib.predictions.kinds import TOKENS
 from hf_calib.scaling import SCALERS
@@ -111,11 +112,10 @@ def _write_folded(
 ) -> tuple[str, float]:
     """The fingerprint of the saved weights, and the largest difference."""
     classifier, first = source.classifier, _first(source)
-    inputs = {"batch": classifier.served_batch(first, source.reading)}
-    inputs["processing_class"] = classifier.processing_class
+    inputs: Any = {"batch": first.batch, "processing_class": classifier.processing_class}
     weights = write_folded(model, served, folder, **inputs, about=about)
     scores = _served_scores(source, folder, first, transformers.pipeline)
-    logits = classifier.served_logits(first, source.predictions().as_logits())
+    logits = classifier.served_logits(first.inputs, source.predictions().as_logits())
     return weights, float(np.nanmax(np.abs(scores - served.predict_proba(logits))))
 
 
@@ -137,21 +137,20 @@ def _write_beside(
     return weights, float(np.nanmax(np.abs(scores - served.predict_proba(logits))))
 
 
-def _first(source: ModelSource) -> list[Any]:
+def _first(source: ModelSource) -> Served:
     """The first rows, as a pipeline takes them."""
     rows, name = source.rows["data"], source.sets["data"].data
-    return source.classifier.as_served(rows, _SERVED, source.reading, name=name)
+    first = rows.select(range(min(_SERVED, len(rows))))
+    return source.classifier.served(first, source.reading, name=name)
 
 
 def _served_scores(
-    source: ModelSource, folder: Path, first: list[Any], pipeline: Callable[..., Any], **settings: Any
+    source: ModelSource, folder: Path, first: Served, pipeline: Callable[..., Any], **settings: Any
 ) -> NDArray[np.float64]:
     """(N, C) the scores that a pipeline with the saved model gives for the first rows, NaN where it gives none."""
     classifier = source.classifier
-    options, call_options = classifier.serving_options(folder, source.reading)
-    settings |= {"trust_remote_code": source.running.trust_remote_code, "device": "cpu", **options}
+    settings |= {"trust_remote_code": source.running.trust_remote_code, "device": "cpu", **first.options}
     classify = pipeline(classifier.task.pipeline, model=str(folder), **settings)
-    if pipeline is transformers.pipeline:
-        first = classifier.for_plain_pipeline(first, source.reading)
-    served = classifier.scores_of_served(classify(first, **call_options))
+    inputs = first.plain if pipeline is transformers.pipeline else first.inputs
+    served = classifier.scores_of_served(classify(inputs, **first.call))
     return np.array([[scores.get(name, np.nan) for name in classifier.class_names] for scores in served])

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,35 +29,33 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Rows that a classifier can read: they have been checked.
-
-    Args:
-        inputs: one for each row.
-        labels: (N,) or (N, C), of what is predicted; None where they are not read.
-        sentences: (N,) which sentence each token is of; None for other tasks.
-        note: on the inputs, for the report; None where there is nothing to say.
-    """
+    """Rows that a classifier can read: they have been checked."""
 
     inputs: Any
-    labels: NDArray[Any] | None = None
-    sentences: NDArray[np.int64] | None = None
-    note: str | None = None
+    labels: NDArray[Any] | None = None  # (N,) or (N, C), of what is predicted; None where they are not read
+    sentences: NDArray[np.int64] | None = None  # (N,) which sentence each token is of; None for other tasks
+    note: str | None = None  # on the inputs, for the report
+    name: str = ""  # of the data, in messages
+    counted: Sequence[NDArray[np.bool_]] | None = None  # of sentences, which of their sub-words have a label
+
+
+class Served(NamedTuple):
+    """Rows as a pipeline takes them."""
+
+    inputs: list[Any]  # of hf_calib.pipeline
+    plain: list[Any]  # of a plain pipeline
+    batch: dict[str, Tensor]  # what the model reads of them
+    options: dict[str, Any]  # of the pipeline
+    call: dict[str, Any]  # of its call
 
 
 @dataclass(frozen=True, eq=False)
 class Classifier(ABC):
-    """A model and its tokenizer or image processor, as a pipeline would load them, but in float32.
+    """A model and its tokenizer or image processor, as a pipeline would load them, but in float32."""
 
-    Args:
-        model: in evaluation mode.
-        processing_class: what is saved beside it: the tokenizer or image processor.
-        class_names: C names, in the order of the logits.
-        task: its row.
-    """
-
-    model: Any
-    processing_class: Any
-    class_names: tuple[str, ...]
+    model: Any  # in evaluation mode
+    processing_class: Any  # what is saved beside it: the tokenizer or image processor
+    class_names: tuple[str, ...]  # C of them
     task: Task
 
     @classmethod
@@ -96,11 +94,27 @@ class Classifier(ABC):
         )
         return multi_hot_matrix(label_set_ids(name, layout.read(name, rows), names), len(names))
 
-    @abstractmethod
     def logits(
         self, encoded: Encoded, *, batch_size: int = 32, on_progress: Progress | None = None
     ) -> NDArray[np.float32]:
         """(N, C) of rows of `encode`, in their order."""
+        n_rows = len(encoded.inputs)
+        found: dict[int, NDArray[np.float32]] = {}
+        for chunk in self.chunks(encoded, batch_size):
+            logits = self.run(self.batch(self.inputs(encoded, chunk)))
+            found |= {i: self.own(encoded, i, each) for i, each in zip(chunk.tolist(), logits, strict=True)}
+            if on_progress is not None:
+                on_progress(len(chunk), n_rows)
+        return np.concatenate([found[i] for i in range(n_rows)])
+
+    def chunks(self, encoded: Encoded, batch_size: int) -> list[NDArray[np.intp]]:
+        """The numbers of the rows that are run together."""
+        n_rows = len(encoded.inputs)
+        return np.split(np.arange(n_rows), range(batch_size, n_rows, batch_size))
+
+    def inputs(self, encoded: Encoded, chunk: NDArray[np.intp]) -> Sequence[Any]:
+        """What `batch` takes, of some rows."""
+        return [encoded.inputs[i] for i in chunk.tolist()]
 
     def predict(self, encoded: Encoded, **options: Any) -> Predictions:
         """Run the model over labelled rows; options are those of `logits`."""
@@ -108,6 +122,10 @@ class Classifier(ABC):
         logits = self.logits(encoded, **options)
         about: Any = {"class_names": self.class_names, "sentences": encoded.sentences}
         return Predictions(encoded.labels, logits=logits, **about)
+
+    def own(self, encoded: Encoded, row: int, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """(n, C) of a row: its only one, or of a padded sentence those of the tokens that count."""
+        return logits[None]
 
     @abstractmethod
     def batch(self, inputs: Sequence[Any]) -> dict[str, Tensor]:
@@ -118,27 +136,13 @@ class Classifier(ABC):
         """The logits of a batch, float32."""
         return self.model(**batch).logits.float().cpu().numpy()
 
-    # ---- What a pipeline with the saved model is compared with ----
-
     @abstractmethod
-    def as_served(self, rows: Dataset, n: int, reading: Reading, *, name: str) -> list[Any]:
-        """The first n rows, as a pipeline takes them."""
-
-    def for_plain_pipeline(self, served: Sequence[Any], reading: Reading) -> list[Any]:
-        """What a plain pipeline has to be given in the place of rows as hf_calib.pipeline takes them."""
-        return list(served)
-
-    @abstractmethod
-    def served_batch(self, served: Sequence[Any], reading: Reading) -> dict[str, Tensor]:
-        """The inputs that the model reads of these."""
+    def served(self, rows: Dataset, reading: Reading, *, name: str) -> Served:
+        """A few rows, to compare a pipeline with the saved model with this one."""
 
     def served_logits(self, served: Sequence[Any], logits: NDArray[Any]) -> NDArray[np.float64]:
         """(n, C) of what a pipeline gives scores for, of these rows; `logits` (N, C) are those of all rows."""
         return np.asarray(logits[: len(served)], dtype=np.float64)
-
-    @abstractmethod
-    def serving_options(self, folder: Path, reading: Reading) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Options of a pipeline with the model saved in a folder, and of its call."""
 
     def scores_of_served(self, results: Any) -> list[dict[str, float]]:
         """A pipeline's output, as class name -> score for each of `served_logits`."""
@@ -156,17 +160,10 @@ def load_classifier(
     trust_remote_code: bool = False,
     class_names: Sequence[str] | None = None,
 ) -> Classifier:
-    """Load a fine-tuned classifier, on the accelerator where there is one.
+    """Load a fine-tuned classifier from the Hub or a folder, on the accelerator where there is one.
 
-    Args:
-        source: a model on the Hub, or a local folder.
-        task: a row of `TASKS`, or its name.
-        trust_remote_code: whether code that comes with the model may run here.
-        class_names: names for a model without any, whose config says LABEL_0, LABEL_1, ...; in its order.
-
-    Raises:
-        ValueError: if it cannot be loaded, has no trained head or no tokenizer or image processor of its own, or is of
-            another kind or a regression.
+    Class names are for a model without any, whose config says LABEL_0, LABEL_1, ...; in its order. A ValueError if it
+    cannot be loaded, has no trained head or no tokenizer or image processor, or is of another kind or a regression.
     """
     row = TASKS[task] if isinstance(task, str) else task
     classifier = row.classifier_class.load(source, row, trust_remote_code=trust_remote_code)
@@ -186,16 +183,7 @@ def predict(
     on_progress: Progress | None = None,
     **reading: Any,
 ) -> Predictions:
-    """Run a classifier over labelled rows.
-
-    Args:
-        classifier: from `load_classifier`.
-        rows: any dataset with the columns that it reads.
-        on_progress: called with the number of rows done and of all rows.
-        **reading: fields of `Reading`, such as text_column.
-
-    Returns:
-        Predictions with (N, C) float32 logits, in the rows' order.
+    """Run a classifier over labelled rows, by `Reading(**reading)`; (N, C) float32 logits, in the rows' order.
 
     Raises:
         ValueError: if there are no rows, a column is missing or has gaps, the tokenizer does not know the texts,

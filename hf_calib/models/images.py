@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,36 +25,15 @@ from hf_calib.data.images import (
     decode_at,
     load_image_processor,
 )
-from hf_calib.models.classifier import Classifier, Encoded, Progress
+from hf_calib.models.classifier import Classifier, Encoded, Served
 from hf_calib.models.loading import refusals
 from hf_calib.models.reading import Reading
 
 _SAVE_ITS_PROCESSOR = "save the image processor that the model was trained with into the model's folder"
 
 
-@dataclass(frozen=True, eq=False)
-class ReadableImages:
-    """Images that have been checked, and are decoded a batch at a time.
-
-    Args:
-        rows: N rows of the column `image`, encoded.
-        name: of the data.
-    """
-
-    rows: Dataset
-    name: str
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def decoded(self, start: int, stop: int) -> list[Image.Image]:
-        """Some of them, in RGB; an error names the row."""
-        stored = self.rows[start:stop]["image"]
-        return [decode_at(f"{self.name}, row {row}", each) for row, each in enumerate(stored, start)]
-
-
 class ImageClassifier(Classifier):
-    """An image classifier and its image processor, on the PIL backend: no torchvision is needed."""
+    """An image classifier and its image processor, on the PIL backend."""
 
     @staticmethod
     def load_processing(source: str | Path, model: Any, *, trust_remote_code: bool) -> Any:
@@ -66,32 +44,14 @@ class ImageClassifier(Classifier):
         return processor
 
     def encode_inputs(self, rows: Dataset, reading: Reading, *, name: str) -> Encoded:
-        """Check the images, whose labels are not read."""
+        """Check the images, which stay encoded."""
         reading.refuse("max_length", "text_pair_column")
-        shown = _shown(name)
-        images = choose_inputs(rows, name=shown, image_column=reading.image_column)
-        note = conversion_note(check_images(images, shown), shown)
-        return Encoded(ReadableImages(images, shown), note=note)
+        images, shown = _images(rows, reading, name)
+        return Encoded(images, note=conversion_note(check_images(images, shown), shown), name=shown)
 
-    def encode(self, rows: Dataset, reading: Reading, *, name: str, labelled: bool = True) -> Encoded:
-        """Check the images first, then their labels."""
-        inputs = self.encode_inputs(rows, reading, name=name)
-        if not labelled:
-            return inputs
-        return Encoded(inputs.inputs, self.read_labels(rows, reading, name), note=inputs.note)
-
-    def logits(
-        self, encoded: Encoded, *, batch_size: int = 32, on_progress: Progress | None = None
-    ) -> NDArray[np.float32]:
-        """(N, C) of the images, in their order."""
-        images = encoded.inputs
-        logits = np.empty((len(images), len(self.class_names)), dtype=np.float32)
-        for start in range(0, len(images), batch_size):
-            decoded = images.decoded(start, min(start + batch_size, len(images)))
-            logits[start : start + len(decoded)] = self.run(self.batch(decoded))
-            if on_progress is not None:
-                on_progress(len(decoded), len(images))
-        return logits
+    def inputs(self, encoded: Encoded, chunk: NDArray[np.intp]) -> list[Image.Image]:
+        """Images, decoded."""
+        return _decoded(encoded.inputs, encoded.name, chunk.tolist())
 
     def batch(self, inputs: Sequence[Image.Image]) -> dict[str, Tensor]:
         """`pixel_values` (N, 3, H, W) on the model's device."""
@@ -99,31 +59,28 @@ class ImageClassifier(Classifier):
         pixels = collate_images([{"pixel_values": pixels} for pixels in examples])["pixel_values"]
         return {"pixel_values": pixels.to(self.model.device, torch.float32)}
 
-    def as_served(self, rows: Dataset, n: int, reading: Reading, *, name: str) -> list[Image.Image]:
-        """The first n images."""
-        n = min(n, len(rows))
-        images = choose_inputs(rows.select(range(n)), name=_shown(name), image_column=reading.image_column)
-        return ReadableImages(images, _shown(name)).decoded(0, n)
-
-    def served_batch(self, served: Sequence[Image.Image], reading: Reading) -> dict[str, Tensor]:
-        """The images."""
-        return self.batch(served)
-
-    def serving_options(self, folder: Path, reading: Reading) -> tuple[dict[str, Any], dict[str, Any]]:
-        """All scores, of images that are resized as here: with torchvision a pipeline does it a little otherwise."""
-        processor = load_image_processor(folder)
-        return {"image_processor": processor}, {"top_k": len(self.class_names)}
+    def served(self, rows: Dataset, reading: Reading, *, name: str) -> Served:
+        """Images that are resized as here: with torchvision a pipeline does it a little otherwise."""
+        images = _decoded(*_images(rows, reading, name), range(len(rows)))
+        processor = {"image_processor": self.processing_class}
+        return Served(images, images, self.batch(images), processor, {"top_k": len(self.class_names)})
 
     def identities(self, rows: Dataset, reading: Reading, *, name: str) -> Iterator[bytes]:
         """A digest of each image's file."""
-        images = choose_inputs(rows, name=_shown(name), image_column=reading.image_column)
-        for batch in images.iter(256):
+        for batch in _images(rows, reading, name)[0].iter(256):
             for stored in batch["image"]:
                 contents = stored["bytes"]
                 contents = Path(stored["path"]).read_bytes() if contents is None else contents
                 yield hashlib.blake2b(contents, digest_size=16).digest()
 
 
-def _shown(name: str) -> str:
-    """The name of the data in messages: of a path the end, which says of most datasets what they are."""
-    return "/".join(Path(name).parts[-2:]) if os.path.exists(name) else name
+def _images(rows: Dataset, reading: Reading, name: str) -> tuple[Dataset, str]:
+    """The column `image`, encoded, and the data's name in messages: of a path the end, which mostly says what it is."""
+    shown = "/".join(Path(name).parts[-2:]) if os.path.exists(name) else name
+    return choose_inputs(rows, name=shown, image_column=reading.image_column), shown
+
+
+def _decoded(images: Dataset, shown: str, rows: Sequence[int]) -> list[Image.Image]:
+    """Some images, in RGB; an error names the row."""
+    stored = zip(rows, images[rows]["image"], strict=True)
+    return [decode_at(f"{shown}, row {row}", each) for row, each in stored]

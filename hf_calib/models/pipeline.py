@@ -36,46 +36,37 @@ from hf_calib.scaling.saved_map import (
 )
 
 _APART = 2.0**-22  # what float32 keeps apart in logits and in their softmax
-_CALIBRATED = {
-    "text-classification": TextClassificationPipeline,
-    "image-classification": ImageClassificationPipeline,
-    "token-classification": TokenClassificationPipeline,
-}
+_KINDS: Any = (TextClassificationPipeline, ImageClassificationPipeline, TokenClassificationPipeline)
 
 
 def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipeline:
     """A `transformers.pipeline` whose scores are calibrated, also by a scaler that cannot be folded into the model.
 
     Where a calibration.json lies beside the model, with a map that is not in its weights (spline, isotonic, ..., or
-    one that folds, of a model that was saved without it), the scores are those of the scaler's `predict_proba` on
-    the logits. Otherwise, and so for every model that is saved folded, this is the plain pipeline itself; but where the
-    config has a prompt (`hf_calib.language_models`), texts are made into it first.
+    one that folds, of a model that was saved without it), the scores are those of the scaler's `predict_proba` on the
+    logits, float32. Otherwise, and so for every model that is saved folded, this is the plain pipeline itself; but
+    where the config has a prompt (`hf_calib.language_models`), texts are made into it first. It warns if the model's
+    config says that there is a map, which is neither in the weights nor found, as without a network.
 
     Tasks: text-classification, image-classification and token-classification, where each token is calibrated and
-    aggregation strategies combine the calibrated scores. Others are left as they are.
-
-    With a map for groups of rows (`GroupedScaling`), a call names the group of its inputs:
-    `classify(texts, group="law")`. Without it, and for a group that was not fitted, the common map holds.
+    aggregation strategies combine the calibrated scores. Others are left as they are. With a map for groups of rows
+    (`GroupedScaling`), a call names the group of its inputs, `classify(texts, group="law")`; without it, and for a
+    group that was not fitted, the common map holds.
 
     Args:
         task: as for `transformers.pipeline`.
         model: a folder, a repository on the Hub, or a model; one with adapters too, whose base model gets the classes
             that the map is for. Of a model the place that it was loaded from is looked at: one that was trained since
             has to be saved first, and one of another branch needs its `revision`.
-        **kwargs: as for `transformers.pipeline`; `revision` and `token` hold for the scaler, too. Of
-            `function_to_apply` only what the scaler stands for is taken: "softmax", or "sigmoid" for a multi-label
-            one.
+        **kwargs: as for `transformers.pipeline`; `revision` and `token` hold for the scaler, too. `function_to_apply`
+            may only be what the scaler stands for: "softmax", or "sigmoid" for a multi-label one.
 
     Returns:
         The pipeline; a calibrated one has the scaler as its attribute `scaler`.
 
     Raises:
         ValueError: if calibration.json is no whole map, or is one for other classes or another kind of problem; for
-            another function_to_apply.
-
-    Notes:
-        Without a network, or where there is no such file, the pipeline is plain; it warns if the model's config says
-        that there is a map, which is not in the weights. Scores are float32, as those of plain pipelines.
+            another function_to_apply, or a group where the map has none.
 
     >>> import tempfile
     >>> from transformers import BertConfig, BertForSequenceClassification
@@ -93,9 +84,9 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
     TemperatureScaling()
     """
     model = os.fspath(model) if isinstance(model, os.PathLike) else model
-    where = {"revision": kwargs.get("revision"), "token": kwargs.get("token")}
+    where: dict[str, Any] = {name: kwargs.get(name) for name in ("revision", "token")}
     saved: SavedMap | None = None
-    if isinstance(model, str) and task in _CALIBRATED and "config" not in kwargs:
+    if isinstance(model, str) and "config" not in kwargs:
         has_adapters = find_adapter_config_file(model, **where) is not None
         saved = _map_beside(model, where) if has_adapters else None
         if saved is not None and saved.about.get("class_names"):
@@ -103,7 +94,7 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
             kwargs.setdefault("image_processor" if task == "image-classification" else "tokenizer", model)
     load: Any = transformers.pipeline  # typed task by task
     plain: Any = load(task, model, **kwargs)
-    if not isinstance(plain, tuple(_CALIBRATED.values())):
+    if not isinstance(plain, _KINDS):
         return plain
     config = plain.model.config
     prompt = PromptTemplate.of(config) if isinstance(plain, TextClassificationPipeline) else None
@@ -128,9 +119,9 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
     return plain
 
 
-def _with(plain: Any, kind: type, **more: Any) -> Any:
+def _with(plain: Any, kind: Any, **more: Any) -> Any:
     """A pipeline as transformers has loaded it, with methods of ours before its own."""
-    own = type(f"{kind.__name__[1:]}{type(plain).__name__}", (kind, type(plain)), {})
+    own: Any = type(f"{kind.__name__[1:]}{type(plain).__name__}", (kind, type(plain)), {})
     made = own.__new__(own)
     vars(made).update(vars(plain), **more)
     return made
@@ -226,14 +217,10 @@ def _map_beside(place: str, where: dict[str, Any]) -> SavedMap | None:
         return load_map(place) if (Path(place) / MAP_NAME).exists() else None
     from huggingface_hub import errors
 
+    missing = (errors.EntryNotFoundError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError)
     try:
         return download(place, **where)
-    except (
-        errors.HFValidationError,
-        errors.EntryNotFoundError,
-        errors.RepositoryNotFoundError,
-        errors.RevisionNotFoundError,
-    ) as error:
+    except (errors.HFValidationError, *missing) as error:
         if isinstance(error.__cause__, errors.HfHubHTTPError):  # the server is there, but does not say
             raise
         return None
@@ -242,12 +229,12 @@ def _map_beside(place: str, where: dict[str, Any]) -> SavedMap | None:
 def _check_goes_with(scaler: Any, config: PreTrainedConfig, place: str) -> None:
     """Raise for a scaler that is not for this model's logits."""
     sigmoid = config.problem_type == "multi_label_classification" or config.num_labels == 1
-    way_out = "fit the scaler again, on this model's logits"
-    requirement = f"be fitted with multi_label={sigmoid}, as the model's problem_type says"
+    argument, way_out = f"the scaler in {place}", "fit the scaler again, on this model's logits"
+    requirement = f"{argument} to be fitted with multi_label={sigmoid}, as the model's problem_type says"
     got = f"multi_label={is_multi_label(scaler)}"
-    check(is_multi_label(scaler) == sigmoid, f"the scaler in {place} to {requirement}", got, way_out)
+    check(is_multi_label(scaler) == sigmoid, requirement, got, way_out)
     try:
         scaler.predict_proba(np.zeros((1, config.num_labels or 0)))
     except InputValueError as error:
         requirement = f"be fitted on the model's {config.num_labels} classes"
-        raise InputValueError(expected(f"the scaler in {place}", requirement, str(error), way_out)) from error
+        raise InputValueError(expected(argument, requirement, str(error), way_out)) from error

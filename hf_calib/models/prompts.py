@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hf_calib._errors import InputTypeError, InputValueError, expected
+from hf_calib._errors import InputError, InputTypeError, InputValueError, check, expected
 
 KEY = "prompt_template"  # of a model's config.json
-
-FIELDS = ("{text}", "{text_pair}")
+_TEXT, _PAIR = "{text}", "{text_pair}"
 
 
 @dataclass(frozen=True)
@@ -46,18 +45,10 @@ class PromptTemplate:
             value = getattr(self, name)
             if not isinstance(value, str) and not (name == "system" and value is None):
                 raise InputTypeError(expected(name, "be a text", type(value).__name__, "pass a str"))
-        if FIELDS[0] not in self.template:
-            raise InputValueError(
-                expected("template", "have a place for the text", repr(self.template), "write {text} into it")
-            )
-        if self.system is not None and not self.chat:
-            way_out = "write it into the template, or set chat=True"
-            raise InputValueError(expected("system", "be given for a chat", repr(self.system), way_out))
-
-    @property
-    def reads_pairs(self) -> bool:
-        """Whether there is a place for a second text."""
-        return FIELDS[1] in self.template
+        got, way_out = repr(self.template), "write {text} into it"
+        check(_TEXT in self.template, "template to have a place for the text", got, way_out)
+        way_out = "write it into the template, or set chat=True"
+        check(self.chat or self.system is None, "system to be given for a chat", repr(self.system), way_out)
 
     def render(self, text: str, text_pair: str | None = None, *, tokenizer: Any = None) -> str:
         """The prompt of a text.
@@ -71,52 +62,43 @@ class PromptTemplate:
             ValueError: if there is a second text and no place for it, or the other way round; or a chat without a
                 tokenizer that has a chat template.
         """
-        if (text_pair is not None) != self.reads_pairs:
-            got = "none" if text_pair is None else "one"
-            way_out = "write {text_pair} into the template where rows have one, and pass it"
-            raise InputValueError(expected("text_pair", "go with the template", got, way_out))
-        # In one pass, so that a text that looks like a place is left as it is.
-        filled = self.template
-        parts = filled.split(FIELDS[0])
-        second = text_pair or ""
-        filled = text.join(part.replace(FIELDS[1], second) for part in parts)
+        got = "none" if text_pair is None else "one"
+        way_out = "write {text_pair} into the template where rows have one, and pass it"
+        fits = (text_pair is not None) == (_PAIR in self.template)
+        check(fits, "text_pair to go with the template", got, way_out)
+        # Split first, so that a text that looks like a place is left as it is.
+        parts = self.template.split(_TEXT)
+        filled = text.join(part.replace(_PAIR, text_pair or "") for part in parts)
         if not self.chat:
             return filled + self.ends_with
         self.check(tokenizer)
-        messages = [] if self.system is None else [{"role": "system", "content": self.system}]
-        messages.append({"role": "user", "content": filled})
-        return str(_in_chat(tokenizer, messages)) + self.ends_with
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return _in_chat(tokenizer, [*system, {"role": "user", "content": filled}]) + self.ends_with
 
     def fitting(
         self, text: str, text_pair: str | None = None, *, tokenizer: Any, max_length: int | None
     ) -> tuple[str, list[int]]:
-        """The prompt of a text, which is cut so that the whole prompt, with its end, has at most so many tokens.
-
-        Returns:
-            The prompt, and its token ids.
+        """The prompt and its token ids, of a text that is cut so that the whole has at most so many tokens.
 
         Raises:
             ValueError: if the prompt alone is longer.
         """
-        prompt = self.render(text, text_pair, tokenizer=tokenizer)
-        ids = self.token_ids(prompt, tokenizer)
+
+        def made(text: str) -> tuple[str, list[int]]:
+            prompt = self.render(text, text_pair, tokenizer=tokenizer)
+            # A chat template has written its special tokens already.
+            return prompt, list(tokenizer(prompt, add_special_tokens=not self.chat)["input_ids"])
+
+        prompt, ids = made(text)
         if max_length is None or len(ids) <= max_length:
             return prompt, ids
         words = tokenizer(text, add_special_tokens=False)["input_ids"]
-        kept = len(words)
-        while len(ids) > max_length and kept:
-            kept = max(0, kept - (len(ids) - max_length))
-            prompt = self.render(tokenizer.decode(words[:kept]), text_pair, tokenizer=tokenizer)
-            ids = self.token_ids(prompt, tokenizer)
-        if len(ids) > max_length:
-            got = f"{len(ids)} tokens without the text"
-            way_out = "shorten the template, or raise max_length"
-            raise InputValueError(expected("the prompt", f"have at most {max_length} tokens", got, way_out))
+        while len(ids) > max_length and words:
+            words = words[: max(0, len(words) - (len(ids) - max_length))]
+            prompt, ids = made(tokenizer.decode(words))
+        got, way_out = f"{len(ids)} tokens without the text", "shorten the template, or raise max_length"
+        check(len(ids) <= max_length, f"the prompt to have at most {max_length} tokens", got, way_out)
         return prompt, ids
-
-    def token_ids(self, prompt: str, tokenizer: Any) -> list[int]:
-        """Of a rendered prompt: a chat template has written its special tokens already."""
-        return list(tokenizer(prompt, add_special_tokens=not self.chat)["input_ids"])
 
     def check(self, tokenizer: Any) -> None:
         """Raise unless the tokenizer has what the prompt needs.
@@ -126,21 +108,14 @@ class PromptTemplate:
         """
         if not self.chat:
             return
-        if not getattr(tokenizer, "chat_template", None):
-            got = f"{type(tokenizer).__name__} without one"
-            raise InputValueError(
-                expected(
-                    "tokenizer", "have a chat template", got, "set tokenizer.chat_template, or chat=False"
-                )
-            )
+        got, way_out = f"{type(tokenizer).__name__} without one", "set tokenizer.chat_template, or chat=False"
+        has_one = bool(getattr(tokenizer, "chat_template", None))
+        check(has_one, "tokenizer to have a chat template", got, way_out)
         message = [{"role": "user", "content": "x"}]
-        if _in_chat(tokenizer, message) == _in_chat(tokenizer, message, ends=False):
-            way_out = "write its last part into ends_with, if that is where the answer begins"
-            if not self.ends_with:
-                got = "one that ends with the user's message"
-                raise InputValueError(
-                    expected("the chat template", "end where the answer begins", got, way_out)
-                )
+        ends = _in_chat(tokenizer, message) != _in_chat(tokenizer, message, ends=False)
+        requirement = "the chat template to end where the answer begins"
+        way_out = "write its last part into ends_with, if that is where the answer begins"
+        check(ends or bool(self.ends_with), requirement, "one that ends with the user's message", way_out)
 
     def to_dict(self) -> dict[str, Any]:
         """Of JSON's own types, as config.json has it."""
@@ -158,11 +133,9 @@ class PromptTemplate:
             return None
         try:
             return cls(**found)
-        except (TypeError, InputValueError) as error:
-            got = f"{found!r} ({error})"
-            raise InputValueError(
-                expected(f"{KEY} of the config", "be a prompt", got, "write it with PromptTemplate.to_dict()")
-            ) from error
+        except (TypeError, InputError) as error:
+            got, way_out = f"{found!r} ({error})", "write it with PromptTemplate.to_dict()"
+            raise InputValueError(expected(f"{KEY} of the config", "be a prompt", got, way_out)) from error
 
 
 def _in_chat(tokenizer: Any, messages: list[dict[str, str]], *, ends: bool = True) -> str:

@@ -21,23 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reading:
-    """How the columns of labelled rows are read, and how many rows are run at a time.
-
-    Args:
-        text_column: of texts, or of lists of tokens.
-        text_pair_column: of second texts, for models of pairs (premise and hypothesis, query and answer).
-        image_column: of images; where there is none of this name, the only one of images.
-        label_column: of labels, or of lists of tags: class names, or the model's class ids.
-        class_names: the data's names of the model's classes, in the model's order, if they differ.
-        label_separator: of several labels a row, what stands between them in a text.
-        label_columns: of several labels a row, instead one column of 0 and 1 for each.
-        no_label: of several labels a row, what stands in rows without one.
-        max_length: tokens of a text, by default as many as the model reads; longer texts are truncated.
-        option_scores: of the log of lm-evaluation-harness, see `open_predictions`.
-        by: columns whose values are slices of the rows.
-        weight_column: of the rows' weights.
-        batch_size: rows at a time.
-    """
+    """How the columns of rows are read, as the options of `hf-calib evaluate` say, and how many rows run at a time."""
 
     text_column: str = "text"
     text_pair_column: str | None = None
@@ -78,21 +62,13 @@ class Reading:
 
 @dataclass(frozen=True)
 class RowSet:
-    """One set of rows that a command names.
+    """One set of rows that a command names."""
 
-    Args:
-        data: a file, a folder or a dataset on the Hub; for predictions, their files.
-        dataset_config: configuration of a Hub dataset.
-        split: of a Hub dataset or folder.
-        argument: what errors call it.
-        labelled: whether its labels are read.
-    """
-
-    data: str
+    data: str  # a file, a folder or a dataset on the Hub; for predictions, their files
     dataset_config: str | None = None
     split: str = "test"
-    argument: str = "data"
-    labelled: bool = True
+    argument: str = "data"  # what errors call it
+    labelled: bool = True  # whether its labels are read
 
     def load(self) -> Dataset:
         """The rows, with the columns as they are."""

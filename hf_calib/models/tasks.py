@@ -1,6 +1,6 @@
 """The tasks: one row for each kind of model, with how it is loaded, read, run, served and shown on its card.
 
-A further task is a further row here and, where its inputs are read in another way, a class here.
+A further task is a further row here and, where its inputs are read in another way, a class beside it.
 """
 
 from __future__ import annotations
@@ -15,30 +15,21 @@ from hf_calib.predictions.kinds import MULTI_LABEL, SINGLE_LABEL, TOKENS, LabelK
 
 @dataclass(frozen=True)
 class Task:
-    """One row of `TASKS`.
-
-    Args:
-        name: of the row.
-        pipeline: the name of transformers' pipeline that serves it.
-        architecture: how the class names of its models end, after "For".
-        example: an input, in the lines of Python that a card shows.
-        inputs: the plural of an input.
-        labels: the kind of its labels.
-        classifier: the class in `hf_calib.models`, "module.Class", that reads its inputs and runs its models; None
-            where the commands do not run them.
-        reads_unlabelled: whether inputs without labels are read, for OOD detection and class frequencies.
-        n_logits: how many its models have; None for any number that no other row has.
-    """
+    """One row of `TASKS`."""
 
     name: str
-    pipeline: str
-    architecture: str
-    example: str
-    inputs: str
+    pipeline: str  # the name of transformers' pipeline that serves it
+    architecture: str  # how the class names of its models end, after "For"
+    example: str  # an input, in the lines of Python that a card shows
+    inputs: str  # the plural of an input
     labels: LabelKind = SINGLE_LABEL
-    classifier: str | None = None
-    reads_unlabelled: bool = True
-    n_logits: int | None = None
+    classifier: str | None = (
+        None  # the class here, "module.Class", that runs its models; None: there are only cards
+    )
+    reads_unlabelled: bool = (
+        True  # whether inputs without labels are read, for OOD detection and class frequencies
+    )
+    n_logits: int | None = None  # how many its models have; None for any number that no other row has
 
     @property
     def auto_class(self) -> Any:
@@ -67,31 +58,21 @@ class Task:
         return self.labels.sigmoid == (config.get("problem_type") == "multi_label_classification")
 
 
-_OF_TEXT = ("text-classification", "SequenceClassification", "a text", "texts")
-_OF_IMAGE = ("image-classification", "ImageClassification", "an_image.png", "images")
-
-TASKS: dict[str, Task] = {
-    task.name: task
-    for task in (
-        Task(
-            *("one-logit text", *_OF_TEXT, MULTI_LABEL, "one_logit.OneLogitClassifier"),
-            n_logits=1,
-        ),
-        Task("text", *_OF_TEXT, classifier="texts.TextClassifier"),
-        Task("multi-label text", *_OF_TEXT, MULTI_LABEL, "texts.TextClassifier"),
-        Task(
-            *("token", "token-classification", "TokenClassification", "a text", "sentences"),
-            *(TOKENS, "tokens.TokenClassifier"),
-            reads_unlabelled=False,
-        ),
-        Task("image", *_OF_IMAGE, classifier="images.ImageClassifier"),
-        Task("multi-label image", *_OF_IMAGE, MULTI_LABEL, "images.ImageClassifier"),
-        # Of these there are only cards.
-        Task("audio", "audio-classification", "AudioClassification", "a_recording.wav", "recordings"),
-        Task("video", "video-classification", "VideoClassification", "a_video.mp4", "videos"),
-        Task("next token", "text-generation", "CausalLM", "a text", "texts", TOKENS),
-    )
-}
+_TEXT = ("text-classification", "SequenceClassification", "a text", "texts")
+_IMAGE = ("image-classification", "ImageClassification", "an_image.png", "images")
+_TOKEN = ("token-classification", "TokenClassification", "a text", "sentences")
+_ROWS = (
+    Task("one-logit text", *_TEXT, MULTI_LABEL, "texts.OneLogitClassifier", n_logits=1),
+    Task("text", *_TEXT, SINGLE_LABEL, "texts.TextClassifier"),
+    Task("multi-label text", *_TEXT, MULTI_LABEL, "texts.TextClassifier"),
+    Task("token", *_TOKEN, TOKENS, "tokens.TokenClassifier", reads_unlabelled=False),
+    Task("image", *_IMAGE, SINGLE_LABEL, "images.ImageClassifier"),
+    Task("multi-label image", *_IMAGE, MULTI_LABEL, "images.ImageClassifier"),
+    Task("audio", "audio-classification", "AudioClassification", "a_recording.wav", "recordings"),
+    Task("video", "video-classification", "VideoClassification", "a_video.mp4", "videos"),
+    Task("next token", "text-generation", "CausalLM", "a text", "texts", TOKENS),
+)
+TASKS: dict[str, Task] = {task.name: task for task in _ROWS}
 
 
 def task_of(config: Mapping[str, Any]) -> Task | None:
@@ -104,12 +85,7 @@ def task_of(config: Mapping[str, Any]) -> Task | None:
     """
     names = config.get("architectures")
     architecture = str(names[0]) if isinstance(names, list) and names else ""
-    auto_map = config.get("auto_map")
-    of_its_own = auto_map if isinstance(auto_map, Mapping) else {}
-    found = [
-        task
-        for task in TASKS.values()
-        if f"For{task.architecture}" in architecture or f"AutoModelFor{task.architecture}" in of_its_own
-    ]
+    known = {architecture, *(config.get("auto_map") or {})}
+    found = [task for task in _ROWS if any(f"For{task.architecture}" in name for name in known)]
     # Token and other models have no multi-label form here.
     return next((task for task in found if task.fits(config)), found[-1] if found else None)

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from hf_calib._errors import InputTypeError, InputValueError, expected
-from hf_calib.models.classifier import Classifier, Encoded, Progress
+from hf_calib._errors import InputTypeError, check, expected
+from hf_calib.models.classifier import Classifier, Encoded, Served
 from hf_calib.models.labels import column_of
 from hf_calib.models.loading import refusals
 from hf_calib.models.prompts import PromptTemplate
@@ -43,11 +43,10 @@ class TextClassifier(Classifier):
         """The tokenizer, which has to know the model's vocabulary."""
         with refusals("the model", "be loadable", source, _SAVE_ITS_TOKENIZER):
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
-        known = len(tokenizer)
-        needed = getattr(model.config.get_text_config(), "vocab_size", None) or 0
-        if known < _LEAST_VOCABULARY * needed:
-            got = f"one of {known:,} tokens, for a model that has {needed:,}"
-            raise InputValueError(expected("the model", "come with its tokenizer", got, _SAVE_ITS_TOKENIZER))
+        known, needed = len(tokenizer), _vocabulary(model)
+        got = f"one of {known:,} tokens, for a model that has {needed:,}"
+        knows = known >= _LEAST_VOCABULARY * needed
+        check(knows, "the model to come with its tokenizer", got, _SAVE_ITS_TOKENIZER)
         return tokenizer
 
     @property
@@ -55,77 +54,70 @@ class TextClassifier(Classifier):
         """The processing class by its own name."""
         return self.processing_class
 
+    @property
+    def prompt(self) -> PromptTemplate | None:
+        """How a text becomes the model's input, of a language model's option tokens; None for other models."""
+        return PromptTemplate.of(self.model.config)
+
     def tokenize(
         self, texts: Sequence[str] | Sequence[Pair], max_length: int | None = None
     ) -> list[dict[str, list[int]]]:
         """Token ids and what goes with them, truncated to max_length, by default what the model can read."""
         limit = max_length or self.longest
         if self.prompt is not None:
-            return [
-                {"input_ids": ids, "attention_mask": [1] * len(ids)} for _, ids in self._prompts(texts, limit)
-            ]
+            made = self._prompts(self.prompt, texts, limit)
+            return [{"input_ids": ids, "attention_mask": [1] * len(ids)} for _, ids in made]
         columns = [texts] if isinstance(texts[0], str) else zip(*texts, strict=True)
         encoded = self.tokenizer(*map(list, columns), truncation=limit is not None, max_length=limit)
         return [dict(zip(encoded, row, strict=True)) for row in zip(*encoded.values(), strict=True)]
 
-    @property
-    def prompt(self) -> PromptTemplate | None:
-        """How a text becomes the model's input, of a language model's option tokens; None for other models."""
-        return PromptTemplate.of(self.model.config)
-
-    def _prompts(self, texts: Sequence[Any], limit: int | None) -> list[tuple[str, list[int]]]:
+    def _prompts(
+        self, prompt: PromptTemplate, texts: Sequence[Any], limit: int | None
+    ) -> list[tuple[str, list[int]]]:
         """Rendered, with their tokens, which must not end with the padding token: the logits before it are read."""
-        prompt = self.prompt
-        assert prompt is not None
-        made = []
-        for i, text in enumerate(texts):
-            parts = (text,) if isinstance(text, str) else tuple(text)
-            made.append(prompt.fitting(*parts, tokenizer=self.tokenizer, max_length=limit))
-            if made[-1][1] and made[-1][1][-1] == self.model.config.get_text_config().pad_token_id:
-                got = f"{self.tokenizer.decode(made[-1][1][-1:])!r} at the end of row {i}"
-                way_out = "set another padding token, or write ends_with into the prompt"
-                raise InputValueError(
-                    expected("a prompt", "end with a token that is no padding", got, way_out)
-                )
+        made = [prompt.fitting(*_parts(text), tokenizer=self.tokenizer, max_length=limit) for text in texts]
+        padding = self.model.config.get_text_config().pad_token_id
+        ends = next((i for i, (_, ids) in enumerate(made) if ids and ids[-1] == padding), None)
+        got = f"{self.tokenizer.decode([padding])!r} at the end of row {ends}" if ends is not None else ""
+        way_out = "set another padding token, or write ends_with into the prompt"
+        check(ends is None, "a prompt to end with a token that is no padding", got, way_out)
         return made
 
     def encode_inputs(self, rows: Dataset, reading: Reading, *, name: str) -> Encoded:
-        """Check and tokenize texts, whose labels are not read."""
-        _check_rows(rows, reading.max_length)
+        """Check and tokenize texts."""
+        way_out = "leave it out for the default"
+        enough = reading.max_length is None or reading.max_length >= 1
+        check(enough, "max_length to be at least 1", reading.max_length, way_out)
         texts = _texts(rows, reading)
         tokens = self.tokenize(texts, reading.max_length)
         empty = [i for i, row in enumerate(tokens) if not row["input_ids"]]
-        if empty:
-            got = f"none in {len(empty)} of {len(tokens)} rows (first in row {empty[0]})"
-            raise InputValueError(expected("texts", "have at least one token", got, "remove these rows"))
-        check_known_words(self, tokens)
-        return Encoded(tokens, note=_note_on_empty(texts))
+        got = f"none in {len(empty)} of {len(tokens)} rows (first in row {sum(empty[:1])})"
+        check(not empty, "texts to have at least one token", got, "remove these rows")
+        self.check_known_words(tokens)
+        # Texts of nothing but blanks are read as any other; whoever reads the report should know.
+        blank = [i for i, text in enumerate(texts) if not all(part.strip() for part in _parts(text))]
+        note = f"{len(blank):,} of {len(texts):,} texts are empty, the first in row {sum(blank[:1])}."
+        return Encoded(tokens, note=note if blank else None)
 
-    def encode(self, rows: Dataset, reading: Reading, *, name: str, labelled: bool = True) -> Encoded:
-        """Check and tokenize texts."""
-        _check_rows(rows, reading.max_length)
-        return super().encode(rows, reading, name=name, labelled=labelled)
+    def check_known_words(self, tokens: Sequence[dict[str, list[int]]]) -> None:
+        """Refuse a tokenizer that does not know the texts, or whose ids the model does not."""
+        step = math.ceil(len(tokens) / _ROWS_CHECKED)
+        ids = np.concatenate([np.asarray(row["input_ids"]) for row in tokens[::step]])
+        needed = _vocabulary(self.model) or math.inf
+        requirement = f"token ids to be below the model's {needed:,}"
+        check(ids.max() < needed, requirement, ids.max(), _SAVE_ITS_TOKENIZER)
+        unknown = self.tokenizer.unk_token_id
+        words = ids[~np.isin(ids, list(set(self.tokenizer.all_special_ids) - {unknown}))]
+        n_unknown = int(np.count_nonzero(words == unknown))
+        got = f"{n_unknown:,} unknown ones of {len(words):,}" if len(words) else "special tokens only"
+        way_out = f"{_SAVE_ITS_TOKENIZER}, or check the language of the texts"
+        knows = len(words) > 0 and n_unknown <= _MOST_UNKNOWN * len(words)
+        check(knows, "the tokens of the texts to be known to the tokenizer", got, way_out)
 
-    def logits(
-        self, encoded: Encoded, *, batch_size: int = 32, on_progress: Progress | None = None
-    ) -> NDArray[np.float32]:
-        """(N, C) of the texts, in their order."""
-        tokens = encoded.inputs
-        logits = np.empty((len(tokens), len(self.class_names)), dtype=np.float32)
-        for chunk in self.chunks(tokens, batch_size, on_progress):
-            logits[chunk] = self.run(self.batch([tokens[i] for i in chunk]))
-        return logits
-
-    def chunks(
-        self, rows: Sequence[Any], batch_size: int, on_progress: Progress | None
-    ) -> Iterable[NDArray[Any]]:
-        """Row numbers of similar lengths, longest first: a batch that does not fit in memory fails at once."""
-        order = np.argsort([-len(row["input_ids"]) for row in rows], kind="stable")
-        size = batch_size if self.can_pad else 1
-        for chunk in np.array_split(order, math.ceil(len(order) / size)):
-            yield chunk
-            if on_progress is not None:
-                on_progress(len(chunk), len(order))
+    def chunks(self, encoded: Encoded, batch_size: int) -> list[NDArray[np.intp]]:
+        """Rows of similar lengths, longest first: a batch that does not fit in memory fails at once."""
+        order = np.argsort([-len(row["input_ids"]) for row in encoded.inputs], kind="stable")
+        return np.array_split(order, math.ceil(len(order) / (batch_size if self.can_pad else 1)))
 
     def batch(self, inputs: Sequence[dict[str, list[int]]]) -> dict[str, Tensor]:
         """Padded tensors on the model's device."""
@@ -140,108 +132,78 @@ class TextClassifier(Classifier):
         """Whether both model and tokenizer know a padding token."""
         return None not in (self.tokenizer.pad_token_id, getattr(self.model.config, "pad_token_id", None))
 
-    def as_served(self, rows: Dataset, n: int, reading: Reading, *, name: str) -> list[Any]:
-        """The first n texts, of pairs as dicts."""
-        texts = _texts(rows.select(range(min(n, len(rows)))), reading)
-        return [text if isinstance(text, str) else text._asdict() for text in texts]
-
-    def for_plain_pipeline(self, served: Sequence[Any], reading: Reading) -> list[Any]:
-        """What a plain pipeline has to be given: rendered prompts, where the model has one."""
-        if self.prompt is None:
-            return list(served)
-        texts = [text if isinstance(text, str) else Pair(**text) for text in served]
-        return [prompt for prompt, _ in self._prompts(texts, reading.max_length or self.longest)]
-
-    def served_batch(self, served: Sequence[Any], reading: Reading) -> dict[str, Tensor]:
-        """The texts, or the first where the model cannot pad."""
-        texts: list[Any] = [text if isinstance(text, str) else Pair(**text) for text in served]
-        return self.batch(self.tokenize(texts if self.can_pad else texts[:1], reading.max_length))
-
-    def serving_options(self, folder: Path, reading: Reading) -> tuple[dict[str, Any], dict[str, Any]]:
-        """All scores, of texts that are cut as here."""
-        cut = reading.max_length or self.longest
-        options: dict[str, Any] = {"truncation": cut is not None, "max_length": cut}
-        if self.prompt is not None:
-            options["add_special_tokens"] = not self.prompt.chat
-        return {"top_k": None}, options
-
-    def identities(self, rows: Dataset, reading: Reading, *, name: str) -> Iterable[Any]:
-        """The texts."""
-        return _texts(rows, reading)
-
-    @property
-    def _positions_of_padding(self) -> int:
-        """Positions that RoBERTa and the like reserve: a text's own start after the padding token's."""
-        found = (
-            getattr(module, "padding_idx", None)
-            for name, module in self.model.named_modules()
-            if name.endswith("position_embeddings")
-        )
-        return max((index + 1 for index in found if index is not None), default=0)
-
     @property
     def longest(self) -> int | None:
         """The most tokens that the model can read; None if neither tokenizer nor config says so."""
         positions = getattr(self.model.config, "max_position_embeddings", None)
         if positions is not None:
-            positions -= self._positions_of_padding
+            # RoBERTa and the like reserve some: a text's own start after the padding token's.
+            modules = self.model.named_modules()
+            found = [
+                getattr(each, "padding_idx", None)
+                for name, each in modules
+                if name.endswith("position_embeddings")
+            ]
+            positions -= max((index + 1 for index in found if index is not None), default=0)
         limits = (self.tokenizer.model_max_length, positions)
-        known = [limit for limit in limits if limit is not None and 0 < limit < 1_000_000]
-        return min(known, default=None)
+        return min((limit for limit in limits if limit is not None and 0 < limit < 1_000_000), default=None)
+
+    def served(self, rows: Dataset, reading: Reading, *, name: str) -> Served:
+        """Texts, of pairs as dicts, cut as here; a plain pipeline has to be given rendered prompts."""
+        texts, cut = _texts(rows, reading), reading.max_length or self.longest
+        inputs = [text if isinstance(text, str) else text._asdict() for text in texts]
+        call: dict[str, Any] = {"truncation": cut is not None, "max_length": cut}
+        plain, batch = inputs, self.batch(self.tokenize(texts if self.can_pad else texts[:1], cut))
+        if self.prompt is not None:
+            plain = [prompt for prompt, _ in self._prompts(self.prompt, texts, cut)]
+            call["add_special_tokens"] = not self.prompt.chat
+        return Served(inputs, plain, batch, {"top_k": None}, call)
+
+    def identities(self, rows: Dataset, reading: Reading, *, name: str) -> Iterable[Any]:
+        """The texts."""
+        return _texts(rows, reading)
 
 
-def _note_on_empty(texts: Sequence[Any]) -> str | None:
-    """Texts of nothing but blanks are read as any other; whoever reads the report should know."""
-    parts = [[text] if isinstance(text, str) else text for text in texts]
-    empty = [i for i, each in enumerate(parts) if not all(part.strip() for part in each)]
-    if not empty:
-        return None
-    return f"{len(empty):,} of {len(texts):,} texts are empty, the first in row {empty[0]}."
+def _vocabulary(model: Any) -> int:
+    """How many tokens a model knows; 0 where its config does not say so."""
+    return getattr(model.config.get_text_config(), "vocab_size", None) or 0
 
 
-def _check_rows(rows: Dataset, max_length: int | None) -> None:
-    _check_positive("max_length", max_length)
-    if len(rows) == 0:
-        raise InputValueError(expected("data", "have rows", "none", "check the file or the split"))
-
-
-def check_known_words(classifier: TextClassifier, tokens: Sequence[dict[str, list[int]]]) -> None:
-    """Refuse a tokenizer that does not know the texts, or whose ids the model does not."""
-    tokenizer = classifier.tokenizer
-    step = math.ceil(len(tokens) / _ROWS_CHECKED)
-    ids = np.concatenate([np.asarray(row["input_ids"]) for row in tokens[::step]])
-    needed = getattr(classifier.model.config.get_text_config(), "vocab_size", None)
-    if needed is not None and ids.max() >= needed:
-        got = f"{ids.max()}"
-        raise InputValueError(
-            expected("token ids", f"be below the model's {needed:,}", got, _SAVE_ITS_TOKENIZER)
-        )
-    unknown = tokenizer.unk_token_id
-    around = set(tokenizer.all_special_ids) - {unknown}
-    words = ids[~np.isin(ids, list(around))]
-    n_unknown = int(np.count_nonzero(words == unknown))
-    if n_unknown > _MOST_UNKNOWN * len(words) or not len(words):
-        got = f"{n_unknown:,} unknown ones of {len(words):,}" if len(words) else "special tokens only"
-        way_out = f"{_SAVE_ITS_TOKENIZER}, or check the language of the texts"
-        raise InputValueError(expected("the tokens of the texts", "be known to the tokenizer", got, way_out))
-
-
-def _check_positive(argument: str, value: int | None) -> None:
-    if value is not None and value < 1:
-        raise InputValueError(expected(argument, "be at least 1", value, "leave it out for the default"))
+def _parts(text: Any) -> tuple[str, ...]:
+    return (text,) if isinstance(text, str) else tuple(text)
 
 
 def _texts(rows: Dataset, reading: Reading) -> list[Any]:
     """The texts, or the pairs of texts."""
-    firsts = _texts_of(rows, "text_column", reading.text_column)
-    if reading.text_pair_column is None:
-        return firsts
-    return list(map(Pair, firsts, _texts_of(rows, "text_pair_column", reading.text_pair_column)))
+    columns = []
+    for argument in ("text_column", "text_pair_column"):
+        column = getattr(reading, argument)
+        if column is not None:
+            texts = column_of(rows, argument, column).to_pylist()
+            if not all(isinstance(text, str) for text in texts):
+                got, way_out = rows.features[column], f"choose another {argument}"
+                raise InputTypeError(expected(f"column {column!r}", "hold texts", got, way_out))
+            columns.append(texts)
+    return columns[0] if len(columns) == 1 else list(map(Pair, *columns))
 
 
-def _texts_of(rows: Dataset, argument: str, column: str) -> list[str]:
-    texts = column_of(rows, argument, column).to_pylist()
-    if not all(isinstance(text, str) for text in texts):
-        got = rows.features[column]
-        raise InputTypeError(expected(f"column {column!r}", "hold texts", got, f"choose another {argument}"))
-    return texts
+class OneLogitClassifier(TextClassifier):
+    """A sequence classifier with one logit, whose sigmoid is a probability: rerankers, toxicity scores."""
+
+    @staticmethod
+    def load_processing(source: str | Path, model: Any, *, trust_remote_code: bool) -> Any:
+        """The tokenizer; the model is made to say that its logit has a sigmoid, as pipelines take it."""
+        if model.config.problem_type is None:
+            model.config.problem_type = "multi_label_classification"
+        return TextClassifier.load_processing(source, model, trust_remote_code=trust_remote_code)
+
+    def read_labels(self, rows: Dataset, reading: Reading, name: str) -> NDArray[Any]:
+        """(N, 1) of 0 and 1."""
+        if reading.label_columns or reading.label_separator or reading.no_label:
+            return super().read_labels(rows, reading, name)
+        values = column_of(rows, "label_column", reading.label_column).to_pylist()
+        wrong = [row for row, value in enumerate(values) if value not in (0, 1)]
+        got = f"{values[wrong[0]]!r} in row {wrong[0]} ({len(wrong)} such rows)" if wrong else ""
+        way_out = "a model with one logit has one probability: write 1 where it should be high, and else 0"
+        check(not wrong, f"column {reading.label_column!r} to hold 0 and 1", got, way_out)
+        return np.array(values, dtype=np.float32)[:, None]

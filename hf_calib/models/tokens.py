@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from datasets import ClassLabel, Dataset, Features, List, Value
@@ -14,17 +13,10 @@ from hf_calib._errors import InputValueError, expected
 from hf_calib._text import plain_name
 from hf_calib.data.tokens import encode_words, read_sentences, tag_ids
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
-from hf_calib.models.classifier import Encoded, Progress
+from hf_calib.models.classifier import Encoded, Served
 from hf_calib.models.labels import names_in_data
 from hf_calib.models.reading import Reading
-from hf_calib.models.texts import TextClassifier, check_known_words
-
-
-class SubWords(NamedTuple):
-    """S tokenized sentences: their sub-words, and which of these are the first of a token."""
-
-    rows: Sequence[dict[str, list[int]]]
-    counted: Sequence[NDArray[np.bool_]]
+from hf_calib.models.texts import TextClassifier
 
 
 class TokenClassifier(TextClassifier):
@@ -33,50 +25,35 @@ class TokenClassifier(TextClassifier):
     def encode(self, rows: Dataset, reading: Reading, *, name: str, labelled: bool = True) -> Encoded:
         """Check and tokenize tagged sentences."""
         if not labelled:
-            return self.encode_inputs(rows, reading, name=name)
+            way_out = "leave ood_data and target_data out"
+            raise InputValueError(expected("data without tags", "be for texts or images", "tokens", way_out))
         names = names_in_data(self.class_names, reading.class_names, "tags")
         reading.refuse("text_pair_column")
         shown = plain_name(name)
         tokens, tags = read_sentences(rows, reading.text_column, reading.label_column, name=shown)
         features = Features({"tokens": List(Value("string")), "tags": List(ClassLabel(names=list(names)))})
-        sentences = Dataset.from_dict(
-            {"tokens": tokens, "tags": tag_ids(tags, names, name=shown)}, features=features
-        )
+        columns = {"tokens": tokens, "tags": tag_ids(tags, names, name=shown)}
+        sentences = Dataset.from_dict(columns, features=features)
         encoded, note = encode_words(sentences, self.tokenizer, reading.max_length or self.longest)
         labels = [np.array(each, dtype=np.int64) for each in encoded["labels"]]
         counted = [each != IGNORE_INDEX for each in labels]
-        inputs = SubWords(encoded.remove_columns("labels").to_list(), counted)
-        check_known_words(self, inputs.rows)
-        of_tokens = np.concatenate(labels)
-        return Encoded(
-            inputs,
-            of_tokens[of_tokens != IGNORE_INDEX],
-            np.repeat(np.arange(len(labels)), [np.count_nonzero(each) for each in counted]),
-            note,
-        )
+        sub_words = encoded.remove_columns("labels").to_list()
+        self.check_known_words(sub_words)
+        of_tokens = np.concatenate(labels)[np.concatenate(counted)]
+        numbers = np.repeat(np.arange(len(labels)), [np.count_nonzero(each) for each in counted])
+        return Encoded(sub_words, of_tokens, numbers, note, counted=counted)
 
-    def encode_inputs(self, rows: Dataset, reading: Reading, *, name: str) -> Encoded:
-        """Refuse rows without tags, which nothing reads."""
-        way_out = "leave ood_data and target_data out"
-        raise InputValueError(expected("data without tags", "be for texts or images", "tokens", way_out))
+    def own(self, encoded: Encoded, row: int, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """(n, C) of a padded sentence's tokens that count."""
+        assert encoded.counted is not None
+        counted, left = encoded.counted[row], self.tokenizer.padding_side == "left"
+        return (logits[-len(counted) :] if left else logits[: len(counted)])[counted]
 
-    def logits(
-        self, encoded: Encoded, *, batch_size: int = 32, on_progress: Progress | None = None
-    ) -> NDArray[np.float32]:
-        """(N, C) of each token that counts, sentence by sentence."""
-        rows, counted = encoded.inputs
-        found: list[Any] = [None] * len(rows)
-        left = self.tokenizer.padding_side == "left"
-        for chunk in self.chunks(rows, batch_size, on_progress):
-            padded = self.run(self.batch([rows[i] for i in chunk]))
-            for i, logits in zip(chunk, padded, strict=True):
-                own = logits[-len(counted[i]) :] if left else logits[: len(counted[i])]
-                found[i] = own[counted[i]]
-        return np.concatenate(found)
-
-    def as_served(self, rows: Dataset, n: int, reading: Reading, *, name: str) -> list[str]:
-        """The first n sentences as texts."""
-        return [" ".join(tokens) for tokens in rows[:n][reading.text_column]]
+    def served(self, rows: Dataset, reading: Reading, *, name: str) -> Served:
+        """Sentences as texts, of which each sub-word has its score."""
+        texts = [" ".join(tokens) for tokens in rows[:][reading.text_column]]
+        batch = self.batch(self.tokenize(texts if self.can_pad else texts[:1], reading.max_length))
+        return Served(texts, texts, batch, {"aggregation_strategy": "none", "ignore_labels": []}, {})
 
     def served_logits(self, served: Sequence[str], logits: NDArray[Any]) -> NDArray[np.float64]:
         """(n, C) of each sub-word: a pipeline cuts the text into words by itself, and scores each sub-word."""
@@ -86,10 +63,6 @@ class TokenClassifier(TextClassifier):
             (of_text,) = self.run(self.batch(self.tokenize([text])))
             parts.append(of_text[np.array(special[: len(of_text)]) == 0])
         return np.concatenate(parts).astype(np.float64)
-
-    def serving_options(self, folder: Path, reading: Reading) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Each sub-word has its score."""
-        return {"aggregation_strategy": "none", "ignore_labels": []}, {}
 
     def scores_of_served(self, results: Any) -> list[dict[str, float]]:
         """Each token has the score of its tag alone."""

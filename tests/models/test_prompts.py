@@ -25,7 +25,6 @@ def with_chat(template: str = CHAT) -> Any:
 def test_a_plain_template_leaves_other_braces_alone() -> None:
     prompt = PromptTemplate("Is {text} like {text_pair}? {yes}", ends_with=" Answer:")
     assert prompt.render("a {text_pair}", "b {text}") == "Is a {text_pair} like b {text}? {yes} Answer:"
-    assert prompt.reads_pairs
 
 
 def test_a_chat_ends_where_the_answer_begins() -> None:
