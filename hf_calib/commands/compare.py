@@ -38,11 +38,8 @@ def run(options: Compare, running: Running) -> StudyResults:
     if study.is_dir():
         others = [each for each in fields(options) if each.name not in _OF_THE_REPORT]
         given = [each.name for each in others if getattr(options, each.name) not in (each.default, [])]
-        requirement, got = (
-            "a script to be given with these arguments",
-            f"a study's folder with {', '.join(given)}",
-        )
-        check(not given, requirement, got, "pass the script to train more")
+        got, way_out = f"a study's folder with {', '.join(given)}", "pass the script to train more"
+        check(not given, "a script to be given with these arguments", got, way_out)
     else:
         way_out = "write --output study"
         check(options.output is not None, "--output to name the study's folder", "none", way_out)
@@ -118,20 +115,19 @@ def train(launch: Launch, cells: Cells, executor: Executor, *, say: Callable[[st
 def parse_grid(words: Sequence[str]) -> dict[str, list[Any]]:
     """Hyperparameters and their values, from words like gamma=1,2,3.
 
-    >>> parse_grid(["gamma=1,2.5,1e-3", "variant=plain"])
+    >>> parse_grid(["gamma=1,2.5", "variant=plain", "gamma=1e-3"])
     {'gamma': [1, 2.5, 0.001], 'variant': ['plain']}
     """
     grid: dict[str, list[Any]] = {}
     for word in words:
         name, _, text = word.partition("=")
-        way_out = f"write all values in one, {name}=1,2"
-        check(name not in grid, "--grid to name each hyperparameter once", repr(word), way_out)
         try:
-            grid[name] = [_number(value) for value in yaml.safe_load(f"[{text}]")]
+            values = [_number(value) for value in yaml.safe_load(f"[{text}]")]
         except yaml.YAMLError:
-            grid[name] = []
+            values = []
         way_out = "write for example gamma=1,2,3"
-        check(bool(name and grid[name]), "--grid to be name=value,value", repr(word), way_out)
+        check(bool(name and values), "--grid to be name=value,value", repr(word), way_out)
+        grid[name] = [*grid.get(name, []), *values]
     return grid
 
 

@@ -132,7 +132,6 @@ def train(loss: str, rows: Any, tokenizer: Any, scratch: str, epochs: int, seed:
         train_dataset=rows["train"],
         calibration_dataset=rows["calibration"],
         processing_class=tokenizer,
-        data_collator=transformers.DataCollatorWithPadding(tokenizer),
     )
     trainer.remove_callback(transformers.PrinterCallback)
     with console.progress(f"{loss:<13}") as move:

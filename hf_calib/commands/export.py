@@ -17,7 +17,6 @@ from transformers import AutoConfig
 from hf_calib._errors import InputValueError, check, expected
 from hf_calib._files import check_output, whole_folder
 from hf_calib.commands.console import Done
-from hf_calib.commands.console import show as show
 from hf_calib.decisions.saved import FILE as DECISIONS
 from hf_calib.export.fold import fold
 from hf_calib.export.heads import synthetic_batch
@@ -93,11 +92,12 @@ def run(options: Export, running: Running) -> Done:
             about = {**saved.about, "folded": True, "head": model.config.calibration["head"]}
             save_map(saved.scaler, folder, about)
     n_rows = sum(map(len, wanted))
-    checked = f"{n_rows:,} predictions in batches of several sizes, largest difference {difference:.1g}"
-    size = f"{n_bytes / 1e6:,.1f} MB"
-    said = f"{path.name} ({size}) gives the model's probabilities ({checked})."
+    said = (
+        f"{path.name} ({n_bytes / 1e6:,.1f} MB) gives the model's probabilities ({n_rows:,} predictions in batches of "
+        f"several sizes, largest difference {difference:.1g})."
+    )
     record = {"program": path.name, "n_bytes": n_bytes, "calibration": calibration, "n_rows": n_rows}
-    lines = [said] if calibration is None else [said, calibration]
+    lines = [said, *filter(None, [calibration])]
     return Done(lines, {**record, "difference": difference, "output": str(output)}, notes)
 
 
@@ -117,18 +117,8 @@ def _load(options: Export, trust_remote_code: bool) -> tuple[Path, Classifier]:
         got = " ".join(config.architectures or ["no architecture"])
         requirement = "be a classifier of sequences, tokens or images"
         raise InputValueError(expected("the model", requirement, got, "export a fine-tuned classifier"))
-    way_out = "leave data out: a model of images is checked on synthetic ones"
-    reads_texts = task.inputs != "images"
-    check(
-        reads_texts or options.data is None,
-        "data to be given with a model of texts only",
-        options.data,
-        way_out,
-    )
     got = f"problem_type={config.problem_type!r} and {config.num_labels} outputs"
-    way_out = (
-        "only classifiers have probabilities; for one sigmoid set problem_type='multi_label_classification'"
-    )
+    way_out = "for one sigmoid set problem_type='multi_label_classification'"
     is_classifier = config.num_labels > 1 or config.problem_type == "multi_label_classification"
     check(is_classifier and config.problem_type != "regression", "the model to be a classifier", got, way_out)
     classifier = task.classifier_class.load(source, task, trust_remote_code=trust_remote_code)
@@ -136,31 +126,30 @@ def _load(options: Export, trust_remote_code: bool) -> tuple[Path, Classifier]:
 
 
 def _batches(classifier: Any, options: Export) -> list[dict[str, Any]]:
-    """Synthetic images; or rows of several lengths, and the user's texts: all of a batch, and the shortest alone."""
+    """Synthetic images; or rows of several lengths; of the user's texts those of one batch, and the shortest alone."""
     drawn = synthetic_batch(classifier.model)
     if "pixel_values" in drawn:
+        way_out = "leave data out: a model of images is checked on synthetic ones"
+        check(options.data is None, "data to be given with a model of texts only", options.data, way_out)
         pixels = drawn["pixel_values"]
         return [{"pixel_values": part} for part in (pixels[:3], pixels[:1], pixels.repeat(2, 1, 1, 1))]
     way_out = "set tokenizer.pad_token and model.config.pad_token_id, and save both"
     got = "none in the tokenizer or in the config"
     check(classifier.can_pad, "the model to have a padding token", got, way_out)
-    ids = drawn["input_ids"]
-    ordinary, end = ids[:, :-1].flatten().tolist() * 4, int(ids[0, -1])
-    names = classifier.tokenize(["a"])[0]
+    ordinary, end = drawn["input_ids"][:, :-1].flatten().tolist() * 4, int(drawn["input_ids"][0, -1])
+    names = classifier.tokenize(["a"])[0].keys() - {"input_ids"}
     batches = []
     for lengths in _LENGTHS:
-        made = []
-        for i, length in enumerate(lengths):
-            n_tokens = min(length, classifier.longest or length)
-            others = {name: [int(name == "attention_mask")] * n_tokens for name in names}
-            made.append({**others, "input_ids": [*ordinary[i : i + n_tokens - 1], end]})
+        made = [{name: [int(name == "attention_mask")] * n for name in names} for n in lengths]
+        for i, n in enumerate(lengths):
+            made[i]["input_ids"] = [*ordinary[i : i + n - 1], end]
         batches.append(classifier.batch(made))
     rows = options.rows()
     if rows is not None:
-        texts = rows.load()
-        texts = texts.select(range(min(len(texts), options.batch_size)))
+        given = rows.load()
+        given = given.select(range(min(len(given), options.batch_size)))
         # The texts alone, of a token classifier too: labels are not read.
-        tokens = TextClassifier.encode_inputs(classifier, texts, options.reading, name=rows.data).inputs
+        tokens = TextClassifier.encode_inputs(classifier, given, options.reading, name=rows.data).inputs
         shortest = min(tokens, key=lambda row: len(row["input_ids"]))
         batches += [classifier.batch(tokens), classifier.batch([shortest])]
     return batches

@@ -26,15 +26,7 @@ from hf_calib.models.loading import load_trained
 from hf_calib.models.prompts import KEY as PROMPT
 from hf_calib.models.tasks import task_of
 from hf_calib.scaling import FOLDABLE_SCALERS
-from hf_calib.scaling.saved_map import (
-    MAP_NAME,
-    SavedMap,
-    has_bias,
-    load_map,
-    method_of,
-    recorded_in,
-    title_of,
-)
+from hf_calib.scaling.saved_map import MAP_NAME, has_bias, load_map, method_of, recorded_in, title_of
 
 if TYPE_CHECKING:
     from hf_calib.commands.options import Push
@@ -62,15 +54,12 @@ def run(options: Push, running: Running) -> Done:
         if saved is not None:
             running.stages(f"folding {title_of(saved.scaler)} into the head")
             made = Path(scratch, folder.resolve().name)
-            beside = f"The map in {MAP_NAME} is not in the weights"
-            beside = beside if no_fold else _write_folded(folder, made, config, saved)
-            if beside:
-                notes.append(
-                    f"{beside}. A plain transformers pipeline is not calibrated; hf_calib.pipeline is."
-                )
-            else:
-                folded, source = True, made
-            if folded and (folder / DECISIONS).is_file():
+            why = f"The map in {MAP_NAME} is not in the weights"
+            why = why if no_fold else _write_folded(folder, made, config, saved)
+            folded, source = (False, folder) if why else (True, made)
+            if why:
+                notes.append(f"{why}. A plain transformers pipeline is not calibrated; hf_calib.pipeline is.")
+            elif (folder / DECISIONS).is_file():
                 notes.append(
                     f"{DECISIONS} is not pushed: its rule was fitted on the probabilities from before the map. Fit it "
                     "again with hf-calib decide, on the pushed model."
@@ -91,16 +80,14 @@ def run(options: Push, running: Running) -> Done:
             announce=announce,
         )
     name, uploaded, revision = changes.repo_id, changes.added, commit.pr_revision or options.revision
-    by_hf_calib = (is_calibrated and not folded) or config.get(PROMPT) is not None
-    own_code = "auto_map" in config
-    how: Any = {"by_hf_calib": by_hf_calib, "revision": revision, "trust_remote_code": own_code}
-    usage = usage_lines(name, task_of(config), **how)
+    how: Any = {"revision": revision, "trust_remote_code": "auto_map" in config}
+    is_ours = (is_calibrated and not folded) or config.get(PROMPT) is not None
+    usage = usage_lines(name, task_of(config), by_hf_calib=is_ours, **how)
     where = {"repo_id": name, "revision": revision, "url": commit.commit_url, "pr_url": commit.pr_url}
     what = {"uploaded": uploaded, "removed": changes.removed, "left_out": changes.left_out, "folded": folded}
-    pushed = (
-        f"Pushed: {commit.commit_url}" if commit.pr_url is None else f"Opened a pull request: {commit.pr_url}"
-    )
-    lines = [f"Uploaded {len(uploaded)} files to {name}: {', '.join(uploaded)}", "", pushed, "", *usage]
+    pushed = "Pushed" if commit.pr_url is None else "Opened a pull request"
+    lines = [f"Uploaded {len(uploaded)} files to {name}: {', '.join(uploaded)}", ""]
+    lines += [f"{pushed}: {commit.pr_url or commit.commit_url}", "", *usage]
     return Done(lines, {**where, **what, "usage": usage}, notes)
 
 
@@ -113,9 +100,7 @@ def show(done: Done) -> None:
 def _warned_of(folder: Path, is_calibrated: bool, no_fold: bool) -> list[str]:
     """Warnings that what is pushed is not calibrated, which is refused without no_fold."""
     if (folder / "adapter_config.json").is_file():
-        way_out = (
-            "merge them (save_calibrated_model, or merge_and_unload and hf-calib calibrate), or --no-fold"
-        )
+        way_out = "merge them (save_calibrated_model, or merge_and_unload and calibrate), or --no-fold"
         check(no_fold, f"{folder} to hold a whole model", "adapters", way_out)
         return [f"{folder} holds adapters. They are pushed without their base model, and not calibrated."]
     way_out = "calibrate it first (hf-calib calibrate), or push it as it is with --no-fold"
@@ -123,7 +108,7 @@ def _warned_of(folder: Path, is_calibrated: bool, no_fold: bool) -> list[str]:
     return [] if is_calibrated else [f"{folder} holds no {MAP_NAME}. The pushed model is not calibrated."]
 
 
-def _write_folded(folder: Path, target: Path, config: Mapping[str, Any], saved: SavedMap) -> str:
+def _write_folded(folder: Path, target: Path, config: Mapping[str, Any], saved: Any) -> str:
     """Write a model with its map folded in, and all else that is pushed of it; return why that cannot be, or ""."""
     title = title_of(saved.scaler)
     if method_of(saved.scaler) not in FOLDABLE_SCALERS:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,15 +24,8 @@ if TYPE_CHECKING:
 
 _OTHER_WEIGHTS = ["*.bin*", "*.h5", "*.msgpack", "*.pt*", "*.pkl", "*.ckpt", "*.onnx*", "*.gguf", "*.ot"]
 # What is not copied: the model, and what is about the calibrated one. Tokenizers have files of many names.
-_LEFT_OUT = [
-    "*.safetensors*",
-    *_OTHER_WEIGHTS,
-    "config.json",
-    "trainer_state.json",
-    MAP_NAME,
-    "decisions.json",
-]
-_LEFT_OUT += ["README.md", ".*", "_*"]
+_ABOUT_IT = ["config.json", "trainer_state.json", "decisions.json", "README.md", MAP_NAME]
+_LEFT_OUT = ["*.safetensors*", *_OTHER_WEIGHTS, *_ABOUT_IT, ".*", "_*"]
 
 
 def run(options: Unfold, running: Running) -> Done:
@@ -45,11 +37,10 @@ def run(options: Unfold, running: Running) -> Done:
     folder, model = _load(source, options.trust_remote_code)
     unfold(model)
     running.stages(f"saving to {output}")
-    files = {path.name: path for path in folder.iterdir() if path.is_file()}
-    files = {name: files[name] for name in files if not any(fnmatch(name, form) for form in _LEFT_OUT)}
+    left_out = [path for form in _LEFT_OUT for path in folder.glob(form)]
+    files = {path.name: path for path in folder.iterdir() if path not in left_out}
     # The gammas, to train on with.
-    states = [folder / name for name in (PUSHED_LOSS_STATE, LOSS_STATE_NAME)]
-    files.update((LOSS_STATE_NAME, path) for path in states if path.is_file())
+    files[LOSS_STATE_NAME] = next(folder.glob(PUSHED_LOSS_STATE), folder / LOSS_STATE_NAME)
     with whole_folder(output, replace_model) as made:
         model.save_pretrained(made)
         if map_kept := (folder / MAP_NAME).is_file():
@@ -57,7 +48,8 @@ def run(options: Unfold, running: Running) -> Done:
             about = {key: value for key, value in about.items() if key not in ("head", "fingerprint")}
             save_map(scaler, made, {**about, "folded": False})
         for name, path in files.items():
-            shutil.copyfile(path, made / name)
+            if path.is_file():
+                shutil.copyfile(path, made / name)
     said = "The weights are those from before the fold, bit for bit."
     return Done([said], {"map_kept": map_kept, "output": str(output)})
 

@@ -40,6 +40,7 @@ from tests.helpers.tiny import LENGTH, N_LABELS, sequences, text_of, tiny_bert, 
 from tests.language_models.models import language_model
 
 NAMES = ("art", "law", "film", "sport")
+SIZE = {"height": 16, "width": 16}
 
 
 def fitted(scaler: Any, *, multi_label: bool = False) -> Any:
@@ -192,9 +193,7 @@ assert "transformers" not in sys.modules
     @pytest.mark.deep
     def test_images(self, tmp_path: Path) -> None:
         image_model("ViT").save_pretrained(tmp_path / "model")
-        transformers.ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(
-            tmp_path / "model"
-        )
+        transformers.ViTImageProcessorPil(size=SIZE).save_pretrained(tmp_path / "model")
         done = Export(model=str(tmp_path / "model"), output=tmp_path / "out", form="torch")()
         assert done.record["n_rows"] == 3 + 1 + 8
         assert "no calibration map" in done.notes[0]
@@ -254,7 +253,7 @@ OFTEN = {("tokens", "onnx"), ("one_sigmoid", "torch"), ("vit", "torch")}
 def test_every_kind_with_its_map(kind: str, form: str, tmp_path: Path) -> None:
     model = KINDS[kind]().eval()
     if model.main_input_name == "pixel_values":
-        processor: Any = transformers.ViTImageProcessorPil(size={"height": 16, "width": 16})
+        processor: Any = transformers.ViTImageProcessorPil(size=SIZE)
     else:
         processor = tokenizer()
     save_folded(model, fitted_for(model), tmp_path / "model", batch=None, processing_class=processor)
@@ -318,6 +317,7 @@ class TestRefusals:
         ):
             Export(model=isotonic, output=tmp_path / "out")()
         image_model("ViT").save_pretrained(tmp_path / "image")
+        transformers.ViTImageProcessorPil(size=SIZE).save_pretrained(tmp_path / "image")
         with pytest.raises(InputValueError, match="expected data to be given with a model of texts only"):
             Export(model=str(tmp_path / "image"), output=tmp_path / "out", data=rows)()
         assert not (tmp_path / "out").exists()
