@@ -1,36 +1,146 @@
-"""The pictures: what they show, that it can be read, and that nothing outside the figure changes."""
+"""The figures: what they show, that it can be read in hard cases, and that nothing outside the figure changes."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from hf_calib.metrics.sums import TopLabel, bin_sums, top_label_error
+from hf_calib import plots
+from hf_calib.decisions.measured import PromiseCurve
+from hf_calib.metrics import corp_curve, corp_decomposition, risk_coverage_curve, smooth_calibration_error
+from hf_calib.metrics.smooth import smooth_reliability
+from hf_calib.metrics.sums import BinSums, Interval, TopLabel, bin_sums, class_gaps, top_label_error
 from hf_calib.plots import gamma_dynamics, reliability_diagram, reliability_grid, save_figure
 from tests.helpers.pictures import overlapping, written
+from tests.helpers.sampled import predictions as classifier
 
 Panel = tuple[np.ndarray, np.ndarray]
+LONG = "a fine-tuned checkpoint with_a_name_that_nobody_would_choose <script> $\\frac{$"
 
 
-def predictions(n_examples: int = 3000, power: float = 1.0, seed: int = 0) -> Panel:
+def sampled(n_examples: int = 3000, power: float = 1.0, seed: int = 0) -> Panel:
     """Predictions that are right with probability confidence ** power."""
     rng = np.random.default_rng(seed)
     confidences = rng.uniform(0.3, 1, n_examples)
     return confidences, (rng.random(n_examples) < confidences**power).astype(float)
 
 
-# Reliability diagrams
+def panel(probs: np.ndarray, labels: np.ndarray) -> Panel:
+    return probs.max(axis=1), (probs.argmax(axis=1) == labels).astype(float)
 
 
-def test_panel_shows_the_bins() -> None:
-    confidences, correct = predictions(power=2)
+# ---- Every figure ----
+
+HARD = {
+    "ordinary": classifier(500, 4, 0.6, 0),
+    "two_classes": classifier(300, 2, 0.6, 0),
+    "many_classes": classifier(1_000, 151, 0.6, 0),
+    "all_right": (classifier(30, 3, 0.6, 0)[0], classifier(30, 3, 0.6, 0)[0].argmax(axis=1)),
+    "equal": (np.tile([0.7, 0.2, 0.1], (50, 1)), np.arange(50) % 3),
+    "certain": (np.eye(3)[[0, 1, 2, 0]], np.array([0, 1, 1, 2])),
+    "one": (np.array([[0.6, 0.4]]), np.array([1])),
+}
+OF_PANELS: dict[str, Callable[..., Figure]] = {
+    "reliability": plots.reliability_diagram,
+    "smooth": lambda panels, **options: plots.smooth_reliability_diagram(panels, n_resamples=5, **options),
+    "corp": lambda panels, **options: plots.corp_diagram(panels, n_resamples=5, **options),
+    "histogram": plots.confidence_histogram,
+    "risk": plots.risk_coverage_diagram,
+}
+
+
+@pytest.mark.parametrize("case", ["ordinary", "all_right", "equal", "certain", "one"])
+@pytest.mark.parametrize("kind", OF_PANELS)
+def test_hard_cases_can_be_read(kind: str, case: str) -> None:
+    assert overlapping(OF_PANELS[kind]({LONG: panel(*HARD[case])}, title="A title")) == []
+
+
+@pytest.mark.parametrize("case", ["two_classes", "many_classes", "equal", "certain", "one"])
+def test_classes_of_hard_cases_can_be_read(case: str) -> None:
+    probs, labels = HARD[case]
+    names = [f"{LONG} {c}" for c in range(probs.shape[1])]
+    assert overlapping(plots.class_reliability_grid(probs, labels, class_names=names, title="t")) == []
+
+
+@pytest.mark.parametrize("kind", OF_PANELS)
+def test_several_models_have_their_own_names_which_are_no_formulas(kind: str, tmp_path: Path) -> None:
+    models = {f"model {k} $\\frac{{$": sampled(100, seed=k) for k in range(3)}
+    figure = OF_PANELS[kind](models, title=r"\undefined $x^$")
+    assert overlapping(figure) == []
+    assert all(any(name in text for text in written(figure)) for name in models)
+    save_figure(figure, tmp_path / "odd.png")
+
+
+@pytest.mark.parametrize(
+    ("panels", "message"),
+    [
+        ({}, r"a diagram to have at least one panel, got none; pass \{name:"),
+        ({"m": ([0.5, 0.6], [1])}, r"two equally long arrays \(N,\), got shapes \(2,\) and \(1,\)"),
+        ({"m": ([], [])}, r"two equally long arrays"),
+        ({"m": ([[0.5]], [[1]])}, r"two equally long arrays"),
+        ({"m": ([0.5, 4.2], [1, 0])}, r"confidences of panel 'm' to lie in \[0, 1\], got .* 0.5 to 4.2"),
+        ({"m": ([0.5, np.nan], [1, 0])}, r"confidences of panel 'm' to lie in \[0, 1\]"),
+        ({"m": ([0.5, 0.6], [1, 3])}, r"correct of panel 'm' to be 0 or 1, got values from 1 to 3"),
+    ],
+)
+@pytest.mark.parametrize("kind", OF_PANELS)
+def test_what_does_not_fit_is_refused(kind: str, panels: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        OF_PANELS[kind](panels)
+
+
+REFUSED: dict[str, tuple[Callable[[], Figure], str]] = {
+    "no rows": (lambda: reliability_grid({}), "at least one panel, got none"),
+    "other columns": (
+        lambda: reliability_grid({"before": {"a": sampled()}, "after": {"b": sampled()}}),
+        r"every row to have the same columns, got \['b'\] in 'after'",
+    ),
+    "a level": (
+        lambda: plots.smooth_reliability_diagram({"m": sampled(9)}, confidence_level=1.0),
+        r"confidence_level to lie in \(0, 1\), got 1.0",
+    ),
+    "one resample": (
+        lambda: plots.smooth_reliability_diagram({"m": sampled(9)}, n_resamples=1),
+        "n_resamples to be at least 2, got 1",
+    ),
+    "other names": (
+        lambda: plots.class_reliability_grid(*HARD["ordinary"], class_names=["a"]),
+        "class_names to be 4 names, got 1",
+    ),
+    "no promise": (
+        lambda: plots.promise_diagram({"a": PromiseCurve((), (), ())}),
+        "a diagram to have at least one promised accuracy, got none",
+    ),
+    "no difference": (
+        lambda: plots.difference_diagram({"NLL": {"a": {}}}, baseline="a"),
+        "metrics to hold at least one difference, got none",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_arguments_that_cannot_be_drawn_are_refused(name: str) -> None:
+    draw, message = REFUSED[name]
+    with pytest.raises(ValueError, match=message):
+        draw()
+
+
+# ---- In bins ----
+
+
+def test_panel_shows_the_bins_and_states_its_numbers() -> None:
+    confidences, correct = sampled(power=2)
     figure = reliability_diagram({"model": (confidences, correct)}, n_bins=10)
     upper, lower = figure.axes
     bins = bin_sums(TopLabel(confidences, correct), 10)
@@ -42,61 +152,41 @@ def test_panel_shows_the_bins() -> None:
     np.testing.assert_allclose(common[1], np.minimum(accuracy, confidence))
     np.testing.assert_allclose(over.sum(axis=0), confidence)
     np.testing.assert_allclose(under.sum(axis=0), accuracy)
-    shares = [bar.get_height() for bar in lower.containers[0]]
-    np.testing.assert_allclose(shares, bins.counts / 3000)
+    np.testing.assert_allclose([bar.get_height() for bar in lower.containers[0]], bins.counts / 3000)
     counts = [text.get_text() for text in lower.texts]
     assert counts == [f"{count:.0f}" for count in bins.counts[shown]]
-    overall, stated = (line.get_xdata()[0] for line in lower.lines)
-    assert overall == correct.mean()
-    assert stated == confidences.mean()
-
-
-def test_panel_states_its_numbers() -> None:
-    confidences, correct = predictions()
-    figure = reliability_diagram({"model": (confidences, correct)}, n_bins=7)
-    ece = top_label_error(TopLabel(confidences, correct), n_bins=7)
+    assert [line.get_xdata()[0] for line in lower.lines] == [correct.mean(), confidences.mean()]
+    ece = top_label_error(TopLabel(confidences, correct), n_bins=10)
     assert f"ECE {ece:.3f}   accuracy {correct.mean():.3f}   N 3,000" in written(figure)
 
 
-def test_large_counts_are_short() -> None:
+def test_large_counts_are_short_and_small_numbers_left_out() -> None:
     confidences = np.repeat([0.1, 0.5, 0.9], [9_999, 10_400, 1_234_567])
     figure = reliability_diagram({"model": (confidences, np.ones_like(confidences))}, n_bins=3)
     assert [text.get_text() for text in figure.axes[1].texts] == ["9999", "10k", "1.2M"]
-
-
-def test_numbers_too_small_to_read_are_left_out() -> None:
-    figure = reliability_diagram({"model": predictions()}, n_bins=50)
-    assert len(figure.axes[1].texts) == 0
+    assert len(reliability_diagram({"model": sampled()}, n_bins=50).axes[1].texts) == 0
 
 
 def test_grid_places_rows_and_columns() -> None:
     rows = {
-        row: {name: predictions(power=power, seed=k) for k, name in enumerate("abc")}
+        row: {name: sampled(power=power, seed=k) for k, name in enumerate("abc")}
         for row, power in (("before", 2), ("after", 1))
     }
     figure = reliability_grid(rows, title="all of them")
-    assert len(figure.axes) == 2 * 2 * 3
     texts = written(figure)
-    for name in ("before", "after", "a", "b", "c", "all of them"):
-        assert texts.count(name) == 1
+    assert [texts.count(name) for name in ("before", "after", "a", "b", "c", "all of them")] == [1] * 6
     titles = [axes.get_title(loc="left") for axes in figure.axes if axes.get_title(loc="left")]
     eces = [top_label_error(TopLabel(*panel)) for panels in rows.values() for panel in panels.values()]
     assert [title.split()[1] for title in titles] == [f"{ece:.3f}" for ece in eces]
 
 
-LONG_NAME = "a fine-tuned checkpoint with_a_name_that_nobody_would_choose_but_a_script"
-
-
-SIDE_BY_SIDE = {LONG_NAME: predictions(20_000, 3), "b": predictions(1), "c": predictions(9_000, 0.2)}
-
-
 @pytest.mark.parametrize(
     ("rows", "n_bins"),
     [
-        ({"": {"one": predictions()}}, 1),
-        ({"": {"one": predictions()}}, 25),
-        ({"": SIDE_BY_SIDE}, 15),
-        ({row: {name: predictions(90_000) for name in "abcd"} for row in ("before T", "after T")}, 8),
+        ({"": {"one": sampled()}}, 1),
+        ({"": {"one": sampled()}}, 25),
+        ({"": {LONG: sampled(20_000, 3), "b": sampled(1), "c": sampled(9_000, 0.2)}}, 15),
+        ({row: {name: sampled(90_000) for name in "abcd"} for row in ("before T", "after T")}, 8),
     ],
     ids=["one_bin", "many_bins", "side_by_side", "grid"],
 )
@@ -104,63 +194,235 @@ def test_no_text_covers_another(rows: dict[str, dict[str, Panel]], n_bins: int) 
     assert overlapping(reliability_grid(rows, n_bins=n_bins, title="Reliability")) == []
 
 
-def test_names_are_text_not_formulas(tmp_path: Path) -> None:
-    figure = reliability_diagram({r"$\frac{$ & <b>": predictions()}, title=r"\undefined $x^$")
-    save_figure(figure, tmp_path / "odd.png")
-    assert r"$\frac{$ & <b>" in written(figure)
-
-
-def test_extreme_predictions_are_drawn(tmp_path: Path) -> None:
-    panels = {
-        "one example": ([0.7], [True]),
-        "all certain and wrong": (np.ones(5), np.zeros(5)),
-        "all at zero": (np.zeros(5), np.ones(5)),
-    }
-    save_figure(reliability_diagram(panels), tmp_path / "extreme.png")
-    assert (tmp_path / "extreme.png").stat().st_size > 10_000
-
-
 @pytest.mark.parametrize(
-    ("panel", "message"),
-    [
-        (([0.5, 0.6], [1]), r"panel 'm' to be two equally long arrays \(N,\), got shapes \(2,\) and \(1,\)"),
-        (([], []), r"two equally long arrays"),
-        (([[0.5]], [[1]]), r"two equally long arrays"),
-        (([0.5, 4.2], [1, 0]), r"confidences of panel 'm' to lie in \[0, 1\], got values from 0.5 to 4.2"),
-        (([0.5, np.nan], [1, 0]), r"confidences of panel 'm' to lie in \[0, 1\]"),
-        (([0.5, 0.6], [1, 3]), r"correct of panel 'm' to be 0 or 1, got values from 1 to 3"),
-    ],
+    ("n_bins", "up", "down"), [(2, [0, 1], [0, -1]), (4, [0, 0, 1 / 3, 2 / 3], [0, 0, -1, 0])]
 )
-def test_arrays_that_do_not_fit_are_refused(panel: Panel, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        reliability_diagram({"m": panel})
+def test_right_is_up_and_wrong_is_down(n_bins: int, up: list[float], down: list[float]) -> None:
+    correct = ([0.9, 0.9, 0.6, 0.6], [1, 1, 1, 0])
+    (axes,) = plots.confidence_histogram({"m": correct}, n_bins=n_bins).axes
+    found = [[bar.get_height() for bar in container] for container in axes.containers]
+    assert found == [pytest.approx(up), pytest.approx(down)]
+    low, high = axes.get_ylim()
+    assert low == -high < -1
 
 
-def test_a_diagram_needs_panels_in_even_rows() -> None:
-    for draw in (lambda: reliability_diagram({}), lambda: reliability_grid({})):
-        with pytest.raises(ValueError, match=r"at least one panel, got none; pass \{name:"):
-            draw()
-    with pytest.raises(ValueError, match=r"every row to have the same columns, got \['b'\] in 'after'"):
-        reliability_grid({"before": {"a": predictions()}, "after": {"b": predictions()}})
+# ---- Without bins ----
 
 
-# Gammas
+def bandwidth_limit(confidences: np.ndarray) -> float:
+    return float(1.06 * confidences.std() / len(confidences) ** 0.2)
 
 
-def history(n_updates: int, n_bins: int, *, with_edges: bool = True) -> list[dict[str, float]]:
-    entries: list[dict[str, float]] = []
+def test_the_smooth_curve_is_that_of_the_metrics_between_the_extreme_confidences() -> None:
+    probs, labels = classifier(400, 2, 1, 0)
+    confidences, correct = panel(probs, labels)
+    figure = plots.smooth_reliability_diagram({"m": (confidences, correct)}, n_resamples=5)
+    upper, lower = figure.axes
+    (line,) = (c for c in upper.collections if isinstance(c, LineCollection))
+    segments = np.array(line.get_segments())
+    curve = smooth_reliability(confidences, correct)
+    assert curve.bandwidth < bandwidth_limit(confidences)
+    shown = (curve.grid >= confidences.min()) & (curve.grid <= confidences.max())
+    drawn = np.concatenate([segments[:, 0], segments[-1:, 1]]).T
+    np.testing.assert_allclose(drawn, [curve.grid[shown], curve.accuracy[shown]])
+    middle = (curve.density[shown][1:] + curve.density[shown][:-1]) / 2
+    assert np.argmax(line.get_linewidths()) == np.argmax(middle)
+    error = smooth_calibration_error(probs, labels)
+    assert f"smECE {error:.3f}   accuracy {correct.mean():.3f}   N 400" in written(figure)
+    means = [line.get_xdata()[0] for line in lower.lines]
+    assert means == [correct.mean(), pytest.approx(confidences.mean())]
+
+
+def test_a_large_error_does_not_flatten_the_curve() -> None:
+    """Right below a confidence of 0.5 never, above always: the error, 0.25, is no bandwidth to see that with."""
+    confidences = np.linspace(0, 1, 2_001)
+    correct = (confidences > 0.5).astype(float)
+    assert smooth_reliability(confidences, correct).bandwidth > 0.15
+    axes = OF_PANELS["smooth"]({"m": (confidences, correct)}).axes[0]
+    (line,) = (c for c in axes.collections if isinstance(c, LineCollection))
+    x, y = np.array(line.get_segments())[:, 0].T
+    reach = 3 * bandwidth_limit(confidences)
+    assert y[x < 0.5 - reach].max() < 0.01
+    assert y[x > 0.5 + reach].min() > 0.99
+
+
+def band(figure: Figure) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Grid, lower and upper limit of the band of the first panel."""
+    (filled,) = (c for c in figure.axes[0].collections if c.get_label().endswith("band"))
+    vertices = filled.get_paths()[0].vertices
+    grid = np.unique(vertices[:, 0])
+    ends = [[pick(vertices[vertices[:, 0] == x, 1]) for x in grid] for pick in (np.min, np.max)]
+    return grid, *np.array(ends)
+
+
+def test_the_band_holds_the_diagonal_of_a_calibrated_model_and_not_of_another() -> None:
+    for power, calibrated in ((1, True), (2, False)):
+        grid, low, high = band(plots.smooth_reliability_diagram({"m": sampled(2_000, power)}))
+        inside = ((low <= grid) & (grid <= high))[(grid > 0.4) & (grid < 0.9)]
+        assert inside.mean() > 0.8 if calibrated else inside.mean() < 0.1
+
+    def width(n_examples: int, level: float) -> float:
+        panels = {"m": panel(*classifier(n_examples, 3, 0.6, 0))}
+        _, low, high = band(plots.smooth_reliability_diagram(panels, confidence_level=level))
+        return float((high - low).mean())
+
+    assert width(1_000, 0.95) < width(300, 0.95)
+    assert width(300, 0.5) < width(300, 0.95)
+
+
+def test_the_corp_diagram_draws_the_curve_and_its_parts() -> None:
+    rng = np.random.default_rng(0)
+    confidences = rng.uniform(0.5, 1, 600)
+    correct = (rng.random(600) < confidences - 0.1).astype(float)
+    upper, lower = plots.corp_diagram({"m": (confidences, correct)}, n_resamples=20).axes
+    probs, labels = np.stack([confidences, 1 - confidences], axis=1), (1 - correct).astype(int)
+    curve, parts = corp_curve(probs, labels, n_resamples=1), corp_decomposition(probs, labels)
+    (drawn,) = (line for line in upper.lines if line.get_label() == "recalibrated")
+    np.testing.assert_allclose(drawn.get_xydata().T, [curve.confidences, curve.recalibrated])
+    summary = f"MCB {parts.miscalibration:.4f}   DSC {parts.discrimination:.4f}"
+    assert upper.get_title(loc="left").startswith(summary)
+    assert sum(bar.get_height() for bar in lower.patches) == 600
+    assert "90% pointwise band if calibrated" in written(upper.figure)
+
+
+# ---- Classes and labels ----
+
+
+def test_the_worst_classes_are_shown_and_it_says_so() -> None:
+    probs, labels = classifier(600, 20, 0.6, 0)
+    figure = plots.class_reliability_grid(probs, labels, n_bins=15)
+    assert len(figure.axes) == 12
+    assert figure.get_suptitle() == "12 of 20 classes: those with the largest error"
+    sums = [bin_sums(TopLabel(probs[:, c], (labels == c).astype(float)), 15) for c in range(20)]
+    errors = class_gaps(BinSums(*map(np.array, zip(*sums, strict=True))))
+    shown = [int(axes.texts[0].get_text()) for axes in figure.axes]
+    assert shown == np.argsort(-errors)[:12].tolist()
+    counts = np.bincount(labels, minlength=20)
+    numbers = [axes.texts[1].get_text() for axes in figure.axes]
+    assert numbers == [f"error {errors[c]:.3f}, {counts[c]} examples" for c in shown]
+
+
+def test_a_class_panel_shows_its_bins_with_wilson_intervals() -> None:
+    probs = np.repeat([[0.75, 0.25], [0.25, 0.75]], [40, 10], axis=0)
+    labels = np.repeat([0, 1, 1, 0], [30, 10, 10, 0])
+    axes = plots.class_reliability_grid(probs, labels, n_bins=2).axes[0]
+    points = axes.collections[1].get_offsets()
+    np.testing.assert_allclose(points, [[0.25, 0], [0.75, 0.75]])
+    limits = np.array([segment[:, 1] for segment in axes.collections[0].get_segments()])
+    z, n, f = 1.959963984540054, 40, 0.75  # Wilson 1927: where (f - p)^2 = z^2 p (1 - p) / n
+    for p in limits[1]:
+        assert (f - p) ** 2 == pytest.approx(z**2 * p * (1 - p) / n)
+    assert limits[0] == pytest.approx([0, z**2 / (10 + z**2)])
+
+
+# ---- Curves of a threshold ----
+
+
+def test_the_risk_curve_is_that_of_the_metrics_within_its_bounds() -> None:
+    confidences, correct = panel(*classifier(200, 4, 0.6, 0))
+    curve, random, best = plots.risk_coverage_diagram({"m": (confidences, correct)}).axes[0].lines
+    coverage, risk = risk_coverage_curve(confidences, correct)
+    np.testing.assert_array_equal(curve.get_xydata().T, [coverage, risk])
+    assert f"m (area {risk.mean():.4f})" == curve.get_label()
+    assert random.get_ydata()[0] == pytest.approx(1 - correct.mean())
+    assert best.get_ydata() == pytest.approx(np.sort(risk_coverage_curve(correct, correct).risk))
+    assert (risk >= np.interp(coverage, best.get_xdata(), best.get_ydata()) - 1e-12).all()
+    long = sampled(30_000)
+    curve = plots.risk_coverage_diagram({"a": long}).axes[0].lines[0]
+    risk = risk_coverage_curve(*long).risk
+    assert len(curve.get_xdata()) <= 1_000
+    assert (curve.get_ydata()[0], curve.get_ydata()[-1]) == (risk[0], risk[-1])
+
+
+def test_many_models_differ_in_colour_or_dash() -> None:
+    lines = plots.risk_coverage_diagram({f"model {k}": sampled(60, seed=k) for k in range(12)}).axes[0].lines
+    assert len({(to_hex(line.get_color()), str(line._dash_pattern)) for line in lines}) == len(lines) == 12
+
+
+def test_promises_show_what_is_answered_and_how_right() -> None:
+    kept = (Interval(0.95, 0.9, 0.98), Interval(0.97, 0.91, 0.99), None)
+    curves = {"a $x$": PromiseCurve((0.9, 0.95, 0.99), (0.8, 0.6, 0.0), kept)}
+    figure = plots.promise_diagram({**curves, "b": PromiseCurve((0.9,), (0.5,), (None,))})
+    left, right = figure.axes
+    answered = [line.get_xydata().tolist() for line in left.lines]
+    assert answered == [[[0.9, 0.8], [0.95, 0.6], [0.99, 0.0]], [[0.9, 0.5]]]
+    (bars,) = right.containers
+    assert bars.lines[0].get_xydata().tolist() == [[0.9, 0.95], [0.95, 0.97]]
+    ends = np.array([segment[:, 1] for segment in bars.lines[2][0].get_segments()])
+    np.testing.assert_allclose(ends, [[0.9, 0.98], [0.91, 0.99]])
+    (promised,) = [line for line in right.lines if line.get_linestyle() == ":"]
+    np.testing.assert_array_equal(promised.get_xdata(), promised.get_ydata())
+    assert {"a $x$", "b", "accuracy promised", "inputs answered"} <= set(written(figure))
+    assert overlapping(figure) == []
+
+
+# ---- Differences of a study ----
+
+
+def differences(n_losses: int) -> Figure:
+    rng = np.random.default_rng(0)
+
+    def row() -> dict[str, tuple[float, float, float, float]]:
+        values = {name: rng.normal(0, scale) for name, scale in (("no map", 0.2), ("auto", 0.01))}
+        return {
+            name: (value, value - 0.002, value + 0.002, rng.random() / 10) for name, value in values.items()
+        }
+
+    losses = [LONG, *(f"loss_number_{k}" for k in range(1, n_losses))]
+    metrics = {key: {loss: row() for loss in losses} for key in ("NLL", "ECE")}
+    return plots.difference_diagram(metrics, baseline=f"{LONG} with temperature")
+
+
+@pytest.mark.parametrize("n_losses", [2, pytest.param(15, marks=pytest.mark.slow)])
+def test_differences_can_be_read_and_are_not_cut(n_losses: int) -> None:
+    figure = differences(n_losses)
+    assert overlapping(figure) == []
+    names = [text for axes in figure.axes for text in (*axes.texts, *axes.get_yticklabels())]
+    for text in (*names, *figure.legends[0].get_texts()):
+        box = text.get_window_extent()
+        assert 0 <= box.x0 <= box.x1 <= figure.bbox.x1, text
+        assert 0 <= box.y0 <= box.y1 <= figure.bbox.y1, text
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels[1:] == [f"loss_number_{k}" for k in range(1, n_losses)]
+    assert " ".join(labels[0].split()).startswith("a fine-tuned checkpoint with_a")
+    assert len({axes.get_xlim() for axes in figure.axes}) == len(figure.axes)  # each its own scale
+
+
+def test_a_marker_is_filled_where_p_is_below_the_level() -> None:
+    found = {
+        "a": {"no map": (0.2, 0.1, 0.3, 0.049), "auto": (-0.01, -0.02, 0.001, 0.05)},
+        "b": {"no map": (0.1, None, None, None), "auto": (float("nan"), None, None, None)},
+    }
+    figure = plots.difference_diagram({"NLL": found}, baseline="a with $T$")
+    assert [axes.get_title() for axes in figure.axes] == ["no map", "auto"]
+    markers = [[line for line in axes.lines if line.get_marker() != "None"] for axes in figure.axes]
+    places = [[tuple(line.get_xydata()[0]) for line in lines] for lines in markers]
+    assert places == [[(0.2, 0), (0.1, 1)], [(-0.01, 0)]]
+    (bar,) = (
+        line for line in figure.axes[0].lines if line.get_marker() == "None" and line.get_linewidth() > 1
+    )
+    assert list(bar.get_xdata()) == [0.1, 0.3]
+    filled = [to_hex(line.get_markerfacecolor()) != "#ffffff" for lines in markers for line in lines]
+    assert filled == [True, False, False]
+    assert "distinguishable from a with $T$" in written(figure)
+    low, high = figure.axes[0].get_xlim()
+    assert low <= 0 < 0.3 <= high
+
+
+# ---- Gammas ----
+
+
+def history(n_updates: int, n_bins: int, *, with_edges: bool = True) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = []
     for update in range(1, n_updates + 1):
         entries.append({"step": 10 * update - 5, "loss": 1.0})
-        entries.append(
-            {
-                "step": 10 * update,
-                **{f"gamma_{m:02d}": 1 + 0.1 * m * update for m in range(n_bins)},
-                **{f"calibration_gap_{m:02d}": 0.1 * m / update for m in range(n_bins)},
-            }
-        )
+        entry: dict[str, Any] = {"step": 10 * update}
+        for m in range(n_bins):
+            entry |= {f"gamma_{m:02d}": 1 + 0.1 * m * update, f"calibration_gap_{m:02d}": 0.1 * m / update}
         if with_edges:
-            entries[-1] |= {f"edge_{i:02d}": (i / n_bins) ** (1 / update) for i in range(n_bins + 1)}
-            entries[-1] |= {f"count_{m:02d}": 60 + update for m in range(n_bins)}
+            entry |= {f"edge_{i:02d}": (i / n_bins) ** (1 / update) for i in range(n_bins + 1)}
+            entry |= {f"count_{m:02d}": 60 + update for m in range(n_bins)}
+        entries.append(entry)
     return entries
 
 
@@ -189,23 +451,29 @@ def test_each_bin_has_gap_gamma_and_edges_over_steps() -> None:
         assert limits[0] <= np.min(lines) < np.max(lines) <= limits[1]
 
 
-def test_histories_of_earlier_versions_have_no_edges() -> None:
-    figure = gamma_dynamics(history(4, 15, with_edges=False))
+def test_histories_without_edges_gaps_or_room() -> None:
+    figure = gamma_dynamics(history(4, 15, with_edges=False))  # of earlier versions
     assert len(figure.axes) == 30
     np.testing.assert_allclose(drawn_line(figure.axes[2 * 7 + 1]), 1 + 0.7 * np.arange(1, 5))
-
-
-def test_a_training_that_went_on_with_a_later_version() -> None:
     figure = gamma_dynamics(history(2, 2, with_edges=False) + history(4, 2)[4:])
     assert np.isnan(drawn_line(figure.axes[2])).tolist() == [True, True, False, False]
     assert [text.get_text() for text in figure.axes[2].texts] == ["n 63 to 64"]
+    entries = history(3, 2)
+    entries[1]["calibration_gap_00"], entries[3]["calibration_gap_00"] = float("nan"), None
+    assert np.isnan(drawn_line(gamma_dynamics(entries).axes[0])).tolist() == [True, True, False]
+    figure = gamma_dynamics(history(3, 102, with_edges=False))
+    titles = [axes.get_title() for axes in figure.axes[::2]]
+    assert (len(titles), titles[0], titles[-1]) == (20, "bin 0", "bin 101")
+    last = [drawn_line(axes)[-1] for axes in figure.axes[1::2]]
+    assert last == sorted(last)
 
 
 @pytest.mark.parametrize(("n_updates", "n_bins", "with_edges"), [(1, 1, True), (3, 15, True), (3, 15, False)])
 @pytest.mark.slow
-def test_gamma_pictures_can_be_read(n_updates: int, n_bins: int, with_edges: bool) -> None:
-    figure = gamma_dynamics(history(n_updates, n_bins, with_edges=with_edges), title="AdaFocal")
-    assert overlapping(figure) == []
+def test_gammas_can_be_read(n_updates: int, n_bins: int, with_edges: bool) -> None:
+    assert (
+        overlapping(gamma_dynamics(history(n_updates, n_bins, with_edges=with_edges), title="AdaFocal")) == []
+    )
 
 
 @pytest.mark.parametrize("largest", [150.0, 5e3, 1e30])  # without an upper limit they end at 1e30
@@ -216,73 +484,55 @@ def test_gammas_far_apart_get_a_logarithmic_axis(largest: float) -> None:
     figure = gamma_dynamics(entries)
     assert {axes.get_yscale() for axes in figure.axes[1::3]} == {"symlog"}
     assert overlapping(figure) == []
-    panel = figure.axes[1]
-    heights = panel.transAxes.inverted().transform(panel.transData.transform([(0, -2.0), (0, largest)]))[:, 1]
+    axes = figure.axes[1]
+    heights = axes.transAxes.inverted().transform(axes.transData.transform([(0, -2.0), (0, largest)]))[:, 1]
     assert (np.abs(heights - [0, 1]) < 0.15).all()  # the curves fill the panel
 
 
-def test_gaps_of_empty_bins_may_be_missing() -> None:
-    entries = history(3, 2)
-    entries[1]["calibration_gap_00"] = float("nan")
-    entries[3]["calibration_gap_00"] = None
-    figure = gamma_dynamics(entries)
-    assert np.isnan(drawn_line(figure.axes[0])).tolist() == [True, True, False]
-
-
 @pytest.mark.parametrize(
-    "log_history",
+    ("entries", "message"),
     [
-        [],
-        [{"step": 1, "loss": 2.0}],
-        [{"step": 1, "gamma_00": 2.0}],
-        [{"gamma_00": 1.0, "calibration_gap_00": 0.0}],
+        *((each, "log_history to hold gammas, got no entry .*; train with loss='adafocal'") for each in (
+            [], [{"step": 1, "gamma_00": 2.0}], [{"gamma_00": 1.0, "calibration_gap_00": 0.0}])),
+        (history(2, 15) + history(2, 10), "log_history to keep 15 bins, got 10"),
     ],
-)
-def test_a_history_without_gammas_is_refused(log_history: list[dict[str, float]]) -> None:
-    with pytest.raises(
-        ValueError, match=r"log_history to hold gammas, got no entry .*; train with loss='adafocal'"
-    ):
-        gamma_dynamics(log_history)
+)  # fmt: skip
+def test_a_history_without_one_table_is_refused(entries: list[dict[str, float]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        gamma_dynamics(entries)
 
 
-def test_a_history_of_two_tables_is_refused() -> None:
-    with pytest.raises(ValueError, match="log_history to keep 15 bins, got 10"):
-        gamma_dynamics(history(2, 15) + history(2, 10))
-
-
-# Files and global state
+# ---- Files and global state ----
 
 
 @pytest.mark.parametrize(
     ("name", "start"), [("a.png", b"\x89PNG"), ("folder/b.pdf", b"%PDF"), ("c.SVG", b"<?xml")]
 )
-def test_figures_are_written(tmp_path: Path, name: str, start: bytes) -> None:
-    save_figure(reliability_diagram({"m": predictions()}), str(tmp_path / name))
+def test_figures_are_written_and_no_settings_change(tmp_path: Path, name: str, start: bytes) -> None:
+    before = dict(mpl.rcParams)
+    save_figure(reliability_diagram({"m": sampled()}), str(tmp_path / name))
     assert (tmp_path / name).read_bytes().startswith(start)
     assert [path.name for path in (tmp_path / name).parent.iterdir()] == [Path(name).name]
+    assert dict(mpl.rcParams) == before
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "diagram.png"
     path.write_bytes(b"old")
-    figure = reliability_diagram({"m": predictions()})
+    figure = reliability_diagram({"m": sampled()})
     figure.set_size_inches(1e5, 1e5)  # more pixels than a PNG can have
     with pytest.raises(ValueError, match="too large"):
         save_figure(figure, path)
+    with pytest.raises(ValueError, match=r"path to end in \.pdf, \.png, \.svg, got '.*diagram\.txt'"):
+        save_figure(figure, tmp_path / "diagram.txt")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_unknown_formats_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"path to end in \.pdf, \.png, \.svg, got '.*diagram\.txt'"):
-        save_figure(Figure(), tmp_path / "diagram.txt")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_drawing_changes_no_settings(tmp_path: Path) -> None:
-    before = dict(mpl.rcParams)
-    save_figure(reliability_diagram({"m": predictions()}), tmp_path / "a.png")
-    assert dict(mpl.rcParams) == before
+def test_names_in_letters_that_the_font_lacks_are_drawn_as_boxes(tmp_path: Path) -> None:
+    figure = plots.class_reliability_grid(*classifier(300, 3, 0.6, 0), class_names=["猫", "犬", "鳥"])
+    save_figure(figure, tmp_path / "grid.png")  # warnings are errors here
+    assert (tmp_path / "grid.png").stat().st_size > 1000
 
 
 def test_matplotlib_is_loaded_when_drawing_and_pyplot_never() -> None:
@@ -295,11 +545,3 @@ plots.reliability_diagram({"m": ([0.9], [1])})
 assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_of_many_bins_some_are_drawn_in_their_order() -> None:
-    figure = gamma_dynamics(history(3, 102, with_edges=False))
-    titles = [axes.get_title() for axes in figure.axes[::2]]
-    assert (len(titles), titles[0], titles[-1]) == (20, "bin 0", "bin 101")
-    last = [drawn_line(axes)[-1] for axes in figure.axes[1::2]]
-    assert last == sorted(last)
