@@ -100,7 +100,7 @@ def run(options: Calibrate, running: Running) -> Calibration:
 
     def check_labels(kind: LabelKind) -> None:
         single_only = {"--target-data": options.target_data, "--criterion": criterion}
-        check_kind(kind, options.reading, single_only)
+        check_kind(kind, options, single_only)
         make_scaler(method or "auto", criterion, n_bins, known(kind))
 
     sets = {
@@ -108,7 +108,7 @@ def run(options: Calibrate, running: Running) -> Calibration:
         "test_data": options.rows("test_data", "test_split"),
         "target_data": options.rows("target_data", "target_split", labelled=False),
     }
-    source = open_source(options.source, sets, options.reading, running, check_labels=check_labels)
+    source = open_source(options.source, sets, options, running, check_labels=check_labels)
     if isinstance(source, FileSource):
         _check_not_over_a_source(options.output, source.sets.values())
         if not source.is_held or options.weight_column is not None:
@@ -184,7 +184,7 @@ def fit_and_measure(scaler: Any, source: FileSource | ModelSource, options: Cali
     is_served = tested is not None or served is scaler
     if not is_served:
         held_out += ", before the correction of the class frequencies, as these rows have the source's"
-    names = {"class_names": options.reading.class_names}
+    names = {"class_names": options.class_names}
     measured = served if is_served else scaler
     report = report_on_predictions(reported, source.name, options.n_bins, measured, **names)
     n_seen = source.n_shared()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from hf_calib._errors import InputTypeError, did_you_mean, expected
@@ -81,7 +80,7 @@ def _done(command: str, **options: Any) -> Any:
     from hf_calib.commands import options as of_commands
 
     kind = getattr(of_commands, command)
-    known = [each.name for each in fields(kind)]
+    known = [each.name for each in kind.options()]
     for name in options.keys() - known:
         way_out = did_you_mean(name, known)
         raise InputTypeError(expected("option", f"be one of {command.lower()}", name, way_out))

@@ -17,7 +17,7 @@ import yaml
 
 from hf_calib._errors import InputValueError, check, did_you_mean, expected
 from hf_calib.commands.console import interruptible, print_document, print_progress
-from hf_calib.commands.options import names_of
+from hf_calib.models.reading import names_of
 from hf_calib.study.launch import Cells, Executor, Launch, Local, Submitit, printed
 from hf_calib.study.measured import METHODS, check_methods
 from hf_calib.study.plan import CELL, Cell, content_hash, recorded, resolved, variants, write_plan

@@ -79,7 +79,7 @@ def run(options: Decide, running: Running) -> Decided:
     check_output(options.output)
     check_labels = partial(_check_labels, source=options.source)
     sets = {"data": rows, "test_data": options.rows("test_data", "test_split")}
-    source = open_source(options.source, sets, options.reading, running, check_labels=check_labels)
+    source = open_source(options.source, sets, options, running, check_labels=check_labels)
     is_folded, weights = False, None
     if isinstance(source, ModelSource):
         is_folded = bool(recorded_in(source.classifier.model.config).get("folded"))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def run(options: Evaluate, running: Running) -> CalibrationReport:
     """The report; predictions of more rows than are held at once are measured in one pass."""
     check_output(options.output)
-    reading, ood_data = options.reading, options.ood_data or []
+    reading, ood_data = options, options.ood_data or []
     names = [f"ood_data {name}" for name in short_names(ood_data)]
     outside = {
         name: RowSet(data, split=options.ood_split, argument="ood_data", labelled=False)
@@ -65,7 +65,7 @@ def _measure(source: FileSource | ModelSource, options: Evaluate, running: Runni
         running.stages(f"measuring {len(table.files):,} files")
         counted: Any = {"workers": options.workers, "on_rows": running.progress}
         return report_on_table(table, name, options.n_bins, **counted)
-    told: Any = {"class_names": options.reading.class_names}
+    told: Any = {"class_names": options.class_names}
     if options.soft_labels is not None:
         n_rows = source.n_rows()
         told["soft_labels"] = load_soft_labels(options.soft_labels, n_rows, len(source.class_names))

@@ -149,7 +149,7 @@ def _batches(classifier: Any, options: Export) -> list[dict[str, Any]]:
         given = rows.load()
         given = given.select(range(min(len(given), options.batch_size)))
         # The texts alone, of a token classifier too: labels are not read.
-        tokens = TextClassifier.encode_inputs(classifier, given, options.reading, name=rows.data).inputs
+        tokens = TextClassifier.encode_inputs(classifier, given, options, name=rows.data).inputs
         shortest = min(tokens, key=lambda row: len(row["input_ids"]))
         batches += [classifier.batch(tokens), classifier.batch([shortest])]
     return batches

@@ -6,7 +6,7 @@ import ast
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from importlib import import_module
 from inspect import Parameter, Signature
 from itertools import pairwise
@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hi
 import typer
 
 from hf_calib.commands import console
+from hf_calib.models.reading import Names, Reading, RowSet
 from hf_calib.predictions.kinds import MULTI_LABEL, SINGLE_LABEL
 
 if TYPE_CHECKING:
     from hf_calib.commands.source import Running
-    from hf_calib.models.reading import Reading, RowSet
 
 METHODS = tuple(dict.fromkeys((*SINGLE_LABEL.maps, *MULTI_LABEL.maps)))
 Method = Literal[METHODS]  # type: ignore[valid-type]
-Names = str | list[str] | None  # of columns or classes, in Python also as a list
+_OF_SETS_AND_TABLES = "label_separator label_columns no_label option_scores weight_column n_bins workers"
 
 # What a field needs beside its type, its default and its documentation.
 _COUNT = {"min": 1, "max": 2**20}
@@ -48,12 +48,20 @@ class Command:
     example: ClassVar[str]
     arguments: ClassVar[dict[str, str]]  # that are given without a name, and what stands for them in --help
     first: ClassVar[str] = ""  # the options that people need; --help has the others in a panel "More"
+    hidden: ClassVar[str] = ""  # fields that are no options here
     names: ClassVar[dict[str, str]] = {}  # of options, where they differ from the fields
 
     def __post_init__(self) -> None:
         for each in fields(self):
             if "Path" in str(each.type) and isinstance(getattr(self, each.name), str):
                 object.__setattr__(self, each.name, Path(getattr(self, each.name)))
+
+    @classmethod
+    def options(cls) -> list[Field[Any]]:
+        """Its fields, those first that people need."""
+        first, hidden = cls.first.split(), cls.hidden.split()
+        shown = [each for each in fields(cls) if each.name not in hidden]
+        return sorted(shown, key=lambda each: first.index(each.name) if each.name in first else len(first))
 
     @property
     def module(self) -> Any:
@@ -93,7 +101,7 @@ def add_to(app: typer.Typer, kind: type[Command]) -> None:
     """Make a dataclass of options the command of its name."""
     hints, texts = get_type_hints(kind), documented(kind)
     given = []
-    for each in fields(kind):
+    for each in kind.options():
         settings = {"help": texts[each.name], **_TYPER.get(each.name, {})}
         if each.name in kind.arguments:
             info = typer.Argument(metavar=kind.arguments[each.name], **settings)
@@ -129,50 +137,28 @@ def add_to(app: typer.Typer, kind: type[Command]) -> None:
     app.command(name, help=kind.__doc__, epilog=f"Example: hf-calib {name} {kind.example}")(run)
 
 
-def names_of(given: Names) -> list[str] | None:
-    """Names that a command line separates by commas."""
-    return given.split(",") if isinstance(given, str) and given else given or None
-
-
 @dataclass(frozen=True, kw_only=True)
-class RowsOfTexts(Command):
-    """Rows that a model is run over: the options that every command which runs one shares."""
+class Rows(Reading, Command):
+    """Rows that a model is run over, or predictions: the options that several commands share."""
 
     data: str | None = None
     """Labelled texts, tagged sentences or images, for a model: a csv, tsv, json or parquet file, a folder, also of
     images, or a dataset on the Hub."""
     dataset_config: str | None = None
     """Configuration of a Hub dataset."""
-    text_column: str = "text"
-    """Column of texts, or of lists of tokens."""
-    text_pair_column: str | None = None
-    """Column of second texts, for a model of pairs: hypotheses, answers."""
-    label_column: str = "label"
-    """Column of labels, or of lists of tags: class names, or the model's class ids."""
-    class_names: Names = None
-    """The class names in the data, a,b,c in the model's order, if they differ. A model without names takes them as its
-    own."""
-    max_length: int | None = None
-    """Tokens per text, by default as many as the model reads; longer texts are truncated."""
-    batch_size: int = 32
-    """Batch size."""
     trust_remote_code: bool = False
     """Run code that comes with the model."""
+    n_bins: int = 15
+    """Number of bins of the binned calibration errors."""
+    workers: int | None = None
+    """Threads, for predictions of more rows than are held at once."""
 
-    @property
-    def reading(self) -> Reading:
-        """How columns are read."""
-        from hf_calib.models.reading import Reading
-
-        given = {each.name: getattr(self, each.name) for each in fields(Reading) if hasattr(self, each.name)}
-        for name in given.keys() & {"class_names", "label_columns", "by"}:
-            given[name] = names_of(given[name])
-        return Reading(**given | ({"by": tuple(given["by"] or ())} if "by" in given else {}))
+    def __post_init__(self) -> None:
+        Reading.__post_init__(self)
+        Command.__post_init__(self)
 
     def rows(self, name: str = "data", split: str = "split", *, labelled: bool = True) -> RowSet | None:
         """The set of rows that an option names; None where there are none."""
-        from hf_calib.models.reading import RowSet
-
         data = getattr(self, name)
         if data is None:
             return None
@@ -180,36 +166,7 @@ class RowsOfTexts(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowsOfModels(RowsOfTexts):
-    """The same for models that may read images."""
-
-    image_column: str = "image"
-    """Column of images, for a model that reads them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RowsOfAnyKind(RowsOfModels):
-    """The same for models with several labels a row, logs of other tools, and many predictions."""
-
-    label_separator: str | None = None
-    """For a model with several labels a row: what stands between them, such as '|'."""
-    label_columns: Names = None
-    """For such a model: columns of 0 and 1, a,b,c, one for each label."""
-    no_label: str | None = None
-    """For such a model: what stands in rows without a label."""
-    option_scores: Literal["sum", "per_character", "per_byte"] = "sum"
-    """For a log of lm-evaluation-harness: log-likelihoods of whole answers (acc), of their characters (acc_norm) or
-    bytes (acc_bytes)."""
-    n_bins: int = 15
-    """Number of bins of the binned calibration errors."""
-    weight_column: str | None = None
-    """Column of the rows' weights."""
-    workers: int | None = None
-    """Threads, for predictions of more rows than are held at once."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluate(RowsOfAnyKind):
+class Evaluate(Rows):
     """Report the calibration of a model on labelled texts, tokens or images, or of a file of predictions."""
 
     example = "me/model --data test.csv --output measured; hf-calib evaluate predictions.npz"
@@ -231,17 +188,16 @@ class Evaluate(RowsOfAnyKind):
     soft_labels: Path | None = None
     """A .npz file with the array soft_labels (or probs): the share of annotators that named each class, for each row.
     Reports the calibration against these, too."""
-    by: Names = None
-    """Columns a,b,c: measures the rows of each of their values, and says which differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Calibrate(RowsOfAnyKind):
+class Calibrate(Rows):
     """Fit a scaler and fold it into the model, for a plain pipeline; or calibrate a file of predictions."""
 
     example = "me/model --data validation.csv --test-data test.csv --output calibrated"
     arguments: ClassVar = {"source": "MODEL_OR_PREDICTIONS"}
     first = "data text_column label_column split output test_data target_data method"
+    hidden = "by"
     source: str
     """A classifier of texts, tokens or images, on the Hub or in a folder; or a .npz, .csv, .tsv or .parquet file of
     logits or probabilities with labels."""
@@ -284,12 +240,13 @@ class Unfold(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decide(RowsOfModels):
+class Decide(Rows):
     """Promise an accuracy and hand over the rest, or decide by costs or in sets: what is answered, how right."""
 
     example = "calibrated --data more.csv --accuracy 0.95 --output calibrated"
     arguments: ClassVar = {"source": "MODEL_OR_PREDICTIONS"}
     first = "data text_column label_column output test_data accuracy costs alpha"
+    hidden = f"{_OF_SETS_AND_TABLES} by"
     source: str
     """A classifier of texts or images, on the Hub or in a folder; or a .npz, .csv, .tsv or .parquet file of logits or
     probabilities with labels."""
@@ -346,12 +303,13 @@ class Push(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Export(RowsOfTexts):
+class Export(Rows):
     """Export a model with its calibration to ONNX or torch.export, checked against the model itself."""
 
     example = "calibrated exported --data test.csv"
     arguments: ClassVar = {"model": "MODEL", "output": "OUT"}
     first = "data form text_column"
+    hidden = f"{_OF_SETS_AND_TABLES} by image_column"
     names: ClassVar = {"form": "format"}
     data: str | None = None
     """Texts to check the export on, beside synthetic ones."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -15,39 +15,65 @@ from hf_calib._text import plain_name
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from hf_calib.predictions.logs import OptionScores
     from hf_calib.predictions.predictions import Predictions
 
 
-@dataclass(frozen=True)
+Names = str | Sequence[str] | None  # in one text separated by commas
+
+
+def names_of(given: Names) -> list[str] | None:
+    """Each of them."""
+    return (given.split(",") if isinstance(given, str) else list(given)) if given else None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How the columns of rows are read, as the options of `hf-calib evaluate` say, and how many rows run at a time."""
+    """How the columns of rows are read, and how many rows run at a time."""
 
     text_column: str = "text"
+    """Column of texts, or of lists of tokens."""
     text_pair_column: str | None = None
+    """Column of second texts, for a model of pairs: hypotheses, answers."""
     image_column: str = "image"
+    """Column of images, for a model that reads them."""
     label_column: str = "label"
-    class_names: Sequence[str] | None = None
+    """Column of labels, or of lists of tags: class names, or the model's class ids."""
+    class_names: Names = None
+    """The class names in the data, a,b,c in the model's order, if they differ. A model without names takes them as its
+    own."""
     label_separator: str | None = None
-    label_columns: Sequence[str] | None = None
+    """For a model with several labels a row: what stands between them, such as '|'."""
+    label_columns: Names = None
+    """For such a model: columns of 0 and 1, a,b,c, one for each label."""
     no_label: str | None = None
+    """For such a model: what stands in rows without a label."""
     max_length: int | None = None
-    option_scores: OptionScores = "sum"
-    by: tuple[str, ...] = ()
+    """Tokens per text, by default as many as the model reads; longer texts are truncated."""
+    option_scores: Literal["sum", "per_character", "per_byte"] = "sum"
+    """For a log of lm-evaluation-harness: log-likelihoods of whole answers (acc), of their characters (acc_norm) or
+    bytes (acc_bytes)."""
+    by: Names = None
+    """Columns a,b,c: measures the rows of each of their values, and says which differ."""
     weight_column: str | None = None
+    """Column of the rows' weights."""
     batch_size: int = 32
+    """Batch size."""
+
+    def __post_init__(self) -> None:
+        for name in ("class_names", "label_columns", "by"):
+            object.__setattr__(self, name, names_of(getattr(self, name)))
 
     @property
     def of_tables(self) -> dict[str, Any]:
         """Options of `open_predictions`."""
-        names = ("label_column", "weight_column", "by", "option_scores")
-        return {name: getattr(self, name) for name in names}
+        names = ("label_column", "weight_column", "option_scores")
+        return {name: getattr(self, name) for name in names} | {"by": self.by or ()}
 
     def with_columns(self, found: Predictions, rows: Dataset) -> Predictions:
         """Predictions of rows with their weights and slices."""
         from hf_calib.models.labels import column_of
 
-        by = {name: column_of(rows, "by", name).to_pylist() for name in self.by}
+        by = {name: column_of(rows, "by", name).to_pylist() for name in self.by or ()}
         weights = None
         if self.weight_column is not None:
             weights = np.array(column_of(rows, "weight_column", self.weight_column), np.float64)
@@ -88,7 +114,7 @@ class RowSet:
         given: dict[str, Any] = {"data": source["name"], "dataset_config": self.dataset_config}
         if source.get("split", "test") != "test":
             given["split"] = self.split
-        for each in fields(reading):
+        for each in fields(Reading):
             value = getattr(reading, each.name)
             given[each.name] = None if value == each.default or each.name == "batch_size" else value
         for name, value in given.items():
