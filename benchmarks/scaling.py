@@ -56,8 +56,7 @@ from hf_calib.scaling import (
     TemperatureScaling,
     VectorScaling,
 )
-from hf_calib.scaling.newton import Rows
-from hf_calib.scaling.temperature import ScaledLoss
+from hf_calib.scaling.newton import Rows, ScaledLoss
 
 SHAPES = [(10_000, 10), (50_000, 1000)]
 TRUE_TEMPERATURE = 2.5

@@ -11,6 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from hf_calib.scaling._base import Scaler as Scaler
+    from hf_calib.scaling.affine import DirichletScaling as DirichletScaling
+    from hf_calib.scaling.affine import MatrixScaling as MatrixScaling
+    from hf_calib.scaling.affine import PerLabelTemperatureScaling as PerLabelTemperatureScaling
+    from hf_calib.scaling.affine import StructuredMatrixScaling as StructuredMatrixScaling
+    from hf_calib.scaling.affine import StructuredVectorScaling as StructuredVectorScaling
+    from hf_calib.scaling.affine import TemperatureScaling as TemperatureScaling
+    from hf_calib.scaling.affine import VectorScaling as VectorScaling
     from hf_calib.scaling.auto import AutoScaling as AutoScaling
     from hf_calib.scaling.curves import EnsembleTemperatureScaling as EnsembleTemperatureScaling
     from hf_calib.scaling.curves import HistogramBinning as HistogramBinning
@@ -18,18 +25,11 @@ if TYPE_CHECKING:
     from hf_calib.scaling.curves import SplineScaling as SplineScaling
     from hf_calib.scaling.grouped import GroupedScaling as GroupedScaling
     from hf_calib.scaling.inverse import InverseLink as InverseLink
-    from hf_calib.scaling.linear import DirichletScaling as DirichletScaling
-    from hf_calib.scaling.linear import MatrixScaling as MatrixScaling
-    from hf_calib.scaling.linear import StructuredMatrixScaling as StructuredMatrixScaling
-    from hf_calib.scaling.linear import StructuredVectorScaling as StructuredVectorScaling
-    from hf_calib.scaling.linear import VectorScaling as VectorScaling
     from hf_calib.scaling.priors import PriorCorrection as PriorCorrection
     from hf_calib.scaling.priors import PriorEstimate as PriorEstimate
     from hf_calib.scaling.priors import estimate_prior as estimate_prior
     from hf_calib.scaling.saved_map import load_map as load_map
     from hf_calib.scaling.saved_map import save_map as save_map
-    from hf_calib.scaling.temperature import PerLabelTemperatureScaling as PerLabelTemperatureScaling
-    from hf_calib.scaling.temperature import TemperatureScaling as TemperatureScaling
 
 
 class ScalerEntry(NamedTuple):
@@ -56,15 +56,15 @@ class ScalerEntry(NamedTuple):
 #: The scalers: name of the method -> `ScalerEntry`. Names are those of the command line and of a model's
 #: `config.calibration`; foldable ones come first.
 SCALERS: dict[str, ScalerEntry] = {
-    "temperature": ScalerEntry("TemperatureScaling", "temperature", "labels", True),
-    "per_label_temperature": ScalerEntry("PerLabelTemperatureScaling", "temperature", "label_matrix", True),
-    "vector": ScalerEntry("VectorScaling", "linear", "labels", True, True),
-    "matrix": ScalerEntry("MatrixScaling", "linear", "labels", True, True),
-    "structured_vector": ScalerEntry("StructuredVectorScaling", "linear", "labels", True, True),
-    "structured_matrix": ScalerEntry("StructuredMatrixScaling", "linear", "labels", True, True),
+    "temperature": ScalerEntry("TemperatureScaling", "affine", "labels", True),
+    "per_label_temperature": ScalerEntry("PerLabelTemperatureScaling", "affine", "label_matrix", True),
+    "vector": ScalerEntry("VectorScaling", "affine", "labels", True, True),
+    "matrix": ScalerEntry("MatrixScaling", "affine", "labels", True, True),
+    "structured_vector": ScalerEntry("StructuredVectorScaling", "affine", "labels", True, True),
+    "structured_matrix": ScalerEntry("StructuredMatrixScaling", "affine", "labels", True, True),
     "auto": ScalerEntry("AutoScaling", "auto", "labels", True),
     "prior_correction": ScalerEntry("PriorCorrection", "priors", "priors", True),
-    "dirichlet": ScalerEntry("DirichletScaling", "linear"),
+    "dirichlet": ScalerEntry("DirichletScaling", "affine"),
     "ensemble_temperature": ScalerEntry("EnsembleTemperatureScaling", "curves"),
     "histogram": ScalerEntry("HistogramBinning", "curves"),
     "isotonic": ScalerEntry("IsotonicScaling", "curves"),

@@ -1,4 +1,4 @@
-"""Checks of logits and labels, and the base class of all scalers."""
+"""Checks of logits and labels, the base classes of scalers, and the affine map that many of them are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -101,6 +101,48 @@ class LogitScaling(Scaler):
         """Return the calibrated probabilities, of the shape of the logits, in float64."""
         scaled = self.transform(logits)
         return expit(scaled, out=scaled) if self.multi_label else softmax_in_place(scaled)
+
+
+class AffineMap(NamedTuple):
+    r"""z -> weight z + bias, in float64, as `hf_calib.fold` writes it into a model's head.
+
+    Args:
+        weight: () or (C,), which multiplies the logits and keeps masked classes masked, or (C, C), which mixes them,
+            and has no value where a class is masked.
+        bias: (C,), or None.
+
+    >>> double = AffineMap(np.array(2.0))
+    >>> shifted = double.then(AffineMap(np.array([1.0, 1.0]), np.array([0.0, 0.5])))
+    >>> shifted([[1.0, 0.0]])
+    array([[2. , 0.5]])
+    """
+
+    weight: FloatArray
+    bias: FloatArray | None = None
+
+    def __call__(self, logits: ArrayLike) -> FloatArray:
+        """Map logits of any shape that ends in C; the result is a new array."""
+        mapped = np.array(logits, dtype=np.float64)
+        if self.weight.ndim == 2:
+            mapped = mapped @ self.weight.T
+        elif (self.weight > 0).all():
+            mapped *= self.weight
+        else:  # where the product of -inf with the weight would mask nothing
+            masked = np.isneginf(mapped)
+            mapped[masked] = 0
+            mapped *= self.weight
+            mapped[masked] = -np.inf
+        if self.bias is not None:
+            mapped += self.bias
+        return mapped
+
+    def then(self, following: AffineMap) -> AffineMap:
+        """The one map that this one and a following one are together."""
+        own, other = self.weight, following.weight
+        weight = other @ own if own.ndim == other.ndim == 2 else np.asarray(other * own)
+        if own.ndim == 2 and other.ndim == 1:
+            weight = other[:, None] * own
+        return AffineMap(weight, following.bias if self.bias is None else following(self.bias))
 
 
 def softmax_in_place(logits: FloatArray) -> FloatArray:

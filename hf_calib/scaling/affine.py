@@ -1,57 +1,44 @@
-"""Affine maps of the logits: what every scaler that folds into a classification head is, once fitted."""
+"""Affine maps of the logits by maximum likelihood, which fold into a classification head: presets of one fit.
+
+They are temperatures, found exactly, and maps z -> W z + b that differ in W, a vector or a matrix, in its features, and
+in the ridges, which draw W to 1 / T. Newton's method finds their minimum from T, that of `TemperatureScaling`, until a
+step would gain less than 1e-7 nats per example. A ridge of 1e-6 (|T W - I|^2 + |b|^2) bounds what data do not determine:
+a class that is absent, or separated from the others.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from numbers import Real
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import log_softmax
 from sklearn.utils.validation import check_is_fitted
 
-from hf_calib.metrics.checks import FloatArray
+from hf_calib._errors import check, few
+from hf_calib.metrics.checks import FloatArray, as_floats, check_choice, check_n_bins, row_chunks
+from hf_calib.metrics.sums import top_label_sums
+from hf_calib.scaling._base import AffineMap as AffineMap
 from hf_calib.scaling._base import LogitScaling, as_fitted_logits, as_logits, refuse_masks
+from hf_calib.scaling.newton import (
+    BOUNDS,
+    Ridges,
+    Rows,
+    ScaledLoss,
+    fit_affine,
+    warn_undetermined,
+)
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
-class AffineMap(NamedTuple):
-    r"""z -> weight z + bias, in float64, as `hf_calib.fold` writes it into a model's head.
+Criterion = Literal["nll", "ece", "adaptive_ece"]
 
-    Args:
-        weight: () or (C,), which multiplies the logits and keeps masked classes masked, or (C, C), which mixes them,
-            and has no value where a class is masked.
-        bias: (C,), or None.
-
-    >>> double = AffineMap(np.array(2.0))
-    >>> shifted = double.then(AffineMap(np.array([1.0, 1.0]), np.array([0.0, 0.5])))
-    >>> shifted([[1.0, 0.0]])
-    array([[2. , 0.5]])
-    """
-
-    weight: FloatArray
-    bias: FloatArray | None = None
-
-    def __call__(self, logits: ArrayLike) -> FloatArray:
-        """Map logits of any shape that ends in C; the result is a new array."""
-        mapped = np.array(logits, dtype=np.float64)
-        if self.weight.ndim == 2:
-            mapped = mapped @ self.weight.T
-        elif (self.weight > 0).all():
-            mapped *= self.weight
-        else:  # where the product of -inf with the weight would mask nothing
-            masked = np.isneginf(mapped)
-            mapped[masked] = 0
-            mapped *= self.weight
-            mapped[masked] = -np.inf
-        if self.bias is not None:
-            mapped += self.bias
-        return mapped
-
-    def then(self, following: AffineMap) -> AffineMap:
-        """The one map that this one and a following one are together."""
-        own, other = self.weight, following.weight
-        weight = other @ own if own.ndim == other.ndim == 2 else np.asarray(other * own)
-        if own.ndim == 2 and other.ndim == 1:
-            weight = other[:, None] * own
-        return AffineMap(weight, following.bias if self.bias is None else following(self.bias))
+PAPERS_GRID = np.arange(1, 101) / 10
+_MANY_CLASSES = 32  # for which exponentials are most of the time
+_MASSES = 2**20  # in memory at once
+RIDGE = 1e-6  # of parameters without a penalty, which data may not determine
 
 
 class AffineScaling(LogitScaling):
@@ -73,3 +60,328 @@ class AffineScaling(LogitScaling):
         if found.weight.ndim == 2:
             refuse_masks(rows)
         return found(rows)
+
+
+class TemperatureScaling(AffineScaling):
+    r"""Divide the logits by one temperature: T > 1 softens an over-confident model, T < 1 sharpens another.
+
+    $$\hat p = \mathrm{softmax}(z / T)$$
+
+    `fit` warns where data do not determine T: where every label is ranked first, "nll" smooths the labels by
+    1 / (N + 1); where labels score no better than the average class, T is the upper bound; of equal logits 1.
+
+    Args:
+        criterion: "nll", the negative log-likelihood, solved exactly (Guo et al. 2017), or the noisier calibration
+            error with equal-width ("ece") or equal-mass bins ("adaptive_ece") on a grid, as in Mukhoti et al. 2020.
+        grid: temperatures (G,) > 0, the first of the best of which is taken; None: 0.1, 0.2, ..., 10, for "nll" none.
+        n_bins: bins of the calibration errors.
+
+    Attributes:
+        temperature_: T, a float, in [1e-5, 1e5] unless a grid says otherwise.
+
+    >>> logits = np.array([[4.0, 0.0], [4.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
+    >>> scaler = TemperatureScaling().fit(logits, [0, 0, 0, 0])
+    >>> round(scaler.temperature_, 4)  # right three times in four: p = 3/4 needs z / T = log 3
+    3.641
+    """
+
+    def __init__(
+        self,
+        criterion: Criterion = "nll",
+        *,
+        grid: ArrayLike | None = None,
+        n_bins: int = 15,
+        multi_label: bool = False,
+    ) -> None:
+        self.criterion = criterion
+        self.grid = grid
+        self.n_bins = n_bins
+        self.multi_label = multi_label
+
+    def fit(
+        self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None
+    ) -> TemperatureScaling:
+        """Choose the temperature; weights (N,) are for "nll" and one label a row."""
+        check_choice("criterion", self.criterion, get_args(Criterion))
+        check_n_bins(self.n_bins)
+        grid = as_floats("grid", PAPERS_GRID if self.grid is None else self.grid)
+        holds = grid.ndim == 1 and grid.size > 0 and bool(((grid > 0) & (grid < np.inf)).all())
+        way_out = "use for example numpy.arange(1, 101) / 10"
+        check(holds, "grid to be a sequence of finite temperatures > 0", self.grid, way_out)
+        holds = sample_weight is None or (self.criterion == "nll" and not self.multi_label)
+        requirement = "sample_weight to go with criterion 'nll' and one label a row"
+        got = "several labels a row" if self.multi_label else repr(self.criterion)
+        check(holds, requirement, got, "leave the weights out")
+        rows = Rows.checked(logits, labels, sample_weight, self.multi_label)
+        self._n_seen = rows.logits.shape[1]
+        loss = ScaledLoss(rows)
+        exact = loss.is_constant or (self.criterion == "nll" and self.grid is None)
+        self.temperature_ = loss.best_temperature() if exact else self._best_of(grid, loss)
+        loss.warn(self.temperature_)
+        return self
+
+    def affine_map(self) -> AffineMap:
+        """The affine map z / T that `fold` writes into a classification head."""
+        check_is_fitted(self)
+        return AffineMap(np.array(1 / self.temperature_))
+
+    def _best_of(self, grid: FloatArray, loss: ScaledLoss) -> float:
+        """The first of the best temperatures; of a large search, only the finalists are scored exactly."""
+        if self.criterion == "nll":
+            return float(min(grid, key=lambda temperature: loss.at(1 / temperature)[0]))
+        n, c = loss.rows.logits.shape
+        error = top_label_sums(self.n_bins, "uniform" if self.criterion == "ece" else "quantile")
+        octaves = int(np.ceil(np.log2(grid.max() / grid.min())))
+        if c >= _MANY_CLASSES and octaves <= min(8, len(grid) / 5):
+            near = np.array([error(1 / each, loss.correct) for each in loss.near_masses(1 / grid, octaves)])
+            # A confidence on the edge of a bin may change sides: each moves a score by up to 2 / N.
+            grid = grid[near <= near.min() + 1e-6 + 8 / n]
+        scores: list[float] = []
+        for part in row_chunks(len(grid), n, elements=_MASSES):
+            masses = loss.masses(1 / grid[part])
+            scores += [error(1 / masses[beta], loss.correct) for beta in 1 / grid[part]]
+        return float(grid[np.argmin(scores)])
+
+
+class PerLabelTemperatureScaling(AffineScaling):
+    r"""Divide each label's logit by its own temperature: sigmoid outputs, not all over- or under-confident alike.
+
+    With few examples of a label `TemperatureScaling(multi_label=True)` is steadier. Decisions at 1/2 stay.
+
+    $$\hat p_c = \sigma(z_c / T_c)$$
+
+    Attributes:
+        temperatures_: T, (C,), in [1e-5, 1e5], each fitted alone, as by `TemperatureScaling`.
+        shared_temperature_: the best single temperature, a float: that of labels without examples of both kinds.
+
+    >>> logits = np.array([[4.0, 1.0], [4.0, -1.0], [4.0, 1.0], [-4.0, -1.0]])
+    >>> scaler = PerLabelTemperatureScaling().fit(logits, [[1, 1], [0, 0], [1, 0], [0, 0]])
+    >>> scaler.temperatures_.round(3)  # right three times in four: p = 3/4 needs z / T = log 3
+    array([3.641, 0.91 ])
+    """
+
+    multi_label = True
+
+    def fit(self, logits: ArrayLike, labels: ArrayLike) -> PerLabelTemperatureScaling:
+        """Choose the temperatures."""
+        rows = Rows.checked(logits, labels, multi_label=True)
+        self.shared_temperature_ = ScaledLoss(rows).best_temperature()
+        self.temperatures_, open_ones = temperatures_by_label(rows, self.shared_temperature_)
+        if open_ones:
+            problem = "there is one value only, or all logits have the right sign, or they are no better than chance"
+            which = f"label{'s' * (len(open_ones) > 1)} {few(open_ones)}"
+            warn_undetermined(f"the temperature of {which}: {problem}", stacklevel=3)
+        return self
+
+    def affine_map(self) -> AffineMap:
+        """The affine map z / T, label by label, that `fold` writes into a classification head."""
+        check_is_fitted(self)
+        return AffineMap(1 / self.temperatures_)
+
+
+def temperatures_by_label(rows: Rows, shared: float) -> tuple[FloatArray, list[int]]:
+    """The temperature of each label of sigmoids, the shared one where there is none, and the undetermined labels."""
+    found, undetermined = np.full(rows.logits.shape[1], shared), []
+    for label in range(len(found)):
+        column = rows.two_classes(label)
+        loss = ScaledLoss(column) if 0 < column.labels.sum() < len(column) else None
+        if loss is not None and not loss.is_constant:
+            found[label] = loss.best_temperature()
+        if loss is None or loss.problem(found[label]):
+            undetermined.append(label)
+    return found, undetermined
+
+
+class LinearFit(LogitScaling):
+    """What the presets share: Newton's method from the best temperature, under the ridges that each of them says."""
+
+    weight_: FloatArray
+    bias_: FloatArray
+    _mixes: ClassVar[bool] = False  # whether the weight is a matrix
+    _from_temperature: ClassVar[bool] = False  # also where that is at a bound
+
+    def fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Find the weights and the biases; N in a default penalty is Kish's, (sum of weights)^2 / (sum of squares)."""
+        return self._fit(logits, labels, sample_weight)
+
+    def solve(self, rows: Rows, temperature: float, *fit: Any) -> AffineMap:
+        """The map of checked rows, from their temperature; further arguments are those of `fit_affine`."""
+        return fit_affine(rows, self._unit(rows, temperature), self._ridges(rows), *fit)
+
+    def _fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        rows = Rows.checked(logits, labels, sample_weight, self.multi_label)
+        if self._mixes:
+            refuse_masks(rows.logits)
+        loss = ScaledLoss(rows)
+        temperature = loss.best_temperature()
+        self.weight_, self.bias_ = self.solve(rows, temperature)  # type: ignore[assignment]
+        if self._unit(rows, temperature) == temperature:  # else the map does not start from it
+            loss.warn(temperature, stacklevel=4)
+        return self
+
+    def _unit(self, rows: Rows, temperature: float) -> float:
+        """The scale of the logits in the fit: the temperature or, where that is at a bound, their spread."""
+        if self._from_temperature or BOUNDS[0] * 1.001 < temperature < BOUNDS[1] / 1.001:
+            return temperature
+        loss = ScaledLoss(rows)
+        spread = loss.shortfall - loss.drift  # the largest logit of a row less the average one
+        return spread if spread > 1e-150 else 1.0
+
+    def _ridges(self, rows: Rows) -> Ridges:
+        return Ridges(RIDGE, RIDGE)
+
+
+class VectorScaling(AffineScaling, LinearFit):
+    r"""Give each class its own scale and offset (Guo et al. 2017, section 4.2).
+
+    With few examples of a class `StructuredVectorScaling` is safer.
+
+    $$\hat p = \mathrm{softmax}(w \odot z + b)$$
+
+    >>> logits = np.array([[3.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 3.0]] * 3)
+    >>> labels = np.array([0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 1])  # more often class 1 than the logits say
+    >>> VectorScaling().fit(logits, labels).predict_proba(logits).mean(axis=0).round(4)  # as often as the labels
+    array([0.3333, 0.6667])
+    """
+
+
+class PenalisedMatrixFit(LinearFit):
+    """A full matrix over features of the logits, with ODIR penalties."""
+
+    _mixes = True
+
+    def __init__(
+        self, *, off_diagonal_penalty: float | None = None, bias_penalty: float | None = None
+    ) -> None:
+        self.off_diagonal_penalty = off_diagonal_penalty
+        self.bias_penalty = bias_penalty
+
+    def _ridges(self, rows: Rows) -> Ridges:
+        way_out = "None takes a default that follows the numbers of classes and examples"
+        for name, value in self.get_params().items():
+            holds = value is None or (isinstance(value, Real) and 0 <= float(value) < np.inf)
+            check(holds, f"{name} to be a finite number of at least 0", repr(value), way_out)
+        n, c = rows.logits.shape
+        size = n if rows.weights is None else n**2 / np.square(rows.weights).sum()
+        between, bias = self.off_diagonal_penalty, self.bias_penalty
+        between = 10 * c / size if between is None else between / (c * (c - 1))
+        bias = 1 / (2 * size) if bias is None else bias / c
+        return Ridges(RIDGE, max(bias, RIDGE), max(between, RIDGE))
+
+
+class MatrixScaling(AffineScaling, PenalisedMatrixFit):
+    r"""Map the logits by a full matrix and an offset, for a model that confuses certain pairs of classes.
+
+    The C (C + 1) parameters are penalised (ODIR: Kull et al. 2019, section 3, with w for T w).
+
+    $$\hat p = \mathrm{softmax}(W z + b), \qquad \min_{W, b} \mathrm{NLL}
+      + \frac{\lambda}{C (C - 1)} \sum_{i \ne j} (T w_{ij})^2 + \frac{\mu}{C} \sum_j b_j^2$$
+
+    Args:
+        off_diagonal_penalty: λ >= 0. None: 10 C^2 (C - 1) / N, a normal prior of variance 1 / (20 C) for each T w_{ij}.
+        bias_penalty: \mu >= 0. None: C / (2 N), a standard normal prior for each bias, in nats.
+
+    >>> rng = np.random.default_rng(0)
+    >>> logits = rng.normal(size=(2000, 3))
+    >>> mixed = logits @ [[1, 0, 0], [0, 1, 0], [0, 1, 1]]  # the third logit counts for the second class too
+    >>> scaler = MatrixScaling().fit(logits, (mixed + rng.gumbel(size=(2000, 3))).argmax(axis=1))
+    >>> (scaler.weight_[1] - scaler.weight_[0]).round(1)  # near -1, 1, 1
+    array([-1.1,  0.9,  0.8])
+    """
+
+
+class DirichletScaling(PenalisedMatrixFit):
+    r"""Map the log-probabilities by a full matrix and an offset (Kull et al. 2019, section 2).
+
+    `MatrixScaling`, with its arguments, where a model's logits are not at hand: pass log-probabilities.
+
+    $$\hat p = \mathrm{softmax}(W \ln \mathrm{softmax}(z) + b)$$
+
+    >>> logits = [[3.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 3.0]]
+    >>> scaler = DirichletScaling().fit(logits, [0, 1, 1, 1])
+    >>> np.allclose(scaler.predict_proba(logits), scaler.predict_proba(np.add(logits, 100)))
+    True
+    """
+
+    def transform(self, logits: ArrayLike) -> FloatArray:
+        """Return the mapped log-probabilities in float64; logits of any shape that ends in C."""
+        check_is_fitted(self)
+        rows = as_fitted_logits(logits, len(self.bias_))
+        refuse_masks(rows)
+        return AffineMap(self.weight_, self.bias_)(log_softmax(rows, axis=-1))
+
+    def solve(self, rows: Rows, temperature: float, *fit: Any) -> AffineMap:
+        log_probs = log_softmax(rows.logits.astype(np.float64), axis=1)
+        return super().solve(rows.with_logits(log_probs), temperature, *fit)
+
+
+class StructuredVectorScaling(AffineScaling, LinearFit):
+    r"""`VectorScaling` with a ridge (Berta et al. 2026, SVS), safe with few examples of a class, or none.
+
+    $$\hat p = \mathrm{softmax}((1 + v) \odot z / T + b), \qquad \min_{v, b} \mathrm{NLL}
+      + \lambda \frac{C}{N} (|v|^2 + |b|^2)$$
+
+    Args:
+        penalty: λ > 0, a multiple of the paper's strength.
+        multi_label: sigmoid((1 + v) z / T + b), label by label, with one T for all of them. Here, as for two classes,
+            it is Platt's map of z, or z_1 - z_0, with the ridge λ (4 v^2 + b^2) / N.
+
+    >>> scaler = StructuredVectorScaling().fit(3 * np.eye(3)[[0, 1, 2, 2] * 15], [0, 1, 2, 0] * 15)
+    >>> scaler.predict_proba(3 * np.eye(3)).diagonal().round(2)  # class 2: right every other time
+    array([0.93, 0.85, 0.53])
+    """
+
+    _from_temperature = True
+
+    def __init__(self, penalty: float = 1.0, *, multi_label: bool = False) -> None:
+        self.penalty = penalty
+        self.multi_label = multi_label
+
+    def fit(self, logits: ArrayLike, labels: ArrayLike) -> Self:  # type: ignore[override]  # no weights
+        """Find the temperature, then the weights and the biases."""
+        return self._fit(logits, labels)
+
+    def solve(self, rows: Rows, temperature: float, *fit: Any) -> AffineMap:
+        n_classes = rows.logits.shape[1]
+        if rows.sigmoid:
+            columns = (rows.two_classes(label) for label in range(n_classes))
+            maps = [self.solve(column, temperature, None, *fit[1:]) for column in columns]
+            return AffineMap(*np.array([[found.weight[0], 2 * found(np.zeros(2))[1]] for found in maps]).T)
+        if n_classes > 2:
+            return super().solve(rows, temperature, *fit)
+        # The map of the difference of the logits; a row with a masked class tells nothing.
+        rows = rows[np.isfinite(rows.logits).all(axis=1)]
+        half = (rows.logits[:, 1:].astype(np.float64) - rows.logits[:, :1]) / 2
+        found = AffineMap(np.full(2, 1 / temperature), np.zeros(2))
+        if len(rows):
+            ridge = self._ridges(rows)._replace(between=None)
+            halves = rows.with_logits(np.hstack([-half, half]))
+            found = fit_affine(halves, temperature, ridge, None, *fit[1:])
+        return found._replace(weight=np.diag(found.weight)) if self._mixes else found
+
+    def _ridges(self, rows: Rows) -> Ridges:
+        holds = isinstance(self.penalty, Real) and 0 < float(self.penalty) < np.inf
+        way_out = "1 is the strength of the paper; a smaller one trusts the data more"
+        check(holds, "penalty to be a finite number above 0", repr(self.penalty), way_out)
+        n, c = rows.logits.shape
+        own = self.penalty * c / n
+        return Ridges(own, own, own * (c - 1) if self._mixes else None)
+
+
+class StructuredMatrixScaling(StructuredVectorScaling):
+    r"""`StructuredVectorScaling` with weights M between classes, diagonal 0 (SMS); safer than `MatrixScaling`.
+
+    Two classes get the map of `StructuredVectorScaling`.
+
+    $$\hat p = \mathrm{softmax}((I + \mathrm{diag}(v) + M) z / T + b), \qquad \min_{v, M, b} \mathrm{NLL}
+      + \lambda \frac{C}{N} (|v|^2 + |b|^2) + \lambda \frac{C (C - 1)}{N} |M|^2$$
+
+    >>> scaler = StructuredMatrixScaling().fit(3 * np.eye(3)[[0, 1, 2, 2] * 15], [0, 1, 2, 1] * 15)
+    >>> scaler.predict_proba(3 * np.eye(3)).round(2)[2]  # class 2: every other time 1
+    array([0.07, 0.42, 0.51])
+    """
+
+    _mixes = True
+
+    def __init__(self, penalty: float = 1.0) -> None:
+        self.penalty = penalty

@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hf_calib.metrics.checks import FloatArray, check_draws, check_integer
-from hf_calib.scaling import linear
+from hf_calib.scaling import affine
 from hf_calib.scaling._base import n_masked
-from hf_calib.scaling.affine import AffineMap, AffineScaling
-from hf_calib.scaling.newton import LEFT_TO_GAIN, Rows
-from hf_calib.scaling.temperature import ScaledLoss, temperatures_by_label
+from hf_calib.scaling.affine import AffineMap, AffineScaling, temperatures_by_label
+from hf_calib.scaling.newton import LEFT_TO_GAIN, Rows, ScaledLoss
 
 _MATRIX_COST = 5e8  # N C^2, above which each fit of a matrix would take seconds
 CHOSEN_ON = 20_000  # rows that choose: enough to tell a thousandth of a nat
@@ -146,7 +145,7 @@ def _candidates(rows: Rows) -> list[list[_Candidate]]:
         no_matrix = f"N C^2 = {n * c**2:.1e} is more than {_MATRIX_COST:.0e}: its fits would take too long"
     no_matrix = why_not or no_matrix
     own = 2 if c == 2 and not rows.sigmoid else 2 * c
-    svs = [linear.StructuredVectorScaling(penalty) for penalty in _PENALTIES]
+    svs = [affine.StructuredVectorScaling(penalty) for penalty in _PENALTIES]
     vectors = [_Candidate("structured_vector", own, each.solve, why_not, each.penalty) for each in svs]
     families = [
         [_Candidate("identity", 0, lambda *_: AffineMap(np.array(1.0)))],
@@ -158,12 +157,12 @@ def _candidates(rows: Rows) -> list[list[_Candidate]]:
             return AffineMap(1 / temperatures_by_label(rows, shared)[0])
 
         return [*families, [_Candidate("per_label_temperature", c, solve, why_not)], vectors]
-    vectors.append(_Candidate("vector", 2 * c, linear.VectorScaling().solve, why_not))
-    sms = [linear.StructuredMatrixScaling(penalty) for penalty in _PENALTIES]
+    vectors.append(_Candidate("vector", 2 * c, affine.VectorScaling().solve, why_not))
+    sms = [affine.StructuredMatrixScaling(penalty) for penalty in _PENALTIES]
     matrices = [
         _Candidate("structured_matrix", c * (c + 1), each.solve, no_matrix, each.penalty) for each in sms
     ]
-    matrix = _Candidate("matrix", c * (c + 1), linear.MatrixScaling().solve, no_matrix)
+    matrix = _Candidate("matrix", c * (c + 1), affine.MatrixScaling().solve, no_matrix)
     return [*families, vectors, matrices, [matrix]]
 
 

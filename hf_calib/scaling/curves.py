@@ -16,8 +16,7 @@ from hf_calib._errors import check
 from hf_calib.metrics.checks import FloatArray, check_choice, check_integer, check_n_bins
 from hf_calib.metrics.sums import quantile_edges, uniform_edges
 from hf_calib.scaling._base import Scaler, as_fitted_logits, blocks, softmax_in_place
-from hf_calib.scaling.newton import Rows
-from hf_calib.scaling.temperature import ScaledLoss
+from hf_calib.scaling.newton import Rows, ScaledLoss
 
 Binning = Literal["uniform", "equal_mass"]
 Multiclass = Literal["one_vs_rest", "joint"]

@@ -11,11 +11,9 @@ from sklearn.utils.validation import check_is_fitted
 from hf_calib._errors import check, few
 from hf_calib.metrics.checks import FloatArray, IntArray, check_choice, check_draws, check_integer
 from hf_calib.scaling._base import LogitScaling, as_fitted_logits, softmax_in_place
-from hf_calib.scaling.affine import AffineMap
+from hf_calib.scaling.affine import AffineMap, StructuredVectorScaling, VectorScaling
 from hf_calib.scaling.auto import CHOSEN_ON, ROUGHLY, mean_and_error, parts
-from hf_calib.scaling.linear import StructuredVectorScaling, VectorScaling
-from hf_calib.scaling.newton import LEFT_TO_GAIN, Ridges, Rows, fit_affine
-from hf_calib.scaling.temperature import ScaledLoss
+from hf_calib.scaling.newton import LEFT_TO_GAIN, Ridges, Rows, ScaledLoss, fit_affine
 
 BASES = ("temperature", "structured_vector", "vector")  # maps that do not mix the classes
 _PENALTIES = (np.inf, 100.0, 10.0, 1.0, 0.1)  # from one map for all to the freest

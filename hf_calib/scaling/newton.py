@@ -6,8 +6,10 @@ class alone to what is nearly right for a matrix: a Kronecker product of one cur
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from math import isclose
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,14 +17,22 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_expit, log_softmax
 
 from hf_calib.metrics.checks import FloatArray, check_flag, check_weights
-from hf_calib.scaling._base import as_binary_labels, as_class_labels, as_matrix, blocks
-from hf_calib.scaling.affine import AffineMap
+from hf_calib.scaling._base import AffineMap, as_binary_labels, as_class_labels, as_matrix, blocks
 
 LEFT_TO_GAIN = 1e-7  # nats per example, before the last step
 _MAX_STEPS = 200
 _MAX_PRODUCTS = 250  # with the Hessian, for one step
 _KEPT = 2**20  # probabilities of a vector map's rows that are kept for the products; more are computed again
 _LEAST_STEP = 1e-8  # of Newton's: where not even that lowers the value, rounding is all there is
+
+# Cosine similarities need a T near 0.01, raw scores of 10,000 one near 10,000. A larger T would make
+# probabilities so equal that float32 no longer ranks them.
+BOUNDS = (1e-5, 1e5)
+_SMALL_STEP = 1e-5  # of Newton's method, in log T: after it twice as many digits are right
+_FAR = np.log(4)  # of bisection
+_MOST_STEPS = 100  # bisection alone would need about 40
+_SAMPLE_STEP = 16  # of many rows, every 16th gives the first guess
+_MASKED = -1e150  # stands for -inf, whose product with a weight of 0 would be NaN
 
 Linear = Callable[[FloatArray], FloatArray]
 
@@ -76,6 +86,128 @@ class Rows:
             losses = log_expit(np.where(self.labels, logits, -logits))
             return -losses.sum(axis=1, where=True if self.known is None else self.known)
         return -log_softmax(logits, axis=1)[np.arange(len(self)), self.labels]
+
+
+def warn_undetermined(what: str, stacklevel: int) -> None:
+    way_out = (
+        "Fit on more or harder examples, and check that labels number the columns of logits, and their scale."
+    )
+    warnings.warn(f"The data do not determine {what}. {way_out}", UserWarning, stacklevel)
+
+
+class ScaledLoss:
+    """The mean NLL of rows as a function of beta = 1 / T; its slopes for 0 and infinity are `drift` and `shortfall`."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows = rows.two_classes() if rows.sigmoid else rows
+        self.largest, self.correct, own, mean = np.empty((4, len(rows)))
+        for part, block in blocks(rows.logits):
+            each, labels = np.arange(len(block)), rows.labels[part]
+            predicted = block.argmax(axis=1)
+            self.correct[part] = predicted == labels
+            self.largest[part] = block[each, predicted]
+            block -= self.largest[part, None]
+            own[part] = block[each, labels]
+            masks, c = block.min() == -np.inf, block.shape[1]
+            mean[part] = block.mean(axis=1, where=np.isfinite(block)) if masks else block @ np.full(c, 1 / c)
+        self.drift = float(np.average(mean - own, weights=rows.weights))
+        self.shortfall = float(np.average(-own, weights=rows.weights))
+        self.is_constant = self.drift == 0 == self.shortfall
+
+    def problem(self, temperature: float) -> str | None:
+        """Why the data do not determine the best temperature, if they do not."""
+        if self.is_constant:
+            return "the logits of each row are equal"
+        if self.shortfall == 0:
+            return f"all {len(self.rows)} labels are ranked first"
+        if self.drift >= 0:
+            return "labels score no better than the average class"
+        return f"the best one is out of {BOUNDS}" if np.isclose(temperature, BOUNDS).any() else None
+
+    def warn(self, temperature: float, stacklevel: int = 3) -> None:
+        """Say what the data do not determine; `stacklevel` 3 is the caller of the method that calls this one."""
+        problem = self.problem(temperature)
+        if problem:
+            warn_undetermined(f"the temperature: {problem}. It is {temperature:g}", stacklevel + 1)
+
+    def _gaps(self) -> Iterator[tuple[slice, FloatArray]]:
+        """The logits, less the largest of their rows."""
+        for part, block in blocks(self.rows.logits):
+            block -= self.largest[part, None]
+            if block.min() < _MASKED:
+                np.maximum(block, _MASKED, out=block)
+            yield part, block
+
+    def at(self, beta: float) -> tuple[float, float, float]:
+        """Value, slope and curvature."""
+        totals = np.zeros(3)
+        for part, gaps in self._gaps():
+            terms = gaps * beta
+            np.exp(terms, out=terms)
+            ones = np.ones(gaps.shape[1])
+            mass = terms @ ones
+            terms *= gaps
+            mean = (terms @ ones) / mass
+            terms *= gaps
+            moments = np.stack([np.log(mass), mean, (terms @ ones) / mass - mean**2])
+            totals += moments.sum(axis=1) if self.rows.weights is None else moments @ self.rows.weights[part]
+        value, slope, curvature = (totals / len(self.rows)).tolist()
+        return value + beta * self.shortfall, slope + self.shortfall, curvature
+
+    def masses(self, betas: FloatArray) -> dict[float, FloatArray]:
+        """The softmax denominators (N,) at each beta: the largest probability of a row is 1 / mass."""
+        found = {beta: np.empty(len(self.rows)) for beta in betas.tolist()}
+        roots = [beta for beta in found if beta / 2 not in found]  # of others, exponentials are squares
+        for part, gaps in self._gaps():
+            ones, powers = np.ones(gaps.shape[1]), np.empty_like(gaps)
+            for beta in roots:
+                np.exp(np.multiply(gaps, beta, out=powers), out=powers)
+                np.dot(powers, ones, out=found[beta][part])
+                while (beta := 2 * beta) in found:
+                    powers *= powers
+                    np.dot(powers, ones, out=found[beta][part])
+        return found
+
+    def near_masses(self, betas: FloatArray, octaves: int) -> Iterator[FloatArray]:
+        """The same in the order of the betas, to 1e-9 of each exponential, from four exponentials and their squares."""
+        # At all gaps alike exp(beta gap) is a sum, by least squares, of its values at four betas an octave.
+        roots = betas.min() * 2.0 ** (np.arange(4) / 4 - 1)
+        nodes = np.outer(2.0 ** np.arange(octaves + 3), roots).ravel()
+        samples = -np.append(0, np.geomspace(1e-3, 50, 200)) / betas.min()
+        at_nodes, at_betas = (np.exp(np.outer(samples, numbers)) for numbers in (nodes, betas))
+        weights = np.linalg.lstsq(at_nodes, at_betas, rcond=1e-13)[0]
+        masses = np.stack([*self.masses(nodes).values()])
+        return (row @ masses for row in weights.T)
+
+    def best_temperature(self, guess: float | None = None) -> float:
+        """The T within `BOUNDS` of the least value; 1 where no T changes it."""
+        if self.is_constant:
+            return 1.0
+        if self.drift >= 0:
+            return BOUNDS[1]
+        if guess is None and len(self.rows) >= 100 * _SAMPLE_STEP:
+            guess = ScaledLoss(self.rows[::_SAMPLE_STEP]).best_temperature()
+        # As if one more example had an unknown label, where each label is ranked first.
+        smoothing = -self.drift / (len(self.rows) + 1) if self.shortfall == 0 else 0.0
+        target = self.shortfall + smoothing
+        low, high = -np.log(BOUNDS[::-1])
+        # Where a sample does not tell more, labels stand out by about 3 nats.
+        unknown = guess is None or guess == BOUNDS[1]
+        log_beta, step = float(np.clip(np.log(-3 / self.drift if unknown else 1 / guess), low, high)), np.inf
+        for _ in range(_MOST_STEPS):
+            beta = np.exp(log_beta)
+            _, slope, curvature = self.at(beta)
+            gap = self.shortfall - slope  # falls to the target
+            low, high = (low, log_beta) if gap < target else (log_beta, high)
+            # Newton's step between logarithms, as the gap's is nearly straight, or bisection where it does not shrink.
+            newton = np.log(gap / target) * gap / (beta * curvature) if min(gap, curvature) > 0 else np.inf
+            pays = low < log_beta + newton < high and abs(newton) < abs(step) / 2
+            step = newton if pays else np.clip((low + high) / 2 - log_beta, -_FAR, _FAR)
+            log_beta += step
+            if abs(step) <= _SMALL_STEP:
+                break
+        found = float(np.exp(-log_beta))
+        return next((bound for bound in BOUNDS if isclose(found, bound, rel_tol=10 * _SMALL_STEP)), found)
 
 
 class Ridges(NamedTuple):

@@ -15,8 +15,7 @@ from hf_calib.metrics import checks
 from hf_calib.metrics.checks import FloatArray
 from hf_calib.scaling._base import as_fitted_logits, as_matrix
 from hf_calib.scaling.affine import AffineMap, AffineScaling
-from hf_calib.scaling.newton import Rows
-from hf_calib.scaling.temperature import ScaledLoss
+from hf_calib.scaling.newton import Rows, ScaledLoss
 
 Method = Literal["em", "bbse_soft"]
 METHODS = get_args(Method)
@@ -55,7 +54,7 @@ class PriorCorrection(AffineScaling):
         self.train_prior = train_prior
         self.target_prior = target_prior
         self.scaler = scaler
-        self._bias()
+        self.priors()
         folds, got = scaler is None or hasattr(scaler, "affine_map"), type(scaler).__name__
         way_out = "fit a scaler that folds, such as TemperatureScaling or VectorScaling"
         checks.check_type(folds, "scaler to be an affine map of the logits", got, way_out)
@@ -67,12 +66,13 @@ class PriorCorrection(AffineScaling):
 
     def affine_map(self) -> AffineMap:
         """The affine map that `fold` writes into a head: the scaler's map, and then the bias."""
-        own = AffineMap(np.ones(self.n_classes_), self._bias())
+        train, target = self.priors().values()
+        own = AffineMap(np.ones(len(train)), np.log(target) - np.log(train))
         return own if self.scaler is None else self.scaler.affine_map().then(own)
 
     @property
     def n_classes_(self) -> int:
-        return len(self._bias())
+        return len(self.priors()["train_prior"])
 
     def __sklearn_is_fitted__(self) -> bool:
         return True
@@ -84,10 +84,6 @@ class PriorCorrection(AffineScaling):
         way_out = "give each class its share, in the order of the logits"
         check(train == target, f"target_prior to have the {train} classes of train_prior", target, way_out)
         return both
-
-    def _bias(self) -> FloatArray:
-        train, target = self.priors().values()
-        return np.log(target) - np.log(train)
 
 
 def _as_prior(argument: str, values: Any) -> FloatArray:

@@ -25,8 +25,8 @@ from hf_calib._errors import check, did_you_mean, expected
 from hf_calib.losses import AdaptiveLoss
 from hf_calib.metrics.checks import check_integer
 from hf_calib.scaling import TemperatureScaling
+from hf_calib.scaling.affine import Criterion
 from hf_calib.scaling.saved_map import foldable_method, map_title
-from hf_calib.scaling.temperature import Criterion
 from hf_calib.trainer.calibration_map import fit_once, in_words, scaler_of
 from hf_calib.trainer.checkpoint import load_loss_state, save_loss_state
 from hf_calib.trainer.evaluation import Evaluation, check_labelled, held_out
