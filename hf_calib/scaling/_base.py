@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,14 +15,8 @@ from scipy.special import expit
 from sklearn.base import BaseEstimator, ClassifierMixin
 
 from hf_calib._errors import check, few
-from hf_calib.metrics.checks import (
-    ROW_SUM_TOLERANCE,
-    FloatArray,
-    as_array,
-    check_labels,
-    check_type,
-    row_chunks,
-)
+from hf_calib.metrics import checks
+from hf_calib.metrics.checks import FloatArray, row_chunks
 from hf_calib.scaling.saved_map import MAP_NAME, is_multi_label, load_pretrained, save_map
 
 if TYPE_CHECKING:
@@ -47,8 +41,7 @@ class Scaler(ClassifierMixin, BaseEstimator):
     array([[0.75, 0.25]])
     """
 
-    def predict_proba(self, logits: ArrayLike) -> FloatArray:
-        raise NotImplementedError
+    predict_proba: Callable[[ArrayLike], FloatArray]
 
     def predict(self, logits: ArrayLike) -> NDArray[np.int64]:
         """The number of the most probable class of each row; with several labels a row 0 or 1 for each."""
@@ -93,9 +86,7 @@ class LogitScaling(Scaler):
     """A scaler whose probabilities are the softmax of the logits that it maps to or, with `multi_label`, sigmoids."""
 
     multi_label = False
-
-    def transform(self, logits: ArrayLike) -> FloatArray:
-        raise NotImplementedError
+    transform: Callable[[ArrayLike], FloatArray]
 
     def predict_proba(self, logits: ArrayLike) -> FloatArray:
         """Return the calibrated probabilities, of the shape of the logits, in float64."""
@@ -165,9 +156,8 @@ def blocks(logits: NDArray[Any]) -> Iterator[tuple[slice, FloatArray]]:
 
 def as_logits(logits: ArrayLike) -> NDArray[Any]:
     """Check logits of any shape that ends in classes. -inf is allowed: it masks a class."""
-    logits = as_array("logits", logits)
-    dtype, real = f"dtype {logits.dtype}", logits.dtype.kind in "fiu"
-    check_type(real, "logits to hold real numbers", dtype, "pass an array of floats")
+    logits = checks.as_array("logits", logits)
+    checks.check_kind(logits, "fiu", "logits to hold real numbers", "pass an array of floats")
     holds = logits.ndim > 0 and logits.size > 0
     check(holds, "logits to hold at least one example", f"shape {logits.shape}", "pass an (N, C) array")
     rows = logits.reshape(-1, logits.shape[-1])
@@ -181,11 +171,8 @@ def as_logits(logits: ArrayLike) -> NDArray[Any]:
 def as_fitted_logits(logits: ArrayLike, n_classes: int) -> FloatArray:
     """Check logits of any shape that ends in the classes seen in `fit`; return a float64 copy."""
     wide = as_logits(logits).astype(np.float64)
-    requirement, way_out = (
-        f"logits to have the {n_classes} classes of fit",
-        "pass the logits of the fitted model",
-    )
-    check(wide.shape[-1] == n_classes, requirement, f"shape {wide.shape}", way_out)
+    requirement = f"logits to have the {n_classes} classes of fit"
+    check(wide.shape[-1] == n_classes, requirement, f"shape {wide.shape}", "use those of the fitted model")
     return wide
 
 
@@ -200,7 +187,7 @@ def as_matrix(logits: ArrayLike, *, least_columns: int) -> NDArray[Any]:
     way_out = "divide them by a number, which a temperature makes up for"
     check(high <= _LARGEST, f"logits to be at most {_LARGEST:g}", f"{high:g}", way_out)
     within = logits.shape[1] > 1 and low >= 0 and high <= 1 and ((logits > 0) & (logits < 1)).any()
-    if within and np.abs(logits.sum(axis=1, dtype=np.float64) - 1).max() <= ROW_SUM_TOLERANCE:
+    if within and np.abs(logits.sum(axis=1, dtype=np.float64) - 1).max() <= checks.ROW_SUM_TOLERANCE:
         warnings.warn(
             "The logits lie in [0, 1] and their rows sum to 1, as probabilities do. A map of probabilities in place of "
             "logits calibrates badly. Pass numpy.log(probs) instead.",
@@ -212,12 +199,11 @@ def as_matrix(logits: ArrayLike, *, least_columns: int) -> NDArray[Any]:
 
 def as_class_labels(labels: ArrayLike, logits: NDArray[Any]) -> NDArray[np.int64]:
     """Check one class number per row of the logits."""
-    labels = as_array("labels", labels)
-    n, c = logits.shape
+    labels = checks.as_array("labels", labels)
     way_out = "pass one class number per example (multi_label=True takes 0/1 labels of shape (N, C))"
-    check(labels.shape == (n,), f"labels to have shape ({n},)", f"shape {labels.shape}", way_out)
-    numbers = check_labels(labels, n, c)
-    _refuse_masked(logits[np.arange(n), numbers])
+    checks.check_shape("labels", labels, logits.shape[:1], way_out)
+    numbers = checks.check_labels(labels, *logits.shape)
+    _refuse_masked(logits[np.arange(len(numbers)), numbers])
     return numbers
 
 
@@ -225,11 +211,12 @@ def as_binary_labels(
     labels: ArrayLike, logits: NDArray[Any]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_] | None]:
     """Check a 0/1 label for every logit; return where it is 1, and where it tells something (None: everywhere)."""
-    labels = as_array("labels", labels)
-    requirement, got = f"labels to have the logits' shape {logits.shape}", f"shape {labels.shape}"
-    check(
-        labels.shape == logits.shape, requirement, got, "multi_label=True takes a 0/1 label for every logit"
+    labels = checks.as_array("labels", labels)
+    requirement, way_out = (
+        f"labels to have the logits' shape {logits.shape}",
+        "multi_label=True takes 0/1 labels",
     )
+    check(labels.shape == logits.shape, requirement, f"shape {labels.shape}", way_out)
     positive, known = labels == 1, (labels == 0) | (labels == 1)
     others = few(labels[~known & (labels != -100)][:1].tolist())
     way_out = "pass hard labels, and -100 where a label is not known"

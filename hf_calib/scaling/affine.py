@@ -1,9 +1,9 @@
 """Affine maps of the logits by maximum likelihood, which fold into a classification head: presets of one fit.
 
-They are temperatures, found exactly, and maps z -> W z + b that differ in W, a vector or a matrix, in its features, and
-in the ridges, which draw W to 1 / T. Newton's method finds their minimum from T, that of `TemperatureScaling`, until a
-step would gain less than 1e-7 nats per example. A ridge of 1e-6 (|T W - I|^2 + |b|^2) bounds what data do not determine:
-a class that is absent, or separated from the others.
+Temperatures are found exactly. Maps z -> W z + b differ in W, a vector or a matrix, in its features, and in the ridges,
+which draw W to 1 / T. Newton's method finds their minimum from T, that of `TemperatureScaling`, until a step would gain
+less than 1e-7 nats per example. A ridge of 1e-6 (|T W - I|^2 + |b|^2) bounds what data do not determine: a class that
+is absent, or separated from the others.
 """
 
 from __future__ import annotations
@@ -21,14 +21,7 @@ from hf_calib.metrics.checks import FloatArray, as_floats, check_choice, check_n
 from hf_calib.metrics.sums import top_label_sums
 from hf_calib.scaling._base import AffineMap as AffineMap
 from hf_calib.scaling._base import LogitScaling, as_fitted_logits, as_logits, refuse_masks
-from hf_calib.scaling.newton import (
-    BOUNDS,
-    Ridges,
-    Rows,
-    ScaledLoss,
-    fit_affine,
-    warn_undetermined,
-)
+from hf_calib.scaling.newton import BOUNDS, Ridges, Rows, ScaledLoss, fit_affine, warn_undetermined
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -123,7 +116,10 @@ class TemperatureScaling(AffineScaling):
     def affine_map(self) -> AffineMap:
         """The affine map z / T that `fold` writes into a classification head."""
         check_is_fitted(self)
-        return AffineMap(np.array(1 / self.temperature_))
+        return self.solve(None, self.temperature_)
+
+    def solve(self, _: Any, temperature: float, *__: Any) -> AffineMap:
+        return AffineMap(np.array(1 / temperature))
 
     def _best_of(self, grid: FloatArray, loss: ScaledLoss) -> float:
         """The first of the best temperatures; of a large search, only the finalists are scored exactly."""
@@ -178,6 +174,9 @@ class PerLabelTemperatureScaling(AffineScaling):
         check_is_fitted(self)
         return AffineMap(1 / self.temperatures_)
 
+    def solve(self, rows: Rows, temperature: float, *_: Any) -> AffineMap:
+        return AffineMap(1 / temperatures_by_label(rows, temperature)[0])
+
 
 def temperatures_by_label(rows: Rows, shared: float) -> tuple[FloatArray, list[int]]:
     """The temperature of each label of sigmoids, the shared one where there is none, and the undetermined labels."""
@@ -198,7 +197,7 @@ class LinearFit(LogitScaling):
     weight_: FloatArray
     bias_: FloatArray
     _mixes: ClassVar[bool] = False  # whether the weight is a matrix
-    _from_temperature: ClassVar[bool] = False  # also where that is at a bound
+    _from_temperature: ClassVar[bool] = False  # also where that is at its upper bound
 
     def fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Find the weights and the biases; N in a default penalty is Kish's, (sum of weights)^2 / (sum of squares)."""
@@ -206,7 +205,11 @@ class LinearFit(LogitScaling):
 
     def solve(self, rows: Rows, temperature: float, *fit: Any) -> AffineMap:
         """The map of checked rows, from their temperature; further arguments are those of `fit_affine`."""
-        return fit_affine(rows, self._unit(rows, temperature), self._ridges(rows), *fit)
+        unit, at_bound = temperature, temperature == BOUNDS[1]
+        if at_bound and not self._from_temperature:  # it does not tell the scale of the logits
+            loss = ScaledLoss(rows)
+            unit = loss.shortfall - loss.drift  # the largest logit of a row less the average one
+        return fit_affine(rows, unit, self._ridges(rows), *fit)
 
     def _fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         rows = Rows.checked(logits, labels, sample_weight, self.multi_label)
@@ -215,17 +218,8 @@ class LinearFit(LogitScaling):
         loss = ScaledLoss(rows)
         temperature = loss.best_temperature()
         self.weight_, self.bias_ = self.solve(rows, temperature)  # type: ignore[assignment]
-        if self._unit(rows, temperature) == temperature:  # else the map does not start from it
-            loss.warn(temperature, stacklevel=4)
+        loss.warn(temperature, stacklevel=4)
         return self
-
-    def _unit(self, rows: Rows, temperature: float) -> float:
-        """The scale of the logits in the fit: the temperature or, where that is at a bound, their spread."""
-        if self._from_temperature or BOUNDS[0] * 1.001 < temperature < BOUNDS[1] / 1.001:
-            return temperature
-        loss = ScaledLoss(rows)
-        spread = loss.shortfall - loss.drift  # the largest logit of a row less the average one
-        return spread if spread > 1e-150 else 1.0
 
     def _ridges(self, rows: Rows) -> Ridges:
         return Ridges(RIDGE, RIDGE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -13,8 +13,9 @@ from numpy.typing import ArrayLike, NDArray
 from hf_calib.metrics.checks import FloatArray, check_draws, check_integer
 from hf_calib.scaling import affine
 from hf_calib.scaling._base import n_masked
-from hf_calib.scaling.affine import AffineMap, AffineScaling, temperatures_by_label
+from hf_calib.scaling.affine import AffineMap, AffineScaling
 from hf_calib.scaling.newton import LEFT_TO_GAIN, Rows, ScaledLoss
+from hf_calib.scaling.saved_map import method_of
 
 _MATRIX_COST = 5e8  # N C^2, above which each fit of a matrix would take seconds
 CHOSEN_ON = 20_000  # rows that choose: enough to tell a thousandth of a nat
@@ -34,17 +35,19 @@ _PENALTIES = (1.0, 0.1, 0.01, 0.001)  # from the simplest map to the freest
 class _Candidate:
     """A map that is compared, and what cross-validation found."""
 
-    method: str
+    scaler: Any  # one that folds, or None for the logits as they are
     n_parameters: int
-    solve: Callable[..., AffineMap]  # as of `VectorScaling`
     left_out: str | None = None
-    penalty: float | None = None
     losses: FloatArray | None = None  # (N,)
     on_top: float = 1.0  # the temperature of the mapped rows
 
-    @property
-    def name(self) -> str:
-        return self.method if self.penalty is None else f"{self.method}(penalty={self.penalty:g})"
+    def __post_init__(self) -> None:
+        self.method = "identity" if self.scaler is None else method_of(self.scaler)
+        self.penalty = getattr(self.scaler, "penalty", None)
+        self.name = self.method if self.penalty is None else f"{self.method}(penalty={self.penalty:g})"
+
+    def solve(self, *fit: Any) -> AffineMap:
+        return AffineMap(np.array(1.0)) if self.scaler is None else self.scaler.solve(*fit)
 
     def judged(self, of_temperature: FloatArray, choice: str) -> dict[str, Any]:
         """Its entry in `results_`."""
@@ -145,25 +148,14 @@ def _candidates(rows: Rows) -> list[list[_Candidate]]:
         no_matrix = f"N C^2 = {n * c**2:.1e} is more than {_MATRIX_COST:.0e}: its fits would take too long"
     no_matrix = why_not or no_matrix
     own = 2 if c == 2 and not rows.sigmoid else 2 * c
-    svs = [affine.StructuredVectorScaling(penalty) for penalty in _PENALTIES]
-    vectors = [_Candidate("structured_vector", own, each.solve, why_not, each.penalty) for each in svs]
-    families = [
-        [_Candidate("identity", 0, lambda *_: AffineMap(np.array(1.0)))],
-        [_Candidate("temperature", 1, lambda _, shared, *__: AffineMap(np.array(1 / shared)))],
-    ]
+    families = [[_Candidate(None, 0)], [_Candidate(affine.TemperatureScaling(), 1)]]
+    vectors = [_Candidate(affine.StructuredVectorScaling(each), own, why_not) for each in _PENALTIES]
     if rows.sigmoid:
-
-        def solve(rows: Rows, shared: float, *_: Any) -> AffineMap:
-            return AffineMap(1 / temperatures_by_label(rows, shared)[0])
-
-        return [*families, [_Candidate("per_label_temperature", c, solve, why_not)], vectors]
-    vectors.append(_Candidate("vector", 2 * c, affine.VectorScaling().solve, why_not))
-    sms = [affine.StructuredMatrixScaling(penalty) for penalty in _PENALTIES]
-    matrices = [
-        _Candidate("structured_matrix", c * (c + 1), each.solve, no_matrix, each.penalty) for each in sms
-    ]
-    matrix = _Candidate("matrix", c * (c + 1), affine.MatrixScaling().solve, no_matrix)
-    return [*families, vectors, matrices, [matrix]]
+        return [*families, [_Candidate(affine.PerLabelTemperatureScaling(), c, why_not)], vectors]
+    vectors.append(_Candidate(affine.VectorScaling(), 2 * c, why_not))
+    own = c * (c + 1)
+    matrices = [_Candidate(affine.StructuredMatrixScaling(each), own, no_matrix) for each in _PENALTIES]
+    return [*families, vectors, matrices, [_Candidate(affine.MatrixScaling(), own, no_matrix)]]
 
 
 def _cross_validate(families: list[list[_Candidate]], rows: Rows, folds: NDArray[np.int64]) -> None:

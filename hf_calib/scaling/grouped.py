@@ -10,8 +10,9 @@ from sklearn.utils.validation import check_is_fitted
 
 from hf_calib._errors import check, few
 from hf_calib.metrics.checks import FloatArray, IntArray, check_choice, check_draws, check_integer
+from hf_calib.scaling import SCALERS
 from hf_calib.scaling._base import LogitScaling, as_fitted_logits, softmax_in_place
-from hf_calib.scaling.affine import AffineMap, StructuredVectorScaling, VectorScaling
+from hf_calib.scaling.affine import AffineMap
 from hf_calib.scaling.auto import CHOSEN_ON, ROUGHLY, mean_and_error, parts
 from hf_calib.scaling.newton import LEFT_TO_GAIN, Ridges, Rows, ScaledLoss, fit_affine
 
@@ -130,11 +131,9 @@ class GroupedScaling(LogitScaling):
 
 def _common(base: str, rows: Rows) -> AffineMap:
     """The map of all rows, with a weight and a bias for each class."""
-    temperature = ScaledLoss(rows).best_temperature()
-    if base == "temperature":
-        weight = np.full(rows.logits.shape[1], 1 / temperature)
-        return AffineMap(weight, np.zeros(len(weight)))
-    return (VectorScaling() if base == "vector" else StructuredVectorScaling()).solve(rows, temperature)
+    found = SCALERS[base].load()().solve(rows, ScaledLoss(rows).best_temperature())
+    c = rows.logits.shape[1]
+    return found.then(AffineMap(np.ones(c), np.zeros(c)))
 
 
 def _mapped(logits: NDArray[Any], numbers: IntArray, maps: list[AffineMap]) -> FloatArray:

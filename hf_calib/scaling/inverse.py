@@ -24,7 +24,6 @@ _OF_OTHERS = ("brier", "bsce", "bsce_gra", "focal_calibration", "label_smoothing
 INVERTIBLE = (*_OF_P, "dual_focal", "dual_focal_gra", "ada_dual_focal", *_OF_OTHERS)
 
 _FURTHEST = -33.0  # of a logit below the largest: beyond, the rounding of p hides 1 - p from a loss of logits
-_FLOOR = 1e-12  # stands for a gradient that pushes its label down: the class gets all of the mass
 _ROUNDING = 1e-12
 _TRACE = 1e-9  # of p, which keeps the order of classes that get the same
 _GRADIENTS = 2**21  # in memory at once
@@ -64,8 +63,6 @@ class InverseLink(LogitScaling):
         checked = as_logits(logits)
         rows = checked.reshape(-1, checked.shape[-1])
         self._check(rows.shape[1])
-        allowed = not np.isneginf(rows.max(axis=1)).any()
-        check(allowed, "logits to allow at least one class", "-inf for every class", "mask fewer classes")
         loss: Any = deepcopy(self.loss).cpu()
         weights, loss.class_weights = loss.class_weights, None
         result, by_p = np.empty(rows.shape), loss.name in _OF_P
@@ -100,16 +97,15 @@ class InverseLink(LogitScaling):
         whole = loss.hyperparameters.get("smoothing") == 1
         check(not whole, "smoothing to be below 1", 1, "with 1 the loss does not depend on the label")
         requirement = f"logits to have the {self.n_classes_} classes of class_weights"
-        got, way_out = f"shape (..., {n_classes})", "pass the logits of the model that the loss trained"
-        check(self.n_classes_ in (None, n_classes), requirement, got, way_out)
+        check(self.n_classes_ in (None, n_classes), requirement, n_classes, "use those of the loss's model")
 
 
 def _gain_by_p(loss: Any, log_p: FloatArray) -> FloatArray:
     """log(eta / p), up to a number per row: -log a of a gradient a_y (p - e_y), whose a is -dL / d log p_y."""
     allowed = np.where(np.isneginf(log_p), 0, log_p)
     pulls = -_gradient(lambda own: loss.from_log_probs(own, reduction="sum"), allowed)
-    # Classes that get all of the mass share it in equal parts.
-    return np.where(pulls < 0, -np.log(_FLOOR) - (1 - _TRACE) * log_p, -np.log(np.maximum(pulls, 1e-300)))
+    # Classes whose gradient pushes them down get all of the mass, in equal parts.
+    return np.where(pulls < 0, -np.log(1e-12) - (1 - _TRACE) * log_p, -np.log(np.maximum(pulls, 1e-300)))
 
 
 def _gain(loss: Any, z: FloatArray) -> FloatArray:
@@ -131,7 +127,8 @@ def _gain(loss: Any, z: FloatArray) -> FloatArray:
     eta = np.ones((n, c))
     for k in range(1, c):
         eta[:, k] = (eta[:, :k] * rates[:, :k, k]).sum(axis=1)
-    return _log(eta) - np.where(masked, 0, log_softmax(near, axis=1))
+    with np.errstate(divide="ignore"):  # the log of 0 is -inf
+        return np.log(np.maximum(eta, 0)) - np.where(masked, 0, log_softmax(near, axis=1))
 
 
 def _gradient(function: Callable[[Any], Any], values: FloatArray) -> FloatArray:
@@ -153,11 +150,7 @@ def _in_order_of(log_p: FloatArray, log_eta: FloatArray) -> FloatArray:
     for row in np.flatnonzero((rises | differs).any(axis=1)):
         _, level, sizes = np.unique(-log_p[row], return_inverse=True, return_counts=True)
         means = (np.bincount(level, np.exp(log_eta[row])) / sizes)[level]
-        pooled = isotonic_regression(means, increasing=False)
-        log_eta[row] = _log((1 - _TRACE) * pooled + _TRACE * np.exp(log_p[row]))
+        shared = (1 - _TRACE) * isotonic_regression(means, increasing=False) + _TRACE * np.exp(log_p[row])
+        with np.errstate(divide="ignore"):
+            log_eta[row] = np.log(shared)
     return log_eta
-
-
-def _log(values: FloatArray) -> FloatArray:
-    """log, and -inf for what is not above 0."""
-    return np.log(values, out=np.full_like(values, -np.inf), where=values > 0)

@@ -187,13 +187,12 @@ class ScaledLoss:
             return BOUNDS[1]
         if guess is None and len(self.rows) >= 100 * _SAMPLE_STEP:
             guess = ScaledLoss(self.rows[::_SAMPLE_STEP]).best_temperature()
-        # As if one more example had an unknown label, where each label is ranked first.
-        smoothing = -self.drift / (len(self.rows) + 1) if self.shortfall == 0 else 0.0
-        target = self.shortfall + smoothing
+        # Where each label is ranked first, as if one more example had an unknown label.
+        target = self.shortfall or -self.drift / (len(self.rows) + 1)
         low, high = -np.log(BOUNDS[::-1])
         # Where a sample does not tell more, labels stand out by about 3 nats.
-        unknown = guess is None or guess == BOUNDS[1]
-        log_beta, step = float(np.clip(np.log(-3 / self.drift if unknown else 1 / guess), low, high)), np.inf
+        beta = -3 / self.drift if guess is None or guess == BOUNDS[1] else 1 / guess
+        log_beta, step = np.log(beta).clip(low, high), np.inf
         for _ in range(_MOST_STEPS):
             beta = np.exp(log_beta)
             _, slope, curvature = self.at(beta)
@@ -224,52 +223,45 @@ def fit_affine(
     """The map whose mean loss, with ridges as of a map of logits / unit, is within about `nats` of the least."""
     loss = _PenalisedLoss(rows, unit, ridges)
     theta = loss.parameters(start or AffineMap(np.array(1 / unit)))
-    point = loss(theta)
+    value, *slopes = loss(theta)
     for _ in range(_MAX_STEPS):
-        step, gain = _newton_step(point, nats)
+        step, gain = _newton_step(*slopes, nats)
         if gain <= nats:
             return loss.map(theta + step)
         size = 1.0
-        while (trial := loss(theta + size * step)).value > point.value - 1e-4 * size * gain:
+        while (trial := loss(theta + size * step))[0] > value - 1e-4 * size * gain:
             # The minimum of the parabola through both values and the slope, which is -2 gain.
-            excess = trial.value - point.value + 2 * gain * size
+            excess = trial[0] - value + 2 * gain * size
             parabola = gain * size / excess if np.isfinite(excess) else 0.0
             size *= min(max(parabola, 0.1), 0.5)
             if size < _LEAST_STEP:
                 return loss.map(theta)
-        theta, point = theta + size * step, trial
+        theta, (value, *slopes) = theta + size * step, trial
     return loss.map(theta)
 
 
-class _Point(NamedTuple):
-    """A function at some parameters, product with its Hessian, and division by something like it."""
-
-    value: float
-    gradient: FloatArray
-    product: Linear
-    divide: Linear
-
-
-def _newton_step(point: _Point, nats: float) -> tuple[FloatArray, float]:
+def _newton_step(
+    gradient: FloatArray, product: Linear, divide: Linear, nats: float
+) -> tuple[FloatArray, float]:
     """Newton's step, the more exact the nearer it ends, and by how much it lowers the quadratic model."""
-    step, residual = np.zeros_like(point.gradient), -point.gradient
-    direction = point.divide(residual)
+    step, residual = np.zeros_like(gradient), -gradient
+    direction = divide(residual)
     size = float(np.vdot(residual, direction))
     # An inexact end of the step costs about its square.
     enough = max(size * min(0.1, size), nats**2)
     for _ in range(_MAX_PRODUCTS):
         if size <= enough:
             break
-        product = point.product(direction)
-        curvature = float(np.vdot(direction, product))
+        curved = product(direction)
+        curvature = float(np.vdot(direction, curved))
         if curvature <= 0:  # flat, up to rounding
             break
         step += size / curvature * direction
-        residual -= size / curvature * product
-        divided = point.divide(residual)
+        residual -= size / curvature * curved
+        divided = divide(residual)
         last, size = size, float(np.vdot(residual, divided))
         direction = divided + size / last * direction
-    return step, -float(np.vdot(point.gradient, step)) / 2
+    return step, -float(np.vdot(gradient, step)) / 2
 
 
 class _PenalisedLoss:
@@ -297,7 +289,8 @@ class _PenalisedLoss:
         weight = theta[1:].T if self.mixes else theta[1]
         return AffineMap(weight / self.unit, theta[0] - theta[0].mean())
 
-    def __call__(self, theta: FloatArray) -> _Point:
+    def __call__(self, theta: FloatArray) -> tuple[float, FloatArray, Linear, Linear]:
+        """The value, the gradient, the product with the Hessian, and the division by something like it."""
         n, c = self.rows.logits.shape
         value: Any = 0.0
         mixed: Any = 0.0  # p (1 - p) x_i x_j, for the division by a matrix's curvature
@@ -331,7 +324,7 @@ class _PenalisedLoss:
                 total = _product_of_matrix(kept, direction.astype(self.narrow))
             else:
                 total = direction[0] * sums[:2] + direction[1] * sums[1:]
-                for weights, first, probs in kept or self._first_moments(theta):
+                for weights, first, probs in kept or ((w, x * p, p) for w, _, x, p, _ in self._blocks(theta)):
                     change = weights * (probs @ direction[0] + first @ direction[1])
                     total -= change @ probs, change @ first
             return total / n + 2 * self.factors * direction
@@ -339,7 +332,7 @@ class _PenalisedLoss:
         off = theta - self.identity
         value = value / n + float(np.vdot(self.factors, np.square(off)))
         gradient = gradient / n + 2 * self.factors * off
-        return _Point(value, gradient, product, self._division((sums - squares) / n, mixed / n))
+        return value, gradient, product, self._division((sums - squares) / n, mixed / n)
 
     def _division(self, moments: FloatArray, mixed: FloatArray) -> Linear:
         """The preconditioner."""
@@ -376,11 +369,6 @@ class _PenalisedLoss:
             mass = probs @ np.ones(probs.shape[1])
             probs *= (1 / mass)[:, None]
             yield self.weights[part], labels, features, probs, np.log(mass) - own
-
-    def _first_moments(self, theta: FloatArray) -> Iterator[tuple[FloatArray, ...]]:
-        for weights, _, features, probs, _ in self._blocks(theta):
-            features *= probs
-            yield weights, features, probs
 
 
 def _product_of_matrix(kept: list[list[NDArray[Any]]], direction: NDArray[Any]) -> FloatArray:

@@ -139,12 +139,11 @@ class PriorEstimate:
         """The correction to these frequencies, after a fitted scaler if given; it warns where it is none."""
         if self.corrects:
             return PriorCorrection(self.train_prior, self.corrected_to, scaler)
-        problem, way_out = "probabilities are not calibrated", "calibrate them, or use method='bbse_soft'"
+        problem = "probabilities are not calibrated"
         if self.calibrated:
-            rows = f"the {self.n_rows:,} target rows"
-            problem = f"class frequencies of {rows} do not differ significantly from the source's"
-            problem, way_out = f"{problem} (p = {self.p_value:.2f})", "use more, or give the prior"
-        warnings.warn(f"The {problem}, so they are not corrected; {way_out}.", UserWarning, stacklevel=2)
+            found = f"do not differ significantly from the source's (p = {self.p_value:.2f})"
+            problem = f"class frequencies of the {self.n_rows:,} target rows {found}"
+        warnings.warn(f"The {problem}, so they are not corrected.", UserWarning, stacklevel=2)
         return PriorCorrection(self.train_prior, self.train_prior, scaler)
 
     def to_dict(self) -> dict[str, Any]:
@@ -272,11 +271,11 @@ def _is_calibrated(probs: FloatArray, labels: NDArray[np.int64]) -> bool:
     gains = rows.losses(rows.logits) - rows.losses(rows.logits / temperature)
     calibrated = bool(gains.mean() <= max(_GAIN, 2 * gains.std() / np.sqrt(len(gains))))
     if not calibrated:
-        problem = "The probabilities are not calibrated on the source's rows: a temperature of"
-        gain = f"{temperature:.3g} lowers their NLL by {gains.mean():.3f} nats, so EM's shares are off."
-        warnings.warn(
-            f"{problem} {gain} Calibrate first, or use method='bbse_soft'.", UserWarning, stacklevel=3
+        gain = f"a temperature of {temperature:.3g} lowers their NLL by {gains.mean():.3f} nats"
+        problem = (
+            f"The probabilities are not calibrated on the source's rows: {gain}, so EM's shares are off."
         )
+        warnings.warn(f"{problem} Calibrate first, or use method='bbse_soft'.", UserWarning, stacklevel=3)
     return calibrated
 
 
