@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import chdtrc, softmax
 
 from hf_calib._errors import check, few
@@ -16,9 +16,6 @@ from hf_calib.metrics.checks import FloatArray
 from hf_calib.scaling._base import as_fitted_logits, as_matrix
 from hf_calib.scaling.affine import AffineMap, AffineScaling
 from hf_calib.scaling.newton import Rows, ScaledLoss
-
-Method = Literal["em", "bbse_soft"]
-METHODS = get_args(Method)
 
 LEVEL = 0.05  # of the test; the intervals have 1 - LEVEL
 _BLOCK = 2**22  # weights of resamples in memory at once
@@ -111,11 +108,10 @@ class PriorEstimate:
         prior: (C,) the estimated shares, above 0, and their `interval` (C, 2) of 95%, which is not shrunk.
         train_prior: (C,) the shares that the probabilities assume; `pseudo_rows` of it shrink the estimate.
         p_value: of the test that the frequencies are those of the source.
-        corrected_to: (C,) the shares that `correction` takes: with "em" shrunk further than `prior`.
-        calibrated: False where "em" found by the source's labels that the probabilities are not.
+        corrected_to: (C,) the shares that `correction` takes, shrunk further than `prior`.
+        calibrated: False where the source's labels told that the probabilities are not.
     """
 
-    method: Method
     prior: FloatArray
     interval: FloatArray
     train_prior: FloatArray
@@ -139,11 +135,12 @@ class PriorEstimate:
         """The correction to these frequencies, after a fitted scaler if given; it warns where it is none."""
         if self.corrects:
             return PriorCorrection(self.train_prior, self.corrected_to, scaler)
-        problem = "probabilities are not calibrated"
+        problem, way_out = "probabilities are not calibrated", "calibrate them"
         if self.calibrated:
             found = f"do not differ significantly from the source's (p = {self.p_value:.2f})"
             problem = f"class frequencies of the {self.n_rows:,} target rows {found}"
-        warnings.warn(f"The {problem}, so they are not corrected.", UserWarning, stacklevel=2)
+            way_out = "use more, or give the prior"
+        warnings.warn(f"The {problem}, so they are not corrected; {way_out}.", UserWarning, stacklevel=2)
         return PriorCorrection(self.train_prior, self.train_prior, scaler)
 
     def to_dict(self) -> dict[str, Any]:
@@ -158,37 +155,33 @@ def estimate_prior(
     source_probs: ArrayLike | None = None,
     source_labels: ArrayLike | None = None,
     train_prior: ArrayLike | None = None,
-    method: Method = "em",
     n_resamples: int = 200,
     seed: int = 0,
 ) -> PriorEstimate:
     r"""Estimate how often each class occurs in unlabelled data, and whether that differs from the source.
 
-    It assumes label shift: each class looks as before. "em" (Saerens et al. 2002, 2.3) is the most precise where the
-    probabilities are calibrated; "bbse_soft" (Lipton et al. 2018, Eq. 3) inverts the source's mean confusion matrix.
+    By EM (Saerens et al. 2002, 2.3), for label shift, where each class looks as before, and calibrated probabilities.
 
-    $$\hat\pi = \arg\max_q \sum_i \log \sum_k \frac{q_k}{\pi^{train}_k} p_k(x_i) \quad (EM), \qquad
-      \sum_k \bar p_j(y = k)\, \hat\pi_k = \bar p_j^{target} \quad (BBSE)$$
+    $$\hat\pi = \arg\max_q \sum_i \log \sum_k \frac{q_k}{\pi^{train}_k} p_k(x_i)$$
 
     Args:
         probs: (N, C) probabilities of the unlabelled target rows, at least two that differ.
         source_probs: (M, C) those of rows of the source, best ones that the map was not fitted on. Their mean is the
             train prior, so that a bias that is left in the calibration is not taken for a shift.
-        source_labels: (M,) int: BBSE needs them; "em" warns by them where the probabilities are not calibrated.
-        train_prior: (C,) for "em" without source rows: the shares that the probabilities assume, taken as exact.
+        source_labels: (M,) int, by which it warns where the probabilities are not calibrated.
+        train_prior: (C,) without source rows: the shares that the probabilities assume, taken as exact.
         n_resamples, seed: of the intervals (Bayesian bootstrap) and of the test, by permutations of source and target
             rows or, without source rows, by the likelihood ratio.
 
     Returns:
-        The shares, shrunk towards the train prior as if by more rows of it: C / 2, or with "em" as many of C / 2, C,
-        ... 128 C as give held-out rows the highest likelihood.
+        The shares, shrunk towards the train prior as if by more rows of it, as many of C / 2, C, ... 128 C as give
+        held-out rows the highest likelihood.
 
     >>> probs = np.repeat([[0.9, 0.1], [0.1, 0.9]], [800, 200], axis=0)
     >>> found = estimate_prior(probs, train_prior=[0.5, 0.5])
     >>> found.prior.round(2), found.shifted
     (array([0.87, 0.13]), True)
     """
-    checks.check_choice("method", method, METHODS)
     rng = checks.check_draws(n_resamples, seed)
     target = checks.check_probs(probs).astype(np.float64)
     n_rows, n_classes = target.shape
@@ -198,43 +191,27 @@ def estimate_prior(
     given, got = ("train_prior", "neither") if source_probs is None else ("source_probs", "both")
     one_of_them = (source_probs is None) != (train_prior is None)
     check(one_of_them, "source_probs or train_prior to be given", got, "source_probs are the better choice")
-    source, labels = np.zeros((0, n_classes)), np.zeros(0, np.int64)
+    source = np.zeros((0, n_classes))
     if source_probs is None:
         train = _as_prior(given, train_prior)
     else:
         source = checks.check_probs(source_probs, argument=given).astype(np.float64)
         train = source.mean(axis=0)
-        if source_labels is not None:
-            labels = checks.check_probs_and_labels(source, source_labels)[1]
     way_out = "leave out classes that the model cannot predict"
     got = f"0 in all rows for {_classes(train == 0)}"
     check(bool(train.all()), "source_probs to give every class some probability", got, way_out)
     requirement = f"{given} to have the {n_classes} classes of probs"
     check(len(train) == n_classes, requirement, len(train), "take both from one model")
-    one_hot, start = np.eye(n_classes)[labels], train[:, None]
-    calibrated, pseudo_rows, more = True, n_classes / 2, 1
-    if method == "em":
-        calibrated = not len(labels) or _is_calibrated(source, labels)
-        pseudo_rows, more = _chosen_pseudo_rows(target, start, np.random.default_rng([seed, 1])), _MORE
-    else:
-        requirement = f"source_probs and source_labels to be given with method={method!r}"
-        check(len(labels) > 0, requirement, "not both", "or use method='em'")
-        absent, way_out = ~one_hot.any(axis=0), "use method='em', or more labelled rows"
-        check(not absent.any(), "source_labels to hold every class", f"none of {_classes(absent)}", way_out)
-        rank = np.linalg.matrix_rank(source.T @ one_hot)
-        got = f"one of rank {rank} of {n_classes}"
-        check(rank == n_classes, "the confusion matrix to be invertible", got, way_out)
+    calibrated = source_probs is None or source_labels is None or _is_calibrated(source, source_labels)
+    start = train[:, None]
+    pseudo_rows = _chosen_pseudo_rows(target, start, np.random.default_rng([seed, 1]))
 
     def estimated(weights: Any, of_source: Any, added: Any, start: Any, nats: float) -> FloatArray:
         """The shares (C, B) for weights (N, B) and (M, B) of the rows, and for added rows (C, B) of known class."""
-        if method == "em":
-            trains = source.T @ _shares(of_source) if len(source) else train[:, None]
-            return _maximum_likelihood(target, trains, weights, added, start, nats)
-        confusions = np.stack([source.T @ _shares(one_hot * each[:, None]) for each in of_source.T])
-        solved = np.linalg.solve(confusions, (target.T @ _shares(weights)).T[:, :, None])[:, :, 0].T
-        return _shares(_shares(np.maximum(solved, 0)) * weights.sum(axis=0) + added)
+        trains = source.T @ (of_source / of_source.sum(axis=0)) if len(source) else train[:, None]
+        return _maximum_likelihood(target, trains, weights, added, start, nats)
 
-    added = pseudo_rows * np.array([1, more]) * start
+    added = pseudo_rows * np.array([1, _MORE]) * start
     shares = estimated(np.ones((n_rows, 2)), np.ones((len(source), 2)), added, start, _NATS)
     drawn = []
     for part in checks.row_chunks(n_resamples, n_rows + len(source), elements=_BLOCK):
@@ -249,7 +226,7 @@ def estimate_prior(
         ratio = 2 * np.log(target @ (shares[:, 0] / train)).sum()
         p_value = float(chdtrc(n_classes - 1, max(ratio, 0.0)))
     rest = (pseudo_rows, p_value, n_rows, shares[:, 1], calibrated)
-    return PriorEstimate(method, shares[:, 0], interval, train, *rest)
+    return PriorEstimate(shares[:, 0], interval, train, *rest)
 
 
 def _chosen_pseudo_rows(target: FloatArray, train: FloatArray, rng: np.random.Generator) -> float:
@@ -264,8 +241,9 @@ def _chosen_pseudo_rows(target: FloatArray, train: FloatArray, rng: np.random.Ge
     return float(rows[likelihood.argmax()])
 
 
-def _is_calibrated(probs: FloatArray, labels: NDArray[np.int64]) -> bool:
+def _is_calibrated(probs: FloatArray, source_labels: ArrayLike) -> bool:
     """Whether no temperature would make the source's rows clearly more likely; warn if not."""
+    labels = checks.check_labels(checks.as_array("source_labels", source_labels), *probs.shape)
     rows = Rows(np.log(np.maximum(probs, np.finfo(np.float64).tiny)), labels)
     temperature = ScaledLoss(rows).best_temperature()
     gains = rows.losses(rows.logits) - rows.losses(rows.logits / temperature)
@@ -275,7 +253,7 @@ def _is_calibrated(probs: FloatArray, labels: NDArray[np.int64]) -> bool:
         problem = (
             f"The probabilities are not calibrated on the source's rows: {gain}, so EM's shares are off."
         )
-        warnings.warn(f"{problem} Calibrate first, or use method='bbse_soft'.", UserWarning, stacklevel=3)
+        warnings.warn(f"{problem} Calibrate first.", UserWarning, stacklevel=3)
     return calibrated
 
 
@@ -326,10 +304,6 @@ def _permutation_test(target: FloatArray, source: FloatArray, n_resamples: int, 
         distances = ((chosen @ scores) ** 4).sum(axis=1)
         as_far += int(np.count_nonzero(distances >= found * (1 - 1e-9)))
     return (1 + as_far) / (1 + n_resamples)
-
-
-def _shares(columns: FloatArray) -> FloatArray:
-    return columns / columns.sum(axis=0)
 
 
 def _classes(chosen: Any) -> str:

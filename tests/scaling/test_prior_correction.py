@@ -103,25 +103,17 @@ class TestEstimates:
         np.testing.assert_allclose(found, softmax(np.append(best.x, 0.0)), atol=2e-5)
 
     def test_a_perfect_classifier_counts(self) -> None:
-        """All methods give the counts with the rows that are added, C / 2 in BBSE, and the intervals of Jeffreys."""
+        """It gives the counts with the rows that are added, and the intervals of Jeffreys."""
         one_hot = np.repeat(np.eye(2), [30, 170], axis=0)
         source = np.repeat(np.eye(2), 30, axis=0)
-        for method in ("em", "bbse_soft"):
-            found = estimate_prior(
-                one_hot,
-                source_probs=source,
-                source_labels=source.argmax(axis=1),
-                method=method,
-                n_resamples=400,
-            )
-            more = found.pseudo_rows / 2
-            assert more <= 2 if method == "em" else more == 0.5
-            np.testing.assert_allclose(
-                found.prior, (np.array([30, 170]) + more) / (200 + 2 * more), rtol=1e-9
-            )
-            wanted = beta.ppf([0.025, 0.975], 30.5, 170.5)
-            np.testing.assert_allclose(found.interval[0], wanted, atol=0.012)
-            assert found.shifted
+        labels = source.argmax(axis=1)
+        found = estimate_prior(one_hot, source_probs=source, source_labels=labels, n_resamples=400)
+        more = found.pseudo_rows / 2
+        assert more <= 2
+        np.testing.assert_allclose(found.prior, (np.array([30, 170]) + more) / (200 + 2 * more), rtol=1e-9)
+        wanted = beta.ppf([0.025, 0.975], 30.5, 170.5)
+        np.testing.assert_allclose(found.interval[0], wanted, atol=0.012)
+        assert found.shifted
 
     def test_the_test_without_source_rows_is_that_of_the_likelihood_ratio(self) -> None:
         probs = posterior(np.random.default_rng(2), 60, np.array([0.4, 0.35, 0.25]))
@@ -129,19 +121,6 @@ class TestEstimates:
         ratio = 2 * np.log(probs @ (found.prior * 3)).sum()
         assert 0.01 < found.p_value < 0.99
         assert found.p_value == pytest.approx(chi2(df=2).sf(ratio))
-
-    def test_bbse_solves_the_confusion_matrix(self) -> None:
-        rng = np.random.default_rng(2)
-        logits, labels = draw(rng, 2000)
-        source, target = softmax(logits, axis=1), posterior(rng, 1500, SHIFTED)
-        found = estimate_prior(
-            target, source_probs=source, source_labels=labels, method="bbse_soft", n_resamples=1
-        )
-        columns = [source[labels == k].mean(axis=0) for k in range(3)]
-        solved = np.linalg.solve(np.transpose(columns), target.mean(axis=0))
-        solved /= solved.sum()
-        wanted = (1500 * solved + 1.5 * source.mean(axis=0)) / 1501.5
-        np.testing.assert_allclose(found.prior, wanted, rtol=1e-9)
 
     def test_a_bias_in_the_calibration_is_not_taken_for_a_shift(self) -> None:
         """With source rows, whose mean probability is the prior; with their label shares it would be."""
@@ -157,17 +136,17 @@ class TestEstimates:
 class TestGuarantees:
     """Over many draws: intervals cover, and what is no shift is not corrected."""
 
-    @pytest.mark.parametrize("method", ["em", "bbse_soft", "em without source"])
+    @pytest.mark.parametrize("with_source", [True, False])
     @pytest.mark.parametrize("n_draws", [12, pytest.param(120, marks=pytest.mark.deep)])
     @pytest.mark.slow
-    def test_intervals_cover_and_noise_is_refused(self, method: str, n_draws: int) -> None:
+    def test_intervals_cover_and_noise_is_refused(self, with_source: bool, n_draws: int) -> None:
         rng = np.random.default_rng(4)
         covered, kept, found = [], [], []
         for _ in range(n_draws):
             logits, labels = draw(rng, 300)
             known: dict[str, Any] = {"train_prior": EVEN}
-            if method != "em without source":
-                known = {"method": method, "source_labels": labels, "source_probs": softmax(logits, axis=1)}
+            if with_source:
+                known = {"source_labels": labels, "source_probs": softmax(logits, axis=1)}
             estimate = estimate_prior(posterior(rng, 200, SHIFTED), **known, n_resamples=100)
             assert estimate.shifted
             low, high = estimate.interval.T
@@ -180,7 +159,7 @@ class TestGuarantees:
         assert n_draws == 12 or np.mean(covered) < 0.99
         assert np.mean(kept) > lowest
         # EM's shares are shrunk by as many rows as held-out rows ask for, towards even shares here.
-        wide = (0.02 if method.startswith("em") else 0.015) * np.sqrt(120 / n_draws)
+        wide = 0.02 * np.sqrt(120 / n_draws)
         np.testing.assert_allclose(np.mean(found, axis=0), SHIFTED, atol=wide)
 
 
@@ -262,13 +241,12 @@ class TestRefusalToCorrect:
         assert after == pytest.approx(best, abs=0.01)
         record = found.to_dict()
         assert record["prior"] == found.prior.tolist()
-        assert (record["method"], record["shifted"], record["n_rows"]) == ("em", True, 2000)
+        assert (record["shifted"], record["n_rows"]) == (True, 2000)
 
 
 GOOD = posterior(np.random.default_rng(0), 20)
 TWO = GOOD[:, :2] / GOOD[:, :2].sum(axis=1, keepdims=True)
 NEVER_THE_LAST = np.eye(3)[[0, 1] * 10]
-BBSE = {"source_probs": GOOD, "method": "bbse_soft"}
 REFUSED: list[tuple[np.ndarray, dict[str, Any], str]] = [
     (GOOD[:1], {"train_prior": EVEN}, "expected probs to hold rows that differ, got one row; pass"),
     (GOOD[[3] * 9], {"train_prior": EVEN}, "rows that differ, got 9 rows that are all alike; pass the"),
@@ -276,11 +254,7 @@ REFUSED: list[tuple[np.ndarray, dict[str, Any], str]] = [
     (GOOD, {"source_probs": GOOD, "train_prior": EVEN}, "train_prior to be given, got both"),
     (GOOD, {"train_prior": [0.5, 0.5]}, "train_prior to have the 3 classes of probs, got 2"),
     (GOOD, {"source_probs": TWO}, "source_probs to have the 3 classes of probs, got 2"),
-    (GOOD, {"source_probs": GOOD, "method": "ml"}, "method to be one of 'em', 'bbse_soft', got"),
     (GOOD, {"source_probs": NEVER_THE_LAST}, "every class some probability, got 0 in all rows for class 2"),
-    (GOOD, BBSE, "source_labels to be given with method='bbse_soft'"),
-    (GOOD, {**BBSE, "source_labels": [0] * 20}, "every class, got none of class 1, class 2; use method='em'"),
-    (GOOD, {**BBSE, "source_probs": GOOD[[0] * 20], "source_labels": np.arange(20) % 3}, "rank 1 of 3"),
     (GOOD, {"train_prior": EVEN, "n_resamples": 0}, "n_resamples to be at least 1"),
 ]
 
