@@ -29,7 +29,7 @@ from hf_calib.export.rerankers import applies_sigmoid, classifier_of, is_cross_e
 from hf_calib.metrics.checks import check_type
 from hf_calib.scaling import TemperatureScaling, saved_map
 from hf_calib.scaling.affine import AffineMap, FloatArray
-from hf_calib.scaling.saved_map import OF_PAIRS, foldable_method, has_bias, map_title, temperature_of
+from hf_calib.scaling.saved_map import OF_PAIRS, has_bias, map_title, method_of, temperature_of
 
 if TYPE_CHECKING:
     from sklearn.base import BaseEstimator
@@ -162,7 +162,7 @@ def fold_and_return_head(model: nn.Module, scaler: Any, batch: Batch | None) -> 
         transform(heads, mapping)
     kept = {key: value for key, value in recorded.items() if key not in PARAMETERS}
     record = {
-        "method": foldable_method(scaler),
+        "method": method_of(scaler, folds=True),
         **saved_map.config_record(scaler),
         "folded": True,
         "head": sorted(heads),
@@ -248,7 +248,7 @@ def _check_scaler(model: nn.Module, scaler: Any) -> None:
     """Raise for a scaler that is not fitted, or not for the probabilities that the model's pipelines make."""
     from sklearn.utils.validation import check_is_fitted
 
-    foldable_method(scaler)
+    method_of(scaler, folds=True)
     for each in (scaler, getattr(scaler, "scaler", None)):  # a prior correction and the map before it
         if each is not None:
             check_is_fitted(each)
@@ -283,7 +283,7 @@ def _check_numbers(scaler: Any) -> None:
 
 def _check_heads(model: Any, heads: Mapping[str, nn.Module], scaler: Any, n_classes: int) -> None:
     """Raise where no head was found, or it would need a bias that is lost as soon as the model is saved and loaded."""
-    title, temperature = map_title(foldable_method(scaler)), temperature_of(scaler)
+    title, temperature = map_title(method_of(scaler, folds=True)), temperature_of(scaler)
     if not heads and has_tied_head(model):
         way_out = "fit TemperatureScaling, which its last norm takes, or set tie_word_embeddings=False in its config"
         requirement = f"model to have a head of its own for {title}"
@@ -302,7 +302,7 @@ def _check_heads(model: Any, heads: Mapping[str, nn.Module], scaler: Any, n_clas
 
 def _check_holds(holds: bool, scaler: Any, got: str) -> None:
     """Raise where the head does not hold the scaler."""
-    requirement = f"model to have a linear head that {map_title(foldable_method(scaler))} can be folded into"
+    requirement = f"model to have a linear head that {map_title(method_of(scaler, folds=True))} can be folded into"
     way_out = "keep the scaler beside the model, and call its predict_proba on the logits"
     if temperature_of(scaler) is not None:
         requirement = "model to have a linear head whose division divides the logits"

@@ -24,7 +24,7 @@ from hf_calib._errors import InputValueError, check, expected
 from hf_calib.models.prompts import PromptTemplate
 from hf_calib.scaling import FOLDABLE_SCALERS
 from hf_calib.scaling._base import Scaler
-from hf_calib.scaling.grouped import GroupedScaling
+from hf_calib.scaling.auto import GroupedScaling
 from hf_calib.scaling.saved_map import (
     MAP_NAME,
     SavedMap,

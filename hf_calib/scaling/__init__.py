@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from hf_calib.scaling.affine import TemperatureScaling as TemperatureScaling
     from hf_calib.scaling.affine import VectorScaling as VectorScaling
     from hf_calib.scaling.auto import AutoScaling as AutoScaling
+    from hf_calib.scaling.auto import GroupedScaling as GroupedScaling
     from hf_calib.scaling.curves import EnsembleTemperatureScaling as EnsembleTemperatureScaling
     from hf_calib.scaling.curves import HistogramBinning as HistogramBinning
     from hf_calib.scaling.curves import IsotonicScaling as IsotonicScaling
     from hf_calib.scaling.curves import SplineScaling as SplineScaling
-    from hf_calib.scaling.grouped import GroupedScaling as GroupedScaling
     from hf_calib.scaling.inverse import InverseLink as InverseLink
     from hf_calib.scaling.priors import PriorCorrection as PriorCorrection
     from hf_calib.scaling.priors import PriorEstimate as PriorEstimate
@@ -69,7 +69,7 @@ SCALERS: dict[str, ScalerEntry] = {
     "histogram": ScalerEntry("HistogramBinning", "curves"),
     "isotonic": ScalerEntry("IsotonicScaling", "curves"),
     "spline": ScalerEntry("SplineScaling", "curves"),
-    "grouped": ScalerEntry("GroupedScaling", "grouped", "groups"),
+    "grouped": ScalerEntry("GroupedScaling", "auto", "groups"),
     "inverse_link": ScalerEntry("InverseLink", "inverse", "training_loss"),
 }
 # What the commands offer: their models and files of predictions have one label per row.

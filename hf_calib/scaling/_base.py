@@ -188,12 +188,10 @@ def as_matrix(logits: ArrayLike, *, least_columns: int) -> NDArray[Any]:
     check(high <= _LARGEST, f"logits to be at most {_LARGEST:g}", f"{high:g}", way_out)
     within = logits.shape[1] > 1 and low >= 0 and high <= 1 and ((logits > 0) & (logits < 1)).any()
     if within and np.abs(logits.sum(axis=1, dtype=np.float64) - 1).max() <= checks.ROW_SUM_TOLERANCE:
-        warnings.warn(
-            "The logits lie in [0, 1] and their rows sum to 1, as probabilities do. A map of probabilities in place of "
-            "logits calibrates badly. Pass numpy.log(probs) instead.",
-            UserWarning,
-            stacklevel=4,
+        problem = (
+            "The logits lie in [0, 1] and their rows sum to 1, as probabilities do. Maps of these are bad."
         )
+        warnings.warn(f"{problem} Pass numpy.log(probs) instead.", UserWarning, stacklevel=4)
     return logits
 
 
@@ -207,16 +205,12 @@ def as_class_labels(labels: ArrayLike, logits: NDArray[Any]) -> NDArray[np.int64
     return numbers
 
 
-def as_binary_labels(
-    labels: ArrayLike, logits: NDArray[Any]
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_] | None]:
+def as_binary_labels(labels: ArrayLike, logits: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any] | None]:
     """Check a 0/1 label for every logit; return where it is 1, and where it tells something (None: everywhere)."""
     labels = checks.as_array("labels", labels)
-    requirement, way_out = (
-        f"labels to have the logits' shape {logits.shape}",
-        "multi_label=True takes 0/1 labels",
-    )
-    check(labels.shape == logits.shape, requirement, f"shape {labels.shape}", way_out)
+    requirement, got = f"labels to have the logits' shape {logits.shape}", f"shape {labels.shape}"
+    way_out = "multi_label=True takes a 0/1 label for every logit"
+    check(labels.shape == logits.shape, requirement, got, way_out)
     positive, known = labels == 1, (labels == 0) | (labels == 1)
     others = few(labels[~known & (labels != -100)][:1].tolist())
     way_out = "pass hard labels, and -100 where a label is not known"

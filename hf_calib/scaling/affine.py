@@ -79,21 +79,14 @@ class TemperatureScaling(AffineScaling):
     """
 
     def __init__(
-        self,
-        criterion: Criterion = "nll",
-        *,
-        grid: ArrayLike | None = None,
-        n_bins: int = 15,
-        multi_label: bool = False,
+        self, criterion: Criterion = "nll", *, grid: Any = None, n_bins: int = 15, multi_label: bool = False
     ) -> None:
         self.criterion = criterion
         self.grid = grid
         self.n_bins = n_bins
         self.multi_label = multi_label
 
-    def fit(
-        self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None
-    ) -> TemperatureScaling:
+    def fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Choose the temperature; weights (N,) are for "nll" and one label a row."""
         check_choice("criterion", self.criterion, get_args(Criterion))
         check_n_bins(self.n_bins)
@@ -205,11 +198,10 @@ class LinearFit(LogitScaling):
 
     def solve(self, rows: Rows, temperature: float, *fit: Any) -> AffineMap:
         """The map of checked rows, from their temperature; further arguments are those of `fit_affine`."""
-        unit, at_bound = temperature, temperature == BOUNDS[1]
-        if at_bound and not self._from_temperature:  # it does not tell the scale of the logits
+        if temperature == BOUNDS[1] and not self._from_temperature:  # which is not the scale of the logits
             loss = ScaledLoss(rows)
-            unit = loss.shortfall - loss.drift  # the largest logit of a row less the average one
-        return fit_affine(rows, unit, self._ridges(rows), *fit)
+            temperature = loss.shortfall - loss.drift  # the largest logit of a row less the average one
+        return fit_affine(rows, temperature, self._ridges(rows), *fit)
 
     def _fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         rows = Rows.checked(logits, labels, sample_weight, self.multi_label)

@@ -63,6 +63,8 @@ class InverseLink(LogitScaling):
         checked = as_logits(logits)
         rows = checked.reshape(-1, checked.shape[-1])
         self._check(rows.shape[1])
+        allowed = not np.isneginf(rows.max(axis=1)).any()
+        check(allowed, "logits to allow at least one class", "-inf for every class", "mask fewer classes")
         loss: Any = deepcopy(self.loss).cpu()
         weights, loss.class_weights = loss.class_weights, None
         result, by_p = np.empty(rows.shape), loss.name in _OF_P

@@ -89,9 +89,7 @@ class Rows:
 
 
 def warn_undetermined(what: str, stacklevel: int) -> None:
-    way_out = (
-        "Fit on more or harder examples, and check that labels number the columns of logits, and their scale."
-    )
+    way_out = "Fit on more or harder examples; check that labels number the columns, and the logits' scale."
     warnings.warn(f"The data do not determine {what}. {way_out}", UserWarning, stacklevel)
 
 
@@ -223,9 +221,9 @@ def fit_affine(
     """The map whose mean loss, with ridges as of a map of logits / unit, is within about `nats` of the least."""
     loss = _PenalisedLoss(rows, unit, ridges)
     theta = loss.parameters(start or AffineMap(np.array(1 / unit)))
-    value, *slopes = loss(theta)
+    value, gradient, product, divide = loss(theta)
     for _ in range(_MAX_STEPS):
-        step, gain = _newton_step(*slopes, nats)
+        step, gain = _newton_step(gradient, product, divide, nats)
         if gain <= nats:
             return loss.map(theta + step)
         size = 1.0
@@ -236,7 +234,8 @@ def fit_affine(
             size *= min(max(parabola, 0.1), 0.5)
             if size < _LEAST_STEP:
                 return loss.map(theta)
-        theta, (value, *slopes) = theta + size * step, trial
+        theta = theta + size * step
+        value, gradient, product, divide = trial
     return loss.map(theta)
 
 

@@ -250,9 +250,7 @@ def _is_calibrated(probs: FloatArray, source_labels: ArrayLike) -> bool:
     calibrated = bool(gains.mean() <= max(_GAIN, 2 * gains.std() / np.sqrt(len(gains))))
     if not calibrated:
         gain = f"a temperature of {temperature:.3g} lowers their NLL by {gains.mean():.3f} nats"
-        problem = (
-            f"The probabilities are not calibrated on the source's rows: {gain}, so EM's shares are off."
-        )
+        problem = f"The probabilities are not calibrated on the source's rows: {gain}, so the shares are off."
         warnings.warn(f"{problem} Calibrate first.", UserWarning, stacklevel=3)
     return calibrated
 

@@ -150,11 +150,6 @@ def method_of(scaler: Any, folds: bool = False) -> str:
     raise InputTypeError(expected("scaler", f"be one of {names}", type(scaler).__name__, way_out))
 
 
-def foldable_method(scaler: Any) -> str:
-    """The same for one that folds; TypeError for any other scaler, too."""
-    return method_of(scaler, folds=True)
-
-
 def is_multi_label(scaler: Any) -> bool:
     """Whether a scaler's probabilities are sigmoids, not the softmax."""
     return bool(getattr(scaler, "multi_label", False))
@@ -162,8 +157,7 @@ def is_multi_label(scaler: Any) -> bool:
 
 def fitted_numbers(scaler: Any) -> dict[str, Any]:
     """The fitted parameters, where these are at most a number per class."""
-    names = [name for name in vars(scaler) if name.endswith("_") and not name.startswith("_")]
-    arrays = {name.removesuffix("_"): np.asarray(getattr(scaler, name)) for name in names}
+    arrays = {name[:-1]: np.asarray(value) for name, value in vars(scaler).items() if name.endswith("_")}
     return {name: a.tolist() for name, a in arrays.items() if a.ndim <= 1 and a.dtype.kind in "fiu"}
 
 
@@ -202,10 +196,10 @@ def pooler_config(scaler: Any) -> dict[str, float] | None:
 
 def config_record(scaler: Any) -> dict[str, Any]:
     """The record of a fitted map for a model's config; a C x C map is recorded by a hash."""
-    method, temperature = foldable_method(scaler), temperature_of(scaler)
+    method, temperature = method_of(scaler, folds=True), temperature_of(scaler)
     if method == "prior_correction":
         first = scaler.scaler
-        recorded = {} if first is None else {"scaler": foldable_method(first), **config_record(first)}
+        recorded = {} if first is None else {"scaler": method_of(first, folds=True), **config_record(first)}
         return recorded | {name: prior.tolist() for name, prior in scaler.priors().items()}
     if method == "per_label_temperature":
         return {"temperatures": scaler.temperatures_.tolist()}
@@ -220,7 +214,7 @@ def config_record(scaler: Any) -> dict[str, Any]:
 
 def temperature_of(scaler: Any) -> float | None:
     """T of a fitted map that divides all logits by one number; None for any other map."""
-    if foldable_method(scaler) == "temperature":
+    if method_of(scaler, folds=True) == "temperature":
         return float(scaler.temperature_)
     weight = scaler.affine_map().weight
     return 1 / float(weight) if weight.ndim == 0 and not has_bias(scaler) else None

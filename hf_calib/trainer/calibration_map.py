@@ -17,7 +17,6 @@ from hf_calib._errors import check
 from hf_calib.export.heads import has_tied_head, head_loses_bias, norms_of_hidden_size
 from hf_calib.scaling import FOLDABLE_SCALERS, AutoScaling, TemperatureScaling, saved_map
 from hf_calib.scaling.saved_map import (
-    foldable_method,
     has_bias,
     is_multi_label,
     load_map,
@@ -59,7 +58,7 @@ class FittedMap:
 
 
 def _record(scaler: Any) -> dict[str, Any]:
-    return {"method": foldable_method(scaler), **saved_map.config_record(scaler)}
+    return {"method": method_of(scaler, folds=True), **saved_map.config_record(scaler)}
 
 
 def scaler_of(trainer: Any) -> Any:
@@ -92,7 +91,7 @@ def check_problem(scaler: Any, multi_label: bool | None) -> None:
     def goes(other: Any) -> bool:
         return "multi_label" in other.get_params() or is_multi_label(other) == multi_label
 
-    method = foldable_method(scaler)
+    method = method_of(scaler, folds=True)
     if multi_label is None or goes(scaler):
         return
     fitted = [key for key, entry in FOLDABLE_SCALERS.items() if entry.needs != "priors"]
@@ -103,7 +102,7 @@ def check_problem(scaler: Any, multi_label: bool | None) -> None:
 
 def _check_head(scaler: Any, model: Any, n_classes: int | None) -> None:
     """Refuse a map with a bias where the model's head loses it; "auto" is judged once it is fitted."""
-    method = foldable_method(scaler)
+    method = method_of(scaler, folds=True)
     title, is_temperature = map_title(method), method == "temperature"
     loses = (FOLDABLE_SCALERS[method].bias or has_bias(scaler)) and head_loses_bias(model, n_classes)
     got = f"{type(model).__name__}, which makes none when it is loaded"
@@ -195,7 +194,7 @@ def map_of_checkpoint(checkpoint: str | os.PathLike[str], scaler: Any) -> Fitted
         "a training writes none other: remove that file from the checkpoint",
     )
     check(method in FOLDABLE_SCALERS, f"{file} to hold a map that folds", f"method {method!r}", way_out)
-    return FittedMap(saved.scaler, saved.about) if method == foldable_method(scaler) else None
+    return FittedMap(saved.scaler, saved.about) if method == method_of(scaler, folds=True) else None
 
 
 def in_words(scaler: Any) -> str:

@@ -26,7 +26,7 @@ from hf_calib.losses import AdaptiveLoss
 from hf_calib.metrics.checks import check_integer
 from hf_calib.scaling import TemperatureScaling
 from hf_calib.scaling.affine import Criterion
-from hf_calib.scaling.saved_map import foldable_method, map_title
+from hf_calib.scaling.saved_map import map_title, method_of
 from hf_calib.trainer.calibration_map import fit_once, in_words, scaler_of
 from hf_calib.trainer.checkpoint import load_loss_state, save_loss_state
 from hf_calib.trainer.evaluation import Evaluation, check_labelled, held_out
@@ -192,7 +192,7 @@ class CalibrationMapCallback(CalibrationCallback):
     ) -> None:
         super().__init__(trainer, calibration_dataset)
         check_option("strategy", strategy, STRATEGIES)
-        self.title = map_title(foldable_method(scaler))
+        self.title = map_title(method_of(scaler, folds=True))
         self.scaler, self.strategy = scaler, strategy
         self.fitted: Any = None
         self._last_step = -1

@@ -20,8 +20,8 @@ from hf_calib.scaling import FOLDABLE_SCALERS, PriorCorrection, Scaler, Temperat
 from hf_calib.scaling.saved_map import (
     MAP_NAME,
     config_record,
-    foldable_method,
     is_multi_label,
+    method_of,
     temperature_of,
     title_of,
 )
@@ -110,7 +110,7 @@ def test_a_prior_correction_comes_back_with_the_map_before_it(name: str, tmp_pat
     np.testing.assert_array_equal(loaded.predict_proba(logits), scaler.predict_proba(logits))
     assert type(loaded.scaler) is type(first)
     assert title_of(loaded) == "prior correction"
-    recorded = {"scaler": foldable_method(first), **config_record(first)}
+    recorded = {"scaler": method_of(first, folds=True), **config_record(first)}
     priors = {"train_prior": [0.25] * 4, "target_prior": [0.4, 0.3, 0.2, 0.1]}
     assert config_record(loaded) == {**recorded, **priors}
 
