@@ -86,6 +86,8 @@ class LogitScaling(Scaler):
     """A scaler whose probabilities are the softmax of the logits that it maps to or, with `multi_label`, sigmoids."""
 
     multi_label = False
+    weight_: FloatArray
+    bias_: FloatArray
     transform: Callable[[ArrayLike], FloatArray]
 
     def predict_proba(self, logits: ArrayLike) -> FloatArray:
@@ -115,6 +117,7 @@ class AffineMap(NamedTuple):
         """Map logits of any shape that ends in C; the result is a new array."""
         mapped = np.array(logits, dtype=np.float64)
         if self.weight.ndim == 2:
+            refuse_masks(mapped)
             mapped = mapped @ self.weight.T
         elif (self.weight > 0).all():
             mapped *= self.weight

@@ -1,9 +1,8 @@
 """Affine maps of the logits by maximum likelihood, which fold into a classification head: presets of one fit.
 
-Temperatures are found exactly. Maps z -> W z + b differ in W, a vector or a matrix, in its features, and in the ridges,
-which draw W to 1 / T. Newton's method finds their minimum from T, that of `TemperatureScaling`, until a step would gain
-less than 1e-7 nats per example. A ridge of 1e-6 (|T W - I|^2 + |b|^2) bounds what data do not determine: a class that
-is absent, or separated from the others.
+Maps z -> W z + b differ in W, a vector or a matrix, in features, and in the ridges, which draw W to 1 / T. Newton's
+method finds the minimum, from T, until a step would gain less than 1e-7 nats per example. A ridge of
+1e-6 (|T W - I|^2 + |b|^2) bounds what data do not determine: a class that is absent, or separated from the others.
 """
 
 from __future__ import annotations
@@ -37,9 +36,6 @@ RIDGE = 1e-6  # of parameters without a penalty, which data may not determine
 class AffineScaling(LogitScaling):
     """A scaler that is an affine map of the logits, once it is fitted, and folds into a classification head."""
 
-    weight_: FloatArray  # as of the map
-    bias_: FloatArray
-
     def affine_map(self) -> AffineMap:
         """The affine map that `fold` writes into a classification head."""
         check_is_fitted(self)
@@ -47,12 +43,9 @@ class AffineScaling(LogitScaling):
 
     def transform(self, logits: ArrayLike) -> FloatArray:
         """Return the mapped logits in float64; logits of any shape that ends in C."""
-        found = self.affine_map()
         known = getattr(self, "classes_", None)  # a temperature from a file does not tell how many there are
         rows = as_logits(logits).astype(np.float64) if known is None else as_fitted_logits(logits, len(known))
-        if found.weight.ndim == 2:
-            refuse_masks(rows)
-        return found(rows)
+        return self.affine_map()(rows)
 
 
 class TemperatureScaling(AffineScaling):
@@ -187,24 +180,20 @@ def temperatures_by_label(rows: Rows, shared: float) -> tuple[FloatArray, list[i
 class LinearFit(LogitScaling):
     """What the presets share: Newton's method from the best temperature, under the ridges that each of them says."""
 
-    weight_: FloatArray
-    bias_: FloatArray
     _mixes: ClassVar[bool] = False  # whether the weight is a matrix
-    _from_temperature: ClassVar[bool] = False  # also where that is at its upper bound
 
     def fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Find the weights and the biases; N in a default penalty is Kish's, (sum of weights)^2 / (sum of squares)."""
-        return self._fit(logits, labels, sample_weight)
+        return self._fit(Rows.checked(logits, labels, sample_weight))
 
     def solve(self, rows: Rows, temperature: float, *fit: Any) -> AffineMap:
         """The map of checked rows, from their temperature; further arguments are those of `fit_affine`."""
-        if temperature == BOUNDS[1] and not self._from_temperature:  # which is not the scale of the logits
+        if temperature == BOUNDS[1]:  # which is not the scale of the logits
             loss = ScaledLoss(rows)
             temperature = loss.shortfall - loss.drift  # the largest logit of a row less the average one
         return fit_affine(rows, temperature, self._ridges(rows), *fit)
 
-    def _fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        rows = Rows.checked(logits, labels, sample_weight, self.multi_label)
+    def _fit(self, rows: Rows) -> Self:
         if self._mixes:
             refuse_masks(rows.logits)
         loss = ScaledLoss(rows)
@@ -292,9 +281,8 @@ class DirichletScaling(PenalisedMatrixFit):
     def transform(self, logits: ArrayLike) -> FloatArray:
         """Return the mapped log-probabilities in float64; logits of any shape that ends in C."""
         check_is_fitted(self)
-        rows = as_fitted_logits(logits, len(self.bias_))
-        refuse_masks(rows)
-        return AffineMap(self.weight_, self.bias_)(log_softmax(rows, axis=-1))
+        log_probs = log_softmax(as_fitted_logits(logits, len(self.bias_)), axis=-1)
+        return AffineMap(self.weight_, self.bias_)(log_probs)
 
     def solve(self, rows: Rows, temperature: float, *fit: Any) -> AffineMap:
         log_probs = log_softmax(rows.logits.astype(np.float64), axis=1)
@@ -317,15 +305,13 @@ class StructuredVectorScaling(AffineScaling, LinearFit):
     array([0.93, 0.85, 0.53])
     """
 
-    _from_temperature = True
-
     def __init__(self, penalty: float = 1.0, *, multi_label: bool = False) -> None:
         self.penalty = penalty
         self.multi_label = multi_label
 
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> Self:  # type: ignore[override]  # no weights
         """Find the temperature, then the weights and the biases."""
-        return self._fit(logits, labels)
+        return self._fit(Rows.checked(logits, labels, multi_label=self.multi_label))
 
     def solve(self, rows: Rows, temperature: float, *fit: Any) -> AffineMap:
         n_classes = rows.logits.shape[1]
@@ -334,7 +320,7 @@ class StructuredVectorScaling(AffineScaling, LinearFit):
             maps = [self.solve(column, temperature, None, *fit[1:]) for column in columns]
             return AffineMap(*np.array([[found.weight[0], 2 * found(np.zeros(2))[1]] for found in maps]).T)
         if n_classes > 2:
-            return super().solve(rows, temperature, *fit)
+            return fit_affine(rows, temperature, self._ridges(rows), *fit)
         # The map of the difference of the logits; a row with a masked class tells nothing.
         rows = rows[np.isfinite(rows.logits).all(axis=1)]
         half = (rows.logits[:, 1:].astype(np.float64) - rows.logits[:, :1]) / 2

@@ -59,8 +59,8 @@ class _Candidate:
         numbers = [number for each in losses for number in _mean_and_error(each)]
         names = ("nll", "standard_error", "difference", "difference_standard_error")
         about = {"method": self.method, "penalty": self.penalty, "n_parameters": self.n_parameters}
-        about |= dict(zip_longest(names, numbers))
-        return about | {"chosen": self.name == choice, "left_out": self.left_out}
+        found = dict(zip_longest(names, numbers))
+        return {**about, **found, "chosen": self.name == choice, "left_out": self.left_out}
 
 
 class AutoScaling(AffineScaling):
@@ -125,8 +125,8 @@ class AutoScaling(AffineScaling):
         temperature = loss.best_temperature()
         loss.warn(temperature)
         found = chosen.solve(rows, temperature, None, LEFT_TO_GAIN)
-        self.weight_, bias = found.then(AffineMap(np.array(1 / chosen.on_top)))
-        self.bias_ = np.zeros(rows.logits.shape[1]) if bias is None else bias
+        on_top = AffineMap(np.array(1 / chosen.on_top), np.zeros(rows.logits.shape[1]))
+        self.weight_, self.bias_ = found.then(on_top)  # type: ignore[assignment]
         return self
 
 
@@ -226,7 +226,7 @@ class GroupedScaling(LogitScaling):
         groups_, sizes_: (G,) the names of the groups, in order, and the rows of each.
         weights_, biases_: (G + 1, C), of all rows, then of each group.
         choice_: λ, "penalty=1", or "one map for all"; with "auto" the common map first: "structured_vector, penalty=1".
-            It is the largest of infinity, 100, 10, 1, .1 whose cross-validated loss is a standard error from the best.
+            It is the largest of infinity, 100, 10, 1, .1 whose cross-validated loss is within a standard error.
 
     >>> rng = np.random.default_rng(0)
     >>> logits = rng.normal(scale=2, size=(4000, 3))

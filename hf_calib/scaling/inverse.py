@@ -38,9 +38,8 @@ class InverseLink(LogitScaling):
     Args:
         loss: of `hf_calib.scaling.inverse.INVERTIBLE`, as after the training. Class weights are divided out.
 
-    Notes:
-        It assumes the minimum of the expected loss: it harms a network that has over-fitted. Losses that read more than
-        the label's p cost C^3 operations a row. Classes whose η would rank otherwise than their p share it.
+    It assumes the minimum of the expected loss: it harms a network that has over-fitted. Losses that read more than the
+    label's p cost C^3 operations a row. Classes whose η would rank otherwise than their p share it.
 
     >>> from hf_calib.losses import make_loss
     >>> InverseLink(make_loss("focal", gamma=3)).predict_proba(np.log([[0.558, 0.442]])).round(2)
@@ -58,6 +57,7 @@ class InverseLink(LogitScaling):
             as_class_labels(labels, matrix)
         return self
 
+    @np.errstate(divide="ignore")  # the log of 0 is -inf
     def transform(self, logits: ArrayLike) -> FloatArray:
         """Return the log of the posterior, in nats and float64: logits again, which another scaler can be fitted to."""
         checked = as_logits(logits)
@@ -129,8 +129,7 @@ def _gain(loss: Any, z: FloatArray) -> FloatArray:
     eta = np.ones((n, c))
     for k in range(1, c):
         eta[:, k] = (eta[:, :k] * rates[:, :k, k]).sum(axis=1)
-    with np.errstate(divide="ignore"):  # the log of 0 is -inf
-        return np.log(np.maximum(eta, 0)) - np.where(masked, 0, log_softmax(near, axis=1))
+    return np.log(np.maximum(eta, 0)) - np.where(masked, 0, log_softmax(near, axis=1))
 
 
 def _gradient(function: Callable[[Any], Any], values: FloatArray) -> FloatArray:
@@ -153,6 +152,5 @@ def _in_order_of(log_p: FloatArray, log_eta: FloatArray) -> FloatArray:
         _, level, sizes = np.unique(-log_p[row], return_inverse=True, return_counts=True)
         means = (np.bincount(level, np.exp(log_eta[row])) / sizes)[level]
         shared = (1 - _TRACE) * isotonic_regression(means, increasing=False) + _TRACE * np.exp(log_p[row])
-        with np.errstate(divide="ignore"):
-            log_eta[row] = np.log(shared)
+        log_eta[row] = np.log(shared)
     return log_eta

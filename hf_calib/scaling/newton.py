@@ -239,9 +239,7 @@ def fit_affine(
     return loss.map(theta)
 
 
-def _newton_step(
-    gradient: FloatArray, product: Linear, divide: Linear, nats: float
-) -> tuple[FloatArray, float]:
+def _newton_step(gradient: FloatArray, product: Linear, divide: Linear, nats: float) -> tuple[Any, float]:
     """Newton's step, the more exact the nearer it ends, and by how much it lowers the quadratic model."""
     step, residual = np.zeros_like(gradient), -gradient
     direction = divide(residual)
@@ -314,13 +312,19 @@ class _PenalisedLoss:
                 if n * c <= _KEPT:
                     kept.append([weights, first, probs])
             gradient[0] -= np.bincount(labels, weights, c)
-        gradient[0] += sums[0]
-        if not self.mixes:
-            gradient[1] += sums[1]
+        by_class = 1 if self.mixes else 2
+        gradient[:by_class] += sums[:by_class]
 
         def product(direction: FloatArray) -> FloatArray:
             if self.mixes:
-                total = _product_of_matrix(kept, direction.astype(self.narrow))
+                total, narrow = np.zeros_like(direction), direction.astype(self.narrow)
+                for weights, features, mass in kept:
+                    change = features @ narrow[1:]
+                    change += narrow[0]
+                    change -= (np.einsum("nc,nc->n", change, mass) / weights)[:, None]
+                    change *= mass
+                    total[0] += np.ones(len(change), change.dtype) @ change
+                    total[1:] += features.T @ change
             else:
                 total = direction[0] * sums[:2] + direction[1] * sums[1:]
                 for weights, first, probs in kept or ((w, x * p, p) for w, _, x, p, _ in self._blocks(theta)):
@@ -368,15 +372,3 @@ class _PenalisedLoss:
             mass = probs @ np.ones(probs.shape[1])
             probs *= (1 / mass)[:, None]
             yield self.weights[part], labels, features, probs, np.log(mass) - own
-
-
-def _product_of_matrix(kept: list[list[NDArray[Any]]], direction: NDArray[Any]) -> FloatArray:
-    total = np.zeros(direction.shape)
-    for weights, features, mass in kept:
-        change = features @ direction[1:]
-        change += direction[0]
-        change -= (np.einsum("nc,nc->n", change, mass) / weights)[:, None]
-        change *= mass
-        total[0] += np.ones(len(change), change.dtype) @ change
-        total[1:] += features.T @ change
-    return total

@@ -205,28 +205,24 @@ def estimate_prior(
     calibrated = source_probs is None or source_labels is None or _is_calibrated(source, source_labels)
     start = train[:, None]
     pseudo_rows = _chosen_pseudo_rows(target, start, np.random.default_rng([seed, 1]))
-
-    def estimated(weights: Any, of_source: Any, added: Any, start: Any, nats: float) -> FloatArray:
-        """The shares (C, B) for weights (N, B) and (M, B) of the rows, and for added rows (C, B) of known class."""
-        trains = source.T @ (of_source / of_source.sum(axis=0)) if len(source) else train[:, None]
-        return _maximum_likelihood(target, trains, weights, added, start, nats)
-
     added = pseudo_rows * np.array([1, _MORE]) * start
-    shares = estimated(np.ones((n_rows, 2)), np.ones((len(source), 2)), added, start, _NATS)
+    shares = _maximum_likelihood(target, start, np.ones((n_rows, 2)), added, start, _NATS)
     drawn = []
     for part in checks.row_chunks(n_resamples, n_rows + len(source), elements=_BLOCK):
         size = part.stop - part.start
         of_source, weights = (rng.exponential(size=(len(rows), size)) for rows in (source, target))
         added = np.maximum(rng.gamma(np.broadcast_to(n_classes / 2 * start, (n_classes, size))), 1e-12)
-        drawn.append(estimated(weights, of_source, added, shares[:, :1], _NATS_OF_RESAMPLE))
+        trains = source.T @ (of_source / of_source.sum(axis=0)) if len(source) else start
+        found = _maximum_likelihood(target, trains, weights, added, shares[:, :1], _NATS_OF_RESAMPLE)
+        drawn.append(found)
     interval = np.quantile(np.concatenate(drawn, axis=1), [LEVEL / 2, 1 - LEVEL / 2], axis=1).T
     if len(source):
         p_value = _permutation_test(target, source, n_resamples, rng)
     else:
         ratio = 2 * np.log(target @ (shares[:, 0] / train)).sum()
         p_value = float(chdtrc(n_classes - 1, max(ratio, 0.0)))
-    rest = (pseudo_rows, p_value, n_rows, shares[:, 1], calibrated)
-    return PriorEstimate(shares[:, 0], interval, train, *rest)
+    prior, shrunk_further = shares.T
+    return PriorEstimate(prior, interval, train, pseudo_rows, p_value, n_rows, shrunk_further, calibrated)
 
 
 def _chosen_pseudo_rows(target: FloatArray, train: FloatArray, rng: np.random.Generator) -> float:

@@ -88,7 +88,7 @@ def download(repo_id: str, **where: Any) -> SavedMap:
     return load_map(hf_hub_download(repo_id, MAP_NAME, **where))
 
 
-def _as_record(scaler: Any) -> dict[str, Any]:
+def _as_record(scaler: Any) -> Any:
     """A fitted scaler, of JSON's own types."""
     method = method_of(scaler)
     check_finite(scaler)
@@ -104,8 +104,7 @@ def _as_record(scaler: Any) -> dict[str, Any]:
     record = {"method": method, "settings": settings, "parameters": parameters, **affine}
     whole = json.dumps(record, default=lambda values: as_array("the record", values).tolist())
     # Some numbers that describe a fit may not be finite, such as the errors of a single row.
-    found: dict[str, Any] = json.loads(whole, parse_constant=lambda _: None)
-    return found
+    return json.loads(whole, parse_constant=lambda _: None)
 
 
 def _from_record(record: dict[str, Any]) -> Any:
