@@ -302,7 +302,8 @@ def _check_heads(model: Any, heads: Mapping[str, nn.Module], scaler: Any, n_clas
 
 def _check_holds(holds: bool, scaler: Any, got: str) -> None:
     """Raise where the head does not hold the scaler."""
-    requirement = f"model to have a linear head that {map_title(method_of(scaler, folds=True))} can be folded into"
+    title = map_title(method_of(scaler, folds=True))
+    requirement = f"model to have a linear head that {title} can be folded into"
     way_out = "keep the scaler beside the model, and call its predict_proba on the logits"
     if temperature_of(scaler) is not None:
         requirement = "model to have a linear head whose division divides the logits"

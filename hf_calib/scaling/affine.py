@@ -181,6 +181,7 @@ class LinearFit(LogitScaling):
     """What the presets share: Newton's method from the best temperature, under the ridges that each of them says."""
 
     _mixes: ClassVar[bool] = False  # whether the weight is a matrix
+    _from_temperature: ClassVar[bool] = False  # also where that is at its upper bound
 
     def fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Find the weights and the biases; N in a default penalty is Kish's, (sum of weights)^2 / (sum of squares)."""
@@ -188,7 +189,7 @@ class LinearFit(LogitScaling):
 
     def solve(self, rows: Rows, temperature: float, *fit: Any) -> AffineMap:
         """The map of checked rows, from their temperature; further arguments are those of `fit_affine`."""
-        if temperature == BOUNDS[1]:  # which is not the scale of the logits
+        if not self._from_temperature and temperature == BOUNDS[1]:  # which is not the scale of the logits
             loss = ScaledLoss(rows)
             temperature = loss.shortfall - loss.drift  # the largest logit of a row less the average one
         return fit_affine(rows, temperature, self._ridges(rows), *fit)
@@ -199,7 +200,8 @@ class LinearFit(LogitScaling):
         loss = ScaledLoss(rows)
         temperature = loss.best_temperature()
         self.weight_, self.bias_ = self.solve(rows, temperature)  # type: ignore[assignment]
-        loss.warn(temperature, stacklevel=4)
+        if self._from_temperature or temperature < BOUNDS[1]:  # else it has no part in the map
+            loss.warn(temperature, stacklevel=4)
         return self
 
     def _ridges(self, rows: Rows) -> Ridges:
@@ -305,6 +307,8 @@ class StructuredVectorScaling(AffineScaling, LinearFit):
     array([0.93, 0.85, 0.53])
     """
 
+    _from_temperature = True
+
     def __init__(self, penalty: float = 1.0, *, multi_label: bool = False) -> None:
         self.penalty = penalty
         self.multi_label = multi_label
@@ -320,7 +324,7 @@ class StructuredVectorScaling(AffineScaling, LinearFit):
             maps = [self.solve(column, temperature, None, *fit[1:]) for column in columns]
             return AffineMap(*np.array([[found.weight[0], 2 * found(np.zeros(2))[1]] for found in maps]).T)
         if n_classes > 2:
-            return fit_affine(rows, temperature, self._ridges(rows), *fit)
+            return super().solve(rows, temperature, *fit)
         # The map of the difference of the logits; a row with a masked class tells nothing.
         rows = rows[np.isfinite(rows.logits).all(axis=1)]
         half = (rows.logits[:, 1:].astype(np.float64) - rows.logits[:, :1]) / 2

@@ -213,16 +213,15 @@ def estimate_prior(
         of_source, weights = (rng.exponential(size=(len(rows), size)) for rows in (source, target))
         added = np.maximum(rng.gamma(np.broadcast_to(n_classes / 2 * start, (n_classes, size))), 1e-12)
         trains = source.T @ (of_source / of_source.sum(axis=0)) if len(source) else start
-        found = _maximum_likelihood(target, trains, weights, added, shares[:, :1], _NATS_OF_RESAMPLE)
-        drawn.append(found)
+        drawn += [_maximum_likelihood(target, trains, weights, added, shares[:, :1], _NATS_OF_RESAMPLE)]
     interval = np.quantile(np.concatenate(drawn, axis=1), [LEVEL / 2, 1 - LEVEL / 2], axis=1).T
     if len(source):
         p_value = _permutation_test(target, source, n_resamples, rng)
     else:
         ratio = 2 * np.log(target @ (shares[:, 0] / train)).sum()
         p_value = float(chdtrc(n_classes - 1, max(ratio, 0.0)))
-    prior, shrunk_further = shares.T
-    return PriorEstimate(prior, interval, train, pseudo_rows, p_value, n_rows, shrunk_further, calibrated)
+    prior, further = shares.T
+    return PriorEstimate(prior, interval, train, pseudo_rows, p_value, n_rows, further, calibrated)
 
 
 def _chosen_pseudo_rows(target: FloatArray, train: FloatArray, rng: np.random.Generator) -> float:
