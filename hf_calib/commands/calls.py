@@ -20,12 +20,8 @@ def evaluate(source: str | Sequence[str], **options: Any) -> CalibrationReport:
         source: a classifier, on the Hub or in a folder; or files of predictions, a folder, a glob or an address.
         **options: those of `hf-calib evaluate --help`, such as data="test.csv", by=["country"], output="measured".
 
-    Returns:
-        The report, which is written where `output` says.
-
     Raises:
-        ValueError: if source or data are missing, unreadable or do not fit.
-        TypeError: if columns or arrays are of the wrong kind, or there is no such option.
+        InputError: a ValueError or TypeError where source or data are missing, unreadable or do not fit.
 
     >>> evaluate("missing.csv")
     Traceback (most recent call last):
@@ -43,12 +39,8 @@ def calibrate(source: str, output: str, **options: Any) -> Calibration:
         output: the folder for the calibrated model, or for predictions.npz.
         **options: those of `hf-calib calibrate --help`, such as data="validation.csv", method="temperature".
 
-    Returns:
-        The method, its numbers and the report before and after; see `Calibration`.
-
     Raises:
-        ValueError: if model, data, method or criterion are wrong, or the scaler cannot be folded.
-        TypeError: if columns or arrays are of the wrong kind, or there is no such option.
+        InputError: a ValueError or TypeError where model, data or options are wrong.
         RuntimeError: if a pipeline with the saved model gives other probabilities; output is then not made.
 
     >>> calibrate("missing.csv", "out", methd="vector")
@@ -66,12 +58,8 @@ def decide(source: str, **options: Any) -> Decided:
         source: a classifier of sequences or images, on the Hub or in a folder; or predictions.
         **options: those of `hf-calib decide --help`, such as data="more.csv", accuracy=0.95, output="calibrated".
 
-    Returns:
-        The rule and what it was measured to do; see `Decided`.
-
     Raises:
-        ValueError: if source, data or method are wrong, or the rows are too few for the promise.
-        TypeError: if columns or arrays are of the wrong kind, or there is no such option.
+        InputError: a ValueError or TypeError where source, data or options are wrong, or the rows too few.
     """
     return _done("Decide", source=source, **options)
 
