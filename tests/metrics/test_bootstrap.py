@@ -143,15 +143,6 @@ def test_every_name_means_the_function_of_that_name(metric: str, soft: bool) -> 
 # Options
 
 
-def test_confidence_level_widens_and_seed_repeats() -> None:
-    probs, labels = predictions(200)
-    narrow = bootstrap_interval("brier_score", probs, labels, confidence_level=0.5)
-    wide = bootstrap_interval("brier_score", probs, labels, confidence_level=0.99)
-    assert wide.low < narrow.low < narrow.high < wide.high
-    assert bootstrap_interval("brier_score", probs, labels, confidence_level=0.5) == narrow
-    assert bootstrap_interval("brier_score", probs, labels, confidence_level=0.5, seed=1) != narrow
-
-
 @pytest.mark.parametrize("debias", [False, True])
 def test_an_interval_that_excludes_its_value_points_to_one_that_holds(debias: bool) -> None:
     """Of a model that is calibrated, noise is all that there is, and a resample has it twice."""

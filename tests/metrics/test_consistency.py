@@ -119,15 +119,6 @@ def test_p_value_and_expected_equal_a_sum_over_all_labels(metric: str, options: 
     assert result.expected == pytest.approx(mean, abs=0.03)
 
 
-def test_names_and_functions_draw_the_same_labels() -> None:
-    probs, labels = predictions(0, n_examples=100)
-    for name, options in ((CLASSWISE, {"n_bins": 6}), ("brier_score", {})):
-        settings = {"n_resamples": 50, **options}
-        by_name = consistency_test(probs, labels, metric=name, **settings)
-        by_function = consistency_test(probs, labels, metric=getattr(metrics, name), **settings)
-        assert by_name == pytest.approx(by_function, rel=1e-12)
-
-
 @pytest.mark.parametrize("n_classes", [1, 2, 3, 5, 9, 100])
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
 def test_drawn_labels_have_the_frequencies_of_the_row(n_classes: int, dtype: type) -> None:
@@ -158,14 +149,6 @@ def test_p_value_counts_itself() -> None:
 
 
 # Options and refusals
-
-
-def test_seed_repeats_and_results_are_floats() -> None:
-    probs, labels = predictions(0, sharpness=1.1)
-    result = consistency_test(probs, labels)
-    assert result == consistency_test(probs, labels)
-    assert result != consistency_test(probs, labels, seed=1)
-    assert all(type(number) is float for number in result)
 
 
 GOOD: tuple[object, object] = (np.array([[0.9, 0.1], [0.4, 0.6]]), np.array([0, 1]))

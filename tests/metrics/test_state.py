@@ -6,7 +6,6 @@ import pickle
 from functools import reduce
 
 import numpy as np
-import pyarrow
 import pytest
 from numpy.typing import NDArray
 
@@ -200,19 +199,6 @@ def test_slices_are_the_metrics_of_their_rows() -> None:
         assert binned_error(bins, weights[own].sum()) == pytest.approx(ece, rel=1e-12)
     with pytest.raises(InputError, match="column 'country' to have at most 1,000 different values"):
         halves[0].merge(SliceSums("country", 15, [str(n) for n in range(1_001)]))
-
-
-def test_arrow_batches() -> None:
-    probs, labels = rows_of(300, 3)
-    table = pyarrow.table({**{f"p{c}": probs[:, c] for c in range(3)}, "y": labels})
-    for rows in (table, *table.to_batches()):
-        state = state_of(np.stack(rows.columns[:-1]).T, rows.column("y"))
-        assert state.compute() == state_of(probs, labels).compute()
-    missing = pyarrow.table({"p": pyarrow.array([0.5, None]), "q": [0.5, 0.5], "y": [0, None]})
-    with pytest.raises(InputError, match=r"probs to be finite, got nan in row 1"):
-        state_of(np.stack(missing.columns[:-1]).T, np.zeros(2, int))
-    with pytest.raises(InputError, match="labels to be integers"):
-        state_of(np.eye(2), missing.column("y"))
 
 
 class TestRefused:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
@@ -90,10 +89,6 @@ def test_equals_the_papers_code(golden: Path, case: str) -> None:
         assert_same(state, {name: file[key] for name, key in theirs.items()})
 
 
-def test_computes_the_metrics_of_the_table_in_its_order() -> None:
-    assert list(streamed(*random_batch(20, 3)).compute()) == list(LOGGED_METRICS)
-
-
 @pytest.mark.parametrize("batch", [1, 7, 500])
 @pytest.mark.parametrize("n_bins", [1, 10])
 def test_batch_size_and_chunk_size_do_not_matter(
@@ -138,15 +133,6 @@ def test_tokens_are_flattened_and_ignored_labels_left_out() -> None:
     assert len(state.top_label.confidence) == len(state.top_label.correct) == 160
 
 
-def test_batches_without_rows_or_labels_change_nothing() -> None:
-    logits, labels = random_batch(50, 4)
-    state = streamed(logits, labels)
-    expected = state.compute()
-    state.update(logits[:0], labels[:0])
-    state.update(logits, torch.full_like(labels, -100))
-    assert state.compute() == expected
-
-
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32])
 def test_narrow_labels_do_not_wrap_around(dtype: torch.dtype) -> None:
     logits, labels = random_batch(500, 200)
@@ -157,26 +143,10 @@ def test_narrow_labels_do_not_wrap_around(dtype: torch.dtype) -> None:
     assert narrow.compute() == wide.compute()
 
 
-def test_unsigned_labels_have_no_room_for_ignored_ones() -> None:
-    logits, labels = random_batch(50, 10)
-    labels[:5] = 156  # what -100 becomes
-    state = StreamingCalibration()
-    state.update(logits, labels.to(torch.uint8))
-    with pytest.raises(ValueError, match="got 5 that do not"):
-        state.compute()
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_16_bit_logits_are_widened_before_the_softmax(dtype: torch.dtype) -> None:
     logits, labels = random_batch(300, 5, dtype)
     assert streamed(logits, labels).compute() == streamed(logits.float(), labels).compute()
-
-
-def test_float32_is_as_good_as_its_softmax() -> None:
-    logits, labels = random_batch(3000, 10, torch.float32)
-    exact = streamed(logits.double(), labels).compute()
-    for name, value in streamed(logits, labels).compute().items():
-        assert value == pytest.approx(exact[name], abs=1e-6), name
 
 
 def test_large_and_masked_logits_keep_their_nll() -> None:
@@ -207,16 +177,6 @@ def test_views_of_the_state() -> None:
     assert state.class_gaps.mean() == pytest.approx(state.compute()["classwise_ece"], **EXACT)
 
 
-def test_no_logits_are_kept() -> None:
-    n_examples, n_classes = 5000, 50
-    logits, labels = random_batch(n_examples, n_classes)
-    logits.requires_grad_()
-    state = streamed(logits, labels)
-    saved = io.BytesIO()
-    torch.save(vars(state), saved)
-    assert len(saved.getvalue()) < 8 * n_examples * n_classes / 4
-
-
 @pytest.mark.parametrize("multi_label", [False, True])
 def test_update_never_reads_a_value_back(multi_label: bool) -> None:
     """Meta tensors have no values, so whatever would wait for a device raises on them."""
@@ -225,14 +185,6 @@ def test_update_never_reads_a_value_back(multi_label: bool) -> None:
     state = StreamingCalibration(multi_label=multi_label)
     state.update(logits, labels)
     state.update(logits, labels)
-
-
-def test_inputs_are_left_alone() -> None:
-    logits, labels = random_batch(20, 3)
-    before = logits.clone(), labels.clone()
-    streamed(logits, labels)
-    assert torch.equal(logits, before[0])
-    assert torch.equal(labels, before[1])
 
 
 # Several labels per row
@@ -295,14 +247,6 @@ def test_rows_that_are_not_finite_are_counted(bad: float) -> None:
     logits[3, 1] = logits[3, 2] = logits[17, 0] = bad
     state = streamed(logits, labels, batch=10)
     with pytest.raises(ValueError, match=r"be finite, got NaN in 2 of 50 rows; look for overflow"):
-        state.compute()
-
-
-def test_multi_label_rows_that_are_not_finite_are_counted() -> None:
-    logits, labels = random_multi_label(50, 4)
-    logits[3, 1] = logits[3, 2] = torch.nan
-    state = streamed(logits, labels, multi_label=True)
-    with pytest.raises(ValueError, match=r"got NaN in 1 of 50 rows"):
         state.compute()
 
 
