@@ -160,19 +160,21 @@ def test_the_card_of_a_calibrated_folder(folder: Path, calibrated: Path) -> None
 
 
 def test_the_hub_reads_the_results_back_before_and_after_apart(folder: Path) -> None:
-    write_card(folder, repo_id="me/x", license="mit")
+    card = written(folder)
     report = json.loads((folder / "calibration" / "report.json").read_text())
-    found = {each.metric_type: each for each in card_of(folder).data.eval_results}
-    assert set(found) == {*KEYS, *(f"{key}_before_calibration" for key in KEYS)}
-    for key in KEYS:
-        assert found[key].metric_value == report["after"]["metrics"][key]["value"]
-        assert found[f"{key}_before_calibration"].metric_value == report["before"]["metrics"][key]["value"]
+    found = {each.metric_type: each for each in card.data.eval_results}
+    wanted = {
+        f"{key}{end}": report[state]["metrics"][key]["value"]
+        for key in KEYS
+        for state, end in (("after", ""), ("before", "_before_calibration"))
+    }
+    assert {key: each.metric_value for key, each in found.items()} == wanted
     title = "Expected calibration error (ECE), before calibration"
     assert found["ece_before_calibration"].metric_name == title
     low, high = found["nll"].metric_args["interval_95"]
     assert low < found["nll"].metric_value < high
-    assert {each.task_type for each in found.values()} == {"text-classification"}
-    assert {each.dataset_name for each in found.values()} == {"test.csv"}
+    about = {(each.task_type, each.dataset_name) for each in found.values()}
+    assert about == {("text-classification", "test.csv")}
 
 
 def test_writing_it_again_keeps_what_the_user_wrote(folder: Path) -> None:
@@ -207,31 +209,25 @@ def test_writing_it_again_keeps_what_the_user_wrote(folder: Path) -> None:
     assert card_of(folder).data.license == "bsd"
 
 
-class TestMarks:
-    """Nothing is removed but what stands between a start and its own end."""
-
-    def test_an_end_that_was_deleted(self, folder: Path) -> None:
+def test_nothing_is_removed_but_what_stands_between_a_start_and_its_own_end(folder: Path) -> None:
+    file = folder / "README.md"
+    write_card(folder)
+    first = file.read_text()
+    file.write_text(first.replace(END, "") + "\nMy notes.\n")  # an end that was deleted
+    with pytest.warns(UserWarning, match="has lost the mark of its end. It stays as it is, and a new"):
         write_card(folder)
-        text = (folder / "README.md").read_text()
-        (folder / "README.md").write_text(text.replace(END, "") + "\nMy notes.\n")
-        with pytest.warns(UserWarning, match="has lost the mark of its end. It stays as it is, and a new"):
-            write_card(folder)
-        once = (folder / "README.md").read_text()
-        write_card(folder)
-        assert (folder / "README.md").read_text() == once
-        assert "My notes." in once
-        assert once.count("### How to use it") == 2
-
-    def test_text_between_two_sections_and_before_a_quotation(self, folder: Path) -> None:
-        write_card(folder)
-        text = (folder / "README.md").read_text()
-        section = text[text.index(START) : text.index(END) + len(END)]
-        (folder / "README.md").write_text(f"{text}\nBetween.\n\n{section}\n\nAfter: `{END}` ends it.\n")
-        write_card(folder)
-        found = (folder / "README.md").read_text()
-        assert found.count("### How to use it") == 1
-        assert "Between." in found
-        assert f"After: `{END}` ends it." in found
+    once = file.read_text()
+    write_card(folder)
+    assert file.read_text() == once
+    assert "My notes." in once
+    assert once.count("### How to use it") == 2
+    section = first[first.index(START) : first.index(END) + len(END)]
+    file.write_text(f"{first}\nBetween.\n\n{section}\n\nAfter: `{END}` ends it.\n")
+    write_card(folder)
+    found = file.read_text()
+    assert found.count("### How to use it") == 1
+    assert "Between." in found
+    assert f"After: `{END}` ends it." in found
 
 
 # ---- Folders that are not what they seem ----
@@ -297,8 +293,7 @@ def test_a_figure_is_shown_if_it_is_of_these_measurements(folder: Path) -> None:
     for figure in (False, True):
         metrics = {"before": {"ece": 0.1}, "after": {"ece": 0.05}, "n": 20, "figure": figure}
         change(folder / "calibration.json", metrics=metrics)
-        write_card(folder, license="mit")
-        text = card_of(folder).text
+        text = written(folder).text
         assert table(text)["ECE"] == ["0.1000", "0.0500"]
         assert ("](reliability.png)" in text) == figure
 
@@ -370,16 +365,13 @@ def test_decide_says_which_weights_it_decided_for(folder: Path, calibrated: Path
     assert Decisions.from_pretrained(folder).fingerprint == known
 
 
-def test_metadata_that_cannot_be_read_is_refused(folder: Path) -> None:
-    (folder / "README.md").write_text("---\nlicense: [mit\n---\n# Mine\n")
-    with pytest.raises(InputValueError, match=r"expected README\.md to have metadata that can be read, got"):
-        write_card(folder)
-    assert (folder / "README.md").read_text() == "---\nlicense: [mit\n---\n# Mine\n"
-
-
-def test_a_license_that_is_not_known_is_asked_for(folder: Path, caplog: Any) -> None:
+def test_metadata_that_cannot_be_read_and_a_license_that_is_not_known(folder: Path, caplog: Any) -> None:
     assert "license" not in written(folder, license=None).data.to_dict()
     assert "The model card has no license" in caplog.text
+    (folder / "README.md").write_text(text := "---\nlicense: [mit\n---\n# Mine\n")
+    with pytest.raises(InputValueError, match=r"expected README\.md to have metadata that can be read, got"):
+        write_card(folder)
+    assert (folder / "README.md").read_text() == text
 
 
 @pytest.mark.parametrize("method", ["temperature", "isotonic"])
@@ -509,29 +501,15 @@ def test_what_was_saved_alone_has_the_metrics_too(trainer: CalibrationTrainer, t
 
 
 @pytest.mark.slow
-def test_logits_are_kept_after_the_training_only_and_only_where_they_are_few(
+def test_intervals_need_logits_which_are_kept_after_the_training_where_they_are_few(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = []
-    whole = Evaluation.finish
-
-    def finish(self: Evaluation) -> None:
-        whole(self)
-        if self.prefix:  # the calibration split has none
-            kept.append(sum(len(labels) for _, labels in self.rows))
-
-    monkeypatch.setattr(Evaluation, "finish", finish)
-    settings = {"eval_strategy": "steps", "eval_steps": 2, "calibration_strategy": "evaluate"}
-    trainer = tiny_trainer(tmp_path, **settings)
+    trainer = tiny_trainer(tmp_path, eval_strategy="steps", eval_steps=2, calibration_strategy="evaluate")
     trainer.train()
-    assert kept == [0, 0, 24]
-    trainer.evaluate(trainer.train_dataset, metric_key_prefix="test")
-    assert kept[-1] == 16
+    assert "<sub>" in of_training(trainer, tmp_path).text
     monkeypatch.setattr(Evaluation, "FEW_VALUES", 16 * Evaluation.VALUES_OF_A_ROW - 1)
-    trainer.evaluate(trainer.train_dataset, metric_key_prefix="test")
-    assert kept[-1] == 0
     trainer.evaluate(trainer.train_dataset, metric_key_prefix="test", keep_logits=True)
-    assert kept[-1] == 16
+    assert "<sub>" in of_training(trainer, tmp_path).text
     trainer.evaluate(trainer.train_dataset, metric_key_prefix="test")
     text = of_training(trainer, tmp_path).text
     assert "There is no report on this evaluation, and so no confidence intervals" in text
@@ -542,13 +520,21 @@ def test_logits_are_kept_after_the_training_only_and_only_where_they_are_few(
     assert not (tmp_path / "calibration" / "report.json").exists()
 
 
-def test_rows_that_were_seen_before_are_called_so(trainer: CalibrationTrainer, tmp_path: Path) -> None:
+def test_what_was_measured_on_other_rows_or_with_another_map(
+    trainer: CalibrationTrainer, tmp_path: Path
+) -> None:
     said = "The map was fitted on these same rows, so the metrics after it are optimistic."
     rows = {said: trainer.calibration_dataset, "on 16 rows of the train split.": trainer.train_dataset}
     for words, dataset in rows.items():
         trainer.evaluate(dataset)
         assert words in of_training(trainer, tmp_path).text
     assert "optimistic" not in card_of(tmp_path).text
+    trainer.save_model()
+    text = of_training(trainer, tmp_path).text
+    assert "The map is not in the weights" in text
+    assert "from hf_calib import pipeline" in text
+    trainer.fit_calibration_map()
+    assert "No results are shown" in of_training(trainer, tmp_path).text
 
 
 def several_labels(folder: Path) -> CalibrationTrainer:
@@ -568,15 +554,8 @@ def test_the_last_of_several_evaluation_sets_is_known_by_its_rows(tmp_path: Path
     assert "on 40 rows of the eval\\_seen split. **The map was fitted on these same rows" in text
 
 
-def test_what_was_measured_in_16_bits_is_called_so(tmp_path: Path) -> None:
+def test_a_dataset_of_the_hub_has_its_owner_and_16_bits_are_called_so(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path, bf16=True)
-    trainer.train()
-    said = " 15 bins. Measured under bf16 autocast, as in the training; the saved model is in float32"
-    assert said in of_training(trainer, tmp_path).text
-
-
-def test_a_dataset_of_the_hub_has_its_owner(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path)
     for split in (trainer.train_dataset, trainer.calibration_dataset, trainer.eval_dataset):
         split.info.dataset_name = split.info.builder_name = "words"
         split.info.download_checksums = {"hf://datasets/me/words@abc/data.parquet": {"num_bytes": 1}}
@@ -584,12 +563,10 @@ def test_a_dataset_of_the_hub_has_its_owner(tmp_path: Path) -> None:
     card = of_training(trainer, tmp_path)
     assert card.data.datasets == ["me/words"]
     assert "of the evaluation split of me/words." in card.text
-
-
-def test_an_evaluation_of_another_map_is_not_shown(trainer: CalibrationTrainer, tmp_path: Path) -> None:
-    assert "| Metric |" in of_training(trainer, tmp_path).text
-    trainer.fit_calibration_map()
-    assert "No results are shown" in of_training(trainer, tmp_path).text
+    assert (
+        " 15 bins. Measured under bf16 autocast, as in the training; the saved model is in float32"
+        in card.text
+    )
 
 
 @pytest.mark.slow
@@ -611,33 +588,20 @@ def test_saving_another_training_into_the_folder_takes_its_report_away(tmp_path:
     assert "No results are shown" in card_of(tmp_path).text
 
 
-def test_the_card_says_whether_the_map_is_in_the_weights(trainer: CalibrationTrainer, tmp_path: Path) -> None:
-    trainer.save_model()
-    trainer.create_model_card()
-    text = card_of(tmp_path).text
-    assert "The map is not in the weights" in text
-    assert "from hf_calib import pipeline" in text
-    trainer.save_calibrated_model(tmp_path)
-    trainer.create_model_card()
-    text = card_of(tmp_path).text
-    assert "The map is folded into the classification head" in text
-    assert "not in the weights" not in text
-
-
 @pytest.mark.slow
 def test_a_multi_label_model_has_the_table_without_intervals(tmp_path: Path) -> None:
     trainer = several_labels(tmp_path)
     trainer.train()
     trainer.save_calibrated_model(tmp_path)
     text = of_training(trainer, tmp_path).text
-    assert "on 20 rows of the evaluation split" in text
+    for phrase in (
+        *("on 20 rows of the evaluation split", "the sigmoid that the pipeline applies", "apply a sigmoid"),
+        *("`hf-calib evaluate` gives confidence intervals", "hf-calib unfold"),
+        f"hf-calib calibrate {tmp_path.name} --data yours.csv",
+    ):
+        assert phrase in text, phrase
     assert "<sub>" not in text
-    assert "the sigmoid that the pipeline applies" in text
-    assert "apply a sigmoid" in text
-    assert "`hf-calib evaluate` gives confidence intervals" in text
     assert "--target-data" not in text  # which is for one class a row
-    assert f"hf-calib calibrate {tmp_path.name} --data yours.csv" in text
-    assert "hf-calib unfold" in text
 
 
 def test_an_image_model(tmp_path: Path) -> None:
@@ -653,27 +617,23 @@ def test_an_image_model(tmp_path: Path) -> None:
     assert "predictions.npz" not in card.text
 
 
-def test_the_card_of_an_uncalibrated_model_is_the_stock_one(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path, temperature_criterion="none")
-    trainer.train()
-    trainer.create_model_card()
-    assert "## Calibration" not in card_of(tmp_path).text
-    assert not (tmp_path / "reliability.png").exists()
-
-
 def test_a_base_model_on_this_machine_is_not_named(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path / "out")
+    trainer = tiny_trainer(tmp_path)
     trainer.model.config._name_or_path = "/home/somebody/secret/bert"
     trainer.train()
-    trainer.create_model_card(license="mit")
-    text = (tmp_path / "out" / "README.md").read_text()
-    assert "somebody" not in text
-    assert "This model was trained on an unknown dataset." in text
+    card = of_training(trainer, tmp_path)
+    assert "somebody" not in card.text
+    assert card.data.base_model is None
+    assert "This model was trained on an unknown dataset." in card.text
     trainer.model.config._name_or_path = "me/base"
     trainer.fit_calibration_map()
-    card = of_training(trainer, tmp_path / "out")
+    card = of_training(trainer, tmp_path)
     assert (card.data.base_model, card.data["base_model_relation"]) == ("me/base", "finetune")
     assert "Trained with the loss cross\\_entropy, from me/base." in card.text
+    plain = tiny_trainer(tmp_path / "plain", temperature_criterion="none")
+    plain.train()
+    assert "## Calibration" not in of_training(plain, tmp_path / "plain").text
+    assert not (tmp_path / "plain" / "reliability.png").exists()
 
 
 # ---- Citations ----
@@ -730,14 +690,11 @@ def test_gammas_are_said_of_the_rows_that_they_followed(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path / "run", loss="adafocal", gamma_update_steps=2)
     trainer.processing_class = tokenizer()
     trainer.train()
-    trainer.save_calibrated_model(tmp_path / "calibrated")
-    write_card(tmp_path / "calibrated")
-    assert ["calibration", "40", "the map and the loss's gammas"] in uses(tmp_path / "calibrated")
-    record = tmp_path / "calibrated" / MAP_NAME
-    content = json.loads(record.read_text())
-    content["data"]["calibration"] = {"name": "more.csv", "n": 7}
-    record.write_text(json.dumps(content))
-    write_card(tmp_path / "calibrated")
-    found = uses(tmp_path / "calibrated")
-    assert ["calibration", "40", "the loss's gammas"] in found
-    assert ["more.csv", "7", "the map"] in found
+    trainer.save_calibrated_model(tmp_path)
+    write_card(tmp_path)
+    assert ["calibration", "40", "the map and the loss's gammas"] in uses(tmp_path)
+    data = json.loads((tmp_path / MAP_NAME).read_text())["data"]
+    change(tmp_path / MAP_NAME, data={**data, "calibration": {"name": "more.csv", "n": 7}})
+    write_card(tmp_path)
+    rows = [["calibration", "40", "the loss's gammas"], ["more.csv", "7", "the map"]]
+    assert [row for row in uses(tmp_path) if row in rows] == rows
