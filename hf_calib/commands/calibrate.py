@@ -34,36 +34,23 @@ _MOST_MOVED = 10  # classes in the table of class frequencies
 
 @dataclass(frozen=True)
 class Calibration:
-    """The outcome of `calibrate`.
+    """The outcome of `calibrate`."""
 
-    Args:
-        method: a key of `SCALERS`.
-        criterion: what a temperature minimised; None for another method.
-        choice: what "auto" has chosen; None for another method.
-        numbers: the fitted parameters, where these are at most a number per class.
-        n_fitted: rows the scaler was fitted on.
-        held_out: which rows the report is on, in words.
-        report: before and after calibration, on rows that the scaler has not seen. "After" has the prior
-            correction where these are test rows; other rows have the source's class frequencies.
-        notes: warnings: of rows that it has seen, and of the fit.
-        output: the folder.
-        prior: the class frequencies of the unlabelled target data; None without any.
-        served_difference: largest difference between the probabilities of a pipeline with the saved model and
-            the scaler's; None without a model.
-        folded: whether the map is in the model's head.
-    """
-
-    method: str
-    criterion: str | None
-    choice: str | None
-    numbers: Mapping[str, Any]
-    n_fitted: int
-    held_out: str
+    method: str  # a key of `SCALERS`
+    criterion: str | None  # what a temperature minimised
+    choice: str | None  # what "auto" has chosen
+    numbers: Mapping[str, Any]  # the fitted parameters, where these are at most a number per class
+    n_fitted: int  # rows
+    held_out: str  # which rows the report is on, in words
+    # Before and after, on rows that the scaler has not seen. "After" has the prior correction where these are test
+    # rows; other rows have the source's class frequencies.
     report: CalibrationReport
     notes: tuple[str, ...]
     output: str
-    prior: PriorEstimate | None = None
-    served_difference: float | None = None
+    prior: PriorEstimate | None = None  # the class frequencies of the target data
+    served_difference: float | None = (
+        None  # the largest from the probabilities of a pipeline with the saved model
+    )
     folded: bool = False
 
     @classmethod

@@ -40,24 +40,14 @@ MakeRule = Callable[[Sequence[str]], Rule]
 
 @dataclass(frozen=True)
 class Decided:
-    """The outcome of `decide`.
+    """The outcome of `decide`."""
 
-    Args:
-        name: of the model, or of the file of predictions.
-        decisions: the rule for the probabilities as they are, and what it was measured to do.
-        section: the same after calibration too.
-        method: the post-hoc scaler of "after"; None where the model is calibrated already.
-        n_calibrated_on: rows that the scaler was fitted on; the rule saw none of them.
-        held_out: which rows were measured, in words.
-        notes: warnings of the fits.
-    """
-
-    name: str
-    decisions: Decisions
-    section: DecisionSection
-    method: str | None
-    n_calibrated_on: int
-    held_out: str
+    name: str  # of the model, or of the predictions
+    decisions: Decisions  # the rule for the probabilities as they are, and what it was measured to do
+    section: DecisionSection  # the same after calibration too
+    method: str | None  # the post-hoc scaler of "after"; None where the model is calibrated already
+    n_calibrated_on: int  # rows that the scaler was fitted on, and the rule not
+    held_out: str  # which rows were measured, in words
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
