@@ -79,7 +79,7 @@ def _calibrate_file(
                 found = scaler.predict_proba(batch.as_logits())
                 used: Any = slice(None)
                 if half is not None:
-                    used = half_of(table.row_hashes(part, first, len(rows))) == half
+                    used = half_of(part.hashes(first, len(rows))) == half
                 weights = None if batch.weights is None else batch.weights[used]
                 for state, probs in zip(states.values(), (batch.probs, found), strict=True):
                     state.update(probs[used], batch.labels[used], weights)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,12 +18,6 @@ from hf_calib.predictions.predictions import Predictions
 
 _KINDS = ("logits", "probs")
 _SOFT_LABELS = ("soft_labels", "probs")  # the latter as in the file of CIFAR-10H
-_UNREADABLE = (
-    *(OSError, EOFError, ValueError, zlib.error, zipfile.BadZipFile),
-    *(NotImplementedError, RuntimeError),  # packed in a way that is not known, or encrypted
-    MemoryError,  # a header that claims more than there can be
-    TypeError,  # one array, not a file of them
-)
 
 
 def load_arrays(path: str, argument: str, *, labelled: bool = True) -> Predictions:
@@ -67,23 +59,7 @@ def save_predictions(predictions: Predictions, path: str | os.PathLike[str]) -> 
 
 
 def load_soft_labels(path: str | os.PathLike[str], n_rows: int, n_classes: int) -> NDArray[np.float64]:
-    """Soft labels (N, C): what share of an example's annotators named each class; the array `soft_labels` or `probs`.
-
-    Args:
-        path: of the file. Pickled objects are not read.
-        n_rows: N, of the data, in whose order they are.
-        n_classes: C, of the model, in whose order they are.
-
-    Raises:
-        ValueError: if the file is missing or unreadable, has no such array of this shape, or it does not sum to
-            1 in each row.
-        TypeError: if it holds anything but floats.
-
-    >>> load_soft_labels("missing.npz", 10, 2)
-    Traceback (most recent call last):
-    ...
-    hf_calib._errors.InputValueError: expected soft_labels to name an existing file, got missing.npz; check the path
-    """
+    """Soft labels (N, C), shares of annotators that named each class: the array `soft_labels` or `probs` of a file."""
     check(os.path.isfile(path), "soft_labels to name an existing file", path, "check the path")
     arrays, found = _read(os.fspath(path), "soft_labels", _SOFT_LABELS)
     way_out = "write it with numpy.savez(path, soft_labels=soft_labels)"
@@ -102,6 +78,6 @@ def _read(path: str, argument: str, names: Sequence[str]) -> tuple[dict[str, Any
     try:
         with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as archive:
             return {name: archive[name] for name in names if name in archive}, ", ".join(archive) or "none"
-    except _UNREADABLE as error:
+    except Exception as error:  # objects, another file, one array, packed or encrypted, of terabytes
         got, way_out = f"{path} ({error})", "write it with numpy.savez, plain arrays only"
         raise InputValueError(expected(argument, "be readable as npz", got, way_out)) from error

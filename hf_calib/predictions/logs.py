@@ -8,7 +8,7 @@ from typing import Any, Literal, TextIO
 
 import numpy as np
 
-from hf_calib._errors import InputValueError, check, expected, few
+from hf_calib._errors import check, few
 from hf_calib.predictions.predictions import Predictions
 
 OptionScores = Literal["sum", "per_character", "per_byte"]
@@ -26,21 +26,8 @@ def is_log(file: TextIO) -> bool:
 
 
 def read_log(file: TextIO, name: str, scores: OptionScores = "sum") -> Predictions:
-    """The log-likelihoods of a log's answers as logits, and the places of the right ones as labels.
-
-    Args:
-        file: of a line of JSON a question.
-        name: of the file.
-        scores: of answers with several tokens: the log-likelihood of the whole answer ("sum", the harness' acc), or of
-            a character or byte of it ("per_character", acc_norm; "per_byte", acc_bytes).
-    """
-    try:
-        rows = [json.loads(line) for line in file if line.strip()]
-    except ValueError as error:
-        got = f"{name} ({error})"
-        raise InputValueError(
-            expected("the log", "be readable as JSON", got, "write one JSON object a line")
-        ) from error
+    """The log-likelihoods of a log's answers as logits, see `open_predictions`, and the right ones as labels."""
+    rows = [json.loads(line) for line in file if line.strip()]
     seen = set()
     for row in rows:
         got = f"{row['doc_id']} twice in {name} (filter {row.get('filter')!r})"

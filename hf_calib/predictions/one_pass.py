@@ -159,7 +159,7 @@ def draw_sample(
     def draw(part: Part) -> list[list[NDArray[Any]]]:
         found: list[list[NDArray[Any]]] = []
         for first, batch in table.batches(part):
-            hashes = table.row_hashes(part, first, len(batch.labels))
+            hashes = part.hashes(first, len(batch.labels))
             chosen = slice(None) if half is None else half_of(hashes) == half
             weights = np.ones(len(batch.labels)) if batch.weights is None else batch.weights
             rows = [each[chosen] for each in (hashes, batch.labels, batch.scores.astype(np.float64), weights)]
@@ -191,7 +191,7 @@ def choose_slicings(table: Table) -> tuple[Slicing, ...]:
         for part in table.parts:
             for first, batch in table.tables(part, [name]):
                 codes, values = codes_of(batch.column(0))
-                hashes = table.row_hashes(part, first, len(codes))
+                hashes = part.hashes(first, len(codes))
                 found.append((hashes, np.array(values, object)[codes]))
             found = [_smallest(found, MOST_SAMPLED)]
         return np.asarray(found[0][1])

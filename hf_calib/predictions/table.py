@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_calib._errors import InputError, InputValueError, check, did_you_mean, expected, few
+from hf_calib._errors import InputError, InputValueError, check, expected, few
 from hf_calib.metrics.checks import RowError
 from hf_calib.predictions.arrays import load_arrays
 from hf_calib.predictions.columns import Batch, Columns, columns_of, list_columns
@@ -54,6 +54,12 @@ class Part(NamedTuple):
     first: int  # the number of its first row in the file
     n_rows: int | None  # None where it is not known before they are read
     fragment: Fragment
+
+    def hashes(self, first: int, n_rows: int) -> NDArray[np.uint64]:
+        """Random numbers (n,) that the name of the file and the number of the row determine, on every machine."""
+        stream = np.random.Philox(key=zlib.crc32(PurePosixPath(self.file.name).name.encode()))
+        skipped = first % 4  # it draws four at once
+        return np.asarray(stream.advance(first // 4).random_raw(skipped + n_rows)[skipped:])
 
 
 @dataclass(frozen=True)
@@ -143,11 +149,6 @@ class Table:
         """Checked rows with labels (n,) and scores (n, C), logits or probabilities as the files hold them."""
         found: dict[str, Any] = {self.columns.kind: scores, "class_names": self.class_names, "by": by or {}}
         return Predictions(labels, **found, weights=weights, validate=False)
-
-    def row_hashes(self, part: Part, first: int, n_rows: int) -> NDArray[np.uint64]:
-        """Numbers (n,) as if drawn at random, which the name of the file and the number of the row determine."""
-        seed = zlib.crc32(PurePosixPath(part.file.name).name.encode())
-        return mixed(np.arange(first, first + n_rows, dtype=np.uint64), seed)
 
 
 def open_predictions(
@@ -243,21 +244,6 @@ def load_predictions(path: str | os.PathLike[str], *, label_column: str = "label
     return open_predictions(path, label_column=label_column).load()
 
 
-def mixed(numbers: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
-    """Scramble numbers (n,): the finaliser of splitmix64, on every machine the same.
-
-    References:
-        Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators".
-
-    >>> mixed(np.arange(2, dtype=np.uint64), 0).tolist()
-    [0, 6238072747940578789]
-    """
-    found = numbers + np.uint64(seed * 0x9E3779B97F4A7C15 % 2**64)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        found = (found ^ (found >> np.uint64(shift))) * np.uint64(factor)
-    return found ^ (found >> np.uint64(31))
-
-
 # ---- Finding files ----
 
 
@@ -301,11 +287,7 @@ def _find(sources: Sequence[str]) -> tuple[Any, tuple[File, ...]]:
             found |= {file.path: file for file in _files_of(filesystem, root)}
     got, way_out = few(list(sources)), "read those of each place by a command of its own"
     check(len({type(each) for each in filesystems}) == 1, "the predictions to lie in one place", got, way_out)
-    known, (name, suffix) = ", ".join(FORMATS), os.path.splitext(os.path.basename(sources[0]))
-    exists = len(sources) == 1 and os.path.isfile(sources[0])
-    requirement, way_out = f"predictions to be a file ending in {known}", did_you_mean(suffix, FORMATS)
-    check(bool(found) or not exists, requirement, f"{name}{suffix}", way_out)
-    way_out = f"check the path; files end in {known}, or a folder has them"
+    way_out = f"check the path; files end in {', '.join(FORMATS)}, or a folder has them"
     check(bool(found), "predictions to name existing files", f"{got}, where there are none", way_out)
     return filesystems[0], tuple(found[path] for path in sorted(found))
 

@@ -6,17 +6,18 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from hf_calib._errors import InputValueError, expected
+from hf_calib._errors import InputValueError, check, expected
 from hf_calib._files import whole_file
 from hf_calib.predictions.predictions import Predictions
 
 PREDICTIONS = "predictions.safetensors"
-_WAY_OUT = "train again, or remove the file"
+_ARRAYS = ("logits", "labels", "sentences")
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,16 +39,13 @@ class TrainingPredictions:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file, all of it or nothing."""
-        arrays = {
-            f"{split}_{name}": array
-            for split, rows in (("test", self.test), ("calibration", self.calibration))
-            if rows is not None
-            for name in ("logits", "labels", "sentences")
-            if (array := getattr(rows, name)) is not None
+        rows = {"test": self.test, "calibration": self.calibration}
+        found = {
+            f"{split}_{name}": getattr(each, name, None) for split, each in rows.items() for name in _ARRAYS
         }
-        contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        arrays = {name: np.ascontiguousarray(each) for name, each in found.items() if each is not None}
         with whole_file(Path(path)) as unfinished:
-            save_file(contiguous, unfinished, {"class_names": json.dumps(self.class_names)})
+            save_file(arrays, unfinished, {"class_names": json.dumps(self.class_names)})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TrainingPredictions:
@@ -63,24 +61,22 @@ class TrainingPredictions:
         ...     TrainingPredictions.load(Path(folder, PREDICTIONS)).test.labels.tolist()
         [0, 1]
         """
-        requirement = "hold a training's predictions"
+        requirement, way_out = "hold a training's predictions", "train again, or remove the file"
         try:
             with safe_open(path, "numpy") as file:
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                names = tuple(json.loads((file.metadata() or {})["class_names"]))
-        except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+                names = tuple(json.loads(file.metadata()["class_names"]))
+        except Exception as error:  # a missing file, another one, or half of one
             got = f"a file that cannot be read ({error})"
-            raise InputValueError(expected(str(path), requirement, got, _WAY_OUT)) from error
+            raise InputValueError(expected(str(path), requirement, got, way_out)) from error
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
 
         def rows(split: str) -> Predictions:
-            logits, labels = (arrays.get(f"{split}_{kind}", np.empty(())) for kind in ("logits", "labels"))
-            sentences = arrays.get(f"{split}_sentences")
-            fits = logits.ndim == 2 and labels.ndim in (1, 2) and len(labels) == len(logits)
-            fits = fits and (sentences is None or sentences.shape == labels.shape)
-            if not fits or logits.shape[1] != len(names):
-                shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
-                got = f"{shapes} for {len(names)} classes"
-                raise InputValueError(expected(str(path), requirement, got, _WAY_OUT))
-            return Predictions(labels, logits=logits, class_names=names, sentences=sentences, validate=False)
+            logits, labels, sentences = (arrays.get(f"{split}_{name}", np.empty(0)) for name in _ARRAYS)
+            fits = logits.shape == (len(labels), len(names)) and labels.ndim in (1, 2)
+            fits = fits and (not len(sentences) or sentences.shape == labels.shape)
+            check(fits, f"{path} to {requirement}", f"{shapes} for {len(names)} classes", way_out)
+            about: Any = {"class_names": names, "sentences": sentences if len(sentences) else None}
+            return Predictions(labels, logits=logits, **about, validate=False)
 
         return cls(rows("test"), rows("calibration") if "calibration_logits" in arrays else None)

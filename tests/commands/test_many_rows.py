@@ -160,8 +160,14 @@ class TestCalibrate:
             pandas.testing.assert_frame_equal(found.iloc[:, 3:], table.iloc[:, 3:])
             wanted = scaler.predict_proba(table.iloc[:, :3].to_numpy(np.float64))
             np.testing.assert_allclose(found.iloc[:, :3], wanted, atol=1e-12)
-        again = called_for_json("evaluate", tmp_path / "predictions")
-        assert again["before"]["metrics"]["ece"]["value"] < 0.03
+        again = called_for_json("evaluate", tmp_path / "predictions")["before"]["metrics"]
+        calibrated = scaler.predict_proba(all_rows().iloc[:, :3].to_numpy(np.float64))
+        wanted = expected_calibration_error(calibrated, label_ids(all_rows()))
+        assert again["ece"]["value"] == pytest.approx(wanted, abs=1e-9)
+        assert (
+            again["ece"]["value"]
+            < 0.3 * called_for_json("evaluate", folder)["before"]["metrics"]["ece"]["value"]
+        )
 
     @pytest.mark.usefixtures("few_are_held")
     @pytest.mark.parametrize(
