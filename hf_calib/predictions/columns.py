@@ -102,7 +102,7 @@ class Columns:
         column = batch.column(self.scores[0])
         values = _numbers(column.flatten(), self.scores[0])
         if values.size != len(batch) * len(self.class_names):
-            lengths = column.value_lengths().to_numpy(zero_copy_only=False)
+            lengths = np.asarray(column.value_lengths())
             row = int(np.argmax(lengths != len(self.class_names)))
             requirement = f"have {len(self.class_names)} values"
             raise RowError(row, "the list", requirement, f"{lengths[row]:g}", "write one for each class")
@@ -206,7 +206,7 @@ def codes_of(column: Any) -> tuple[IntArray, list[Any]]:
     if indices.null_count:
         indices = compute.fill_null(indices.cast(pyarrow.int64()), len(values))
         values.append(None)
-    return np.asarray(indices.to_numpy(zero_copy_only=False)).astype(np.intp), values
+    return np.asarray(indices).astype(np.intp), values
 
 
 def _check_numbers(kind: Any, name: str) -> None:
@@ -223,8 +223,8 @@ def _numbers(column: Any, name: str) -> NDArray[Any]:
 
     _check_numbers(column.type, name)
     if column.null_count:
-        row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+        row = int(np.argmax(column.is_null()))
         raise RowError(row, f"column {name!r}", "hold numbers in every row", "none", _NUMBERS_WAY)
     if not pyarrow.types.is_floating(column.type):
         column = compute.cast(column, pyarrow.float64())
-    return np.asarray(column.to_numpy(zero_copy_only=False))
+    return np.asarray(column)

@@ -8,23 +8,14 @@ from hf_calib.scaling import SINGLE_LABEL_SCALERS
 
 
 class LabelKind(NamedTuple):
-    """How the labels of a task are given, and what follows for probabilities, maps and statistics.
+    """How the labels of a task are given, and what follows for probabilities, maps and statistics."""
 
-    Args:
-        name: in messages.
-        rows: the examples that have a label.
-        columns: the columns of the logits.
-        sigmoid: whether each logit has a probability of its own, so that a row has any number of labels.
-        independent: whether examples are independent draws, as the promises of decisions need.
-        maps: the post-hoc methods that go with it.
-    """
-
-    name: str
-    rows: str
-    columns: str
-    sigmoid: bool
-    independent: bool
-    maps: tuple[str, ...]
+    name: str  # in messages
+    rows: str  # the examples that have a label
+    columns: str  # the columns of the logits
+    sigmoid: bool  # whether each logit has a probability of its own, so that a row has any number of labels
+    independent: bool  # whether examples are independent draws, as the promises of decisions need
+    maps: tuple[str, ...]  # the post-hoc methods that go with it
 
 
 SINGLE_LABEL = LabelKind("single-label", "rows", "classes", False, True, tuple(SINGLE_LABEL_SCALERS))

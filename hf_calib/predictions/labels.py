@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -46,48 +47,32 @@ def label_ids(
     are_whole = all(each.lstrip("-").isdigit() for each in names)
     are_numbers = not are_whole or tuple(names) == tuple(map(str, range(len(names))))
     if types.is_integer(column.type) and not column.null_count and are_numbers:
-        return np.asarray(column.to_numpy(zero_copy_only=False)).astype(np.int64)
+        return np.asarray(column).astype(np.int64)
     texts = compute.cast(column, pyarrow.string())
     blank = compute.fill_null(compute.equal(compute.utf8_trim_whitespace(texts), ""), True)
     if compute.any(blank).as_py():
         requirement, way_out = "hold a label in every row", "remove the rows without one"
-        raise RowError(_first(blank), argument, requirement, "none", way_out)
+        raise RowError(int(np.argmax(blank)), argument, requirement, "none", way_out)
     found = compute.index_in(texts, value_set=pyarrow.array(names, pyarrow.string()))
     lower = [each.lower() for each in names]
     if found.null_count and len(set(lower)) == len(lower):
         found = compute.index_in(compute.utf8_lower(texts), value_set=pyarrow.array(lower, pyarrow.string()))
-    numbers = _as_numbers(texts) if found.null_count else None
-    if numbers is not None:
-        with np.errstate(invalid="ignore"):
+    if found.null_count:
+        with suppress(pyarrow.ArrowInvalid), np.errstate(invalid="ignore"):
+            numbers = np.asarray(compute.cast(texts, pyarrow.float64()))
             wrong = ~(np.abs(numbers) <= _LARGEST_EXACT) | (numbers % 1 != 0)
-        if wrong.any():
-            row = int(np.argmax(wrong))
-            way_out = "choose another label_column"
-            raise RowError(row, argument, "hold class names or ids", texts[row].as_py(), way_out)
-        ids = numbers.astype(np.int64)
-        if not are_whole:
-            return ids
-        texts = compute.cast(pyarrow.array(ids), pyarrow.string())
-        found = compute.index_in(texts, value_set=pyarrow.array(names, pyarrow.string()))
-    if not found.null_count:
-        return np.asarray(found.to_numpy(zero_copy_only=False)).astype(np.int64)
-    row = _first(found.is_null())
-    unknown = texts[row].as_py()
-    alike = look_alikes([unknown], names)
-    got = f"{unknown!r} ({alike})" if alike else repr(unknown)
-    raise RowError(row, argument, f"hold {told[0]} ({few(names)})", got, told[1])
-
-
-def _as_numbers(texts: Any) -> NDArray[np.float64] | None:
-    """Texts as float64; None where one is not a number."""
-    import pyarrow
-    import pyarrow.compute as compute
-
-    try:
-        return np.asarray(compute.cast(texts, pyarrow.float64()).to_numpy(zero_copy_only=False))
-    except pyarrow.ArrowInvalid:
-        return None
-
-
-def _first(flags: Any) -> int:
-    return int(np.argmax(flags.to_numpy(zero_copy_only=False)))
+            if wrong.any():
+                row, way_out = int(np.argmax(wrong)), "choose another label_column"
+                raise RowError(row, argument, "hold class names or ids", texts[row], way_out)
+            ids = numbers.astype(np.int64)
+            if not are_whole:
+                return ids
+            texts = compute.cast(pyarrow.array(ids), pyarrow.string())
+            found = compute.index_in(texts, value_set=pyarrow.array(names, pyarrow.string()))
+    if found.null_count:
+        row = int(np.argmax(found.is_null()))
+        unknown = texts[row].as_py()
+        alike = look_alikes([unknown], names)
+        got = f"{unknown!r} ({alike})" if alike else repr(unknown)
+        raise RowError(row, argument, f"hold {told[0]} ({few(names)})", got, told[1])
+    return np.asarray(found).astype(np.int64)

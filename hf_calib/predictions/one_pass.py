@@ -66,15 +66,11 @@ class Slicing:
         """
         if self.edges is None:
             return [_NO_VALUE if value in (None, "") else str(value) for value in values]
-        between = [f"{self.column} {low:g} to {high:g}" for low, high in pairwise(self.edges)]
-        last = f"{self.column} above {self.edges[-1]:g}"
-        titles = [f"{self.column} up to {self.edges[0]:g}", *between, last]
+        between = [f"{low:g} to {high:g}" for low, high in pairwise(self.edges)]
+        titles = [f"up to {self.edges[0]:g}", *between, f"above {self.edges[-1]:g}"]
         numbers = [_number(value) for value in values]
-        places = np.searchsorted(self.edges, numbers)
-        return [
-            _NO_VALUE if math.isnan(number) else titles[place]
-            for number, place in zip(numbers, places, strict=True)
-        ]
+        places = zip(numbers, np.searchsorted(self.edges, numbers), strict=True)
+        return [_NO_VALUE if math.isnan(each) else f"{self.column} {titles[i]}" for each, i in places]
 
 
 @dataclass
@@ -150,11 +146,7 @@ def _smallest(rows: Sequence[Sequence[NDArray[Any]]], most: int) -> list[NDArray
 def draw_sample(
     table: Table, *, most: int = MOST_SAMPLED, half: int | None = None, workers: int | None = None
 ) -> Predictions:
-    """At most so many rows, of all or of one half of them (0 or 1, see `half_of`), in the order of their hashes.
-
-    Raises:
-        ValueError: if a row is wrong, or there is none.
-    """
+    """At most so many rows, of all or of one half of them (0 or 1, see `half_of`), in the order of their hashes."""
 
     def draw(part: Part) -> list[list[NDArray[Any]]]:
         found: list[list[NDArray[Any]]] = []
@@ -167,11 +159,10 @@ def draw_sample(
         return found
 
     parts = [rows for found in over_parts(draw, table.parts, workers) for rows in found]
-    n_drawn = sum(len(hashes) for hashes, *_ in parts)
-    check(n_drawn > 0, "the predictions to have rows", f"none in {table.name}", "write them below the header")
+    is_any = any(len(hashes) for hashes, *_ in parts)
+    check(is_any, "the predictions to have rows", f"none in {table.name}", "write them below the header")
     hashes, *rows = _smallest(parts, most)
-    order = np.argsort(hashes, kind="stable")
-    labels, scores, weights = (array[order] for array in rows)
+    labels, scores, weights = (array[np.argsort(hashes)] for array in rows)
     return table.predictions(labels, scores, None if table.columns.weight is None else weights)
 
 
@@ -181,10 +172,7 @@ def half_of(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 
 def choose_slicings(table: Table) -> tuple[Slicing, ...]:
-    """Numbers of more than 20 different values are cut into fifths, from a sample of the rows; all else is as it is.
-
-    A column is read once for that, alone.
-    """
+    """Numbers of more than 20 different values are cut into fifths, from a sample of the rows; all else is as it is."""
 
     def sampled(name: str) -> NDArray[Any]:
         found: list[Any] = []

@@ -17,9 +17,6 @@ from hf_calib.metrics.multi_label import check_decisions
 from hf_calib.predictions.kinds import MULTI_LABEL, SINGLE_LABEL, TOKENS, LabelKind
 
 _SMALLEST_PROBABILITY = np.finfo(np.float32).tiny  # a 0 that was rounded has no logarithm
-# Two sets share rows where more than twice as many coincide as by chance, and 9 of 10 rows are distinct.
-_BEYOND_CHANCE = 2
-_SHARE_OF_DISTINCT_ROWS = 0.9
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,8 +160,8 @@ def check_same_classes(argument: str, found: Predictions, other: Predictions) ->
 def rows_in_both(found: Predictions, tested: Predictions) -> int:
     """How many of the tested rows are also among those to fit on: the same labels and the same probabilities.
 
-    Where scores were rounded, different examples coincide: within each set, too. Of 16-bit logits some do; where many
-    do, only sets that are the same as a whole count.
+    Where scores were rounded, different examples coincide, within each set too. Rows are shared where more than twice
+    as many coincide as by chance, and 9 of 10 are distinct; or the sets are the same as a whole.
     """
     keys = [_row_keys(predictions) for predictions in (found, tested)]
     (fitted, n_fitted), (reported, n_reported) = (np.unique(key, return_counts=True) for key in keys)
@@ -172,10 +169,10 @@ def rows_in_both(found: Predictions, tested: Predictions) -> int:
     shared = int(np.minimum(n_fitted[i], n_reported[j]).sum())
     if shared == len(found) == len(tested):
         return shared
-    distinct = len(reported) >= _SHARE_OF_DISTINCT_ROWS * len(tested)
+    distinct = len(reported) >= 0.9 * len(tested)
     twins_of_fitted, twins_of_reported = (n[n > 1].sum() for n in (n_fitted, n_reported))
     by_chance = max(twins_of_fitted * len(tested) / len(found), twins_of_reported * len(found) / len(tested))
-    return shared if distinct and shared > _BEYOND_CHANCE * by_chance else 0
+    return shared if distinct and shared > 2 * by_chance else 0
 
 
 def _row_keys(predictions: Predictions) -> NDArray[np.uint64]:

@@ -64,23 +64,14 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Predictions in files, whose heads were read and checked; made by `open_predictions`.
+    """Predictions in files, whose heads were read and checked; made by `open_predictions`."""
 
-    Args:
-        name: of all, for titles.
-        files: in the order of their names.
-        parts: in order.
-        columns: which are read.
-        schema: of the first file.
-        held: the rows of one file of arrays, or one log.
-    """
-
-    name: str
-    files: tuple[File, ...] = field(repr=False)
-    parts: tuple[Part, ...] = field(repr=False)
-    columns: Columns
-    schema: Schema = field(repr=False)
-    held: Predictions | None = field(default=None, repr=False)
+    name: str  # of all, for titles
+    files: tuple[File, ...] = field(repr=False)  # in the order of their names
+    parts: tuple[Part, ...] = field(repr=False)  # in order
+    columns: Columns  # which are read
+    schema: Schema = field(repr=False)  # of the first file
+    held: Predictions | None = field(default=None, repr=False)  # the rows of one file of arrays, or one log
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -126,18 +117,14 @@ class Table:
         batches = [batch for part in self.parts for _, batch in self.batches(part)]
         way_out = "write the predictions below the header"
         check(bool(batches), "the table to have rows", f"a header only in {self.name}", way_out)
-        labels, scores, weights, by = zip(
-            *((b.labels, b.scores, b.weights, b.by) for b in batches), strict=True
-        )
-        return self.predictions(
-            np.concatenate(labels),
-            np.concatenate(scores),
-            None if self.columns.weight is None else np.concatenate(weights),
-            {
-                name: [value for codes, values in column for value in np.array(values, object)[codes]]
-                for name, column in zip(self.columns.by, zip(*by, strict=True), strict=True)
-            },
-        )
+        labels = np.concatenate([each.labels for each in batches])
+        scores = np.concatenate([each.scores for each in batches])
+        weights = [each.weights for each in batches if each.weights is not None]
+        by = {
+            name: [value for each in batches for value in np.array(each.by[k][1], object)[each.by[k][0]]]
+            for k, name in enumerate(self.columns.by)
+        }
+        return self.predictions(labels, scores, np.concatenate(weights) if weights else None, by)
 
     def predictions(
         self,
@@ -163,14 +150,13 @@ def open_predictions(
 
     Args:
         sources: files, folders, globs or addresses that fsspec knows (s3://, gs://, hf://, https://, memory://), all on
-            one filesystem: of .parquet, .csv, .tsv (also .gz), .jsonl or, on this machine, .npz. In a folder, files
-            below it are read, also of partitions (`country=de/part-0.parquet`), and those whose names begin with "_"
-            or "." are not.
+            one filesystem, of the formats of `load_predictions`. In a folder, files below it are read, also of
+            partitions (`country=de/part-0.parquet`), and those whose names begin with "_" or "." are not.
         label_column: of labels, see `load_predictions`; None where they are not to be read.
         weight_column: of weights, or None.
         by: columns that name slices.
-        option_scores: of a log of lm-evaluation-harness (.jsonl, `--log_samples`, multiple choice), the scores of its
-            answers: "sum" of their tokens' log-likelihoods (acc), "per_character" (acc_norm) or "per_byte" (acc_bytes).
+        option_scores: of a log of lm-evaluation-harness, the scores of its answers: "sum" of their tokens'
+            log-likelihoods (acc), "per_character" (acc_norm) or "per_byte" (acc_bytes).
 
     Raises:
         ValueError: if there is no such file, one is unreadable or truncated, or has other columns than the first.
@@ -221,16 +207,14 @@ def load_predictions(path: str | os.PathLike[str], *, label_column: str = "label
 
     Args:
         path: a file, folder, glob or address, see `open_predictions`, of
-            .npz: arrays `logits` or `probs` (N, C), `labels` (N,) int, and perhaps `class_names`
+            .npz, on this machine: arrays `logits` or `probs` (N, C), `labels` (N,) int, and perhaps `class_names`
             (C,) str. Pickled objects are not read.
             .csv, .tsv (also .gz), .jsonl or .parquet: a column of labels, and one column for each class, in the order
             of the classes: `logit_<class>` or `prob_<class>`, beside which other columns are ignored, or just
             `<class>`, which are probabilities; or a column of lists, `logits` or `probs`.
+            .jsonl: a log of lm-evaluation-harness (`--log_samples`, multiple choice).
         label_column: the column of labels in a table: class names, in any case where no two differ in case only, or
             class ids from 0 on. If every class name is an integer, an integer label is a name.
-
-    Returns:
-        The predictions; the class names are those of the columns.
 
     Raises:
         ValueError: if the file is missing or unreadable, or something in it is missing, ambiguous or wrong.
@@ -368,13 +352,11 @@ def _schema(file: File, fragment: Fragment, texts: set[str | None]) -> Schema:
 
     fields = list(fragment.physical_schema)
     if suffix_of(file.path) in (".csv", ".tsv"):
-        number = (pyarrow.int64(), pyarrow.null())
-        fields = [
-            each.with_type(pyarrow.string())
-            if each.name in texts
-            else each.with_type(pyarrow.float64() if each.type in number else each.type)
-            for each in fields
+        wide = dict.fromkeys([pyarrow.int64(), pyarrow.null()], pyarrow.float64())
+        types = [
+            pyarrow.string() if each.name in texts else wide.get(each.type, each.type) for each in fields
         ]
+        fields = [each.with_type(kind) for each, kind in zip(fields, types, strict=True)]
     return pyarrow.schema([*fields, *(pyarrow.field(key, pyarrow.string()) for key, _ in file.constants)])
 
 

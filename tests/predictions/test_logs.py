@@ -74,7 +74,9 @@ def test_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
 
 
 def test_rows_of_two_filters(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"doc_id to be there once, got 0 twice in .* \(filter 'none'\)"):
+    with pytest.raises(
+        InputError, match=r"doc_id to be there once, got 2 rows with 0 in .*; keep the rows of one filter"
+    ):
         load(written(tmp_path / "a.jsonl", ROWS[0], ROWS[0]))
 
 

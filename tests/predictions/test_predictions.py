@@ -465,7 +465,8 @@ class TestTables:
             load_predictions("a" * 5000 + ".csv")
         (tmp_path / "p.pkl").write_bytes(b"")
         with pytest.raises(
-            ValueError, match=r"existing files, got .*p.pkl, .*; files end in .npz, .csv, .tsv, .parquet, .jsonl"
+            ValueError,
+            match=r"existing files, got .*p.pkl, .*; files end in .npz, .csv, .tsv, .parquet, .jsonl",
         ):
             load_predictions(tmp_path / "p.pkl")
 
