@@ -40,7 +40,6 @@ from hf_calib.scaling.curves import HistogramBinning, IsotonicScaling, SplineSca
 from tests.helpers.architectures import (
     ARCHITECTURES,
     TEXT,
-    Squashed,
     assert_same_weights,
     bert,
     build,
@@ -295,38 +294,34 @@ class Convolutional(BertForSequenceClassification):
         return outputs
 
 
-class Rotated(BertForSequenceClassification):
-    """Each class's logit becomes the next class's, which no temperature notices."""
+class Hooked(BertForSequenceClassification):
+    """Its logits pass through a function."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         outputs = super().forward(*args, **kwargs)
-        outputs.logits = outputs.logits.roll(1, -1)
+        outputs.logits = self.hook(outputs.logits)
         return outputs
 
 
-class Summed(BertForSequenceClassification):
-    """The head is used twice, so that its bias counts twice."""
-
-    def forward(self, input_ids: Any, **kwargs: Any) -> Any:
-        outputs = super().forward(input_ids, **kwargs)
-        outputs.logits = outputs.logits + super().forward(input_ids.flip(1), **kwargs).logits
-        return outputs
+def hooked(hook: Callable[[torch.Tensor], torch.Tensor], n: int = 5) -> Any:
+    model = randomised(Hooked(transformers.BertConfig(**TEXT, num_labels=n)))
+    model.hook = hook
+    return model
 
 
-class Failing(BertForSequenceClassification):
-    """It runs once, and not again while the head is divided."""
-
-    calls = 0
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self.calls += 1
-        if self.calls > 1:
-            raise KeyboardInterrupt("by the user")
-        return super().forward(*args, **kwargs)
+def convolutional() -> Any:
+    return randomised(Convolutional(transformers.BertConfig(**TEXT, num_labels=5)))
 
 
-def of_class(kind: Any, n: int = 5) -> Callable[[], Any]:
-    return lambda: randomised(kind(transformers.BertConfig(**TEXT, num_labels=n)))
+def fails_the_second_time() -> Callable[[torch.Tensor], torch.Tensor]:
+    calls = iter((True, False))
+
+    def hook(logits: torch.Tensor) -> torch.Tensor:
+        if next(calls):
+            return logits
+        raise KeyboardInterrupt("by the user")
+
+    return hook
 
 
 def changed(change: Callable[[Any], object], **config: Any) -> Callable[[], Any]:
@@ -358,12 +353,12 @@ def zero(model: Any) -> None:
 LINEAR = "expected model to have a linear head .* got "
 ONCE = {"num_labels": 1}
 REFUSED: list[tuple[Callable[[], Any], Any, str]] = [
-    (of_class(Squashed), 1.7, LINEAR + r".*'classifier'\]; divide the logits outside the model"),
-    (of_class(Squashed, 16), 1.7, LINEAR + ".*'classifier'"),
-    (of_class(Convolutional), 1.7, LINEAR + "no such layers; divide the"),
-    (of_class(Squashed), made("vector"), "that vector scaling can be folded into, got .*; keep the"),
-    (of_class(Rotated), made("matrix"), "that matrix scaling can be folded into, got .*; keep the"),
-    (of_class(Summed), made("vector"), r"got \['classifier'\], which lose precision with it"),
+    (lambda: hooked(torch.tanh), 1.7, LINEAR + r".*'classifier'\]; divide the logits outside the model"),
+    (lambda: hooked(torch.tanh, 16), 1.7, LINEAR + ".*'classifier'"),
+    (convolutional, 1.7, LINEAR + "no such layers; divide the"),
+    (lambda: hooked(torch.tanh), made("vector"), "that vector scaling can be folded into, got .*; keep the"),
+    (lambda: hooked(lambda z: z.roll(1, -1)), made("matrix"), "matrix scaling can be folded into, got .*; keep the"),
+    (lambda: hooked(lambda z: 2 * z), made("vector"), r"got \['classifier'\], which lose precision with it"),
     (changed(share_a_weight, num_labels=16), 1.7, "linear head"),
     (changed(lambda m: nn.utils.parametrizations.weight_norm(m.classifier)), 1.7, "linear head"),
     (bert, 1e44, r"lose precision at 1e\+44"),
@@ -452,7 +447,7 @@ def test_objects_of_the_wrong_type_are_refused() -> None:
         fold_temperature(model, 1.7, batch=torch.zeros(1, 3))  # type: ignore[arg-type]
     with refused(model, ValueError, "expected batch to be what the model takes, got ValueError"):
         fold_temperature(model, 1.7, batch={"pixels": torch.zeros(1, 3)})
-    with refused(failing := of_class(Failing)(), KeyboardInterrupt, "by the user"):
+    with refused(failing := hooked(fails_the_second_time()), KeyboardInterrupt, "by the user"):
         fold_temperature(failing, 1.7)
     assert check_can_be_folded(model) == {}
     with pytest.raises(ValueError, match="folded only once"):
@@ -499,17 +494,6 @@ def test_adapters_have_to_be_merged(tmp_path: Path) -> None:
         assert_scaled(logits_of(merged), before, made("temperature"))
 
 
-class Offset(BertForSequenceClassification):
-    """A constant is added to one logit after the head, so that dividing the head divides the logits only nearly."""
-
-    offset = 0.0
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        outputs = super().forward(*args, **kwargs)
-        outputs.logits[..., 0] += self.offset
-        return outputs
-
-
 @pytest.mark.parametrize(
     ("share", "temperature", "message"),
     [
@@ -522,8 +506,10 @@ class Offset(BertForSequenceClassification):
     ],
 )
 def test_logits_agree_up_to_1e_5_of_the_largest(share: float, temperature: float, message: str) -> None:
-    model = of_class(Offset)()
-    model.offset = share * float(logits_of(model).abs().max())
+    offset = torch.zeros(5)
+    model = hooked(lambda logits: logits + offset)
+    # So that dividing the head divides the logits only nearly.
+    offset[0] = share * float(logits_of(model).abs().max())
     if not message:
         fold_temperature(model, temperature, batch=some_inputs(model))
     else:
@@ -534,14 +520,12 @@ def test_logits_agree_up_to_1e_5_of_the_largest(share: float, temperature: float
 # ---- Left as found ----
 
 
-class Drawing(BertForSequenceClassification):
-    """It draws from every random stream, also in evaluation mode."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        torch.rand(3)
-        np.random.rand(3)
-        random.random()
-        return super().forward(*args, **kwargs)
+def draw(logits: torch.Tensor) -> torch.Tensor:
+    """From every random stream, as a model may also in evaluation mode."""
+    torch.rand(3)
+    np.random.rand(3)
+    random.random()
+    return logits
 
 
 @pytest.mark.parametrize("temperature", [1.7, 1e44], ids=["folded", "refused"])
@@ -549,7 +533,7 @@ def test_random_streams_are_where_they_were(temperature: float) -> None:
     def states() -> list[Any]:
         return [torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()]
 
-    model, before = of_class(Drawing)(), states()
+    model, before = hooked(draw), states()
     with suppress(ValueError):
         fold_temperature(model, temperature)
     assert hasattr(model.config, "calibration") == (temperature == 1.7)
@@ -580,12 +564,8 @@ def test_modes_and_gradients_are_as_they_were_and_it_trains_on() -> None:
     )
 
 
-class Watching(BertForSequenceClassification):
-    """It notes in which precision matrices are multiplied."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self.seen = {*getattr(self, "seen", []), self.precision()}
-        return super().forward(*args, **kwargs)
+def read_newer() -> str:
+    return torch.backends.cuda.matmul.fp32_precision
 
 
 def set_newer(precision: str) -> None:
@@ -598,17 +578,20 @@ def test_float32_precision(precision: str) -> None:
     newer = precision == "tf32"
     if newer and not hasattr(torch.backends, "fp32_precision"):
         pytest.skip("this torch has the older interface only")
-    switch = set_newer if newer else torch.set_float32_matmul_precision
-    model = of_class(Watching)()
-    model.precision = torch.get_float32_matmul_precision
+    read, switch = torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
     if newer:
-        model.precision = lambda: torch.backends.cuda.matmul.fp32_precision
-    before = model.precision()
+        read, switch = read_newer, set_newer
+    seen, before = list[str](), read()
+
+    def watch(logits: torch.Tensor) -> torch.Tensor:
+        seen.append(read())
+        return logits
+
     switch(precision)
     try:
-        fold_temperature(model, 1.7)
-        assert model.seen == {"ieee" if newer else "highest"}
-        assert model.precision() == precision
+        fold_temperature(hooked(watch), 1.7)
+        assert set(seen) == {"ieee" if newer else "highest"}
+        assert read() == precision
     finally:
         switch(before)
 

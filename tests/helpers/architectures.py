@@ -318,12 +318,3 @@ def refused(model: PreTrainedModel, error: Any, message: str) -> Iterator[None]:
         yield
     assert_same_weights(model, before)
     assert model.config.to_dict() == config
-
-
-class Squashed(BertForSequenceClassification):
-    """Its logits are not a linear function of any layer."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        outputs = super().forward(*args, **kwargs)
-        outputs.logits = outputs.logits.tanh()
-        return outputs
