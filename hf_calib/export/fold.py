@@ -253,7 +253,7 @@ def _check_scaler(model: nn.Module, scaler: Any) -> None:
         if each is not None:
             check_is_fitted(each)
             _check_numbers(each)
-    multi_label = saved_map.is_multi_label(scaler)
+    multi_label = scaler.multi_label
     got = f"problem_type={getattr(classifier_of(model).config, 'problem_type', None)!r}"
     way_out = "pipelines choose sigmoid or softmax by config.problem_type: set it, or fit the other scaler"
     if is_cross_encoder(model):

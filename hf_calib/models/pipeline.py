@@ -29,7 +29,6 @@ from hf_calib.scaling.saved_map import (
     MAP_NAME,
     SavedMap,
     download,
-    is_multi_label,
     load_map,
     method_of,
     recorded_in,
@@ -149,7 +148,7 @@ class _Calibrated:
 
     def check_function(self, function_to_apply: Any) -> None:
         """Raise for a function that would be applied in the place of the scaler."""
-        own = "sigmoid" if is_multi_label(self.scaler) else "softmax"
+        own = "sigmoid" if self.scaler.multi_label else "softmax"
         given = str(getattr(function_to_apply, "value", function_to_apply)).lower()
         way_out = "leave it out; for other scores use transformers.pipeline"
         requirement = f"function_to_apply to be {own!r}, which the scaler calibrates"
@@ -177,7 +176,7 @@ class _Calibrated:
         logits = outputs["logits"]
         rows = logits.float().cpu().numpy().reshape(-1, logits.shape[-1])
         groups = {} if group is None else {"groups": [group] * len(rows)}
-        found = _as_logits(self.scaler.predict_proba(rows, **groups), sigmoid=is_multi_label(self.scaler))
+        found = _as_logits(self.scaler.predict_proba(rows, **groups), sigmoid=self.scaler.multi_label)
         outputs["logits"] = torch.from_numpy(found.reshape(logits.shape))
         return outputs
 
@@ -200,7 +199,7 @@ def _as_logits(probs: NDArray[Any], *, sigmoid: bool) -> NDArray[np.float32]:
 def _classes_of(saved: SavedMap) -> dict[str, Any]:
     """The classes of a map, for the config of a base model: adapters do not say how many their head has."""
     names = saved.about["class_names"]
-    problem = "multi_label_classification" if is_multi_label(saved.scaler) else None
+    problem = "multi_label_classification" if saved.scaler.multi_label else None
     numbers = {name: number for number, name in enumerate(names)}
     return {"id2label": dict(enumerate(names)), "label2id": numbers, "problem_type": problem}
 
@@ -231,8 +230,8 @@ def _check_goes_with(scaler: Any, config: PreTrainedConfig, place: str) -> None:
     sigmoid = config.problem_type == "multi_label_classification" or config.num_labels == 1
     argument, way_out = f"the scaler in {place}", "fit the scaler again, on this model's logits"
     requirement = f"{argument} to be fitted with multi_label={sigmoid}, as the model's problem_type says"
-    got = f"multi_label={is_multi_label(scaler)}"
-    check(is_multi_label(scaler) == sigmoid, requirement, got, way_out)
+    got = f"multi_label={scaler.multi_label}"
+    check(scaler.multi_label == sigmoid, requirement, got, way_out)
     try:
         scaler.predict_proba(np.zeros((1, config.num_labels or 0)))
     except InputValueError as error:

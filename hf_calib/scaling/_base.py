@@ -17,7 +17,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from hf_calib._errors import check, few
 from hf_calib.metrics import checks
 from hf_calib.metrics.checks import FloatArray, row_chunks
-from hf_calib.scaling.saved_map import MAP_NAME, is_multi_label, load_pretrained, save_map
+from hf_calib.scaling.saved_map import MAP_NAME, load_pretrained, save_map
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitInfo
@@ -41,12 +41,13 @@ class Scaler(ClassifierMixin, BaseEstimator):
     array([[0.75, 0.25]])
     """
 
+    multi_label = False
     predict_proba: Callable[[ArrayLike], FloatArray]
 
     def predict(self, logits: ArrayLike) -> NDArray[np.int64]:
         """The number of the most probable class of each row; with several labels a row 0 or 1 for each."""
         probs = self.predict_proba(logits)
-        return (probs > 0.5).astype(np.int64) if is_multi_label(self) else probs.argmax(axis=-1)
+        return (probs > 0.5).astype(np.int64) if self.multi_label else probs.argmax(axis=-1)
 
     @property
     def classes_(self) -> NDArray[np.int64]:
@@ -85,7 +86,6 @@ class Scaler(ClassifierMixin, BaseEstimator):
 class LogitScaling(Scaler):
     """A scaler whose probabilities are the softmax of the logits that it maps to or, with `multi_label`, sigmoids."""
 
-    multi_label = False
     weight_: FloatArray
     bias_: FloatArray
     transform: Callable[[ArrayLike], FloatArray]

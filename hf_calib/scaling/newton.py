@@ -108,8 +108,9 @@ class ScaledLoss:
             own[part] = block[each, labels]
             masks, c = block.min() == -np.inf, block.shape[1]
             mean[part] = block.mean(axis=1, where=np.isfinite(block)) if masks else block @ np.full(c, 1 / c)
-        self.drift = float(np.average(mean - own, weights=rows.weights))
-        self.shortfall = float(np.average(-own, weights=rows.weights))
+        self.weights = np.ones(len(rows)) if rows.weights is None else rows.weights
+        self.drift = float((mean - own) @ self.weights) / len(rows)
+        self.shortfall = float(-own @ self.weights) / len(rows)
         self.is_constant = self.drift == 0 == self.shortfall
 
     def problem(self, temperature: float) -> str | None:
@@ -120,7 +121,7 @@ class ScaledLoss:
             return f"all {len(self.rows)} labels are ranked first"
         if self.drift >= 0:
             return "labels score no better than the average class"
-        return f"the best one is out of {BOUNDS}" if np.isclose(temperature, BOUNDS).any() else None
+        return f"the best one is out of {BOUNDS}" if temperature in BOUNDS else None
 
     def warn(self, temperature: float, stacklevel: int = 3) -> None:
         """Say what the data do not determine; `stacklevel` 3 is the caller of the method that calls this one."""
@@ -147,8 +148,8 @@ class ScaledLoss:
             terms *= gaps
             mean = (terms @ ones) / mass
             terms *= gaps
-            moments = np.stack([np.log(mass), mean, (terms @ ones) / mass - mean**2])
-            totals += moments.sum(axis=1) if self.rows.weights is None else moments @ self.rows.weights[part]
+            weights, variance = self.weights[part], (terms @ ones) / mass - mean**2
+            totals += np.log(mass) @ weights, mean @ weights, variance @ weights
         value, slope, curvature = (totals / len(self.rows)).tolist()
         return value + beta * self.shortfall, slope + self.shortfall, curvature
 

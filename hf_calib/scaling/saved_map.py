@@ -149,11 +149,6 @@ def method_of(scaler: Any, folds: bool = False) -> str:
     raise InputTypeError(expected("scaler", f"be one of {names}", type(scaler).__name__, way_out))
 
 
-def is_multi_label(scaler: Any) -> bool:
-    """Whether a scaler's probabilities are sigmoids, not the softmax."""
-    return bool(getattr(scaler, "multi_label", False))
-
-
 def fitted_numbers(scaler: Any) -> dict[str, Any]:
     """The fitted parameters, where these are at most a number per class."""
     arrays = {name[:-1]: np.asarray(value) for name, value in vars(scaler).items() if name.endswith("_")}

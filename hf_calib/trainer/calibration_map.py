@@ -18,7 +18,6 @@ from hf_calib.export.heads import has_tied_head, head_loses_bias, norms_of_hidde
 from hf_calib.scaling import FOLDABLE_SCALERS, AutoScaling, TemperatureScaling, saved_map
 from hf_calib.scaling.saved_map import (
     has_bias,
-    is_multi_label,
     load_map,
     map_title,
     method_of,
@@ -89,7 +88,7 @@ def check_problem(scaler: Any, multi_label: bool | None) -> None:
     """Refuse a scaler that does not go with the labels, as far as it is known whether a row has several."""
 
     def goes(other: Any) -> bool:
-        return "multi_label" in other.get_params() or is_multi_label(other) == multi_label
+        return "multi_label" in other.get_params() or other.multi_label == multi_label
 
     method = method_of(scaler, folds=True)
     if multi_label is None or goes(scaler):
@@ -124,7 +123,7 @@ def check_fitted(scaler: Any, multi_label: bool | None, n_classes: int | None) -
     sizes = {size for part in scaler.affine_map() if part is not None for size in part.shape}
     fits, got = n_classes is None or sizes <= {n_classes}, max(sizes, default=0)
     check(fits, f"scaler to be fitted on {n_classes} classes", got, "fit it on this model's logits")
-    same, got = multi_label in (None, is_multi_label(scaler)), f"multi_label={is_multi_label(scaler)}"
+    same, got = multi_label in (None, scaler.multi_label), f"multi_label={scaler.multi_label}"
     requirement = f"scaler to be fitted with multi_label={multi_label}"
     check(same, requirement, got, "fit it with the labels of this problem")
 

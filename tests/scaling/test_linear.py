@@ -68,7 +68,7 @@ def of_ridge(scaler: VectorScaling, temperature: float) -> tuple[np.ndarray, np.
 
 
 class TestVector:
-    @pytest.mark.parametrize(("n", "c"), [(200, 2), (600, 5), (4000, 30), (8000, 100)])
+    @pytest.mark.parametrize(("n", "c"), [(200, 2), (600, 5), (4000, 30), (12_000, 100)])
     def test_the_gradient_is_zero(self, n: int, c: int) -> None:
         logits, labels = sampled(n, c)
         scaler = VectorScaling().fit(logits, labels)

@@ -20,7 +20,6 @@ from hf_calib.scaling import FOLDABLE_SCALERS, PriorCorrection, Scaler, Temperat
 from hf_calib.scaling.saved_map import (
     MAP_NAME,
     config_record,
-    is_multi_label,
     method_of,
     temperature_of,
     title_of,
@@ -82,7 +81,7 @@ def test_every_scaler_comes_back_bit_for_bit(name: str, c: int, tmp_path: Path) 
     assert_same(type(scaler).from_pretrained(str(tmp_path / "new")), scaler, logits)
     files = {path.relative_to(tmp_path / "new").as_posix() for path in (tmp_path / "new").rglob("*.*")}
     assert files == {MAP_NAME}
-    assert is_multi_label(scaler) == (name in MULTI_LABEL)
+    assert scaler.multi_label == (name in MULTI_LABEL)
     assert title_of(scaler)
 
 

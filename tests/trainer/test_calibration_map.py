@@ -26,7 +26,7 @@ from hf_calib.scaling import (
     VectorScaling,
     load_map,
 )
-from hf_calib.scaling.saved_map import MAP_NAME, config_record, is_multi_label
+from hf_calib.scaling.saved_map import MAP_NAME, config_record
 from hf_calib.trainer.config import CALIBRATION_METHODS
 from hf_calib.trainer.evaluation import Evaluation, on_device
 from tests.helpers.tiny import (
@@ -50,7 +50,7 @@ MULTI_LABEL = {"problem_type": "multi_label_classification"}
 def kinds(method: str) -> list[bool]:
     """Whether the problem is multi-label, for each that the method takes."""
     scaler = FOLDABLE_SCALERS[method].load()()
-    return [False, True] if "multi_label" in scaler.get_params() else [is_multi_label(scaler)]
+    return [False, True] if "multi_label" in scaler.get_params() else [scaler.multi_label]
 
 
 CASES = [(method, multi_label) for method in CALIBRATION_METHODS[:-1] for multi_label in kinds(method)]
