@@ -210,7 +210,7 @@ def _save_predictions(output: Path, source: FileSource, measured: Measured) -> N
             np.savez(
                 folder / _CORRECTED, probs=probs, class_names=np.array(report.class_names, dtype=np.str_)
             )
-        report.write(folder)
+        report.save(folder)
 
 
 def show(done: Calibration) -> None:

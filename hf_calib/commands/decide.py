@@ -89,7 +89,7 @@ def run(options: Decide, running: Running) -> Decided:
             if not decided.decisions.rule.answers_nothing:
                 decided.decisions.save(folder)
             report = replace(report, decisions=decided.section, notes=decided.notes)
-            report.write(folder / "decisions")
+            report.save(folder / "decisions")
     return decided
 
 

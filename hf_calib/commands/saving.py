@@ -103,7 +103,7 @@ def save_calibrated(
         # A half of the rows has no name, and probabilities without the prior correction are not those of the model.
         again = {} if test is None or not measured.is_served else {"options": test.options(source.reading)}
         on = {**reported, "seen": measured.n_seen, **again, "fingerprint": weights}
-        replace(measured.report, about=on).write(folder / "calibration")
+        replace(measured.report, about=on).save(folder / "calibration")
     return {"served_difference": difference, "folded": folds}
 
 

@@ -13,11 +13,11 @@ from hf_calib.report.sections import (
     DecisionSection,
     EntitySection,
     OodSection,
+    SliceSection,
     SoftLabelSection,
     ood_section,
     with_entities,
 )
-from hf_calib.report.slices import SliceSection
 
 __all__ = [
     "LABEL_MEASURES",

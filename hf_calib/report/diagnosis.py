@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy.stats import t
 
 from hf_calib.metrics.scores import negative_logs
 from hf_calib.metrics.sums import Interval
-from hf_calib.report.measured import MEASURES, Measured, Overall
+from hf_calib.report.measured import MEASURES, Measured
 from hf_calib.report.rows import BinRow, ClassRow, p_in_words
 
 if TYPE_CHECKING:
@@ -27,23 +27,8 @@ class Claims(NamedTuple):
     """Claims that the sentences on a set of probabilities may make."""
 
     level: float  # of each kind of claim; 0 where there may be none, as a calibrated model would often show as much
-    n_claims: int  # kinds of claims, over all sets of probabilities of the report
-    overall: Overall
-    smallest: Mapping[
-        str, float
-    ]  # kind of claim -> the smallest p-value of its tests, corrected for their number
-
-    @property
-    def verdict(self) -> str:
-        """'over-confident', 'under-confident' or 'neither'."""
-        if self.smallest["overall"] >= self.level:
-            return "neither"
-        return "over-confident" if self.overall.gap > 0 else "under-confident"
-
-    @property
-    def corrected(self) -> str:
-        """The reason why what is beyond chance alone is not claimed."""
-        return f"not beyond chance once corrected for the {self.n_claims} statements of this report"
+    verdict: str  # "over-confident", "under-confident" or "neither"
+    corrected: str  # the reason why what is beyond chance alone is not claimed
 
 
 def claims(report: CalibrationReport, measured: Measured) -> Claims:
@@ -57,36 +42,39 @@ def claims(report: CalibrationReport, measured: Measured) -> Claims:
         Simes 1986, "An improved Bonferroni procedure for multiple tests of significance" (valid for tests that
         depend on each other as these do, all of them on the same labels).
     """
-    n_sets = 1 if report.after is None else 2
-    level = (1 - report.confidence_level) / n_sets
-    assert measured.consistency is not None
-    smallest = {
-        "overall": measured.overall.p_value,
-        "ece": measured.consistency.p_value,
-        "bins": _smallest(row.p_value for row in measured.bins),
-        "classes": _smallest(row.p_value for row in measured.classes if row.predicted >= _CLASSES_SEEN),
-        "frequencies": _smallest(row.frequency_p_value for row in measured.classes),
-    }
+    level = (1 - report.settings.confidence_level) / len(report.states)
+    rows = measured.labels or measured.classes
+    smallest = {"overall": measured.overall.p_value}
+    smallest["frequencies"] = _smallest([row.frequency_p_value for row in rows])
+    if measured.consistency is not None:
+        judged = [row.p_value for row in measured.classes if row.predicted >= _CLASSES_SEEN]
+        bins = [row.p_value for row in measured.bins]
+        smallest |= {"bins": _smallest(bins), "classes": _smallest(judged)}
+        smallest["ece"] = measured.consistency.p_value
     ordered = sorted(smallest.values())
-    rejected = any(p <= level * rank / len(ordered) for rank, p in enumerate(ordered, 1))
-    return Claims(level if rejected else 0.0, n_sets * len(smallest), measured.overall, smallest)
+    if not any(p <= level * rank / len(ordered) for rank, p in enumerate(ordered, 1)):
+        level = 0.0
+    verdict = "over-confident" if measured.overall.gap > 0 else "under-confident"
+    n_claims = len(report.states) * len(smallest)
+    corrected = f"not beyond chance once corrected for the {n_claims} statements of this report"
+    return Claims(level, verdict if smallest["overall"] < level else "neither", corrected)
 
 
-def _smallest(p_values: Iterable[float]) -> float:
+def _smallest(p_values: Sequence[float]) -> float:
     """The smallest of several p-values, by Bonferroni; 1 of none."""
-    found = list(p_values)
-    return min(1.0, min(found) * len(found)) if found else 1.0
+    return min(1.0, min(p_values) * len(p_values)) if p_values else 1.0
 
 
 def diagnose(report: CalibrationReport) -> list[str]:
     """The sentences on each set of probabilities, and on what changed from one to the other."""
     sentences = list(_of_state(report, report.before))
     if report.after is not None:
-        before, after = report.before.metrics, report.after.metrics
+        keys = ("macro_ece", "micro_nll") if report.multi_label else ("ece", "nll")
+        pairs = [(report.before.metrics[key].value, report.after.metrics[key].value) for key in keys]
+        ece, nll = (f"from {before:.4f} to {after:.4f}" for before, after in pairs)
+        macro, of = ("macro ", " of a decision") if report.multi_label else ("", "")
         sentences += [
-            "After calibration the ECE goes from "
-            f"{before['ece'].value:.4f} to {after['ece'].value:.4f}, the negative log-likelihood from "
-            f"{before['nll'].value:.4f} to {after['nll'].value:.4f}.",
+            f"After calibration the {macro}ECE goes {ece}, the negative log-likelihood{of} {nll}.",
             *_of_change(report, report.after),
         ]
         found = _of_state(report, report.after)
@@ -97,13 +85,13 @@ def diagnose(report: CalibrationReport) -> list[str]:
 def _of_change(report: CalibrationReport, after: Measured) -> Iterator[str]:
     """What only held rows show of a change."""
     before, labels = report.before, report.labels
-    if labels is None:
+    if labels is None or report.multi_label:
         return
     change = negative_logs(after.probs, labels) - negative_logs(before.probs, labels)
     limit = 0.0
     if len(change) > 1 and np.isfinite(change).all():
         error = change.std(ddof=1) / np.sqrt(len(change))
-        limit = t.isf((1 - report.confidence_level) / 2, len(change) - 1) * error
+        limit = t.isf((1 - report.settings.confidence_level) / 2, len(change) - 1) * error
     if change.mean() > limit:
         yield (
             "The negative log-likelihood got worse beyond chance: the calibration was fitted on too few examples, or "
@@ -115,8 +103,8 @@ def _of_change(report: CalibrationReport, after: Measured) -> Iterator[str]:
 
 
 def _of_state(report: CalibrationReport, measured: Measured) -> Iterator[str]:
-    found, level = claims(report, measured), report.confidence_level
-    overall, test = found.overall, measured.consistency
+    found, level, several = claims(report, measured), report.settings.confidence_level, report.multi_label
+    overall, test = measured.overall, measured.consistency
     means = f"mean confidence {overall.confidence:.3f}, accuracy {overall.accuracy:.3f}"
     interval = (
         f"{overall.gap:+.3f}, {report.settings.level} interval {overall.low:+.3f} to {overall.high:+.3f}"
@@ -126,9 +114,14 @@ def _of_state(report: CalibrationReport, measured: Measured) -> Iterator[str]:
         verdict = "neither over- nor under-confident beyond chance"
         if not round(overall.low, 3) <= 0 <= round(overall.high, 3):
             interval += f", which excludes 0 alone; {found.corrected}"
+    if several:
+        words = {"over-confident": "too high", "under-confident": "too low"}
+        verdict = f"probabilities {words.get(verdict, 'neither too high nor too low')} beyond chance"
+        means = f"mean probability {overall.confidence:.3f}, labels apply in {overall.accuracy:.3f}"
     yield f"Overall {verdict}: {means} (difference {interval})."
     yield from _where(measured, found.level)
-    assert test is not None
+    if test is None:
+        return
     comparison = (
         f"{test.value:.4f}, and on {overall.n_examples:,} examples a perfectly calibrated model with these "
         f"confidences would show {test.expected:.4f} by chance alone"
@@ -143,8 +136,8 @@ def _of_state(report: CalibrationReport, measured: Measured) -> Iterator[str]:
 
 
 def _where(measured: Measured, level: float) -> Iterator[str]:
-    """Bins, classes and frequencies that differ beyond chance, at this level of each kind."""
-    runs = significant_runs(measured.bins, level)
+    """Bins, classes and frequencies, or labels, that differ beyond chance, at this level of each kind."""
+    runs = [] if measured.labels else significant_runs(measured.bins, level)
     for run in runs[:3]:
         word = "too high" if run.gap > 0 else "too low"
         yield (
@@ -154,20 +147,20 @@ def _where(measured: Measured, level: float) -> Iterator[str]:
     if len({run.gap > 0 for run in runs}) == 2:
         yield "Errors in both directions partly cancel in the overall difference."
     judged = [row for row in measured.classes if row.predicted >= _CLASSES_SEEN]
-    found = [(row.confidence - row.precision, row) for row in judged if row.p_value < level / len(judged)]  # type: ignore[operator]
+    found: Any = [(r.confidence - r.precision, r) for r in judged if r.p_value < level / len(judged)]  # type: ignore[operator]
     found.sort(key=lambda pair: -abs(pair[0]))
     for sign, word in ((1, "over-confident"), (-1, "under-confident")):
         rows = [row for gap, row in found if sign * gap > 0]
         words = [f'"{r.name}" (confidence {r.confidence:.2f}, precision {r.precision:.2f})' for r in rows]
         if rows:
             yield f"Predictions of {_counted(rows)} are {word} beyond chance: {_listed(words)}."
-    frequencies = misjudged_frequencies(measured.classes, level)
     words = [
         f'"{row.name}" ({row.frequency:.3f} of the examples, mean probability {row.mean_probability:.3f})'
-        for row in frequencies
+        for row in misjudged_frequencies(measured.labels or measured.classes, level)
     ]
     if words:
-        yield f"Some classes occur more or less often than their mean probability: {_listed(words)}."
+        what = "labels apply" if measured.labels else "classes occur"
+        yield f"Some {what} more or less often than their mean probability: {_listed(words)}."
 
 
 def misjudged_frequencies(rows: Sequence[ClassRow], alpha: float) -> list[ClassRow]:
@@ -187,19 +180,12 @@ def significant_runs(rows: Sequence[BinRow], alpha: float) -> list[BinRow]:
             continue
         last = found[-1] if found else None
         if last and np.isclose(last.upper, row.lower) and last.gap * row.gap > 0:
-            count = last.count + row.count
-            confidence = (last.confidence * last.count + row.confidence * row.count) / count
-            accuracy = (last.accuracy * last.count + row.accuracy * row.count) / count
-            found[-1] = replace(
-                last,
-                upper=row.upper,
-                count=count,
-                confidence=confidence,
-                accuracy=accuracy,
-                gap=confidence - accuracy,
-                contribution=last.contribution + row.contribution,
-                p_value=min(last.p_value, row.p_value),
-            )
+            n, m = last.count, row.count
+            names = ("confidence", "accuracy", "gap")
+            means = {name: (n * getattr(last, name) + m * getattr(row, name)) / (n + m) for name in names}
+            means["contribution"] = last.contribution + row.contribution
+            p_value = min(last.p_value, row.p_value)
+            found[-1] = replace(last, upper=row.upper, count=n + m, p_value=p_value, **means)
         else:
             found.append(row)
     return sorted(found, key=lambda row: -row.contribution)
@@ -223,7 +209,7 @@ def warn(report: CalibrationReport) -> Iterator[str]:
         if rows:
             named = _listed([f'"{row.name}"' for row in rows])
             yield f"{_counted(rows)} ({named}) {consequence}"
-    if report.n_classes == 2:
+    if len(report.class_names) == 2:
         yield (
             "Two classes: the confidence is that of the predicted class, at least 0.5, not that of the positive class."
         )
@@ -233,22 +219,12 @@ def warn(report: CalibrationReport) -> Iterator[str]:
 
 def outside_intervals(states: Sequence[Mapping[str, Interval]]) -> list[str]:
     """A note on the errors whose value lies outside their interval in any state, if there are any."""
-    outside = [
-        measure.title
-        for key, measure in MEASURES.items()
-        if measure.interval == "inversion"
-        and any(
-            not state[key].low <= state[key].value <= state[key].high
-            for state in states
-            if None not in state.get(key, (None,))
-        )
-    ]
-    if not outside:
-        return []
-    return [
-        f"Outside its interval: {', '.join(outside)}. Noise makes the value of such an error larger; the interval is "
-        "of the error without noise."
-    ]
+    inverted = [key for key, measure in MEASURES.items() if measure.interval == "inversion"]
+    found = [(key, state[key]) for key in inverted for state in states if key in state]
+    outside = [key for key, each in found if None not in each and not each.low <= each.value <= each.high]
+    titles = ", ".join(MEASURES[key].title for key in dict.fromkeys(outside))
+    note = f"Outside its interval: {titles}. Noise makes the value of such an error larger; the interval is of the "
+    return [f"{note}error without noise."] if outside else []
 
 
 def _counted(rows: Sequence[ClassRow]) -> str:

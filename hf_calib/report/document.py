@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console
 
-# Of tables in a terminal.
-_TITLE = 20  # the least width of the first column
-_WORD = 16  # the longest word of a header that is not broken
-_GAP = 3  # between columns
+_TITLE, _WORD = (
+    20,
+    16,
+)  # letters of a line, on a terminal: of the first column at least, of other headers at most
 
 
 class Image(NamedTuple):
@@ -66,65 +67,47 @@ class Bullets:
 
 @dataclass(frozen=True)
 class Table:
-    """A table: its first column names the rows, the others hold numbers, perhaps as "value [low, high]".
+    """A table: its first column names the rows, the others hold numbers, perhaps as "value [low, high]"."""
 
-    Args:
-        caption: on a page.
-        header: of the columns; "\\n" breaks a line.
-        rows: as many cells each.
-        title: on a screen; None keeps the table off it.
-        stacked: whether a page shows intervals below their values.
-        folded: whether a page shows it only once its caption is opened.
-    """
-
-    caption: str
-    header: Sequence[str]
+    caption: str  # on a page
+    header: Sequence[str]  # "\n" breaks a line
     rows: Sequence[Sequence[str]]
-    title: str | None = None
-    stacked: bool = False
-    folded: bool = False
+    title: str | None = None  # on a screen; None keeps the table off it
+    stacked: bool = False  # a page shows intervals below their values
+    folded: bool = False  # a page shows it only once its caption is opened
 
-    def rows_with(self, mark: str | None) -> Sequence[Sequence[str]]:
-        """The rows with a mark in place of the space before an interval; None leaves intervals out."""
-        return [
-            [
-                row[0],
-                *(
-                    cell.partition(" [")[0] if mark is None else cell.replace(" [", f"{mark}[")
-                    for cell in row[1:]
-                ),
-            ]
-            for row in self.rows
-        ]
+    def rows_with(self, mark: str) -> list[list[str]]:
+        """The rows with a mark in place of the space before an interval."""
+        return [[row[0], *(cell.replace(" [", f"{mark}[") for cell in row[1:])] for row in self.rows]
 
     def show(self, console: Console) -> None:
-        """Where there is no room, cells lose their intervals; columns that still do not fit follow below."""
+        """Where there is no room, intervals stand below their values; columns that still do not fit follow below."""
         from rich.box import SIMPLE_HEAD
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        forms = [self.rows_with(mark) for mark in (" ", "\n", None)]
-        shown = next((rows for rows in forms if sum(self._widths(rows)) <= console.width), forms[-1])
-        widths, at_once = self._widths(shown), len(self.header)
-        if sum(widths) > console.width:
-            at_once = max(1, (console.width - widths[0]) // max(widths[1:]))
-        for start in range(1, len(self.header), at_once):
-            places = [0, *range(start, min(start + at_once, len(self.header)))]
+        header = ["\n".join(textwrap.wrap(name, _WORD)) for name in self.header]
+        for mark in (" ", "\n"):
+            rows = self.rows_with(mark)
+            lines = ["\n".join(column).split("\n") for column in zip(header, *rows, strict=True)]
+            widths = [_TITLE, *(max(map(len, column)) for column in lines[1:])]
+            if sum(widths) + 3 * len(widths) <= console.width:
+                break
+        groups = [[0]]
+        for i in range(1, len(header)):
+            shown = [widths[j] + 3 for j in (*groups[-1], i)]
+            if sum(shown) > console.width and len(shown) > 2:
+                groups.append([0])
+            groups[-1].append(i)
+        for group in groups:
             table = RichTable(
                 title=Text(self.title or ""), box=SIMPLE_HEAD, title_justify="left", pad_edge=False
             )
-            for i in places:
-                look: Any = {"width": widths[i] - _GAP, "justify": "right"} if i else {"min_width": _TITLE}
-                table.add_column(Text(self.header[i], overflow="fold"), **look)
-            for row in shown:
-                table.add_row(*(Text(row[i]) for i in places))
+            for i in group:
+                table.add_column(Text(header[i]), justify="right" if i else "left", min_width=widths[i])
+            for row in rows:
+                table.add_row(*(Text(row[i]) for i in group))
             console.print(table)
-
-    def _widths(self, rows: Sequence[Sequence[str]]) -> list[int]:
-        """Of the columns: their longest line or, up to a limit, word of the header; the first one wraps."""
-        words = [min(_WORD, max(map(len, name.split()), default=0)) for name in self.header[1:]]
-        lines = [[max(map(len, cell.split("\n"))) for cell in row[1:]] for row in rows]
-        return [width + _GAP for width in (_TITLE, *map(max, zip(words, *lines, strict=True)))]
 
 
 @dataclass(frozen=True)

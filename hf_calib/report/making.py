@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from hf_calib._errors import check
 from hf_calib.metrics import CalibrationState, checks
@@ -28,10 +28,12 @@ from hf_calib.predictions.one_pass import (
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.table import Table
 from hf_calib.report.measured import Measured, Settings
-from hf_calib.report.multi_label import affordable_resamples, measure_labels
+from hf_calib.report.multi_label import measure_labels
 from hf_calib.report.report import CalibrationReport
-from hf_calib.report.sections import soft_label_section, with_entities
-from hf_calib.report.slices import SliceSection, slice_section
+from hf_calib.report.sections import SliceSection, slice_section, soft_label_section, with_entities
+
+# Decisions that all resamples of several labels a row read together: seconds, not minutes.
+_DECISIONS_READ, _FEWEST_RESAMPLES = 3e7, 100
 
 
 def calibration_report(
@@ -40,6 +42,7 @@ def calibration_report(
     *,
     calibrated: ArrayLike | None = None,
     soft_labels: ArrayLike | None = None,
+    sample_weight: ArrayLike | None = None,
     n_bins: int = 15,
     confidence_level: float = 0.95,
     n_resamples: int = 1000,
@@ -63,6 +66,8 @@ def calibration_report(
         calibrated: (N, C) float, the probabilities after calibration on *other* examples; or None.
         soft_labels: (N, C) float, rows that sum to 1: each class's share among the annotators of an example, such as
             those of CIFAR-10H; or None. The probabilities are then measured against these as well.
+        sample_weight: (N,) float, what each row of one class counts for; or None. There are then the metrics that have
+            a weighted form, with normal intervals.
         n_bins: M, at least 1.
         confidence_level: of the intervals, in (0, 1).
         n_resamples: of the bootstrap and the consistency test.
@@ -74,21 +79,14 @@ def calibration_report(
         A report with `to_dict()`, `to_markdown()`, `to_html()`, `save()` and `figures()`; its fields hold the numbers.
 
     Raises:
-        ValueError: if probs are not probabilities, or labels, calibrated, soft_labels or class_names do not
-            fit.
+        ValueError: if probs are not probabilities, or labels, calibrated, soft_labels or class_names do not fit.
 
     Notes:
         Of several labels a row, the probability of a label is compared with how often it applies, in bins over [0, 1];
         the trainer's `eval_ece` is of the confidence $\max(p, 1 - p)$ of each decision, another number, and its
-        `eval_classwise_ece` is the macro ECE. Every interval is then from the same resamples of the rows, whose labels
-        stay together: 100 at least, and fewer than asked for where they would take minutes. AUROC and average precision
-        do not exist for a label that never applies, AUROC neither for one that always does: such labels are left out
-        of the macro average, and such resamples of a rare label out of its interval.
-
-        Metrics that resample slowly get as many resamples as take seconds, and none where those are too few;
-        the tables say so. The kernel calibration error is left out above 2,000 examples. Noise makes calibration errors
-        larger in small samples: for such data read the debiased error, the intervals, and the consistency test, which
-        says what chance alone would show.
+        `eval_classwise_ece` is the macro ECE. Every interval is then from the same resamples of the rows: 100 at least,
+        and fewer than asked for where they would take minutes. AUROC and average precision do not exist for a label
+        that never applies, AUROC neither for one that always does: these are left out of the macro average.
 
     References:
         Efron and Tibshirani 1993, 12.3 and 13.3 (test inversion, percentile interval); Bröcker and Smith
@@ -103,31 +101,35 @@ def calibration_report(
     """
     settings = Settings(checks.check_n_bins(n_bins), confidence_level, n_resamples, seed)
     checks.check_draws(n_resamples, seed, confidence_level)
-    several = np.ndim(labels) == 2
-    way_out = "leave soft_labels out: they are for one class a row"
-    check(not several or soft_labels is None, "labels to be (N,) beside soft_labels", "both", way_out)
-    shares: Any = None
-    after: Any = None
+    several, shares = np.ndim(labels) == 2, None
+    of_one_class = soft_labels is not None or sample_weight is not None
+    way_out = "leave these out: they are for one class a row"
+    requirement = "labels to be (N,) beside soft_labels or sample_weight"
+    check(not (several and of_one_class), requirement, "both", way_out)
+    given = {"probs": probs} if calibrated is None else {"probs": probs, "calibrated": calibrated}
+    rows: list[Any] = []
     if several:
-        decisions = check_decisions(probs, labels)
-        names = check_class_names(class_names, decisions.probs.shape[1])
-        settings = settings._replace(n_resamples=affordable_resamples(decisions, n_resamples))
-        targets = np.where(decisions.known, decisions.true, UNKNOWN)
-        before = measure_labels(decisions, names, settings)
-        if calibrated is not None:
-            of_calibrated = check_decisions(calibrated, labels, argument="calibrated")
-            after = measure_labels(of_calibrated, names, settings)
+        rows = [check_decisions(each, labels, argument=argument) for argument, each in given.items()]
+        targets: Any = np.where(rows[0].known, rows[0].true, UNKNOWN)
+        affordable = max(_FEWEST_RESAMPLES, int(_DECISIONS_READ // rows[0].probs.size))
+        settings = settings._replace(n_resamples=min(n_resamples, affordable))
     else:
-        rows, targets = checks.check_probs_and_labels(probs, labels)
-        names = check_class_names(class_names, rows.shape[1])
-        before = Measured.of_rows(rows, targets, names, settings)
-        if calibrated is not None:
-            after = Measured.of_rows(
-                _check_calibrated(calibrated, targets, rows.shape), targets, names, settings
-            )
-        if soft_labels is not None:
-            soft = checks.check_soft_labels(soft_labels, rows.shape)
-            shares = soft_label_section(soft, targets, rows, after and after.probs, settings)
+        way_out = "pass the calibrated probabilities of the same examples and classes"
+        for argument, each in given.items():
+            checks.check_shape(argument, checks.as_array(argument, each), np.shape(probs), way_out)
+            checked, targets = checks.check_probs_and_labels(each, labels)
+            rows.append(checked)
+    names = check_class_names(class_names, np.shape(probs)[1])
+    weights = checks.check_weights(sample_weight, len(targets))
+    states: list[Any] = (
+        [measure_labels(each, names, settings) for each in rows]
+        if several
+        else [Measured.of_rows(each, targets, names, settings, weights) for each in rows]
+    )
+    if soft_labels is not None:
+        soft = checks.check_soft_labels(soft_labels, rows[0].shape)
+        shares = soft_label_section(soft, targets, rows, settings)
+    before, after = [*states, None][:2]
     return CalibrationReport(
         name=str(name),
         class_names=names,
@@ -139,15 +141,6 @@ def calibration_report(
     )
 
 
-def _check_calibrated(
-    calibrated: ArrayLike, labels: NDArray[np.int64], shape: tuple[int, ...]
-) -> NDArray[Any]:
-    array = checks.as_array("calibrated", calibrated)
-    way_out = "pass the calibrated probabilities of the same examples and classes"
-    check(array.shape == shape, f"calibrated to have shape {shape}", f"shape {array.shape}", way_out)
-    return checks.check_probs_and_labels(array, labels)[0]
-
-
 def report_on_states(
     state: CalibrationState,
     *,
@@ -157,15 +150,7 @@ def report_on_states(
     confidence_level: float = 0.95,
     seed: int = 0,
 ) -> CalibrationReport:
-    """The report on rows that were summed, also after a calibration.
-
-    Args:
-        state: with rows.
-        after: of the same rows, calibrated by a map that was fitted on others; or None.
-        class_names: C names; default "0", "1", ...
-        name: of the model, for titles.
-        confidence_level: of the intervals.
-        seed: of those by test inversion.
+    """The report on rows that were summed, also after a calibration by a map that was fitted on other rows.
 
     Raises:
         ValueError: if a state has no rows.
@@ -207,27 +192,18 @@ def report_on_predictions(
     """
     probs, labels, weights = predictions.probabilities(), predictions.labels, predictions.weights
     calibrated = None if scaler is None else scaler.predict_proba(predictions.as_logits())
-    if weights is None:
-        report = calibration_report(
-            probs,
-            labels,
-            calibrated=calibrated,
-            soft_labels=soft_labels,
-            n_bins=n_bins,
-            class_names=class_names or predictions.class_names,
-            name=name,
-        )
-    else:
-        names, settings = tuple(class_names or predictions.names), Settings(n_bins)
-        states: list[Any] = [
-            None if each is None else Measured.of_rows(each, labels, names, settings, weights)
-            for each in (probs, calibrated)
-        ]
-        report = CalibrationReport(
-            name=name, class_names=names, before=states[0], after=states[1], settings=settings
-        )  # type: ignore[arg-type]
-    slicings = [Slicing(column, edges_of(values)) for column, values in predictions.by.items()]
-    if slicings:
+    report = calibration_report(
+        probs,
+        labels,
+        calibrated=calibrated,
+        soft_labels=soft_labels,
+        sample_weight=weights,
+        n_bins=n_bins,
+        class_names=class_names or predictions.class_names,
+        name=name,
+    )
+    if predictions.by:
+        slicings = [Slicing(column, edges_of(values)) for column, values in predictions.by.items()]
         final = probs if calibrated is None else calibrated
         tally = empty_tally(final.shape[1], slicings, n_bins)
         by = tuple(map(_coded, predictions.by.values()))

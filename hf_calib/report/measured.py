@@ -71,7 +71,7 @@ class Measure:
         """The metric of rows, at least 0, as an unbiased estimate need not be."""
         own = {"n_bins": n_bins} if self.binned else {}
         result = getattr(metrics, self.metric)(probs, labels, **self.options, **own, **weights)
-        return max(float(result if self.part is None else getattr(result, self.part)), 0.0)
+        return max(0.0, float(result if self.part is None else getattr(result, self.part)))
 
     def n_resamples(self, n_examples: int, asked: int) -> int:
         """How many resamples are worth their time; 0 where too few are, or the metric has no interval."""
@@ -123,7 +123,7 @@ _OF_WEIGHTS = ("brier_calibration", "brier_refinement")
 
 
 class Overall(NamedTuple):
-    """Mean confidence minus accuracy, with its normal interval."""
+    """Mean confidence minus accuracy, with its interval; of several labels mean probability minus prevalence."""
 
     gap: float
     low: float
@@ -138,34 +138,22 @@ class Overall(NamedTuple):
 class Measured:
     """A set of probabilities, measured from its rows or from sums of them.
 
-    Args:
-        metrics: key -> value with interval; see `MEASURES`, or for several labels a row `LABEL_MEASURES`, averaged as
-            "macro_..." and "micro_...".
-        n_resamples: key -> how many its interval is from; fewer than asked for where that is slow, 0 for none.
-        bins: the confidence bins that hold examples, from the lowest.
-        overall: mean confidence beside accuracy; None for several labels.
-        consistency: whether a perfectly calibrated model would show such an ECE by chance; None for several labels.
-        classes: one row per class; none for several labels.
-        state: the sums of one pass, or of rows with weights; else None.
-        probs: (N, C), the probabilities themselves, where rows without weights are held; else None.
-        confidences: (N,) of the predicted class; of several labels a row the probability of each known label.
-        correct: (N,) 1 where the prediction is right, else 0; or where the label applies.
-        gap: of several labels, mean probability minus how often labels apply, over all decisions; else None.
-        labels: of several labels, one `LabelMeasurements` each, in their order.
+    Metrics are those of `MEASURES`, or for several labels a row of `LABEL_MEASURES`, averaged as "macro_..." and
+    "micro_...". Rows without weights that are held come with it, else the sums.
     """
 
     metrics: Mapping[str, Interval]
-    n_resamples: Mapping[str, int]
-    bins: tuple[BinRow, ...]
-    overall: Any = None
-    consistency: ConsistencyTest | None = None
-    classes: tuple[ClassRow, ...] = ()
+    n_resamples: Mapping[str, int]  # that an interval is from; fewer than asked for where that is slow
+    bins: tuple[BinRow, ...]  # those that hold examples, from the lowest
+    overall: Any  # an `Overall`
+    consistency: ConsistencyTest | None = None  # of the ECE; None for several labels
+    classes: tuple[ClassRow, ...] = ()  # none for several labels
+    labels: tuple[Any, ...] = ()  # of several labels a row, a `LabelMeasurements` each
     state: CalibrationState | None = field(default=None, repr=False, compare=False)
-    probs: Any = field(default=None, repr=False, compare=False)
+    probs: Any = field(default=None, repr=False, compare=False)  # (N, C)
+    # (N,) of the predicted class, and 1 where it is right, else 0; of several labels a row those of each known label.
     confidences: Any = field(default=None, repr=False, compare=False)
     correct: Any = field(default=None, repr=False, compare=False)
-    gap: Interval | None = None
-    labels: tuple[Any, ...] = ()
 
     @classmethod
     def of_rows(
@@ -177,34 +165,27 @@ class Measured:
         weights: FloatArray | None = None,
     ) -> Measured:
         """Every metric of rows; with weights those that have a weighted form."""
-        state = CalibrationState(n_classes=len(names), n_bins=settings.n_bins)
+        n_bins, _, n, seed = settings
+        state = CalibrationState(n_classes=len(names), n_bins=n_bins)
         for _, scores in score_chunks(probs, labels, weights):
             state.add_scores(scores)
         if weights is not None:
             found = cls.of_state(state, names, settings)
-            parts = {
-                key: MEASURES[key].value(probs, labels, settings.n_bins, sample_weight=weights)
-                for key in _OF_WEIGHTS
-            }
-            both = {**found.metrics, **{key: Interval(value) for key, value in parts.items()}}
-            return replace(
-                found,
-                metrics={key: both[key] for key in MEASURES if key in both},
-                n_resamples={**found.n_resamples, **dict.fromkeys(_OF_WEIGHTS, 0)},
-            )
+            parts = [MEASURES[key].value(probs, labels, n_bins, sample_weight=weights) for key in _OF_WEIGHTS]
+            more = dict(zip(_OF_WEIGHTS, map(Interval, parts), strict=True))
+            return replace(found, metrics={**found.metrics, **more})
         confidences, predicted = winners(probs)
         coins = {
             "overall": Coins.of(confidences),
-            "bins": Coins.of(confidences, uniform_bins(confidences, settings.n_bins), settings.n_bins),
+            "bins": Coins.of(confidences, uniform_bins(confidences, n_bins), n_bins),
             "predicted": Coins.of(confidences, predicted, len(names)),
             "classes": Coins.of_columns(probs),
         }
-        drawing: Any = {"n_resamples": settings.n_resamples, "seed": settings.seed}
-        found, n_resamples = measure_all(probs, labels, settings)
+        values, n_resamples = measure_all(probs, labels, settings)
         return cls(
-            metrics=found,
+            metrics=values,
             n_resamples=n_resamples,
-            consistency=metrics.consistency_test(probs, labels, n_bins=settings.n_bins, **drawing),
+            consistency=metrics.consistency_test(probs, labels, n_resamples=n, seed=seed, n_bins=n_bins),
             probs=probs,
             confidences=confidences,
             correct=(predicted == labels).astype(np.float64),
@@ -214,40 +195,32 @@ class Measured:
     @classmethod
     def of_state(cls, state: CalibrationState, names: tuple[str, ...], settings: Settings) -> Measured:
         """Every metric that sums tell, also those of weights."""
-        top, bins = state.top_label, state.bins
+        top, bins, by_class = state.top_label, state.bins, state.classes()
         total, effective = float(bins.counts.sum()), float(top.effective_rows()[0])
         scale, z = effective / total, float(ndtri((1 + settings.confidence_level) / 2))
-
-        def inverted(sums: BinSums) -> Interval:
-            return interval_of_bins(BinSums(*(part * scale for part in sums)), **settings.drawing)
-
+        _, _, n, seed = settings
         found = {}
         for name in ("accuracy", "nll", "brier"):
             value, error = (float(part[0]) for part in top.mean(name))
             found[name] = Interval(value, value - z * error, value + z * error)
         found["root_brier"] = Interval(*np.sqrt(np.maximum(found["brier"], 0)).tolist())
-        found |= {
-            "ece": inverted(bins),
-            "adaptive_ece": inverted(state.equal_mass_bins()),
-            "classwise_ece": Interval(float(np.mean(class_gaps(state.class_bins())))),
-            "mce": Interval(float(binned_error(bins, total, "max"))),
-        }
+        for name, sums in (("ece", bins), ("adaptive_ece", state.equal_mass_bins())):
+            found[name] = interval_of_bins(BinSums(*(part * scale for part in sums)), **settings.drawing)
+        found["classwise_ece"] = Interval(float(np.mean(class_gaps(state.class_bins()))))
+        found["mce"] = Interval(float(binned_error(bins, total, "max")))
         if not state.weighted:
             found["area_under_risk_coverage"] = Interval(state.area_under_risk_coverage())
-        squares, true = top.bins[3, 0], state.classes()
-        sums = bins.counts, bins.confidence, squares
+        stated = np.stack([bins.counts, bins.confidence, top.bins[3, 0]]) * scale
         coins = {
-            "overall": Coins.of_sums(*(float(part.sum()) * scale for part in sums)),
-            "bins": Coins.of_sums(*(part * scale for part in sums)),
-            "predicted": Coins.of_sums(*(part * scale for part in true[[3, 5, 6]])),
-            "classes": Coins.of_sums(effective, *(part * scale for part in true[[1, 2]])),
+            "overall": Coins.of_sums(*stated.sum(axis=1).tolist()),
+            "bins": Coins.of_sums(*stated),
+            "predicted": Coins.of_sums(*(by_class[[3, 5, 6]] * scale)),
+            "classes": Coins.of_sums(effective, *(by_class[[1, 2]] * scale)),
         }
-        drawing: Any = {"n_resamples": settings.n_resamples, "seed": settings.seed}
         return cls(
             metrics=found,
-            n_resamples=dict.fromkeys(found, 0)
-            | dict.fromkeys(("ece", "adaptive_ece"), settings.n_resamples),
-            consistency=consistency_of_bins(bins, n_effective=effective, **drawing),
+            n_resamples=dict.fromkeys(("ece", "adaptive_ece"), n),
+            consistency=consistency_of_bins(bins, n_effective=effective, n_resamples=n, seed=seed),
             state=state,
             **_tables(state, names, coins, settings),
         )
@@ -262,46 +235,36 @@ def _tables(
     under calibration: where all confidences are high and few errors were drawn, that of the sample is far too small.
     """
     top, bins = state.top_label, state.bins
-    total, right, stated = (float(part.sum()) for part in (bins.counts, bins.correct, bins.confidence))
+    total, stated, right = (float(part.sum()) for part in bins)
     scale = float(top.effective_rows()[0]) / total
     gap, error = (float(part[0]) for part in top.mean("gap"))
     reach = float(ndtri((1 + settings.confidence_level) / 2)) * error if state.n_rows > 1 else 1.0
-    p_value = coins["overall"].p_value(right * scale)
+    ends, p_value = (gap - reach, gap + reach), coins["overall"].p_value(right * scale)
     return {
-        "overall": Overall(
-            gap, gap - reach, gap + reach, p_value, stated / total, right / total, state.n_rows
-        ),
+        "overall": Overall(gap, *ends, p_value, stated / total, right / total, state.n_rows),
         "bins": bin_rows(bins, coins["bins"], counts=top.bins[0, 0], scale=scale),
         "classes": class_rows(state, names, coins["predicted"], coins["classes"], scale),
     }
 
 
 def measure_all(
-    probs: NDArray[Any], labels: NDArray[np.int64], settings: Settings
+    probs: NDArray[Any], labels: NDArray[Any], settings: Settings, measures: Mapping[str, Measure] = MEASURES
 ) -> tuple[dict[str, Interval], dict[str, int]]:
     """Every metric that the number of examples allows, with its interval, by key; and its number of resamples."""
-    n_examples = len(probs)
-    asked = {
-        key: measure
-        for key, measure in MEASURES.items()
-        if measure.n_examples[0] <= n_examples <= measure.n_examples[1]
-    }
-    n_resamples = {
-        key: measure.n_resamples(n_examples, settings.n_resamples) for key, measure in asked.items()
-    }
-    found = {}
-    for n in {n_resamples[key] for key, measure in asked.items() if measure.interval == "bootstrap"} - {0}:
+    n_rows, n_bins = len(probs), settings.n_bins
+    asked = {k: each for k, each in measures.items() if each.n_examples[0] <= n_rows <= each.n_examples[1]}
+    n_resamples = {key: each.n_resamples(n_rows, settings.n_resamples) for key, each in asked.items()}
+    found: dict[str, Interval] = {}
+    for n in set(n_resamples.values()) - {0}:
         keys = [key for key in asked if asked[key].interval == "bootstrap" and n_resamples[key] == n]
         options = [(asked[key].metric, dict(asked[key].options)) for key in keys]
-        drawing = settings._replace(n_resamples=n).drawing
-        found |= dict(zip(keys, percentile_intervals(options, probs, labels, **drawing), strict=True))
-    for key, measure in asked.items():
-        if key not in found:
-            found[key] = Interval(measure.value(probs, labels, settings.n_bins))
-        if measure.interval == "inversion":
-            binning = measure.options.get("binning", "uniform")
-            bins: Any = {"n_bins": settings.n_bins, "binning": binning, **settings.drawing}
+        intervals = percentile_intervals(options, probs, labels, **settings._replace(n_resamples=n).drawing)
+        found |= dict(zip(keys, intervals, strict=True))
+    for key in asked.keys() - found.keys():
+        found[key] = Interval(asked[key].value(probs, labels, n_bins))
+        if asked[key].interval == "inversion":
             # With or without debiasing, the error of the population is the same.
-            interval = calibration_error_interval(probs, labels, **bins)
+            bins: Any = {"n_bins": n_bins, "binning": asked[key].options.get("binning", "uniform")}
+            interval = calibration_error_interval(probs, labels, **bins, **settings.drawing)
             found[key] = interval._replace(value=found[key].value)
     return {key: found[key] for key in asked}, n_resamples

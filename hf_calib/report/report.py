@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from html import escape
@@ -10,29 +10,31 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_calib import plots
 from hf_calib._files import whole_folder
-from hf_calib.plots import roc_diagram
+from hf_calib.metrics.sums import Interval
+from hf_calib.plots.binned import reliability_of_sums
+from hf_calib.plots.classes import classes_of_sums
+from hf_calib.plots.curves import risk_coverage_of_curves
 from hf_calib.report import multi_label
 from hf_calib.report.diagnosis import claims, diagnose, warn
 from hf_calib.report.document import Block, Bullets, Document, Figures, Lead, Section, Table, draw
-from hf_calib.report.figures import draw_rows, draw_states
 from hf_calib.report.measured import MAX_EXAMPLES_FOR_KDE, MEASURES, Measured, Settings
-from hf_calib.report.rows import Cells, columns, p_cell, plain, table_of, table_of_fields, worst_bins
+from hf_calib.report.rows import Cells, columns, p_cell, plain, table_of, table_of_rows, titled, worst_bins
 from hf_calib.report.sections import (
     DecisionSection,
     EntitySection,
     OodSection,
     ReportSection,
+    SliceSection,
     SoftLabelSection,
 )
-from hf_calib.report.slices import SliceSection
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MULTI_LABEL = "multi_label"  # kinds of a record
-ONE_PASS = "one_pass"
 _MOST_CLASSES = 30  # in the table
+_MOST_CLASSES_DRAWN = 10_000
 _CAPTIONS = {
     "reliability": "Reliability in bins: accuracy against confidence, and the share of examples in each bin.",
     "smooth_reliability": "Reliability without bins: smoothed accuracy, thick where confidences are frequent, "
@@ -48,54 +50,35 @@ _CAPTIONS = {
     "threshold.",
     "classwise": "How often a class is true against its probability, in bins with 95% Wilson intervals.",
 }
-_BIN_COLUMNS = {
-    "confidence": ("range", ""),
-    "examples": ("count", ","),
-    "mean confidence": ("confidence", ".3f"),
-    "accuracy": ("accuracy", ".3f"),
-    "gap": ("gap", "+.3f"),
-    "part of ECE": ("contribution", ".4f"),
-    "p": ("p_in_table", ""),
+_BIN_COLUMNS: dict[str, Callable[[Any], str]] = {
+    "confidence": lambda row: f"{row.lower:.3f} to {row.upper:.3f}",
+    "examples": lambda row: f"{row.count:,}",
+    "mean confidence": lambda row: f"{row.confidence:.3f}",
+    "accuracy": lambda row: f"{row.accuracy:.3f}",
+    "gap": lambda row: f"{row.gap:+.3f}",
+    "part of ECE": lambda row: f"{row.contribution:.4f}",
+    "p": lambda row: p_cell(row.p_value),
 }
-_CLASS_COLUMNS = {
-    "class": ("name", ""),
-    "examples": ("support", ","),
-    "frequency": ("frequency", ".4f"),
-    "mean probability": ("mean_probability", ".4f"),
-    "class gap": ("class_gap", ".4f"),
-    "predicted": ("predicted", ","),
-    "precision": ("precision", ".3f"),
-    "confidence": ("confidence", ".3f"),
+_CLASS_COLUMNS: dict[str, Callable[[Any], str]] = {
+    "class": lambda row: str(row.name),
+    "examples": lambda row: f"{row.support:,}",
+    "frequency": lambda row: f"{row.frequency:.4f}",
+    "mean probability": lambda row: f"{row.mean_probability:.4f}",
+    "class gap": lambda row: f"{row.class_gap:.4f}",
+    "predicted": lambda row: f"{row.predicted:,}",
+    "precision": lambda row: f"{row.precision:.3f}" if row.predicted else "",
+    "confidence": lambda row: f"{row.confidence:.3f}" if row.predicted else "",
 }
-_GAP = (
-    "A gap is confidence minus accuracy: above 0 is over-confident. p is the chance of a gap at least as large "
-    "if the confidences were right."
-)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationReport:
-    """Metrics with intervals, tables, figures and a diagnosis in words.
+    """Metrics with intervals, tables, figures and a diagnosis in words; made by `calibration_report` and its like.
 
-    Made by `calibration_report`, or by `report_on_states` of rows that were not held: a report then has the metrics
-    that sums tell.
-
-    Args:
-        name: the model's.
-        class_names: C of them.
-        before: the probabilities as the model gives them.
-        after: the calibrated ones, or None.
-        settings: of every number; a slow metric has fewer resamples, which its `Measured` says.
-        labels: (N,) int; or (N, C) of 1, 0 and -100 for several labels a row; None of sums.
-        notes: sentences on the data that whoever made the report adds to the warnings.
-        about: which rows these are and which weights gave the probabilities, for readers of report.json: text and
-            numbers, see `hf_calib.cards.facts`.
-        n_files: that the rows of one pass are from, or None.
-        decisions: what a rule does on these examples, or None.
-        entities: of tokens whose tags are B-TYPE, I-TYPE and O: their entities, measured; or None.
-        out_of_distribution: OOD detection against these examples; one for each dataset.
-        soft_labels: the probabilities against soft labels of the same examples, or None.
-        slices: of the final probabilities, a section for each column.
+    Besides the states before and after calibration it may have a section on a decision rule, on the entities of tokens
+    whose tags are B-TYPE, I-TYPE and O, on each dataset of out-of-distribution inputs, on soft labels of the same
+    examples, and on the slices of each column. `about` says which rows these are and which weights gave the
+    probabilities, for readers of report.json; see `hf_calib.cards.facts`.
     """
 
     name: str
@@ -103,10 +86,11 @@ class CalibrationReport:
     before: Measured
     after: Measured | None = None
     settings: Settings
+    # (N,) int; or (N, C) of 1, 0 and -100 for several labels a row; None where rows were summed.
     labels: Any = field(default=None, repr=False, compare=False)
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # of whoever made the report, added to the warnings
     about: Mapping[str, Any] = field(default_factory=dict)
-    n_files: int | None = None
+    n_files: int | None = None  # that the rows of one pass are from
     decisions: DecisionSection | None = None
     entities: EntitySection | None = None
     out_of_distribution: tuple[OodSection, ...] = ()
@@ -114,24 +98,9 @@ class CalibrationReport:
     slices: tuple[SliceSection, ...] = ()
 
     @property
-    def n_bins(self) -> int:
-        """M."""
-        return self.settings.n_bins
-
-    @property
-    def confidence_level(self) -> float:
-        """Of every interval."""
-        return self.settings.confidence_level
-
-    @property
     def n_examples(self) -> int:
         """N."""
         return self.before.overall.n_examples if self.labels is None else len(self.labels)
-
-    @property
-    def n_classes(self) -> int:
-        """C."""
-        return len(self.class_names)
 
     @property
     def multi_label(self) -> bool:
@@ -169,76 +138,64 @@ class CalibrationReport:
     @property
     def diagnosis(self) -> tuple[str, ...]:
         """Sentences: over- or under-confident, where, whether chance can explain it, and which slices differ."""
-        found = multi_label.diagnose_labels(self) if self.multi_label else diagnose(self)
-        return (*found, *(each.finding for each in self.slices))
+        return (*diagnose(self), *(each.finding for each in self.slices))
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences: the caveats, what makes the numbers uncertain."""
-        return (*self.notes, *(multi_label.warn_of_labels(self) if self.multi_label else warn(self)))
+        of_shares = [] if self.soft_labels is None else self.soft_labels.warnings
+        found = multi_label.warn_of_labels(self) if self.multi_label else warn(self)
+        return (*self.notes, *of_shares, *found)
 
     @property
     def _titles(self) -> Mapping[str, str]:
-        if self.multi_label:
-            return multi_label.titles_of(self)
-        return {key: measure.title for key, measure in MEASURES.items()}
+        titles = {key: measure.title for key, measure in MEASURES.items()}
+        return multi_label.TITLES if self.multi_label else titles
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but figures and arrays, of JSON's own types; None where there is no number."""
-        kind: dict[str, Any] = (
-            {"kind": MULTI_LABEL, "n_decisions": self.n_decisions} if self.multi_label else {}
-        )
+        kind: dict[str, Any] = {}
+        if self.multi_label:
+            kind = {"kind": "multi_label", "n_decisions": self.n_decisions}
         state = self.before.state
         if state is not None:
             medians = [each.state.confidence_quantile(0.5) for each in self.states.values() if each.state]
-            kind = {"kind": ONE_PASS, "n_files": self.n_files, "weighted": state.weighted}
+            kind = {"kind": "one_pass", "n_files": self.n_files, "weighted": state.weighted}
             kind |= {"effective_rows": state.top_label.effective_rows()[0], "median_confidence": medians}
-        names = ("decisions", "out_of_distribution", "soft_labels", "entities", "slices")
-        found: dict[str, Any] = {name: getattr(self, name) for name in names}
-        sections = {
-            name: [part.to_dict() for part in each] if isinstance(each, tuple) else each and each.to_dict()
-            for name, each in found.items()
-        }
         record = {
             **kind,
             "name": self.name,
             "n_examples": self.n_examples,
-            "n_classes": self.n_classes,
+            "n_classes": len(self.class_names),
             **self.settings._asdict(),
             "before": self._record(self.before),
-            "after": None if self.after is None else self._record(self.after),
+            "after": self.after and self._record(self.after),
             "diagnosis": self.diagnosis,
             "warnings": self.warnings,
-            **sections,
+            "decisions": self.decisions and self.decisions.to_dict(),
+            "out_of_distribution": [each.to_dict() for each in self.out_of_distribution],
+            "soft_labels": self.soft_labels and self.soft_labels.to_dict(),
+            "entities": self.entities and self.entities.to_dict(),
+            "slices": [each.to_dict() for each in self.slices],
             "about": self.about,
         }
         return dict(plain(record))
 
     def _record(self, measured: Measured) -> dict[str, Any]:
-        titles = multi_label.TITLES if self.multi_label else self._titles
-        metrics = {
-            key: {"title": titles[key], **found._asdict(), "n_resamples": measured.n_resamples[key]}
-            for key, found in measured.metrics.items()
-        }
-        record: dict[str, Any] = {"metrics": metrics, "bins": measured.bins}
-        if self.multi_label:
-            titles = {"prevalence": "Prevalence", **multi_label.LABEL_MEASURES}
-            labels = [
-                {
-                    **plain(label),
-                    "metrics": {
-                        key: {"title": titles[key], **v._asdict()} for key, v in label.metrics.items()
-                    },
-                }
-                for label in measured.labels
-            ]
-            return record | {"gap": measured.gap, "labels": labels}
-        return record | {
-            "overall": {**measured.overall._asdict(), "verdict": claims(self, measured).verdict},
-            "consistency_test": measured.consistency,
-            "worst_bins": worst_bins(measured.bins),
-            "classes": measured.classes,
-        }
+        record: dict[str, Any] = {"metrics": titled(measured.metrics, self._titles), "bins": measured.bins}
+        for key, metric in record["metrics"].items():
+            metric["n_resamples"] = measured.n_resamples.get(key, 0)
+        if not self.multi_label:
+            return record | {
+                "overall": {**measured.overall._asdict(), "verdict": claims(self, measured).verdict},
+                "consistency_test": measured.consistency,
+                "worst_bins": worst_bins(measured.bins),
+                "classes": measured.classes,
+            }
+        titles = {"prevalence": "Prevalence", **multi_label.LABEL_MEASURES}
+        labels = [{**plain(each), "metrics": titled(each.metrics, titles)} for each in measured.labels]
+        gap = Interval(*measured.overall[:3])
+        return record | {"gap": gap, "labels": labels}
 
     def summary(self) -> str:
         """One line on what was measured."""
@@ -250,20 +207,17 @@ class CalibrationReport:
         if state is not None and state.weighted:
             effective = float(state.top_label.effective_rows()[0])
             counts.append(f"weighted: they tell as much as {effective:,.0f} without weights")
-        counts.append(f"{self.n_classes:,} {'labels' if self.multi_label else 'classes'}")
+        counts.append(f"{len(self.class_names):,} {'labels' if self.multi_label else 'classes'}")
         counts += [f"{self.n_decisions:,} decisions"] if self.multi_label else []
         drawn = f" from {n_resamples:,} resamples" if state is None else ""
         end = "" if state is None else " From sums, in one pass."
-        return (
-            f"{of and f'{of}: '}{', '.join(counts)}, {n_bins} bins; intervals of {self.settings.level}{drawn}, "
-            f"seed {seed}.{end}"
-        )
+        intervals = f"intervals of {self.settings.level}{drawn}, seed {seed}.{end}"
+        return f"{of and f'{of}: '}{', '.join(counts)}, {n_bins} bins; {intervals}"
 
     def metric_table(self) -> Cells:
         """Every metric, with its interval, before and after."""
-        header, rows = table_of(
-            "metric", self._titles, {name: state.metrics for name, state in self.states.items()}
-        )
+        metrics = {name: each.metrics for name, each in self.states.items()}
+        header, rows = table_of("metric", self._titles, metrics)
         tests = [each.consistency for each in self.states.values() if each.consistency is not None]
         if tests:
             rows.append(["Consistency test of the ECE (p)", *(p_cell(test.p_value) for test in tests)])
@@ -273,51 +227,40 @@ class CalibrationReport:
         """How to read the tables, and what they leave out."""
         if self.multi_label:
             return list(multi_label.FOOTNOTES)
-        before, state = self.before, self.before.state
-        others = "All else: bootstrap intervals." if state is None else "All else: normal intervals."
+        state = self.before.state
         notes = [
             "Noise makes every calibration error larger, the more so the fewer examples. The interval of an ECE is of "
             "the error without it, in the same bins (by test inversion): a plain ECE may lie above its own. The other "
-            f"errors have no interval, as a resample would add the noise again. {others}",
-            _GAP,
+            "errors have no interval, as a resample would add the noise again. All else: "
+            + ("bootstrap intervals." if state is None else "normal intervals."),
+            "A gap is confidence minus accuracy: above 0 is over-confident. p is the chance of a gap at least as large "
+            "if the confidences were right.",
         ]
-        if state is None:
-            notes += self._fewer_resamples()
-        else:
-            medians = [each.state.confidence_quantile(0.5) for each in self.states.values() if each.state]
+        if state is None and self.before.n_resamples["area_under_risk_coverage"] < self.settings.n_resamples:
             notes.append(
-                "Sums of all rows are exact. The adaptive ECE, the area under the risk-coverage curve and the median "
-                "confidence are from cells: confidences are counted in 98,304 cells, and those of one cell are not "
-                f"told apart. Median confidence: {' and '.join(f'{median:.4f}' for median in medians)}."
+                "The area under the risk-coverage curve is slow to resample: at most 200 times, and above 200,000 "
+                "examples it has no interval."
             )
-        missing = [measure.title for key, measure in MEASURES.items() if key not in before.metrics]
-        if state is not None:
-            why = "have no weighted form" if state.weighted else "need the rows at once"
-            notes.append(f"Not here, as they {why}: {'; '.join(missing)}.")
-        elif "kde_ece" not in before.metrics:
+        if state is None and "kde_ece" not in self.before.metrics:
             notes.append(f"The kernel ECE is computed for 2 to {MAX_EXAMPLES_FOR_KDE:,} examples only.")
+        if state is not None:
+            missing = [measure.title for key, measure in MEASURES.items() if key not in self.before.metrics]
+            notes += [
+                "Sums of all rows are exact. The adaptive ECE and the area under the risk-coverage curve are from "
+                "cells: confidences are counted in 98,304 cells, and those of one cell are not told apart.",
+                f"Not here, as they need the rows at once, or have no form with weights: {'; '.join(missing)}.",
+            ]
         if state is not None and state.weighted:
             notes.append(
                 "With weights, intervals and tests are for (sum of weights)^2 / (sum of squared weights) rows (Kish "
                 "1965). Examples of a bin are rows; those of a class are weights, scaled to the number of rows."
             )
-        if self.n_classes > _MOST_CLASSES:
+        n_classes = len(self.class_names)
+        if n_classes > _MOST_CLASSES:
             notes.append(
-                f"Of {self.n_classes:,} classes, the {_MOST_CLASSES} with the largest class gap are in the table."
+                f"The {_MOST_CLASSES} of {n_classes:,} classes with the largest gap are in the table."
             )
         return notes
-
-    def _fewer_resamples(self) -> list[str]:
-        """Which metrics have fewer resamples than asked for, because they are slow, or no interval at all."""
-        slow: dict[int, list[str]] = {}
-        for key, n_resamples in self.before.n_resamples.items():
-            if n_resamples < self.settings.n_resamples and MEASURES[key].interval != "none":
-                slow.setdefault(n_resamples, []).append(MEASURES[key].title)
-        return [
-            f"{f'Intervals from {count:,} resamples' if count else 'No interval'}, because resampling is slow: "
-            f"{'; '.join(titles)}."
-            for count, titles in slow.items()
-        ]
 
     def document(self, *, with_figures: bool = False) -> Document:
         """The report as blocks, for any form; figures take longer to draw than all else."""
@@ -328,10 +271,8 @@ class CalibrationReport:
         if with_figures:
             images = {name: draw(figure) for name, figure in self.figures().items()}
             captions = _CAPTIONS | (multi_label.CAPTIONS if self.multi_label else {})
-            for column in (each.column for each in self.slices):
-                captions[f"slices_{column}"] = (
-                    f"Confidence minus accuracy by {column}, with {level} intervals."
-                )
+            of_slices = f"Confidence minus accuracy of each slice, with {level} intervals."
+            captions |= {f"slices_{each.column}": of_slices for each in self.slices}
             blocks.append(Section("Figures", [Figures(images, captions)]))
         metrics = Table(f"Metrics with their {level} intervals", *self.metric_table(), title=title)
         blocks.append(Section("Metrics", [metrics, Bullets(self.footnotes(), faint=True)]))
@@ -342,10 +283,10 @@ class CalibrationReport:
             blocks.append(Section(f"Labels{state}", [labels]))
         else:
             rows = sorted(self.final.classes, key=lambda row: (-row.class_gap, row.index))[:_MOST_CLASSES]
-            worst = table_of_fields(worst_bins(self.final.bins), _BIN_COLUMNS)
+            worst = table_of_rows(worst_bins(self.final.bins), _BIN_COLUMNS)
             bins = Table("Bins, those that add most to the ECE first", *worst)
             largest = "Classes, those with the largest class gap first"
-            classes = Table(largest, *table_of_fields(rows, _CLASS_COLUMNS))
+            classes = Table(largest, *table_of_rows(rows, _CLASS_COLUMNS))
             blocks.append(Section(f"Bins that add most to the calibration error{state}", [bins]))
             blocks.append(Section(f"Classes{state}", [classes]))
         written = datetime.now(timezone.utc).date().isoformat()
@@ -356,23 +297,18 @@ class CalibrationReport:
         """Matplotlib figures by name, drawn when this is called; see `hf_calib.plots` for each."""
         if self.multi_label:
             return multi_label.draw_labels(self)
-        found = draw_rows(self) if self.before.state is None else draw_states(self)
+        found = _draw_rows(self) if self.before.state is None else _draw_states(self)
         for each in self.sections:
-            found |= each.figures(self.n_bins)
+            found |= each.figures(self.settings.n_bins)
         if self.out_of_distribution:
-            found["out_of_distribution"] = roc_diagram(
-                {each.name: each.curves() for each in self.out_of_distribution}
-            )
+            curves = {each.name: each.curves() for each in self.out_of_distribution}
+            found["out_of_distribution"] = plots.roc_diagram(curves)
         return found
 
     def save(self, folder: Path | str) -> None:
         """Write report.md, report.html, report.json and figures/*.png into a folder, whole or not at all."""
         with whole_folder(Path(folder)) as made:
-            self.write(made)
-
-    def write(self, folder: Path) -> None:
-        """The same into a folder of which the caller takes care."""
-        self.document(with_figures=True).write(folder, self.to_dict())
+            self.document(with_figures=True).write(made, self.to_dict())
 
     def to_markdown(self) -> str:
         """The report as a Markdown document, without figures."""
@@ -385,3 +321,34 @@ class CalibrationReport:
     def _repr_html_(self) -> str:
         """The page, for notebooks; in a frame, as its styles are for a page of its own."""
         return f'<iframe srcdoc="{escape(self.to_html())}" style="width: 100%; height: 40rem; border: 0"></iframe>'
+
+
+def _draw_rows(report: CalibrationReport) -> dict[str, Figure]:
+    """By name, of rows that are held."""
+    panels = {name: (each.confidences, each.correct) for name, each in report.panels.items()}
+    n_bins, level, _, seed = report.settings
+    probs, labels, names = report.final.probs, report.labels, report.class_names
+    return {
+        "reliability": plots.reliability_diagram(panels, n_bins=n_bins),
+        "smooth_reliability": plots.smooth_reliability_diagram(panels, confidence_level=level, seed=seed),
+        "corp": plots.corp_diagram(panels, seed=seed),
+        "confidence_histogram": plots.confidence_histogram(panels),
+        "risk_coverage": plots.risk_coverage_diagram(panels),
+        "classwise": plots.class_reliability_grid(probs, labels, class_names=names, n_bins=n_bins),
+    }
+
+
+def _draw_states(report: CalibrationReport) -> dict[str, Figure]:
+    """By name, of rows that were summed."""
+    states = {name: each.state for name, each in report.panels.items() if each.state is not None}
+    bins = {"": {name: state.bins for name, state in states.items()}}
+    curves = {name: state.risk_coverage() for name, state in states.items()}
+    n_rows = {name: state.n_rows for name, state in states.items()}
+    found = {
+        "reliability": reliability_of_sums(bins, n_rows=n_rows),
+        "risk_coverage": risk_coverage_of_curves(curves),
+    }
+    if len(report.class_names) <= _MOST_CLASSES_DRAWN:
+        (*_, final) = states.values()
+        found["classwise"] = classes_of_sums(final.class_bins(), report.class_names)
+    return found

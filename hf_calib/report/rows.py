@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,16 +31,6 @@ class BinRow:
     contribution: float  # |gap| count / N: these add up to the ECE
     p_value: float  # of such a gap, either way, if the confidences were right
 
-    @property
-    def range(self) -> str:
-        """Both ends in words."""
-        return f"{self.lower:.3f} to {self.upper:.3f}"
-
-    @property
-    def p_in_table(self) -> str:
-        """The p-value as tables show it."""
-        return p_cell(self.p_value)
-
 
 @dataclass(frozen=True)
 class ClassRow:
@@ -65,11 +54,7 @@ def bin_rows(
 ) -> tuple[BinRow, ...]:
     """The equal-width bins that hold examples, from the lowest.
 
-    Args:
-        sums: (M,) of the bins.
-        coins: of each bin's rows.
-        counts: (M,) rows, where the sums are of weights.
-        scale: effective rows per weight.
+    Sums and coins are of M bins; where they are of weights, counts (M,) are rows, and scale effective rows a weight.
     """
     edges, total = uniform_edges(len(sums.counts)), float(sums.counts.sum())
     rows = []
@@ -78,9 +63,8 @@ def bin_rows(
         count = int(mass if counts is None else counts[m])
         means = min(confidence / mass, 1.0), right / mass
         gap, p_value = (confidence - right) / mass, coins.group(m).p_value(right * scale)
-        rows.append(
-            BinRow(float(edges[m]), float(edges[m + 1]), count, *means, gap, abs(gap) * mass / total, p_value)
-        )
+        ends, contribution = edges[m : m + 2].tolist(), abs(gap) * mass / total
+        rows.append(BinRow(*ends, count, *means, gap, contribution, p_value))
     return tuple(rows)
 
 
@@ -160,16 +144,14 @@ def table_of(corner: str, titles: Mapping[str, str], states: Mapping[str, Mappin
     return [corner, *states], rows
 
 
-def table_of_fields(rows: Sequence[Any], columns: Mapping[str, tuple[str, str]]) -> Cells:
-    """A table of columns, each with a field of the rows and a format; None is an empty cell."""
+def table_of_rows(rows: Sequence[Any], columns: Mapping[str, Callable[[Any], str]]) -> Cells:
+    """A table of columns, each with what it shows of a row."""
+    return list(columns), [[shown(row) for shown in columns.values()] for row in rows]
 
-    def cell(value: Any, form: str) -> str:
-        if isinstance(value, Interval):
-            return with_interval(*value, form)
-        return "" if value is None else format(value, form)
 
-    shown = [(attrgetter(name), form) for name, form in columns.values()]
-    return list(columns), [[cell(get(row), form) for get, form in shown] for row in rows]
+def titled(metrics: Mapping[str, Interval], titles: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Metrics as a record has them, each with its title."""
+    return {key: {"title": titles[key], **found._asdict()} for key, found in metrics.items()}
 
 
 def plain(value: Any) -> Any:

@@ -1,27 +1,27 @@
-"""The sections of a report on what not every report has: a rule, entities, inputs from elsewhere, soft labels."""
+"""The sections that not every report has: a rule, entities, inputs from elsewhere, soft labels, slices."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import entr
+from scipy.special import entr, ndtr, ndtri
 
-import hf_calib.metrics as metrics
 from hf_calib.decisions.measured import TITLES, PromiseCurve
-from hf_calib.metrics.checks import FloatArray
+from hf_calib.metrics.checks import FloatArray, IntArray
 from hf_calib.metrics.entities import Entities, are_bio, entity_scores, find_entities
-from hf_calib.metrics.intervals import percentile_intervals
+from hf_calib.metrics.intervals import holm, interval_of_bins
 from hf_calib.metrics.ranking import OOD_SCORES, OodDetection, ood_detection
-from hf_calib.metrics.state import LOGGED_METRICS
-from hf_calib.metrics.sums import Interval
+from hf_calib.metrics.state import GroupSums, SliceSums
+from hf_calib.metrics.sums import BinSums, Interval, binned_error
+from hf_calib.report.coins import Coins
 from hf_calib.report.document import Block, Bullets, Section, Table
-from hf_calib.report.measured import Settings
-from hf_calib.report.rows import Cells, columns, plain, table_of
+from hf_calib.report.measured import MEASURES, Measure, Settings, measure_all
+from hf_calib.report.rows import Cells, columns, p_cell, plain, table_of, table_of_rows, titled, with_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,20 +31,13 @@ if TYPE_CHECKING:
 Scores = Mapping[str, Interval]
 
 
-class ReportSection(ABC):
+class ReportSection:
     """A part of a report that was measured: a table, and how to read it."""
 
     caption: ClassVar[str]  # of the table; {level} is that of the intervals
     title: Any  # the heading
-    shown: ClassVar[int | None] = None  # the first of the sentences that a screen shows, too
-
-    @abstractmethod
-    def table(self) -> Cells:
-        """A header, and rows."""
-
-    @abstractmethod
-    def sentences(self) -> list[str]:
-        """What was compared, and how to read the table."""
+    table: Callable[[], Cells]
+    sentences: Callable[[], list[str]]  # what was compared, and how to read the table
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but arrays, of JSON's own types; None where there is no number."""
@@ -57,36 +50,23 @@ class ReportSection(ABC):
     def block(self, level: str) -> Block:
         """The heading, the table and the sentences."""
         table = Table(self.caption.format(level=level), *self.table(), title=self.title)
-        notes = self.sentences()[: self.shown]
-        found = self.sentences()[len(notes) :]
-        return Section(self.title, [table, Bullets(notes, faint=True), *([Bullets(found)] if found else [])])
+        return Section(self.title, [table, Bullets(self.sentences(), faint=True)])
 
 
 @dataclass(frozen=True)
 class DecisionSection(ReportSection):
-    """A rule, measured on the rows of a report.
-
-    Args:
-        promise: what it does, in words that go on from "The rule"; see the rules' `promise`.
-        n_fitted: calibration rows that it was fitted on, with the probabilities before calibration and with
-            those after it.
-        before: what `measure` of the rule found.
-        after: the same for the rule that was fitted after calibration, or None.
-        curves: for `AbstainRule`, other promised accuracies, by the name of the probabilities.
-        n_fitted_after: rows that the rule after calibration was fitted on, where these are others.
-        n_folds: of the cross-fitting by which it was measured; 0 where that was on other data.
-    """
+    """A rule, measured on the rows of a report."""
 
     caption = "What the rule does, with 95% intervals"
     title = "Decisions"
 
-    promise: str
-    n_fitted: int
-    before: Scores
-    after: Scores | None = None
-    curves: Mapping[str, PromiseCurve] = field(default_factory=dict)
-    n_fitted_after: int | None = None
-    n_folds: int = 0
+    promise: str  # what it does, in words that go on from "The rule"; see the rules' `promise`
+    n_fitted: int  # calibration rows that it was fitted on
+    before: Scores  # what `measure` of the rule found
+    after: Scores | None = None  # the same for the rule that was fitted after calibration
+    curves: Mapping[str, PromiseCurve] = field(default_factory=dict)  # of `AbstainRule`
+    n_fitted_after: int | None = None  # rows that the rule after calibration was fitted on, if others
+    n_folds: int = 0  # of the cross-fitting by which it was measured; 0 where that was on other data
 
     def sentences(self) -> list[str]:
         after = "" if self.n_fitted_after is None else f" ({self.n_fitted_after:,} of them after calibration)"
@@ -99,9 +79,8 @@ class DecisionSection(ReportSection):
         sentences = [f"The rule {self.promise}. It was fitted on {self.n_fitted:,} rows{after}, {how}."]
         for state, found in columns(self.before, self.after).items():
             if "answered" in found and "accuracy" not in found:
-                sentences.append(
-                    f"Nothing is answered{'' if self.after is None else f' {state} calibration'}."
-                )
+                when = "" if self.after is None else f" {state} calibration"
+                sentences.append(f"Nothing is answered{when}.")
         if "saving" in self.before:
             sentences.append("The saving is against deciding for the most probable class.")
         return sentences
@@ -117,15 +96,7 @@ class DecisionSection(ReportSection):
 
 @dataclass(frozen=True)
 class EntitySection(ReportSection):
-    """The entities of a report's sentences.
-
-    Args:
-        n_sentences: S.
-        n_true: true entities.
-        before: score -> what `hf_calib.metrics.entity_scores` found for the probabilities as the model gives them.
-        after: the same for the calibrated ones, or None.
-        found: the predicted entities of both.
-    """
+    """The entities of a report's sentences, as `hf_calib.metrics.entity_scores` measures them."""
 
     caption = "Entities, with {level} intervals over sentences"
     title = "Entities"
@@ -138,10 +109,10 @@ class EntitySection(ReportSection):
     }
 
     n_sentences: int
-    n_true: int
+    n_true: int  # entities
     before: Scores
     after: Scores | None
-    found: tuple[Entities, ...] = field(repr=False, compare=False)
+    found: tuple[Entities, ...] = field(repr=False, compare=False)  # those predicted, before and after
 
     def sentences(self) -> list[str]:
         counts = [f"{len(found.correct):,}" for found in self.found]
@@ -180,22 +151,10 @@ class EntitySection(ReportSection):
 
 
 def with_entities(report: CalibrationReport, sentences: ArrayLike | None) -> CalibrationReport:
-    """Add what the tokens' sentences tell to their report: the entities where tags are BIO, and a caveat.
+    """Add the entities of tokens where tags are BIO, and a caveat.
 
-    Args:
-        report: of N tokens.
-        sentences: (N,) int, the same number for all tokens of a sentence; None where the rows are not tokens.
-
-    Raises:
-        ValueError: as `hf_calib.metrics.find_entities`.
-
-    >>> from hf_calib.report import calibration_report
-    >>> probs = np.tile([[0.1, 0.9, 0.0], [0.1, 0.1, 0.8], [0.7, 0.2, 0.1]], (20, 1))
-    >>> names = ["O", "B-x", "I-x"]
-    >>> tokens = calibration_report(probs, np.tile([1, 2, 0], 20), class_names=names, n_resamples=100)
-    >>> report = with_entities(tokens, np.repeat(np.arange(20), 3))
-    >>> report.entities.before["f1"].value, round(report.entities.before["ece_product"].value, 2)
-    (1.0, 0.28)
+    Sentences (N,) are int, the same number for all tokens of one, as for `hf_calib.metrics.find_entities`; None where
+    the rows are not tokens.
     """
     if sentences is None:
         return report
@@ -221,20 +180,13 @@ _OF_PROBABILITIES = ("max_probability", "entropy")
 
 @dataclass(frozen=True)
 class OodSection(ReportSection):
-    """Inputs from elsewhere against the rows of a report.
-
-    Args:
-        name: of the data from elsewhere.
-        n_examples: of them.
-        before: score -> what `hf_calib.metrics.ood_detection` found for the logits as the model gives them.
-        after: the same for the calibrated ones, or None.
-    """
+    """Inputs from elsewhere against the rows of a report, as `hf_calib.metrics.ood_detection` measures them."""
 
     caption = "Inputs from elsewhere, with {level} intervals"
 
-    name: str
-    n_examples: int
-    before: Mapping[str, OodDetection]
+    name: str  # of the data from elsewhere
+    n_examples: int  # of them
+    before: Mapping[str, OodDetection]  # by score
     after: Mapping[str, OodDetection] | None = None
 
     @property
@@ -271,7 +223,7 @@ class OodSection(ReportSection):
             state: each and {score: {rate: getattr(d, rate) for rate in _RATES} for score, d in each.items()}
             for state, each in (("before", self.before), ("after", self.after))
         }
-        return dict(plain({"name": self.name, "n_examples": self.n_examples, **found}))
+        return dict(plain({**vars(self), **found}))
 
 
 def ood_section(
@@ -289,36 +241,21 @@ def ood_section(
         before: logits (N, C) of the report's rows and (N', C) of those from elsewhere, as the model gives them.
         after: the calibrated ones, or None.
         probabilities: whether these are logarithms of probabilities, for which two of the scores say nothing.
-        seed: of the bootstrap.
-
-    Raises:
-        ValueError: as `hf_calib.metrics.ood_detection`.
+        seed: of the bootstrap of `hf_calib.metrics.ood_detection`.
     """
     scores = _OF_PROBABILITIES if probabilities else tuple(OOD_SCORES)
     found: Any = [pair and ood_detection(*pair, scores=scores, seed=seed) for pair in (before, after)]
     return OodSection(name, np.shape(before[1])[0], *found)
 
 
-class SoftMeasure(NamedTuple):
-    """A metric of `hf_calib.metrics` that takes soft labels, and what it is called."""
-
-    title: str
-    metric: str
-    options: Mapping[str, Any] = {}
-    binned: bool = False  # takes the report's number of bins, and has no interval: noise makes it larger
-
-
-_ECE = "expected_calibration_error"
-
-#: The metrics against the labels of several annotators: key -> measure.
-SOFT_MEASURES: dict[str, SoftMeasure] = {
-    "accuracy": SoftMeasure("Mean share of the predicted class", "accuracy"),
-    "ece": SoftMeasure(LOGGED_METRICS["ece"], _ECE, binned=True),
-    "adaptive_ece": SoftMeasure(LOGGED_METRICS["adaptive_ece"], _ECE, {"binning": "quantile"}, binned=True),
-    "classwise_ece": SoftMeasure(LOGGED_METRICS["classwise_ece"], "classwise_calibration_error", binned=True),
-    "true_calibration_error": SoftMeasure("True calibration error, by example", "true_calibration_error"),
-    "brier": SoftMeasure(LOGGED_METRICS["brier"], "brier_score"),
-    "nll": SoftMeasure(LOGGED_METRICS["nll"], "negative_log_likelihood"),
+#: The metrics against the labels of several annotators: key -> measure; noise makes binned errors larger.
+SOFT_MEASURES: dict[str, Measure] = {
+    "accuracy": replace(MEASURES["accuracy"], title="Mean share of the predicted class"),
+    **{key: replace(MEASURES[key], interval="none") for key in ("ece", "adaptive_ece", "classwise_ece")},
+    "true_calibration_error": Measure(
+        "True calibration error, by example", "true_calibration_error", interval="bootstrap"
+    ),
+    **{key: MEASURES[key] for key in ("brier", "nll")},
 }
 _SOFT_TITLES = {key: measure.title for key, measure in SOFT_MEASURES.items()}
 _LIKELY_SAME_ORDER = 0.5  # of the rows
@@ -326,72 +263,201 @@ _LIKELY_SAME_ORDER = 0.5  # of the rows
 
 @dataclass(frozen=True)
 class SoftLabelSection(ReportSection):
-    """The probabilities of a report against soft labels of its rows.
-
-    Args:
-        n_examples: N.
-        agreement: the share of rows whose label has the largest share of the soft label.
-        entropy: of the soft labels, mean, in nats.
-        before: key -> value with interval, see `SOFT_MEASURES`.
-        after: the same after calibration, or None.
-    """
+    """The probabilities of a report against soft labels of its rows; see `SOFT_MEASURES`."""
 
     caption = "Metrics against soft labels, with {level} intervals"
     title = "Against soft labels"
-    shown = 2
 
     n_examples: int
-    agreement: float
-    entropy: float
+    agreement: float  # the share of rows whose label has the largest share of the soft label
+    entropy: float  # of the soft labels, mean, in nats
     before: Scores
     after: Scores | None = None
 
     def sentences(self) -> list[str]:
-        found = [
+        return [
             f"{self.n_examples:,} soft labels: each class's share among an example's annotators. In the binned errors "
             "the share of the predicted class stands where being right does above, so that a hard example is no "
             "wrong prediction.",
             "The true calibration error is the mean distance of an example's probabilities from its shares, in which "
             "nothing cancels. Shares of few annotators scatter, and that is part of it.",
             f"The shares have an entropy of {self.entropy:.4f} nats, below which no model's negative log-likelihood "
-            f"can be. The largest share is the label's in {self.agreement:.1%} of the rows.",
+            "can be.",
         ]
-        if self.agreement < _LIKELY_SAME_ORDER:
-            way_out = "Check that rows and classes are in the same order as the labels and the model's."
-            found.append(f"That is few. {way_out}")
-        return found
+
+    @property
+    def warnings(self) -> list[str]:
+        """A caveat where the shares hardly agree with the labels."""
+        if self.agreement >= _LIKELY_SAME_ORDER:
+            return []
+        return [
+            f"The largest share is the label's in only {self.agreement:.1%} of the rows. Check that rows and classes "
+            "are in the same order as the labels and the model's."
+        ]
 
     def table(self) -> Cells:
         return table_of("against soft labels", _SOFT_TITLES, columns(self.before, self.after))
 
     def to_dict(self) -> dict[str, Any]:
-        record = super().to_dict()
-        for state in ("before", "after"):
-            found = record[state] or {}
-            record[state] = {key: {"title": _SOFT_TITLES[key], **each} for key, each in found.items()} or None
-        return record
+        after = self.after and titled(self.after, _SOFT_TITLES)
+        return dict(plain({**vars(self), "before": titled(self.before, _SOFT_TITLES), "after": after}))
 
 
 def soft_label_section(
-    soft_labels: FloatArray,
-    labels: NDArray[np.int64],
-    before: NDArray[Any],
-    after: NDArray[Any] | None,
-    settings: Settings,
+    soft_labels: FloatArray, labels: NDArray[np.int64], states: Sequence[NDArray[Any]], settings: Settings
 ) -> SoftLabelSection:
-    """Measure probabilities (N, C) against soft labels (N, C) of `check_soft_labels`."""
-
-    def measure(probs: NDArray[Any]) -> dict[str, Interval]:
-        resampled = [key for key, each in SOFT_MEASURES.items() if not each.binned]
-        asked = [(SOFT_MEASURES[key].metric, dict(SOFT_MEASURES[key].options)) for key in resampled]
-        intervals = percentile_intervals(asked, probs, soft_labels, **settings.drawing)
-        found = dict(zip(resampled, intervals, strict=True))
-        for key in SOFT_MEASURES.keys() - found.keys():
-            function, options = getattr(metrics, SOFT_MEASURES[key].metric), SOFT_MEASURES[key].options
-            found[key] = Interval(float(function(probs, soft_labels, n_bins=settings.n_bins, **options)))
-        return {key: found[key] for key in SOFT_MEASURES}
-
+    """Measure probabilities (N, C), before and perhaps after, against soft labels (N, C) of `check_soft_labels`."""
     agreement = float((soft_labels.argmax(axis=1) == labels).mean())
     entropy = float(entr(np.clip(soft_labels, 0, 1)).sum(axis=1).mean())
-    found = [None if probs is None else measure(probs) for probs in (before, after)]
-    return SoftLabelSection(len(labels), agreement, entropy, *found)  # type: ignore[arg-type]
+    found = [measure_all(probs, soft_labels, settings, SOFT_MEASURES)[0] for probs in states]
+    return SoftLabelSection(len(labels), agreement, entropy, *found)
+
+
+_SHOWN = 20
+_COLUMNS: dict[str, Callable[[Any], str]] = {
+    "rows": lambda row: f"{row.n_rows:,}",
+    "accuracy": lambda row: f"{row.accuracy:.3f}",
+    "confidence": lambda row: f"{row.confidence:.3f}",
+    "gap": lambda row: with_interval(*row.gap, form="+.3f"),
+    "ECE": lambda row: with_interval(*row.ece),
+    "maximum": lambda row: f"{row.mce:.3f}",
+    "NLL": lambda row: f"{row.nll.value:.4f}",
+    "Brier": lambda row: f"{row.brier.value:.4f}",
+    "p": lambda row: "" if row.p_value is None else f"{p_cell(row.p_value)}{' *' * row.differs}",
+}
+_LEAST_CHANCE = 1e-6  # of a row to be right, once it is moved by the gap of the others
+_RESAMPLES = 200  # of each slice's interval: there may be 1,000 slices
+
+
+@dataclass(frozen=True)
+class Slice:
+    """One group of rows, those with one value of the column.
+
+    Its p-value is of such a difference from the gap of all other rows, either way, if there is none; corrected for the
+    number of slices (Holm). It is None where there are no other rows.
+    """
+
+    name: str
+    n_rows: int
+    share: float  # of all rows, or of their weight
+    accuracy: float
+    confidence: float
+    gap: Interval  # confidence - accuracy
+    ece: Interval
+    mce: float
+    nll: Interval
+    brier: Interval
+    p_value: float | None
+    differs: bool = False  # beyond chance
+
+
+@dataclass(frozen=True)
+class SliceSection(ReportSection):
+    """The slices of one column, those that differ first."""
+
+    caption = "Slices, with {level} intervals"
+
+    column: str
+    slices: tuple[Slice, ...]
+
+    @property
+    def title(self) -> str:
+        return f"By {self.column}"
+
+    @property
+    def finding(self) -> str:
+        """Which slices differ, in a sentence."""
+        differing = [each for each in self.slices if each.differs]
+        named = ", ".join(f"{each.name} ({each.gap.value:+.3f})" for each in differing[:5])
+        more = f" and {len(differing) - 5} more" if len(differing) > 5 else ""
+        if not differing:
+            return f"No value of {self.column} differs from the other rows beyond chance in confidence minus accuracy."
+        return (
+            f"{len(differing)} of {len(self.slices)} values of {self.column} differ from the other rows beyond chance "
+            f"in confidence minus accuracy: {named}{more}."
+        )
+
+    def sentences(self) -> list[str]:
+        notes = [
+            "p is the chance of such a difference between a slice's gap and that of all other rows if there is none, "
+            f"corrected for {len(self.slices)} slices (Holm)."
+        ]
+        if len(self.slices) > _SHOWN:
+            notes.append(f"{_SHOWN} of {len(self.slices)} slices; report.json has all.")
+        return notes
+
+    def table(self) -> Cells:
+        return table_of_rows(self.slices[:_SHOWN], {self.column: lambda row: str(row.name), **_COLUMNS})
+
+    def figures(self, n_bins: int) -> dict[str, Figure]:
+        """Each slice's gap with its interval."""
+        from hf_calib.plots.rows import slice_diagram
+
+        shown = self.slices[:_SHOWN]
+        gaps, differ = np.array([each.gap for each in shown]), np.array([each.differs for each in shown])
+        figure = slice_diagram([each.name for each in shown], gaps, differ, column=self.column)
+        return {f"slices_{self.column}": figure}
+
+
+def slice_section(sums: SliceSums, settings: Settings) -> SliceSection:
+    """Measure each slice, and compare it with all other rows."""
+    groups = sums.groups
+    bins, effective, n_rows = groups.bin_sums(), groups.effective_rows(), groups.n_rows()
+    masses = bins.counts.sum(axis=1)
+    used = np.flatnonzero(masses > 0)
+    z = float(ndtri((1 + settings.confidence_level) / 2))
+    p_values: list[Any] = slice_p_values(groups, used) if len(used) > 1 else [None]
+    means = {name: groups.mean(name) for name in ("gap", "nll", "brier")}
+    accuracies, _ = groups.mean("accuracy")
+    level, slices = 1 - settings.confidence_level, []
+    for group, p_value in zip(used, p_values, strict=True):
+        own = BinSums(*(part[group] * (effective[group] / masses[group]) for part in bins))
+        normal: Any = {
+            name: Interval(*(float(mean[group] + step * error[group]) for step in (0, -z, z)))
+            for name, (mean, error) in means.items()
+        }
+        found = Slice(
+            name=sums.names[int(group)],
+            n_rows=int(n_rows[group]),
+            share=float(masses[group] / masses.sum()),
+            accuracy=float(accuracies[group]),
+            confidence=float(normal["gap"].value + accuracies[group]),
+            ece=interval_of_bins(own, **settings._replace(n_resamples=_RESAMPLES).drawing),
+            mce=float(binned_error(own, own.counts.sum(), "max")),
+            p_value=p_value,
+            differs=p_value is not None and p_value < level,
+            **normal,
+        )
+        slices.append(found)
+    slices.sort(key=lambda each: (not each.differs, -abs(each.gap.value) if each.differs else -each.share))
+    return SliceSection(sums.column, tuple(slices))
+
+
+def slice_p_values(groups: GroupSums, used: IntArray) -> list[float]:
+    """Of each slice that has rows: how likely such a number of right rows is if its gap is that of all others.
+
+    The larger of two p-values: one counts right rows as they are, which few rows need, and the other one allows for the
+    error of the others' gap, which a slice of many rows needs. They are corrected for the number of slices.
+    """
+    bins, effective = groups.bin_sums(), groups.effective_rows()
+    totals = BinSums(*(part.sum(axis=0) for part in bins))
+    found = []
+    for group in used:
+        own = BinSums(*(part[group] for part in bins))
+        scale = effective[group] / own.counts.sum()
+        others = BinSums(*(total - part for total, part in zip(totals, own, strict=True)))
+        mass = float(others.counts.sum())
+        gap = float((others.confidence - others.correct).sum()) / mass
+        filled = own.counts > 0
+        counts = own.counts[filled] * scale
+        stated = own.confidence[filled] / own.counts[filled]
+        chances = np.clip(stated - gap, _LEAST_CHANCE, 1 - _LEAST_CHANCE)
+        expected, variance = float(counts @ chances), float(counts @ (chances * (1 - chances)))
+        right = float(own.correct.sum()) * scale
+        n_own, n_others = float(counts.sum()), float(effective.sum() - effective[group])
+        accuracy = float(others.correct.sum()) / mass
+        of_others = n_own**2 * accuracy * (1 - accuracy) / max(n_others, 1.0)
+        z = max(abs(right - expected) - 0.5, 0.0) / math.sqrt(variance + of_others)
+        exact = Coins.of_sums(n_own, expected, expected - variance).p_value(right)
+        found.append(max(exact, 2 * float(ndtr(-z))))
+    return holm(found).tolist()

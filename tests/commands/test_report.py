@@ -79,21 +79,15 @@ class TestReport:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            (lambda r: r.pop("name"), "the report's name to be there, got nothing in .*; pass a report.json"),
-            (lambda r: r.update(before=None), "the report's before to be an object, got None"),
-            (
-                lambda r: r["before"]["metrics"]["ece"].update(value="low"),
-                "ece.value to be a number, got low",
-            ),
-            (lambda r: r["before"].update(bins={}), "before.bins to be a list"),
-            (
-                lambda r: r["before"]["bins"][0].update(gap=float("nan")),
-                "readable as JSON, got .*NaN is not a finite",
-            ),
+            (lambda r: r.pop("name"), "to hold metrics and bins, got .*KeyError: 'name'.*; pass a report.json"),
+            (lambda r: r.update(before=None), "to hold metrics and bins, got .*TypeError"),
+            (lambda r: r["before"]["metrics"]["ece"].update(value="low"), "to hold metrics and bins"),
+            (lambda r: r["before"].update(bins={}), "to hold metrics and bins"),
+            (lambda r: r["before"]["bins"][0].update(gap=float("nan")), "readable as JSON, got .*Out of range"),
         ],
     )
     def test_an_edited_report(self, change: Any, message: str, saved: Path, tmp_path: Path) -> None:
         record = json.loads((saved / "report.json").read_text())
         change(record)
-        (tmp_path / "report.json").write_text(json.dumps(record).replace('"1e999 "', "1e999"))
+        (tmp_path / "report.json").write_text(json.dumps(record))
         assert_refused(call("report", tmp_path), message)

@@ -23,7 +23,7 @@ from hf_calib.cards import write_card
 from hf_calib.cli import app
 from hf_calib.commands.demo import train_tokenizer
 from hf_calib.predictions.training import TrainingPredictions
-from hf_calib.report import read_report
+from hf_calib.report.comparison import read_report
 from tests.helpers.mosaics import mosaics
 from tests.helpers.reports import few_resamples, quick_report  # noqa: F401
 from tests.recipes.test_recipes import CONFIGS, SHORT, results, run, run_on_two_processes

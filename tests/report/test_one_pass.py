@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from hf_calib.metrics import CalibrationState
-from hf_calib.metrics.state import SliceSums, score_chunks
-from hf_calib.report import CalibrationReport, calibration_report, read_report, report_on_states
+from hf_calib.report import CalibrationReport, calibration_report, report_on_states
+from hf_calib.report.comparison import read_report
 from hf_calib.report.measured import Settings
-from hf_calib.report.slices import SliceSection, slice_p_values, slice_section
 
 SETTINGS = Settings(15, 0.95, 1000, 0)
 
@@ -29,16 +27,6 @@ def state_of(probs: np.ndarray, labels: np.ndarray, weights: np.ndarray | None =
     state = CalibrationState(n_classes=probs.shape[1])
     state.update(probs, labels, weights)
     return state
-
-
-def slices_of(
-    probs: np.ndarray, labels: np.ndarray, groups: np.ndarray, weights: np.ndarray | None = None
-) -> SliceSection:
-    sums = SliceSums("country", 15)
-    names = [f"c{i}" for i in range(int(groups.max()) + 1)]
-    for part, scores in score_chunks(probs, labels, weights):
-        sums.add(scores, groups[part], names)
-    return slice_section(sums, SETTINGS)
 
 
 @pytest.fixture(scope="module")
@@ -143,71 +131,3 @@ def test_weights() -> None:
         f"tell as much as {weights.sum() ** 2 / (weights**2).sum():,.0f} without weights"
         in report.to_markdown()
     )
-
-
-ALARMS = [
-    "equal",
-    *(pytest.param(kind, marks=pytest.mark.deep) for kind in ("few rows each", "one large", "weights")),
-]
-
-
-class TestSlices:
-    def test_the_one_that_differs_is_found(self) -> None:
-        probs, labels = sample(30_000)
-        groups = np.random.default_rng(1).integers(0, 10, len(labels))
-        wrong = (groups == 7) & (np.random.default_rng(2).random(len(labels)) < 0.15)
-        labels = np.where(wrong, (labels + 1) % 4, labels)
-        section = slices_of(probs, labels, groups)
-        assert [each.name for each in section.slices if each.differs] == ["c7"]
-        assert section.slices[0].name == "c7"
-        assert section.finding.startswith("1 of 10 values of country differ")
-        for each in section.slices:
-            rows = groups == int(each.name[1:])
-            confidences, right = probs[rows].max(axis=1), probs[rows].argmax(axis=1) == labels[rows]
-            assert each.n_rows == rows.sum()
-            assert each.accuracy == pytest.approx(right.mean())
-            assert each.gap.value == pytest.approx(confidences.mean() - right.mean(), abs=1e-9)
-            assert each.gap.low < each.gap.value < each.gap.high
-
-    @pytest.mark.parametrize("kind", ALARMS)
-    def test_false_alarms(self, kind: str) -> None:
-        """Slices drawn at random: at most one run in twenty has one that differs, however many and small they are."""
-        alarms, runs = 0, 100
-        for seed in range(runs):
-            rng = np.random.default_rng(seed)
-            probs, labels = sample(3_000, seed)
-            n_groups = 300 if kind == "few rows each" else 12
-            groups = rng.integers(0, n_groups, len(labels))
-            if kind == "one large":
-                groups = np.where(rng.random(len(labels)) < 0.9, 0, groups)
-            weights = rng.exponential(size=len(labels)) if kind == "weights" else None
-            sums = SliceSums("country", 15)
-            for part, scores in score_chunks(probs, labels, weights):
-                sums.add(scores, groups[part], [f"c{i}" for i in range(n_groups)])
-            used = np.flatnonzero(sums.groups.n_rows())
-            alarms += min(slice_p_values(sums.groups, used)) < 0.05
-        assert alarms <= 10
-
-    def test_in_the_report_with_names_from_data_escaped(self) -> None:
-        probs, labels = sample(3_000)
-        sums = SliceSums("<b>x</b>", 15)
-        names = ["<script>alert(1)</script>", "$x^2$ | `y`", *map(str, range(28))]
-        for part, scores in score_chunks(probs, labels, None):
-            sums.add(scores, (np.arange(3_000) % 30)[part], names)
-        report = replace(report_on_states(state_of(probs, labels)), slices=(slice_section(sums, SETTINGS),))
-        page = report.to_html()
-        assert "<script>" not in page
-        assert "<b>x" not in page
-        assert "By &lt;b&gt;x&lt;/b&gt;" in page
-        assert "20 of 30 slices; report.json has all." in page
-        assert page.count("<figure>") == 4
-        assert len(report.to_dict()["slices"][0]["slices"]) == 30
-        json.dumps(report.to_dict(), allow_nan=False)
-
-    def test_a_single_slice_has_nothing_to_differ_from(self) -> None:
-        probs, labels = sample(300)
-        section = slices_of(probs, labels, np.zeros(300, int))
-        assert section.slices[0].p_value is None
-        assert section.finding == (
-            "No value of country differs from the other rows beyond chance in confidence minus accuracy."
-        )

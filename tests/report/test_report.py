@@ -17,25 +17,17 @@ from matplotlib.figure import Figure
 from scipy.special import softmax
 
 import hf_calib.metrics as metrics
-from hf_calib.decisions import AbstainRule
-from hf_calib.decisions.measured import PromiseCurve
-from hf_calib.metrics import CalibrationState, ood_detection
-from hf_calib.metrics.ranking import OOD_SCORES
+from hf_calib.metrics import CalibrationState
 from hf_calib.metrics.sums import Interval
-from hf_calib.plots import class_reliability_grid, roc_diagram
 from hf_calib.report import (
     MEASURES,
     CalibrationReport,
-    DecisionSection,
-    OodSection,
     calibration_report,
-    ood_section,
     report_on_states,
 )
 from hf_calib.report.diagnosis import claims, misjudged_frequencies, significant_runs
 from hf_calib.report.measured import MAX_EXAMPLES_FOR_KDE
-from hf_calib.report.rows import with_interval, worst_bins
-from tests.helpers.pictures import overlapping, written
+from hf_calib.report.rows import worst_bins
 from tests.helpers.sampled import predictions
 
 EVIL = ["a|b", "<script>alert(1)</script>", "$\\frac{$", "[x](javascript:y) `c`\n# d"]
@@ -59,9 +51,7 @@ def overconfident_page() -> str:
 
 @cache
 def overconfident_figures() -> dict[str, Figure]:
-    """With decisions that have no curve to draw."""
-    nothing = DecisionSection("hands over", 100, {"answered": Interval(0.0, 0.0, 0.01)})
-    return replace(overconfident(), decisions=nothing).figures()
+    return overconfident().figures()
 
 
 def words(report: CalibrationReport) -> str:
@@ -144,26 +134,14 @@ def test_an_interval_without_its_value_is_explained() -> None:
     )
 
 
-def test_a_metric_that_is_slow_to_resample_says_how_often_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_slow_is_left_out_of_larger_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hf_calib.report.measured._BUDGET", 1e5)
-    for n_examples, n_resamples, said in (
-        (
-            450,
-            200,
-            "Intervals from 200 resamples, because resampling is slow: Area under the risk-coverage curve.",
-        ),
-        (2_001, 0, "No interval, because resampling is slow: Area under the risk-coverage curve."),
-    ):
-        probs, labels = predictions(n_examples=n_examples, n_classes=3)
-        report = calibration_report(probs, labels, n_resamples=230 if n_resamples else 1)
+    for n_examples, n_resamples in ((450, 200), (MAX_EXAMPLES_FOR_KDE + 1, 0)):
+        asked = 230 if n_resamples else 1
+        report = calibration_report(*predictions(n_examples, 2), n_resamples=asked)
         assert report.before.n_resamples["area_under_risk_coverage"] == n_resamples
         assert (report.before.metrics["area_under_risk_coverage"].low is None) == (n_resamples == 0)
-        assert said in report.to_markdown()
-
-
-def test_the_kernel_error_is_for_small_sets() -> None:
-    probs, labels = predictions(MAX_EXAMPLES_FOR_KDE + 1, 2)
-    report = calibration_report(probs, labels, n_resamples=1)
+        assert "curve is slow to resample" in report.to_markdown()
     assert "kde_ece" not in report.before.metrics
     assert "The kernel ECE is computed for 2 to 2,000 examples only." in report.to_markdown()
 
@@ -294,14 +272,6 @@ def test_it_compares_before_and_after() -> None:
     assert "After calibration: overall neither" in words(report)
     assert "The negative log-likelihood got worse" not in words(report)
     assert "Predictions changed" not in words(report)
-
-
-def test_it_says_when_calibration_did_harm() -> None:
-    probs, labels = predictions()
-    worse = softmax(np.log(probs[:, ::-1]) / 0.3, axis=1)
-    report = quick(probs, labels, calibrated=worse)
-    assert "The negative log-likelihood got worse" in words(report)
-    assert "Predictions changed: accuracy goes from" in words(report)
 
 
 def test_it_warns_of_little_data() -> None:
@@ -483,41 +453,11 @@ def test_names_from_the_data_are_escaped_in_sentences_too() -> None:
     assert f'("{EVIL[2]}") without examples' in unescape(page)
 
 
-def test_class_names_that_differ_in_case_stay_apart() -> None:
-    probs, labels = predictions(1_000, 3)
-    names = ["apple", "Apple", "APPLE"]
-    report = quick(probs, labels, class_names=names)
-    markdown = report.to_markdown()
-    html = report.document().to_html()
-    assert [row["name"] for row in report.to_dict()["before"]["classes"]] == names
-    for c, name in enumerate(names):
-        row = report.before.classes[c]
-        assert (row.name, row.support) == (name, (labels == c).sum())
-        assert f"| {name} | {row.support:,} | {row.frequency:.4f} |" in markdown
-        assert f'<th scope="row">{name}</th><td>{row.support:,}</td>' in html
-    panels = class_reliability_grid(probs, labels, class_names=names).axes
-    titles = [axes.get_title(loc="left") for axes in panels]
-    shown = " ".join([*titles, *(text.get_text() for axes in panels for text in axes.texts)])
-    assert all(name in shown for name in names)
-
-
 @pytest.mark.slow
 def test_documents_are_the_same_on_every_run() -> None:
     first, second = (quick(np.array([[0.6, 0.4]]), [0]) for _ in range(2))
     assert first.to_dict() == second.to_dict()
     assert first.to_html() == second.to_html()
-
-
-def test_figures_are_drawn_when_asked_for() -> None:
-    """Decisions without a curve have none."""
-    assert list(overconfident_figures()) == [
-        "reliability",
-        "smooth_reliability",
-        "corp",
-        "confidence_histogram",
-        "risk_coverage",
-        "classwise",
-    ]
 
 
 # Edges
@@ -561,137 +501,6 @@ def test_extreme_predictions_are_reported(probs: np.ndarray, labels: np.ndarray)
 def test_what_does_not_fit_is_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         calibration_report(*predictions(20, 3), **options)
-
-
-# Decisions
-
-
-@cache
-def with_decisions() -> CalibrationReport:
-    """A rule at 80% for both sets of probabilities, which the rows are easy enough for."""
-    probs, labels = predictions(temperature=0.4)
-    calibrated = predictions()[0]
-    curves, measured = {}, []
-    for name, rows in (("before", probs), ("after <i>", calibrated)):
-        rule = AbstainRule(accuracy=0.8).fit(rows, labels)
-        measured.append(rule.measure(rows, labels))
-        curves[name] = rule.curve(rows, labels, rows, labels, accuracies=[0.7, 0.8, 0.999])
-    section = DecisionSection(rule.promise(), 400, *measured, curves)
-    return replace(quick(probs, labels, calibrated=calibrated), decisions=section)
-
-
-@pytest.mark.slow
-def test_decisions_are_in_every_form_of_the_report() -> None:
-    report = with_decisions()
-    section = report.decisions
-    assert section is not None
-    assert section.after is not None
-    assert section.before != section.after
-    record = json.loads(json.dumps(report.to_dict(), allow_nan=False))["decisions"]
-    assert record["before"]["answered"]["value"] == section.before["answered"].value
-    assert record["curves"]["before"]["promised"] == [0.7, 0.8]
-    markdown, html = report.to_markdown(), report.to_html()
-    shown = [
-        ["decisions", "before", "after"],
-        *(
-            [title, *(with_interval(*state[key]) for state in (section.before, section.after))]
-            for key, title in (("answered", "Inputs answered"), ("accuracy", "Accuracy of the answers"))
-        ),
-    ]
-    for row in shown:
-        assert f"| {' | '.join(row)} |" in markdown
-    tables = re.findall(r"<table>.*?</table>", html, flags=re.DOTALL)
-    assert cells(tables[0]) == shown
-    assert "The rule answers where at least 80% of its answers are right" in markdown
-    assert "The rule answers where at least 80% of its answers are right" in html
-    answered = section.curves["before"].answered
-    assert f"before: {answered[0]:.1%} at 70.0%, {answered[1]:.1%} at 80.0%; after &lt;i&gt;: " in html
-    assert "<i>" not in html
-    assert list(report.figures()) == [
-        "reliability",
-        "smooth_reliability",
-        "corp",
-        "confidence_histogram",
-        "risk_coverage",
-        "decisions",
-        "classwise",
-    ]
-
-
-def test_curves_of_promises_are_recorded() -> None:
-    curve = PromiseCurve((0.7, 0.8), (0.9, 0.6), (Interval(0.75, 0.7, 0.8), None))
-    record = DecisionSection("answers", 100, {}, curves={"before": curve}).to_dict()["curves"]["before"]
-    kept = [{"value": 0.75, "low": 0.7, "high": 0.8}, None]
-    assert record == {"promised": [0.7, 0.8], "answered": [0.9, 0.6], "kept": kept}
-
-
-def test_decisions_without_a_figure_and_without_an_answer() -> None:
-    probs, labels = predictions()
-    nothing = {"answered": Interval(0.0, 0.0, 0.01)}
-    section = DecisionSection("hands over", 100, nothing, {**nothing, "accuracy": Interval(1.0, 0.9, 1.0)})
-    assert section.sentences()[1:] == ["Nothing is answered before calibration."]
-    assert section.table()[1][1] == ["Accuracy of the answers", "", "1.0000 [0.9000, 1.0000]"]
-    assert quick(probs, labels).to_dict()["decisions"] is None
-
-
-# Out of distribution
-
-
-def test_the_seed_of_ood_detection_and_the_curves_after_calibration() -> None:
-    rng = np.random.default_rng(0)
-    before = 3 * rng.normal(size=(80, 3)), rng.normal(size=(60, 3))
-    after = tuple(logits / 2 for logits in before)
-    section = ood_section("noise", before, after, seed=5, probabilities=True)
-    for found, logits in ((section.before, before), (section.after, after)):
-        wanted = ood_detection(*logits, scores=["max_probability", "entropy"], seed=5)
-        assert {score: found[score].auroc for score in found} == {
-            score: wanted[score].auroc for score in wanted
-        }
-    assert section.curves()[OOD_SCORES["entropy"]] is section.after["entropy"]
-    assert replace(section, after=None).curves()[OOD_SCORES["entropy"]] is section.before["entropy"]
-
-
-@pytest.mark.slow
-def test_inputs_from_elsewhere_are_in_every_form_of_the_report() -> None:
-    probs, labels = predictions(temperature=0.4)
-    calibrated, elsewhere = predictions()[0], np.random.default_rng(1).standard_normal((50, probs.shape[1]))
-    before, after = (
-        ood_detection(np.log(rows), elsewhere / t, n_resamples=20)
-        for rows, t in ((probs, 0.4), (calibrated, 1.0))
-    )
-    section = OodSection("<b>noise", 50, before, after)
-    report = replace(quick(probs, labels, calibrated=calibrated), out_of_distribution=(section,))
-    record = json.loads(json.dumps(report.to_dict(), allow_nan=False))["out_of_distribution"][0]
-    assert record["after"]["energy"]["auroc"]["value"] == after["energy"].auroc.value
-    assert record["n_examples"] == 50
-    shown = [
-        ["told by", "before", "after"],
-        *(
-            [
-                f"{name}, {title.lower()}",
-                *(with_interval(*getattr(found[score], rate)) for found in (before, after)),
-            ]
-            for rate, name in (("auroc", "AUROC"), ("fpr95", "FPR at 95%"))
-            for score, title in OOD_SCORES.items()
-        ),
-    ]
-    markdown, html = report.to_markdown(), report.to_html()
-    for row in shown:
-        assert f"| {' | '.join(row)} |" in markdown
-    assert cells(re.findall(r"<table>.*?</table>", html, flags=re.DOTALL)[0]) == shown
-    assert "50 inputs of &lt;b&gt;noise, which are none of the classes" in html
-    assert "<b>" not in html
-    assert "<b>" not in markdown
-    figure = report.figures()["out_of_distribution"]
-    assert {f"{title} (area {after[score].auroc.value:.3f})" for score, title in OOD_SCORES.items()} <= set(
-        written(figure)
-    )
-    assert not overlapping(figure)
-    alone = replace(section, after=None)
-    assert alone.table()[0] == ["told by", "value"]
-    assert quick(probs, labels).to_dict()["out_of_distribution"] == []
-    with pytest.raises(ValueError, match="expected panels to have at least one curve each"):
-        roc_diagram({})
 
 
 def test_a_report_names_its_rows_and_when_it_was_written() -> None:

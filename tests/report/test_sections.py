@@ -1,0 +1,343 @@
+"""The sections of a report: their numbers are those of the metrics, in every form of the report."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.special import softmax
+
+from hf_calib.decisions import AbstainRule
+from hf_calib.decisions.measured import PromiseCurve
+from hf_calib.metrics import bootstrap_interval, entity_scores, find_entities, ood_detection
+from hf_calib.metrics.ranking import OOD_SCORES
+from hf_calib.metrics.state import SliceSums, score_chunks
+from hf_calib.metrics.sums import Interval
+from hf_calib.plots import roc_diagram
+from hf_calib.report import (
+    SOFT_MEASURES,
+    CalibrationReport,
+    DecisionSection,
+    OodSection,
+    SliceSection,
+    calibration_report,
+    ood_section,
+    with_entities,
+)
+from hf_calib.report.measured import Settings
+from hf_calib.report.sections import ReportSection, slice_p_values, slice_section
+from tests.helpers.pictures import overlapping, written
+from tests.helpers.sampled import predictions
+
+EVIL = "<b>a|b</b>"
+TAGS = ["O", "B-<i>x</i>", "I-<i>x</i>"]
+
+
+def cells(table: str) -> list[list[str]]:
+    """The text of a HTML table's cells, row by row."""
+    rows = re.findall(r"<tr>(.*?)</tr>", table, flags=re.DOTALL)
+    found = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, flags=re.DOTALL) for row in rows]
+    return [[unescape(cell) for cell in row] for row in found]
+
+
+@cache
+def plain() -> CalibrationReport:
+    probs, labels = predictions(temperature=0.4)
+    return calibration_report(probs, labels, calibrated=predictions()[0], n_resamples=20)
+
+
+def decisions() -> CalibrationReport:
+    """A rule at 80% for both sets of probabilities, which the rows are easy enough for."""
+    report = plain()
+    curves, measured = {}, []
+    for name, state in (("before", report.before), (f"after {EVIL}", report.after)):
+        rule = AbstainRule(accuracy=0.8).fit(state.probs, report.labels)  # type: ignore[union-attr]
+        rows = (state.probs, report.labels)  # type: ignore[union-attr]
+        measured.append(rule.measure(*rows))
+        curves[name] = rule.curve(*rows, *rows, accuracies=[0.7, 0.8, 0.999])
+    return replace(report, decisions=DecisionSection(rule.promise(), 400, *measured, curves))
+
+
+def entities(
+    *, calibrated: bool = True, found: bool = True, names: list[str] | None = None
+) -> CalibrationReport:
+    rng = np.random.default_rng(0)
+    labels = rng.choice(3, 300, p=[0.6, 0.25, 0.15])
+    logits = rng.normal(size=(300, 3))
+    logits[np.arange(300), labels] += 2
+    if not found:
+        logits[:, 0] += 20
+    probs, softer = softmax(2 * logits, axis=1), softmax(logits, axis=1) if calibrated else None
+    options: Any = {"class_names": names or TAGS, "n_resamples": 50, "seed": 4}
+    report = calibration_report(probs, labels, calibrated=softer, **options)
+    return with_entities(report, np.repeat(np.arange(60), 5))
+
+
+def elsewhere() -> CalibrationReport:
+    report, outside = plain(), np.random.default_rng(1).standard_normal((50, 4))
+    states = ((report.before, 0.4), (report.after, 1.0))
+    found = [ood_detection(np.log(each.probs), outside / t, n_resamples=20) for each, t in states]  # type: ignore[union-attr]
+    return replace(report, out_of_distribution=(OodSection(EVIL, 50, *found),))
+
+
+def annotated(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Probabilities, shares of a few annotators, and labels drawn from the truth that both stand for."""
+    rng = np.random.default_rng(seed)
+    truth = softmax(2 * rng.standard_normal((120, 4)), axis=1)
+    shares = np.array([rng.multinomial(20, row) for row in truth]) / 20
+    return softmax(1.5 * np.log(truth), axis=1), shares, shares.argmax(axis=1)
+
+
+def against_shares() -> CalibrationReport:
+    probs, shares, labels = annotated()
+    softer = softmax(np.log(probs) / 1.5, axis=1)
+    return calibration_report(probs, labels, calibrated=softer, soft_labels=shares, n_resamples=50)
+
+
+def slices_of(groups: np.ndarray, labels: np.ndarray, probs: np.ndarray, weights: Any = None) -> SliceSums:
+    sums = SliceSums("country", 15)
+    for part, scores in score_chunks(probs, labels, weights):
+        sums.add(scores, groups[part], [f"c{i}" for i in range(int(groups.max()) + 1)])
+    return sums
+
+
+def sliced() -> CalibrationReport:
+    report = plain()
+    sums = slices_of(np.arange(len(report.labels)) % 30, report.labels, report.before.probs)
+    sums.column, sums.names[0] = EVIL, "<script>"
+    return replace(report, slices=(slice_section(sums, Settings(15)),))
+
+
+@pytest.mark.parametrize("make", [decisions, entities, elsewhere, against_shares, sliced])
+def test_every_section_is_in_every_form(make: Callable[[], CalibrationReport]) -> None:
+    report = make()
+    (section,) = report.sections
+    assert isinstance(section, ReportSection)
+    header, rows = section.table()
+    markdown, page = report.to_markdown(), report.document().to_html()
+    tables = [cells(table) for table in re.findall(r"<table>.*?</table>", page, flags=re.DOTALL)]
+    assert [header, *rows] in tables
+    assert all(" | ".join(row[1:]) in markdown for row in rows)
+    assert all(sentence in unescape(page) for sentence in section.sentences())
+    for text in (markdown, page):
+        assert not re.search("<b>|<i>|<script>", text)
+    record = report.to_dict()
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+    (figure,) = section.figures(15).values() if make not in (elsewhere, against_shares) else [None]
+    if figure is not None:
+        assert not overlapping(figure)
+    own = plain().to_dict()
+    names = ("decisions", "entities", "out_of_distribution", "soft_labels", "slices")
+    assert sum(record[name] != own[name] for name in names) == 1
+
+
+# Decisions
+
+
+def test_curves_of_promises_are_recorded() -> None:
+    curve = PromiseCurve((0.7, 0.8), (0.9, 0.6), (Interval(0.75, 0.7, 0.8), None))
+    record = DecisionSection("answers", 100, {}, curves={"before": curve}).to_dict()["curves"]["before"]
+    kept = [{"value": 0.75, "low": 0.7, "high": 0.8}, None]
+    assert record == {"promised": [0.7, 0.8], "answered": [0.9, 0.6], "kept": kept}
+
+
+def test_decisions_without_a_figure_and_without_an_answer() -> None:
+    nothing = {"answered": Interval(0.0, 0.0, 0.01)}
+    section = DecisionSection("hands over", 100, nothing, {**nothing, "accuracy": Interval(1.0, 0.9, 1.0)})
+    assert section.sentences()[1:] == ["Nothing is answered before calibration."]
+    assert section.table()[1][1] == ["Accuracy of the answers", "", "1.0000 [0.9000, 1.0000]"]
+    assert section.figures(15) == {}
+
+
+# Entities
+
+
+def test_entities_are_those_of_the_metric() -> None:
+    report = entities()
+    assert report.entities is not None
+    states = ((report.before, report.entities.before), (report.after, report.entities.after))
+    for state, found in states:
+        rows = (state.probs, report.labels, np.repeat(np.arange(60), 5))  # type: ignore[union-attr]
+        wanted = entity_scores(find_entities(*rows, tag_names=TAGS), n_resamples=50, seed=4)
+        assert found == wanted
+    record = report.to_dict()["entities"]
+    assert record["after"]["f1"]["value"] == report.entities.after["f1"].value  # type: ignore[index]
+    assert (record["n_sentences"], record["before"]["n_predicted"]) == (
+        60,
+        len(report.entities.found[0].correct),
+    )
+    alone = entities(calibrated=False).entities
+    assert alone is not None
+    assert len(alone.figures(15)["entities"].axes) == 4  # product and minimum, each over its histogram
+    assert any("not independent" in warning for warning in report.warnings)
+
+
+def test_without_a_predicted_entity_and_without_tags() -> None:
+    none = entities(found=False)
+    assert none.entities is not None
+    assert none.entities.table()[1][3][1:] == ["not defined", "not defined"]
+    assert none.to_dict()["entities"]["before"]["ece_product"] == {"value": None, "low": None, "high": None}
+    assert none.entities.figures(15) == {}
+    of_words = entities(names=["NOUN", "VERB", "OTHER"])
+    assert of_words.entities is None
+    assert any("tokens" in warning for warning in of_words.warnings)
+    assert with_entities(plain(), None) is plain()
+
+
+# Out of distribution
+
+
+def test_the_seed_of_ood_detection_and_the_curves_after_calibration() -> None:
+    rng = np.random.default_rng(0)
+    before = 3 * rng.normal(size=(80, 3)), rng.normal(size=(60, 3))
+    after = before[0] / 2, before[1] / 2
+    section = ood_section("noise", before, after, seed=5, probabilities=True)
+    for found, logits in ((section.before, before), (section.after, after)):
+        wanted = ood_detection(*logits, scores=["max_probability", "entropy"], seed=5)
+        assert {score: found[score].auroc for score in found} == {s: wanted[s].auroc for s in wanted}  # type: ignore[index,union-attr]
+    assert section.curves()[OOD_SCORES["entropy"]] is section.after["entropy"]  # type: ignore[index]
+    assert replace(section, after=None).curves()[OOD_SCORES["entropy"]] is section.before["entropy"]
+    assert replace(section, after=None).table()[0] == ["told by", "value"]
+
+
+def test_inputs_from_elsewhere_are_recorded_and_drawn() -> None:
+    report = elsewhere()
+    (section,) = report.out_of_distribution
+    assert section.after is not None
+    record = report.to_dict()["out_of_distribution"][0]
+    assert record["after"]["energy"]["auroc"]["value"] == section.after["energy"].auroc.value
+    assert record["n_examples"] == 50
+    figure = roc_diagram({section.name: section.curves()})
+    areas = {f"{title} (area {section.after[s].auroc.value:.3f})" for s, title in OOD_SCORES.items()}
+    assert areas <= set(written(figure))
+    with pytest.raises(ValueError, match="expected panels to have at least one curve each"):
+        roc_diagram({})
+
+
+# Soft labels
+
+
+def test_probabilities_equal_to_the_shares_are_perfect() -> None:
+    _, shares, labels = annotated()
+    found = calibration_report(shares, labels, soft_labels=shares, n_resamples=50).soft_labels
+    assert found is not None
+    assert set(found.before) == set(SOFT_MEASURES)
+    for key in ("ece", "adaptive_ece", "classwise_ece", "true_calibration_error", "brier"):
+        assert found.before[key].value == pytest.approx(0, abs=1e-12)
+    assert found.before["nll"].value == pytest.approx(found.entropy)
+    assert found.agreement == 1
+
+
+def test_soft_labels_before_and_after() -> None:
+    section = against_shares().soft_labels
+    assert section is not None
+    assert section.after is not None
+    assert section.after["nll"].value < section.before["nll"].value
+    probs, shares, _ = annotated()
+    wanted = bootstrap_interval("true_calibration_error", probs, shares, n_resamples=50)
+    assert section.before["true_calibration_error"] == pytest.approx(wanted)
+    assert section.before["ece"][1:] == (None, None)
+
+
+def test_rows_or_classes_in_another_order_are_pointed_out() -> None:
+    probs, shares, labels = annotated()
+    for given, is_warned in ((shares, False), (np.roll(shares, 1, axis=1), True)):
+        report = calibration_report(probs, labels, soft_labels=given, n_resamples=1)
+        assert any("Check that rows and classes" in each for each in report.warnings) == is_warned
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (
+            lambda s: (20 * s).astype(int),
+            TypeError,
+            "soft_labels to be a float array, got dtype int64; divide",
+        ),
+        (lambda s: s[:-1], ValueError, r"soft_labels to have shape \(120, 4\), got shape \(119, 4\)"),
+        (
+            lambda s: s / 2,
+            ValueError,
+            "each row of soft_labels to sum to 1, got 0.5 in row 0; divide each row",
+        ),
+        (lambda s: s * np.nan, ValueError, r"soft_labels to be finite, got nan"),
+        (lambda s: s.argmax(axis=1).astype(float), ValueError, r"got shape \(120,\)"),
+    ],
+)
+def test_other_soft_labels_are_refused(change: Any, error: type[Exception], message: str) -> None:
+    probs, shares, labels = annotated()
+    with pytest.raises(error, match=message):
+        calibration_report(probs, labels, soft_labels=change(shares))
+
+
+def test_on_cifar_10h_hard_labels_look_worse_than_the_annotators(shared_data: Path) -> None:
+    """A model that says what people say is calibrated, but not by the one label that each image has."""
+    with np.load(shared_data / "cifar10h" / "cifar10h.npz", allow_pickle=False) as file:
+        shares, labels = file["probs"][:2000], file["labels"][:2000]
+    report = calibration_report(shares, labels, soft_labels=shares, n_resamples=50)
+    assert report.soft_labels is not None
+    assert report.soft_labels.agreement == pytest.approx(0.992, abs=0.004)
+    assert report.soft_labels.before["ece"].value == pytest.approx(0, abs=1e-12)
+    assert report.before.metrics["ece"].value > 0.02  # people are under-confident of the label that was kept
+
+
+# Slices
+
+
+def measured_slices(*arrays: np.ndarray) -> SliceSection:
+    return slice_section(slices_of(*arrays), Settings(15))
+
+
+def test_the_slice_that_differs_is_found() -> None:
+    probs, labels = predictions(30_000)
+    groups = np.random.default_rng(1).integers(0, 10, len(labels))
+    wrong = (groups == 7) & (np.random.default_rng(2).random(len(labels)) < 0.15)
+    labels = np.where(wrong, (labels + 1) % 4, labels)
+    section = measured_slices(groups, labels, probs)
+    assert [each.name for each in section.slices if each.differs] == ["c7"]
+    assert section.slices[0].name == "c7"
+    assert section.finding.startswith("1 of 10 values of country differ")
+    for each in section.slices:
+        rows = groups == int(each.name[1:])
+        confidences, right = probs[rows].max(axis=1), probs[rows].argmax(axis=1) == labels[rows]
+        assert each.n_rows == rows.sum()
+        assert each.accuracy == pytest.approx(right.mean())
+        assert each.gap.value == pytest.approx(confidences.mean() - right.mean(), abs=1e-9)
+        assert each.gap.low < each.gap.value < each.gap.high
+
+
+def test_of_many_slices_20_are_shown_and_one_alone_has_nothing_to_differ_from() -> None:
+    (section,) = sliced().slices
+    assert "20 of 30 slices; report.json has all." in section.sentences()
+    assert (len(section.table()[1]), len(section.to_dict()["slices"])) == (20, 30)
+    probs, labels = predictions(300)
+    alone = measured_slices(np.zeros(300, int), labels, probs)
+    assert alone.slices[0].p_value is None
+    assert alone.finding.startswith("No value of country differs from the other rows beyond chance")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["equal", *(pytest.param(k, marks=pytest.mark.deep) for k in ("few rows each", "one large", "weights"))],
+)
+def test_false_alarms_of_slices(kind: str) -> None:
+    """Slices drawn at random: at most one run in twenty has one that differs, however many and small they are."""
+    alarms = 0
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        probs, labels = predictions(3_000, temperature=1.0, seed=seed)
+        groups = rng.integers(0, 300 if kind == "few rows each" else 12, len(labels))
+        if kind == "one large":
+            groups = np.where(rng.random(len(labels)) < 0.9, 0, groups)
+        weights = rng.exponential(size=len(labels)) if kind == "weights" else None
+        sums = slices_of(groups, labels, probs, weights)
+        alarms += min(slice_p_values(sums.groups, np.flatnonzero(sums.groups.n_rows()))) < 0.05
+    assert alarms <= 10
