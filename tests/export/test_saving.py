@@ -1,4 +1,4 @@
-"""A saved calibrated model is served by a plain pipeline, as softmax(z / T)."""
+"""A saved calibrated model is served by a plain pipeline as softmax(z / T), and has a fingerprint of its weights."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import json
 import re
 import signal
 import tempfile
+from hashlib import sha256
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from safetensors.torch import load_file
 from scipy.special import expit, softmax
 
 from hf_calib import CalibrationTrainer
+from hf_calib.export import standalone_copy
+from hf_calib.export.folder import fingerprint, hash_of
 from hf_calib.scaling import VectorScaling
 from tests.helpers import interrupted_saving
 from tests.helpers.serve import answers_of
@@ -34,43 +38,56 @@ from tests.helpers.tiny import (
 )
 from tests.helpers.trained import Network, images, images_trainer, lora, served_logits, trained
 
+
+@pytest.fixture(scope="module")
+def shared_trainer(tmp_path_factory: pytest.TempPathFactory) -> CalibrationTrainer:
+    """A trained trainer, for tests that only save."""
+    return trained(tmp_path_factory.mktemp("shared") / "out")
+
+
+def record_of(folder: Path) -> dict[str, Any]:
+    """What the config says of the map."""
+    found: dict[str, Any] = json.loads((folder / "config.json").read_text())["calibration"]
+    return found
+
+
 # ---- Served ----
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def served(
+    tmp_path_factory: pytest.TempPathFactory, shared_trainer: CalibrationTrainer
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Answers of pipelines, and the probabilities they should be, for models saved in every way."""
     folder = tmp_path_factory.mktemp("served")
-    requests: dict[str, Any] = {}
+    out, lora_model = folder / "out", lora(tiny_bert())
+    images, image_request = images_trainer(folder)
+    bf16 = trained(out, bf16=True)
+    trainers: dict[str, tuple[CalibrationTrainer, Any]] = {
+        "sequences": (shared_trainer, softmax),
+        "multi-label": (trained(out, tiny_bert(problem_type="multi_label_classification")), expit),
+        "multi-label by its labels": (trained(out, multi_label_by_labels(), data=float_labels), expit),
+        "lora": (trained(out, lora_model, learning_rate=5e-3), softmax),
+        "tuples": (trained(out, tiny_bert(return_dict=False)), softmax),
+        "tokens": (trained(out, tiny_bert("Token"), data=tagged), softmax),
+        "images": (images, softmax),
+        "bf16": (bf16, softmax),
+    }
+    requests: dict[str, Any] = {"images": image_request}
     wanted: dict[str, np.ndarray] = {}
-
-    def save(name: str, trainer: CalibrationTrainer) -> np.ndarray:
+    for name, (trainer, probabilities) in trainers.items():
         trainer.save_calibrated_model(folder / name)
-        texts = [text_of(ids) for ids in trainer.calibration_dataset["input_ids"]]
-        requests[name] = ("text-classification", texts)
-        return served_logits(trainer)
-
-    wanted["sequences"] = softmax(save("sequences", trained(folder / "out")), axis=1)
-    multi_label = tiny_bert(problem_type="multi_label_classification")
-    wanted["multi-label"] = expit(save("multi-label", trained(folder / "out", multi_label)))
-    guessed = trained(folder / "out", multi_label_by_labels(), data=float_labels)
-    wanted["multi-label by its labels"] = expit(save("multi-label by its labels", guessed))
-    wanted["lora"] = softmax(
-        save("lora", trained(folder / "out", lora(tiny_bert()), learning_rate=5e-3)), axis=1
-    )
-    wanted["tuples"] = softmax(save("tuples", trained(folder / "out", tiny_bert(return_dict=False))), axis=1)
-    bf16 = trained(folder / "out", bf16=True)
-    save("bf16", bf16)
-    full = trainer_of(copy.deepcopy(bf16.model), bf16, folder)  # saved in float32: served without autocast
-    wanted["bf16"] = softmax(served_logits(full), axis=1)
-
-    tokens = trained(folder / "out", tiny_bert("Token"), data=tagged)
-    wanted["tokens"] = softmax(save("tokens", tokens), axis=2)
-    requests["tokens"] = ("token-classification", requests["tokens"][1])
-    images, requests["images"] = images_trainer(folder)
-    images.save_calibrated_model(folder / "images")
-    wanted["images"] = softmax(served_logits(images), axis=1)
-
+        rows = trainer.calibration_dataset
+        if name == "bf16":  # served in float32, without the autocast of its forward
+            plain = standalone_copy(bf16.model)
+            with torch.no_grad():
+                logits = type(plain).forward(plain, torch.tensor(rows["input_ids"])).logits / bf16.temperature
+        else:
+            logits = served_logits(trainer)
+        wanted[name] = expit(logits) if probabilities is expit else softmax(logits, axis=-1)
+        if name != "images":
+            task = "token-classification" if name == "tokens" else "text-classification"
+            requests[name] = (task, [text_of(ids) for ids in rows["input_ids"]])
     return answers_of(folder, requests), wanted
 
 
@@ -87,20 +104,19 @@ def float_labels(model: Any, n: int, *, seed: int = 1) -> Any:
     return sequences(model, n, seed=seed)
 
 
-def trainer_of(model: Any, trainer: CalibrationTrainer, folder: Path) -> CalibrationTrainer:
-    model.__dict__.pop("forward", None)  # autocast
-    model.__dict__.pop("_original_forward", None)
-    other = CalibrationTrainer(
-        model, arguments(folder / "out"), calibration_dataset=trainer.calibration_dataset
-    )
-    other.use_calibration_map(trainer.calibration_map, split="calibration", n_examples=40)
-    return other
+KINDS = [
+    "sequences",
+    "multi-label",
+    "multi-label by its labels",
+    "lora",
+    "tuples",
+    "bf16",
+    "tokens",
+    "images",
+]
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["sequences", "multi-label", "multi-label by its labels", "lora", "tuples", "bf16", "tokens", "images"],
-)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_plain_pipeline_serves_calibrated_probabilities(
     name: str, served: tuple[dict[str, Any], dict[str, np.ndarray]]
 ) -> None:
@@ -119,12 +135,6 @@ def test_a_plain_pipeline_serves_calibrated_probabilities(
 # ---- The directory, and the model in memory ----
 
 
-@pytest.fixture(scope="module")
-def shared_trainer(tmp_path_factory: pytest.TempPathFactory) -> CalibrationTrainer:
-    """A trained trainer, for tests that only save."""
-    return trained(tmp_path_factory.mktemp("shared") / "out")
-
-
 def test_the_model_in_memory_stays_as_it_is(shared_trainer: CalibrationTrainer, tmp_path: Path) -> None:
     trainer = shared_trainer
     before, config = weights(trainer.model), trainer.model.config.to_dict()
@@ -137,17 +147,21 @@ def test_the_model_in_memory_stays_as_it_is(shared_trainer: CalibrationTrainer, 
     assert torch.equal(torch.get_rng_state(), random_state)
     assert trainer.model.config.calibration["folded"] is False
 
-    saved = json.loads((tmp_path / "model" / "config.json").read_text())["calibration"]
-    assert saved["folded"] is True
-    assert saved["head"] == ["classifier"]
-    assert saved["temperature"] == trainer.temperature
-    assert {key: saved[key] for key in ("loss", "loss_kwargs", "split", "n_examples", "criterion")} == {
-        "loss": "focal",
-        "loss_kwargs": {"gamma": 3.0},
-        "split": "calibration",
-        "n_examples": 40,
-        "criterion": "nll",
+    map_of = {
+        "method": "temperature",
+        "temperature": trainer.temperature,
+        "folded": True,
+        "head": ["classifier"],
     }
+    fitted_on = {"split": "calibration", "n_examples": 40, "criterion": "nll"}
+    assert record_of(tmp_path / "model") == {
+        **{"loss": "focal", "loss_kwargs": {"gamma": 3.0}, **fitted_on},
+        **map_of,
+    }
+    # The same weights have the same fingerprint once they are loaded, and others another one.
+    saved = json.loads((tmp_path / "model" / "calibration.json").read_text())["fingerprint"]
+    loaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "model")
+    assert fingerprint(loaded) == saved != fingerprint(trainer.model)
 
 
 def test_saving_twice_and_training_on_are_fine(tmp_path: Path) -> None:
@@ -160,16 +174,13 @@ def test_saving_twice_and_training_on_are_fine(tmp_path: Path) -> None:
     first = trainer.temperature
     trainer.train()
     trainer.save_calibrated_model(tmp_path / "b")
-    config = json.loads((tmp_path / "b" / "config.json").read_text())
-    assert config["calibration"]["temperature"] == trainer.temperature != first
+    assert record_of(tmp_path / "b")["temperature"] == trainer.temperature != first
     # What was served can be trained further, and is calibrated anew.
     model = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "a")
     assert model.config.calibration["folded"] is True
     again = trained(tmp_path / "out", model)
     again.save_calibrated_model(tmp_path / "again")
-    saved = json.loads((tmp_path / "again" / "config.json").read_text())["calibration"]
-    assert saved["folded"] is True
-    assert saved["temperature"] == again.temperature
+    assert record_of(tmp_path / "again")["temperature"] == again.temperature
 
 
 def test_the_collators_tokenizer_is_saved_where_there_is_no_other(tmp_path: Path) -> None:
@@ -317,14 +328,9 @@ def test_a_kill_at_any_moment_leaves_the_old_model_or_the_new_one_or_none(tmp_pa
     tries = interrupted_saving.killed(tmp_path)
     for old in ("whole", "shards"):
         states = [each["state"] for each in tries if each["old"] == old]
-        assert [state for i, state in enumerate(states) if i == 0 or states[i - 1] != state] == [
-            "old",
-            "none",
-            "new",
-        ]
-        assert [each["status"] for each in tries if each["old"] == old] == [signal.SIGKILL] * (
-            len(states) - 1
-        ) + [0]
+        assert [state for state, _ in groupby(states)] == ["old", "none", "new"]
+        statuses = [each["status"] for each in tries if each["old"] == old]
+        assert statuses == [signal.SIGKILL] * (len(states) - 1) + [0]
     assert {(each["told"], each["again"]) for each in tries} == {("", "new")}
 
 
@@ -357,14 +363,41 @@ def test_the_directory_is_as_open_as_any_other(shared_trainer: CalibrationTraine
 
 
 def test_weights_are_saved_in_float32_whatever_they_were_trained_in(tmp_path: Path) -> None:
-    trainer = trained(tmp_path / "out", bf16=True)
+    trainer = fitted(tmp_path / "out", tiny_bert().bfloat16())
     trainer.save_calibrated_model(tmp_path / "model")
     saved = load_file(tmp_path / "model" / "model.safetensors")
     assert {value.dtype for value in saved.values()} == {torch.float32}
     assert json.loads((tmp_path / "model" / "config.json").read_text())["dtype"] == "float32"
     head = trainer.model.classifier.weight.detach()
-    torch.testing.assert_close(saved["classifier.weight"], head / trainer.temperature, rtol=1e-6, atol=0)
-    sixteen = fitted(tmp_path / "out", tiny_bert().bfloat16())
-    sixteen.save_calibrated_model(tmp_path / "sixteen")
-    assert sixteen.model.dtype == torch.bfloat16
-    assert load_file(tmp_path / "sixteen" / "model.safetensors")["classifier.weight"].dtype == torch.float32
+    assert head.dtype == torch.bfloat16
+    wanted = head.float() / trainer.temperature
+    torch.testing.assert_close(saved["classifier.weight"], wanted, rtol=1e-6, atol=0)
+
+
+# ---- Fingerprints ----
+
+
+@pytest.mark.parametrize("change", ["a value", "a dtype", "a shape", "two names"])
+def test_any_change_of_the_weights_shows(change: str) -> None:
+    model = tiny_bert()
+    before, head = fingerprint(model), model.classifier
+    with torch.no_grad():
+        if change == "a value":
+            head.bias[0] = torch.nextafter(head.bias[0], torch.tensor(1.0))
+        elif change == "a dtype":
+            head.half()
+        elif change == "a shape":
+            head.weight = torch.nn.Parameter(head.weight.T)
+        else:
+            query = model.bert.encoder.layer[0].attention.self.query
+            query.bias, head.bias = head.bias, query.bias
+    assert fingerprint(model) != before
+
+
+def test_a_fingerprint_is_the_same_in_every_version_and_in_any_order() -> None:
+    tensors = {"a.weight": torch.arange(6, dtype=torch.float32).reshape(2, 3)}
+    tensors |= {"b": torch.tensor([1.0], dtype=torch.bfloat16), "n": torch.tensor(2)}
+    content = b"a.weight torch.float32 (2, 3)\n" + tensors["a.weight"].numpy().tobytes()
+    content += b"b torch.bfloat16 (1,)\n\x80\x3f" + b"n torch.int64 ()\n\x02" + bytes(7)
+    found = {hash_of(tensors), hash_of(dict(reversed(tensors.items())))}
+    assert found == {sha256(content).hexdigest()}
