@@ -13,11 +13,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModelForSequenceClassification,
-    BertForSequenceClassification,
-    ViTImageProcessor,
-)
+from transformers import AutoModelForSequenceClassification, BertForSequenceClassification, ViTImageProcessor
 
 from hf_calib import fold, unfold
 from hf_calib._files import whole_folder
