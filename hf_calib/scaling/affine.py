@@ -181,7 +181,7 @@ class LinearFit(LogitScaling):
     """What the presets share: Newton's method from the best temperature, under the ridges that each of them says."""
 
     _mixes: ClassVar[bool] = False  # whether the weight is a matrix
-    _from_temperature: ClassVar[bool] = False  # also where that is at its upper bound
+    _from_temperature: ClassVar[bool] = False  # also where that is at a bound
 
     def fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Find the weights and the biases; N in a default penalty is Kish's, (sum of weights)^2 / (sum of squares)."""
@@ -189,9 +189,9 @@ class LinearFit(LogitScaling):
 
     def solve(self, rows: Rows, temperature: float, *fit: Any) -> AffineMap:
         """The map of checked rows, from their temperature; further arguments are those of `fit_affine`."""
-        if not self._from_temperature and temperature == BOUNDS[1]:  # which is not the scale of the logits
+        if not self._from_temperature and temperature in BOUNDS:  # which is not the scale of the logits
             loss = ScaledLoss(rows)
-            temperature = loss.shortfall - loss.drift  # the largest logit of a row less the average one
+            temperature = loss.shortfall - loss.drift or 1.0  # the largest logit less the average one
         return fit_affine(rows, temperature, self._ridges(rows), *fit)
 
     def _fit(self, rows: Rows) -> Self:
@@ -200,7 +200,7 @@ class LinearFit(LogitScaling):
         loss = ScaledLoss(rows)
         temperature = loss.best_temperature()
         self.weight_, self.bias_ = self.solve(rows, temperature)  # type: ignore[assignment]
-        if self._from_temperature or temperature < BOUNDS[1]:  # else it has no part in the map
+        if self._from_temperature or temperature not in BOUNDS:  # else it has no part in the map
             loss.warn(temperature, stacklevel=4)
         return self
 
