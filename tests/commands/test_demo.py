@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from hf_calib import cli
 from hf_calib.commands import demo
+from tests.helpers.commands import assert_refused
 
 # After fewer epochs the model is at chance, where rounding decides whether there is a temperature at all.
 SMALL = ("--epochs", "5", "--max-per-class", "60")
@@ -76,37 +77,19 @@ def test_a_paragraph_longer_than_the_model_reads_is_shown_too(
     assert capsys.readouterr().out.count("% sure (it is from numpy)") == 2
 
 
-def a_file(path: Path) -> None:
-    path.write_text("mine")
-
-
-def a_link_to_nothing(path: Path) -> None:
-    path.symlink_to(path.with_name("nowhere"))
-
-
-def a_file_for_the_model(path: Path) -> None:
-    path.mkdir()
-    (path / "model").write_text("mine")
-
-
-@pytest.mark.parametrize("put", [a_file, a_link_to_nothing, a_file_for_the_model])
-def test_an_output_in_the_way_is_refused_before_training(
-    put: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("in_the_way", ["a file", "a link to nothing", "a file for the model", "no rights"])
+def test_an_output_that_cannot_be_written_is_refused_before_training(
+    in_the_way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "docstring_dataset", lambda **_: pytest.fail("work was done"))
-    put(tmp_path / "out")
-    assert_refused(call("--output-dir", str(tmp_path / "out")), "expected output to be a folder, got ")
-
-
-def test_a_folder_that_cannot_be_written_is_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "docstring_dataset", lambda **_: pytest.fail("work was done"))
-    # Where not even root may make a file.
-    assert_refused(call("--output-dir", "/proc/out"), "expected output to be writable, got ")
-
-
-def assert_refused(result: Any, message: str) -> None:
-    """Exit code 2 with one line on stderr."""
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    assert len(result.stderr.splitlines()) == 1
-    assert message in result.stderr
+    output, message = tmp_path / "out", "expected output to be a folder, got "
+    if in_the_way == "a file":
+        output.write_text("mine")
+    elif in_the_way == "a link to nothing":
+        output.symlink_to(tmp_path / "nowhere")
+    elif in_the_way == "a file for the model":
+        output.mkdir()
+        (output / "model").write_text("mine")
+    else:  # where not even root may make a file
+        output, message = Path("/proc/out"), "expected output to be writable, got "
+    assert_refused(call("--output-dir", str(output)), message)
