@@ -19,6 +19,7 @@ from hf_calib.data.splits import draw_test, limit_samples, split_calibration
 
 BUILT_IN = "docstrings"
 _HELD_OUT = 0.2  # of a file alone
+_OF_LABELS = ("label_column", "class_names", "multi_label", "label_separator", "label_columns", "no_label")
 
 
 def _option(help: str, default: Any = None) -> Any:
@@ -34,36 +35,23 @@ class DataArguments:
     dataset_revision: str | None = _option("Branch or commit; refs/convert/parquet where main has a script.")
     train_file: str | None = _option("csv, tsv, json, jsonl (also .gz) or parquet; used instead of dataset.")
     calibration_file: str | None = _option("Without it, rows of train are held out.")
-    test_file: str | None = _option(
-        "Used for the final report only. Without it, rows of train_file are held out: test_size. (Tagged sentences "
-        "need it.)"
-    )
+    test_file: str | None = _option("For the report. Without it, test_size of train_file; sentences need it.")
     test_split: str = _option("'validation' if the test labels are withheld.", "test")
     text_column: str = _option("Column of texts.", "text")
     image_column: str = _option("Column of images.", "image")
     label_column: str = _option("Column of labels.", "label")
     class_names: list[str] | None = _option("Class names in order of their id.")  # noqa: RUF009
     multi_label: bool = _option(
-        "A row has any number of labels: a list of names or ids, or a text with label_separator.", False
+        "A row has any number of labels: a list, or a text with label_separator.", False
     )
     label_separator: str | None = _option("With multi_label: between the labels of a text, such as '|'.")
     label_columns: list[str] | None = _option("With multi_label: one column of 0 and 1 for each label.")  # noqa: RUF009
     no_label: str | None = _option("With multi_label: written where a row has none, such as 'No Finding'.")
-    calibration_size: float = _option(
-        "Fraction of train (see calibration_from), or from 1 on the number of its rows, to hold out.", 0.1
-    )
-    calibration_from: str = _option(
-        "Split to hold calibration rows out of: train, or test, as AdaFocal does with ImageNet.", "train"
-    )
-    test_size: float | None = _option(
-        "Merge train and test, and draw this fraction, or number of rows, as a new test set. Default: 0.2 where there "
-        "is a train_file alone."
-    )
+    calibration_size: float = _option("Fraction of calibration_from, or number of rows, to hold out.", 0.1)
+    calibration_from: str = _option("Split to hold them out of; AdaFocal takes test of ImageNet.", "train")
+    test_size: float | None = _option("Draw a new test set of train and test; 0.2 of a train_file alone.")
     split_seed: int = _option("Seed of the splits; keep it for all runs that are compared.", 0)
-    ood_data: list[str] | None = _option(  # noqa: RUF009
-        "Inputs of none of the classes, which the report separates from the test set: files, folders or datasets on "
-        "the Hub, also several."
-    )
+    ood_data: list[str] | None = _option("Files or datasets of inputs of none of the classes.")  # noqa: RUF009
     ood_split: str = _option("Of these, where they are no files.", "test")
     max_train_samples: int | None = _option("Use this many random rows.")
     max_calibration_samples: int | None = _option("Use this many random rows.")
@@ -76,32 +64,23 @@ def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
     The column `row` names an image's row in its split, "row 17 of train", for errors of images that are decoded later.
     ValueError if data are missing, unreadable or empty, or do not fit.
     """
-    test_size = args.test_size
+    test_size, one_file = args.test_size, bool(args.train_file and not args.test_file)
     if args.multi_label:  # before data are loaded
         way_out = "leave one of the two out"
         is_read = args.train_file is not None or args.dataset != BUILT_IN
         check(is_read, f"dataset {BUILT_IN!r} to go with one label a row", "multi_label", way_out)
         check(not args.ood_data, "ood_data to go with one label a row", "multi_label", way_out)
-    if args.dataset == BUILT_IN and not images:
+    if one_file and test_size is None:
+        test_size = _HELD_OUT
+        warnings.warn(
+            f"There is no test_file, so {_HELD_OUT:.0%} of the rows of train_file are held out to test on. "
+            "Name a test_file, or set test_size.",
+            stacklevel=2,
+        )
+    if args.dataset == BUILT_IN and args.train_file is None and not images:
         dataset = docstring_dataset(seed=args.split_seed)
     else:
-        one_file = bool(args.train_file and not args.test_file)
-        if one_file and test_size is None:
-            test_size = _HELD_OUT
-            warnings.warn(
-                f"There is no test_file, so {_HELD_OUT:.0%} of the rows of train_file are held out to test on. "
-                "Name a test_file, or set test_size.",
-                stacklevel=2,
-            )
-        layout = (
-            "label_column",
-            "class_names",
-            "multi_label",
-            "label_separator",
-            "label_columns",
-            "no_label",
-        )
-        of_labels = {name: getattr(args, name) for name in layout}
+        of_labels = {name: getattr(args, name) for name in _OF_LABELS}
         dataset = splits_of(args, test_split=None if one_file else args.test_split)
         dataset = choose_columns(dataset, **of_labels, **_input_column(args, images))
         if images:
@@ -114,9 +93,9 @@ def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
 def splits_of(args: DataArguments, test_split: str | None) -> DatasetDict:
     """The splits as they are."""
     source = None if args.train_file else args.dataset  # a file on the command line, a name in the config
-    names = ("dataset_config", "train_file", "calibration_file", "test_file")
-    given = {name: getattr(args, name) for name in names}
-    return load_splits(source, revision=args.dataset_revision, test_split=test_split, **given)
+    given = {f"{role}_file": getattr(args, f"{role}_file") for role in ("train", "calibration", "test")}
+    of_the_hub = {"dataset_config": args.dataset_config, "revision": args.dataset_revision}
+    return load_splits(source, test_split=test_split, **of_the_hub, **given)
 
 
 def held_out(dataset: DatasetDict, args: DataArguments, *, stratify: bool = True) -> DatasetDict:
@@ -147,8 +126,7 @@ def _input_column(args: DataArguments, images: bool) -> dict[str, Any]:
 
 def _checked_images(rows: Dataset, name: str) -> Dataset:
     """With the rows' names; refuse an image that cannot be read, and say what becomes of those that are not RGB."""
-    note = conversion_note(check_images(rows, name), name)
-    if note is not None:
+    if note := conversion_note(check_images(rows, name), name):
         warnings.warn(note, stacklevel=3)
     places = Dataset.from_dict({"row": [f"row {number} of {name}" for number in range(len(rows))]})
     return concatenate_datasets([rows, places], axis=1)

@@ -8,7 +8,7 @@ from typing import Any
 import datasets
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, concatenate_datasets
 
-from hf_calib._errors import InputTypeError, check, expected, look_alikes
+from hf_calib._errors import InputTypeError, check, expected
 from hf_calib.data.labels import (
     INTEGERS,
     TEXTS,
@@ -16,7 +16,6 @@ from hf_calib.data.labels import (
     LabelLayout,
     check_columns,
     encode_label_sets,
-    in_short,
     is_of,
     read_column,
 )
@@ -40,23 +39,21 @@ def choose_columns(
         dataset: splits with any columns, `train` among them.
         text_column: the column of str; give this one or `image_column`.
         image_column: the column of images: a datasets Image, encoded bytes with their path, or paths.
-        label_column: the column of labels. Texts become classes in sorted order; integers (also as floats)
-            must count from 0 and keep their values; a ClassLabel keeps its names.
+        label_column: the column of labels. Texts become classes in sorted order, integers (also as floats) must count
+            from 0, a ClassLabel keeps its names; with `multi_label` lists of these, or texts with a separator.
         class_names: the class names in order of their id, if the data do not name them.
-        multi_label: whether a row has any number of labels, also none. The column then holds lists of names or ids,
-            or texts with a separator.
+        multi_label: whether a row has any number of labels, also none.
         label_separator: between the labels of a text: " " for "4 27", "|" for "Mass|Nodule".
-        label_columns: instead of `label_column`, one column of 0 and 1 for each label.
+        label_columns: instead of `label_column`, one column of 0 and 1 for each label, named by it.
         no_label: what stands in rows without a label, such as "No Finding".
 
     Returns:
-        DatasetDict of the same splits with two columns: `text`, or `image` (left encoded:
-        `ImageTransform` decodes it), and `label` (ClassLabel, the same in every split; with `multi_label` a list
-        of these, see `multi_hot`).
+        The same splits with two columns: `text`, or `image` (encoded: `ImageTransform` decodes it), and `label`, the
+        same ClassLabel in every split, or with `multi_label` a list of these (see `multi_hot`).
 
     Raises:
-        ValueError: if a column is missing, a split is empty, a value is missing or blank, a split has a label
-            that train lacks (with `multi_label`: that is none of the names), or two classes look the same.
+        ValueError: if a column is missing, a split is empty, a value is missing or blank, a label is none of the names,
+            or two classes look the same.
         TypeError: if a column holds anything but texts, images or classes.
 
     >>> rows = Dataset.from_dict({"headline": ["up", "down"], "topic": ["markets", "art"]})
@@ -71,16 +68,14 @@ def choose_columns(
     way_out = "set multi_label, or leave label_separator, label_columns and no_label out"
     plain = multi_label or layout == LabelLayout(label_column)
     check(plain, "the data to have several labels a row", "one class a row", way_out)
-    inputs = {name: _inputs(name, split, text_column, image_column) for name, split in dataset.items()}
-    ids: dict[str, Any]
-    if multi_label:
-        names, ids = encode_label_sets(dataset, layout, class_names)
-        feature = Features({"label": datasets.Sequence(ClassLabel(names=list(names)))})
-    else:
-        names, ids = _encode_labels(dataset, label_column, class_names)
-        feature = Features({"label": ClassLabel(names=list(names))})
+    kind, column = ("text", text_column) if image_column is None else ("image", image_column)
+    inputs = {name: _inputs(name, split, kind, str(column)) for name, split in dataset.items()}
+    encoded: Any = encode_label_sets(dataset, layout, class_names) if multi_label else None
+    names, ids = encoded or _encode_labels(dataset, label_column, class_names)
+    of_one = ClassLabel(names=list(names))
+    features = Features({"label": datasets.Sequence(of_one) if multi_label else of_one})
     # Side by side, so that changing the labels does not rewrite the images.
-    labels = {name: Dataset.from_dict({"label": rows}, features=feature) for name, rows in ids.items()}
+    labels = {name: Dataset.from_dict({"label": rows}, features=features) for name, rows in ids.items()}
     return DatasetDict({name: concatenate_datasets([inputs[name], labels[name]], axis=1) for name in dataset})
 
 
@@ -89,30 +84,26 @@ def choose_inputs(
 ) -> Dataset:
     """Keep the inputs of rows whose labels are not read, as the column `text` or `image`, and check them.
 
-    `text_column` or `image_column` names it; if there is no such column, the only one of its kind is taken. Errors
-    are those of `choose_columns`, and name the data by `name`.
+    If there is no such column, the only one of its kind is taken. Errors call the data by `name`.
 
     >>> rows = Dataset.from_dict({"utterance": ["play jazz"], "intent": [3]})
     >>> choose_inputs(rows, name="others", text_column="text")[0]
     {'text': 'play jazz'}
     """
-    column, fits = (text_column, _is_text) if image_column is None else (image_column, _is_image)
-    of_the_kind = [each for each, feature in rows.features.items() if fits(feature)]
+    kind, column = ("text", text_column) if image_column is None else ("image", image_column)
+    of_the_kind = [each for each, feature in rows.features.items() if _fits(feature, kind)]
     if column not in rows.column_names and len(of_the_kind) == 1:
         (column,) = of_the_kind
-    return _inputs(name, rows, *((column, None) if image_column is None else (None, column)))
+    return _inputs(name, rows, kind, str(column))
 
 
-def _inputs(name: str, split: Dataset, text_column: str | None, image_column: str | None) -> Dataset:
+def _inputs(name: str, split: Dataset, kind: str, column: str) -> Dataset:
     """A split's column `text`, or `image` without decoding."""
-    kind, column = ("text", text_column) if image_column is None else ("image", image_column)
-    check_columns(name, split, str(column))
+    check_columns(name, split, column)
     feature = split.features[column]
-    if not (_is_text(feature) or (kind == "image" and _is_image(feature))):
-        way_out = f"choose another {kind}_column"
-        raise InputTypeError(
-            expected(f"column {column!r}", f"hold {kind}s in split {name!r}", feature, way_out)
-        )
+    if not (_fits(feature, "text") or _fits(feature, kind)):  # texts may be paths of images
+        requirement, way_out = f"hold {kind}s in split {name!r}", f"choose another {kind}_column"
+        raise InputTypeError(expected(f"column {column!r}", requirement, feature, way_out))
     chosen = split.select_columns([column])
     renamed = chosen if column == kind else chosen.rename_column(column, kind)
     return renamed if kind == "text" else renamed.cast_column("image", Image(decode=False))
@@ -121,41 +112,25 @@ def _inputs(name: str, split: Dataset, text_column: str | None, image_column: st
 def _encode_labels(
     dataset: DatasetDict, column: str, class_names: Sequence[str] | None
 ) -> tuple[ClassNames, dict[str, list[int]]]:
-    """The class names, and every split's labels as ids."""
+    """The class names, and every split's labels as ids; of a ClassLabel by its names, unless others are given."""
     labels = {name: _stored_labels(name, split, column) for name, split in dataset.items()}
-    features = {name: split.features[column] for name, split in dataset.items()}
-    declared = {name: each.names for name, each in features.items() if isinstance(each, ClassLabel)}
-    trained = set(labels["train"])
-    names = ClassNames(class_names or declared.get("train") or ClassNames.of(trained, "classes"))
-    differ = len(set(names)) == len(names) >= 2
-    check(
-        differ,
-        "the classes to be at least two, and differ",
-        list(names),
-        "check label_column and class_names",
-    )
-    for name, own in declared.items():
-        agree = own == next(iter(declared.values())) and len(own) == len(names)
-        requirement = f"be those of the other splits, and as many as class_names ({len(names)})"
-        check(
-            agree,
-            f"the classes of split {name!r} to {requirement}",
-            f"{len(own)}: {in_short(own)}",
-            "make them agree",
-        )
-    known = {name if isinstance(labels["train"][0], str) else i: i for i, name in enumerate(names)}
+    declared = {name: split.features[column] for name, split in dataset.items()}
+    if class_names is None:
+        for name, feature in declared.items():
+            if isinstance(feature, ClassLabel):
+                labels[name] = [feature.names[label] for label in labels[name]]
+        class_names = getattr(declared["train"], "names", None) or ClassNames.of(labels["train"], "classes")
+    names = ClassNames(class_names)
+    differ, way_out = len(set(names)) == len(names) >= 2, "check label_column and class_names"
+    check(differ, "the classes to be at least two, and differ", list(names), way_out)
+    ids, way_out = {}, "check label_column and class_names, or remove these rows"
     for name, values in labels.items():
-        for requirement, allowed in (
-            ("occur in train as well", trained),
-            ("be among class_names", set(known)),
-        ):
-            others = sorted(set(values) - allowed, key=str)
-            alike = look_alikes(map(str, others), map(str, allowed))
-            first = next((row for row, value in enumerate(values) if value not in allowed), 0)
-            got = f"{in_short(others)}{f' ({alike})' if alike else ''} (first in row {first})"
-            way_out = "check label_column, or remove these rows"
-            check(not others, f"labels of split {name!r} to {requirement}", got, way_out)
-    return names, {name: [known[value] for value in values] for name, values in labels.items()}
+        got = f"{values[0]!r} and {labels['train'][0]!r} in train"
+        alike = isinstance(values[0], str) == isinstance(labels["train"][0], str)
+        check(alike, f"labels of split {name!r} to be texts, or integers, as in train", got, way_out)
+        found = names.ids([[value] for value in values], f"labels of split {name!r}", way_out)
+        ids[name] = [label for (label,) in found]
+    return names, ids
 
 
 def _stored_labels(name: str, split: Dataset, column: str) -> list[Any]:
@@ -174,16 +149,14 @@ def _stored_labels(name: str, split: Dataset, column: str) -> list[Any]:
     # The Hub marks labels that are withheld by -1.
     way_out = 'use another, for example test_split="validation"'
     check(-1 not in values, f"split {name!r} to be labelled", -1, way_out)
-    blank = [i for i, value in enumerate(values) if isinstance(value, str) and not value.strip()]
-    got = f"none in {len(blank)} rows (first in row {blank[0] if blank else 0})"
+    blank = [i for i, value in enumerate(values) if not str(value).strip()]
     requirement = f"column {column!r} to hold a label in every row of split {name!r}"
+    got = f"none in {len(blank)} rows (first in row {min(blank, default=0)})"
     check(not blank, requirement, got, "remove these rows")
     return values
 
 
-def _is_image(feature: object) -> bool:
+def _fits(feature: object, kind: str) -> bool:
+    if kind == "text":
+        return is_of(feature, *TEXTS)
     return isinstance(feature, Image) or (isinstance(feature, dict) and set(feature) == {"bytes", "path"})
-
-
-def _is_text(feature: object) -> bool:
-    return is_of(feature, *TEXTS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import gc
 import importlib.util
-import inspect
 import re
 import warnings
 import zlib
@@ -58,85 +57,62 @@ def docstring_dataset(
     ({'train': 14, 'calibration': 10, 'test': 16}, ['numpy', 'scipy'])
     """
     check(max_per_class >= 10, "max_per_class to be at least 10", max_per_class, "the default is 1100")
-    seen: set[str] = set()
+    texts: dict[str, dict[str, None]] = {}
     was_enabled = gc.isenabled()
     gc.disable()  # syntax trees are millions of small objects without cycles: half of the time went to the collector
     try:
-        found = {library: _paragraphs(library, max_per_class, seen) for library in libraries}
+        for library in libraries:
+            new = (text for text in _paragraphs(library) if not any(text in own for own in texts.values()))
+            texts[library] = {}
+            while len(texts[library]) < max_per_class and (text := next(new, None)) is not None:
+                texts[library][text] = None
     finally:
         if was_enabled:
             gc.enable()
-    texts = {library: paragraphs for library, paragraphs in found.items() if paragraphs}
-    requirement = "libraries to name at least two installed packages with docstrings"
-    got, way_out = (
-        f"{list(texts)} of {list(libraries)}",
-        "install another one, or load a dataset with load_splits",
+    names = [library for library, own in texts.items() if own]
+    requirement, got = (
+        "libraries to name at least two installed packages with docstrings",
+        f"{names} of {[*libraries]}",
     )
-    check(len(texts) >= 2, requirement, got, way_out)
-    return _three_splits(texts, seed)
-
-
-def _three_splits(texts: dict[str, list[str]], seed: int) -> DatasetDict:
-    features = Features({"text": Value("string"), "label": ClassLabel(names=list(texts))})
-    rows = [text for found in texts.values() for text in found]
-    labels = np.repeat(np.arange(len(texts)), [len(found) for found in texts.values()])
+    check(len(names) >= 2, requirement, got, "install another one, or load a dataset with load_splits")
+    rows = [text for own in texts.values() for text in own]
+    labels = np.repeat(np.arange(len(names)), [len(texts[name]) for name in names])
     rng = np.random.default_rng(seed)
     test = draw_rows(labels, round(_TEST_SHARE * len(rows)), rng)
     rest = np.setdiff1d(np.arange(len(rows)), test)
     calibration = rest[draw_rows(labels[rest], round(_CALIBRATION_SHARE * len(rows)), rng)]
-    train = np.setdiff1d(rest, calibration)
-
-    def build(indices: np.ndarray) -> Dataset:
-        order = rng.permutation(indices)
-        columns = {"text": [rows[i] for i in order], "label": labels[order]}
-        return Dataset.from_dict(columns, features=features)
-
-    return DatasetDict({"train": build(train), "calibration": build(calibration), "test": build(test)})
-
-
-def _paragraphs(library: str, limit: int, seen: set[str]) -> list[str]:
-    """The first `limit` paragraphs of one library that are not in `seen`, which they join."""
-    found: list[str] = []
-    for path in _source_files(library):
-        for text in map(_first_paragraph, _public_docstrings(path)):
-            if _MIN_CHARACTERS <= len(text) <= _MAX_CHARACTERS and text not in seen and len(found) < limit:
-                seen.add(text)
-                found.append(text)
-        if len(found) == limit:
-            break
-    return found
+    drawn = {"train": np.setdiff1d(rest, calibration), "calibration": calibration, "test": test}
+    orders = {name: rng.permutation(numbers) for name, numbers in drawn.items()}
+    features = Features({"text": Value("string"), "label": ClassLabel(names=names)})
+    columns = {
+        name: {"text": [rows[i] for i in order], "label": labels[order]} for name, order in orders.items()
+    }
+    return DatasetDict({name: Dataset.from_dict(each, features=features) for name, each in columns.items()})
 
 
-def _source_files(library: str) -> list[Path]:
-    """In an order that is fixed but scattered over the library; none is imported."""
+def _paragraphs(library: str) -> Iterator[str]:
+    """Of the files of a library, none of which is imported, in an order that is fixed but scattered over it."""
     spec = importlib.util.find_spec(library)
-    if spec is None or not spec.submodule_search_locations:
-        return []
-    root = Path(next(iter(spec.submodule_search_locations)))
+    root = Path(next(iter((spec and spec.submodule_search_locations) or ["nowhere"])))
     files = (path.relative_to(root) for path in root.rglob("*.py"))
     kept = [path for path in files if _SKIPPED_PARTS.isdisjoint(path.parts)]
-    scattered = sorted(kept, key=lambda path: (zlib.crc32(path.as_posix().encode()), path.as_posix()))
-    return [root / path for path in scattered]
+    for path in sorted(kept, key=lambda path: (zlib.crc32(path.as_posix().encode()), path.as_posix())):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # other people's invalid escape sequences
+                tree = ast.parse((root / path).read_bytes())
+        except (OSError, SyntaxError, ValueError):  # unreadable, a template, or written for another Python
+            continue
+        for docstring in _public_docstrings(tree):
+            first = re.split(r"\n\s*\n", docstring, maxsplit=1)[0]
+            text = _LIBRARY_NAMES.sub(MASK, " ".join(first.split()))
+            if _MIN_CHARACTERS <= len(text) <= _MAX_CHARACTERS:
+                yield text
 
 
-def _public_docstrings(path: Path) -> Iterator[str]:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # other people's invalid escape sequences
-            tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # unreadable, a template, or written for another Python
-        return
-    yield from filter(None, (ast.get_docstring(node, clean=False) for node in _public_nodes(tree)))
-
-
-def _public_nodes(node: Any) -> Iterator[Any]:
-    yield node
-    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for child in node.body:
+def _public_docstrings(node: Any) -> Iterator[str]:
+    yield ast.get_docstring(node) or ""
+    for child in node.body if isinstance(node, (ast.Module, ast.ClassDef)) else ():
+        kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
         if isinstance(child, kinds) and not child.name.startswith("_"):
-            yield from _public_nodes(child) if isinstance(child, ast.ClassDef) else (child,)
-
-
-def _first_paragraph(docstring: str) -> str:
-    paragraph = re.split(r"\n\s*\n", inspect.cleandoc(docstring), maxsplit=1)[0]
-    return _LIBRARY_NAMES.sub(MASK, " ".join(paragraph.split()))
+            yield from _public_docstrings(child)

@@ -6,7 +6,8 @@ import io
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +27,6 @@ _DECODER = datasets.Image()
 _UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # Pillow's, for a broken file
 _REPLACE = "remove or replace this row"
 _END_OF_JPEG = b"\xff\xd9"
-_ROWS_AT_A_TIME = 256
 _SMALLEST_AREA = 0.08  # of the image, as in Inception training
 _LARGEST_ASPECT = 4 / 3
 
@@ -35,20 +35,19 @@ _LARGEST_ASPECT = 4 / 3
 class ImageTransform:
     """Turn stored images into `pixel_values`, for `dataset.with_transform`; torchvision is not needed.
 
-    Use one with `crop` and `flip` for train, and a plain one for the other splits. The Trainer needs
-    `remove_unused_columns=False`, or it drops the images before this transform sees them. Every image draws from
-    torch's generator, which the Trainer seeds, so that runs with one number of workers are reproducible.
+    Use one with `crop` and `flip` for train, and a plain one for the other splits; the Trainer needs
+    `remove_unused_columns=False`. Draws are of torch's generator, which the Trainer seeds.
 
     Args:
         processor: an image processor on the PIL backend, as `load_image_processor` gives it; it resizes and normalises.
-        crop: "pad" shifts the image by up to `padding`, over black (small images, CIFAR); "resized" crops 8% to 100% of
-            the area and changes the aspect ratio by up to 4/3 (photographs); "none" for evaluation.
+        crop: "pad" shifts the image by up to `padding`, over black (CIFAR); "resized" crops 8% to 100% of the area and
+            changes the aspect ratio by up to 4/3 (photographs); "none" for evaluation.
         flip: mirror half of the images; not for digits or text.
         padding: of "pad", in pixels on each side; None for an eighth of the side, 4 at 32.
 
     Raises:
-        ValueError: if `crop` is unknown; when called, if an image cannot be read or has more than 8 bits a channel. The
-            message names its row where the dataset has the column `row`, as `load_data` makes it.
+        ValueError: if `crop` is unknown; when called, if an image cannot be read or has more than 8 bits a channel,
+            with its row where the dataset has the column `row`, as `load_data` makes it.
 
     >>> from transformers import ViTImageProcessorPil
     >>> transform = ImageTransform(ViTImageProcessorPil(size={"height": 8, "width": 8}), crop="pad", flip=True)
@@ -121,12 +120,10 @@ def check_images(rows: datasets.Dataset, name: str) -> Counter[str]:
     """
     images = rows.select_columns(["image"]).cast_column("image", datasets.Image(decode=False))
     modes: Counter[str] = Counter()
-    for batch in images.iter(_ROWS_AT_A_TIME):
+    for batch in images.iter(batch_size=256):
         for stored in batch["image"]:
-            try:
+            with _errors_at(f"row {modes.total()} of {name}", stored):
                 modes[_checked_mode(stored)] += 1
-            except InputValueError as error:
-                raise InputValueError(f"row {modes.total()} of {name}: {error}") from error
     return modes
 
 
@@ -152,55 +149,41 @@ def check_reads_rgb(config: PreTrainedConfig) -> None:
     check(channels == 3, "the model to read three channels", f"num_channels={channels}", way_out)
 
 
-def decode(stored: Image.Image | Mapping[str, Any]) -> Image.Image:
-    """An RGB image from a Pillow one, or from encoded bytes or a path as `datasets` stores them."""
-    try:
+def decode_at(place: str | None, stored: Image.Image | Mapping[str, Any]) -> Image.Image:
+    """An RGB image from a Pillow one, or from encoded bytes or a path as `datasets` stores them.
+
+    Errors name the place, such as "row 17 of train", if it is known.
+    """
+    with _errors_at(place, stored):
         image = stored if isinstance(stored, Image.Image) else _DECODER.decode_example(_with_bytes(stored))
-    except _UNREADABLE as error:
-        raise _unreadable(stored, error) from error
-    _check_bits(image)
+        _check_bits(image)
     if "transparency" in image.info:  # else Pillow warns
         image = image.convert("RGBA")
     return image.convert("RGB")
 
 
-def decode_at(place: str | None, stored: Image.Image | Mapping[str, Any]) -> Image.Image:
-    """As `decode`, with errors that name the place, such as "row 17 of train", if it is known."""
-    try:
-        return decode(stored)
-    except InputValueError as error:
-        if place is None:
-            raise
-        raise InputValueError(f"{place}: {error}") from error
-
-
 def _checked_mode(stored: Mapping[str, Any]) -> str:
     """The mode of a stored image; raises where it cannot be read."""
-    contents: bytes | None = stored.get("bytes")
-    path: Any = stored.get("path")
-    is_there = contents is not None or path is not None
-    check(is_there, "image to be readable", "neither bytes nor a path", _REPLACE)
-    if contents is None and not os.path.isfile(path):  # missing, or within an archive
-        return decode(stored).mode
-    try:
-        with (
-            open(path, "rb") if contents is None else io.BytesIO(contents) as file,
-            Image.open(file) as image,
-        ):
-            _check_bits(image)
-            mode, kind = image.mode, image.format
-            if kind == "PNG":
-                image.verify()
-                return mode
-            file.seek(-len(_END_OF_JPEG), os.SEEK_END)
-            if kind == "JPEG" and file.read() == _END_OF_JPEG:
-                return mode
-    except InputValueError:
-        raise
-    except _UNREADABLE as error:
-        raise _unreadable(stored, error) from error
-    decode(stored)
+    contents = _with_bytes(stored)["bytes"]
+    if contents is None:  # a file that is missing, or within an archive
+        check(stored.get("path") is not None, "image to be readable", "neither bytes nor a path", _REPLACE)
+        return decode_at(None, stored).mode
+    with Image.open(io.BytesIO(contents)) as image:
+        mode, kind = image.mode, image.format
+        _check_bits(image)
+        if kind == "PNG":
+            image.verify()
+    if not (kind == "PNG" or (kind == "JPEG" and contents.endswith(_END_OF_JPEG))):
+        decode_at(None, stored)
     return mode
+
+
+def _with_bytes(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """With the contents of a local file, which Pillow would leave open where it cannot read it."""
+    path, contents = stored.get("path"), stored.get("bytes")
+    if contents is None and path is not None and os.path.isfile(path):
+        contents = Path(path).read_bytes()
+    return {"path": path, "bytes": contents}
 
 
 def _check_bits(image: Image.Image) -> None:
@@ -208,20 +191,20 @@ def _check_bits(image: Image.Image) -> None:
     check(has_8_bits, "image to have 8 bits a channel", f"mode {image.mode!r}", "scale it to 0..255 first")
 
 
-def _unreadable(stored: Mapping[str, Any] | Image.Image, error: BaseException) -> InputValueError:
-    is_unknown = isinstance(error, UnidentifiedImageError)  # which names an object in memory
-    cause = "it is in no format that Pillow knows" if is_unknown else str(error)
-    path, contents = stored.get("path"), stored.get("bytes") or b""  # type: ignore[union-attr]
-    got = str(path) if path else f"{len(contents)} bytes starting with {contents[:16]!r}"
-    return InputValueError(expected("image", "be readable", got, f"{cause}; {_REPLACE}"))
-
-
-def _with_bytes(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """With the contents of a local file, which Pillow would leave open where it cannot read it."""
-    path = stored.get("path")
-    if stored.get("bytes") is None and path is not None and os.path.isfile(path):
-        return {"path": path, "bytes": Path(path).read_bytes()}
-    return dict(stored)
+@contextmanager
+def _errors_at(place: str | None, stored: Any) -> Iterator[None]:
+    """Say what Pillow's errors mean, and where the image is."""
+    try:
+        yield
+    except _UNREADABLE as error:
+        message = str(error)
+        if not isinstance(error, InputValueError):
+            is_unknown = isinstance(error, UnidentifiedImageError)  # which names an object in memory
+            cause = "it is in no format that Pillow knows" if is_unknown else message
+            contents = stored.get("bytes") or b""
+            got = stored.get("path") or f"{len(contents)} bytes starting with {contents[:16]!r}"
+            message = expected("image", "be readable", got, f"{cause}; {_REPLACE}")
+        raise InputValueError(message if place is None else f"{place}: {message}") from error
 
 
 def _draw(low: float = 0.0, high: float = 1.0) -> float:

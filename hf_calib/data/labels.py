@@ -11,10 +11,11 @@ import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value, concatenate_datasets
 from numpy.typing import NDArray
 
-from hf_calib._errors import InputTypeError, InputValueError, check, did_you_mean, expected, few, look_alikes
+from hf_calib._errors import InputTypeError, check, did_you_mean, expected, few, look_alikes
 
 TEXTS = ("string", "large_string")
 INTEGERS = ("int", "uint")
+_ZERO_OR_ONE = (0, 1, "0", "1")
 
 
 class ClassNames(tuple[str, ...]):
@@ -36,11 +37,10 @@ class ClassNames(tuple[str, ...]):
         if found and all(str(label).isdecimal() for label in found) and not found & set(self):
             known |= {str(i): i for i in range(len(self))}
         wrong = [i for i, row in enumerate(rows) if not known.keys() >= set(row)]
-        if wrong:
-            label = next(each for each in rows[wrong[0]] if each not in known)
-            got = f"{label!r} in row {wrong[0]} ({len(wrong)} such rows)"
+        for label in rows[wrong[0]] if wrong else ():
             alike = look_alikes([str(label)], self)
-            check(False, f"{what} to be among {few(self)}", got + (f" ({alike})" if alike else ""), way_out)
+            got = f"{label!r} in row {wrong[0]} ({len(wrong)} such rows)" + (f" ({alike})" if alike else "")
+            check(label in known, f"{what} to be among {few(self)}", got, way_out)
         return [[known[label] for label in row] for row in rows]
 
     @classmethod
@@ -50,17 +50,12 @@ class ClassNames(tuple[str, ...]):
         if all(isinstance(label, int) for label in found):
             way_out = f"pass class_names for all {noun} from 0 on, or write the labels as texts"
             counted = found == list(range(len(found)))
-            check(counted, "integer labels of train to count from 0 without gaps", in_short(found), way_out)
+            check(counted, "integer labels of train to count from 0 without gaps", few(found), way_out)
             return cls(map(str, found))
         alike = look_alikes(found, found)
         way_out = f"write the labels alike, or pass class_names if these are two {noun}"
         check(not alike, f"the {noun} of train to differ visibly", alike, way_out)
         return cls(found)
-
-
-def in_short(values: list[Any]) -> str:
-    """The first values as Python writes them."""
-    return f"{values[:5]}{' ...' if len(values) > 5 else ''}"
 
 
 def read_column(rows: Dataset, column: str) -> Any:
@@ -128,10 +123,8 @@ class LabelLayout:
             raise InputTypeError(expected(f"column {self.column!r}", requirement, feature, way_out))
         elif not is_list:  # a file where no row has two
             values = [[value] for value in values]
-        stripped = [
-            [_written(inner, label, name, i).strip() for label in row] for i, row in enumerate(values)
-        ]
-        return [[label for label in row if label and label != self.no_label] for row in stripped]
+        written = [[_written(inner, label, name, i) for label in row] for i, row in enumerate(values)]
+        return [[label for label in row if label and label != self.no_label] for row in written]
 
     def names(self, train: Dataset, rows: Sequence[Sequence[str]]) -> ClassNames:
         """Those of the data: of the columns or the ClassLabel, or the labels of train in sorted order."""
@@ -152,16 +145,8 @@ def encode_label_sets(
     """The names of the labels, and the ids of every row of every split, each once and in order."""
     read = {name: layout.read(name, split) for name, split in dataset.items()}
     names = ClassNames(class_names or layout.names(dataset["train"], read["train"]))
-    differ = len(set(names)) == len(names) > 0
-    check(
-        differ, "the labels to be at least one, and differ", few(names), "check label_column and class_names"
-    )
-    if layout.columns is not None:  # a column's label is that of its place
-        requirement = f"class_names to name the {len(layout.columns)} label_columns"
-        way_out = "give one for each, in their order"
-        check(len(names) == len(layout.columns), requirement, f"{len(names)} names", way_out)
-        renamed = dict(zip(layout.columns, names, strict=True))
-        read = {name: [[renamed[label] for label in row] for row in rows] for name, rows in read.items()}
+    differ, way_out = len(set(names)) == len(names) > 0, "check label_column and class_names"
+    check(differ, "the labels to be at least one, and differ", few(names), way_out)
     return names, {name: label_set_ids(name, rows, names) for name, rows in read.items()}
 
 
@@ -212,28 +197,20 @@ def multi_hot(dataset: DatasetDict) -> DatasetDict:
 
 def _written(feature: Any, label: Any, split: str, row: int) -> str:
     """A label as text, of a ClassLabel its name; -1, which is how the Hub marks withheld ones, is refused."""
-    is_declared = isinstance(feature, ClassLabel)
-    if isinstance(label, str) or (
-        label is not None and 0 <= label < (feature.num_classes if is_declared else np.inf)
-    ):
-        return str(feature.names[label] if is_declared else label)
-    requirement = f"lie in 0..{feature.num_classes - 1}" if is_declared else "be names or ids"
+    names = feature.names if isinstance(feature, ClassLabel) else None
+    is_id = isinstance(label, int) and 0 <= label < (len(names) if names else np.inf)
     way_out = "use another split, or leave the label out: a row without labels has an empty list"
-    raise InputValueError(
-        expected(f"labels of split {split!r}", requirement, f"{label} in row {row}", way_out)
-    )
+    requirement = f"labels of split {split!r} to be names or ids"
+    check(is_id or isinstance(label, str), requirement, f"{label} in row {row}", way_out)
+    return str(names[label] if names else label).strip()
 
 
 def _zeros_and_ones(name: str, split: Dataset, column: str) -> list[bool]:
-    """Whether each row has the label."""
+    """Whether each row has the label; texts are from a csv file with a cell that is no number."""
     values = read_column(split, column).to_pylist()
-    known = {
-        0: False,
-        1: True,
-        "0": False,
-        "1": True,
-    }  # texts in a csv file with an empty cell, which is wrong
-    wrong = next((f"{value!r} in row {row}" for row, value in enumerate(values) if value not in known), None)
+    wrong = next(
+        (f"{value!r} in row {i}" for i, value in enumerate(values) if value not in _ZERO_OR_ONE), None
+    )
     way_out = "decide what it means, or remove this row"
     check(wrong is None, f"column {column!r} to hold 0 or 1 in split {name!r}", wrong, way_out)
-    return [known[value] for value in values]
+    return [value in (1, "1") for value in values]

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from datasets import Dataset, DatasetDict, load_dataset
 from datasets.exceptions import DatasetGenerationError
-from pyarrow import parquet
 
 from hf_calib._errors import InputValueError, check, did_you_mean, expected
 
@@ -31,8 +30,6 @@ def load_splits(
     *,
     dataset_config: str | None = None,
     revision: str | None = None,
-    train_split: str = "train",
-    calibration_split: str | None = None,
     test_split: str | None = "test",
     train_file: str | PathLike[str] | None = None,
     calibration_file: str | PathLike[str] | None = None,
@@ -41,17 +38,16 @@ def load_splits(
 ) -> DatasetDict:
     """Load train, test and, where there is one, calibration data, with the columns as they are; code is never run.
 
+    The calibration data are the first of the splits `calibration`, `validation`, `valid`, `val` and `dev` that exists;
+    without one, see `split_calibration`.
+
     Args:
         source: name of a dataset on the Hub, or a local folder: of images (`train/CLASS/x.png`, `test/CLASS/y.png`), or
             of csv, json or parquet files named by split. Give it or the files.
         dataset_config: configuration of a Hub dataset that has several.
-        revision: branch or commit of a Hub dataset. Where main has nothing but a script, the Hub keeps the data
-            themselves in refs/convert/parquet.
-        train_split: the split that becomes `train`.
-        calibration_split: the split that becomes `calibration`; by default the first of `calibration`, `validation`,
-            `valid`, `val` and `dev` that exists. Without one, see `split_calibration`.
-        test_split: the split that becomes `test`. Give "validation" if the labels of "test" are withheld, as in GLUE,
-            and None if there is no test split yet (see `draw_test`).
+        revision: branch or commit of a Hub dataset; refs/convert/parquet where main has nothing but a script.
+        test_split: the split that becomes `test`: "validation" if the labels of "test" are withheld, as in GLUE, None
+            if there is none yet (see `draw_test`).
         train_file: .csv, .tsv, .json, .jsonl (also with .gz) or .parquet; so are the other two.
         cache_dir: where `datasets` keeps what it has read, if not in its own cache.
 
@@ -67,50 +63,36 @@ def load_splits(
     given = {role: Path(file) for role, file in files.items() if file is not None}
     one, got = (source is None) == bool(given), "both" if given else "neither"
     check(one, "data to come from source or from files", got, "give one of the two")
-    cache = None if cache_dir is None else str(cache_dir)
     if source is None:
         for role in ("train",) if test_split is None else ("train", "test"):
             requirement = f"{role}_file to be given beside the other files"
             check(role in given, requirement, None, "train and test are needed")
         for role, path in given.items():  # before the first one is read
             _reader(f"{role}_file", path)
-        return DatasetDict({role: load_file(f"{role}_file", path, cache) for role, path in given.items()})
+        return DatasetDict({role: load_file(f"{role}_file", path, cache_dir) for role, path in given.items()})
     with _refusals("dataset", "be loadable", source, "name a folder, or a dataset on the Hub"):
-        loaded = load_dataset(source, dataset_config, revision=revision, cache_dir=cache)
-    if calibration_split is None:
-        candidates = (name for name in _CALIBRATION_NAMES if name in loaded and name != test_split)
-        calibration_split = next(candidates, None)
-    named = {"train": train_split, "calibration": calibration_split, "test": test_split}
+        loaded = load_dataset(source, dataset_config, revision=revision, cache_dir=cache_dir)
+    calibration = next((name for name in _CALIBRATION_NAMES if name in loaded and name != test_split), None)
+    named = {"train": "train", "calibration": calibration, "test": test_split}
     roles = {role: name for role, name in named.items() if name is not None}
     for role, name in roles.items():
         requirement = f"{role}_split to name a split of the dataset ({', '.join(loaded)})"
-        check(name in loaded, requirement, repr(name), f"pass {role}_split=... with one of these")
-    differ = len(set(roles.values())) == len(roles)
-    check(differ, "splits to be different for each role", roles, "a split can be used for one role only")
+        check(name in loaded, requirement, repr(name), "choose one of these, or make a DatasetDict yourself")
+    check(test_split != "train", "splits to be different for each role", roles, "use a split for one role")
     return DatasetDict({role: loaded[name] for role, name in roles.items()})
 
 
-def load_file(argument: str, path: Path, cache: str | None) -> Dataset:
+def load_file(argument: str, path: Path, cache_dir: str | PathLike[str] | None) -> Dataset:
     kind, options = _reader(argument, path)
     try:
-        return load_dataset(kind, data_files=str(path), split="train", cache_dir=cache, **options)
+        return load_dataset(kind, data_files=str(path), split="train", cache_dir=cache_dir, **options)
     except (StopIteration, DatasetGenerationError, OSError, ValueError) as error:
         # All that datasets says: StopIteration of an empty json file, no data of a csv file of nothing but names.
         no_rows = isinstance(error, StopIteration) or "corresponds to no data" in str(error)
-        if no_rows or (kind == "parquet" and _is_empty_parquet(path)):
-            requirement, got, way_out = "have rows", f"none in {path}", "check the file"
-            raise InputValueError(expected(argument, requirement, got, way_out)) from error
+        check(not no_rows, f"{argument} to have rows", f"none in {path}", "check the file")
         cause = error.__cause__ or error
         way_out = f"{type(cause).__name__}: {cause}"
         raise InputValueError(expected(argument, f"be readable as {kind}", path, way_out)) from error
-
-
-def _is_empty_parquet(path: Path) -> bool:
-    """Whether a file has columns and no row, of which `datasets` says no more than that a batch has no size."""
-    try:
-        return parquet.read_metadata(path).num_rows == 0
-    except (OSError, ValueError):
-        return False
 
 
 def load_rows(
@@ -122,8 +104,7 @@ def load_rows(
 ) -> Dataset:
     """Load the rows of one split with their columns: of a file, which is one, or of a dataset on the Hub or a folder.
 
-    Raises:
-        ValueError: if there is no such file, dataset or split, or it is unreadable; the message names the argument.
+    ValueError if there is no such file, dataset or split, or it is unreadable; the message names the argument.
     """
     if os.path.isfile(data) or Path(data).suffix in (*_READERS, ".gz"):
         return load_file(argument, Path(data), None)

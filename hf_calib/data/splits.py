@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 from datasets import Dataset, DatasetDict, concatenate_datasets
 
@@ -27,8 +25,7 @@ def split_calibration(
         dataset: as `choose_columns` returns it. One that has a `calibration` split comes back as it is.
         size: a fraction of `source` in (0, 1), or a number of rows (int >= 1).
         seed: the same seed draws the same rows, which keep their order.
-        stratify: keep the class frequencies of `source`, to the nearest row, and a row of each class there. Rows with
-            several labels are drawn at random.
+        stratify: keep the class frequencies of `source`, and a row of each class there; not of several labels a row.
         source: the split that gives the rows: "train", or "test", as where ImageNet's validation images are halved.
 
     Raises:
@@ -51,9 +48,8 @@ def split_calibration(
 def draw_test(dataset: DatasetDict, *, size: float | int, seed: int = 0) -> DatasetDict:
     """Merge train and test, where there is one, and draw another test split from them at random, by class.
 
-    For datasets without a test split, and for those whose papers split at random what the Hub splits by date: 20
-    Newsgroups. A text that stands in the data twice may now be in both splits; a `calibration` split stays. `size` is
-    of all rows, as in `split_calibration`.
+    For datasets without a test split, or with one by date (20 Newsgroups). A text that stands there twice may now be in
+    both; a `calibration` split stays. `size` is of all rows, as in `split_calibration`.
 
     >>> rows = Dataset.from_dict({"text": list("abcdefgh"), "label": [0, 1] * 4})
     >>> splits = draw_test(DatasetDict({"train": rows.select(range(6)), "test": rows.select([6, 7])}), size=0.5)
@@ -84,39 +80,14 @@ def limit_samples(
     3
     """
     limits = {"train": max_train_samples, "calibration": max_calibration_samples, "test": max_test_samples}
+    kept = dict(dataset)
     for name, limit in limits.items():
-        check(
-            limit is None or limit >= 1, f"max_{name}_samples to be at least 1", limit, "leave it out for all"
-        )
-
-    def shorten(split: Dataset, limit: int | None) -> Dataset:
-        if limit is None or limit >= len(split):
-            return split
-        return split.select(np.sort(np.random.default_rng(seed).permutation(len(split))[:limit]))
-
-    return DatasetDict({name: shorten(split, limits.get(name)) for name, split in dataset.items()})
-
-
-def warn_shared_texts(dataset: DatasetDict) -> dict[str, int]:
-    """Warn of rows whose exact text is also in train, and count them by split: results on them are optimistic.
-
-    >>> rows = Dataset.from_dict({"text": ["a", "b"], "label": [0, 1]})
-    >>> warn_shared_texts(DatasetDict({"train": rows.select([0]), "test": rows.select([1])}))
-    {'test': 0}
-    """
-    known = {hash(text) for text in read_column(dataset["train"], "text").to_pylist()}
-    shared = {
-        name: sum(hash(text) in known for text in read_column(split, "text").to_pylist())
-        for name, split in dataset.items()
-        if name != "train"
-    }
-    if any(shared.values()):
-        counts = ", ".join(f"{count} of {len(dataset[name])} in {name}" for name, count in shared.items())
-        warnings.warn(
-            f"Texts are also in train: {counts}. Results on these splits are optimistic. Remove those rows.",
-            stacklevel=2,
-        )
-    return shared
+        valid = limit is None or limit >= 1
+        check(valid, f"max_{name}_samples to be at least 1", limit, "leave it out for all")
+        if limit is not None and limit < len(dataset.get(name, ())):
+            order = np.random.default_rng(seed).permutation(len(dataset[name]))
+            kept[name] = dataset[name].select(np.sort(order[:limit]))
+    return DatasetDict(kept)
 
 
 def draw_rows(labels: np.ndarray, n_rows: int, rng: np.random.Generator) -> np.ndarray:

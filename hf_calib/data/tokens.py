@@ -8,12 +8,10 @@ from typing import Any
 
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
-from hf_calib._errors import InputTypeError, check, did_you_mean, expected, few
+from hf_calib._errors import InputTypeError, InputValueError, check, did_you_mean, expected, few
 from hf_calib.data.arguments import BUILT_IN, DataArguments, held_out, maps_of, splits_of
 from hf_calib.data.labels import INTEGERS, TEXTS, ClassNames, is_of, read_column
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
-
-_OUTSIDE = "O"
 
 
 def load_tagged(args: DataArguments) -> DatasetDict:
@@ -46,36 +44,30 @@ def choose_tokens(
         dataset: splits with any columns, `train` among them.
         tokens_column: the column of lists of str, which becomes `tokens`.
         tags_column: the column of as long lists of tags: names, a ClassLabel, or ids of `tag_names`. It becomes `tags`,
-            of ClassLabel, the same in every split.
-        tag_names: the tags in order of their id. Without it, they are those of the ClassLabel, or the names in train in
-            sorted order, "O" first.
+            the same ClassLabel in every split.
+        tag_names: the tags in order of their id; by default those of the ClassLabel, or of train in sorted order, "O"
+            first.
 
     Raises:
         ValueError: if a column is missing, a split is empty, a sentence has no token, or not one tag for each, a tag is
-            none of the names, or ids have no names; the message says in which row.
-        TypeError: if a column holds no lists of texts or tags.
+            none of the names, or ids have no names.
 
     >>> rows = Dataset.from_dict({"words": [["Ada", "sleeps"]], "tags": [["B-person", "O"]]})
     >>> chosen = choose_tokens(DatasetDict({"train": rows}), tokens_column="words", tags_column="tags")
     >>> chosen["train"].features["tags"].feature.names, chosen["train"][0]
     (['O', 'B-person'], {'tokens': ['Ada', 'sleeps'], 'tags': [1, 0]})
     """
-    read = {
-        name: read_sentences(rows, tokens_column, tags_column, name=f"split {name!r}")
-        for name, rows in dataset.items()
-    }
+    columns = tokens_column, tags_column
+    read = {name: read_sentences(rows, *columns, name=f"split {name!r}") for name, rows in dataset.items()}
     names = list(tag_names or _names_in(dataset["train"], tags_column, read["train"][1]))
     differ = len(set(names)) == len(names) >= 2
     check(differ, "the tags to be at least two, and differ", few(names), "check the tags")
     features = Features({"tokens": List(Value("string")), "tags": List(ClassLabel(names=names))})
-    return DatasetDict(
-        {
-            name: Dataset.from_dict(
-                {"tokens": tokens, "tags": tag_ids(tags, names, name=f"split {name!r}")}, features=features
-            )
-            for name, (tokens, tags) in read.items()
-        }
-    )
+    found = DatasetDict()
+    for name, (tokens, tags) in read.items():
+        ids = tag_ids(tags, names, name=f"split {name!r}")
+        found[name] = Dataset.from_dict({"tokens": tokens, "tags": ids}, features=features)
+    return found
 
 
 def read_sentences(
@@ -96,15 +88,12 @@ def read_sentences(
             argument_of, way_out = f"column {column!r} of {name}", f"choose another {argument}"
             raise InputTypeError(expected(argument_of, f"hold lists of {what}", feature, way_out))
         found.append(read_column(rows, column).to_pylist())
-    for i, (tokens, tags) in enumerate(zip(*found, strict=True)):
-        got = ""
-        if not tokens or tags is None or len(tokens) != len(tags):
-            got = f"{len(tokens or ())} tokens and {len(tags or ())} tags in row {i}"
-        elif None in tokens or None in tags:
-            got = f"a token or tag that is missing in row {i}"
-        requirement = f"each row of {name} to have at least one token, and a tag for each, without gaps"
-        check(not got, requirement, got, "correct or remove it")
     tokens, tags = found
+    for i, (own, of_own) in enumerate(zip(tokens, tags, strict=True)):
+        if not own or not of_own or len(own) != len(of_own) or None in own or None in of_own:
+            requirement = "have at least one token, and a tag for each, without gaps"
+            got = f"{len(own or ())} tokens and {len(of_own or ())} tags in row {i}, or one that is missing"
+            raise InputValueError(expected(f"each row of {name}", requirement, got, "correct or remove it"))
     inner = rows.features[tags_column].feature
     if isinstance(inner, ClassLabel):  # -1 is how the Hub marks what is withheld, and no name
         tags = [[inner.names[tag] if tag >= 0 else tag for tag in row] for row in tags]
@@ -124,7 +113,7 @@ def _names_in(rows: Dataset, column: str, tags: list[list[Any]]) -> list[str]:
     way_out = "name them all, in order of their id, as class_names"
     are_names = not isinstance(tags[0][0], int)
     check(are_names, f"column {column!r} to have names for its tags", "ids only", way_out)
-    return sorted({tag for row in tags for tag in row}, key=lambda tag: (tag != _OUTSIDE, tag))
+    return sorted({tag for row in tags for tag in row}, key=lambda tag: (tag != "O", tag))
 
 
 def tag_maps(dataset: DatasetDict) -> dict[str, Any]:
@@ -154,7 +143,7 @@ def tokenize_words(rows: Dataset, tokenizer: Any, *, max_length: int | None = No
     [[1, 0, -100]]
     """
     encoded, note = encode_words(rows, tokenizer, max_length)
-    if note is not None:
+    if note:
         warnings.warn(note, stacklevel=2)
     return encoded
 
@@ -182,5 +171,5 @@ def encode_words(rows: Dataset, tokenizer: Any, max_length: int | None) -> tuple
     limit = "" if max_length is None else f" beyond max_length={max_length}, or"
     return encoded, (
         f"{n_words - n_read:,} of {n_words:,} tokens are{limit} of no character that the tokenizer knows. They count "
-        "neither in training nor in reports. Raise max_length if they are many."
+        "nowhere. Raise max_length if they are many."
     )

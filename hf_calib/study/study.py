@@ -53,7 +53,7 @@ def compare(
         make_trainer: makes the trainer of a loss and a seed, with a fresh model. It passes both on to
             `CalibrationTrainingArguments`, and calls `set_seed(seed)` before it makes a model whose head is new.
         losses: names in `LOSSES`, or YAML files with `loss` and `loss_kwargs`.
-        seeds: of the trainings; the same for all losses.
+        seeds: the same for all losses.
         test_dataset: what is reported; none of the trainer's datasets.
         output: the study's folder: the trainings, and report.md, .html, .json, results.csv and a figure.
         grid: hyperparameter -> values; each loss is trained with all combinations of those that it has.

@@ -26,7 +26,7 @@ from hf_calib.data import (
     load_data,
     load_ood,
 )
-from hf_calib.data.images import conversion_note, decode
+from hf_calib.data.images import conversion_note, decode_at
 from hf_calib.data.sources import load_rows
 from tests.helpers.images import PROCESSOR, real_rows
 
@@ -56,7 +56,7 @@ def is_refused(contents: bytes) -> bool:
 
 def is_undecodable(contents: bytes) -> bool:
     try:
-        decode({"bytes": contents, "path": None})
+        decode_at(None, {"bytes": contents, "path": None})
     except ValueError:
         return True
     return False
@@ -200,9 +200,7 @@ class TestLoading:
         rows = real_rows(shared_data, "cifar10", "test", 0, 40)
         rows.loc[5, "label"] = 10
         rows.to_parquet(tmp_path / "test.parquet")
-        with pytest.raises(
-            ValueError, match=r"labels of split 'test' to occur in train .* \(first in row 5\)"
-        ):
+        with pytest.raises(ValueError, match=r"labels of split 'test' to be among 0, 1, .* got 10 in row 5"):
             load_data(args, images=True)
 
 

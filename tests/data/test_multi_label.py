@@ -79,14 +79,6 @@ def test_names_that_the_data_do_not_give_are_those_of_train_in_order() -> None:
     assert label_maps(by_id)["id2label"] == {0: "0", 1: "1", 2: "2"}
 
 
-def test_columns_may_be_renamed() -> None:
-    dataset = splits({"f1": [1, 0, 0, 1], "f2": [0, 1, 0, 1]})
-    options = {"label_columns": ["f1", "f2"], "class_names": ["Mass", "Nodule"]}
-    chosen = choose_columns(dataset, text_column="text", multi_label=True, **options)
-    assert label_maps(chosen)["id2label"] == {0: "Mass", 1: "Nodule"}
-    assert chosen["train"]["label"][:] == [[0], [1], [], [0, 1]]
-
-
 def test_one_class_a_row_stays_as_it_was() -> None:
     chosen = choose_columns(splits({"label": [0, 1, 0, 1]}), text_column="text")
     assert "problem_type" not in label_maps(chosen)
@@ -102,7 +94,7 @@ def test_one_class_a_row_stays_as_it_was() -> None:
             r"labels of split 'train' to be among joy, fear, anger, got 'joyy' in row 1 \(2 such rows\)",
         ),
         ({"label": [[0], [1], [2], [3]]}, {"class_names": NAMES}, r"got '3' in row 3 \(1 such rows\)"),
-        ({"label": [[0], [1], [5], []]}, {}, r"count from 0 without gaps, got \[0, 1, 5\]"),
+        ({"label": [[0], [1], [5], []]}, {}, "count from 0 without gaps, got 0, 1, 5"),
         ({"label": ["a b", "b", "", "a"]}, {}, "label_separator to be given"),
         ({"label": ["ab", "b", "", "a"]}, {"label_separator": ""}, "label_separator to be given"),
         ({"label": [[0], [1], [], []]}, {"label_columns": []}, "label_columns to name a column, got none"),
@@ -125,7 +117,11 @@ def test_one_class_a_row_stays_as_it_was() -> None:
         ({"a": ["0", "1", "yes", "1"]}, {"label_columns": ["a"]}, "got 'yes' in row 2"),
         ({"a": [0, 1, 0, 1]}, {"label_columns": ["b"]}, "the column to read from .* got 'b'"),
         ({"label": [["a"], ["a "], [], []]}, {"class_names": ["a", "a"]}, "be at least one, and differ"),
-        ({"a": [0, 1, 0, 1]}, {"label_columns": ["a"], "class_names": NAMES}, "name the 1 label_columns"),
+        (
+            {"a": [0, 1, 0, 1]},
+            {"label_columns": ["a"], "class_names": NAMES},
+            "among joy, .* got 'a' in row 1",
+        ),
     ],
 )
 def test_what_is_no_label_is_refused_with_its_row(
@@ -137,7 +133,7 @@ def test_what_is_no_label_is_refused_with_its_row(
 
 def test_withheld_labels_and_other_columns_are_refused() -> None:
     dataset = splits({"label": [[0], [-1], [], []]}, OF_CLASS_LABELS)
-    with pytest.raises(ValueError, match=r"labels of split 'train' to lie in 0..2, got -1 in row 1"):
+    with pytest.raises(ValueError, match="labels of split 'train' to be names or ids, got -1 in row 1"):
         choose_columns(dataset, text_column="text", multi_label=True)
     with pytest.raises(TypeError, match="column 'label' to hold lists of labels, or texts with a separator"):
         choose_columns(splits({"label": [0.5, 0.1, 0.2, 0.3]}), text_column="text", multi_label=True)

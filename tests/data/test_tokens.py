@@ -62,7 +62,7 @@ def test_splits_whose_class_labels_are_in_another_order() -> None:
         (with_row("ner_tags", 1, ["O", "O"]), ValueError, "got 3 tokens and 2 tags in row 1"),
         (with_row("ner_tags", 2, None), ValueError, "got 1 tokens and 0 tags in row 2"),
         (with_row("tokens", 2, []), ValueError, "got 0 tokens and 1 tags in row 2"),
-        (with_row("tokens", 0, ["Ada", None, "slept"]), ValueError, "missing in row 0"),
+        (with_row("tokens", 0, ["Ada", None, "slept"]), ValueError, "tags in row 0, or one that is missing"),
         (
             {"tokens": GOOD["tokens"]},
             ValueError,
