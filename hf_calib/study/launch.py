@@ -133,7 +133,7 @@ def printed(launch: Launch, cells: Cells, say: Say) -> dict[Cell, str]:
 
 @dataclass(frozen=True)
 class Local:
-    """An executor that trains `jobs` side by side here (0: one on each visible GPU), which share out threads and GPUs."""
+    """An executor that trains `jobs` side by side here (0: one on each GPU), which share out threads and GPUs."""
 
     jobs: int = 1
 
