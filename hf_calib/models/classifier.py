@@ -185,10 +185,7 @@ def predict(
 ) -> Predictions:
     """Run a classifier over labelled rows, by `Reading(**reading)`; (N, C) float32 logits, in the rows' order.
 
-    Raises:
-        ValueError: if there are no rows, a column is missing or has gaps, the tokenizer does not know the texts,
-            or labels do not fit the model.
-        TypeError: if a column holds anything but inputs or classes.
+    A ValueError or TypeError if there are no rows, a column does not fit, or the tokenizer does not know the texts.
     """
     how = Reading(**reading)
     check(how.batch_size >= 1, "batch_size to be at least 1", how.batch_size, "leave it out for the default")

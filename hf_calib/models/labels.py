@@ -15,10 +15,7 @@ from hf_calib.predictions.labels import label_ids
 if TYPE_CHECKING:
     from datasets import Dataset
 
-_OF_A_MODEL = (
-    "the model's classes",
-    "give the data's names of the model's classes, in the model's order, as class_names",
-)
+_WAY_OUT = "give the data's names of the model's classes, in the model's order, as class_names"
 
 
 def column_of(rows: Dataset, argument: str, column: str) -> Any:
@@ -52,29 +49,22 @@ def class_ids(
     rows: Dataset, column: str, own: Sequence[str], given: Sequence[str] | None
 ) -> NDArray[np.int64]:
     """(N,) the ids of labels that are names, of the model or as given, or ids; names of a ClassLabel count."""
-    import pyarrow
+    import pyarrow.compute
     from datasets import ClassLabel
 
-    names, labels, feature = (
-        names_in_data(own, given),
-        column_of(rows, "label_column", column),
-        rows.features[column],
-    )
+    names, labels = names_in_data(own, given), column_of(rows, "label_column", column)
+    feature = rows.features[column]
     if isinstance(feature, ClassLabel):
-        withheld = min(labels.to_pylist(), default=0) == -1  # as the Hub marks them
-        check(
-            not withheld,
-            "the rows to be labelled",
-            -1,
-            "choose a split that is labelled, such as 'validation'",
-        )
+        is_labelled = pyarrow.compute.min(labels).as_py() != -1  # as the Hub marks them
+        way_out = "choose a split that is labelled, such as 'validation'"
+        check(is_labelled, "the rows to be labelled", -1, way_out)
         if given is not None or not are_unnamed(own):
             labels = pyarrow.array(feature.names).take(labels)
     elif given is not None and pyarrow.types.is_integer(labels.type):
         are_names = names == tuple(own) or all(name.lstrip("-").isdigit() for name in names)
         way_out = "leave class_names out where the labels are the model's ids"
         check(are_names, f"class_names to name the labels of {column!r}", "numbers there", way_out)
-    ids = label_ids(labels, column, names, _OF_A_MODEL)
+    ids = label_ids(labels, column, names, ("the model's classes", _WAY_OUT))
     way_out = "choose another label_column or split, or write the names of the classes"
     requirement = f"hold the model's ids, 0..{len(names) - 1}"
     refuse((ids < 0) | (ids >= len(names)), f"column {column!r}", requirement, ids, way_out)

@@ -188,11 +188,8 @@ def _as_logits(probs: NDArray[Any], *, sigmoid: bool) -> NDArray[np.float32]:
         if sigmoid:
             return np.asarray(logits - np.log1p(-probs), np.float32)
     found = logits.astype(np.float32)
-    best = probs.argmax(axis=1)[:, None]
-    others = found.copy()
-    np.put_along_axis(others, best, -np.inf, axis=1)
-    ahead = np.nextafter(others.max(axis=1, keepdims=True) + np.float32(_APART), np.float32(np.inf))
-    np.put_along_axis(found, best, np.maximum(np.take_along_axis(found, best, axis=1), ahead), axis=1)
+    ahead = np.nextafter(found.max(axis=1, keepdims=True) + np.float32(_APART), np.float32(np.inf))
+    np.put_along_axis(found, probs.argmax(axis=1)[:, None], ahead, axis=1)
     return found
 
 
@@ -205,11 +202,7 @@ def _classes_of(saved: SavedMap) -> dict[str, Any]:
 
 
 def _map_beside(place: str, where: dict[str, Any]) -> SavedMap | None:
-    """The map in a model's folder or repository; None where there is none, or no network to look.
-
-    Raises:
-        ValueError: if its file is not a whole map.
-    """
+    """The map in a model's folder or repository; None where there is none, or no network to look."""
     if not place:  # a model that was made here, and not the working directory
         return None
     if Path(place).is_dir():
