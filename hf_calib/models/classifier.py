@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,13 +18,11 @@ from hf_calib.models.labels import are_unnamed, class_ids, names_in_data
 from hf_calib.models.loading import check_problem, load_trained
 from hf_calib.models.reading import Reading
 from hf_calib.models.tasks import TASKS, Task
+from hf_calib.predictions.one_pass import OnRows, ignore_rows
 from hf_calib.predictions.predictions import Predictions
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-# Called with the number of rows just predicted and of all rows.
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +93,7 @@ class Classifier(ABC):
         return multi_hot_matrix(label_set_ids(name, layout.read(name, rows), names), len(names))
 
     def logits(
-        self, encoded: Encoded, *, batch_size: int = 32, on_progress: Progress | None = None
+        self, encoded: Encoded, *, batch_size: int = 32, on_progress: OnRows = ignore_rows
     ) -> NDArray[np.float32]:
         """(N, C) of rows of `encode`, in their order."""
         n_rows = len(encoded.inputs)
@@ -103,8 +101,7 @@ class Classifier(ABC):
         for chunk in self.chunks(encoded, batch_size):
             logits = self.run(self.batch(self.inputs(encoded, chunk)))
             found |= {i: self.own(encoded, i, each) for i, each in zip(chunk.tolist(), logits, strict=True)}
-            if on_progress is not None:
-                on_progress(len(chunk), n_rows)
+            on_progress(len(chunk), n_rows)
         return np.concatenate([found[i] for i in range(n_rows)])
 
     def chunks(self, encoded: Encoded, batch_size: int) -> list[NDArray[np.intp]]:
@@ -180,7 +177,7 @@ def predict(
     classifier: Classifier,
     rows: Dataset,
     *,
-    on_progress: Progress | None = None,
+    on_progress: OnRows = ignore_rows,
     **reading: Any,
 ) -> Predictions:
     """Run a classifier over labelled rows, by `Reading(**reading)`; (N, C) float32 logits, in the rows' order.
