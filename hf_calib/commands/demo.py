@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import datasets
 import numpy as np
@@ -23,12 +23,16 @@ from tokenizers import BertWordPieceTokenizer
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast, TrainerCallback
 
 from hf_calib._files import check_output
-from hf_calib.commands import console
+from hf_calib.commands.console import Done, progress
 from hf_calib.data import docstring_dataset, label_maps
 from hf_calib.metrics import accuracy, bootstrap_interval, calibration_error_interval, consistency_test
 from hf_calib.metrics.sums import top_label
 from hf_calib.plots import reliability_grid, save_figure
 from hf_calib.trainer import CalibrationTrainer, CalibrationTrainingArguments
+
+if TYPE_CHECKING:
+    from hf_calib.commands.options import Demo
+    from hf_calib.commands.source import Running
 
 LOSSES: dict[str, dict[str, Any]] = {
     "cross_entropy": {},
@@ -46,40 +50,44 @@ class Outcome(NamedTuple):
     probs: dict[str, NDArray[np.float64]]
 
 
-def run_demo(output_dir: Path, *, epochs: int, max_per_class: int, seed: int) -> None:
+def run(options: Demo, running: Running) -> Done:
     """Train with three losses, compare them on the test split before and after a temperature, and serve the best one.
 
     Writes `reliability.png` and the model with the lowest NLL on the calibration split, its temperature folded in.
     """
-    model, figure = output_dir / "model", output_dir / "reliability.png"
+    model, figure, seed = options.output / "model", options.output / "reliability.png", options.seed
     check_output(model)
-    transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     datasets.disable_progress_bars()
     logging.getLogger("accelerate").setLevel(logging.ERROR)
-    print("Which Python library does this paragraph of documentation come from?")
-    dataset = docstring_dataset(max_per_class=max_per_class, seed=seed)
+    running.stages("reading the docstrings of the installed libraries")
+    dataset = docstring_dataset(max_per_class=options.max_per_class, seed=seed)
     sizes = ", ".join(f"{len(rows):,} {name}" for name, rows in dataset.items())
-    print(f"Built from docstrings of the installed libraries: {sizes} rows.\n", flush=True)
     tokenizer = train_tokenizer(dataset["train"]["text"])
     rows = dataset.map(lambda batch: tokenizer(batch["text"], truncation=True), batched=True)
     with tempfile.TemporaryDirectory() as scratch:
-        outcomes = {loss: train(loss, rows, tokenizer, scratch, epochs, seed) for loss in LOSSES}
+        outcomes = {loss: train(loss, rows, tokenizer, scratch, options.epochs, seed) for loss in LOSSES}
+        running.stages("measuring the models, and saving the best one")
         best = min(LOSSES, key=lambda loss: outcomes[loss].calibration_nll)
         outcomes[best].trainer.evaluate(rows["test"], metric_key_prefix="test")  # for the model's card
         outcomes[best].trainer.save_calibrated_model(model)
     labels = np.array(dataset["test"]["label"])
-    compare(outcomes, labels)
     tops = {
         state: {loss: top_label(outcome.probs[state], labels) for loss, outcome in outcomes.items()}
         for state in outcomes[best].probs
     }
     save_figure(reliability_grid(tops, title="Before and after the temperature, test split"), figure)
-    print(f"Reliability diagrams: {figure}\n")
-    print(f"The {best} model, its temperature folded in, in a plain pipeline:")
-    serve(model, dataset["test"])
-    print(f"\nOn your own rows: hf-calib evaluate {model} --data yours.csv --output measured,")
-    print("with columns text and label.")
+    lines = [
+        "Which Python library does this paragraph of documentation come from?",
+        f"Built from the docstrings of the installed libraries: {sizes} rows.",
+        *("", *table(outcomes, labels), ""),
+        f"The {best} model, its temperature folded in, in a plain pipeline:",
+        f'pipeline("text-classification", model="{model}")',
+        *served(model, dataset["test"]),
+        "",
+        f"On your own rows (text, label): hf-calib evaluate {model} --data yours.csv",
+    ]
+    return Done(lines, {"best": best, "output": str(options.output)})
 
 
 def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
@@ -134,7 +142,7 @@ def train(loss: str, rows: Any, tokenizer: Any, scratch: str, epochs: int, seed:
         processing_class=tokenizer,
     )
     trainer.remove_callback(transformers.PrinterCallback)
-    with console.progress(f"{loss:<13}") as move:
+    with progress(f"{loss:<13}") as move:
         trainer.add_callback(_Steps(move))
         trainer.train()
     logits = np.asarray(trainer.predict(rows["test"]).predictions, dtype=np.float64)
@@ -153,11 +161,10 @@ class _Steps(TrainerCallback):
         self.move(1, state.max_steps)
 
 
-def compare(outcomes: Mapping[str, Outcome], labels: NDArray[np.int64]) -> None:
-    """Print two rows per loss, before and after its temperature; they fit into 80 columns."""
+def table(outcomes: Mapping[str, Outcome], labels: NDArray[np.int64]) -> list[str]:
+    """Two rows per loss, before and after its temperature, and what they are; they fit into 80 columns."""
     row = "{:<17} {:>8} {:>18} {:>21} {:>9}"
-    print(f"Test split, {len(labels):,} rows")
-    print(row.format("", "accuracy", "NLL", "ECE", "by chance"))
+    lines = [f"Test split, {len(labels):,} rows", row.format("", "accuracy", "NLL", "ECE", "by chance")]
     for loss, outcome in outcomes.items():
         after = f"  after T = {outcome.trainer.calibration_map.temperature_:.3f}"
         for name, probs in zip((loss, after), outcome.probs.values(), strict=True):
@@ -166,24 +173,23 @@ def compare(outcomes: Mapping[str, Outcome], labels: NDArray[np.int64]) -> None:
             of_nll = f"{nll.value:.2f} [{nll.low:.2f}, {nll.high:.2f}]"
             of_ece = f"{ece.value:.3f} [{ece.low:.3f}, {ece.high:.3f}]"
             right, chance = accuracy(probs, labels), consistency_test(probs, labels).expected
-            print(row.format(name, f"{right:.3f}", of_nll, of_ece, f"{chance:.3f}"))
+            lines.append(row.format(name, f"{right:.3f}", of_nll, of_ece, f"{chance:.3f}"))
     said = (
         "A temperature T is the one with the lowest NLL on the calibration split; it changes no prediction, and it can "
         "lower the NLL where it raises the ECE. In brackets: 95% intervals, of the ECE by test inversion. By chance: "
         "the ECE that a perfectly calibrated model with these confidences would show on as many rows; a value near it "
         "is noise."
     )
-    console.print_lines([said, ""])
+    return [*lines, said]
 
 
-def serve(model: Path, rows: Any) -> None:
-    """Print two predictions of the saved model, by transformers alone."""
-    print(f'pipeline("text-classification", model="{model}")')
+def served(model: Path, rows: Any) -> Iterator[str]:
+    """Two predictions of the saved model, by transformers alone."""
     classify = transformers.pipeline("text-classification", model=str(model), device="cpu")
     rows = rows.shuffle(seed=0)
     others = (row for row in rows if row["label"] != rows[0]["label"])
     for row in (rows[0], next(others, rows[1])):
         answer = classify(row["text"], truncation=True)[0]
         truth = rows.features["label"].int2str(row["label"])
-        print(f"  {row['text'][:90]!r}")
-        print(f"    -> {answer['label']}, {answer['score']:.0%} sure (it is from {truth})")
+        yield f"  {row['text'][:70]!r}"
+        yield f"    -> {answer['label']}, {answer['score']:.0%} sure (it is from {truth})"

@@ -38,6 +38,8 @@ _TYPER: dict[str, dict[str, Any]] = {
     "revision": {"show_default": "main"},
     "methods": {"show_default": "temperature,auto"},
     "jobs": {"min": 0, "max": 2**10},
+    "epochs": {"min": 1},
+    "max_per_class": {"min": 10},
 }
 
 
@@ -384,3 +386,20 @@ class Compare(Command):
     """Train as jobs of Slurm, by submitit: its parameters, '{"slurm_partition": "gpu"}'."""
     keep_models: bool = True
     """Keep the calibrated model of each training; checkpoints go when it is finished."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo(Command):
+    """Train with three losses on real text, compare them, and serve the calibrated model. No network needed."""
+
+    example = "--output demo_output"
+    arguments: ClassVar = {}
+    first = "output epochs max_per_class seed"
+    output: Path = Path("demo_output")
+    """Folder for the figure and the model."""
+    epochs: int = 10
+    """Epochs of each of the three trainings."""
+    max_per_class: int = 1500
+    """Examples per class; fewer are faster."""
+    seed: int = 0
+    """Seed of the data split and the trainings."""

@@ -68,13 +68,10 @@ def test_the_figure_and_the_calibrated_model_are_written_and_served(done: tuple[
     assert calibration["temperature"] > 0
 
 
-def test_a_paragraph_longer_than_the_model_reads_is_shown_too(
-    done: tuple[Path, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_paragraph_longer_than_the_model_reads_is_shown_too(done: tuple[Path, str]) -> None:
     names = ClassLabel(names=["numpy", "scipy"])
     rows = Dataset.from_dict({"text": ["an array " * 60] * 2, "label": [0, 0]}).cast_column("label", names)
-    demo.serve(done[0] / "model", rows)
-    assert capsys.readouterr().out.count("% sure (it is from numpy)") == 2
+    assert "".join(demo.served(done[0] / "model", rows)).count("% sure (it is from numpy)") == 2
 
 
 @pytest.mark.parametrize("in_the_way", ["a file", "a link to nothing", "a file for the model", "no rights"])
@@ -92,4 +89,4 @@ def test_an_output_that_cannot_be_written_is_refused_before_training(
         (output / "model").write_text("mine")
     else:  # where not even root may make a file
         output, message = Path("/proc/out"), "expected output to be writable, got "
-    assert_refused(call("--output-dir", str(output)), message)
+    assert_refused(call("--output", str(output)), message)

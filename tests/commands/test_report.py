@@ -79,11 +79,17 @@ class TestReport:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            (lambda r: r.pop("name"), "to hold metrics and bins, got .*KeyError: 'name'.*; pass a report.json"),
+            (
+                lambda r: r.pop("name"),
+                "to hold metrics and bins, got .*KeyError: 'name'.*; pass a report.json",
+            ),
             (lambda r: r.update(before=None), "to hold metrics and bins, got .*TypeError"),
             (lambda r: r["before"]["metrics"]["ece"].update(value="low"), "to hold metrics and bins"),
             (lambda r: r["before"].update(bins={}), "to hold metrics and bins"),
-            (lambda r: r["before"]["bins"][0].update(gap=float("nan")), "readable as JSON, got .*Out of range"),
+            (
+                lambda r: r["before"]["bins"][0].update(gap=float("nan")),
+                "readable as JSON, got .*Out of range",
+            ),
         ],
     )
     def test_an_edited_report(self, change: Any, message: str, saved: Path, tmp_path: Path) -> None:
