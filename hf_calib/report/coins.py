@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betainc, gammaincc, ndtr
+from scipy.special import betainc, ndtr
 
 from hf_calib.metrics.checks import FloatArray
 
-_AS_GOOD_AS_POISSON = 1e-9
+_AS_GOOD_AS_0 = 1e-9
 _AS_GOOD_AS_NORMAL = 10_000.0  # a variance
 _REACH = 10  # standard deviations, beyond which nothing counts
 
@@ -99,12 +99,9 @@ def _distribution(mean: float, variance: float) -> tuple[FloatArray, int]:
     reach = _REACH * np.sqrt(variance) + _REACH
     first = max(0, int(mean - reach))
     counts = np.arange(first, int(mean + reach) + 2, dtype=np.float64)
-    share = 1 - variance / mean  # of each coin; 0 is Poisson
-    if share <= _AS_GOOD_AS_POISSON:
-        at_most = gammaincc(counts + 1, mean)
-    else:
-        coins = mean / share
-        inside = counts < coins
-        at_most = np.ones(len(counts))
-        at_most[inside] = betainc(coins - counts[inside], counts[inside] + 1, 1 - share)
+    share = max(1 - variance / mean, _AS_GOOD_AS_0)  # of each coin, which goes to 0 in the Poisson limit
+    coins = mean / share
+    inside = counts < coins
+    at_most = np.ones(len(counts))
+    at_most[inside] = betainc(coins - counts[inside], counts[inside] + 1, 1 - share)
     return np.diff(at_most, prepend=0.0), first

@@ -200,15 +200,13 @@ def warn(report: CalibrationReport) -> Iterator[str]:
             "and smooth ones, and the intervals."
         )
     yield from outside_intervals([state.metrics for state in report.states.values()])
-    absent = [row for row in before.classes if row.support == 0]
+    kinds = {"without examples: their rows say nothing": [row for row in before.classes if not row.support]}
     rare = [row for row in before.classes if 0 < row.support < _FEW_IN_A_CLASS]
-    for rows, consequence in (
-        (absent, "without examples: their rows say nothing."),
-        (rare, f"with fewer than {_FEW_IN_A_CLASS} examples: their rows are noisy."),
-    ):
+    kinds[f"with fewer than {_FEW_IN_A_CLASS} examples: their rows are noisy"] = rare
+    for consequence, rows in kinds.items():
         if rows:
             named = _listed([f'"{row.name}"' for row in rows])
-            yield f"{_counted(rows)} ({named}) {consequence}"
+            yield f"{_counted(rows)} ({named}) {consequence}."
     if len(report.class_names) == 2:
         yield (
             "Two classes: the confidence is that of the predicted class, at least 0.5, not that of the positive class."

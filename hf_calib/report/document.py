@@ -24,10 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console
 
-_TITLE, _WORD = (
-    20,
-    16,
-)  # letters of a line, on a terminal: of the first column at least, of other headers at most
+# Letters of a line on a terminal: of the first column at least, of the other headers at most.
+_TITLE, _WORD = 20, 16
 
 
 class Image(NamedTuple):

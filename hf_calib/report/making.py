@@ -52,12 +52,10 @@ def calibration_report(
 ) -> CalibrationReport:
     r"""Measure a classifier's calibration by every metric here, and say what the numbers mean.
 
-    For a person who wants to know whether to trust the probabilities. For one number use its metric, such as
-    `expected_calibration_error`; for numbers while training, `hf_calib.metrics.streaming`.
-
-    Proper scores, accuracy and the like come with a percentile bootstrap interval over examples, the
-    $(1 \pm \text{level}) / 2$ quantiles on resamples; each ECE with that of `calibration_error_interval`. Other
-    measures of mis-calibration have none that holds.
+    For one number use its metric, such as `expected_calibration_error`; for numbers while training,
+    `hf_calib.metrics.streaming`. Proper scores, accuracy and the like come with a percentile bootstrap interval over
+    examples (Efron and Tibshirani 1993, 13.3), each ECE with that of `calibration_error_interval`. Other measures of
+    mis-calibration have none that holds.
 
     Args:
         probs: (N, C) float, rows that sum to 1.
@@ -82,15 +80,10 @@ def calibration_report(
         ValueError: if probs are not probabilities, or labels, calibrated, soft_labels or class_names do not fit.
 
     Notes:
-        Of several labels a row, the probability of a label is compared with how often it applies, in bins over [0, 1];
-        the trainer's `eval_ece` is of the confidence $\max(p, 1 - p)$ of each decision, another number, and its
-        `eval_classwise_ece` is the macro ECE. Every interval is then from the same resamples of the rows: 100 at least,
-        and fewer than asked for where they would take minutes. AUROC and average precision do not exist for a label
-        that never applies, AUROC neither for one that always does: these are left out of the macro average.
-
-    References:
-        Efron and Tibshirani 1993, 12.3 and 13.3 (test inversion, percentile interval); Bröcker and Smith
-        2007 (consistency).
+        Of several labels a row, the probability of a label is compared with how often it applies; the trainer's
+        `eval_ece` is of the confidence $\max(p, 1 - p)$ of each decision, another number, and its `eval_classwise_ece`
+        is the macro ECE. AUROC and average precision do not exist for a label that never applies, AUROC neither for one
+        that always does: these are left out of the macro average.
 
     >>> probs = np.tile([[0.9, 0.1], [0.2, 0.8]], (50, 1))
     >>> report = calibration_report(probs, np.tile([0, 0], 50), n_resamples=100)
@@ -180,15 +173,10 @@ def report_on_predictions(
     soft_labels: Any = None,
     class_names: Sequence[str] | None = None,
 ) -> CalibrationReport:
-    """The report on predictions, also after a fitted scaler where there is one.
+    """`calibration_report` on predictions and their weights, also after a scaler that was fitted on other rows.
 
-    Args:
-        predictions: of N examples; with weights there are the metrics that have a weighted form.
-        name: of the model, for titles.
-        n_bins: M, at least 1.
-        scaler: fitted on other examples; or None.
-        soft_labels: (N, C) of the same examples; or None.
-        class_names: the data's names of the C classes; None for those of the predictions.
+    It has a section for each of their columns `by`, and on the entities of tokens. Soft labels are (N, C), of the same
+    examples; class names those of the data, or None for those of the predictions.
     """
     probs, labels, weights = predictions.probabilities(), predictions.labels, predictions.weights
     calibrated = None if scaler is None else scaler.predict_proba(predictions.as_logits())

@@ -84,6 +84,7 @@ class Measure:
 
 
 _ECE, _BRIER, _CORP = "expected_calibration_error", "brier_decomposition", "corp_decomposition"
+_SIDES, _AURC = "confidence_errors", "area_under_risk_coverage"
 _TOP = "Top label's Brier score"
 _DEBIASED = {"binning": "equal_mass", "debias": True}
 _SPLIT = (50, np.inf)  # in folds of 10 and more
@@ -107,16 +108,10 @@ MEASURES: dict[str, Measure] = {
     "smooth_ece": Measure("Smooth ECE", "smooth_calibration_error"),
     "kde_ece": Measure("Kernel ECE", "kde_calibration_error", n_examples=(2, MAX_EXAMPLES_FOR_KDE)),
     "classwise_ece": Measure(LOGGED_METRICS["classwise_ece"], "classwise_calibration_error", binned=True),
-    "over_confidence": Measure(
-        "Over-confidence, at least", "confidence_errors", part="over", n_examples=_SPLIT
-    ),
-    "under_confidence": Measure(
-        "Under-confidence, at least", "confidence_errors", part="under", n_examples=_SPLIT
-    ),
+    "over_confidence": Measure("Over-confidence, at least", _SIDES, part="over", n_examples=_SPLIT),
+    "under_confidence": Measure("Under-confidence, at least", _SIDES, part="under", n_examples=_SPLIT),
     "mce": Measure(LOGGED_METRICS["mce"], "maximum_calibration_error", binned=True),
-    "area_under_risk_coverage": Measure(
-        "Area under the risk-coverage curve", "area_under_risk_coverage", interval="bootstrap"
-    ),
+    _AURC: Measure("Area under the risk-coverage curve", _AURC, interval="bootstrap"),
 }
 # Of rows with weights, what has a weighted form beside what their sums tell.
 _OF_WEIGHTS = ("brier_calibration", "brier_refinement")

@@ -15,7 +15,7 @@ from hf_calib.metrics.multi_label import Decisions, LabelMetrics, check_decision
 from hf_calib.metrics.sums import BinSums, Interval, uniform_bins
 from hf_calib.report.coins import Coins
 from hf_calib.report.measured import Measured, Overall, Settings
-from hf_calib.report.rows import Cells, bin_rows, with_interval
+from hf_calib.report.rows import Cells, bin_rows, cell
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -142,7 +142,7 @@ def label_table(report: CalibrationReport) -> Cells:
     for label, raw in zip(report.final.labels, report.before.labels, strict=True):
         found = [label.metrics[key] for key in keys]
         found += [] if report.after is None else [raw.metrics[key] for key in ("ece", "brier")]
-        cells = [with_interval(*each, form=".3f") for each in found]
+        cells = [cell(each, ".3f") for each in found]
         rows.append([label.name, f"{label.mean_probability:.3f}", *cells])
     return header, rows
 

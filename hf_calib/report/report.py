@@ -37,17 +37,14 @@ _MOST_CLASSES = 30  # in the table
 _MOST_CLASSES_DRAWN = 10_000
 _CAPTIONS = {
     "reliability": "Reliability in bins: accuracy against confidence, and the share of examples in each bin.",
-    "smooth_reliability": "Reliability without bins: smoothed accuracy, thick where confidences are frequent, "
-    "with a bootstrap band.",
-    "corp": "Reliability by isotonic regression (CORP): the recalibrated confidence, and a pointwise band, which the "
-    "curve of a calibrated model, too, leaves somewhere in most diagrams.",
+    "smooth_reliability": "Reliability without bins: smoothed accuracy with a bootstrap band.",
+    "corp": "Reliability by isotonic regression (CORP), with a pointwise band, which the curve of a calibrated model, "
+    "too, leaves somewhere in most diagrams.",
     "confidence_histogram": "Confidences of right predictions (up) and of wrong ones (down).",
     "risk_coverage": "Error rate among the most confident predictions, against the share of them that is kept.",
-    "decisions": "Share of inputs answered for a promised accuracy (left), and the accuracy of the answers with 95% "
-    "intervals (right).",
+    "decisions": "Share of inputs answered for a promised accuracy, and the accuracy of the answers (95% intervals).",
     "entities": "Reliability of predicted entities, by the product and by the smallest of their tokens' probabilities.",
-    "out_of_distribution": "Inputs from elsewhere that are flagged, against familiar ones that are, for every "
-    "threshold.",
+    "out_of_distribution": "Inputs from elsewhere that are flagged, against familiar ones, for every threshold.",
     "classwise": "How often a class is true against its probability, in bins with 95% Wilson intervals.",
 }
 _BIN_COLUMNS: dict[str, Callable[[Any], str]] = {
@@ -200,17 +197,16 @@ class CalibrationReport:
     def summary(self) -> str:
         """One line on what was measured."""
         words = [str(self.about[key]) for key in ("name", "split", "part") if self.about.get(key)]
-        of, state, (n_bins, _, n_resamples, seed) = ", ".join(words), self.before.state, self.settings
-        counts = [f"{self.n_examples:,} examples"]
-        if self.n_files is not None:
-            counts[0] += f" in {self.n_files:,} file{'s' * (self.n_files != 1)}"
-        if state is not None and state.weighted:
-            effective = float(state.top_label.effective_rows()[0])
-            counts.append(f"weighted: they tell as much as {effective:,.0f} without weights")
-        counts.append(f"{len(self.class_names):,} {'labels' if self.multi_label else 'classes'}")
-        counts += [f"{self.n_decisions:,} decisions"] if self.multi_label else []
-        drawn = f" from {n_resamples:,} resamples" if state is None else ""
-        end = "" if state is None else " From sums, in one pass."
+        of, is_held, (n_bins, _, n_resamples, seed) = (
+            ", ".join(words),
+            self.before.state is None,
+            self.settings,
+        )
+        files = "" if self.n_files is None else f" in {self.n_files:,} file{'s' * (self.n_files != 1)}"
+        counts = [f"{self.n_examples:,} examples{files}", f"{len(self.class_names):,} classes"]
+        if self.multi_label:
+            counts[1:] = [f"{len(self.class_names):,} labels", f"{self.n_decisions:,} decisions"]
+        drawn, end = (f" from {n_resamples:,} resamples", "") if is_held else ("", " From sums, in one pass.")
         intervals = f"intervals of {self.settings.level}{drawn}, seed {seed}.{end}"
         return f"{of and f'{of}: '}{', '.join(counts)}, {n_bins} bins; {intervals}"
 
@@ -252,7 +248,8 @@ class CalibrationReport:
             ]
         if state is not None and state.weighted:
             notes.append(
-                "With weights, intervals and tests are for (sum of weights)^2 / (sum of squared weights) rows (Kish "
+                f"With weights, the examples tell as much as {float(state.top_label.effective_rows()[0]):,.0f} without "
+                "weights, (sum of weights)^2 / (sum of squared weights): intervals and tests are for so many (Kish "
                 "1965). Examples of a bin are rows; those of a class are weights, scaled to the number of rows."
             )
         n_classes = len(self.class_names)

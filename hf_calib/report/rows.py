@@ -58,13 +58,13 @@ def bin_rows(
     """
     edges, total = uniform_edges(len(sums.counts)), float(sums.counts.sum())
     rows = []
-    for m in np.flatnonzero(sums.counts):
+    for m in np.flatnonzero(sums.counts).tolist():
         mass, confidence, right = (float(part[m]) for part in sums)
         count = int(mass if counts is None else counts[m])
-        means = min(confidence / mass, 1.0), right / mass
         gap, p_value = (confidence - right) / mass, coins.group(m).p_value(right * scale)
-        ends, contribution = edges[m : m + 2].tolist(), abs(gap) * mass / total
-        rows.append(BinRow(*ends, count, *means, gap, contribution, p_value))
+        stated, accuracy, part = min(confidence / mass, 1.0), right / mass, abs(gap) * mass / total
+        lower, upper = edges[m : m + 2].tolist()
+        rows.append(BinRow(lower, upper, count, stated, accuracy, gap, part, p_value))
     return tuple(rows)
 
 
@@ -129,6 +129,11 @@ def with_interval(value: float, low: float | None, high: float | None, form: str
     return shown if low is None or high is None else f"{shown} [{low:{form}}, {high:{form}}]"
 
 
+def cell(found: Interval, form: str = ".4f") -> str:
+    """The same of an interval."""
+    return with_interval(found.value, found.low, found.high, form)
+
+
 def columns(before: T, after: T | None) -> dict[str, T]:
     """Values before and after calibration, by the name of their table column."""
     return {"value": before} if after is None else {"before": before, "after": after}
@@ -137,7 +142,7 @@ def columns(before: T, after: T | None) -> dict[str, T]:
 def table_of(corner: str, titles: Mapping[str, str], states: Mapping[str, Mapping[str, Interval]]) -> Cells:
     """Each metric that any state has, by the titles of their keys."""
     rows = [
-        [title, *(with_interval(*found[key]) if key in found else "" for found in states.values())]
+        [title, *(cell(found[key]) if key in found else "" for found in states.values())]
         for key, title in titles.items()
         if any(key in found for found in states.values())
     ]

@@ -21,7 +21,7 @@ from hf_calib.metrics.sums import BinSums, Interval, binned_error
 from hf_calib.report.coins import Coins
 from hf_calib.report.document import Block, Bullets, Section, Table
 from hf_calib.report.measured import MEASURES, Measure, Settings, measure_all
-from hf_calib.report.rows import Cells, columns, p_cell, plain, table_of, table_of_rows, titled, with_interval
+from hf_calib.report.rows import Cells, cell, columns, p_cell, plain, table_of, table_of_rows, titled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -70,13 +70,10 @@ class DecisionSection(ReportSection):
 
     def sentences(self) -> list[str]:
         after = "" if self.n_fitted_after is None else f" ({self.n_fitted_after:,} of them after calibration)"
-        how = "and measured on others"
-        if self.n_folds:
-            how = (
-                f"and measured on the same rows by cross-fitting: in {self.n_folds} folds, each row by a rule that was "
-                "fitted without it"
-            )
-        sentences = [f"The rule {self.promise}. It was fitted on {self.n_fitted:,} rows{after}, {how}."]
+        crossed = f"on the same rows by cross-fitting: in {self.n_folds} folds, each row by a rule fitted without it"
+        where = crossed if self.n_folds else "on others"
+        fitted = f"It was fitted on {self.n_fitted:,} rows{after}, and measured {where}."
+        sentences = [f"The rule {self.promise}. {fitted}"]
         for state, found in columns(self.before, self.after).items():
             if "answered" in found and "accuracy" not in found:
                 when = "" if self.after is None else f" {state} calibration"
@@ -203,27 +200,25 @@ class OodSection(ReportSection):
         ]
 
     def table(self) -> Cells:
-        states = {
-            state: {(rate, score): getattr(each, rate) for rate in _RATES for score, each in found.items()}
-            for state, found in columns(self.before, self.after).items()
-        }
-        titles = {
-            (rate, score): f"{title}, {OOD_SCORES[score].lower()}"
-            for rate, title in _RATES.items()
-            for score in self.before
-        }
-        return table_of("told by", titles, states)  # type: ignore[arg-type]
+        titles: dict[str, str] = {}
+        states: dict[str, dict[str, Interval]] = {state: {} for state in columns(self.before, self.after)}
+        for rate, title in _RATES.items():
+            for score in self.before:
+                titles[f"{rate} {score}"] = f"{title}, {OOD_SCORES[score].lower()}"
+                for state, found in columns(self.before, self.after).items():
+                    states[state][f"{rate} {score}"] = getattr(found[score], rate)
+        return table_of("told by", titles, states)
 
     def curves(self) -> dict[str, OodDetection]:
         """ROC curves for the figure: each score, after calibration where it was measured."""
         return {OOD_SCORES[score]: found for score, found in (self.after or self.before).items()}
 
     def to_dict(self) -> dict[str, Any]:
-        found = {
-            state: each and {score: {rate: getattr(d, rate) for rate in _RATES} for score, d in each.items()}
-            for state, each in (("before", self.before), ("after", self.after))
-        }
-        return dict(plain({**vars(self), **found}))
+        def rates(found: Mapping[str, OodDetection]) -> dict[str, Any]:
+            return {score: {rate: getattr(each, rate) for rate in _RATES} for score, each in found.items()}
+
+        after = self.after and rates(self.after)
+        return dict(plain({**vars(self), "before": rates(self.before), "after": after}))
 
 
 def ood_section(
@@ -288,12 +283,9 @@ class SoftLabelSection(ReportSection):
     @property
     def warnings(self) -> list[str]:
         """A caveat where the shares hardly agree with the labels."""
-        if self.agreement >= _LIKELY_SAME_ORDER:
-            return []
-        return [
-            f"The largest share is the label's in only {self.agreement:.1%} of the rows. Check that rows and classes "
-            "are in the same order as the labels and the model's."
-        ]
+        way_out = "Check that rows and classes are in the same order as the labels and the model's."
+        caveat = f"The largest share is the label's in only {self.agreement:.1%} of the rows. {way_out}"
+        return [caveat] if self.agreement < _LIKELY_SAME_ORDER else []
 
     def table(self) -> Cells:
         return table_of("against soft labels", _SOFT_TITLES, columns(self.before, self.after))
@@ -318,8 +310,8 @@ _COLUMNS: dict[str, Callable[[Any], str]] = {
     "rows": lambda row: f"{row.n_rows:,}",
     "accuracy": lambda row: f"{row.accuracy:.3f}",
     "confidence": lambda row: f"{row.confidence:.3f}",
-    "gap": lambda row: with_interval(*row.gap, form="+.3f"),
-    "ECE": lambda row: with_interval(*row.ece),
+    "gap": lambda row: cell(row.gap, "+.3f"),
+    "ECE": lambda row: cell(row.ece),
     "maximum": lambda row: f"{row.mce:.3f}",
     "NLL": lambda row: f"{row.nll.value:.4f}",
     "Brier": lambda row: f"{row.brier.value:.4f}",
@@ -367,15 +359,13 @@ class SliceSection(ReportSection):
     @property
     def finding(self) -> str:
         """Which slices differ, in a sentence."""
-        differing = [each for each in self.slices if each.differs]
-        named = ", ".join(f"{each.name} ({each.gap.value:+.3f})" for each in differing[:5])
-        more = f" and {len(differing) - 5} more" if len(differing) > 5 else ""
-        if not differing:
-            return f"No value of {self.column} differs from the other rows beyond chance in confidence minus accuracy."
-        return (
-            f"{len(differing)} of {len(self.slices)} values of {self.column} differ from the other rows beyond chance "
-            f"in confidence minus accuracy: {named}{more}."
-        )
+        found = [f"{each.name} ({each.gap.value:+.3f})" for each in self.slices if each.differs]
+        more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+        end = "the other rows beyond chance in confidence minus accuracy"
+        if not found:
+            return f"No value of {self.column} differs from {end}."
+        which = f"{len(found)} of {len(self.slices)} values of {self.column}"
+        return f"{which} differ from {end}: {', '.join(found[:5])}{more}."
 
     def sentences(self) -> list[str]:
         notes = [

@@ -134,41 +134,6 @@ def test_the_level_holds_for_labels_of_their_own() -> None:
     assert accused <= binom.ppf(0.999, 300, 0.06)  # its interval is a bootstrap's
 
 
-@pytest.mark.deep
-def test_the_power_where_there_is_something_to_see() -> None:
-    """Over-confident by a temperature, one biased class, and another frequency of a class."""
-    rng, found = np.random.default_rng(3), dict.fromkeys(("overall", "class", "frequency"), 0)
-    for _ in range(100):
-        logits = 2 * rng.normal(size=(1000, 4))
-        truth = softmax(logits, axis=1)
-        sharp = softmax(1.25 * logits, axis=1)
-        report = calibration_report(sharp, labels_by(truth, rng), n_resamples=1)
-        found["overall"] += any("verall over-confident" in sentence for sentence in report.diagnosis)
-        biased = truth.copy()
-        biased[:, 0] *= 2
-        biased /= biased.sum(axis=1, keepdims=True)
-        report = calibration_report(biased, labels_by(truth, rng), n_resamples=1)
-        named = re.compile("class(es)? (is|are) over-confident")
-        found["class"] += any(named.search(sentence) for sentence in report.diagnosis)
-        found["frequency"] += any(s.startswith("Some classes occur") for s in report.diagnosis)
-    print(found)
-    assert found["overall"] >= 90
-    assert found["frequency"] >= 95
-
-
-def test_no_two_sentences_contradict_each_other() -> None:
-    """One biased class: the ECE of the top label need not show it, and says that it speaks for itself."""
-    rng = np.random.default_rng(4)
-    truth = softmax(2 * rng.normal(size=(2000, 4)), axis=1)
-    probs = truth.copy()
-    probs[:, 0], probs[:, 1] = probs[:, 0] * 1.6, probs[:, 1] / 1.6
-    probs /= probs.sum(axis=1, keepdims=True)
-    said = " ".join(calibration_report(probs, labels_by(truth, rng), n_resamples=1).diagnosis)
-    assert "Some classes occur more or less often" in said
-    assert "The calibration error is within" not in said
-    assert "The top-label ECE" in said
-
-
 def test_worse_by_chance_is_not_said_to_be_worse() -> None:
     rng = np.random.default_rng(5)
     probs = softmax(2 * rng.normal(size=(400, 3)), axis=1)
@@ -205,45 +170,6 @@ def test_twenty_predictions_of_a_class_are_judged_and_nineteen_are_not() -> None
             calibration_report(probs, labels, class_names=["a", "b", "c"], n_resamples=1).diagnosis
         )
         assert ('"a" (confidence 0.97, precision 0.00)' in said) == is_judged
-
-
-def test_neighbouring_bins_of_opposite_sign_are_two_sentences() -> None:
-    confidences = np.repeat([0.62, 0.72], 1500)
-    right = np.concatenate([np.arange(1500) < 1200, np.arange(1500) < 750])
-    probs = np.stack([confidences, 1 - confidences], axis=1)
-    said = calibration_report(probs, np.where(right, 0, 1), n_bins=10, n_resamples=1).diagnosis
-    assert [s[:40] for s in said if s.startswith("Confidences from")] == [
-        "Confidences from 0.70 to 0.80 are too hi",
-        "Confidences from 0.60 to 0.70 are too lo",
-    ]
-
-
-def test_after_calibration_speaks_of_the_calibrated_probabilities() -> None:
-    rng = np.random.default_rng(6)
-    truth = softmax(2 * rng.normal(size=(3000, 3)), axis=1)
-    sharp = softmax(np.log(truth) * 2, axis=1)
-    said = calibration_report(sharp, labels_by(truth, rng), calibrated=truth, n_resamples=1).diagnosis
-    assert said[0].startswith("Overall over-confident: mean confidence")
-    (after,) = [s for s in said if s.startswith("After calibration: overall")]
-    assert after.startswith("After calibration: overall neither over- nor under-confident beyond chance")
-    assert f"mean confidence {truth.max(axis=1).mean():.3f}" in after
-
-
-@pytest.mark.parametrize(
-    ("absent", "words"),
-    [
-        (1, '1 class ("c9") without examples'),
-        (5, '5 classes ("c5", "c6", "c7", "c8", "c9") without examples'),
-        (7, '7 classes ("c3", "c4", "c5", "c6", "c7", and 2 more) without examples'),
-    ],
-)
-def test_of_many_classes_five_are_named(absent: int, words: str) -> None:
-    rng = np.random.default_rng(0)
-    probs = softmax(rng.normal(size=(300, 10)), axis=1)
-    labels = rng.integers(0, 10 - absent, 300)
-    names = [f"c{i}" for i in range(10)]
-    report = calibration_report(probs, labels, class_names=names, n_resamples=20)
-    assert words in " ".join(report.warnings)
 
 
 def calibrated_by_hand() -> CalibrationReport:
