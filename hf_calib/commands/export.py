@@ -12,19 +12,19 @@ import numpy as np
 from huggingface_hub import snapshot_download
 from numpy.typing import NDArray
 from scipy.special import expit, softmax
-from transformers import AutoConfig
 
 from hf_calib._errors import InputValueError, check, expected
 from hf_calib._files import check_output, whole_folder
 from hf_calib.commands.console import Done
 from hf_calib.decisions.saved import FILE as DECISIONS
 from hf_calib.export.fold import fold
+from hf_calib.export.folder import ADAPTER_CONFIG
 from hf_calib.export.heads import synthetic_batch
 from hf_calib.export.programs import FORMATS, check_packages, load_program, logits_of, write_program
 from hf_calib.export.saving import standalone_copy
-from hf_calib.models.classifier import Classifier
-from hf_calib.models.loading import refusals
-from hf_calib.models.tasks import task_of
+from hf_calib.models.classifier import Classifier, load_classifier
+from hf_calib.models.loading import find_task
+from hf_calib.models.tasks import TASKS
 from hf_calib.models.texts import TextClassifier
 from hf_calib.scaling import FOLDABLE_SCALERS
 from hf_calib.scaling.saved_map import MAP_NAME, load_map, method_of, recorded_in, save_map, title_of
@@ -105,23 +105,15 @@ def _load(options: Export, trust_remote_code: bool) -> tuple[Path, Classifier]:
     """The model's folder, or a copy of what lies beside it on the Hub; the model with what reads its inputs."""
     source, folder = options.model, Path(options.model)
     way_out = "export the folder of trainer.save_calibrated_model(...), which merges them"
-    has_adapters = (folder / "adapter_config.json").is_file()
-    check(not has_adapters, "the model to have no adapters beside it", source, way_out)
-    way_out = "name a fine-tuned classifier on the Hub or in a folder; check that its files are complete"
-    with refusals("the model", "be loadable", source, way_out):
-        config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
-        if not folder.is_dir():
-            folder = Path(snapshot_download(source, allow_patterns=[*_REPORT, *_OF_ITS_PROBABILITIES]))
-    task = task_of(config.to_dict())
-    if task is None or task.classifier is None:
-        got = " ".join(config.architectures or ["no architecture"])
-        requirement = "be a classifier of sequences, tokens or images"
-        raise InputValueError(expected("the model", requirement, got, "export a fine-tuned classifier"))
-    got = f"problem_type={config.problem_type!r} and {config.num_labels} outputs"
-    way_out = "for one sigmoid set problem_type='multi_label_classification'"
-    is_classifier = config.num_labels > 1 or config.problem_type == "multi_label_classification"
-    check(is_classifier and config.problem_type != "regression", "the model to be a classifier", got, way_out)
-    classifier = task.classifier_class.load(source, task, trust_remote_code=trust_remote_code)
+    check(not (folder / ADAPTER_CONFIG).is_file(), "the model to have no adapters beside it", source, way_out)
+    # Loading says what is wrong with a model without a task.
+    task = find_task(source, trust_remote_code=trust_remote_code) or TASKS["text"]
+    requirement = "the model to be a classifier of texts, tokens or images"
+    is_run = task.classifier is not None
+    check(is_run, requirement, f"a model for {task.pipeline}", "export a fine-tuned classifier")
+    classifier = load_classifier(source, task, trust_remote_code=trust_remote_code)
+    if not folder.is_dir():
+        folder = Path(snapshot_download(source, allow_patterns=[*_REPORT, *_OF_ITS_PROBABILITIES]))
     return folder, replace(classifier, model=standalone_copy(classifier.model))
 
 

@@ -18,7 +18,7 @@ from hf_calib.cards.card import usage_lines
 from hf_calib.cards.facts import REPORT_FOLDER
 from hf_calib.commands.console import Done, print_lines, print_warnings
 from hf_calib.decisions.saved import FILE as DECISIONS
-from hf_calib.export.folder import CONFIG, files_of, is_weights
+from hf_calib.export.folder import ADAPTER_CONFIG, CONFIG, files_of, is_weights
 from hf_calib.export.heads import head_loses_bias
 from hf_calib.export.hub import Changes, push_folder
 from hf_calib.export.saving import standalone_copy, write_folded
@@ -99,7 +99,7 @@ def show(done: Done) -> None:
 
 def _warned_of(folder: Path, is_calibrated: bool, no_fold: bool) -> list[str]:
     """Warnings that what is pushed is not calibrated, which is refused without no_fold."""
-    if (folder / "adapter_config.json").is_file():
+    if (folder / ADAPTER_CONFIG).is_file():
         way_out = "merge them (save_calibrated_model, or merge_and_unload and calibrate), or --no-fold"
         check(no_fold, f"{folder} to hold a whole model", "adapters", way_out)
         return [f"{folder} holds adapters. They are pushed without their base model, and not calibrated."]

@@ -262,9 +262,13 @@ def test_models_that_are_refused(workplace: Path, tmp_path: Path) -> None:
     body = transformers.BertModel(named_bert().config)
     (tmp_path / "lora").mkdir()
     (tmp_path / "lora" / "adapter_config.json").write_text("{}")
-    of_one = "the model to be a classifier, got problem_type=None and 1 out"
-    refused(saved("body", body), "the model to be a classifier of sequences, tokens or images, got BertModel")
-    refused(saved("regression", tiny_bert(num_labels=1)), of_one)
+    of_one = "the model to be a classifier, got problem_type='regression' and 1 out"
+    causal = language_model("Llama")
+    refused(
+        saved("causal", causal),
+        "the model to be a classifier of texts, tokens or images, got a model for text",
+    )
+    refused(saved("regression", tiny_bert(num_labels=1, problem_type="regression")), of_one)
     refused(saved("decoder", decoder()), "the model to have a padding token, got none")
     refused(str(tmp_path / "nothing"), "the model to be loadable")
     refused(str(tmp_path / "lora"), "the model to have no adapters beside it")
