@@ -30,8 +30,11 @@ class Coins(NamedTuple):
 
     @classmethod
     def of(cls, chances: NDArray[Any], groups: NDArray[np.intp] | None = None, n_groups: int = 1) -> Coins:
-        """Coins with these chances (N,), summed within groups (N,)."""
-        wide = np.clip(np.asarray(chances, dtype=np.float64), 0, 1)
+        """Coins with these chances, (N,) summed within groups (N,), or (N, C) within columns."""
+        wide = np.clip(np.ravel(chances).astype(np.float64), 0, 1)
+        if chances.ndim == 2:
+            n_groups = chances.shape[1]
+            groups = np.tile(np.arange(n_groups), len(chances))
         slots = np.zeros(len(wide), np.intp) if groups is None else groups
         likely = wide >= 0.5
         rarer = np.where(likely, 1 - wide, wide)
@@ -39,12 +42,6 @@ class Coins(NamedTuple):
         parts = (likely, rarer * ~likely, variances * ~likely, rarer * likely, variances * likely)
         found = cls(*(np.bincount(slots, part, n_groups).astype(np.float64) for part in parts))
         return found if groups is not None else found.group(0)
-
-    @classmethod
-    def of_columns(cls, chances: NDArray[Any]) -> Coins:
-        """Coins with these chances (N, C), summed within columns."""
-        n_rows, n_columns = chances.shape
-        return cls.of(np.ravel(chances), np.tile(np.arange(n_columns), n_rows), n_columns)
 
     @classmethod
     def of_sums(cls, count: Any, chances: Any, squares: Any) -> Coins:

@@ -117,17 +117,15 @@ def read_report(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: if the file is no JSON, or lacks something that a comparison of reports shows.
     """
-    way_out = "pass a report.json as hf-calib evaluate or calibrate wrote it"
+    requirement = "be readable as JSON"
     try:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         json.dumps(record, allow_nan=False)
-    except (OSError, ValueError, RecursionError) as error:
-        got = f"{path} ({error})"
-        raise InputValueError(expected("the report", "be readable as JSON", got, way_out)) from error
-    try:
+        requirement = "hold metrics and bins"
         alone = Comparison({str(record["name"]): record})
         _ = alone.notes, alone.table(), alone.bins
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
         got = f"{path} ({type(error).__name__}: {error})"
-        raise InputValueError(expected("the report", "hold metrics and bins", got, way_out)) from error
+        way_out = "pass a report.json as hf-calib evaluate or calibrate wrote it"
+        raise InputValueError(expected("the report", requirement, got, way_out)) from error
     return record

@@ -13,18 +13,8 @@ from hf_calib._errors import check
 from hf_calib.metrics import CalibrationState, checks
 from hf_calib.metrics.multi_label import UNKNOWN, check_decisions
 from hf_calib.plots.style import check_class_names
+from hf_calib.predictions import one_pass
 from hf_calib.predictions.columns import Batch
-from hf_calib.predictions.one_pass import (
-    OnRows,
-    Slicing,
-    Tally,
-    add_rows,
-    choose_slicings,
-    edges_of,
-    empty_tally,
-    ignore_rows,
-    measure_in_one_pass,
-)
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.table import Table
 from hf_calib.report.measured import Measured, Settings
@@ -191,27 +181,36 @@ def report_on_predictions(
         name=name,
     )
     if predictions.by:
-        slicings = [Slicing(column, edges_of(values)) for column, values in predictions.by.items()]
+        slicings = [
+            one_pass.Slicing(column, one_pass.edges_of(values)) for column, values in predictions.by.items()
+        ]
         final = probs if calibrated is None else calibrated
-        tally = empty_tally(final.shape[1], slicings, n_bins)
+        tally = one_pass.empty_tally(final.shape[1], slicings, n_bins)
         by = tuple(map(_coded, predictions.by.values()))
-        add_rows(tally, Batch(final, final, labels, weights, by), slicings)
+        one_pass.add_rows(tally, Batch(final, final, labels, weights, by), slicings)
         report = replace(report, slices=_sections(tally, n_bins))
     return with_entities(report, predictions.sentences)
 
 
 def report_on_table(
-    table: Table, name: str, n_bins: int, *, workers: int | None = None, on_rows: OnRows = ignore_rows
+    table: Table,
+    name: str,
+    n_bins: int,
+    *,
+    workers: int | None = None,
+    on_rows: one_pass.OnRows = one_pass.ignore_rows,
 ) -> CalibrationReport:
     """The report on all rows of a table where they can be held, else of one pass over them."""
     if table.fits_into_memory():
         return report_on_predictions(table.load(), name, n_bins)
-    tally = measure_in_one_pass(table, n_bins, choose_slicings(table), workers=workers, on_rows=on_rows)
+    tally = one_pass.measure_in_one_pass(
+        table, n_bins, one_pass.choose_slicings(table), workers=workers, on_rows=on_rows
+    )
     return report_of(tally, name, table.class_names, n_bins, len(table.files))
 
 
 def report_of(
-    tally: Tally, name: str, class_names: tuple[str, ...], n_bins: int, n_files: int | None = None
+    tally: one_pass.Tally, name: str, class_names: tuple[str, ...], n_bins: int, n_files: int | None = None
 ) -> CalibrationReport:
     """The report on what was summed."""
     before, after = tally.states["before"], tally.states.get("after")
@@ -219,7 +218,7 @@ def report_of(
     return replace(report, slices=_sections(tally, n_bins), n_files=n_files)
 
 
-def _sections(tally: Tally, n_bins: int) -> tuple[SliceSection, ...]:
+def _sections(tally: one_pass.Tally, n_bins: int) -> tuple[SliceSection, ...]:
     return tuple(slice_section(sums, Settings(n_bins)) for sums in tally.slices.values())
 
 

@@ -20,7 +20,7 @@ from hf_calib.metrics.intervals import (
     interval_of_bins,
     percentile_intervals,
 )
-from hf_calib.metrics.state import LOGGED_METRICS, score_chunks
+from hf_calib.metrics.state import LOGGED_METRICS, GroupSums, score_chunks
 from hf_calib.metrics.sums import BinSums, Interval, binned_error, class_gaps, uniform_bins, winners
 from hf_calib.report.coins import Coins
 from hf_calib.report.rows import BinRow, ClassRow, bin_rows, class_rows
@@ -43,6 +43,12 @@ class Settings(NamedTuple):
     def drawing(self) -> dict[str, Any]:
         """The options of what resamples."""
         return {name: value for name, value in self._asdict().items() if name != "n_bins"}
+
+    def normal(self, groups: GroupSums, name: str, group: int = 0) -> Interval:
+        """The mean of one of the scores of a group, with its normal interval."""
+        mean, error = (float(part[group]) for part in groups.mean(name))
+        reach = float(ndtri((1 + self.confidence_level) / 2)) * error
+        return Interval(mean, mean - reach, mean + reach)
 
     @property
     def level(self) -> str:
@@ -174,7 +180,7 @@ class Measured:
             "overall": Coins.of(confidences),
             "bins": Coins.of(confidences, uniform_bins(confidences, n_bins), n_bins),
             "predicted": Coins.of(confidences, predicted, len(names)),
-            "classes": Coins.of_columns(probs),
+            "classes": Coins.of(probs),
         }
         values, n_resamples = measure_all(probs, labels, settings)
         return cls(
@@ -192,12 +198,8 @@ class Measured:
         """Every metric that sums tell, also those of weights."""
         top, bins, by_class = state.top_label, state.bins, state.classes()
         total, effective = float(bins.counts.sum()), float(top.effective_rows()[0])
-        scale, z = effective / total, float(ndtri((1 + settings.confidence_level) / 2))
-        _, _, n, seed = settings
-        found = {}
-        for name in ("accuracy", "nll", "brier"):
-            value, error = (float(part[0]) for part in top.mean(name))
-            found[name] = Interval(value, value - z * error, value + z * error)
+        scale, (_, _, n, seed) = effective / total, settings
+        found = {name: settings.normal(top, name) for name in ("accuracy", "nll", "brier")}
         found["root_brier"] = Interval(*np.sqrt(np.maximum(found["brier"], 0)).tolist())
         for name, sums in (("ece", bins), ("adaptive_ece", state.equal_mass_bins())):
             found[name] = interval_of_bins(BinSums(*(part * scale for part in sums)), **settings.drawing)
@@ -232,11 +234,12 @@ def _tables(
     top, bins = state.top_label, state.bins
     total, stated, right = (float(part.sum()) for part in bins)
     scale = float(top.effective_rows()[0]) / total
-    gap, error = (float(part[0]) for part in top.mean("gap"))
-    reach = float(ndtri((1 + settings.confidence_level) / 2)) * error if state.n_rows > 1 else 1.0
-    ends, p_value = (gap - reach, gap + reach), coins["overall"].p_value(right * scale)
+    gap, low, high = settings.normal(top, "gap")
+    if state.n_rows == 1:
+        low, high = gap - 1, gap + 1
+    p_value = coins["overall"].p_value(right * scale)
     return {
-        "overall": Overall(gap, *ends, p_value, stated / total, right / total, state.n_rows),
+        "overall": Overall(gap, low, high, p_value, stated / total, right / total, state.n_rows),
         "bins": bin_rows(bins, coins["bins"], counts=top.bins[0, 0], scale=scale),
         "classes": class_rows(state, names, coins["predicted"], coins["classes"], scale),
     }

@@ -90,7 +90,7 @@ def measure_labels(decisions: Decisions, names: tuple[str, ...], settings: Setti
     gaps, sizes = np.where(known, probs - true, 0).sum(axis=1), known.sum(axis=1)
     n_known, n_true = known.sum(axis=0), (known & true).sum(axis=0)
     stated = np.where(known, probs, 0)
-    of_labels = Coins.of_columns(stated)
+    of_labels = Coins.of(stated)
     labels = tuple(
         LabelMeasurements(
             name=name,

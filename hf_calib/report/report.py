@@ -16,19 +16,11 @@ from hf_calib.metrics.sums import Interval
 from hf_calib.plots.binned import reliability_of_sums
 from hf_calib.plots.classes import classes_of_sums
 from hf_calib.plots.curves import risk_coverage_of_curves
-from hf_calib.report import multi_label
+from hf_calib.report import multi_label, sections
 from hf_calib.report.diagnosis import claims, diagnose, warn
 from hf_calib.report.document import Block, Bullets, Document, Figures, Lead, Section, Table, draw
-from hf_calib.report.measured import MAX_EXAMPLES_FOR_KDE, MEASURES, Measured, Settings
+from hf_calib.report.measured import MEASURES, Measured, Settings
 from hf_calib.report.rows import Cells, columns, p_cell, plain, table_of, table_of_rows, titled, worst_bins
-from hf_calib.report.sections import (
-    DecisionSection,
-    EntitySection,
-    OodSection,
-    ReportSection,
-    SliceSection,
-    SoftLabelSection,
-)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,11 +80,11 @@ class CalibrationReport:
     notes: tuple[str, ...] = ()  # of whoever made the report, added to the warnings
     about: Mapping[str, Any] = field(default_factory=dict)
     n_files: int | None = None  # that the rows of one pass are from
-    decisions: DecisionSection | None = None
-    entities: EntitySection | None = None
-    out_of_distribution: tuple[OodSection, ...] = ()
-    soft_labels: SoftLabelSection | None = None
-    slices: tuple[SliceSection, ...] = ()
+    decisions: sections.DecisionSection | None = None
+    entities: sections.EntitySection | None = None
+    out_of_distribution: tuple[sections.OodSection, ...] = ()
+    soft_labels: sections.SoftLabelSection | None = None
+    slices: tuple[sections.SliceSection, ...] = ()
 
     @property
     def n_examples(self) -> int:
@@ -103,11 +95,6 @@ class CalibrationReport:
     def multi_label(self) -> bool:
         """Whether a row has several labels, each with a probability of its own."""
         return self.labels is not None and self.labels.ndim == 2
-
-    @property
-    def n_decisions(self) -> int:
-        """Labels that are known, over all rows; N where a row has one class."""
-        return sum(row.count for row in self.before.bins)
 
     @property
     def final(self) -> Measured:
@@ -127,7 +114,7 @@ class CalibrationReport:
         return {"before": self.before, "after calibration": self.after}
 
     @property
-    def sections(self) -> list[ReportSection]:
+    def parts(self) -> list[sections.ReportSection]:
         """What not every report has."""
         single = (self.decisions, self.entities, *self.out_of_distribution, self.soft_labels, *self.slices)
         return [each for each in single if each is not None]
@@ -153,7 +140,7 @@ class CalibrationReport:
         """Everything but figures and arrays, of JSON's own types; None where there is no number."""
         kind: dict[str, Any] = {}
         if self.multi_label:
-            kind = {"kind": "multi_label", "n_decisions": self.n_decisions}
+            kind = {"kind": "multi_label", "n_decisions": self.before.overall.n_examples}
         state = self.before.state
         if state is not None:
             medians = [each.state.confidence_quantile(0.5) for each in self.states.values() if each.state]
@@ -205,7 +192,10 @@ class CalibrationReport:
         files = "" if self.n_files is None else f" in {self.n_files:,} file{'s' * (self.n_files != 1)}"
         counts = [f"{self.n_examples:,} examples{files}", f"{len(self.class_names):,} classes"]
         if self.multi_label:
-            counts[1:] = [f"{len(self.class_names):,} labels", f"{self.n_decisions:,} decisions"]
+            counts[1:] = [
+                f"{len(self.class_names):,} labels",
+                f"{self.before.overall.n_examples:,} decisions",
+            ]
         drawn, end = (f" from {n_resamples:,} resamples", "") if is_held else ("", " From sums, in one pass.")
         intervals = f"intervals of {self.settings.level}{drawn}, seed {seed}.{end}"
         return f"{of and f'{of}: '}{', '.join(counts)}, {n_bins} bins; {intervals}"
@@ -232,30 +222,23 @@ class CalibrationReport:
             "A gap is confidence minus accuracy: above 0 is over-confident. p is the chance of a gap at least as large "
             "if the confidences were right.",
         ]
-        if state is None and self.before.n_resamples["area_under_risk_coverage"] < self.settings.n_resamples:
+        if state is None:
+            slow = "The kernel ECE is computed for 2 to 2,000 examples. The area under the risk-coverage curve is "
+            return [*notes, f"{slow}resampled at most 200 times, and not above 200,000 examples."]
+        missing = "; ".join(
+            measure.title for key, measure in MEASURES.items() if key not in self.before.metrics
+        )
+        notes += [
+            "Sums of all rows are exact. The adaptive ECE and the area under the risk-coverage curve are from "
+            "cells: confidences are counted in 98,304 cells, and those of one cell are not told apart.",
+            f"Not here, as they need the rows at once, or have no form with weights: {missing}.",
+        ]
+        if state.weighted:
+            effective = float(state.top_label.effective_rows()[0])
             notes.append(
-                "The area under the risk-coverage curve is slow to resample: at most 200 times, and above 200,000 "
-                "examples it has no interval."
-            )
-        if state is None and "kde_ece" not in self.before.metrics:
-            notes.append(f"The kernel ECE is computed for 2 to {MAX_EXAMPLES_FOR_KDE:,} examples only.")
-        if state is not None:
-            missing = [measure.title for key, measure in MEASURES.items() if key not in self.before.metrics]
-            notes += [
-                "Sums of all rows are exact. The adaptive ECE and the area under the risk-coverage curve are from "
-                "cells: confidences are counted in 98,304 cells, and those of one cell are not told apart.",
-                f"Not here, as they need the rows at once, or have no form with weights: {'; '.join(missing)}.",
-            ]
-        if state is not None and state.weighted:
-            notes.append(
-                f"With weights, the examples tell as much as {float(state.top_label.effective_rows()[0]):,.0f} without "
-                "weights, (sum of weights)^2 / (sum of squared weights): intervals and tests are for so many (Kish "
-                "1965). Examples of a bin are rows; those of a class are weights, scaled to the number of rows."
-            )
-        n_classes = len(self.class_names)
-        if n_classes > _MOST_CLASSES:
-            notes.append(
-                f"The {_MOST_CLASSES} of {n_classes:,} classes with the largest gap are in the table."
+                f"With weights, the examples tell as much as {effective:,.0f} without, (sum of weights)^2 / (sum of "
+                "squared weights): intervals and tests are for so many (Kish 1965). Examples of a bin are rows; those "
+                "of a class are weights, scaled to the number of rows."
             )
         return notes
 
@@ -273,7 +256,7 @@ class CalibrationReport:
             blocks.append(Section("Figures", [Figures(images, captions)]))
         metrics = Table(f"Metrics with their {level} intervals", *self.metric_table(), title=title)
         blocks.append(Section("Metrics", [metrics, Bullets(self.footnotes(), faint=True)]))
-        blocks += [each.block(level) for each in self.sections]
+        blocks += [each.block(level) for each in self.parts]
         state = "" if self.after is None else ", after calibration"
         if self.multi_label:
             labels = Table(f"Labels with their {level} intervals", *multi_label.label_table(self))
@@ -282,7 +265,7 @@ class CalibrationReport:
             rows = sorted(self.final.classes, key=lambda row: (-row.class_gap, row.index))[:_MOST_CLASSES]
             worst = table_of_rows(worst_bins(self.final.bins), _BIN_COLUMNS)
             bins = Table("Bins, those that add most to the ECE first", *worst)
-            largest = "Classes, those with the largest class gap first"
+            largest = f"{len(rows)} classes, those with the largest class gap first"
             classes = Table(largest, *table_of_rows(rows, _CLASS_COLUMNS))
             blocks.append(Section(f"Bins that add most to the calibration error{state}", [bins]))
             blocks.append(Section(f"Classes{state}", [classes]))
@@ -295,7 +278,7 @@ class CalibrationReport:
         if self.multi_label:
             return multi_label.draw_labels(self)
         found = _draw_rows(self) if self.before.state is None else _draw_states(self)
-        for each in self.sections:
+        for each in self.parts:
             found |= each.figures(self.settings.n_bins)
         if self.out_of_distribution:
             curves = {each.name: each.curves() for each in self.out_of_distribution}

@@ -108,13 +108,8 @@ def p_cell(p_value: float) -> str:
 
 
 def p_in_words(p_value: float) -> str:
-    """A p-value as sentences state it.
-
-    >>> p_in_words(0.0071), p_in_words(1e-9)
-    ('p = 0.0071', 'p < 0.001')
-    """
-    cell = p_cell(p_value)
-    return f"p {cell}" if cell.startswith("<") else f"p = {cell}"
+    """A p-value as sentences state it."""
+    return f"p {'' if p_value < 0.001 else '= '}{p_cell(p_value)}"
 
 
 def with_interval(value: float, low: float | None, high: float | None, form: str = ".4f") -> str:
@@ -162,15 +157,17 @@ def titled(metrics: Mapping[str, Interval], titles: Mapping[str, str]) -> dict[s
 def plain(value: Any) -> Any:
     """A value of JSON's own types: of dataclasses the fields that are compared; None where there is no finite number.
 
+    The arrays of a curve are left out.
+
     >>> plain({"ece": Interval(0.5, float("nan")), "names": ("a", "b")})
     {'ece': {'value': 0.5, 'low': None, 'high': None}, 'names': ['a', 'b']}
     """
     if is_dataclass(value):
-        return {each.name: plain(getattr(value, each.name)) for each in fields(value) if each.compare}
-    if hasattr(value, "_asdict"):
+        value = {each.name: getattr(value, each.name) for each in fields(value) if each.compare}
+    elif hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, Mapping):
-        return {key: plain(each) for key, each in value.items()}
+        return {key: plain(each) for key, each in value.items() if key != "curve"}
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
     if isinstance(value, np.generic):

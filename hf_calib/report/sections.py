@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import entr, ndtr, ndtri
+from scipy.special import entr, ndtr
 
 from hf_calib.decisions.measured import TITLES, PromiseCurve
 from hf_calib.metrics.checks import FloatArray, IntArray
@@ -213,13 +213,6 @@ class OodSection(ReportSection):
         """ROC curves for the figure: each score, after calibration where it was measured."""
         return {OOD_SCORES[score]: found for score, found in (self.after or self.before).items()}
 
-    def to_dict(self) -> dict[str, Any]:
-        def rates(found: Mapping[str, OodDetection]) -> dict[str, Any]:
-            return {score: {rate: getattr(each, rate) for rate in _RATES} for score, each in found.items()}
-
-        after = self.after and rates(self.after)
-        return dict(plain({**vars(self), "before": rates(self.before), "after": after}))
-
 
 def ood_section(
     name: str,
@@ -395,28 +388,24 @@ def slice_section(sums: SliceSums, settings: Settings) -> SliceSection:
     bins, effective, n_rows = groups.bin_sums(), groups.effective_rows(), groups.n_rows()
     masses = bins.counts.sum(axis=1)
     used = np.flatnonzero(masses > 0)
-    z = float(ndtri((1 + settings.confidence_level) / 2))
     p_values: list[Any] = slice_p_values(groups, used) if len(used) > 1 else [None]
-    means = {name: groups.mean(name) for name in ("gap", "nll", "brier")}
-    accuracies, _ = groups.mean("accuracy")
-    level, slices = 1 - settings.confidence_level, []
-    for group, p_value in zip(used, p_values, strict=True):
+    slices = []
+    for group, p_value in zip(used.tolist(), p_values, strict=True):
         own = BinSums(*(part[group] * (effective[group] / masses[group]) for part in bins))
-        normal: Any = {
-            name: Interval(*(float(mean[group] + step * error[group]) for step in (0, -z, z)))
-            for name, (mean, error) in means.items()
-        }
+        gap, accuracy = (settings.normal(groups, name, group) for name in ("gap", "accuracy"))
         found = Slice(
-            name=sums.names[int(group)],
+            name=sums.names[group],
             n_rows=int(n_rows[group]),
             share=float(masses[group] / masses.sum()),
-            accuracy=float(accuracies[group]),
-            confidence=float(normal["gap"].value + accuracies[group]),
+            accuracy=accuracy.value,
+            confidence=gap.value + accuracy.value,
+            gap=gap,
             ece=interval_of_bins(own, **settings._replace(n_resamples=_RESAMPLES).drawing),
             mce=float(binned_error(own, own.counts.sum(), "max")),
+            nll=settings.normal(groups, "nll", group),
+            brier=settings.normal(groups, "brier", group),
             p_value=p_value,
-            differs=p_value is not None and p_value < level,
-            **normal,
+            differs=p_value is not None and p_value < 1 - settings.confidence_level,
         )
         slices.append(found)
     slices.sort(key=lambda each: (not each.differs, -abs(each.gap.value) if each.differs else -each.share))

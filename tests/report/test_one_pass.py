@@ -104,7 +104,7 @@ def test_weights() -> None:
     assert "area_under_risk_coverage" not in report.before.metrics
     assert "Kish" in report.to_markdown()
     effective = weights.sum() ** 2 / (weights**2).sum()
-    assert f"tell as much as {effective:,.0f} without weights" in report.to_markdown()
+    assert f"tell as much as {effective:,.0f} without," in report.to_markdown()
     held = calibration_report(probs[kept], labels[kept], sample_weight=weights)
     assert {key: held.before.metrics[key] for key in report.before.metrics} == report.before.metrics
     parts = metrics.brier_decomposition(probs[kept], labels[kept], sample_weight=weights)

@@ -119,7 +119,7 @@ def sliced() -> CalibrationReport:
 @pytest.mark.parametrize("make", [decisions, entities, elsewhere, against_shares, sliced])
 def test_every_section_is_in_every_form(make: Callable[[], CalibrationReport]) -> None:
     report = make()
-    (section,) = report.sections
+    (section,) = report.parts
     assert isinstance(section, ReportSection)
     header, rows = section.table()
     markdown, page = report.to_markdown(), report.document().to_html()
