@@ -73,22 +73,19 @@ def interruptible(way_on: str) -> Iterator[None]:
 @contextmanager
 def stages() -> Iterator[Callable[[str], None]]:
     """Yield a function that names a stage as it begins; stderr names those that take longer than a second."""
-    timers: list[threading.Timer] = []
-
-    def end() -> None:
-        for timer in timers:
-            timer.cancel()
+    timer = threading.Timer(_PATIENCE, print)
 
     def begin(stage: str) -> None:
-        end()
-        timers.append(threading.Timer(_PATIENCE, lambda: print(f"{stage} ...", file=sys.stderr, flush=True)))
-        timers[-1].daemon = True
-        timers[-1].start()
+        nonlocal timer
+        timer.cancel()
+        timer = threading.Timer(_PATIENCE, lambda: print(f"{stage} ...", file=sys.stderr, flush=True))
+        timer.daemon = True
+        timer.start()
 
     try:
         yield begin
     finally:
-        end()
+        timer.cancel()
 
 
 @contextmanager
