@@ -54,10 +54,7 @@ def of_labels(seed: int, n_rows: int = 150) -> TrainingPredictions:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("negative_log_likelihood", {}),
         ("root_brier_score", {}),
-        ("expected_calibration_error", {"n_bins": 5}),
-        ("expected_calibration_error", {"n_bins": 5, "binning": "equal_mass"}),
         ("expected_calibration_error", {"n_bins": 5, "binning": "quantile"}),
         ("classwise_calibration_error", {"n_bins": 5}),
         ("smooth_calibration_error", {}),
@@ -71,16 +68,10 @@ def test_resamples_of_groups_are_the_metric_of_the_drawn_groups(
     groups = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
     (draws,) = resampled_metrics([(name, options)], probs, test.labels, n_resamples=20, seed=4, groups=groups)
     drawn = np.concatenate(list(draw_counts(len(LENGTHS), 20, np.random.default_rng(4))))
-    sizes = set()
     for value, counts in zip(draws, drawn, strict=True):
-        rows = np.repeat(
-            np.arange(len(groups)), counts[groups].astype(int)
-        )  # of the data's order, as ties keep it
-        sizes.add(len(rows))
-        assert value == pytest.approx(
-            METRICS[name].function(probs[rows], test.labels[rows], **options), abs=1e-12
-        )
-    assert len(sizes) > 5
+        rows = np.repeat(np.arange(len(groups)), counts[groups].astype(int))  # of the data's order
+        expected = METRICS[name].function(probs[rows], test.labels[rows], **options)
+        assert value == pytest.approx(expected, abs=1e-12)
 
 
 def test_tokens_are_rows_and_sentences_are_drawn(tmp_path: Path) -> None:
@@ -141,32 +132,12 @@ def test_copies_of_a_token_in_its_sentence_tell_nothing_more(tmp_path: Path) -> 
         assert mine[1:5] == pytest.approx(its[1:5], abs=1e-9, nan_ok=True)
 
 
-def test_several_labels_by_hand(tmp_path: Path) -> None:
-    z = np.log(9)  # probabilities of .9 and .1
-    test = unchecked(
-        np.array([[z, -z], [z, -z], [z, z]], np.float32),
-        np.array([[1, 0], [0, -100], [-100, -100]], np.float32),
-    )
-    trainings = {("cross_entropy", 0): TrainingPredictions(test, None)}
-    found = measured_quickly(write_study(tmp_path / "study", trainings))
-    right, wrong = -np.log(0.9), -np.log(0.1)
-    expected = {
-        "nll": (2 * right + wrong) / 3,
-        "accuracy": 2 / 3,
-        "brier": (0.01 + 0.01 + 0.81) / 3,
-        "ece": 0.9 - 2 / 3,
+def test_several_labels_as_the_trainer_logs_them_with_maps(tmp_path: Path) -> None:
+    trainings = {
+        (loss, s): of_labels(10 * i + s) for i, loss in enumerate(("cross_entropy", "focal")) for s in (0, 1)
     }
-    for metric, value in expected.items():
-        assert values(found)["cross_entropy", 0, "none", metric] == pytest.approx(value, abs=1e-6), metric
-    assert found.counted == ("test rows", "labels")
-
-
-def test_several_labels_as_the_trainer_logs_them_with_maps_and_rows_drawn_whole(tmp_path: Path) -> None:
-    trainings = {("cross_entropy", seed): of_labels(seed) for seed in (0, 1)}
-    trainings |= {("focal", seed): of_labels(10 + seed) for seed in (0, 1)}
-    study = write_study(tmp_path / "study", trainings)
     methods = ("temperature", "per_label_temperature", "vector")
-    found = measured_quickly(study, methods=methods)
+    found = measured_quickly(write_study(tmp_path / "study", trainings), methods=methods)
     assert found.baseline == ("cross_entropy", "temperature")
     for (loss, seed), predictions in trainings.items():
         test, calibration = predictions.test, predictions.calibration
@@ -188,7 +159,6 @@ def test_several_labels_as_the_trainer_logs_them_with_maps_and_rows_drawn_whole(
                 assert value == pytest.approx(logged[metric], abs=1e-6), (method, metric)
     nll = {method: found.means["value"]["focal", method, "nll"] for method in found.methods[:3]}
     assert nll["per_label_temperature"] < nll["temperature"] < nll["none"]
-    assert set(found.metrics) == {metric for _, _, metric in found.differences.index}
     assert found.differences["p"].notna().all()
     notes = " ".join(found.notes)
     assert "vector was left out: expected the method to be a map for multi-label predictions" in notes

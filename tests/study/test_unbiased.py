@@ -34,12 +34,6 @@ def top_bin(size: float) -> Gaps:
     return lambda confidences: size * (c := (confidences > 14 / 15).astype(float)) / c.mean()
 
 
-def draw(rng: np.random.Generator, confidences: Array, accuracies: Array, common: Array) -> Array:
-    """Right predictions, which two models on the same rows have mostly in common."""
-    hidden = 0.8 * common + 0.6 * rng.normal(size=len(confidences))
-    return (stats.norm.cdf(hidden) < accuracies).astype(float)
-
-
 def error_of(confidences: Array, accuracies: Array) -> float:
     sums = np.bincount(uniform_bins(confidences, N_BINS), confidences - accuracies, minlength=N_BINS)
     return float(np.abs(sums).sum() / len(confidences))
@@ -61,7 +55,10 @@ def coverage(n_rows: int, first: Gaps, second: Gaps, n_draws: int, seed: int = 0
         common, found, plain, true = rng.normal(size=n_rows), [], [], []
         for confidences, gaps in zip(both, (first, second), strict=True):
             accuracies = np.clip(confidences - gaps(confidences), 0, 1)
-            correct = draw(rng, confidences, accuracies, common)
+            # Right predictions, which two models on the same rows have mostly in common.
+            correct = (stats.norm.cdf(0.8 * common + 0.6 * rng.normal(size=n_rows)) < accuracies).astype(
+                float
+            )
             found.append(measured(confidences, correct, 100))
             probs = np.stack([confidences, 1 - confidences], axis=1)
             labels = (1 - correct).astype(int)
@@ -88,15 +85,6 @@ def test_on_average_it_is_the_true_error_down_to_zero() -> None:
         assert abs(np.mean(found) - size) < 0.005, size
 
 
-def test_resamples_are_of_the_same_rows_for_all_models() -> None:
-    rng = np.random.default_rng(2)
-    confidences = rng.uniform(0.5, 1, 500)
-    correct = (rng.random(500) < confidences).astype(float)
-    _, draws = measured(confidences, correct, 50)
-    _, others = measured(np.clip(confidences + 1e-9, 0, 1), correct, 50)
-    assert (draws - others).std() < 1e-3 * draws.std()
-
-
 def test_rows_that_are_drawn_in_groups_are_less_certain() -> None:
     """Each row ten times is as much as once."""
     rng = np.random.default_rng(3)
@@ -110,7 +98,7 @@ def test_rows_that_are_drawn_in_groups_are_less_certain() -> None:
     assert others.std() == pytest.approx(draws.std(), rel=0.1)
 
 
-@pytest.mark.parametrize("n_rows", [1, 2, 30])
+@pytest.mark.parametrize("n_rows", [1, 30])
 def test_few_rows_and_one_bin(n_rows: int) -> None:
     value, draws = measured(np.full(n_rows, 0.9), np.ones(n_rows), 20)
     assert np.isfinite([value, *draws]).all()
@@ -124,14 +112,9 @@ def test_a_calibrated_model_and_another_one_are_told_apart_as_they_are() -> None
 
 
 SETTINGS = [
-    (shift(0.041), shift(0.0)),
-    (shift(0.005), shift(0.0)),
-    (shift(0.15), shift(0.0)),
-    (shift(0.02), shift(0.02)),
-    (both_signs(0.04), shift(0.0)),
-    (tilt(0.04), shift(0.0)),
-    (tilt(0.1), shift(0.02)),
-    (top_bin(0.04), shift(0.0)),
+    *((shift(size), shift(0.0)) for size in (0.005, 0.041, 0.15)),
+    *((shift(0.02), shift(0.02)), (both_signs(0.04), shift(0.0)), (top_bin(0.04), shift(0.0))),
+    *((tilt(0.04), shift(0.0)), (tilt(0.1), shift(0.02))),
 ]
 
 
