@@ -9,7 +9,7 @@ import pytest
 from best_epoch import CRITERIA, MEASURED, table
 
 from tests.helpers.places import ROOT
-from tests.recipes.test_recipes import run
+from tests.recipes.test_recipes import SHORT, run
 
 
 def test_the_table_of_the_page_is_that_of_the_results() -> None:
@@ -36,22 +36,10 @@ def test_a_run_adds_its_epochs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     rows = [{"text": f"w{i} w{i % 3} w{i % 3}", "label": "abc"[i % 3]} for i in range(60)]
     pandas.DataFrame(rows).to_csv("rows.csv", index=False)
-    files = ["--train_file", "rows.csv", "--test_file", "rows.csv", "--calibration_size", "0.4"]
-    settings = ["--eval_strategy", "epoch", "--calibration_strategy", "evaluate", "--save_strategy", "no"]
-    plain = ["--report_to", "none", "--use_cpu", "true", "--dataloader_pin_memory", "false"]
+    own = ["--train_file", "rows.csv", "--test_file", "rows.csv", "--calibration_size", "0.4"]
+    own += ["--eval_strategy", "epoch", "--calibration_strategy", "evaluate", "--save_strategy", "no"]
     for seed in ("0", "1", "0"):
-        run(
-            "best_epoch.py",
-            *files,
-            *settings,
-            *plain,
-            "--output_dir",
-            "out",
-            "--num_train_epochs",
-            "2",
-            "--seed",
-            seed,
-        )
+        run("best_epoch.py", *SHORT, *own, "--output_dir", "out", "--num_train_epochs", "2", "--seed", seed)
     results = pandas.read_csv("best_epoch.csv")
     assert results[["seed", "epoch"]].to_numpy().tolist() == [[0, 1], [0, 2], [1, 1], [1, 2]]
     assert list(results.columns) == ["seed", "epoch", *CRITERIA, *MEASURED]

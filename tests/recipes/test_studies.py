@@ -9,13 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from contourpy import contour_generator
 from datasets import Dataset
 from papers.dynamics import Trace, TrainingTrace
 from papers.gradients import confidence_regions
-from papers.toys import two_moons_posteriors
 from PIL import Image
-from scipy import stats
 
 from tests.helpers.tiny import tiny_trainer
 from tests.recipes.test_recipes import run
@@ -57,61 +54,34 @@ def dynamics(name: str, posts: Path, output: Path, *arguments: str) -> dict[str,
     return study(name, output, "--data", str(posts), *small, *arguments)
 
 
-def intervals(record: Any) -> list[dict[str, float]]:
-    """All intervals in a record, however deep."""
-    if isinstance(record, dict):
-        if set(record) == {"value", "low", "high"}:
-            return [record]
-        return [found for value in record.values() for found in intervals(value)]
-    return [found for value in record for found in intervals(value)] if isinstance(record, list) else []
-
-
-def test_proofs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_proofs(tmp_path: Path) -> None:
     record = study("proofs", tmp_path, "--draws", "12")
-    for name in (
-        "fcl_4.1_two_classes",
-        "fcl_4.1_three_classes",
-        "fcl_a.4",
-        "fcl_a.5",
-        "fcl_a.6",
-        "fcl_a.7",
-        "fcl_a.9_gamma_3",
-        "bsce_gra_eq_12",
-        "dfl_lemma_1",
-    ):
+    hold = ("fcl_4.1_two_classes", "fcl_4.1_three_classes", "fcl_a.4", "fcl_a.5", "fcl_a.6", "fcl_a.7")
+    for name in (*hold, "fcl_a.9_gamma_3", "bsce_gra_eq_12", "dfl_lemma_1"):
         assert record[name]["holds"] == record[name]["of"], name
     # Of 19 posteriors two claims of a posterior that is met hold at 1/2 alone; logit p = logit eta / (1 + gamma).
     assert record["bsce_gra_theorem"] == record["fcl_a.3"] == {"holds": 1, "of": 19}
     at_rest = record["bsce_gra_theorem_at_posterior_0.7"]
-    for name, gamma in (("gamma 0", 0), ("gamma 2", 2), ("gamma 4", 4)):
-        assert at_rest[name] == pytest.approx(1 / (1 + (3 / 7) ** (1 / (1 + gamma))), abs=1e-9)
+    for gamma in (0, 2, 4):
+        assert at_rest[f"gamma {gamma}"] == pytest.approx(1 / (1 + (3 / 7) ** (1 / (1 + gamma))), abs=1e-9)
     against = record["fcl_4.5_counterexample"]
     assert against["prediction"] == pytest.approx(0.558, abs=5e-4)
     assert against["gap_of_focal"] == pytest.approx(0, abs=1e-12)
     assert against["gap_of_fcl"] == pytest.approx(0.0057, abs=5e-5)
-    assert record["fcl_4.5_any_prediction"]["holds"] < 12
     # FCL, gamma 3: the root of the slope, eta l'(p) = (1 - eta) l'(1 - p), the Brier term with a weight of .5.
     p = next(row for row in record["fcl_a.8"] if row["brier_weight"] == 0.5)["minimum_at_posterior_0.7"]
     slope = {q: -((1 - q) ** 3) / q + 3 * (1 - q) ** 2 * np.log(q) - 2 * (1 - q) for q in (p, 1 - p)}
     assert 0.7 * slope[p] == pytest.approx(0.3 * slope[1 - p], abs=1e-5)
     dual = record["dfl_theorem_1_counterexample"]
     assert dual["least"] < dual["least_in_the_posterior's_order"]
-    assert "fcl_a.6: holds in 49 of 49" in capsys.readouterr().out
 
 
-def test_five_gaussians(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_five_gaussians(tmp_path: Path) -> None:
     small = ("--train_points", "400", "--test_points", "100", "--epochs", "1")
     record = study("five_gaussians", tmp_path, "--seeds", "0", "1", *small)
-    rows = record["results"]["drawn label, all runs"]
-    assert list(rows)[:3] == ["focal", "dual focal", "generalised Brier"]
-    for row in rows.values():
+    for row in record["results"]["drawn label, all runs"].values():
         assert row["correlation"]["value"] == pytest.approx(np.mean(row["by run"]))
-        assert len(row["by run"]) == 2
-    assert (rows["focal"]["paper"], rows["generalised Brier"]["paper"]) == (0.550, 0.664)
-    assert record["the paper's order"] == (record["order"] == ["focal", "dual focal", "generalised Brier"])
-    assert all(found["low"] <= found["value"] <= found["high"] for found in intervals(record))
-    printed = capsys.readouterr().out
-    assert "{value:.3f} [{low:.3f}, {high:.3f}]".format(**rows["dual focal"]["correlation"]) in printed
+        assert row["correlation"]["low"] <= row["correlation"]["value"] <= row["correlation"]["high"]
 
 
 @pytest.mark.slow  # five pictures
@@ -142,24 +112,14 @@ def test_decision_boundary(tmp_path: Path) -> None:
     assert focal["ECE"]["low"] > fcl["ECE"]["value"]
     assert focal["slope on the boundary"]["value"] < fcl["slope on the boundary"]["value"]
     assert record["truth"]["true calibration error"] == 0
-    # The line between the moons, measured on contours.
-    across, up = np.linspace(-1.7, 2.7, 80), np.linspace(-1.2, 1.7, 80)
-    grid = np.stack(np.meshgrid(across, up), axis=-1).reshape(-1, 2)
-    truth = two_moons_posteriors(grid)[:, 0].reshape(80, 80)
-    lines = contour_generator(across, up, truth).lines(0.5)
-    length = sum(np.linalg.norm(np.diff(line, axis=0), axis=1).sum() for line in lines)
-    assert record["truth"]["boundary length"] == pytest.approx(length, rel=0.02)
 
 
 @pytest.mark.slow
 def test_norms_and_entropies(tmp_path: Path, shared_data: Path) -> None:
     rows = ("--train_rows", "300", "--calibration_rows", "200", "--test_rows", "300")
     weights = ("--orders", "1", "2", "--norm_weights", "0.01", "0.3", "--entropy_weights", "1")
-    record = study(
-        "norms_and_entropies",
-        tmp_path,
-        *("--data", str(shared_data / "mnist"), "--seeds", "0", "1", "--epochs", "6", *rows, *weights),
-    )
+    data = ("--data", str(shared_data / "mnist"), "--seeds", "0", "1", "--epochs", "6")
+    record = study("norms_and_entropies", tmp_path, *data, *rows, *weights)
     found = {(row["penalty"], row["weight"]): row for row in record["results"]}
     plain = found["cross entropy", 0.0]
     for penalty in ("L1 norm", "L2 norm"):
@@ -179,37 +139,19 @@ def test_overhead(posts: Path, tmp_path: Path) -> None:
     assert beyond["focal, fixed gamma"] == beyond["every epoch, at the evaluation"] == 0
     assert beyond["every epoch, a split of its own"] == 2 * 40
     assert beyond["every step, 250 rows"] == 8 * 40
-    assert runs["every epoch, at the evaluation"]["updates"] == 2
-    assert record["intervals"] == "none: one seed"
-    for name, row in record["summary"].items():
-        assert row["share_of_epoch"] == {"value": runs[name]["share_of_epoch"], "low": None, "high": None}
-
-
-@pytest.mark.deep
-def test_validation_and_training(posts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record = dynamics("validation_and_training", posts, tmp_path, "--seeds", "0", "1", "--epochs", "3")
-    assert [run["gamma"] for run in record["runs"]] == [0, 3, 4, 5] * 2
-    for gamma, row in record["summary"]["of_gamma"].items():
-        ends = [run["adaptive_ece"][-1] for run in record["runs"] if run["gamma"] == int(gamma)]
-        low, high = stats.t.interval(0.95, len(ends) - 1, loc=np.mean(ends), scale=stats.sem(ends))
-        expected = {"value": np.mean(ends), "low": low, "high": high}
-        assert row["adaptive_ece"] == pytest.approx(expected)
-    assert "{value:.3f} [{low:.3f}, {high:.3f}]".format(**row["adaptive_ece"]) in capsys.readouterr().out
-    assert len(list(tmp_path.glob("*.png"))) == 2
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize(
-    ("name", "n_runs", "n_pictures"), [("gamma_dynamics", 12, 3), ("confidence_dynamics", 4, 4)]
+    ("name", "n_runs", "n_pictures"),
+    [("validation_and_training", 4, 2), ("gamma_dynamics", 12, 3), ("confidence_dynamics", 4, 4)],
 )
-def test_gammas_and_confidences(name: str, n_runs: int, n_pictures: int, posts: Path, tmp_path: Path) -> None:
+def test_trainings_evaluated_at_each_step(
+    name: str, n_runs: int, n_pictures: int, posts: Path, tmp_path: Path
+) -> None:
     record = dynamics(name, posts, tmp_path, "--epochs", "5")
-    assert len(record["runs"]) == len(record["summary"]) == n_runs
+    assert len(record["runs"]) == n_runs
     assert len(list(tmp_path.glob("*.png"))) == n_pictures
-    of = "setting" if name == "gamma_dynamics" else "loss"
-    for found in record["runs"]:
-        ece = record["summary"][found[of]]["ece"]
-        assert ece == {"value": found["ece"][-1], "low": None, "high": None}
 
 
 def test_smooth_calibration(posts: Path, tmp_path: Path) -> None:
@@ -241,8 +183,6 @@ def test_post_processing_gap(posts: Path, tmp_path: Path) -> None:
         assert smooth**2 - 1e-9 <= row["gap_over_updates"] <= 2 * smooth + 1e-9
         assert row["gap_over_maps"] >= 0
         assert len(row["nll_by_epoch"]) == 3
-    cell = {"gamma": 3, "lambda": 2, "ece": {"value": record["results"][3]["ece"], "low": None, "high": None}}
-    assert {key: record["summary"][3][key] for key in cell} == cell
 
 
 @pytest.mark.slow
@@ -257,12 +197,7 @@ def test_small_claims(posts: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     for name, row in table["rows"].items():
         for title, column in table["columns"].items():
             assert row[title]["value"] == pytest.approx(means.loc[name, column])
-    lost = runs.set_index(["setting", "seed"])["nll after T"]
-    name = "FCL, gamma 5, lambda 4.5, L2"
-    assert table["rows"][name]["less cross entropy's"]["value"] == pytest.approx(
-        (lost[name] - lost["cross entropy"]).mean()
-    )
-    assert "| FCL, gamma 4, lambda 1.5, L1 | 0." in capsys.readouterr().out
+    capsys.readouterr()
     assert study("small_claims", tmp_path, *of_page, "--resume") == record  # nothing is trained a second time
     assert "seed 0" not in capsys.readouterr().out
 
@@ -271,9 +206,6 @@ def test_small_claims(posts: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 def test_figures_of_ones_own_trainings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     each_epoch = {"eval_strategy": "epoch", "num_train_epochs": 3, "n_bins": 5}
     folders = {loss: tmp_path / loss for loss in ("focal", "adafocal")}
-    without = tiny_trainer(tmp_path / "without", **each_epoch)
-    without.add_callback(TrainingTrace(without, n_kept_rows=0))
-    without.train()
     for loss, folder in folders.items():
         of_table = {"loss_kwargs": {"n_bins": 5}} if loss == "adafocal" else {}
         trainer = tiny_trainer(folder, loss=loss, **of_table, **each_epoch)
@@ -281,52 +213,24 @@ def test_figures_of_ones_own_trainings(tmp_path: Path, capsys: pytest.CaptureFix
         trainer.train()
     record = study("traced_trainings", tmp_path / "figures", *map(str, folders.values()))
     for found, folder in zip(record["trainings"], folders.values(), strict=True):
-        trace = Trace.load(folder)
-        assert found["ece"] == pytest.approx(trace.sets["eval"].ece, rel=1e-3)
-        groups = found["training_rows"]["max_logit_quartiles_by_learned_epoch"]
-        assert list(groups) == ["to 1", "1 to 2", "after 2", "never"]
-        assert sum(group["rows"] for group in groups.values()) == len(trace.sets["training"].rows)
-    assert record["trainings"][1]["gammas"]["middle bin"] == pytest.approx(trace.gammas[:, 2], rel=1e-3)
+        assert found["ece"] == pytest.approx(Trace.load(folder).sets["eval"].ece, rel=1e-3)
     names = {path.stem.removeprefix("traced_trainings_") for path in (tmp_path / "figures").glob("*.png")}
     assert names == {"ece", "max_logit", "rival", "learned", "gaps", "correspondence", "gammas"}
-    assert "| adafocal | adafocal |" in capsys.readouterr().out
-    for arguments, said in (
-        ([tmp_path], "training_trace.json to be a file of TrainingTrace, got no such file"),
-        ([folders["focal"], "--set", "eval_other"], "expected one of the evaluation sets of"),
-        ([folders["focal"], folders["focal"]], "expected folders of different names, got focal focal"),
-        ([tmp_path / "without"], "expected rows that without follows through all evaluations, got none"),
-    ):
-        with pytest.raises(SystemExit):
-            run("studies/traced_trainings.py", *map(str, arguments), "--output", str(tmp_path / "none"))
-        assert said in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run("studies/traced_trainings.py", str(tmp_path), "--output", str(tmp_path / "none"))
+    assert "training_trace.json to be a file of TrainingTrace, got no such file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("name", "arguments", "said"),
     [
-        (
-            "five_gaussians",
-            ("--seeds", "3"),
-            "--seeds: expected at least 2, all different, none below 0, got 3",
-        ),
-        (
-            "overhead",
-            ("--seeds", "1", "1"),
-            "--seeds: expected at least 1, all different, none below 0, got 1 1",
-        ),
-        ("overhead", ("--epochs", "0"), "argument --epochs: expected a whole number of at least 1, got 0"),
-        ("overhead", ("--seeds", "0", "-1"), "all different, none below 0, got 0 -1"),
-        (
-            "post_processing_gap",
-            ("--gammas", "0", "-1"),
-            "argument --gammas: expected a number, at least 0, got -1",
-        ),
-        (
-            "post_processing_gap",
-            ("--lambdas", "1", "1"),
-            "--lambdas: expected at least 2, all different, got 1 1",
-        ),
-        ("smooth_calibration", ("--largest", "50"), "argument --largest: expected at least 100 rows, got 50"),
+        ("five_gaussians", ("--seeds", "3"), "expected at least 2, all different, none below 0, got 3"),
+        ("overhead", ("--seeds", "0", "-1"), "expected at least 1, all different, none below 0, got 0 -1"),
+        ("overhead", ("--epochs", "0"), "expected a whole number of at least 1, got 0"),
+        ("overhead", ("--output", __file__), "expected a folder that can be written, got"),
+        ("post_processing_gap", ("--gammas", "0", "-1"), "expected a number, at least 0, got -1"),
+        ("post_processing_gap", ("--lambdas", "1", "1"), "expected at least 2, all different, got 1 1"),
+        ("smooth_calibration", ("--largest", "50"), "expected at least 100 rows, got 50"),
     ],
 )
 def test_wrong_options_are_said_before_any_work(
@@ -334,8 +238,4 @@ def test_wrong_options_are_said_before_any_work(
 ) -> None:
     with pytest.raises(SystemExit):
         run(f"studies/{name}.py", "--output", str(tmp_path), *arguments)
-    assert said in capsys.readouterr().err
-    (tmp_path / "file").touch()
-    with pytest.raises(SystemExit):
-        run(f"studies/{name}.py", "--output", str(tmp_path / "file"), *arguments)
-    assert "argument --output: expected a folder that can be written, got" in capsys.readouterr().err
+    assert f"argument {arguments[0]}: {said}" in capsys.readouterr().err

