@@ -31,6 +31,7 @@ from hf_calib.scaling import (
     load_map,
     save_map,
 )
+from tests.helpers.architectures import build
 from tests.helpers.commands import assert_refused, call, called_for_json, names_in
 from tests.helpers.reports import quick_reports  # noqa: F401
 from tests.helpers.tiny import LENGTH, N_LABELS, sequences, text_of, tiny_bert, tokenizer
@@ -158,33 +159,12 @@ def test_a_torch_program_has_the_map_beside_the_model_and_needs_no_transformers(
 
 @pytest.mark.deep
 def test_images_without_a_map(tmp_path: Path) -> None:
-    image_model("ViT").save_pretrained(tmp_path / "model")
+    build("ViT", image_size=16).save_pretrained(tmp_path / "model")
     PROCESSOR.save_pretrained(tmp_path / "model")
     done = Export(model=str(tmp_path / "model"), output=tmp_path / "out", form="torch")()
     assert done.record["n_rows"] == 3 + 1 + 8
     assert "no calibration map" in done.notes[0]
     assert names_in(tmp_path / "out") == {"config.json", "model.pt2", "preprocessor_config.json"}
-
-
-def image_model(kind: str) -> Any:
-    torch.manual_seed(0)
-    small: dict[str, Any] = {
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "patch_size": 8,
-    }
-    if kind == "ResNet":
-        small = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
-    config = getattr(transformers, f"{kind}Config")(image_size=16, num_labels=N_LABELS, **small)
-    return getattr(transformers, f"{kind}ForImageClassification")(config)
-
-
-def decoder(**config: Any) -> Any:
-    torch.manual_seed(0)
-    small: Any = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 16}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_labels": N_LABELS}
-    return transformers.Qwen2ForSequenceClassification(transformers.Qwen2Config(**small, **heads, **config))
 
 
 def judge(name: str) -> Any:
@@ -197,9 +177,9 @@ KINDS: dict[str, Callable[[], Any]] = {
     "tokens": lambda: tiny_bert("Token"),
     "multi_label": lambda: tiny_bert(problem_type="multi_label_classification"),
     "one_sigmoid": lambda: tiny_bert(num_labels=1, problem_type="multi_label_classification"),
-    "vit": lambda: image_model("ViT"),
-    "resnet": lambda: image_model("ResNet"),
-    "decoder": lambda: decoder(pad_token_id=0),
+    "vit": lambda: build("ViT", image_size=16),
+    "resnet": lambda: build("ResNet", image_size=16),
+    "decoder": lambda: build("Qwen2", vocab_size=64),
     "judge": lambda: judge("Llama"),
     "tied": lambda: judge("Qwen2, tied"),
     "gpt2": lambda: judge("GPT2"),
@@ -263,19 +243,19 @@ def test_models_that_are_refused(workplace: Path, tmp_path: Path) -> None:
     (tmp_path / "lora").mkdir()
     (tmp_path / "lora" / "adapter_config.json").write_text("{}")
     of_one = "the model to be a classifier, got problem_type='regression' and 1 out"
-    causal = language_model("Llama")
-    refused(
-        saved("causal", causal),
-        "the model to be a classifier of texts, tokens or images, got a model for text",
-    )
     refused(saved("regression", tiny_bert(num_labels=1, problem_type="regression")), of_one)
-    refused(saved("decoder", decoder()), "the model to have a padding token, got none")
+    refused(
+        saved("causal", language_model("Llama")), "the model to be a classifier of texts, tokens or images"
+    )
+    refused(
+        saved("decoder", build("Qwen2", pad_token_id=None)), "the model to have a padding token, got none"
+    )
     refused(str(tmp_path / "nothing"), "the model to be loadable")
     refused(str(tmp_path / "lora"), "the model to have no adapters beside it")
     isotonic = saved("isotonic", tiny_bert())
     save_map(fitted(IsotonicScaling()), isotonic, {"folded": False})
     refused(isotonic, r"the model's map to fold into its head, got isotonic; serve it with hf_")
-    image, rows = saved("image", image_model("ViT"), PROCESSOR), str(workplace / "rows.csv")
+    image, rows = saved("image", build("ViT", image_size=16), PROCESSOR), str(workplace / "rows.csv")
     refused(image, "data to be given with a model of texts only", data=rows)
     config = (workplace / "bare" / "config.json").read_text()
     untrained = saved("untrained", body)
