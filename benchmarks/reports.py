@@ -3,8 +3,6 @@
     python benchmarks/reports.py > before.json                       # in a checkout of the old code
     python benchmarks/reports.py > after.json
     python benchmarks/reports.py before.json after.json [tolerance]  # what differs by more than 1e-9, and by how much
-
-Numbers only: words may be said better. What only one of the two has is named, too.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pandas
-from scipy.special import expit, log_softmax, softmax
+from scipy.special import expit, softmax
 from values import compare, flat, labels_per_row, rows
 
 import hf_calib
@@ -38,9 +36,9 @@ def reports(folder: Path) -> Iterator[tuple[str, Any]]:
     table["length"], table["w"] = rng.integers(1, 500, len(labels)), rng.integers(1, 4, len(labels)) / 2
     table.to_csv(folder / "rows.csv", index=False)
     shares = (rng.multinomial(20, softmax(logits / 3, axis=1)) / 20).astype(np.float64)
+    several, targets = labels_per_row()
     np.savez(folder / "shares.npz", probs=shares)
     np.savez(folder / "elsewhere.npz", logits=logits[:200] / 4, labels=labels[:200], class_names=names)
-    several, targets = labels_per_row()
     np.savez(folder / "several.npz", logits=several, labels=targets, class_names=list("abcdef"))
     source = str(folder / "rows.csv")
     yield "rows", hf_calib.evaluate(source)
@@ -49,26 +47,23 @@ def reports(folder: Path) -> Iterator[tuple[str, Any]]:
     yield "soft labels", hf_calib.evaluate(source, soft_labels=str(folder / "shares.npz"))
     yield "elsewhere", hf_calib.evaluate(source, ood_data=[str(folder / "elsewhere.npz")])
     yield "several labels", hf_calib.evaluate(str(folder / "several.npz"))
-    softer = softmax(logits / 3, axis=1)
-    probs = softmax(logits, axis=1)
+    probs, softer = softmax(logits, axis=1), softmax(logits / 3, axis=1)
     options = {"n_resamples": 200, "confidence_level": 0.9, "seed": 3}
     yield "calibrated", calibration_report(probs, labels, calibrated=softer, soft_labels=shares, **options)
-    halved = expit(several / 2)
-    yield "several calibrated", calibration_report(expit(several), targets, calibrated=halved, **options)
-    tags = ["O", "B-x", "I-x"]
+    several, halved = expit(several), expit(several / 2)
+    yield "several calibrated", calibration_report(several, targets, calibrated=halved, **options)
     tagged = softmax(logits[:, :3] + 2 * np.eye(3)[labels % 3], axis=1)
-    report = calibration_report(tagged, labels % 3, calibrated=tagged, class_names=tags, **options)
+    options["class_names"] = ["O", "B-x", "I-x"]
+    report = calibration_report(tagged, labels % 3, calibrated=tagged, **options)
     yield "entities", with_entities(report, np.repeat(np.arange(100), 7))
     weights = rng.exponential(size=len(labels))
     for name, own in (("one pass", None), ("one pass, weights", weights)):
-        states = []
-        for each in (probs, np.exp(log_softmax(logits / 3, axis=1))):
-            states.append(CalibrationState(n_classes=10))
-            states[-1].update(each, labels, own)
+        states = CalibrationState(n_classes=10), CalibrationState(n_classes=10)
+        for state, each in zip(states, (probs, softer), strict=True):
+            state.update(each, labels, own)
         yield name, report_on_states(states[0], after=states[1], confidence_level=0.9, seed=3)
     yield "decisions", hf_calib.decide(source, accuracy=0.5, method="temperature")
-    path = str(folder / "calibrated")
-    yield "calibration", hf_calib.calibrate(source, path, method="temperature").report
+    yield "calibration", hf_calib.calibrate(source, str(folder / "new"), method="temperature").report
 
 
 def main(given: list[str]) -> None:
@@ -77,9 +72,8 @@ def main(given: list[str]) -> None:
         compare(before, after, float(given[2]) if len(given) > 2 else 1e-9)
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as folder:
-        found = {name: dict(flat(report.to_dict(), name)) for name, report in reports(Path(folder))}
-    numbers = {key: value for each in found.values() for key, value in each.items()}
-    print(json.dumps({key: value for key, value in numbers.items() if not isinstance(value, str)}))
+        found = [pair for name, report in reports(Path(folder)) for pair in flat(report.to_dict(), name)]
+    print(json.dumps({key: value for key, value in found if not isinstance(value, str)}))
 
 
 if __name__ == "__main__":

@@ -65,11 +65,8 @@ class Coins(NamedTuple):
         """How likely a number of heads as far from the mean is, either way: twice the smaller tail, at most 1.
 
         The seldom heads, and the seldom tails, are each taken as binomial with their mean and variance, of a number
-        of coins that need not be whole; that is near the truth in both of its limits, the normal and the Poisson one.
-
-        References:
-            Ehm 1991, "Binomial approximation to the Poisson binomial distribution"; Choi and Xia 2002, "Two-parameter
-            approximations of the Poisson binomial distribution".
+        of coins that need not be whole; that is near the truth in both of its limits, the normal and the Poisson one
+        (Ehm 1991, "Binomial approximation to the Poisson binomial distribution"; Choi and Xia 2002).
 
         >>> Coins.of(np.full(10, 0.5)).p_value(5)
         1.0

@@ -153,7 +153,8 @@ def _where(measured: Measured, level: float) -> Iterator[str]:
         rows = [row for gap, row in found if sign * gap > 0]
         words = [f'"{r.name}" (confidence {r.confidence:.2f}, precision {r.precision:.2f})' for r in rows]
         if rows:
-            yield f"Predictions of {_counted(rows)} are {word} beyond chance: {_listed(words)}."
+            of = f"{len(rows)} class{'es' * (len(rows) != 1)}"
+            yield f"Predictions of {of} are {word} beyond chance: {_listed(words)}."
     words = [
         f'"{row.name}" ({row.frequency:.3f} of the examples, mean probability {row.mean_probability:.3f})'
         for row in misjudged_frequencies(measured.labels or measured.classes, level)
@@ -206,7 +207,7 @@ def warn(report: CalibrationReport) -> Iterator[str]:
     for consequence, rows in kinds.items():
         if rows:
             named = _listed([f'"{row.name}"' for row in rows])
-            yield f"{_counted(rows)} ({named}) {consequence}."
+            yield f"{len(rows)} class{'es' * (len(rows) != 1)} ({named}) {consequence}."
     if len(report.class_names) == 2:
         yield (
             "Two classes: the confidence is that of the predicted class, at least 0.5, not that of the positive class."
@@ -223,10 +224,6 @@ def outside_intervals(states: Sequence[Mapping[str, Interval]]) -> list[str]:
     titles = ", ".join(MEASURES[key].title for key in dict.fromkeys(outside))
     note = f"Outside its interval: {titles}. Noise makes the value of such an error larger; the interval is of the "
     return [f"{note}error without noise."] if outside else []
-
-
-def _counted(rows: Sequence[ClassRow]) -> str:
-    return f"{len(rows)} class{'es' * (len(rows) != 1)}"
 
 
 def _listed(words: Sequence[str]) -> str:

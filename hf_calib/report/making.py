@@ -137,11 +137,6 @@ def report_on_states(
 
     Raises:
         ValueError: if a state has no rows.
-
-    >>> state = CalibrationState(n_classes=2)
-    >>> state.update(np.tile([[0.9, 0.1], [0.2, 0.8]], (50, 1)), np.tile([0, 0], 50))
-    >>> report_on_states(state).diagnosis[0]
-    'Overall over-confident: mean confidence 0.850, accuracy 0.500 (difference +0.350, ...).'
     """
     names = class_names or tuple(map(str, range(state.n_classes)))
     settings = Settings(state.n_bins, confidence_level, seed=seed)

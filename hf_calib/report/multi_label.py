@@ -13,6 +13,9 @@ from hf_calib._errors import few
 from hf_calib.metrics.checks import FloatArray
 from hf_calib.metrics.multi_label import Decisions, LabelMetrics, check_decisions, label_bins, macro
 from hf_calib.metrics.sums import BinSums, Interval, uniform_bins
+from hf_calib.plots import label_reliability_grid
+from hf_calib.plots.classes import all_labels_reliability
+from hf_calib.plots.rows import label_errors_chart
 from hf_calib.report.coins import Coins
 from hf_calib.report.measured import Measured, Overall, Settings
 from hf_calib.report.rows import Cells, bin_rows, cell
@@ -51,7 +54,6 @@ FOOTNOTES = (
 )
 _BIASED = ("ece", "mce")  # by noise, which a resample would add again: without interval
 _FEW_TRUE = 10  # rows, below which a label's numbers say little
-_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -149,10 +151,6 @@ def label_table(report: CalibrationReport) -> Cells:
 
 def draw_labels(report: CalibrationReport) -> dict[str, Figure]:
     """The figures of a report by name."""
-    from hf_calib.plots import label_reliability_grid
-    from hf_calib.plots.classes import all_labels_reliability
-    from hf_calib.plots.rows import label_errors_chart
-
     states, names, n_bins = report.panels, report.class_names, report.settings.n_bins
     by_label, targets = report.before.labels, report.labels
     order = [c for c, label in enumerate(by_label) if label.n_known]

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_CLASSES = 30  # in the table
-_MOST_CLASSES_DRAWN = 10_000
 _CAPTIONS = {
     "reliability": "Reliability in bins: accuracy against confidence, and the share of examples in each bin.",
     "smooth_reliability": "Reliability without bins: smoothed accuracy with a bootstrap band.",
@@ -324,11 +323,8 @@ def _draw_states(report: CalibrationReport) -> dict[str, Figure]:
     bins = {"": {name: state.bins for name, state in states.items()}}
     curves = {name: state.risk_coverage() for name, state in states.items()}
     n_rows = {name: state.n_rows for name, state in states.items()}
-    found = {
+    return {
         "reliability": reliability_of_sums(bins, n_rows=n_rows),
         "risk_coverage": risk_coverage_of_curves(curves),
+        "classwise": classes_of_sums([*states.values()][-1].class_bins(), report.class_names),
     }
-    if len(report.class_names) <= _MOST_CLASSES_DRAWN:
-        (*_, final) = states.values()
-        found["classwise"] = classes_of_sums(final.class_bins(), report.class_names)
-    return found

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import entr, ndtr
 
+from hf_calib import plots
 from hf_calib.decisions.measured import TITLES, PromiseCurve
 from hf_calib.metrics.checks import FloatArray, IntArray
 from hf_calib.metrics.entities import Entities, are_bio, entity_scores, find_entities
@@ -18,6 +19,7 @@ from hf_calib.metrics.intervals import holm, interval_of_bins
 from hf_calib.metrics.ranking import OOD_SCORES, OodDetection, ood_detection
 from hf_calib.metrics.state import GroupSums, SliceSums
 from hf_calib.metrics.sums import BinSums, Interval, binned_error
+from hf_calib.plots.rows import slice_diagram
 from hf_calib.report.coins import Coins
 from hf_calib.report.document import Block, Bullets, Section, Table
 from hf_calib.report.measured import MEASURES, Measure, Settings, measure_all
@@ -36,8 +38,15 @@ class ReportSection:
 
     caption: ClassVar[str]  # of the table; {level} is that of the intervals
     title: Any  # the heading
-    table: Callable[[], Cells]
+    corner: ClassVar[str]  # of the table
+    titles: ClassVar[Mapping[str, str]]  # of its rows
     sentences: Callable[[], list[str]]  # what was compared, and how to read the table
+    before: Any
+    after: Any
+
+    def table(self) -> Cells:
+        """A header, and a row for each result, before and after calibration."""
+        return table_of(self.corner, self.titles, columns(self.before, self.after))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but arrays, of JSON's own types; None where there is no number."""
@@ -58,7 +67,7 @@ class DecisionSection(ReportSection):
     """A rule, measured on the rows of a report."""
 
     caption = "What the rule does, with 95% intervals"
-    title = "Decisions"
+    title, corner, titles = "Decisions", "decisions", TITLES
 
     promise: str  # what it does, in words that go on from "The rule"; see the rules' `promise`
     n_fitted: int  # calibration rows that it was fitted on
@@ -82,13 +91,8 @@ class DecisionSection(ReportSection):
             sentences.append("The saving is against deciding for the most probable class.")
         return sentences
 
-    def table(self) -> Cells:
-        return table_of("decisions", TITLES, columns(self.before, self.after))
-
     def figures(self, n_bins: int) -> dict[str, Figure]:
-        from hf_calib.plots import promise_diagram
-
-        return {"decisions": promise_diagram(self.curves)} if self.curves else {}
+        return {"decisions": plots.promise_diagram(self.curves)} if self.curves else {}
 
 
 @dataclass(frozen=True)
@@ -96,8 +100,8 @@ class EntitySection(ReportSection):
     """The entities of a report's sentences, as `hf_calib.metrics.entity_scores` measures them."""
 
     caption = "Entities, with {level} intervals over sentences"
-    title = "Entities"
-    titles: ClassVar[dict[str, str]] = {
+    title, corner = "Entities", "entities"
+    titles: ClassVar[Mapping[str, str]] = {
         "f1": "F1",
         "precision": "Precision",
         "recall": "Recall",
@@ -123,13 +127,8 @@ class EntitySection(ReportSection):
             "no interval.",
         ]
 
-    def table(self) -> Cells:
-        return table_of("entities", self.titles, columns(self.before, self.after))
-
     def figures(self, n_bins: int) -> dict[str, Figure]:
         """The reliability of each confidence, before and after; none where a state predicts no entity."""
-        from hf_calib.plots import reliability_grid
-
         names = ["predicted entities"] if self.after is None else ["before", "after calibration"]
         states = dict(zip(names, self.found, strict=True))
         if not all(len(each.correct) for each in self.found):
@@ -138,7 +137,7 @@ class EntitySection(ReportSection):
             kind: {name: (getattr(each, kind), each.correct) for name, each in states.items()}
             for kind in ("product", "minimum")
         }
-        return {"entities": reliability_grid(panels, n_bins=n_bins)}
+        return {"entities": plots.reliability_grid(panels, n_bins=n_bins)}
 
     def to_dict(self) -> dict[str, Any]:
         record = super().to_dict()
@@ -254,7 +253,7 @@ class SoftLabelSection(ReportSection):
     """The probabilities of a report against soft labels of its rows; see `SOFT_MEASURES`."""
 
     caption = "Metrics against soft labels, with {level} intervals"
-    title = "Against soft labels"
+    title, corner, titles = "Against soft labels", "against soft labels", _SOFT_TITLES
 
     n_examples: int
     agreement: float  # the share of rows whose label has the largest share of the soft label
@@ -279,9 +278,6 @@ class SoftLabelSection(ReportSection):
         way_out = "Check that rows and classes are in the same order as the labels and the model's."
         caveat = f"The largest share is the label's in only {self.agreement:.1%} of the rows. {way_out}"
         return [caveat] if self.agreement < _LIKELY_SAME_ORDER else []
-
-    def table(self) -> Cells:
-        return table_of("against soft labels", _SOFT_TITLES, columns(self.before, self.after))
 
     def to_dict(self) -> dict[str, Any]:
         after = self.after and titled(self.after, _SOFT_TITLES)
@@ -374,8 +370,6 @@ class SliceSection(ReportSection):
 
     def figures(self, n_bins: int) -> dict[str, Figure]:
         """Each slice's gap with its interval."""
-        from hf_calib.plots.rows import slice_diagram
-
         shown = self.slices[:_SHOWN]
         gaps, differ = np.array([each.gap for each in shown]), np.array([each.differs for each in shown])
         figure = slice_diagram([each.name for each in shown], gaps, differ, column=self.column)
