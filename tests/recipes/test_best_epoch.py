@@ -18,20 +18,6 @@ def test_the_table_of_the_page_is_that_of_the_results() -> None:
     assert table(results) in page
 
 
-def test_each_seed_has_the_epoch_that_is_best_by_the_criterion() -> None:
-    losses = {
-        "eval_loss": [3.0, 2.0, 4.0, 1.0, 2.0, 3.0],
-        "eval_nll_calibrated": [3.0, 2.0, 1.0, 3.0, 2.0, 1.0],
-    }
-    epochs = {"seed": [0, 0, 0, 1, 1, 1], "epoch": [1, 2, 3, 1, 2, 3]}
-    measured = {name: [0.0, 0.1, 0.2, 0.3, 0.4, 0.5] for name in MEASURED}
-    lines = table(pandas.DataFrame({**epochs, **losses, **measured})).splitlines()
-    assert lines[2].startswith("| `eval_loss` | 2, 1 | 0.200 |")
-    assert lines[3].startswith("| `eval_nll_calibrated` | 3, 3 | 0.350 |")
-    assert lines[4].startswith("| the last | 3, 3 | 0.350 |")
-
-
-@pytest.mark.slow
 def test_a_run_adds_its_epochs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     rows = [{"text": f"w{i} w{i % 3} w{i % 3}", "label": "abc"[i % 3]} for i in range(60)]

@@ -43,35 +43,6 @@ def test_each_loss_is_the_one_that_its_file_names(path: Path, tmp_path: Path) ->
     assert bool(logits.grad.any())
 
 
-def test_gammas_and_lambdas_of_a_network_are_those_of_the_paper() -> None:
-    """FCL's A.10, and the runs of AdaDualFocal's authors: the files of the same data differ."""
-    kwargs = {path.stem: yaml.safe_load(path.read_text()).get("loss_kwargs", {}) for path in LOSS_FILES}
-    of_fcl = {name.removeprefix("focal_calibration_"): (own["gamma"], own["brier_weight"])
-              for name, own in kwargs.items() if name.startswith("focal_calibration_")}  # fmt: skip
-    assert of_fcl == {
-        "cifar100": (2, 0.5),
-        "cifar100_resnet110": (4, 1.5),
-        "cifar100_wide_resnet_26_10": (3, 0.5),
-        "cifar100_densenet121": (3, 0.5),
-        "cifar10": (4, 1.5),
-        "cifar10_wide_resnet_26_10": (2, 0.5),
-        "cifar10_densenet121": (2, 0.5),
-        "tiny_imagenet": (3, 0.5),
-        "20newsgroups": (5, 4.5),
-        "ag_news": (4, 3),
-        "finsen": (4, 4),
-    }
-    of_ada_dual = {name.removeprefix("ada_dual_focal"): (own["gamma_init"], own["update_rate"])
-                   for name, own in kwargs.items() if name.startswith("ada_dual_focal")}  # fmt: skip
-    assert of_ada_dual == {"": (6, 2), "_resnet110": (7, 2), "_densenet121": (6, 1), "_wide_resnet": (5, 0.1)}
-
-
-def test_the_schedule_is_that_of_the_paper(tmp_path: Path) -> None:
-    """AdaFocal, Fig. 53; `test_callbacks.py` trains by schedules."""
-    path = CONFIGS / "losses" / "adafocal_schedule.yaml"
-    assert arguments(path, tmp_path).gamma_update_schedule == {25: 100, 40: 1}
-
-
 def test_each_loss_has_a_config() -> None:
     with_config = {yaml.safe_load(path.read_text())["loss"] for path in LOSS_FILES}
     assert set(LOSSES) - with_config == {"soft_ece"}  # no paper here trains with it

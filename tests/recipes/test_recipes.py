@@ -22,9 +22,6 @@ from PIL import Image
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
-    ViTConfig,
-    ViTForImageClassification,
-    ViTImageProcessorPil,
     pipeline,
 )
 
@@ -161,53 +158,32 @@ def test_text_recipe_trains_the_papers_cnn(text_arguments: list[str], tmp_path: 
     assert results(tmp_path / "out")["calibration_map"] == "temperature scaling"
 
 
-@pytest.fixture(scope="module")
-def image_arguments(shared_data: Path) -> list[str]:
-    folder = shared_data / "cifar10"
-    files = ["--train_file", str(folder / "train.parquet"), "--test_file", str(folder / "test.parquet")]
-    few = ["--max_train_samples", "48", "--max_calibration_samples", "32", "--max_test_samples", "32"]
-    return [*files, *few, "--save_strategy", "no", "--image_column", "image", "--calibration_size", "32"]
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_report")
-def test_image_recipe(image_arguments: list[str], shared_data: Path, tmp_path: Path) -> None:
-    config = ViTConfig(image_size=32, patch_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-                       intermediate_size=16)  # fmt: skip
-    ViTForImageClassification(config).save_pretrained(tmp_path / "vit")
-    ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(tmp_path / "vit")
-    task = ["--config", str(CONFIGS / "cifar10_vit.yaml"), "--load_best_model_at_end", "false"]
-    settings = [*task, "--eval_strategy", "no", "--model", str(tmp_path / "vit"), "--loss", "dual_focal"]
-    (tmp_path / "elsewhere").mkdir()
-    digits = tmp_path / "elsewhere" / "digits.parquet"
-    Dataset.from_parquet(str(shared_data / "mnist" / "test.parquet")).select(range(100)).to_parquet(digits)
-    settings += ["--ood_data", str(digits), "--ood_noise", "true", "--decode_once", "true", "--crop", "pad"]
-    run("image_classification.py", *SHORT, *settings, *image_arguments, "--output_dir", str(tmp_path))
-    calibration = json.loads((tmp_path / "calibrated" / "config.json").read_text())["calibration"]
-    assert calibration["folded"] is True
-    assert calibration["n_examples"] == 32
-    found = json.loads((tmp_path / "results.json").read_text())["out_of_distribution"]
-    assert [(section["name"], section["n_examples"]) for section in found] == [
-        ("elsewhere/digits.parquet", 100),
-        ("gaussian noise", 32),
-    ]
-    assert all(0 <= section["after"]["entropy"]["auroc"]["value"] <= 1 for section in found)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("quick_report")
-def test_a_network_of_the_papers_from_scratch(image_arguments: list[str], tmp_path: Path) -> None:
+def test_image_recipe_trains_a_network_of_the_papers(shared_data: Path, tmp_path: Path) -> None:
     configs = [word for name in ("cifar10_papers", "networks/resnet20")
                for word in ("--config", str(CONFIGS / f"{name}.yaml"))]  # fmt: skip
-    short = [*SHORT, "--num_train_epochs", "2", "--lr_milestones", "1", "--dataloader_num_workers", "0"]
-    settings = [*configs, *short, "--loss", "adafocal", *image_arguments]
-    trainer = run("image_classification.py", *settings, "--output_dir", str(tmp_path))["trainer"]
+    cifar, digits = shared_data / "cifar10", tmp_path / "elsewhere" / "digits.parquet"
+    digits.parent.mkdir()
+    Dataset.from_parquet(str(shared_data / "mnist" / "test.parquet")).select(range(100)).to_parquet(digits)
+    own = ["--train_file", str(cifar / "train.parquet"), "--test_file", str(cifar / "test.parquet")]
+    own += ["--max_train_samples", "48", "--max_test_samples", "32", "--calibration_size", "32"]
+    own += ["--image_column", "image", "--save_strategy", "no", "--dataloader_num_workers", "0"]
+    own += ["--num_train_epochs", "2", "--lr_milestones", "1", "--loss", "adafocal"]
+    own += ["--ood_data", str(digits), "--ood_noise", "true", "--decode_once", "true", "--crop", "pad"]
+    output = ["--output_dir", str(tmp_path)]
+    trainer = run("image_classification.py", *configs, *SHORT, *own, *output)["trainer"]
     config = json.loads((tmp_path / "calibrated" / "config.json").read_text())
     assert config["calibration"]["folded"] is True
+    assert config["calibration"]["n_examples"] == 32
     assert trainer.lr_scheduler.get_last_lr()[0] == pytest.approx(trainer.args.learning_rate / 10)
     decayed, spared = trainer.optimizer.param_groups  # the authors' SGD decays biases and norms too
     assert len(decayed["params"]) == len(list(trainer.model.parameters()))
     assert not spared["params"]
+    found = json.loads((tmp_path / "results.json").read_text())["out_of_distribution"]
+    sizes = [(section["name"], section["n_examples"]) for section in found]
+    assert sizes == [("elsewhere/digits.parquet", 100), ("gaussian noise", 32)]
+    assert all(0 <= section["after"]["entropy"]["auroc"]["value"] <= 1 for section in found)
     answers = pipeline("image-classification", str(tmp_path / "calibrated"))(Image.new("RGB", (32, 32)))
     assert answers[0]["label"] in config["label2id"]
 

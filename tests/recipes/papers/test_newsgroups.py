@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import codecs
 import math
-import pickle
 from collections import Counter
 from pathlib import Path
 
@@ -13,7 +11,6 @@ import pytest
 import yaml
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from papers.newsgroups import StudyDataArguments, add_label_noise, load_study_data, strip_headers
-from sklearn.datasets import load_files
 
 from hf_calib.data import load_splits
 from tests.helpers.places import ROOT
@@ -79,28 +76,3 @@ def test_texts_without_headers_are_refused() -> None:
     rows = Dataset.from_dict({"text": ["no header\nat all"], "label": [0]})
     with pytest.raises(ValueError, match="expected texts of train to have a header"):
         strip_headers(DatasetDict({"train": rows}))
-
-
-def test_newsgroups_come_from_scikit_learns_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SCIKIT_LEARN_DATA", str(tmp_path))
-    for split, n_posts in (("train", 12), ("test", 8)):
-        for i in range(n_posts):
-            folder = tmp_path / f"20news-bydate-{split}" / ("sci.med" if i % 2 else "rec.autos")
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / str(i)).write_text(f"From: me\nSubject: {split} {i}\n\nIt is caf\xe9 {i}.", "latin1")
-    # What scikit-learn makes of the archive once it is unpacked, as its own cache.
-    posts = {
-        split: load_files(str(tmp_path / f"20news-bydate-{split}"), encoding="latin1")
-        for split in ("train", "test")
-    }
-    cache = codecs.encode(pickle.dumps(posts), "zlib_codec")
-    (tmp_path / "20news-bydate_py3.pkz").write_bytes(cache)
-    dataset = load_study_data(
-        StudyDataArguments(dataset="sklearn/20newsgroups", strip_headers=True, calibration_size=4)
-    )
-    assert {name: len(split) for name, split in dataset.items()} == {"train": 8, "calibration": 4, "test": 8}
-    assert dataset["test"].features["label"].names == ["rec.autos", "sci.med"]
-    assert all(
-        row["text"].startswith("It is café") and row["label"] == int(row["text"][-2]) % 2
-        for row in dataset["test"]
-    )
