@@ -15,10 +15,6 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from PIL import Image
 from transformers import (
     ConvNextImageProcessorPil,
-    ResNetConfig,
-    ResNetForImageClassification,
-    Trainer,
-    TrainingArguments,
     ViTImageProcessorPil,
 )
 
@@ -39,48 +35,53 @@ from hf_calib.data.splits import draw_rows
 # --- the built-in text set ---------------------------------------------------------------------------
 
 
-def write_library(folder: Path, name: str, files: dict[str, str]) -> None:
-    for path, source in files.items():
-        (folder / name / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name / path).write_text(source)
-
-
 def function(name: str, docstring: str) -> str:
     return f'def {name}():\n    """{docstring}"""\n    raise RuntimeError\n\n\n'
 
 
 def sentences(word: str, count: int) -> str:
-    return "".join(
-        function(f"f{i}", f"Compute the {word} of number {i} in a way nobody expects.") for i in range(count)
-    )
+    texts = (f"Compute the {word} of number {i} in a way nobody expects." for i in range(count))
+    return "".join(function(f"f{i}", text) for i, text in enumerate(texts))
+
+
+ALPHA = '''raise RuntimeError("imported")
+
+class Kept:
+    """A public class whose docstring is long enough to be taken."""
+    def method(self):
+        """A public method whose docstring is long enough."""
+        def inner():
+            """A function inside of a method, which nobody can call."""
+
+class _Hidden:
+    def method(self):
+        """A method of a private class, which is not public."""
+'''
 
 
 @pytest.fixture
 def two_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     monkeypatch.syspath_prepend(str(tmp_path))
-    module = (
-        "raise RuntimeError('imported')\n"
-        + function(
-            "long_one", "A first paragraph about NumPy, scikit-learn and\n    TorchScript.\n\n    More."
-        )
-        + function("_private", "A private function whose docstring is long enough to be taken.")
-        + function("short", "Too short.")
-        + function("too_long", "word " * 100)
-        + "class Kept:\n    '''A public class whose docstring is long enough to be taken.'''\n"
-        + "    def method(self):\n        '''A public method whose docstring is long enough.'''\n"
-        + "        def inner():\n            '''A function inside of a method, which nobody can call.'''\n"
-        + "class _Hidden:\n    def method(self):\n        '''A method of a private class, which is not public.'''\n"
-    )
-    broken = "def f(:\n    '''A docstring in a file that does not parse, which is skipped.'''\n"
-    escapes = 'def f():\n    """A docstring with an escape \\d that Python warns about."""\n'
-    files = {
-        "__init__.py": module,
-        "broken.py": broken,
-        "_core/escapes.py": escapes,
-        "tests/test_it.py": function("f", "A test function whose docstring is long enough."),
+    functions = {
+        "long_one": "A first paragraph about NumPy, scikit-learn and\n    TorchScript.\n\n    More.",
+        "_private": "A private function whose docstring is long enough to be taken.",
+        "short": "Too short.",
+        "too_long": "word " * 100,
     }
-    write_library(tmp_path, "alpha_calib_test", {**files, "more.py": sentences("alpha", 20)})
-    write_library(tmp_path, "beta_calib_test", {"__init__.py": sentences("beta", 30) + module})
+    module = ALPHA + "".join(function(name, text) for name, text in functions.items())
+    files = {
+        "alpha_calib_test/__init__.py": module,
+        "alpha_calib_test/broken.py": "def f(:\n    'A docstring in a file that does not parse, which is skipped.'",
+        "alpha_calib_test/_core/escapes.py": function(
+            "f", "A docstring with an escape \\d that Python warns about."
+        ),
+        "alpha_calib_test/tests/test_it.py": function("f", "A test function whose docstring is long enough."),
+        "alpha_calib_test/more.py": sentences("alpha", 20),
+        "beta_calib_test/__init__.py": sentences("beta", 30) + module,
+    }
+    for path, source in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(source)
     return "alpha_calib_test", "beta_calib_test"
 
 
@@ -112,31 +113,22 @@ def test_missing_library_is_left_out(two_libraries: tuple[str, str]) -> None:
         docstring_dataset(max_per_class=0)
 
 
-@pytest.fixture(scope="module")
-def docstrings() -> DatasetDict:
-    return docstring_dataset(max_per_class=60)
-
-
-def test_built_in_set_has_three_stratified_splits_in_memory(docstrings: DatasetDict) -> None:
-    counts = {name: Counter(split["label"][:]) for name, split in docstrings.items()}
-    n_classes = len(docstrings["train"].features["label"].names)
+def test_built_in_set_has_three_stratified_seeded_splits_in_memory() -> None:
+    dataset = docstring_dataset(max_per_class=60)
+    counts = {name: Counter(split["label"][:]) for name, split in dataset.items()}
+    n_classes = len(dataset["train"].features["label"].names)
     assert n_classes >= 5  # pandas may be absent
-    assert counts["train"] == dict.fromkeys(range(n_classes), 21)
-    assert counts["calibration"] == dict.fromkeys(range(n_classes), 15)
-    assert counts["test"] == dict.fromkeys(range(n_classes), 24)
-    assert not any(docstrings.cache_files.values())
-    for text, _ in all_rows(docstrings):
+    for name, n_rows in (("train", 21), ("calibration", 15), ("test", 24)):
+        assert counts[name] == dict.fromkeys(range(n_classes), n_rows)
+    assert not any(dataset.cache_files.values())
+    for text, _ in all_rows(dataset):
         assert 40 <= len(text) <= 400
         for name in ("numpy", "scipy", "sklearn", "scikit-learn", "pandas", "torch", "transformers"):
             assert name not in text.lower()
-
-
-def test_built_in_set_is_reproducible_and_seeded(docstrings: DatasetDict) -> None:
-    again = docstring_dataset(max_per_class=60)
     other = docstring_dataset(max_per_class=60, seed=1)
-    assert all_rows(again) == all_rows(docstrings)
-    assert all_rows(other) != all_rows(docstrings)
-    assert sorted(all_rows(other)) == sorted(all_rows(docstrings))
+    assert all_rows(docstring_dataset(max_per_class=60)) == all_rows(dataset)
+    assert all_rows(other) != all_rows(dataset)
+    assert sorted(all_rows(other)) == sorted(all_rows(dataset))
 
 
 # --- sources -----------------------------------------------------------------------------------------
@@ -181,17 +173,6 @@ def test_file_formats_keep_texts_that_look_missing(tmp_path: Path, name: str, co
     assert dataset["test"][:] == {"text": ["NA", "", "null"], "label": [0, 1, 0]}
 
 
-def test_parquet_with_a_calibration_file(tmp_path: Path) -> None:
-    rows = Dataset.from_dict({"text": ["x", "y"], "label": [1, 0]})
-    rows.to_parquet(tmp_path / "rows.parquet")
-    path = tmp_path / "rows.parquet"
-    dataset = load_splits(
-        train_file=path, calibration_file=path, test_file=path, cache_dir=tmp_path / "cache"
-    )
-    assert list(dataset) == ["train", "calibration", "test"]
-    assert dataset["calibration"]["label"][:] == [1, 0]
-
-
 def test_folder_of_named_files_and_its_roles(tmp_path: Path) -> None:
     for name in ("train", "validation", "test"):
         (tmp_path / "rows").mkdir(exist_ok=True)
@@ -217,43 +198,26 @@ def test_code_beside_the_data_is_not_run(tmp_path: Path) -> None:
     assert not marker.exists()
 
 
-def test_a_dataset_that_is_not_there_is_said_in_one_sentence(tmp_path: Path) -> None:
-    for name in (str(tmp_path / "nowhere"), "someone/nothing"):
-        with pytest.raises(ValueError, match=rf"dataset to be loadable, got {name} .*; name a folder") as e:
-            load_splits(name)
-        assert "\n" not in str(e.value)
-
-
 @pytest.mark.parametrize(
     ("files", "message"),
     [
         ({}, "come from source or from files, got neither"),
         ({"source": "ag_news", "train_file": "a.csv"}, "got both"),
+        ({"source": "someone/nothing"}, "dataset to be loadable, got someone/nothing .*; name a folder"),
         ({"train_file": "good.csv"}, "expected test_file to be given"),
-        ({"test_file": "good.csv"}, "expected train_file to be given"),
         ({"train_file": "good.csv", "test_file": "none.csv"}, "expected test_file to name an existing file"),
         ({"train_file": "good.csv", "test_file": "rows.cvs"}, "got rows.cvs; did you mean '.csv'"),
         *(
-            ({"train_file": name, "test_file": "good.csv"}, f"expected train_file to be readable as {kind}")
-            for name, kind in (
-                *(("ragged.csv", "csv"), ("empty.csv", "csv")),
-                *(("bad.jsonl", "json"), ("bad.parquet", "parquet")),
-            )
+            ({"train_file": name, "test_file": "good.csv"}, f"train_file to be readable as {kind}")
+            for name, kind in (("ragged.csv", "csv"), ("bad.jsonl", "json"), ("bad.parquet", "parquet"))
         ),
     ],
 )
 def test_sources_refuse(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], message: str
 ) -> None:
-    contents = {
-        "good.csv": CSV,
-        "rows.cvs": CSV,
-        "ragged.csv": "text,label\na,b\nc,d,e,f\n",
-        "empty.csv": "",
-        "bad.jsonl": "not json\n",
-        "bad.parquet": "not parquet",
-    }
-    for name, content in contents.items():
+    contents = {"good.csv": CSV, "rows.cvs": CSV, "ragged.csv": "text,label\na,b\nc,d,e,f\n"}
+    for name, content in {**contents, "bad.jsonl": "not json\n", "bad.parquet": "not parquet"}.items():
         (tmp_path / name).write_text(content)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=message):
@@ -319,11 +283,10 @@ AB = [["a", "b"], ["a"]]
 @pytest.mark.parametrize(
     ("labels", "options", "message"),
     [
-        ([["a", "b"], ["c"]], {}, r"labels of split 'test' to be among a, b, got 'c' in row 0"),
+        ([["a", "b"], ["c"]], {}, "labels of split 'test' to be among a, b, got 'c' in row 0"),
         ([[0, 1], [2]], {}, "labels of split 'test' to be among 0, 1, got 2"),
         ([[0, 2], [0]], {"class_names": ["a", "b"]}, "split 'train' to be among a, b, got 2 in row 1"),
         ([[0, 1], [-1]], {}, "split 'test' to be labelled, got -1"),
-        ([[-1, -1], [0]], {}, "split 'train' to be labelled, got -1"),
         ([[1, 2], [1]], {}, "count from 0 without gaps, got 1, 2"),
         (AB, {"class_names": ["a", "x"]}, "split 'train' to be among a, x, got 'b' in row 1"),
         ([["a", "a"], ["a"]], {}, "classes to be at least two, and differ"),
@@ -331,9 +294,7 @@ AB = [["a", "b"], ["a"]]
         ([["a", None], ["a"]], {}, r"value in every row of split 'train', got 1 without \(first in row 1\)"),
         ([["a", "b"], [0]], {}, "split 'test' to be texts, or integers, as in train, got 0 and 'a'"),
         ([["a", ""], ["a"]], {}, r"hold a label in .* 'train', got none in 1 rows \(first in row 1"),
-        ([["a", "b"], [" "]], {}, "hold a label in every row of split 'test', got none in 1 rows"),
         ([["a", "a "], ["a"]], {}, "of train to differ visibly, got 'a' and 'a ' differ only by spaces"),
-        ([["caf\u00e9", "cafe\u0301"], ["b"]], {}, r"visibly, got 'cafe\\u0301' and 'caf\\xe9' differ"),
         (
             [["a", "b"], ["b "]],
             {},
@@ -342,7 +303,6 @@ AB = [["a", "b"], ["a"]]
         (AB, {"label_column": "labels"}, "got 'labels'; did you mean 'label'"),
         (AB, {"text_column": "txt"}, "be one of text, label, got 'txt'; did you mean 'text'"),
         (AB, {"image_column": "text"}, "one of text_column and image_column to be given"),
-        (AB, {"text_column": None}, "one of text_column and image_column to be given"),
     ],
 )
 def test_columns_refuse_values(labels: list, options: dict, message: str) -> None:
@@ -352,25 +312,26 @@ def test_columns_refuse_values(labels: list, options: dict, message: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("columns", "kind", "message"),
+    ("columns", "kind", "error", "message"),
     [
-        ({"label": [[0.5, 1.0], [0.5]]}, "text", "column 'label' to hold one class in each row"),
-        ({"label": [[[0], [1]], [[0]]]}, "text", "column 'label' to hold one class in each row"),
-        ({"text": [[1, 2], [3]]}, "text", "column 'text' to hold texts in split 'train'"),
-        ({"text": [[1, 2], [3]]}, "image", "column 'text' to hold images in split 'train'"),
+        ({"label": [[0.5, 1.0], [0.5]]}, "text", TypeError, "column 'label' to hold one class in each row"),
+        ({"text": [[1, 2], [3]]}, "text", TypeError, "column 'text' to hold texts in split 'train'"),
+        ({"text": [[1, 2], [3]]}, "image", TypeError, "column 'text' to hold images in split 'train'"),
+        (
+            {"text": [["x", "y"], [None]]},
+            "text",
+            ValueError,
+            "'text' to have a value in every row of split 'test'",
+        ),
+        ({"text": [["x", "y"], []], "label": [[0, 1], []]}, "text", ValueError, "split 'test' to have rows"),
     ],
 )
-def test_columns_refuse_types(columns: dict, kind: str, message: str) -> None:
+def test_columns_refuse_types_gaps_and_empty_splits(
+    columns: dict, kind: str, error: type[Exception], message: str
+) -> None:
     dataset = splits_of(**{"text": [["x", "y"], ["w"]], "label": AB, **columns})
-    with pytest.raises(TypeError, match=message):
+    with pytest.raises(error, match=message):
         choose_columns(dataset, **{f"{kind}_column": "text"})
-
-
-def test_missing_text_and_empty_split_are_refused() -> None:
-    with pytest.raises(ValueError, match="column 'text' to have a value in every row of split 'test'"):
-        choose_columns(splits_of(text=[["x", "y"], [None, "z"]], label=[[0, 1], [0, 1]]), text_column="text")
-    with pytest.raises(ValueError, match="expected split 'test' to have rows, got 0"):
-        choose_columns(splits_of(text=[["x", "y"], []], label=[[0, 1], []]), text_column="text")
 
 
 # --- splits ------------------------------------------------------------------------------------------
@@ -381,33 +342,27 @@ def numbered(labels: list[int]) -> DatasetDict:
     return DatasetDict({"train": rows, "test": rows.select([0])})
 
 
-@pytest.mark.parametrize("stratify", [True, False])
-@pytest.mark.parametrize(("size", "n_rows"), [(0.2, 20), (25, 25)])
+@pytest.mark.parametrize(("size", "n_rows", "stratify"), [(0.2, 20, True), (25, 25, True), (25, 25, False)])
 def test_calibration_is_a_part_of_train(size: float | int, n_rows: int, stratify: bool) -> None:
     dataset = numbered([0] * 80 + [1] * 20)
-    splits = split_calibration(dataset, size=size, seed=5, stratify=stratify)
-    drawn = [int(text) for text in splits["calibration"]["text"][:]]
-    rest = [int(text) for text in splits["train"]["text"][:]]
-    assert len(drawn) == n_rows
-    assert sorted(drawn + rest) == list(range(100))
-    assert drawn == sorted(drawn)
-    assert rest == sorted(rest)
+
+    def drawn(seed: int) -> DatasetDict:
+        return split_calibration(dataset, size=size, seed=seed, stratify=stratify)
+
+    splits = drawn(5)
+    calibration, rest = ([int(t) for t in splits[name]["text"]] for name in ("calibration", "train"))
+    assert len(calibration) == n_rows
+    assert sorted(calibration + rest) == list(range(100))
+    assert (calibration, rest) == (sorted(calibration), sorted(rest))
     assert splits["test"] is dataset["test"]
     if stratify:
-        assert Counter(splits["calibration"]["label"][:]) == {0: n_rows * 4 // 5, 1: n_rows // 5}
-    again = split_calibration(dataset, size=size, seed=5, stratify=stratify)
-    assert again["calibration"]["text"][:] == splits["calibration"]["text"][:]
-    other = split_calibration(dataset, size=size, seed=6, stratify=stratify)
-    assert other["calibration"]["text"][:] != splits["calibration"]["text"][:]
+        assert Counter(splits["calibration"]["label"]) == {0: n_rows * 4 // 5, 1: n_rows // 5}
+    assert drawn(5)["calibration"]["text"][:] == splits["calibration"]["text"][:]
+    assert drawn(6)["calibration"]["text"][:] != splits["calibration"]["text"][:]
+    assert split_calibration(splits, size=0.5) is splits  # that is there is used
 
 
-def test_calibration_that_is_there_is_used() -> None:
-    dataset = numbered([0, 1] * 5)
-    dataset["calibration"] = dataset["test"]
-    assert split_calibration(dataset, size=0.5) is dataset
-
-
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_drawn_rows_keep_shares_and_leave_every_class_a_row(seed: int) -> None:
     rng = np.random.default_rng(seed)
     counts = rng.integers(1, 30, size=6)
@@ -427,40 +382,26 @@ def test_sizes_that_leave_nothing_are_refused(size: object) -> None:
         split_calibration(numbered([0, 1] * 5), size=size)
 
 
-def test_subsets_are_reproducible_and_nested() -> None:
-    dataset = split_calibration(numbered([0, 1] * 50), size=0.2)
-    small = limit_samples(dataset, max_train_samples=10, max_calibration_samples=500, seed=1)
-    large = limit_samples(dataset, max_train_samples=30, seed=1)
-    assert {name: len(split) for name, split in small.items()} == {"train": 10, "calibration": 20, "test": 1}
-    assert set(small["train"]["text"][:]) < set(large["train"]["text"][:])
-    again = limit_samples(dataset, max_train_samples=10, seed=1)
-    assert again["train"]["text"][:] == small["train"]["text"][:]
-    other = limit_samples(dataset, max_train_samples=10, seed=2)
-    assert other["train"]["text"][:] != small["train"]["text"][:]
-    kept = [int(text) for text in large["train"]["text"]]
-    assert kept == sorted(kept)
-    assert max(kept) > 80  # not the first rows
+def test_subsets_are_reproducible_nested_and_of_the_seed_of_the_splits(tmp_path: Path) -> None:
+    rows = numbered([0, 1] * 200)["train"]
+    for name, part in (("train", rows), ("test", rows.select(range(200)))):
+        part.to_parquet(tmp_path / f"{name}.parquet")
+    files = {f"{name}_file": str(tmp_path / f"{name}.parquet") for name in ("train", "test")}
+
+    def texts(n: int, seed: int) -> dict[str, list[int]]:
+        limits = {"max_train_samples": n, "max_calibration_samples": 20, "max_test_samples": 500}
+        found = load_data(DataArguments(**files, **limits, split_seed=seed))
+        return {name: [int(text) for text in split["text"]] for name, split in found.items()}
+
+    small, large, other = texts(10, 1), texts(30, 1), texts(10, 2)
+    assert {name: len(kept) for name, kept in small.items()} == {"train": 10, "calibration": 20, "test": 200}
+    assert set(small["train"]) < set(large["train"])
+    assert texts(10, 1) == small
+    for name in ("train", "calibration"):
+        assert small[name] == sorted(small[name]) != other[name]
+    assert max(large["train"]) > 300  # not the first rows
     with pytest.raises(ValueError, match="max_test_samples to be at least 1"):
-        limit_samples(dataset, max_test_samples=0)
-
-
-def test_the_seed_of_the_splits_draws_their_subsets(tmp_path: Path) -> None:
-    for name, n in (("train", 400), ("test", 200)):
-        rows = "".join(f"{name} {i},{'ab'[i % 2]}\n" for i in range(n))
-        (tmp_path / f"{name}.csv").write_text(f"text,label\n{rows}")
-
-    def texts(seed: int) -> dict[str, list[str]]:
-        files = {f"{name}_file": str(tmp_path / f"{name}.csv") for name in ("train", "test")}
-        limits = {"max_train_samples": 40, "max_calibration_samples": 20, "max_test_samples": 30}
-        arguments = DataArguments(**files, **limits, split_seed=seed)
-        return {name: split["text"][:] for name, split in load_data(arguments).items()}
-
-    first, other = texts(0), texts(1)
-    assert {name: len(kept) for name, kept in first.items()} == {"train": 40, "calibration": 20, "test": 30}
-    assert texts(0) == first
-    for name, kept in first.items():
-        assert kept == sorted(kept, key=lambda text: int(text.split()[1]))
-        assert kept != other[name]
+        limit_samples(numbered([0, 1]), max_test_samples=0)
 
 
 # --- another test split --------------------------------------------------------------------------------
@@ -491,23 +432,16 @@ def test_two_draws_with_one_seed_are_not_of_one_stream() -> None:
 
 
 def test_of_a_file_alone_rows_are_held_out_to_test_on(tmp_path: Path) -> None:
-    rows = "".join(f"text {i},{i % 4}\n" for i in range(200))
-    (tmp_path / "train.csv").write_text(f"text,label\n{rows}")
-    file = str(tmp_path / "train.csv")
+    numbered([0, 1, 2, 3] * 50)["train"].cast_column("text", Value("string")).to_parquet(
+        tmp_path / "t.parquet"
+    )
+    file = str(tmp_path / "t.parquet")
     with pytest.warns(UserWarning, match="no test_file, so 20% of the rows of train_file are held out"):
         dataset = load_data(DataArguments(train_file=file))
     sizes = {name: len(split) for name, split in dataset.items()}
     assert sizes == {"train": 144, "calibration": 16, "test": 40}
     assert len({text for split in dataset.values() for text in split["text"]}) == 200
-    sized = load_data(DataArguments(train_file=file, test_size=20))
-    assert len(sized["test"]) == 20
-
-
-def test_test_size_is_checked() -> None:
-    with pytest.raises(ValueError, match="expected size to"):
-        draw_test(numbered([0, 1] * 4), size=1.5)
-    with pytest.raises(ValueError, match="got 9 rows; pass a smaller one; it is calibration_size"):
-        draw_test(numbered([0, 1] * 4), size=9)
+    assert len(load_data(DataArguments(train_file=file, test_size=20))["test"]) == 20
 
 
 # --- images ------------------------------------------------------------------------------------------
@@ -549,16 +483,6 @@ def test_processors_accept_images_of_every_kind(processor, crop: str) -> None:
     assert collated["labels"].tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_plain_transform_is_the_processor() -> None:
-    processor = ViTImageProcessorPil(size={"height": 16, "width": 16})
-    image = gradient_image(20, 30)
-    expected = processor(images=image, return_tensors="np")["pixel_values"][0]
-    np.testing.assert_array_equal(pixels_of(ImageTransform(processor), image), expected)
-    gray = gradient_image(8, 8).convert("L")  # three equal channels in its own values
-    pixels = pixels_of(ImageTransform(RAW), gray)
-    np.testing.assert_array_equal(pixels, np.broadcast_to(np.asarray(gray), (3, 8, 8)))
-
-
 def test_padded_crop_shifts_the_image_over_black() -> None:
     torch.manual_seed(0)
     image = gradient_image(32, 16)  # borders of 4 and 2
@@ -580,16 +504,14 @@ def test_padded_crop_shifts_the_image_over_black() -> None:
 
 def test_resized_crop_cuts_parts_of_the_right_size() -> None:
     torch.manual_seed(0)
-    image = gradient_image(60, 60)
-    shares = []
+    image, shares = gradient_image(60, 60), []
     for _ in range(300):
         _, height, width = pixels_of(ImageTransform(RAW, crop="resized"), image).shape
         shares.append(height * width / 3600)
         if max(height, width) < 60:
             assert 0.7 < width / height < 1.43  # 3/4 to 4/3, up to whole pixels
-    assert min(shares) < 0.12
+    assert 0.07 < min(shares) < 0.12
     assert max(shares) > 0.9
-    assert min(shares) > 0.07
 
 
 def test_flip_mirrors_half_of_the_images() -> None:
@@ -598,27 +520,22 @@ def test_flip_mirrors_half_of_the_images() -> None:
     upright = np.asarray(image).transpose(2, 0, 1)
     results = [pixels_of(ImageTransform(RAW, flip=True), image) for _ in range(400)]
     kept = sum(np.array_equal(pixels, upright) for pixels in results)
-    mirrored = sum(np.array_equal(pixels, upright[:, :, ::-1]) for pixels in results)
-    assert kept + mirrored == 400
+    assert kept + sum(np.array_equal(pixels, upright[:, :, ::-1]) for pixels in results) == 400
     assert 150 < kept < 250
 
 
-def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
+def encoded(image: Image.Image) -> bytes:
     buffer = io.BytesIO()
-    image.save(buffer, kind)
+    image.save(buffer, "PNG")
     return buffer.getvalue()
-
-
-def image_splits(images: list[dict], labels: list[int]) -> DatasetDict:
-    rows = Dataset.from_dict({"img": images, "label": labels})
-    return DatasetDict({"train": rows, "test": rows})
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_augmentation_follows_the_seed_with_and_without_workers(workers: int) -> None:
     images = [{"bytes": encoded(gradient_image(16, 16)), "path": None}] * 12
-    dataset = choose_columns(image_splits(images, [0, 1] * 6), image_column="img")
+    stored = DatasetDict({"train": Dataset.from_dict({"img": images, "label": [0, 1] * 6})})
+    dataset = choose_columns(stored, image_column="img")
     rows = dataset["train"].with_transform(ImageTransform(RAW, crop="pad", flip=True))
 
     def epoch(seed: int) -> torch.Tensor:
@@ -634,52 +551,16 @@ def test_augmentation_follows_the_seed_with_and_without_workers(workers: int) ->
     assert len(torch.unique(first, dim=0)) > 6  # each image draws its own crop
 
 
-def test_image_folder_trains_with_the_stock_trainer(tmp_path: Path) -> None:
-    for split in ("train", "test"):
-        for shade, name in ((40, "dark"), (220, "light")):
-            folder = tmp_path / "images" / split / name
-            folder.mkdir(parents=True)
-            for i in range(8):
-                Image.new("RGB", (20, 20), (shade + i,) * 3).save(folder / f"{i}.png")
-    dataset = load_splits(str(tmp_path / "images"), cache_dir=tmp_path / "cache")
-    dataset = choose_columns(dataset, image_column="image")
-    assert dataset["train"].features["label"].names == ["dark", "light"]
-    processor = ViTImageProcessorPil(size={"height": 16, "width": 16})
-    torch.manual_seed(0)
-    config = ResNetConfig(embedding_size=4, hidden_sizes=[4], depths=[1], layer_type="basic", num_labels=2)
-    model = ResNetForImageClassification(config)
-    quiet = {"report_to": [], "save_strategy": "no", "disable_tqdm": True, "dataloader_pin_memory": False}
-    training = {"per_device_train_batch_size": 4, "num_train_epochs": 4, "learning_rate": 0.05}
-    folder = str(tmp_path / "run")
-    arguments = TrainingArguments(folder, remove_unused_columns=False, use_cpu=True, **training, **quiet)
-    trainer = Trainer(
-        model,
-        arguments,
-        data_collator=collate_images,
-        train_dataset=dataset["train"].with_transform(ImageTransform(processor, crop="pad", flip=True)),
-        eval_dataset=dataset["test"].with_transform(ImageTransform(processor)),
-    )
-    trainer.train()
-    prediction = trainer.predict(trainer.eval_dataset)
-    assert prediction.label_ids.tolist() == dataset["test"]["label"][:]
-    assert (prediction.predictions.argmax(axis=1) == prediction.label_ids).all()
-
-
 def test_real_parquet_images(shared_data: Path, tmp_path: Path) -> None:
     path = shared_data / "cifar10" / "test.parquet"
     dataset = load_splits(train_file=path, test_file=path, cache_dir=tmp_path)
     dataset = choose_columns(dataset, image_column="image")
     assert dataset["test"].cache_files  # the images are not copied
-    processor = ViTImageProcessorPil(size={"height": 32, "width": 32})
-    rows = dataset["test"].with_transform(ImageTransform(processor))
+    rows = dataset["test"].with_transform(ImageTransform(RAW))
     batch = collate_images([rows[i] for i in range(4)])
-    assert batch["pixel_values"].shape == (4, 3, 32, 32)
     assert batch["labels"].tolist() == [3, 8, 8, 0]  # cat, ship, ship, airplane
-    stored = dataset["test"][0]["image"]["bytes"]
-    raw = np.asarray(Image.open(io.BytesIO(stored)))
-    np.testing.assert_allclose(
-        batch["pixel_values"][0].numpy() * 127.5 + 127.5, raw.transpose(2, 0, 1), atol=1e-3
-    )
+    raw = np.asarray(Image.open(io.BytesIO(dataset["test"][0]["image"]["bytes"])))
+    np.testing.assert_array_equal(batch["pixel_values"][0].numpy(), raw.transpose(2, 0, 1))
 
 
 def test_paths_in_a_csv_file_are_images(tmp_path: Path) -> None:
@@ -695,23 +576,10 @@ def test_paths_in_a_csv_file_are_images(tmp_path: Path) -> None:
         collate_images([rows[0], rows[1]])
 
 
-def test_unreadable_images_are_named() -> None:
-    deep = Image.fromarray(np.full((8, 8), 40_000, dtype=np.uint16))
-    for stored, message in (
-        (
-            {"bytes": b"hello", "path": "folder/a.png"},
-            "got folder/a.png; it is in no format that Pillow knows",
-        ),
-        ({"bytes": None, "path": "/nowhere/b.png"}, "got /nowhere/b.png"),
-        ({"bytes": encoded(deep), "path": None}, "to have 8 bits a channel, got mode 'I;16'"),
-        (deep.convert("F"), "to have 8 bits a channel, got mode 'F'"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            ImageTransform(RAW)({"image": [stored]})
-
-
-def test_a_wrong_crop_and_no_images_are_refused() -> None:
+def test_a_wrong_crop_deep_and_no_images_are_refused() -> None:
     with pytest.raises(ValueError, match="expected crop to be one of none, pad, resized"):
         ImageTransform(RAW, crop="random")
+    with pytest.raises(ValueError, match="to have 8 bits a channel, got mode 'F'"):
+        ImageTransform(RAW)({"image": [gradient_image(8, 8).convert("F")]})
     with pytest.raises(ValueError, match=r"got label; .* remove_unused_columns=False"):
         ImageTransform(RAW)({"label": [1]})

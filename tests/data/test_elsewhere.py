@@ -5,16 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from datasets import Dataset, Features, Value
+from datasets import Dataset
 from PIL import Image
 
 from hf_calib.data import DataArguments, choose_inputs, load_ood
-
-
-def grey(n: int = 3, value: int = 128) -> Dataset:
-    return Dataset.from_dict(
-        {"image": [Image.new("RGB", (64, 64), (value,) * 3) for _ in range(n)], "label": list(range(n))}
-    )
 
 
 def test_inputs_are_chosen_by_name_or_as_the_only_ones() -> None:
@@ -27,35 +21,25 @@ def test_inputs_are_chosen_by_name_or_as_the_only_ones() -> None:
         choose_inputs(rows, name="x", text_column="n")
     with pytest.raises(ValueError, match="split 'x' to have rows, got 0"):
         choose_inputs(rows.select([]), name="x", text_column="text")
-    assert choose_inputs(grey(), name="x", image_column="img").column_names == ["image"]
+    images = Dataset.from_dict({"image": [Image.new("RGB", (8, 8))], "label": [0]})
+    assert choose_inputs(images, name="x", image_column="img").column_names == ["image"]
 
 
-def test_several_sets_by_their_names(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("question\nwho?\nwhat?\n")
+def test_sets_are_called_by_as_much_of_their_path_as_tells_them_apart(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text('{"text": "x"}\n')
-    args = DataArguments(ood_data=[str(tmp_path / "a.csv"), str(tmp_path / "b.jsonl")])
-    found = load_ood(args)
-    assert {name: rows["text"][:] for name, rows in found.items()} == {
-        f"{tmp_path.name}/a.csv": ["who?", "what?"],
-        f"{tmp_path.name}/b.jsonl": ["x"],
-    }
-    assert load_ood(DataArguments()) == {}
-
-
-def test_sets_of_one_folder_and_file_name_have_longer_names(tmp_path: Path) -> None:
     for first in ("one", "two"):
         (tmp_path / first / "data").mkdir(parents=True)
-        (tmp_path / first / "data" / "test.csv").write_text(f"text\n{first}\n")
-    files = [str(tmp_path / first / "data" / "test.csv") for first in ("one", "two")]
+        (tmp_path / first / "data" / "test.csv").write_text(f"question\n{first}\n")
+    files = [str(tmp_path / path) for path in ("b.jsonl", "one/data/test.csv", "two/data/test.csv")]
     found = load_ood(DataArguments(ood_data=files))
     assert {name: rows["text"][:] for name, rows in found.items()} == {
+        f"{tmp_path.parent.name}/{tmp_path.name}/b.jsonl": ["x"],
         "one/data/test.csv": ["one"],
         "two/data/test.csv": ["two"],
     }
-    with pytest.raises(
-        ValueError, match=r"ood_data to be different data, got .*one/data/test\.csv twice; leave"
-    ):
-        load_ood(DataArguments(ood_data=[files[0], files[1], files[0]]))
+    assert load_ood(DataArguments()) == {}
+    with pytest.raises(ValueError, match=r"ood_data to be different data, got .*data/test\.csv twice; leave"):
+        load_ood(DataArguments(ood_data=[*files, files[1]]))
 
 
 @pytest.mark.parametrize("name", ["missing.csv", "someone/nothing"])
@@ -65,13 +49,8 @@ def test_what_is_missing_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) 
         load_ood(DataArguments(ood_data=[name]))
 
 
-def test_an_empty_file_is_called_empty(tmp_path: Path) -> None:
-    nothing = Dataset.from_dict({"text": []}, features=Features({"text": Value("string")}))
-    nothing.to_parquet(tmp_path / "empty.parquet")
-    for name, text in (("empty.csv", "text\n"), ("empty.jsonl", ""), ("empty.json", "")):
-        (tmp_path / name).write_text(text)
-    for path in sorted(tmp_path.iterdir()):
-        with pytest.raises(
-            ValueError, match=f"expected ood_data to have rows, got none in .*{path.name}; check"
-        ):
-            load_ood(DataArguments(ood_data=[str(path)]))
+@pytest.mark.parametrize(("name", "text"), [("empty.csv", "text\n"), ("empty.jsonl", ""), ("empty.json", "")])
+def test_an_empty_file_is_called_empty(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=f"expected ood_data to have rows, got none in .*{name}; check"):
+        load_ood(DataArguments(ood_data=[str(tmp_path / name)]))

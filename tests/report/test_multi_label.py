@@ -90,7 +90,11 @@ def test_each_number_is_that_of_scikit_learn_and_of_a_loop() -> None:
         macro = np.mean([each[key] for each in by_label])
         assert report.before.metrics[f"macro_{key}"].value == pytest.approx(macro, rel=1e-12)
         assert report.before.metrics[f"micro_{key}"].value == pytest.approx(micro[key], rel=1e-12)
-    assert sum(row.count for row in report.before.bins) == report.before.overall.n_examples == (masked >= 0).sum()
+    assert (
+        sum(row.count for row in report.before.bins)
+        == report.before.overall.n_examples
+        == (masked >= 0).sum()
+    )
 
 
 def test_the_mean_difference_is_of_known_labels() -> None:
