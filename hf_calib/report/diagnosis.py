@@ -85,7 +85,7 @@ def diagnose(report: CalibrationReport) -> list[str]:
 def _of_change(report: CalibrationReport, after: Measured) -> Iterator[str]:
     """What only held rows show of a change."""
     before, labels = report.before, report.labels
-    if labels is None or report.multi_label:
+    if before.probs is None or report.multi_label:
         return
     change = negative_logs(after.probs, labels) - negative_logs(before.probs, labels)
     limit = 0.0

@@ -55,7 +55,7 @@ def calibration_report(
         soft_labels: (N, C) float, rows that sum to 1: each class's share among the annotators of an example, such as
             those of CIFAR-10H; or None. The probabilities are then measured against these as well.
         sample_weight: (N,) float, what each row of one class counts for; or None. There are then the metrics that have
-            a weighted form, with normal intervals.
+            a weighted form, with normal intervals, and no soft labels.
         n_bins: M, at least 1.
         confidence_level: of the intervals, in (0, 1).
         n_resamples: of the bootstrap and the consistency test.
@@ -85,10 +85,9 @@ def calibration_report(
     settings = Settings(checks.check_n_bins(n_bins), confidence_level, n_resamples, seed)
     checks.check_draws(n_resamples, seed, confidence_level)
     several, shares = np.ndim(labels) == 2, None
-    of_one_class = soft_labels is not None or sample_weight is not None
-    way_out = "leave these out: they are for one class a row"
-    requirement = "labels to be (N,) beside soft_labels or sample_weight"
-    check(not (several and of_one_class), requirement, "both", way_out)
+    n_given = several + (soft_labels is not None) + (sample_weight is not None)
+    requirement = "at most one of labels (N, C), soft_labels and sample_weight to be given"
+    check(n_given <= 1, requirement, n_given, "leave the others out: each is for labels (N,), and alone")
     given = {"probs": probs} if calibrated is None else {"probs": probs, "calibrated": calibrated}
     rows: list[Any] = []
     if several:

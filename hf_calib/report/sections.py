@@ -159,7 +159,7 @@ def with_entities(report: CalibrationReport, sentences: ArrayLike | None) -> Cal
         "tests take them: these are too narrow."
     )
     section, names = None, report.class_names
-    if are_bio(names):
+    if are_bio(names) and report.before.probs is not None:
         states = [each for each in (report.before, report.after) if each is not None]
         found = [find_entities(each.probs, report.labels, sentences, tag_names=names) for each in states]
         scores: list[Any] = [entity_scores(each, **report.settings._asdict()) for each in found]

@@ -57,19 +57,11 @@ def test_a_label_that_is_not_known_is_not_drawn_as_false() -> None:
     probs, labels = drawn()
     masked = labels.copy()
     masked[::2] = -100
-    report = quick(probs, masked, n_bins=5)
-    np.testing.assert_array_equal(report.labels, masked)
-    known = quick(probs[1::2], labels[1::2], n_bins=5)
-    found = []
-    for each in (report, known):
-        panel = each.figures()["classwise"].axes[0]
-        found.append(
-            [line.get_xydata() for line in panel.lines]
-            + [collection.get_offsets() for collection in panel.collections]
-            + [[patch.get_height() for patch in panel.patches]]
-        )
-    assert any(len(points) > 2 for points in found[0])
-    for one, other in zip(*found, strict=True):
+    reports = quick(probs, masked, n_bins=5), quick(probs[1::2], labels[1::2], n_bins=5)
+    panels = [each.figures()["classwise"].axes[0] for each in reports]
+    points = [[c.get_offsets() for c in panel.collections] for panel in panels]
+    assert any(len(each) > 2 for each in points[0])
+    for one, other in zip(*points, strict=True):
         np.testing.assert_allclose(one, other)
 
 
@@ -152,16 +144,19 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
 
 def test_a_label_without_both_values_is_left_out_and_said_so() -> None:
     probs, labels = drawn()
+    probs, labels = np.hstack([probs, probs[:, :1]]), np.hstack([labels, np.full((500, 1), -100)])
     labels[:, 0], labels[:, 1] = 0, 1
-    report = quick(probs, labels, class_names=["never", "always", "c", "d"])
-    never, always = report.before.labels[:2]
-    assert np.isnan(never.metrics["auroc"].value)
+    labels[:, 2] = np.arange(500) < 3
+    report = quick(probs, labels, class_names=["never", "always", "c", "d", "unknown"])
+    never, always, _, _, unknown = report.before.labels
+    assert all(np.isnan(value.value) for value in unknown.metrics.values())
     assert np.isnan(never.metrics["average_precision"].value)
-    assert np.isnan(always.metrics["auroc"].value)
+    assert np.isnan([never.metrics["auroc"].value, always.metrics["auroc"].value]).all()
     assert never.metrics["auroc"].low is None
     others = [roc_auc_score(labels[:, c], probs[:, c]) for c in (2, 3)]
     assert report.before.metrics["macro_auroc"].value == pytest.approx(np.mean(others))
-    assert "The value is the same in all rows for never, always." in report.warnings[0]
+    assert "The value is the same in all rows for never, always, unknown." in report.warnings[0]
+    assert "Fewer than 10 rows have c." in report.warnings[1]
     assert report.to_dict()["before"]["labels"][0]["metrics"]["auroc"]["value"] is None
     assert "not defined" in report.to_markdown()
 

@@ -105,7 +105,9 @@ def test_weights() -> None:
     assert "Kish" in report.to_markdown()
     effective = weights.sum() ** 2 / (weights**2).sum()
     assert f"tell as much as {effective:,.0f} without," in report.to_markdown()
-    held = calibration_report(probs[kept], labels[kept], sample_weight=weights)
+    milder = probs[kept] ** 0.6 / (probs[kept] ** 0.6).sum(axis=1, keepdims=True)
+    held = calibration_report(probs[kept], labels[kept], calibrated=milder, sample_weight=weights)
+    assert "After calibration the ECE goes from" in " ".join(held.diagnosis)
     assert {key: held.before.metrics[key] for key in report.before.metrics} == report.before.metrics
     parts = metrics.brier_decomposition(probs[kept], labels[kept], sample_weight=weights)
     assert held.before.metrics["brier_calibration"].value == parts.calibration

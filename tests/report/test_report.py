@@ -422,6 +422,10 @@ def test_extreme_predictions_are_reported(probs: np.ndarray, labels: np.ndarray)
         ({"n_bins": 0}, r"n_bins to be at least 1, got 0"),
         ({"confidence_level": 1.0}, r"confidence_level to lie in \(0, 1\), got 1.0"),
         ({"n_resamples": 0}, r"n_resamples to be at least 1, got 0"),
+        (
+            {"sample_weight": np.ones(20), "soft_labels": np.full((20, 3), 1 / 3)},
+            "at most one of labels .*, got 2; leave",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(options: dict[str, object], message: str) -> None:
