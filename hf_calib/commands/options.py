@@ -125,7 +125,7 @@ def add_to(app: typer.Typer, kind: type[Command]) -> None:
         chosen = kind(**options)
         with console.exit_codes(), chosen.running() as running:
             done = chosen.module.run(chosen, running)
-        if not hasattr(done, "document"):  # which has its warnings
+        if kind not in (Evaluate, Report, Compare):  # whose documents have them
             console.print_warnings(getattr(getattr(done, "report", done), "notes", ()))
         if as_json:
             console.print_json(done.to_dict())

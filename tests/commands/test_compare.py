@@ -45,6 +45,7 @@ def test_a_study_from_trainings_to_the_report_and_again(
     words = "--losses cross_entropy,brier --seeds 0,1 --output study --jobs 2 --methods temperature -- --fails brier"
     trained = call("compare", SCRIPT, *words.split())
     assert trained.exit_code == 0, trained.output
+    assert "warning" not in trained.stderr
     assert "2 losses x 2 seeds, measured on 60 test rows with 3 classes" in trained.stdout
     assert trained.stderr.count("brier, seed 1 FAILED: exit status 1; its last lines:") == 1
     assert "no such column" in (tmp_path / "study" / "report.md").read_text()
