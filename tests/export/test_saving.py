@@ -354,14 +354,6 @@ def test_an_existing_directory_may_be_on_another_file_system(
         assert not list(Path(mount).glob("_*"))
 
 
-def test_the_directory_is_as_open_as_any_other(shared_trainer: CalibrationTrainer, tmp_path: Path) -> None:
-    shared_trainer.save_calibrated_model(tmp_path / "deep" / "model")
-    (tmp_path / "ordinary").mkdir()
-    model, ordinary = (tmp_path / "deep" / "model").stat(), (tmp_path / "ordinary").stat()
-    assert model.st_mode == ordinary.st_mode
-    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["model"]
-
-
 def test_weights_are_saved_in_float32_whatever_they_were_trained_in(tmp_path: Path) -> None:
     trainer = fitted(tmp_path / "out", tiny_bert().bfloat16())
     trainer.save_calibrated_model(tmp_path / "model")
