@@ -153,7 +153,7 @@ def test_a_pull_request_leaves_the_branch_as_it_was(model: Path, hub: Hub) -> No
 def test_in_the_background(model: Path, hub: Hub) -> None:
     future = push_folder(model, REPO, run_as_future=True)
     assert future.result(timeout=60).oid == hub.head(REPO, "main")
-    hub.refused[TOKEN] = Fault(401, "Invalid credentials in Authorization header")
+    hub.fault = lambda *_: Fault(401, "Invalid credentials in Authorization header")
     with pytest.raises(InputValueError, match="expected the token to be valid"):
         push_folder(model, REPO, run_as_future=True).result(timeout=60)
 

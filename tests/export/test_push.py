@@ -157,7 +157,7 @@ def test_without_a_map_the_push_is_the_stock_one(tmp_path: Path, hub: Hub) -> No
 
 def test_a_push_that_is_refused_leaves_the_calibrated_model_here(tmp_path: Path, hub: Hub) -> None:
     trainer = trained(tmp_path / "model")
-    hub.refused[TOKEN] = Fault(401, "Invalid credentials in Authorization header")
+    hub.fault = lambda *_: Fault(401, "Invalid credentials in Authorization header")
     with pytest.raises(InputValueError, match="expected the token to be valid"):
         trainer.push_to_hub()
     assert hub.files == {}

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import sha1, sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from threading import RLock, Thread
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -20,14 +17,7 @@ Files = dict[str, bytes]
 
 
 class Fault(NamedTuple):
-    """A fault that a request meets instead of its answer.
-
-    Args:
-        status: of an error; 0 cuts the connection.
-        text: of the error.
-        headers: of the error.
-        is_done: whether what was asked for is done before the connection is cut.
-    """
+    """What a request meets in place of its answer: an error, or a cut connection, before it is done or after."""
 
     status: int = 0
     text: str = ""
@@ -35,31 +25,11 @@ class Fault(NamedTuple):
     is_done: bool = False
 
 
-class Job(NamedTuple):
-    """A process in place of a machine of the Hub."""
-
-    spec: dict[str, Any]
-    process: subprocess.Popen[bytes]
-    folder: Path
-
-    def told(self, number: str) -> dict[str, Any]:
-        stage = {None: "RUNNING", 0: "COMPLETED"}.get(self.process.poll(), "ERROR")
-        return {
-            **{
-                name: self.spec.get(name)
-                for name in ("command", "environment", "flavor", "labels", "dockerImage")
-            },
-            "id": number,
-            "status": {"stage": stage, "message": None},
-            "owner": {"id": "1", "name": "me", "type": "user"},
-        }
-
-
 class Hub(ThreadingHTTPServer):
     """Files by repository, branch and path; requests by method and path, with the token each of them carried.
 
     Tests may set `fault`, called with the number, method and path of each request; `large`, the end of names that
-    are uploaded through the protocol of large files; `refused`, errors by token; and `taken`, names of datasets.
+    are uploaded through the protocol of large files; and `taken`, names of datasets.
     """
 
     daemon_threads = True
@@ -75,11 +45,8 @@ class Hub(ThreadingHTTPServer):
         self.lock = RLock()
         self.fault: Callable[[int, str, str], Fault | None] = lambda number, method, path: None
         self.large: str | None = None
-        self.refused: dict[str, Fault] = {}
         self.taken: set[str] = set()
         self.created: list[dict[str, Any]] = []
-        self.jobs: dict[str, Job] = {}
-        self.machine: Path | None = None  # where Jobs run
 
     @property
     def address(self) -> str:
@@ -88,12 +55,9 @@ class Hub(ThreadingHTTPServer):
     def head(self, repository: str, branch: str) -> str:
         """Of as many digits as those of a commit have; another one after each commit."""
         n_commits = len(self.commits.get((repository, branch), []))
-        start = self.starts.get((repository, branch))
-        return (
-            start
-            if start and not n_commits
-            else sha1(f"{repository} {branch} {n_commits}".encode()).hexdigest()
-        )
+        if n_commits == 0 and (repository, branch) in self.starts:
+            return self.starts[repository, branch]
+        return sha1(f"{repository} {branch} {n_commits}".encode()).hexdigest()
 
     def commit(self, repository: str, branch: str, files: Files, message: str = "by somebody else") -> None:
         """Replace a branch's files, in one commit."""
@@ -103,6 +67,10 @@ class Hub(ThreadingHTTPServer):
 
     def handle_error(self, *_: Any) -> None:
         """A client that is killed goes without a word."""
+
+
+def entry(path: str, content: bytes) -> dict[str, Any]:
+    return {"type": "file", "path": path, "size": len(content), "oid": path}
 
 
 class RefusedError(Exception):
@@ -132,9 +100,6 @@ class Handler(BaseHTTPRequestHandler):
         if fault is not None and not fault.is_done:
             return self._fail(fault)
         self.is_cut = fault is not None
-        refused = self.server.refused.get(authorization.removeprefix("Bearer "))
-        if refused is not None:
-            return self._fail(refused)
         try:
             with self.server.lock:
                 self._answer_to(path, [unquote(part) for part in url.path.split("/")], url.query, body)
@@ -147,8 +112,6 @@ class Handler(BaseHTTPRequestHandler):
         hub = self.server
         if path == "/api/whoami-v2":
             return self._answer({"name": "me", "type": "user", "orgs": []})
-        if parts[1:3] == ["api", "jobs"]:
-            return self._jobs(parts[4:], body)
         if path == "/api/validate-yaml":
             if b"refused: true" in body:
                 raise RefusedError(400, "", json.dumps({"errors": [{"message": "refused is not allowed"}]}))
@@ -157,11 +120,7 @@ class Handler(BaseHTTPRequestHandler):
             wanted = json.loads(body)
             repository = f"{wanted.get('organization') or 'me'}/{wanted['name']}"
             if repository in hub.files or repository in hub.taken:
-                prefix = "datasets/" if wanted.get("type") == "dataset" else ""
-                there = {
-                    "error": "You already created this repo",
-                    "url": f"{hub.address}/{prefix}{repository}",
-                }
+                there = {"error": "You already created this repo", "url": f"{hub.address}/{repository}"}
                 raise RefusedError(409, "", json.dumps(there))
             hub.created.append(wanted)
             hub.files[repository] = {"main": {".gitattributes": b""}}
@@ -177,19 +136,16 @@ class Handler(BaseHTTPRequestHandler):
             return self._answer({})
         parts = parts[3:] if path.startswith(("/api/models/", "/api/datasets/")) else parts[1:]
         parts = parts[1:] if parts[0] == "datasets" else parts
-        repository, action, revision, name = (
-            "/".join(parts[:2]),
-            *[*parts[2:4], "", ""][:2],
-            "/".join(parts[4:]),
-        )
+        repository, name = "/".join(parts[:2]), "/".join(parts[4:])
+        action, revision, *_ = [*parts[2:4], "", ""]
         if repository not in hub.files:
             raise RefusedError(404, "RepoNotFound", json.dumps({"error": "Repository not found"}))
         if action == "refs":
-            branches = [
-                {"name": name, "ref": f"refs/heads/{name}", "targetCommit": ""}
-                for name in hub.files[repository]
+            heads = [
+                {"name": each, "ref": f"refs/heads/{each}", "targetCommit": ""}
+                for each in hub.files[repository]
             ]
-            return self._answer({"branches": branches, "converts": [], "tags": []})
+            return self._answer({"branches": heads, "converts": [], "tags": []})
         if action == "branch":
             return self._branch(repository, revision, body)
         branch = self._named(repository, revision or "main")
@@ -200,16 +156,10 @@ class Handler(BaseHTTPRequestHandler):
             own = {n: c for n, c in files.items() if not name or n.startswith(f"{name}/")}
             if name and not own:
                 raise RefusedError(404, "EntryNotFound")
-            self._answer([{"type": "file", "path": n, "size": len(c), "oid": n} for n, c in own.items()])
+            self._answer([entry(each, content) for each, content in own.items()])
         elif action == "paths-info":
             wanted = parse_qs(body.decode())["paths"]
-            self._answer(
-                [
-                    {"type": "file", "path": n, "size": len(c), "oid": n}
-                    for n, c in files.items()
-                    if n in wanted
-                ]
-            )
+            self._answer([entry(each, content) for each, content in files.items() if each in wanted])
         elif action in ("", "revision"):
             names = [{"rfilename": name} for name in files]
             head = hub.head(repository, branch)
@@ -287,34 +237,6 @@ class Handler(BaseHTTPRequestHandler):
         oid = hub.head(repository, branch)
         url = f"{hub.address}/{repository}/commit/{oid}"
         self._answer({"commitUrl": url, "commitOid": oid, "pullRequestUrl": pr})
-
-    def _jobs(self, parts: list[str], body: bytes) -> None:
-        """Start a Job, which runs here; list them, tell about one, or give what it has printed."""
-        jobs = self.server.jobs
-        if self.command == "POST":
-            spec = json.loads(body)
-            number = f"job{len(jobs)}"
-            assert self.server.machine is not None
-            folder = self.server.machine / number
-            folder.mkdir(parents=True)
-            with open(folder / "printed.txt", "wb") as printed:
-                process = subprocess.Popen(
-                    spec["command"],
-                    cwd=folder,
-                    stdout=printed,
-                    stderr=subprocess.STDOUT,
-                    env={**os.environ, **spec["environment"], **spec["secrets"]},
-                    start_new_session=True,
-                )
-            jobs[number] = Job(spec, process, folder)
-            return self._answer(jobs[number].told(number))
-        if not parts:
-            return self._answer([job.told(number) for number, job in jobs.items()])
-        if parts[1:] == ["logs"]:
-            lines = (jobs[parts[0]].folder / "printed.txt").read_text().splitlines()
-            events = "".join(f"data: {json.dumps({'data': line, 'timestamp': ''})}\n\n" for line in lines)
-            return self._send(200, events.encode(), {"Content-Type": "text/event-stream"})
-        self._answer(jobs[parts[0]].told(parts[0]))
 
     def _file(self, repository: str, branch: str, name: str) -> None:
         content = self.server.files[repository][branch].get(name)
