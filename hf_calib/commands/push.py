@@ -52,10 +52,11 @@ def run(options: Push, running: Running) -> Done:
     with tempfile.TemporaryDirectory() as scratch:
         source = folder
         if saved is not None:
-            running.stages(f"folding {title_of(saved.scaler)} into the head")
             made = Path(scratch, folder.resolve().name)
             why = f"The map in {MAP_NAME} is not in the weights"
-            why = why if no_fold else _write_folded(folder, made, config, saved)
+            if not no_fold:
+                running.stages(f"folding {title_of(saved.scaler)} into the head")
+                why = _write_folded(folder, made, config, saved)
             folded, source = (False, folder) if why else (True, made)
             if why:
                 notes.append(f"{why}. A plain transformers pipeline is not calibrated; hf_calib.pipeline is.")
