@@ -205,11 +205,10 @@ def check_is_plain(model: nn.Module) -> None:
     check_type(is_model, "model to be a transformers model", type(model).__name__, way_out)
     modules = classifier.named_modules()
     peft = [name for name, module in modules if type(module).__module__.startswith("peft.")]
-    way_out = (
-        "fold into the result of model.merge_and_unload(); prompts that are learned keep the map beside them"
-    )
+    way_out = "fold into the result of model.merge_and_unload()"
     if not hasattr(classifier, "merge_and_unload"):
         way_out = "merge them: peft.AutoPeftModelForSequenceClassification.from_pretrained(folder).merge_and_unload()"
+    way_out += "; learned prompts cannot be merged: trainer.save_model keeps the map beside the adapter"
     got = f"PEFT layers ({''.join(peft[:1]) or type(classifier).__name__})"
     check(not peft, "model to be a plain transformers model", got, way_out)
     for name, parameter in classifier.named_parameters():
