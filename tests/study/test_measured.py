@@ -48,26 +48,19 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> StudyResults:
 
 
 def probabilities(loss: str, seed: int, method: str) -> NDArray[np.float64]:
-    predictions = TRAININGS[loss, seed]
-    logits = predictions.test.logits.astype(np.float64)
-    if method == "none":
-        return softmax(logits, axis=1)
-    assert predictions.calibration is not None
-    return (
-        TemperatureScaling()
-        .fit(predictions.calibration.logits, predictions.calibration.labels)
-        .predict_proba(logits)
-    )
+    test, rows = TRAININGS[loss, seed].test, TRAININGS[loss, seed].calibration
+    assert rows is not None
+    logits = test.logits.astype(np.float64)
+    if method == "temperature":
+        return TemperatureScaling().fit(rows.logits, rows.labels).predict_proba(logits)
+    return softmax(logits, axis=1)
 
 
 def ece_by_hand(probs: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
-    bins: dict[int, list[tuple[float, float]]] = {}
-    for row, label in zip(probs.tolist(), labels.tolist(), strict=True):
-        bins.setdefault(int(np.ceil(max(row) * 15)), []).append(
-            (max(row), float(row.index(max(row)) == label))
-        )
-    gaps = [abs(sum(confidence - right for confidence, right in rows)) for rows in bins.values()]
-    return sum(gaps) / len(labels)
+    gaps = np.zeros(16)
+    for row, label in zip(probs, labels, strict=True):
+        gaps[int(np.ceil(row.max() * 15))] += row.max() - (row.argmax() == label)
+    return np.abs(gaps).sum() / len(labels)
 
 
 @pytest.mark.parametrize("method", ["none", "temperature"])

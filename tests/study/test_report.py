@@ -79,13 +79,6 @@ def test_a_word_only_where_the_difference_is_beyond_chance(
     assert found == [f"{value:+.4f} [{value - 1:+.4f}, {value + 1:+.4f}]", word]
 
 
-def test_one_seed_without_resamples_has_values_without_intervals() -> None:
-    results = study_results(seeds=(7,))
-    cells = [cell for row in mean_table(results, MAIN)[1] for cell in row[1:]]
-    assert all(re.fullmatch(r"\d\.\d{4}", cell) for cell in cells)
-    assert {row[2] for row in difference_table(results, ["nll"])[1]} == {"-"}
-
-
 @pytest.mark.parametrize(
     ("make", "n_tables"),
     [
