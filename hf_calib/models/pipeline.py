@@ -22,6 +22,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from hf_calib._errors import InputValueError, check, expected
 from hf_calib.models.prompts import PromptTemplate
+from hf_calib.models.tasks import TASKS
 from hf_calib.scaling import FOLDABLE_SCALERS
 from hf_calib.scaling._base import Scaler
 from hf_calib.scaling.auto import GroupedScaling
@@ -36,6 +37,7 @@ from hf_calib.scaling.saved_map import (
 
 _APART = 2.0**-22  # what float32 keeps apart in logits and in their softmax
 _KINDS: Any = (TextClassificationPipeline, ImageClassificationPipeline, TokenClassificationPipeline)
+_TASKS: Any = {each.pipeline: each for each in TASKS.values() if each.classifier}
 
 
 def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipeline:
@@ -84,13 +86,13 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
     """
     model = os.fspath(model) if isinstance(model, os.PathLike) else model
     where: dict[str, Any] = {name: kwargs.get(name) for name in ("revision", "token")}
-    saved: SavedMap | None = None
-    if isinstance(model, str) and "config" not in kwargs:
-        has_adapters = find_adapter_config_file(model, **where) is not None
-        saved = _map_beside(model, where) if has_adapters else None
+    place, saved = model, None
+    is_named = isinstance(model, str) and task in _TASKS and "config" not in kwargs
+    if is_named and find_adapter_config_file(model, **where) is not None:
+        saved = _map_beside(model, where)
         if saved is not None and saved.about.get("class_names"):
-            kwargs["model_kwargs"] = {**kwargs.get("model_kwargs", {}), **_classes_of(saved)}
-            kwargs.setdefault("image_processor" if task == "image-classification" else "tokenizer", model)
+            model = _with_adapters(model, _TASKS[task].auto_class, saved, where)
+            kwargs.setdefault("image_processor" if task == "image-classification" else "tokenizer", place)
     load: Any = transformers.pipeline  # typed task by task
     plain: Any = load(task, model, **kwargs)
     if not isinstance(plain, _KINDS):
@@ -100,7 +102,7 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
     if prompt is not None:
         prompt.check(plain.tokenizer)
         plain = _with(plain, _Prompted, prompt=prompt)
-    place = model if isinstance(model, str) else plain.model.name_or_path
+    place = place if isinstance(place, str) else plain.model.name_or_path
     saved = saved or _map_beside(place, where)
     recorded = recorded_in(config)
     if saved is None and recorded.get("folded") is False:
@@ -193,12 +195,18 @@ def _as_logits(probs: NDArray[Any], *, sigmoid: bool) -> NDArray[np.float32]:
     return found
 
 
-def _classes_of(saved: SavedMap) -> dict[str, Any]:
-    """The classes of a map, for the config of a base model: adapters do not say how many their head has."""
+def _with_adapters(place: str, auto_class: Any, saved: SavedMap, where: dict[str, Any]) -> Any:
+    """The base model with the classes of the map, which adapters do not tell, and with these in it."""
+    from peft import PeftConfig, PeftModel
+
     names = saved.about["class_names"]
+    classes = {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
     problem = "multi_label_classification" if saved.scaler.multi_label else None
-    numbers = {name: number for number, name in enumerate(names)}
-    return {"id2label": dict(enumerate(names)), "label2id": numbers, "problem_type": problem}
+    base = PeftConfig.from_pretrained(place, **where).base_model_name_or_path
+    model = auto_class.from_pretrained(base, token=where["token"], problem_type=problem, **classes)
+    adapted = PeftModel.from_pretrained(model, place, **where)
+    merged = adapted.merge_and_unload() if hasattr(adapted.base_model, "merge_and_unload") else adapted
+    return merged.eval()
 
 
 def _map_beside(place: str, where: dict[str, Any]) -> SavedMap | None:

@@ -78,11 +78,7 @@ class PromptTemplate:
     def fitting(
         self, text: str, text_pair: str | None = None, *, tokenizer: Any, max_length: int | None
     ) -> tuple[str, list[int]]:
-        """The prompt and its token ids, of a text that is cut so that the whole has at most so many tokens.
-
-        Raises:
-            ValueError: if the prompt alone is longer.
-        """
+        """The prompt and its token ids, of a text that is cut so that the whole has at most so many tokens."""
 
         def made(text: str) -> tuple[str, list[int]]:
             prompt = self.render(text, text_pair, tokenizer=tokenizer)

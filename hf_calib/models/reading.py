@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from hf_calib.predictions.predictions import Predictions
 
-
 Names = str | Sequence[str] | None  # in one text separated by commas
 
 

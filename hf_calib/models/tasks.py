@@ -1,7 +1,4 @@
-"""The tasks: one row for each kind of model, with how it is loaded, read, run, served and shown on its card.
-
-A further task is a further row here and, where its inputs are read in another way, a class beside it.
-"""
+"""The tasks: one row for each kind of model, with how it is loaded, read, run, served and shown on its card."""
 
 from __future__ import annotations
 
