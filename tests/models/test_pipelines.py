@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 import transformers
 from datasets import Dataset
+from huggingface_hub import HfApi
 from peft import LoraConfig, get_peft_model
 from PIL import Image
 from scipy.special import expit, softmax
@@ -24,8 +24,7 @@ from hf_calib import CalibrationTrainer, fold, scaling
 from hf_calib.cards import write_card
 from hf_calib.scaling import Scaler
 from hf_calib.scaling.saved_map import MAP_NAME, save_map
-from tests.helpers.hub_server import Hub
-from tests.helpers.scalers_on_hub import claims
+from tests.helpers.hub_server import TOKEN, Hub
 from tests.helpers.tiny import N_LABELS, arguments, sequences, tagged, text_of, tiny_bert, tokenizer
 
 TEXTS = [text_of(ids) for ids in sequences(tiny_bert(), 12, seed=3)["input_ids"]]
@@ -391,22 +390,45 @@ def test_scalers_are_pushed_in_one_commit_and_found_on_the_hub(
 ) -> None:
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    found = claims(tmp_path)
-    assert not [claim for claim, is_true in found.items() if not is_true]
-    assert len(found) == 15
+    model = tiny_bert()
+    spline, isotonic = fitted(scaling.SplineScaling(), model), fitted(scaling.IsotonicScaling(), model)
+    spline.push_to_hub("me/scaler", token=TOKEN, private=True)
+    loaded, logits = scaling.SplineScaling.from_pretrained("me/scaler", token=TOKEN), logits_of_texts(model)
+    assert np.array_equal(loaded.predict_proba(logits), spline.predict_proba(logits))
+    saved(tmp_path / "model", model)
+    api = HfApi(token=TOKEN)
+    for name in ("model", "plain"):
+        api.create_repo(f"me/{name}")
+        api.upload_folder(repo_id=f"me/{name}", folder_path=tmp_path / "model")
+    api.create_branch("me/model", branch="joint")
+    spline.push_to_hub("me/model", token=TOKEN)
+    isotonic.push_to_hub("me/model", token=TOKEN, revision="joint")
+    for revision, kind in ((None, scaling.SplineScaling), ("joint", scaling.IsotonicScaling)):
+        classify: Any = hf_calib.pipeline("text-classification", "me/model", token=TOKEN, revision=revision)
+        assert type(classify.scaler) is kind
+    plain = hf_calib.pipeline("text-classification", "me/plain", token=TOKEN)
+    assert type(plain) is transformers.TextClassificationPipeline
+    for name, wanted in (
+        ("me/nothing", {}),
+        ("me/plain", {}),
+        ("me/scaler", {"revision": "nothing"}),
+    ):
+        with pytest.raises(
+            ValueError, match="name to be a folder, or a repository on the Hub, with"
+        ) as error:
+            Scaler.from_pretrained(name, token=TOKEN, **wanted)
+        assert TOKEN not in str(error.value)
+    with pytest.raises(ValueError, match="to hold a IsotonicScaling, got a SplineScaling"):
+        scaling.IsotonicScaling.from_pretrained("me/scaler", token=TOKEN)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # from the cache
+    assert type(hf_calib.pipeline("text-classification", "me/model").scaler) is scaling.SplineScaling
     commits = [path for method, path, _ in hub.requests if method == "POST" and "/commit/" in path]
     assert commits.count("/api/models/me/scaler/commit/main") == 1
-    made = {".gitattributes"}  # by a Hub, with the repository
-    files = {name: set(hub.files[f"me/{name}"]["main"]) - made for name in ("scaler", "affine")}
-    assert files["scaler"] == files["affine"] == {"calibration.json"}
-    assert {"config.json", "model.safetensors", "calibration.json"} <= set(hub.files["me/model"]["main"])
-    assert json.loads(hub.files["me/model"]["joint"]["calibration.json"])["method"] == "isotonic"
-    downloads = {path for _, path, _ in hub.requests if "/me/scaler/resolve/" in path}
-    assert {path.rpartition("/")[2] for path in downloads} == {"calibration.json"}
+    assert hub.files["me/scaler"]["main"].keys() == {".gitattributes", "calibration.json"}
     contents = [
         each for branches in hub.files.values() for files in branches.values() for each in files.values()
     ]
-    assert not [content for content in contents if b"hf_madeUp" in content]
+    assert not [content for content in contents if TOKEN.encode() in content]
 
 
 def test_a_model_that_was_made_here_has_no_map_in_the_working_directory(
