@@ -34,6 +34,7 @@ try:
 except ImportError:  # Windows: two studies that run in one folder are not kept apart there
     fcntl = None  # type: ignore[assignment]
 
+Process = subprocess.Popen[bytes]
 Say = Callable[[str], None]  # takes a line of progress
 Cells = Mapping[Cell, Path]  # with their folders
 
@@ -69,9 +70,7 @@ class Launch:
             *([] if checkpoint is None else ["--resume_from_checkpoint", checkpoint]),
         ]
 
-    def start(
-        self, cell: Cell, folder: Path, environment: Mapping[str, str]
-    ) -> subprocess.Popen[bytes] | None:
+    def start(self, cell: Cell, folder: Path, environment: Mapping[str, str]) -> Process | None:
         """A process that trains one cell; None where another process trains it, or has just finished.
 
         Whoever trains it holds the lock on its folder: two studies do not train it at once.
@@ -140,7 +139,7 @@ class Local:
     def __call__(self, launch: Launch, cells: Cells, say: Say) -> dict[Cell, str]:
         waiting = launch.missing(cells)
         free = environments(self.jobs or max(1, len(_visible_gpus())), launch)
-        running: dict[Cell, tuple[subprocess.Popen[bytes], dict[str, str], float]] = {}
+        running: dict[Cell, tuple[Process, dict[str, str], float]] = {}
         failed: dict[Cell, str] = {}
         told: set[Cell] = set()
         n_finished = len(cells) - len(waiting)
@@ -175,7 +174,7 @@ class Local:
         return failed
 
 
-def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+def _stop(processes: Sequence[Process]) -> None:
     """End processes, and those that they started; all are asked before the first wait, and killed after a while."""
     for process in processes:
         with suppress(ProcessLookupError, PermissionError):

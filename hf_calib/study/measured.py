@@ -77,9 +77,7 @@ def measure_study(
     stages("reading predictions")
     folders, missing = find_cells(folder, plan)
     numbers: list[tuple[Any, ...]] = []
-    remarks: dict[
-        str, list[str]
-    ] = {}  # each with its cells; those that differ by their numbers only are told once
+    remarks: dict[str, list[str]] = {}  # with their cells; those that differ by numbers only are told once
     n_test, n_classes, n_calibration, kind = 0, 0, 0, SINGLE_LABEL
     for i, key in enumerate(filter(folders.get, product(plan["losses"], plan["seeds"])), 1):
         stages(f"measuring {key[0]}, seed {key[1]} ({i} of {len(folders)})")
@@ -156,9 +154,8 @@ def find_cells(study: Path, plan: Mapping[str, Any]) -> tuple[dict[Key, Path], d
         except InputError as error:
             missing[key] = f"its predictions cannot be measured: {error}"
             continue
-        rows = (
-            array.astype(np.int64).tobytes() for array in (test.labels, test.sentences) if array is not None
-        )
+        arrays = (test.labels,) if test.sentences is None else (test.labels, test.sentences)
+        rows = [array.astype(np.int64).tobytes() for array in arrays]
         tested[key] = hashlib.sha256(b"".join([str(test.names).encode(), *rows])).hexdigest()
     ((most, n_cells),) = Counter(tested.values()).most_common(1) or [("", 0)]
     missing |= {
@@ -202,10 +199,8 @@ def _measure(
     if test.kind.sigmoid:  # decisions are rows of two classes, and those of a row are drawn together
         known = labels != UNKNOWN
         applies, labels = probs[known], labels[known]
-        probs, groups = (
-            np.stack([1 - applies, applies], axis=1),
-            np.unique(np.nonzero(known)[0], return_inverse=True)[1],
-        )
+        probs = np.stack([1 - applies, applies], axis=1)
+        groups = np.unique(np.nonzero(known)[0], return_inverse=True)[1]
     numbers: dict[str, tuple[float, Any]] = {}  # value, and resamples (R,) or NaN
     drawn: Any = {"seed": seed, "groups": groups}
     counted: dict[str, tuple[str, dict[str, Any]]] = {}

@@ -7,9 +7,10 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from hf_calib._errors import InputTypeError, check, expected
+from hf_calib.metrics.checks import check_choice
 from hf_calib.study.measured import METHODS, check_methods, measure_study
 from hf_calib.study.plan import (
     LOG,
@@ -82,6 +83,7 @@ def compare(
         print(*results.advice, sep="\\n")
     """
     check_methods(methods)
+    check_choice("variance", variance, get_args(Variance))
     study = Path(output)
     cells: list[Cell] = []
     base: dict[str, Any] = {}

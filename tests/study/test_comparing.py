@@ -118,6 +118,7 @@ def test_a_training_that_fails_is_reported_with_its_error(in_an_empty_folder: Pa
         ({"seeds": [1, 1]}, "expected seeds to be different whole numbers"),
         ({"methods": ["temprature"]}, "got 'temprature'; did you mean 'temperature'"),
         ({"losses": ["focl"]}, "did you mean 'focal'"),
+        ({"variance": "pool"}, "expected variance to be one of 'own', 'pooled', got 'pool'"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_before_a_trainer_is_made(
