@@ -6,12 +6,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 import torch
 
 from hf_calib import CalibrationTrainer
-from tests.helpers.tiny import N_LABELS, arguments, differences, logged, sequences, tagged, tiny_bert, weights
+from tests.helpers.tiny import arguments, differences, logged, sequences, tagged, tiny_bert, weights
 
 GLOBAL_BATCH = 8
 CLASS_WEIGHTS = [0.5, 2.0, 1.0, 4.0]
@@ -69,12 +68,9 @@ def run(
 
 
 def evaluate(kind: str, folder: Path, n: int) -> tuple[dict[str, float], dict[str, float], Any]:
-    """Evaluate, fit a temperature on n + 2 other examples, evaluate again; return both and the trainer.
+    """Evaluate n rows, fit a temperature on n + 2 others, evaluate again; return both and the trainer.
 
-    Args:
-        kind: "Sequence", "Token" or "Stream", sequences that come without their number.
-        folder: the output directory.
-        n: the number of examples.
+    A "Stream" has sequences that come without their number.
     """
     model = tiny_bert("Sequence" if kind == "Stream" else kind)
     sets = [(tagged if kind == "Token" else sequences)(model, size, seed=size) for size in (n, n + 2)]
@@ -108,32 +104,7 @@ def resume(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return ends[0], ends[1]
 
 
-def searched(folder: Path, micro: int) -> dict[str, Any]:
-    """A search of two trials: its result."""
-    trainer = CalibrationTrainer(
-        model_init=lambda: tiny_bert(),
-        args=arguments(folder, per_device_train_batch_size=micro, per_device_eval_batch_size=4),
-        train_dataset=sequences(tiny_bert(), 3 * GLOBAL_BATCH),
-        calibration_dataset=sequences(tiny_bert(), 21, seed=2),
-        eval_dataset=sequences(tiny_bert(), 13, seed=3),
-    )
-    best = trainer.hyperparameter_search(
-        lambda trial: {"loss": "focal", "loss_kwargs": {"gamma": trial.suggest_float("gamma", 0.5, 5.0)}},
-        "eval_nll_calibrated",
-        n_trials=2,
-        backend="optuna",
-        sampler=optuna.samplers.RandomSampler(seed=0),
-    )
-    kwargs = trainer.args.loss_kwargs
-    return {"objective": None if best is None else best.objective, "last gamma": dict(kwargs or {})["gamma"]}
-
-
-assert len(CLASS_WEIGHTS) == N_LABELS
-
-
 TOLERANCE = 1e-12  # of weights and gradients, float64
-
-
 LOGGED = 5e-7  # the Trainer adds up the losses that it logs in float32
 
 

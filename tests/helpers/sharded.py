@@ -1,9 +1,8 @@
-"""One training in two processes that hold the whole model each (DDP), or a shard each (FSDP 1 and 2)."""
+"""One training in two processes that hold the whole model each (DDP), or a shard each (FSDP 2)."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,32 +10,23 @@ import torch
 import torch.distributed as dist
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
-from torch.distributed.fsdp import FSDPModule, FullStateDictConfig, FullyShardedDataParallel
+from torch.distributed.fsdp import FSDPModule
 
 from hf_calib import CalibrationTrainer
-from hf_calib.language_models import label_token_classifier
-from tests.helpers.tiny import N_LABELS, arguments, logged, sequences, tiny_bert, tokenizer
-from tests.language_models.models import language_model
+from tests.helpers.tiny import arguments, logged, sequences, tiny_bert
 
-LAYERS = "transformer_layer_cls_to_wrap"
-FSDP2 = {"version": 2, "state_dict_type": "SHARDED_STATE_DICT"}
 KINDS: dict[str, dict[str, Any]] = {
     "DDP": {},
-    "FSDP1": {"version": 1, "sync_module_states": False, LAYERS: ["BertLayer"]},
-    "FSDP2": {**FSDP2, LAYERS: ["BertLayer"]},
-    "DDP, judge": {},
-    "FSDP2, judge": {**FSDP2, LAYERS: ["LlamaDecoderLayer"]},
+    "FSDP2": {
+        "version": 2,
+        "state_dict_type": "SHARDED_STATE_DICT",
+        "transformer_layer_cls_to_wrap": ["BertLayer"],
+    },
 }
 
 
-def make_model(kind: str) -> Any:
-    if not kind.endswith("judge"):
-        return tiny_bert(num_hidden_layers=2)
-    return label_token_classifier(language_model(), tokenizer(), [f"w{i}" for i in range(N_LABELS)])
-
-
 def make_trainer(kind: str, folder: Path, **settings: Any) -> CalibrationTrainer:
-    model = make_model(kind)
+    model = tiny_bert(num_hidden_layers=2)
     settings = {"loss": "adafocal", "gamma_update_steps": 1, "gradient_accumulation_steps": 2, **settings}
     sharding = {"fsdp": True, "fsdp_config": KINDS[kind]} if KINDS[kind] else {}
     args = arguments(folder, per_device_train_batch_size=2, **settings, **sharding)
@@ -44,9 +34,6 @@ def make_trainer(kind: str, folder: Path, **settings: Any) -> CalibrationTrainer
         # accelerate would take DDP on CPUs; it shards if it takes each for an accelerator with a number.
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
         PartialState._shared_state["device"] = torch.device("cpu")  # without one
-        # Asked to offload to the CPU weights that are there already, FSDP 1 frees them: never ask.
-        for name in ("offload_to_cpu", "rank0_only"):
-            setattr(FullStateDictConfig, name, property(lambda self: False, lambda self, value: None))
     return CalibrationTrainer(
         model,
         args,
@@ -56,11 +43,6 @@ def make_trainer(kind: str, folder: Path, **settings: Any) -> CalibrationTrainer
     )
 
 
-def shards(model: Any) -> int:
-    """How many of the model's modules FSDP has wrapped."""
-    return sum(isinstance(module, FullyShardedDataParallel | FSDPModule) for module in model.modules())
-
-
 def run(kind: str, folder: Path) -> dict[str, Any]:
     """Train; return what must not depend on the kind, and how many modules are sharded."""
     saved = {"save_strategy": "steps", "save_steps": 2}
@@ -68,11 +50,10 @@ def run(kind: str, folder: Path) -> dict[str, Any]:
     trainer.train()
     found = results(trainer)
     trainer.save_calibrated_model(folder / "calibrated")
-    found["shards"] = shards(trainer.model_wrapped)
-    if kind != "FSDP1":  # which loads only what it can synchronise between accelerators
-        trainer = make_trainer(kind, folder / "out", **saved)
-        trainer.train(resume_from_checkpoint=str(folder / "out" / "checkpoint-2"))
-        found["resumed"] = results(trainer)
+    found["shards"] = sum(isinstance(module, FSDPModule) for module in trainer.model_wrapped.modules())
+    trainer = make_trainer(kind, folder / "out", **saved)
+    trainer.train(resume_from_checkpoint=str(folder / "out" / "checkpoint-2"))
+    found["resumed"] = results(trainer)
     return found
 
 
@@ -87,8 +68,8 @@ def results(trainer: CalibrationTrainer) -> dict[str, Any]:
     }
 
 
-def run_kinds(kinds: Sequence[str], rank: int, folder: Path) -> None:
-    for kind in kinds:
+def run_kinds(rank: int, folder: Path) -> None:
+    for kind in KINDS:
         (folder / kind).mkdir(exist_ok=True)
         torch.save(run(kind, folder / kind), folder / kind / f"{rank}.pt")
         dist.barrier()

@@ -12,12 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hf_calib.experiments import train_and_report
-from hf_calib.report import calibration_report, making
 from hf_calib.scaling import MatrixScaling, VectorScaling
 from hf_calib.trainer.evaluation import Evaluation
-from tests.helpers.places import ROOT
-from tests.helpers.runs import BATCH_CASES, CASES, RAGGED_ROWS, evaluate, resume, run, searched
+from tests.helpers.runs import BATCH_CASES, CASES, RAGGED_ROWS, evaluate, resume, run
 from tests.helpers.tiny import tiny_trainer
 
 
@@ -81,33 +78,6 @@ def _evaluations(folder: Path) -> dict[str, Any]:
         assert trainer.last_evaluation is not None
         found["kept"].append([labels.tolist() for _, labels in trainer.last_evaluation.rows])
     return found
-
-
-def report(rank: int, folder: Path) -> None:
-    """A training with its report."""
-    reported = tiny_trainer(folder / "reported", n=(16, 21, 13), num_train_epochs=1)
-    making.calibration_report = partial(calibration_report, n_resamples=10)
-    train_and_report(reported, reported.eval_dataset)
-    written = sorted(path.name for path in (folder / "reported").iterdir())
-    (folder / f"{rank}.json").write_text(json.dumps(written))
-
-
-def search(rank: int, folder: Path) -> None:
-    """A search, which starts trainings of its own, and a training with the recipes' trace of it."""
-    found = {"searched": searched(folder / "searched", 4)}
-    train_with_trace(folder / "gammas")
-    (folder / f"{rank}.json").write_text(json.dumps(found))
-
-
-def train_with_trace(folder: Path, **arguments: Any) -> None:
-    """AdaFocal, evaluated at each step."""
-    sys.path.insert(0, str(ROOT / "recipes"))
-    from papers.dynamics import TrainingTrace
-
-    settings = {"loss": "adafocal", "eval_strategy": "steps", "eval_steps": 1, **arguments}
-    trainer = tiny_trainer(folder, n=(16, 21, 13), **settings)
-    trainer.add_callback(TrainingTrace(trainer))
-    trainer.train()
 
 
 def _without_times(entry: dict[str, float]) -> dict[str, float]:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from papers.dynamics import Trace
 from safetensors.torch import load_file
 
 from hf_calib.metrics.state import LOGGED_METRICS
@@ -18,21 +17,13 @@ from tests.helpers.gloo_pair import launch, run_on_two
 from tests.helpers.runs import (
     BATCH_CASES,
     CASES,
-    GLOBAL_BATCH,
     RAGGED_ROWS,
     assert_equal_runs,
     evaluate,
     run,
-    searched,
 )
 from tests.helpers.tiny import N_LABELS, assert_same, sequences, tiny_bert, tiny_trainer
-from tests.helpers.two_processes import (
-    EVALUATIONS,
-    report,
-    search,
-    train_and_evaluate,
-    train_with_trace,
-)
+from tests.helpers.two_processes import EVALUATIONS, train_and_evaluate
 
 CALIBRATION_METRICS = tuple(LOGGED_METRICS)
 
@@ -118,15 +109,6 @@ def _without_times(metrics: dict[str, dict[str, float]]) -> dict[str, dict[str, 
     }
 
 
-@pytest.mark.slow
-def test_a_reported_training_returns_when_all_is_written(tmp_path: Path) -> None:
-    run_on_two(report, tmp_path)
-    for rank in (0, 1):
-        assert {"calibrated", "report", "results.json"} <= set(
-            json.loads((tmp_path / f"{rank}.json").read_text())
-        )
-
-
 def test_gammas_temperature_and_log_agree(evaluations: list[dict[str, Any]], tmp_path: Path) -> None:
     first, second = evaluations
     for key in ("gammas", "edges", "temperature"):
@@ -163,27 +145,6 @@ def test_a_push_or_a_save_that_fails_on_the_first_process_keeps_no_other_waiting
     for ours, theirs in zip(first, second, strict=True):
         reason = ours.split(": ", 1)[1]
         assert theirs == f"RuntimeError: Another process failed: {reason}"
-
-
-@pytest.mark.deep
-def test_two_processes_search_as_one(tmp_path: Path) -> None:
-    both, alone = tmp_path / "both", tmp_path / "alone"
-    both.mkdir()
-    run_on_two(search, both)
-    first, second = (json.loads((both / f"{rank}.json").read_text()) for rank in (0, 1))
-    assert (
-        second["searched"].pop("objective") is None
-    )  # the Trainer gives the best run to the first process alone
-    assert second["searched"].items() <= first["searched"].items()
-    assert first["searched"] == pytest.approx(searched(alone / "searched", GLOBAL_BATCH), rel=1e-3)
-
-    train_with_trace(alone / "gammas", per_device_train_batch_size=8)
-    theirs, ours = Trace.load(both / "gammas"), Trace.load(alone / "gammas")
-    assert theirs.sets["training"].n.tolist() == ours.sets["training"].n.tolist() == [16, 16]
-    for name in ours.sets:
-        for field in vars(ours.sets[name]):
-            found = [getattr(trace.sets[name], field) for trace in (theirs, ours)]
-            np.testing.assert_allclose(*found, rtol=2e-3, atol=1e-5, err_msg=f"{name} {field}")
 
 
 def test_two_processes_resume_bit_for_bit(results: dict[str, Any]) -> None:
