@@ -10,7 +10,7 @@ import numpy as np
 from scipy.stats import t
 
 from hf_calib.metrics.scores import negative_logs
-from hf_calib.metrics.sums import Interval
+from hf_calib.metrics.sums import Interval, top_label
 from hf_calib.report.measured import MEASURES, Measured
 from hf_calib.report.rows import BinRow, ClassRow, p_in_words
 
@@ -97,7 +97,7 @@ def _of_change(report: CalibrationReport, after: Measured) -> Iterator[str]:
             "The negative log-likelihood got worse beyond chance: the calibration was fitted on too few examples, or "
             "on examples unlike these."
         )
-    if not np.array_equal(before.correct, after.correct):
+    if (top_label(before.probs, labels).correct != top_label(after.probs, labels).correct).any():
         values = [state.metrics["accuracy"].value for state in (before, after)]
         yield f"Predictions changed: accuracy goes from {values[0]:.4f} to {values[1]:.4f}."
 
@@ -126,13 +126,12 @@ def _of_state(report: CalibrationReport, measured: Measured) -> Iterator[str]:
         f"{test.value:.4f}, and on {overall.n_examples:,} examples a perfectly calibrated model with these "
         f"confidences would show {test.expected:.4f} by chance alone"
     )
-    p_value = p_in_words(test.p_value)
+    end, verdict = p_in_words(test.p_value), "by itself is within chance: it is"
     if test.p_value <= found.level:
-        yield f"The top-label ECE is beyond chance: it is {comparison} ({p_value})."
+        verdict = "is beyond chance: it is"
     elif test.p_value <= 1 - level:
-        yield f"The top-label ECE is {comparison} ({p_value} alone; {found.corrected})."
-    else:
-        yield f"The top-label ECE by itself is within chance: it is {comparison} ({p_value})."
+        end, verdict = f"{end} alone; {found.corrected}", "is"
+    yield f"The top-label ECE {verdict} {comparison} ({end})."
 
 
 def _where(measured: Measured, level: float) -> Iterator[str]:
@@ -153,8 +152,7 @@ def _where(measured: Measured, level: float) -> Iterator[str]:
         rows = [row for gap, row in found if sign * gap > 0]
         words = [f'"{r.name}" (confidence {r.confidence:.2f}, precision {r.precision:.2f})' for r in rows]
         if rows:
-            of = f"{len(rows)} class{'es' * (len(rows) != 1)}"
-            yield f"Predictions of {of} are {word} beyond chance: {_listed(words)}."
+            yield f"Predictions of {_counted(rows)} are {word} beyond chance: {_listed(words)}."
     words = [
         f'"{row.name}" ({row.frequency:.3f} of the examples, mean probability {row.mean_probability:.3f})'
         for row in misjudged_frequencies(measured.labels or measured.classes, level)
@@ -194,25 +192,31 @@ def significant_runs(rows: Sequence[BinRow], alpha: float) -> list[BinRow]:
 
 def warn(report: CalibrationReport) -> Iterator[str]:
     """Caveats: few examples, values outside their intervals, absent or rare classes, two classes, equal confidences."""
-    before = report.before
-    if before.state is None and report.n_examples < _FEW_EXAMPLES:
+    before, several = report.before, report.multi_label
+    of_rows = before.state is None and not several
+    if of_rows and report.n_examples < _FEW_EXAMPLES:
         yield (
             f"Only {report.n_examples:,} examples: binned errors are noisy and biased upwards. Read the debiased "
             "and smooth ones, and the intervals."
         )
     yield from outside_intervals([state.metrics for state in report.states.values()])
-    kinds = {"without examples: their rows say nothing": [row for row in before.classes if not row.support]}
-    rare = [row for row in before.classes if 0 < row.support < _FEW_IN_A_CLASS]
-    kinds[f"with fewer than {_FEW_IN_A_CLASS} examples: their rows are noisy"] = rare
+    empty, few = "without examples: their rows say nothing", f"with fewer than {_FEW_IN_A_CLASS} examples"
+    kinds = {empty: [row for row in before.classes if not row.support]}
+    kinds[f"{few}: their rows are noisy"] = [r for r in before.classes if 0 < r.support < _FEW_IN_A_CLASS]
+    if several:
+        constant = [row for row in before.labels if row.n_true in (0, row.n_known)]
+        rare = [row for row in before.labels if row not in constant and row.n_true < _FEW_IN_A_CLASS]
+        alone = "with one value in all rows: they have no AUROC, and the macro averages leave them out"
+        kinds = {alone: constant, f"{few} that have them: their rows are noisy": rare}
     for consequence, rows in kinds.items():
         if rows:
             named = _listed([f'"{row.name}"' for row in rows])
-            yield f"{len(rows)} class{'es' * (len(rows) != 1)} ({named}) {consequence}."
-    if len(report.class_names) == 2:
+            yield f"{_counted(rows, several)} ({named}) {consequence}."
+    if len(report.class_names) == 2 and not several:
         yield (
             "Two classes: the confidence is that of the predicted class, at least 0.5, not that of the positive class."
         )
-    if before.state is None and np.ptp(before.confidences) == 0:
+    if of_rows and np.ptp(before.probs.max(axis=1)) == 0:
         yield "All confidences are equal: they lie in one bin, so the diagrams show one point."
 
 
@@ -224,6 +228,11 @@ def outside_intervals(states: Sequence[Mapping[str, Interval]]) -> list[str]:
     titles = ", ".join(MEASURES[key].title for key in dict.fromkeys(outside))
     note = f"Outside its interval: {titles}. Noise makes the value of such an error larger; the interval is of the "
     return [f"{note}error without noise."] if outside else []
+
+
+def _counted(rows: Sequence[Any], several: bool = False) -> str:
+    noun, plural = ("label", "labels") if several else ("class", "classes")
+    return f"{len(rows)} {noun if len(rows) == 1 else plural}"
 
 
 def _listed(words: Sequence[str]) -> str:

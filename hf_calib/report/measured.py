@@ -60,9 +60,8 @@ class Settings(NamedTuple):
 class Measure:
     """A row of `MEASURES`: what is computed, what it is called, and how it gets its interval.
 
-    An interval is the quantiles of resamples ("bootstrap"); of a binned ECE the errors of the population that go with
-    the sample ("inversion": `calibration_error_interval`). The other measures of mis-calibration have none:
-    noise makes each of them larger, and a resample adds that noise again.
+    An interval is the quantiles of resamples ("bootstrap"), or of a binned ECE the errors of the population that go
+    with the sample ("inversion"). The other measures of mis-calibration have none: a resample adds the noise again.
     """
 
     title: str
@@ -152,9 +151,6 @@ class Measured:
     labels: tuple[Any, ...] = ()  # of several labels a row, a `LabelMeasurements` each
     state: CalibrationState | None = field(default=None, repr=False, compare=False)
     probs: Any = field(default=None, repr=False, compare=False)  # (N, C)
-    # (N,) of the predicted class, and 1 where it is right, else 0; of several labels a row those of each known label.
-    confidences: Any = field(default=None, repr=False, compare=False)
-    correct: Any = field(default=None, repr=False, compare=False)
 
     @classmethod
     def of_rows(
@@ -188,8 +184,6 @@ class Measured:
             n_resamples=n_resamples,
             consistency=metrics.consistency_test(probs, labels, n_resamples=n, seed=seed, n_bins=n_bins),
             probs=probs,
-            confidences=confidences,
-            correct=(predicted == labels).astype(np.float64),
             **_tables(state, names, coins, settings),
         )
 

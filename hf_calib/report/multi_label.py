@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from hf_calib._errors import few
 from hf_calib.metrics.checks import FloatArray
 from hf_calib.metrics.multi_label import Decisions, LabelMetrics, check_decisions, label_bins, macro
-from hf_calib.metrics.sums import BinSums, Interval, uniform_bins
+from hf_calib.metrics.sums import BinSums, Interval, interval_of, uniform_bins
 from hf_calib.plots import label_reliability_grid
 from hf_calib.plots.classes import all_labels_reliability
 from hf_calib.plots.rows import label_errors_chart
@@ -47,13 +46,11 @@ CAPTIONS = {
 }
 FOOTNOTES = (
     "Macro: the mean over the labels for which a metric is defined. Micro: of all decisions together, one for each row "
-    "and label.",
+    "and label. The labels of a row stay together in a resample.",
     "ECE and maximum calibration error compare the probability of a label with how often it applies, in bins of equal "
     "width over [0, 1]. Noise makes both larger, and a resample adds that noise again: they have no interval.",
-    "The labels of a row stay together in a resample.",
 )
 _BIASED = ("ece", "mce")  # by noise, which a resample would add again: without interval
-_FEW_TRUE = 10  # rows, below which a label's numbers say little
 
 
 @dataclass(frozen=True)
@@ -81,8 +78,7 @@ def measure_labels(decisions: Decisions, names: tuple[str, ...], settings: Setti
         defined = draws[~np.isnan(draws)]
         if key in _BIASED or np.isnan(value) or not len(defined):
             return Interval(float(value))
-        tail = (1 - settings.confidence_level) / 2
-        return Interval(float(value), *np.quantile(defined, [tail, 1 - tail]).tolist())
+        return interval_of(float(value), defined, settings.confidence_level)
 
     average, averages = macro(found), macro(resampled)
     metrics = {}
@@ -119,8 +115,6 @@ def measure_labels(decisions: Decisions, names: tuple[str, ...], settings: Setti
         n_resamples=dict.fromkeys(metrics, settings.n_resamples),
         bins=bin_rows(sums, Coins.of(probs[known], uniform_bins(probs[known], n_bins), n_bins)),
         probs=probs,
-        confidences=probs[known],
-        correct=true[known].astype(np.float64),
         overall=Overall(gap, low, high, p_value, mean, mean - gap, int(sizes.sum())),
         labels=labels,
     )
@@ -164,21 +158,3 @@ def draw_labels(report: CalibrationReport) -> dict[str, Figure]:
         "classwise": label_reliability_grid(report.final.probs, targets, class_names=names, n_bins=n_bins),
         "label_errors": label_errors_chart(errors, [names[c] for c in order]),
     }
-
-
-def warn_of_labels(report: CalibrationReport) -> list[str]:
-    """Caveats: labels with one value, and few true rows."""
-    labels, found = report.before.labels, []
-    one_value = [label.name for label in labels if label.n_true in (0, label.n_known)]
-    rare = [label.name for label in labels if 0 < label.n_true < min(_FEW_TRUE, label.n_known)]
-    if one_value:
-        found.append(
-            f"The value is the same in all rows for {few(one_value)}. There is no AUROC of such a label, and the "
-            "macro averages of what is not defined leave it out."
-        )
-    if rare:
-        found.append(
-            f"Fewer than {_FEW_TRUE} rows have {few(rare)}. The numbers of such a label, and its part of the macro "
-            "averages, are uncertain. Test on more rows."
-        )
-    return found

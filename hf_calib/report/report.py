@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_calib import plots
 from hf_calib._files import whole_folder
-from hf_calib.metrics.sums import Interval
+from hf_calib.metrics.sums import Interval, top_label
 from hf_calib.plots.binned import reliability_of_sums
 from hf_calib.plots.classes import classes_of_sums
 from hf_calib.plots.curves import risk_coverage_of_curves
@@ -127,8 +127,7 @@ class CalibrationReport:
     def warnings(self) -> tuple[str, ...]:
         """Sentences: the caveats, what makes the numbers uncertain."""
         of_shares = [] if self.soft_labels is None else self.soft_labels.warnings
-        found = multi_label.warn_of_labels(self) if self.multi_label else warn(self)
-        return (*self.notes, *of_shares, *found)
+        return (*self.notes, *of_shares, *warn(self))
 
     @property
     def _titles(self) -> Mapping[str, str]:
@@ -304,9 +303,9 @@ class CalibrationReport:
 
 def _draw_rows(report: CalibrationReport) -> dict[str, Figure]:
     """By name, of rows that are held."""
-    panels = {name: (each.confidences, each.correct) for name, each in report.panels.items()}
     n_bins, level, _, seed = report.settings
     probs, labels, names = report.final.probs, report.labels, report.class_names
+    panels = {name: top_label(each.probs, labels) for name, each in report.panels.items()}
     return {
         "reliability": plots.reliability_diagram(panels, n_bins=n_bins),
         "smooth_reliability": plots.smooth_reliability_diagram(panels, confidence_level=level, seed=seed),

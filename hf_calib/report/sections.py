@@ -312,11 +312,7 @@ _RESAMPLES = 200  # of each slice's interval: there may be 1,000 slices
 
 @dataclass(frozen=True)
 class Slice:
-    """One group of rows, those with one value of the column.
-
-    Its p-value is of such a difference from the gap of all other rows, either way, if there is none; corrected for the
-    number of slices (Holm). It is None where there are no other rows.
-    """
+    """One group of rows, those with one value of the column."""
 
     name: str
     n_rows: int
@@ -328,7 +324,7 @@ class Slice:
     mce: float
     nll: Interval
     brier: Interval
-    p_value: float | None
+    p_value: float | None  # of such a difference from the gap of all other rows, if there are any
     differs: bool = False  # beyond chance
 
 
@@ -357,13 +353,10 @@ class SliceSection(ReportSection):
         return f"{which} differ from {end}: {', '.join(found[:5])}{more}."
 
     def sentences(self) -> list[str]:
-        notes = [
-            "p is the chance of such a difference between a slice's gap and that of all other rows if there is none, "
-            f"corrected for {len(self.slices)} slices (Holm)."
-        ]
-        if len(self.slices) > _SHOWN:
-            notes.append(f"{_SHOWN} of {len(self.slices)} slices; report.json has all.")
-        return notes
+        n_slices = len(self.slices)
+        shown = [f"{_SHOWN} of {n_slices} slices; report.json has all."] if n_slices > _SHOWN else []
+        chance = "p is the chance of such a difference between a slice's gap and that of all other rows if there is none"
+        return [f"{chance}, corrected for {n_slices} slices (Holm).", *shown]
 
     def table(self) -> Cells:
         return table_of_rows(self.slices[:_SHOWN], {self.column: lambda row: str(row.name), **_COLUMNS})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
+from html import unescape
 
 import pytest
 from matplotlib.figure import Figure
@@ -42,3 +44,10 @@ def quick_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same for every test of a module that imports this."""
     few_resamples(monkeypatch)
     no_figures(monkeypatch)
+
+
+def cells(table: str) -> list[list[str]]:
+    """The text of a HTML table's cells, row by row."""
+    rows = re.findall(r"<tr>(.*?)</tr>", table, flags=re.DOTALL)
+    found = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, flags=re.DOTALL) for row in rows]
+    return [[unescape(cell) for cell in row] for row in found]

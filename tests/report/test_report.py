@@ -28,6 +28,7 @@ from hf_calib.report import (
 from hf_calib.report.diagnosis import claims, misjudged_frequencies, significant_runs
 from hf_calib.report.measured import MAX_EXAMPLES_FOR_KDE
 from hf_calib.report.rows import worst_bins
+from tests.helpers.reports import cells
 from tests.helpers.sampled import predictions
 
 EVIL = ["a|b", "<script>alert(1)</script>", "$\\frac{$", "[x](javascript:y) `c`\n# d"]
@@ -301,13 +302,6 @@ class Tags(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
-
-
-def cells(table: str) -> list[list[str]]:
-    """The text of a HTML table's cells, row by row."""
-    rows = re.findall(r"<tr>(.*?)</tr>", table, flags=re.DOTALL)
-    found = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, flags=re.DOTALL) for row in rows]
-    return [[unescape(cell) for cell in row] for row in found]
 
 
 def test_html_is_one_safe_file_that_can_be_heard_and_used_without_a_mouse() -> None:

@@ -35,17 +35,11 @@ from hf_calib.report import (
 from hf_calib.report.measured import Settings
 from hf_calib.report.sections import ReportSection, slice_p_values, slice_section
 from tests.helpers.pictures import overlapping, written
+from tests.helpers.reports import cells
 from tests.helpers.sampled import predictions
 
 EVIL = "<b>a|b</b>"
 TAGS = ["O", "B-<i>x</i>", "I-<i>x</i>"]
-
-
-def cells(table: str) -> list[list[str]]:
-    """The text of a HTML table's cells, row by row."""
-    rows = re.findall(r"<tr>(.*?)</tr>", table, flags=re.DOTALL)
-    found = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, flags=re.DOTALL) for row in rows]
-    return [[unescape(cell) for cell in row] for row in found]
 
 
 @cache
