@@ -34,11 +34,6 @@ class Image(NamedTuple):
     data: bytes
     width: int
 
-    @property
-    def address(self) -> str:
-        """The data as an address, which needs no file."""
-        return f"data:image/png;base64,{base64.b64encode(self.data).decode('ascii')}"
-
 
 def draw(figure: Figure) -> Image:
     """Draw a figure, which takes longer than all the rest of a document."""
@@ -203,5 +198,6 @@ def _template() -> Template:
     from jinja2 import Environment
 
     environment = Environment(trim_blocks=True, lstrip_blocks=True, autoescape=True)
+    environment.filters["base64"] = lambda data: base64.b64encode(data).decode("ascii")
     text = files("hf_calib.report").joinpath("page.html.jinja").read_text("utf-8")
     return environment.from_string(text)

@@ -76,7 +76,7 @@ def class_rows(
     to_rows, rows = state.n_rows / total, []
     for c, (name, sums) in enumerate(zip(names, state.classes().T.tolist(), strict=True)):
         true, probability, _, mass, right, confidence, _ = sums
-        row = ClassRow(
+        found = ClassRow(
             index=c,
             name=name,
             support=round(true * to_rows),
@@ -89,7 +89,7 @@ def class_rows(
             p_value=predicted.group(c).p_value(right * scale) if mass else 1.0,
             frequency_p_value=classes.group(c).p_value(true * scale),
         )
-        rows.append(row)
+        rows.append(found)
     return tuple(rows)
 
 

@@ -355,7 +355,7 @@ class SliceSection(ReportSection):
     def sentences(self) -> list[str]:
         n_slices = len(self.slices)
         shown = [f"{_SHOWN} of {n_slices} slices; report.json has all."] if n_slices > _SHOWN else []
-        chance = "p is the chance of such a difference between a slice's gap and that of all other rows if there is none"
+        chance = "p is the chance of such a difference from the gap of all other rows, if there is none"
         return [f"{chance}, corrected for {n_slices} slices (Holm).", *shown]
 
     def table(self) -> Cells:
