@@ -284,7 +284,7 @@ class CalibrationReport:
         return found
 
     def save(self, folder: Path | str) -> None:
-        """Write report.md, report.html, report.json and figures/*.png into a folder, whole or not at all."""
+        """Write `report.md`, `report.html`, `report.json` and `figures/*.png` into a folder, whole or not at all."""
         with whole_folder(Path(folder)) as made:
             self.document(with_figures=True).write(made, self.to_dict())
 
