@@ -109,69 +109,57 @@ def test_files_are_checked_where_they_lie(tmp_path: Path) -> None:
         check_images(load_rows(tmp_path / "nothing.parquet"), "x")
 
 
-class TestLoading:
-    """As a recipe does it, before the model is made."""
+def files(tmp_path: Path, rows: pandas.DataFrame) -> dict[str, Any]:
+    """Rows as test data; train has whole images."""
+    rows.to_parquet(tmp_path / "test.parquet")
+    whole = {"image": [{"bytes": PNG, "path": None}] * 4, "label": [0, 1, 2, 3]}
+    pandas.DataFrame(whole).to_parquet(tmp_path / "train.parquet")
+    return {f"{name}_file": str(tmp_path / f"{name}.parquet") for name in ("train", "test")}
 
-    def split(self, tmp_path: Path, shared: Path, *, broken: int | None = None) -> DataArguments:
-        rows = real_rows(shared, "cifar10", "train", 0, 40)
-        rows.to_parquet(tmp_path / "train.parquet")
-        if broken is not None:
-            rows["image"][broken]["bytes"] = rows["image"][broken]["bytes"][:-100]
-        rows.to_parquet(tmp_path / "test.parquet")
-        files = {f"{name}_file": str(tmp_path / f"{name}.parquet") for name in ("train", "test")}
-        return DataArguments(**files)
 
-    def test_a_truncated_image_is_named_by_its_row_in_the_file(
-        self, tmp_path: Path, shared_data: Path
-    ) -> None:
-        assert len(load_data(self.split(tmp_path, shared_data), images=True)["test"]) == 40
-        with pytest.raises(ValueError, match=r"row 17 of test: expected image to be readable.*truncated"):
-            load_data(self.split(tmp_path, shared_data, broken=17), images=True)
+def test_a_recipe_names_a_truncated_image_by_its_row_in_the_file(tmp_path: Path) -> None:
+    rows = pandas.DataFrame({"image": [{"bytes": JPEG, "path": None}] * 20, "label": [0, 1, 2, 3] * 5})
+    args = DataArguments(**files(tmp_path, rows), calibration_size=1, calibration_from="test")
+    assert len(load_data(args, images=True)["test"]) == 19
+    rows.at[17, "image"] = {"bytes": JPEG[:-100], "path": None}
+    files(tmp_path, rows)
+    with pytest.raises(ValueError, match=r"row 17 of test: expected image to be readable.*truncated"):
+        load_data(args, images=True)
+    with pytest.raises(ValueError, match=r"row 17 of .*test\.parquet: expected image to be readable"):
+        load_ood(DataArguments(ood_data=[args.test_file]), images=True)
 
-    @pytest.mark.parametrize("file", [None, "scan.jpg"])
-    def test_one_that_is_damaged_in_its_middle_is_named_where_it_is_decoded(
-        self, file: str | None, tmp_path: Path, shared_data: Path
-    ) -> None:
-        """Header and end are whole, so it is found late; the row is the file's, however rows are drawn."""
-        rows = real_rows(shared_data, "cifar10", "train", 0, 40)
-        rows.to_parquet(tmp_path / "train.parquet")
-        damaged = encoded(np.random.default_rng(0).integers(0, 256, (240, 200, 3), dtype=np.uint8), "JPEG")
-        middle = len(damaged) // 2
-        damaged = damaged[:middle] + b"\xff\xc4" * 20 + damaged[middle + 40 :]
-        rows.at[17, "image"] = {"bytes": damaged, "path": file}
-        rows.to_parquet(tmp_path / "test.parquet")
-        files = {f"{name}_file": str(tmp_path / f"{name}.parquet") for name in ("train", "test")}
-        args = DataArguments(**files, calibration_from="test", calibration_size=0.5)
-        args.ood_data = [files["test_file"]]
-        dataset = load_data(args, images=True)
-        held = next(split for split in dataset.values() if "row 17 of test" in split["row"][:])
-        got = "got scan.jpg; broken" if file else r"got \d+ bytes starting with .* broken"
-        message = rf"^row 17 of test: expected image to be readable, {got} data stream"
-        with pytest.raises(ValueError, match=message):
-            decode_images(held, PROCESSOR)
-        with pytest.raises(ValueError, match=message):
-            ten_crops(held, PROCESSOR, 36)
-        with pytest.raises(ValueError, match=message):
-            gaussian_noise(held)
-        transformed = held.with_transform(ImageTransform(PROCESSOR))
-        with pytest.raises(ValueError, match=message):
-            list(DataLoader(transformed, batch_size=8, collate_fn=collate_images))
-        (others,) = load_ood(args, images=True).values()
-        with pytest.raises(ValueError, match=r"row 17 of .*/test\.parquet: expected image to be readable"):
-            decode_images(others, PROCESSOR)
 
-    def test_images_from_elsewhere_are_checked(self, tmp_path: Path, shared_data: Path) -> None:
-        rows = real_rows(shared_data, "mnist", "test", 0, 5)[["image"]]
-        rows.to_parquet(tmp_path / "mnist.parquet")
-        args = DataArguments(ood_data=[str(tmp_path / "mnist.parquet")])
-        with pytest.warns(
-            UserWarning, match=r"All 5 images of .*mnist\.parquet are converted to RGB \(5 L\)"
-        ):
-            load_ood(args, images=True)
-        rows["image"][3]["bytes"] = rows["image"][3]["bytes"][:100]
-        rows.to_parquet(tmp_path / "mnist.parquet")
-        with pytest.raises(ValueError, match=r"row 3 of .*mnist\.parquet: expected image to be readable"):
-            load_ood(args, images=True)
+@pytest.mark.parametrize("file", [None, "scan.jpg"])
+def test_one_that_is_damaged_in_its_middle_is_named_where_it_is_decoded(
+    file: str | None, tmp_path: Path
+) -> None:
+    """Header and end are whole, so it is found late; the row is the file's, however rows are drawn."""
+    whole = encoded(np.random.default_rng(0).integers(0, 256, (240, 200, 3), dtype=np.uint8), "JPEG")
+    middle = len(whole) // 2
+    rows = pandas.DataFrame({"image": [{"bytes": JPEG, "path": None}] * 40, "label": [0, 1, 2, 3] * 10})
+    damaged = whole[:middle] + b"\xff\xc4" * 20 + whole[middle + 40 :]
+    rows.at[17, "image"] = {"bytes": damaged, "path": file}
+    args = DataArguments(**files(tmp_path, rows), calibration_from="test", calibration_size=0.5)
+    dataset = load_data(args, images=True)
+    held = next(split for split in dataset.values() if "row 17 of test" in split["row"][:])
+    got = "got scan.jpg; broken" if file else r"got \d+ bytes starting with .* broken"
+    message = rf"^row 17 of test: expected image to be readable, {got} data stream"
+    transformed = held.with_transform(ImageTransform(PROCESSOR))
+    for decode in (
+        lambda: decode_images(held, PROCESSOR),
+        lambda: ten_crops(held, PROCESSOR, 36),
+        lambda: gaussian_noise(held),
+        lambda: list(DataLoader(transformed, batch_size=8, collate_fn=collate_images)),
+    ):
+        with pytest.raises(ValueError, match=message):
+            decode()
+
+
+def test_grey_images_from_elsewhere_are_converted_with_a_note(tmp_path: Path, shared_data: Path) -> None:
+    real_rows(shared_data, "mnist", "test", 0, 5)[["image"]].to_parquet(tmp_path / "mnist.parquet")
+    args = DataArguments(ood_data=[str(tmp_path / "mnist.parquet")])
+    with pytest.warns(UserWarning, match=r"All 5 images of .*mnist\.parquet are converted to RGB \(5 L\)"):
+        load_ood(args, images=True)
 
 
 def test_a_network_of_other_than_three_channels_is_refused() -> None:

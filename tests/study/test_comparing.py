@@ -42,12 +42,10 @@ def make_trainer(loss: str, seed: int, *callbacks: TrainerCallback, **overrides:
     )
 
 
-def predictions(study: Path) -> dict[str, Any]:
-    cells = {path.name.rpartition("-")[0]: path for path in (study / "cells").iterdir()}
-    return {
-        name: TrainingPredictions.load(path / "predictions.safetensors").test.logits
-        for name, path in sorted(cells.items())
-    }
+def predictions(study: str) -> dict[str, bytes]:
+    """By cell: the logits of its test rows."""
+    files = sorted(Path(study).glob("cells/*/predictions.safetensors"))
+    return {path.parent.name: TrainingPredictions.load(path).test.logits.tobytes() for path in files}
 
 
 @pytest.fixture
@@ -59,22 +57,15 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The evaluation split is also")
 def test_an_interrupted_study_goes_on_to_the_same_bits(in_an_empty_folder: Path) -> None:
-    settings: dict[str, Any] = {
-        "losses": ["adafocal"],
-        "seeds": [1],
-        "test_dataset": SETS["test"],
-        "methods": ["temperature"],
-    }
+    settings: dict[str, Any] = {"losses": ["adafocal"], "seeds": [1], "methods": ["temperature"]}
+    settings["test_dataset"] = SETS["test"]
     whole = compare(make_trainer, output="whole", **settings)
     with pytest.raises(KeyboardInterrupt):
         compare(lambda loss, seed: make_trainer(loss, seed, StopAt(5)), output="cut", **settings)
     cell = next(Path("cut/cells").iterdir())
     assert (cell / "checkpoint-4").is_dir()
     resumed = compare(make_trainer, output="cut", **settings)
-    first, second = predictions(Path("whole")), predictions(Path("cut"))
-    assert {name: logits.tobytes() for name, logits in first.items()} == {
-        name: logits.tobytes() for name, logits in second.items()
-    }
+    assert predictions("cut") == predictions("whole") != {}
     assert resumed.results().equals(whole.results())
     assert resumed.seeds == (1,)
     assert not resumed.missing

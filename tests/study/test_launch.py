@@ -208,21 +208,19 @@ def test_the_printed_commands_train_the_study(tmp_path: Path) -> None:
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(
-        ValueError, match=r"expected output to be new, or have a study.json, got .* name a new folder"
-    ):
+    with pytest.raises(ValueError, match="output to be new, or have a study.json, got .* name a new folder"):
         plan(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", *("../x", "..", ".", "a/b")])
+@pytest.mark.parametrize("name", [None, "../x", "..", "a/b"])
 def test_a_damaged_plan_and_one_with_cells_outside_of_its_folder_are_refused(
-    text: str, tmp_path: Path
+    name: str | None, tmp_path: Path
 ) -> None:
-    if text not in ("", "[]", "{}"):
-        text = json.dumps({"methods": [], "base": {}, "cells": {text: {"loss": "a", "seed": 0}}})
-    (tmp_path / "study.json").write_text(text)
-    with pytest.raises(ValueError, match="expected the study to be"):
+    cells = {name: {"loss": "a", "seed": 0}}
+    record = {} if name is None else {"methods": [], "base": "", "cells": cells}
+    (tmp_path / "study.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match="expected the study to be readable"):
         read_plan(tmp_path)
 
 

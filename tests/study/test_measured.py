@@ -15,11 +15,7 @@ from scipy.special import softmax
 from hf_calib.metrics.intervals import holm
 from hf_calib.predictions.training import TrainingPredictions
 from hf_calib.scaling import TemperatureScaling
-from hf_calib.study.measured import (
-    WITHOUT_INTERVAL,
-    find_cells,
-)
-from hf_calib.study.plan import read_plan
+from hf_calib.study.measured import WITHOUT_INTERVAL
 from hf_calib.study.results import StudyResults
 from tests.helpers.studies import Task, measured_quickly, write_study
 from tests.helpers.study_results import rows, values
@@ -139,40 +135,27 @@ def with_test(logits: NDArray[np.float32], labels: NDArray[np.int64] | None = No
     return TrainingPredictions(rows, None)
 
 
-def bad_trainings() -> dict[str, tuple[TrainingPredictions | None, str]]:
+def test_trainings_that_cannot_be_compared_are_missing(tmp_path: Path) -> None:
     test = TRAININGS["focal", 1].test
     nan = test.logits.copy()
     nan[3, 1] = np.nan
-    others = "not those that 3 of the 4 finished cells share"
-    return {
-        "diverged": (
-            with_test(nan),
-            "predictions cannot be measured: expected probs to be finite, got nan in row 3",
-        ),
-        "other labels": (with_test(test.logits, test.labels[::-1]), others),
-        "fewer rows": (with_test(test.logits[:-1], test.labels[:-1]), others),
-        "unfinished": (None, "not finished"),
+    others = "not those that 3 of the 5 finished cells share"
+    bad = {
+        1: (with_test(nan), "predictions cannot be measured: expected probs to be finite, got nan in row 3"),
+        2: (with_test(test.logits, test.labels[::-1]), others),
+        3: (with_test(test.logits[:-1], test.labels[:-1]), others),
+        4: (None, "not finished"),
     }
-
-
-@pytest.mark.parametrize("case", bad_trainings())
-def test_a_training_that_cannot_be_compared_is_missing(tmp_path: Path, case: str) -> None:
-    bad, reason = bad_trainings()[case]
-    good = {("cross_entropy", seed): TRAININGS["cross_entropy", seed] for seed in (0, 1)}
-    study = write_study(tmp_path, good | {("focal", 1): bad, ("focal", 0): TRAININGS["focal", 0]})
-    folders, missing = find_cells(study, read_plan(study))
-    assert reason in missing["focal", 1]
-    assert list(missing) == [("focal", 1)]
-    assert len(folders) == 3
-    if case != "diverged":
-        return
-    found = measured_quickly(study)
-    assert found.missing == missing
+    trainings = {("cross_entropy", seed): TRAININGS["cross_entropy", seed] for seed in (0, 1)}
+    trainings |= {("focal", 0): TRAININGS["focal", 0]}
+    found = measured(tmp_path, trainings | {("focal", seed): training for seed, (training, _) in bad.items()})
+    assert set(found.missing) == {("focal", seed) for seed in bad}
+    assert [why for seed, (_, why) in bad.items() if why not in found.missing["focal", seed]] == []
     assert found.means["n_seeds"]["focal", "none", "nll"] == 1
     assert found.means["n_seeds"]["cross_entropy", "none", "nll"] == 2
     assert found.differences["n_seeds"]["focal", "none", "nll"] == 1
     notes = " ".join(found.notes)
-    assert "1 of 4 trainings have no numbers" in notes
+    assert "4 of 7 trainings have no numbers" in notes
     assert "passes over losses that share one seed" in notes
 
 
