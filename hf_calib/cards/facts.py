@@ -22,7 +22,6 @@ from hf_calib.report.multi_label import TITLES as MULTI_LABEL_TITLES
 from hf_calib.scaling.saved_map import MAP_NAME, map_title, recorded_in
 
 REPORT_FOLDER = "calibration"
-STREAMED_FIGURE = "reliability.png"  # of an evaluation that kept no logits, for which there is no report
 # Metrics of the card, by their keys in reports and logs; all are in the report.
 METRICS = ("accuracy", "nll", "brier", "ece", "adaptive_ece", "classwise_ece", "mce", "smooth_ece")
 # Narrow enough for two columns of numbers beside them on a phone.
@@ -109,7 +108,7 @@ def read_facts(folder: Path) -> Facts:
         folded=bool(recorded.get("folded", record.get("folded"))),
         task=task_of(config),
         prompt=PromptTemplate.of(config),
-        results=_reported(folder, record) or _streamed(folder, record),
+        results=_reported(folder, record) or _streamed(record),
         decisions=_decisions(folder, record.get("fingerprint")),
     )
 
@@ -135,7 +134,7 @@ def _reported(folder: Path, record: Mapping[str, Any]) -> Results | None:
     )
 
 
-def _streamed(folder: Path, record: Mapping[str, Any]) -> Results | None:
+def _streamed(record: Mapping[str, Any]) -> Results | None:
     """Measurements of a trainer's evaluation that kept no logits."""
     measured, columns = record.get("metrics") or {}, {}
     for column in ("before", "after"):
@@ -144,8 +143,7 @@ def _streamed(folder: Path, record: Mapping[str, Any]) -> Results | None:
         columns[column] = _shown(entries)
     if not all(columns.values()):
         return None
-    has_figure = measured.get("figure") and (folder / STREAMED_FIGURE).is_file()
-    return Results(columns, measured, measured.get("n_bins"), figures=[STREAMED_FIGURE] if has_figure else [])
+    return Results(columns, measured, measured.get("n_bins"))
 
 
 def _shown(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from hf_calib.report.multi_label import TITLES
 from hf_calib.report.rows import with_interval
 from hf_calib.scaling.saved_map import title_of
 from hf_calib.trainer.calibration_map import in_words
-from hf_calib.trainer.report import report_of, write_results
+from hf_calib.trainer.saving import report_of, write_results
 
 if TYPE_CHECKING:
     from hf_calib.trainer.trainer import CalibrationTrainer

@@ -198,15 +198,20 @@ def are_texts(values: Any) -> bool:
     return is_list and all(isinstance(text, str) for text in values)
 
 
+def without_adapters(model: Any) -> Any:
+    """The model that adapters are on, or the model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def is_causal(model: Any) -> bool:
-    """Whether the model predicts next tokens, and reads its prompt by the same decoder."""
-    return bool(getattr(model, "can_generate", bool)()) and not model.config.is_encoder_decoder
+    """Whether the model, also one with adapters, predicts next tokens, and reads its prompt by the same decoder."""
+    plain = without_adapters(model)
+    return bool(getattr(plain, "can_generate", bool)()) and not plain.config.is_encoder_decoder
 
 
 def keeps_positions(model: Any) -> bool:
     """Whether the model, also one with adapters, makes the logits of chosen positions alone."""
-    plain = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return "logits_to_keep" in inspect.signature(plain.forward).parameters
+    return "logits_to_keep" in inspect.signature(without_adapters(model).forward).parameters
 
 
 def _check_classifier(holds: bool, model: Any, reason: str) -> None:

@@ -56,7 +56,7 @@ class Launch:
 
     def command(self, cell: Cell, folder: Path) -> list[str]:
         """The command line of one training, from its newest complete checkpoint if it has one."""
-        from hf_calib.trainer.checkpoint import newest_checkpoint
+        from hf_calib.trainer.saving import newest_checkpoint
 
         variant, checkpoint = cell.variant, newest_checkpoint(folder)
         configs = [*self.configs, *([] if variant.config is None else [variant.config])]

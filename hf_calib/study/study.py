@@ -154,7 +154,7 @@ def _configuration(trainer: CalibrationTrainer, test_dataset: Any) -> dict[str, 
 
 def _train(trainer: CalibrationTrainer, test_dataset: Any, folder: Path, *, keep_model: bool) -> None:
     from hf_calib.experiments import train_and_report
-    from hf_calib.trainer.checkpoint import newest_checkpoint
+    from hf_calib.trainer.saving import newest_checkpoint
 
     trainer.args.output_dir = str(folder)
     try:

@@ -1,12 +1,7 @@
 """Callbacks: gammas that follow held-out predictions, and the calibration map.
 
 `CalibrationTrainer` adds them by itself, as its arguments say; pass one to it only to choose its settings in Python.
-They also work beside the stock `Trainer`, given the trainer and the rows:
-
-    loss = adafocal()
-    trainer = Trainer(model, args, compute_loss_func=loss, train_dataset=..., eval_dataset=...)
-    trainer.add_callback(AdaFocalCallback(trainer=trainer, calibration_dataset=rows))
-    trainer.add_callback(TemperatureScalingCallback(trainer=trainer, calibration_dataset=rows))
+They also work beside the stock `Trainer`, given the trainer and the rows.
 """
 
 from __future__ import annotations
@@ -18,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from sklearn.base import clone
-from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 
 from hf_calib._errors import check, did_you_mean, expected
@@ -27,9 +22,9 @@ from hf_calib.metrics.checks import check_integer
 from hf_calib.scaling import TemperatureScaling
 from hf_calib.scaling.affine import Criterion
 from hf_calib.scaling.saved_map import map_title, method_of
-from hf_calib.trainer.calibration_map import fit_once, in_words, scaler_of
-from hf_calib.trainer.checkpoint import load_loss_state, save_loss_state
+from hf_calib.trainer.calibration_map import fit_once, scaler_of
 from hf_calib.trainer.evaluation import Evaluation, check_labelled, held_out
+from hf_calib.trainer.saving import load_loss_state, save_loss_state
 
 STRATEGIES = ("end", "evaluate")
 Kind = TypeVar("Kind", bound=TrainerCallback)
@@ -38,7 +33,7 @@ Kind = TypeVar("Kind", bound=TrainerCallback)
 class CalibrationCallback(TrainerCallback):
     """A callback of a `CalibrationTrainer`, which introduces itself; or of a stock trainer, given with rows."""
 
-    def __init__(self, trainer: Any, calibration_dataset: Any) -> None:
+    def __init__(self, trainer: Any = None, calibration_dataset: Any = None) -> None:
         way_out = "leave both out for a CalibrationTrainer, which has its own rows"
         together = (trainer is None) == (calibration_dataset is None)
         check(together, "trainer and calibration_dataset to be given together", "one of them", way_out)
@@ -51,27 +46,26 @@ class CalibrationCallback(TrainerCallback):
             name = type(self).__name__
             raise RuntimeError(expected(name, "be used by a CalibrationTrainer", "another trainer", way_out))
 
-    def _held_out(self, *, n_samples: int | None = None, keep_values: float = 0) -> Evaluation:
-        current = Evaluation(self.trainer.accelerator, keep_values=keep_values)
+    def held_out_pass(self, *, n_samples: int | None = None, keep_logits: bool = False) -> Evaluation:
+        """As `CalibrationTrainer.held_out_pass`, for a stock trainer too."""
+        if not self.is_of_a_stock_trainer:
+            return self.trainer.held_out_pass(n_samples=n_samples, keep_logits=keep_logits)
+        current = Evaluation(self.trainer.accelerator, keep_values=math.inf if keep_logits else 0)
         return held_out(self.trainer, self.calibration_dataset, current, n_samples=n_samples)
 
 
 class AdaFocalCallback(CalibrationCallback):
     """Updates the table of an adaptive loss (AdaFocal, AdaDualFocal, CalFocal, ECE-CE) from held-out predictions.
 
-    By default at each evaluation, and at the end of each epoch where there are no evaluations. Frequent updates help
-    short trainings (AdaFocal, appendix I). Mode, random streams and progress bars of the training are left as found.
-
-    Each update's table is in every checkpoint and in `trainer.state.log_history`: for each bin its gamma, calibration
-    gap, edges and number of held-out examples (`gamma_00`, `calibration_gap_00`, ...), which
-    `hf_calib.plots.gamma_dynamics` draws. Trackers and the console get `gamma_mean`, `gamma_min` and `gamma_max`.
+    By default at each evaluation, and after each epoch where there are no evaluations. Frequent updates help short
+    trainings (AdaFocal, appendix I). The table is in every checkpoint, and in `trainer.state.log_history` for
+    `hf_calib.plots.gamma_dynamics`. Trackers and the console get `gamma_mean`, `gamma_min` and `gamma_max`.
 
     Args:
         every_n_steps: instead, optimizer steps between updates, at least 1.
         n_samples: for updates by steps, examples of a fixed random subset; None for the whole calibration split.
-        schedule: {epoch: steps}, epochs rising, from 0: from which epoch on to update every how many optimizer
-            steps. `{25: 100, 40: 1}` updates as by default in the first 25 epochs, every 100 steps in the next
-            15, and then at every step. Not with `every_n_steps`.
+        schedule: {epoch: steps}, rising: `{25: 100, 40: 1}` updates as by default in the first 25 epochs, every 100
+            optimizer steps in the next 15, and then at every step. Not with `every_n_steps`.
         trainer: a stock Trainer whose `compute_loss_func` is the loss.
         calibration_dataset: with it, the held-out rows.
 
@@ -88,51 +82,51 @@ class AdaFocalCallback(CalibrationCallback):
         every_n_steps: int | None = None,
         n_samples: int | None = None,
         schedule: Mapping[int, int] | None = None,
-        trainer: Any = None,
-        calibration_dataset: Any = None,
+        **rows: Any,
     ) -> None:
-        super().__init__(trainer, calibration_dataset)
+        super().__init__(**rows)
         self.every_n_steps, self.n_samples = every_n_steps, n_samples
         for name in ("every_n_steps", "n_samples"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 1, "leave it out for the default")
         names = ("every_n_steps", "schedule", "n_samples")
         self.schedule = check_updates(names, every_n_steps, schedule, n_samples) or {}
-        self._updating, self._missed, self._last_step = False, False, -1
+        self._training, self._resumed_at = False, -1
 
     @property
     def adaptive_loss(self) -> Any:
         """The one whose table follows held-out predictions."""
-        return self.trainer.compute_loss_func if self.is_of_a_stock_trainer else self.trainer.calibration_loss
+        return getattr(self.trainer, "calibration_loss", None) or self.trainer.compute_loss_func
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         super().on_train_begin(args, state, control)
-        resumed = state.global_step > 0
+        self._training, self._resumed_at = True, state.global_step or -1
         if self.is_of_a_stock_trainer:
             way_out = "pass compute_loss_func=adafocal() to the Trainer"
             adapts = isinstance(self.adaptive_loss, AdaptiveLoss)
             check(adapts, "compute_loss_func to be a loss that adapts", self.adaptive_loss, way_out)
             self.adaptive_loss.to(args.device)
-            if resumed:
+            if state.global_step > 0:
                 load_loss_state(self.adaptive_loss, _checkpoint(args, state))
-        # An evaluation before the first step of a resumed training was followed by an update before it stopped; the
-        # checkpoint of an epoch's last step was saved before the epoch's update.
-        self._updating, self._last_step = True, state.global_step if resumed else -1
-        by_epochs = args.eval_strategy in (IntervalStrategy.NO, IntervalStrategy.EPOCH)
-        at_end = resumed and by_epochs and self._interval(state) is None and state.epoch == int(state.epoch)
-        logged = [entry for entry in state.log_history if entry.get("step") == state.global_step]
-        self._missed = at_end and not any("calibration_gap_00" in entry for entry in logged)
 
-    def _update_table(self, done: Evaluation | None = None, *, n_samples: int | None = None) -> None:
-        if self.is_of_a_stock_trainer:
-            update_table(self.trainer, self.adaptive_loss, self._held_out(n_samples=n_samples))
-        else:
-            self.trainer.update_adaptive_loss(done, n_samples=n_samples)
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._missed:
-            self._missed = False
-            self._update_table()
+    def update(self, done: Evaluation | None = None, *, n_samples: int | None = None) -> None:
+        """Update the table and log it, from a pass that is at hand, or else from one over the held-out rows."""
+        found = (done or self.held_out_pass(n_samples=n_samples)).raw
+        loss, trainer, state = self.adaptive_loss, self.trainer, self.trainer.state
+        check_labelled(found is not None)
+        assert found is not None
+        gaps = found.class_gaps if loss.reads_labels else None
+        progress = state.global_step / max(state.max_steps, 1)
+        loss.update(*found.top_label, class_gaps=gaps, progress=progress)
+        # The numbers of all bins are for figures, which read them here; nobody reads sixty numbers in a line.
+        table = loss.log_values()
+        state.log_history.append({**table, "epoch": state.epoch, "step": state.global_step})
+        gammas = [value for name, value in table.items() if name.startswith("gamma_")]
+        if gammas:
+            due = trainer.control.should_log
+            mean = sum(gammas) / len(gammas)
+            trainer.log({"gamma_mean": mean, "gamma_min": min(gammas), "gamma_max": max(gammas)})
+            trainer.control.should_log = due  # the training loss may still have to be logged
 
     def _interval(self, state: Any) -> int | None:
         """Optimizer steps between updates in the epoch of the last step; None for updates as by default."""
@@ -140,30 +134,38 @@ class AdaFocalCallback(CalibrationCallback):
         begun = [steps for first, steps in self.schedule.items() if epoch >= first]
         return begun[-1] if begun else self.every_n_steps
 
+    def _is_due(self, state: Any) -> bool:
+        """Whether updates are as by default, and there was none at this step, where several sets are evaluated."""
+        last = [entry["step"] for entry in state.log_history[-200:] if "calibration_gap_00" in entry]
+        return self._interval(state) is None and state.global_step not in last
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # Here, and not at the end of an epoch, after whose last step a training may have been saved and resumed.
+        by_epochs = args.eval_strategy in (IntervalStrategy.NO, IntervalStrategy.EPOCH)
+        is_end = state.global_step > 0 and (state.epoch == int(state.epoch) or control.should_training_stop)
+        if by_epochs and is_end and self._is_due(state):
+            self.update()
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         interval = self._interval(state)
         if interval is not None and state.global_step % interval == 0:
-            self._update_table(n_samples=self.n_samples)
-
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._interval(state) is None and args.eval_strategy == IntervalStrategy.NO:
-            self._update_table()
+            self.update(n_samples=self.n_samples)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # Several evaluation sets make one evaluation; evaluations after the training change nothing.
-        if self._updating and self._interval(state) is None and state.global_step != self._last_step:
-            self._last_step = state.global_step
+        # Evaluations after the training change nothing. The one on start of a resumed training was followed by an
+        # update before it stopped.
+        if self._training and state.global_step != self._resumed_at and self._is_due(state):
             done = getattr(self.trainer, "last_evaluation", None)
             at_hand = done is not None and done.dataset is self.trainer.calibration_split
-            self._update_table(done if at_hand else None)
+            self.update(done if at_hand else None)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.is_of_a_stock_trainer and args.should_save:  # ours saves the table with the model
             save_loss_state(self.adaptive_loss, _checkpoint(args, state))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.on_epoch_begin(args, state, control)  # where it resumed after its last step
-        self._updating = False
+        self.on_epoch_begin(args, state, control)
+        self._training = False
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
             load_loss_state(self.adaptive_loss, state.best_model_checkpoint)
 
@@ -171,10 +173,9 @@ class AdaFocalCallback(CalibrationCallback):
 class CalibrationMapCallback(CalibrationCallback):
     """Fits a scaler that folds on the calibration split, and has it reported beside the raw probabilities.
 
-    At the end of the training, after the best model was loaded and before trackers close, the evaluation set is
-    evaluated once more, so that every metric is logged before and after (`eval_ece`, `eval_ece_calibrated`, ...), and
-    the map is named on the console. A fit or an evaluation that fails there is warned of; the trained model is kept.
-    Beside a stock Trainer the map is then `fitted` of this callback: fold it with `hf_calib.fold`.
+    At the end, after the best model was loaded, the evaluation set is evaluated once more, so that every metric is
+    logged before and after (`eval_ece`, `eval_ece_calibrated`, ...). A fit or an evaluation that fails there is warned
+    of. The map is `fitted` of this callback; beside a stock Trainer, fold it with `hf_calib.fold`.
 
     Args:
         scaler: not fitted, with settings of its own; each fit is of a copy.
@@ -187,44 +188,29 @@ class CalibrationMapCallback(CalibrationCallback):
     MatrixScaling(off_diagonal_penalty=1.0)
     """
 
-    def __init__(
-        self, scaler: Any, *, strategy: str = "end", trainer: Any = None, calibration_dataset: Any = None
-    ) -> None:
-        super().__init__(trainer, calibration_dataset)
+    def __init__(self, scaler: Any, *, strategy: str = "end", **rows: Any) -> None:
+        super().__init__(**rows)
         check_option("strategy", strategy, STRATEGIES)
         self.title = map_title(method_of(scaler, folds=True))
         self.scaler, self.strategy = scaler, strategy
         self.fitted: Any = None
         self._last_step = -1
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        super().on_train_begin(args, state, control)
-        self._last_step = -1
-
     def before_evaluate(self, step: int) -> None:
         """Called by the trainer before each evaluation during the training; several sets make one."""
-        if self.strategy == "evaluate" and step != self._last_step:
+        if self.strategy == "evaluate" and (step != self._last_step or self.trainer.fitted_map is None):
             self._last_step = step
             self._fit()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        trainer, history, summary = self.trainer, state.log_history, len(state.log_history) - 1
+        trainer = self.trainer
         if not self.is_of_a_stock_trainer and trainer.calibration_split is None:
             return
         trainer.during_training = False
         self._fit()
-        if self.fitted is not None:
-            logs = {"calibration_map": in_words(self.fitted)}
-            for callback in trainer.callback_handler.callbacks:
-                if isinstance(callback, PrinterCallback | ProgressCallback):  # trackers take numbers only
-                    callback.on_log(trainer.args, state, trainer.control, logs=logs)
         if trainer.eval_dataset is not None and not self.is_of_a_stock_trainer:
             way_out = "but its final metrics are not logged. Correct the evaluation set, and call evaluate()."
             _or_warn(trainer.evaluate, "The evaluation after the training failed", way_out)
-        if summary >= 0 and "train_runtime" in history[summary]:  # a pruned trial of a search has none
-            # The Trainer has just logged it, and it is to stay the last entry.
-            history.append(history.pop(summary))
-            trainer.summary_was_at = summary
 
     def _fit(self) -> None:
         scaler, trainer = clone(self.scaler), self.trainer
@@ -232,7 +218,7 @@ class CalibrationMapCallback(CalibrationCallback):
         def fit() -> Any:
             if not self.is_of_a_stock_trainer:
                 return trainer.fit_calibration_map(scaler)
-            fit_once(trainer.accelerator, scaler, *self._held_out(keep_values=math.inf).logits_and_labels())
+            fit_once(trainer.accelerator, scaler, *self.held_out_pass(keep_logits=True).logits_and_labels())
             return scaler
 
         way_out = "and its probabilities stay as trained. Correct the cause, and call fit_calibration_map()."
@@ -275,25 +261,24 @@ class TemperatureScalingCallback(CalibrationMapCallback):
 def renew(trainer: Any) -> None:
     """Put the callbacks that a configuration asks for in the place of those that were made before."""
     handler, config, scaler = trainer.callback_handler, trainer.calibration_config, scaler_of(trainer)
-    strategy = config.calibration_strategy
-    gammas: Any = None
-    fitting: Any = None
+    wanted: dict[type[TrainerCallback], Any] = {AdaFocalCallback: None, CalibrationMapCallback: None}
     if isinstance(trainer.calibration_loss, AdaptiveLoss):
         updates = {"every_n_steps": config.gamma_update_steps, "n_samples": config.gamma_update_samples}
-        gammas = AdaFocalCallback(**updates, schedule=config.gamma_update_schedule)
+        wanted[AdaFocalCallback] = AdaFocalCallback(**updates, schedule=config.gamma_update_schedule)
+    strategy = {"strategy": config.calibration_strategy}
     if isinstance(scaler, TemperatureScaling):  # remove_callback is asked for this one
-        fitting = TemperatureScalingCallback(criterion=scaler.criterion, strategy=strategy)
+        wanted[CalibrationMapCallback] = TemperatureScalingCallback(criterion=scaler.criterion, **strategy)
     elif scaler is not None:
-        fitting = CalibrationMapCallback(scaler, strategy=strategy)
-    for kind, callback in ((AdaFocalCallback, gammas), (CalibrationMapCallback, fitting)):
+        wanted[CalibrationMapCallback] = CalibrationMapCallback(scaler, **strategy)
+    for kind, callback in wanted.items():
         earlier = trainer.made_callbacks.get(kind)
         if earlier is not None and earlier not in handler.callbacks:
             continue  # the user has removed it, for good
-        trainer.made_callbacks[kind] = None
         if earlier is not None:
             handler.callbacks.remove(earlier)
-        if callback is not None and own_callback(trainer, kind) is None:
-            trainer.made_callbacks[kind] = callback
+        is_own = callback is not None and own_callback(trainer, kind) is None
+        trainer.made_callbacks[kind] = callback if is_own else None
+        if is_own:
             trainer.add_callback(callback)
     arrange(trainer)
 
@@ -306,25 +291,6 @@ def arrange(trainer: Any) -> None:
     for callback in ours:
         callback.trainer = trainer
     callbacks[:] = [*ours, *(callback for callback in callbacks if not isinstance(callback, kinds))]
-
-
-def update_table(trainer: Any, loss: Any, evaluation: Evaluation) -> None:
-    """Update the table of an adaptive loss from held-out predictions, and log it."""
-    found, state = evaluation.raw, trainer.state
-    check_labelled(found is not None)
-    assert found is not None
-    gaps = found.class_gaps if loss.reads_labels else None
-    progress = state.global_step / max(state.max_steps, 1)
-    loss.update(*found.top_label, class_gaps=gaps, progress=progress)
-    # The numbers of all bins are for figures, which read them here; nobody reads sixty numbers in a line.
-    table = loss.log_values()
-    state.log_history.append({**table, "epoch": state.epoch, "step": state.global_step})
-    gammas = [value for name, value in table.items() if name.startswith("gamma_")]
-    if gammas:
-        due = trainer.control.should_log
-        mean = sum(gammas) / len(gammas)
-        trainer.log({"gamma_mean": mean, "gamma_min": min(gammas), "gamma_max": max(gammas)})
-        trainer.control.should_log = due  # the training loss may still have to be logged
 
 
 def own_callback(trainer: Any, kind: type[Kind]) -> Kind | None:
@@ -343,11 +309,7 @@ def scaler_to_fit(trainer: Any) -> Any:
 
 
 def check_updates(names: Sequence[str], steps: Any, schedule: Any, samples: Any) -> dict[int, int] | None:
-    """Refuse settings of updates that do not go together; return the schedule, whose epochs may be words as in JSON.
-
-    >>> check_updates(("steps", "schedule", "samples"), None, {"25": 100, "40": 1}, None)
-    {25: 100, 40: 1}
-    """
+    """Refuse settings of updates that do not go together; return the schedule, whose epochs may be words as in JSON."""
     given = schedule if isinstance(schedule, Mapping) else {}
     epochs = [int(key) if isinstance(key, str) and key.isdecimal() else key for key in given]
     whole = bool(given) and all(type(number) is int for number in [*epochs, *given.values()])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from transformers import TrainingArguments
 
@@ -19,91 +20,77 @@ from hf_calib.metrics.state import lower_is_better
 from hf_calib.scaling import FOLDABLE_SCALERS, TemperatureScaling
 from hf_calib.trainer.callbacks import STRATEGIES, check_option, check_updates
 
-if TYPE_CHECKING:
-    ClassWeights = Sequence[float] | str | None
-else:  # HfArgumentParser takes one type per field: words, which become numbers unless they are "balanced"
-    ClassWeights = list[str] | None
-
-BALANCED = "balanced"
+Kind = TypeVar("Kind")
 CALIBRATION_METHODS = (*(key for key, entry in FOLDABLE_SCALERS.items() if entry.needs != "priors"), "none")
 _OPTIONS = {
     "temperature_criterion": ("nll", "ece", "adaptive_ece", "none"),
     "calibration_strategy": STRATEGIES,
     "loss_reduction": ("mean", "sum"),
 }
-# Lowest and highest value of whole numbers; NumPy takes no larger seed.
-_WHOLE_NUMBERS = {
-    "n_bins": (1, 10_000),
-    "gamma_update_steps": (1, 10**9),
-    "gamma_update_samples": (1, 10**12),
-    "seed": (0, 2**32 - 1),
-    "data_seed": (0, 2**63 - 1),
-}
-_BY_METRIC = ("reduce_lr_on_plateau", "greedy")  # schedulers that follow metric_for_best_model
+_MOST = {"n_bins": 10_000, "gamma_update_steps": 10**9, "gamma_update_samples": 10**12}
 
 _saved_with_a_model: ContextVar[bool] = ContextVar("_saved_with_a_model", default=False)
 
 
-# Of each field, as the command line says it.
-_HELP: dict[str, dict[str, str]] = {
-    name: {"help": text}
-    for name, text in {
-        "loss": "Name of the loss, see hf_calib.losses.LOSSES: adafocal, dual_focal, focal, ...",
-        "loss_kwargs": "Hyperparameters of the loss, as JSON: '{\"gamma\": 3.0}'.",
-        "class_weights": "One positive weight per class, in the order of the model's labels; or 'balanced': "
-        "N / (C n_c), from the n_c labels of each class in the training split.",
-        "n_bins": "Number of bins of the reported calibration errors.",
-        "gamma_update_steps": "Update an adaptive loss (adafocal, ada_dual_focal, calfocal, ece_ce) every so many "
-        "optimizer steps. Default: at each evaluation, or at the end of each epoch where eval_strategy is 'no'.",
-        "gamma_update_schedule": "Instead of gamma_update_steps: from which epoch on to update every how many "
-        'optimizer steps, as JSON: \'{"25": 100, "40": 1}\'. Before the first of these epochs, as by default.',
-        "gamma_update_samples": "With gamma_update_steps or gamma_update_schedule: for updates by steps, use a fixed "
-        "random subset of this many examples of the calibration split. Default: all of it.",
-        "calibration_method": "The map of the logits that is fitted on the calibration split and folded into the saved "
-        f"model: {', '.join(CALIBRATION_METHODS[:-1])}, or none for no map. Default: auto; a temperature where "
-        "temperature_criterion is ece or adaptive_ece, and for heads without a bias; none for causal LMs.",
-        "temperature_criterion": "What a temperature minimises on the calibration split: nll (exact), ece or "
-        "adaptive_ece (grid 0.1 to 10, as in the papers), or none for no temperature.",
-        "calibration_strategy": "When the calibration map is fitted: 'end' of the training, or at each 'evaluate' too.",
-        "gather_batch": "Compute the penalties that couple the batch (mmce, soft_ece, kde_ece, mdca, avuc) over the "
-        "micro-batches of all processes instead of each process's own.",
-        "loss_reduction": "'mean' over the rows of the whole batch of an optimizer step, or, to reproduce the image "
-        "papers, their 'sum', which goes with max_grad_norm=2.",
-        "answer_options": "For a causal language model that answers with one of a few tokens, such as ' A' ' B' ' C' "
-        "' D': loss, metrics and temperature are over these. Each row has one of them as its only label.",
-    }.items()
-}
+def documented(fields: type[Kind]) -> type[Kind]:
+    """Give the fields of a dataclass, as the help of their options, what its docstring says of them."""
+    for name, text in re.findall(r"^ {8}(\w+): (.+(?:\n {12}.+)*)", fields.__doc__ or "", re.MULTILINE):
+        field: Any = fields.__dataclass_fields__.get(name)  # type: ignore[attr-defined]
+        if field is not None:
+            field.metadata = {"help": " ".join(text.split())}
+    return fields
 
 
+@documented
 @dataclass(repr=False)
 class CalibrationConfig:
     """Configuration of a `CalibrationMixin`: the loss, the updates of its gammas, and the calibration map.
 
-    `CalibrationTrainingArguments` has these fields beside those of the Trainer. Where a trainer's arguments are of
-    another class, the config is passed beside them. Everything is checked here, before any data is touched.
+    `CalibrationTrainingArguments` has these fields too. Where a trainer's arguments are of another class, the config is
+    passed beside them.
+
+    Args:
+        loss: Name of the loss, see hf_calib.losses.LOSSES: adafocal, dual_focal, focal, ...
+        loss_kwargs: Hyperparameters of the loss, as JSON: '{"gamma": 3.0}'.
+        class_weights: One positive weight per class, in the order of the model's labels.
+        n_bins: Number of bins of the reported calibration errors.
+        gamma_update_steps: Update an adaptive loss (adafocal, ada_dual_focal, calfocal, ece_ce) every so many optimizer
+            steps. Default: at each evaluation, or at the end of each epoch where eval_strategy is 'no'.
+        gamma_update_schedule: Instead of gamma_update_steps: from which epoch on to update every how many optimizer
+            steps, as JSON: '{"25": 100, "40": 1}'. Before the first of these epochs, as by default.
+        gamma_update_samples: With gamma_update_steps or gamma_update_schedule: for updates by steps, use a fixed random
+            subset of this many examples of the calibration split. Default: all of it.
+        calibration_method: The map of the logits that is fitted on the calibration split and folded into the saved
+            model: auto, temperature, per_label_temperature, vector, matrix, structured_vector, structured_matrix, or
+            none for no map. Default: auto; a temperature where temperature_criterion is ece or adaptive_ece, and for
+            heads without a bias; none for causal LMs.
+        temperature_criterion: What a temperature minimises on the calibration split: nll (exact), ece or adaptive_ece
+            (grid 0.1 to 10, as in the papers), or none for no temperature.
+        calibration_strategy: When the calibration map is fitted: 'end' of the training, or at each 'evaluate' too.
+        gather_batch: Compute the penalties that couple the batch (mmce, soft_ece, kde_ece, mdca, avuc) over the
+            micro-batches of all processes instead of each process's own.
+        loss_reduction: 'mean' over the rows of the whole batch of an optimizer step, or, to reproduce the image papers,
+            their 'sum', which goes with max_grad_norm=2.
 
     Raises:
-        ValueError: for an unknown loss, an unknown or out-of-range hyperparameter, or other values out of
-            range; the message names what is allowed.
+        ValueError: for an unknown loss or hyperparameter, or a value out of range, before any data is touched.
 
     >>> CalibrationConfig(loss="focal", loss_kwargs={"gamma": 2.0}).make_loss().hyperparameters
     {'gamma': 2.0}
     """
 
-    loss: str = field(default="cross_entropy", metadata=_HELP["loss"])
-    loss_kwargs: dict[str, Any] | str | None = field(default=None, metadata=_HELP["loss_kwargs"])
-    class_weights: ClassWeights = field(default=None, metadata=_HELP["class_weights"])
-    n_bins: int = field(default=15, metadata=_HELP["n_bins"])
-    gamma_update_steps: int | None = field(default=None, metadata=_HELP["gamma_update_steps"])
-    gamma_update_schedule: dict[int, int] | str | None = field(
-        default=None, metadata=_HELP["gamma_update_schedule"]
-    )
-    gamma_update_samples: int | None = field(default=None, metadata=_HELP["gamma_update_samples"])
-    calibration_method: str | None = field(default=None, metadata=_HELP["calibration_method"])
-    temperature_criterion: str = field(default="nll", metadata=_HELP["temperature_criterion"])
-    calibration_strategy: str = field(default="end", metadata=_HELP["calibration_strategy"])
-    gather_batch: bool = field(default=False, metadata=_HELP["gather_batch"])
-    loss_reduction: str = field(default="mean", metadata=_HELP["loss_reduction"])
+    loss: str = "cross_entropy"
+    loss_kwargs: dict[str, Any] | str | None = None
+    class_weights: list[float] | None = None
+    n_bins: int = 15
+    gamma_update_steps: int | None = None
+    gamma_update_schedule: dict[int, int] | str | None = None
+    gamma_update_samples: int | None = None
+    calibration_method: str | None = None
+    temperature_criterion: str = "nll"
+    calibration_strategy: str = "end"
+    gather_batch: bool = False
+    loss_reduction: str = "mean"
 
     def __post_init__(self) -> None:
         self.check_calibration()
@@ -113,18 +100,18 @@ class CalibrationConfig:
         self.loss_kwargs = read_mapping(self.loss_kwargs)
         for name, options in _OPTIONS.items():
             check_option(name, getattr(self, name), options)
-        for name, (low, high) in _WHOLE_NUMBERS.items():
-            value = getattr(self, name, None)
-            whole = value is None or (type(value) is int and low <= value <= high)
-            requirement = f"{name} to be a whole number, at least {low}, at most {high}"
+        for name, most in _MOST.items():
+            value = getattr(self, name)
+            whole = value is None or (type(value) is int and 1 <= value <= most)
+            requirement = f"{name} to be a whole number, at least 1, at most {most}"
             check(whole, requirement, repr(value), "leave it out for the default")
         check_flag("gather_batch", self.gather_batch)
         names = ("gamma_update_steps", "gamma_update_schedule", "gamma_update_samples")
         schedule = _from_json(self.gamma_update_schedule)
-        updates = check_updates(names, self.gamma_update_steps, schedule, self.gamma_update_samples)
-        self.gamma_update_schedule = updates
+        updates = self.gamma_update_steps, schedule, self.gamma_update_samples
+        self.gamma_update_schedule = check_updates(names, *updates)
         self.make_scaler()
-        self.class_weights = _numbers(self.class_weights)
+        self.class_weights = _plain(self.class_weights)
         self.make_loss()
 
     def settings(self) -> str:
@@ -132,21 +119,13 @@ class CalibrationConfig:
         names = [*CalibrationConfig.__dataclass_fields__, "label_smoothing_factor"]
         return repr([getattr(self, name, None) for name in names])
 
-    def make_loss(
-        self, problem_type: str | None = None, *, balanced_weights: Sequence[float] | None = None
-    ) -> Any:
-        """The `CalibrationLoss` that this describes.
-
-        Args:
-            problem_type: the model's; None tells the labels apart by their dtype.
-            balanced_weights: what `class_weights="balanced"` stands for; the trainer counts labels for it.
-        """
+    def make_loss(self, problem_type: str | None = None) -> Any:
+        """The `CalibrationLoss` that this describes, for a model's `problem_type`; None goes by the labels' dtype."""
         name, kwargs = self.loss, dict(self.loss_kwargs or {})  # type: ignore[arg-type]
         smoothing = getattr(self, "label_smoothing_factor", 0)  # of a Trainer's arguments
         if smoothing != 0:
             name, kwargs = "label_smoothing", {"smoothing": smoothing}
-        weights = balanced_weights if self.class_weights == BALANCED else self.class_weights
-        return make_loss(name, class_weights=weights, problem_type=problem_type, **kwargs)  # type: ignore[arg-type]
+        return make_loss(name, class_weights=self.class_weights, problem_type=problem_type, **kwargs)
 
     def make_scaler(self) -> Any:
         """The scaler, not fitted, that this describes; None for no calibration map."""
@@ -156,7 +135,7 @@ class CalibrationConfig:
         check_option("calibration_method", method, CALIBRATION_METHODS)
         goes_together = method in ("temperature", "none") or criterion == "nll"
         requirement = "temperature_criterion to be given with calibration_method='temperature' only"
-        way_out = "leave it out" if criterion != "none" else "set calibration_method='none' for no map"
+        way_out = "set calibration_method='none' for no map" if criterion == "none" else "leave it out"
         check(goes_together, requirement, f"{criterion!r} with calibration_method={method!r}", way_out)
         if "none" in (method, criterion):
             return None
@@ -166,28 +145,34 @@ class CalibrationConfig:
 
 
 # repr=False: a repr of the dataclass would replace the one that masks the token.
+@documented
 @dataclass(repr=False)
 class CalibrationTrainingArguments(CalibrationConfig, TrainingArguments):
     """Arguments of `CalibrationTrainer`: those of `TrainingArguments`, plus the loss and the calibration map.
 
-    From Python, from the command line (through `transformers.HfArgumentParser`), or from a YAML file with command-line
-    overrides (`parse_arguments`).
+    Also from the command line (`transformers.HfArgumentParser`), or a YAML file with overrides (`parse_arguments`).
 
     With `load_best_model_at_end`, `metric_for_best_model` may be one of the calibration metrics
     (`eval_adaptive_ece`, `eval_nll`, ...); the smaller is then the better, unless `greater_is_better` says
     otherwise. Those of the calibration map (`eval_nll_calibrated`, ...) need `calibration_strategy="evaluate"`.
     With an adaptive loss the default is `nll`: the loss itself is another one at each evaluation.
 
-    >>> args = CalibrationTrainingArguments("out", loss="focal", loss_kwargs={"gamma": 2.0}, report_to="none")
-    >>> args.make_loss().hyperparameters
-    {'gamma': 2.0}
+    Args:
+        answer_options: For a causal language model that answers with one of a few tokens, such as ' A' ' B' ' C' ' D':
+            loss, metrics and temperature are over these. Each row has one of them as its only label.
+
+    >>> CalibrationTrainingArguments("out", loss="focal", report_to="none").make_loss().hyperparameters
+    {'gamma': 3.0}
     """
 
-    answer_options: list[str] | None = field(default=None, metadata=_HELP["answer_options"])
+    answer_options: list[str] | None = None
 
     def __post_init__(self) -> None:
         self.loss_kwargs = read_mapping(self.loss_kwargs)
-        needs_metric = self.load_best_model_at_end or self.lr_scheduler_type in _BY_METRIC
+        needs_metric = self.load_best_model_at_end or self.lr_scheduler_type in (
+            "reduce_lr_on_plateau",
+            "greedy",
+        )
         if needs_metric and self.metric_for_best_model is None and isinstance(self.make_loss(), AdaptiveLoss):
             self.metric_for_best_model = "nll"
         metric = self.metric_for_best_model or ""
@@ -195,20 +180,6 @@ class CalibrationTrainingArguments(CalibrationConfig, TrainingArguments):
             self.greater_is_better = False  # the base class takes all but losses for scores
         TrainingArguments.__post_init__(self)
         self.check_calibration()
-        if self.answer_options is not None:
-            requirement = "calibration_method to be 'temperature' or 'none' with answer_options"
-            way_out = "make a classifier with hf_calib.language_models.label_token_classifier for other maps"
-            fits = self.calibration_method in (None, "temperature", "none")
-            check(fits, requirement, repr(self.calibration_method), way_out)
-            requirement = "class_weights to be numbers with answer_options"
-            check(self.class_weights != BALANCED, requirement, "'balanced'", "give one number per option")
-        if metric.endswith("_calibrated"):
-            has_map = self.make_scaler() is not None
-            purpose = f"for metric_for_best_model={metric!r}, with a map to fit"
-            requirement = f"calibration_strategy to be 'evaluate' {purpose}"
-            got = f"{self.calibration_strategy!r}" + ("" if has_map else " and no map")
-            way_out = f"set both, or use metric_for_best_model={metric.removesuffix('_calibrated')!r}"
-            check(has_map and self.calibration_strategy == "evaluate", requirement, got, way_out)
         smoothing = self.label_smoothing_factor
         got = f"label_smoothing_factor={smoothing} with loss={self.loss!r}"
         way_out = f"use loss='label_smoothing', loss_kwargs={{'smoothing': {smoothing}}} alone"
@@ -231,22 +202,8 @@ def hub_token_left_out() -> Iterator[None]:
 
 def _plain(value: Any) -> Any:
     """A number of NumPy or PyTorch, or an array of them, as JSON can hold it; infinity as "inf"."""
-    plain = value.tolist() if hasattr(value, "tolist") else value
+    plain = value.tolist() if hasattr(value, "tolist") else [*value] if isinstance(value, tuple) else value
     return "inf" if isinstance(plain, float) and plain == math.inf else plain
-
-
-def _numbers(weights: Any) -> list[float] | str | None:
-    """Class weights as numbers that JSON can hold, from words of the command line, an array or a tensor."""
-    words = [weights] if isinstance(weights, str) else _plain(weights)
-    if words is None or (isinstance(words, list | tuple) and [*words] == [BALANCED]):
-        return None if words is None else BALANCED
-    try:  # the keys of a mapping would be taken for the weights
-        numbers = None if isinstance(words, Mapping) else [float(weight) for weight in words]
-    except (TypeError, ValueError):
-        numbers = None
-    requirement, way_out = f"class_weights to be numbers, or {BALANCED!r}", "one number per class, in order"
-    check(numbers is not None, requirement, repr(words), way_out)
-    return numbers
 
 
 def _from_json(value: Any) -> Any:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -15,22 +16,22 @@ from accelerate import Accelerator
 from accelerate.data_loader import get_sampler
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import SequentialSampler
+from torch.utils.data import SequentialSampler, Subset
 from transformers import Trainer
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import EvalLoopOutput
 
 from hf_calib._compat import full_float32
 from hf_calib._errors import check
+from hf_calib.language_models.label_tokens import is_causal
 from hf_calib.losses import logits_of
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 from hf_calib.metrics.state import LOGGED_METRICS
 from hf_calib.metrics.streaming import StreamingCalibration
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.scaling.affine import AffineMap
-from hf_calib.scaling.saved_map import temperature_of, title_of
+from hf_calib.scaling.saved_map import temperature_of
 from hf_calib.trainer import labels as of_labels
-from hf_calib.trainer.token_sample import TokenSample
 
 _MAPPED_AT_ONCE = 2**20  # logits: their copy stays small, however large batch and vocabulary are
 Arrays = tuple[NDArray[Any], NDArray[Any]]
@@ -38,88 +39,90 @@ Arrays = tuple[NDArray[Any], NDArray[Any]]
 
 @dataclass(eq=False)
 class Evaluation:
-    """Takes the batches of a pass on this process; ends with the same numbers on every process.
-
-    Args:
-        accelerator: the trainer's.
-        prefix: of the log keys, such as "eval".
-        n_bins: bins of the calibration errors.
-        keep_values: of logits and labels, at most; fewer than infinitely many, not of several labels a row.
-        sample_tokens: keep those of a `TokenSample`, where labels are (N, L).
-        dataset: what the pass is over.
-        calibration_map: a fitted scaler that folds; its metrics are computed beside the raw ones.
-    """
+    """Takes the batches of a pass on this process; ends with the same numbers on every process."""
 
     # What a report on them costs stays below 80 MB and half a minute, of which its resampling of rows takes most where
     # classes are few: each row counts as this many values at least, so there are 50,000 at most.
     FEW_VALUES: ClassVar[int] = 20_000_000
     VALUES_OF_A_ROW: ClassVar[int] = 400
+    # A temperature's standard error is below 1% with so many tokens, and so many logits take half a GiB in float32.
+    MOST_TOKENS: ClassVar[int] = 20_000
+    MOST_LOGITS: ClassVar[int] = 2**27
 
     accelerator: Accelerator
     prefix: str = ""
     n_bins: int = 15
-    keep_values: float = 0
-    sample_tokens: bool = False
+    keep_values: float = 0  # of logits, at most
+    sample_tokens: bool = False  # keep a random sample of them: a vocabulary's logits would fill the memory
     dataset: Any = None
-    calibration_map: Any = None
-    # Made with the first batch, which tells the problem type and the device.
-    raw: StreamingCalibration | None = field(default=None, init=False)
-    calibrated: StreamingCalibration | None = field(default=None, init=False)
-    rows: list[tuple[Tensor, Tensor]] = field(default_factory=list, init=False)
-    # Of the sentences in `rows`, where labels are of tokens.
-    lengths: list[Tensor] = field(default_factory=list, init=False)
+    calibration_map: Any = None  # a fitted scaler that folds, whose metrics are computed beside the raw ones
 
     def __post_init__(self) -> None:
-        self.sample = TokenSample(self.accelerator) if self.sample_tokens and self.keep_values else None
-        self._n_values = 0
+        self.raw: StreamingCalibration | None = None
+        self.calibrated: StreamingCalibration | None = None
+        self.rows: list[tuple[Tensor, Tensor]] = []
+        self.lengths: list[Tensor] = []  # of the sentences in `rows`, where labels are of tokens
+        self._n_rows, self._share = 0, 1.0  # and of the labelled tokens, the share that is kept
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
         """Take a batch: logits (N, ..., C), labels (N, ...), or float labels like the logits (multi-label)."""
         logits, multi_label = logits.detach(), labels.is_floating_point()
         if self.raw is None:
             self.raw = StreamingCalibration(n_bins=self.n_bins, multi_label=multi_label)
+            self._random = torch.Generator(labels.device).manual_seed(self.accelerator.process_index)
             if self.calibration_map is not None:
                 self.calibrated = StreamingCalibration(n_bins=self.n_bins, multi_label=multi_label)
                 self._mapped = on_device(self.calibration_map.affine_map(), logits)
+            if multi_label and self.keep_values < math.inf:
+                self.keep_values = 0  # there is no report that resamples these
+        if self.keep_values and labels.dim() == 2 and not (multi_label or self.sample_tokens):
+            self.lengths.append(self.accelerator.gather_for_metrics((labels != IGNORE_INDEX).sum(dim=1)))
         # The last batch is filled up with repeats, to be even over processes.
         state, n_own = self.accelerator.gradient_state, len(labels)
         if state.end_of_dataloader and state.remainder > 0:
             n_own = of_labels.n_own_rows(state.remainder, self.accelerator.process_index, n_own)
         self.raw.update(logits[:n_own], labels[:n_own])
+        rows = logits[:n_own].reshape(-1, logits.shape[-1])
+        targets = labels[:n_own].reshape(rows.shape if multi_label else -1)
         if self.calibrated is not None:
-            rows = logits[:n_own].reshape(-1, logits.shape[-1])
-            targets = labels[:n_own].reshape(rows.shape if multi_label else -1)
             step = max(1, _MAPPED_AT_ONCE // rows.shape[1])
             for chunk, chunk_labels in zip(rows.split(step), targets.split(step), strict=True):
                 self.calibrated.update(self._mapped(chunk), chunk_labels)
-        if self.sample is not None:
-            self.sample.add(logits[:n_own], labels[:n_own])
-        elif self.keep_values:
-            self._keep(logits.float(), labels)
+        if self.keep_values:
+            self._keep(rows, targets)
 
     def _keep(self, logits: Tensor, labels: Tensor) -> None:
-        """Gather a batch in the order of the dataset, without the rows that fill it up."""
-        accelerator, multi_label = self.accelerator, labels.is_floating_point()
-        if accelerator.num_processes > 1 and logits.dim() == 3:
-            pad = partial(accelerator.pad_across_processes, dim=1, pad_index=IGNORE_INDEX)
-            logits, labels = pad(logits), pad(labels)
-        logits, labels = accelerator.gather_for_metrics((logits.contiguous(), labels.contiguous()))
-        if labels.dim() == 2 and not multi_label:
-            self.lengths.append((labels != IGNORE_INDEX).sum(dim=1).cpu())
-        logits = logits.reshape(-1, logits.shape[-1])
-        labels = labels.reshape(logits.shape if multi_label else -1)
-        known = (labels != IGNORE_INDEX).any(1) if multi_label else labels != IGNORE_INDEX
-        self.rows.append((logits[known].cpu(), labels[known].cpu()))
-        self._n_values += len(self.rows[-1][1]) * max(logits.shape[-1], self.VALUES_OF_A_ROW)
-        if self.keep_values < math.inf and (multi_label or self._n_values > self.keep_values):
+        """Gather the labelled rows of a batch, in the order of the dataset."""
+        known = _labelled(labels)
+        if self._share < 1:
+            known &= torch.rand(len(known), generator=self._random, device=known.device) < self._share
+        logits, labels = logits[known].float(), labels[known]
+        if self.accelerator.num_processes > 1:  # each has another number of rows
+            pad = partial(self.accelerator.pad_across_processes, pad_index=IGNORE_INDEX)
+            logits, labels = self.accelerator.gather((pad(logits), pad(labels)))
+            known = _labelled(labels)
+            logits, labels = logits[known], labels[known]
+        self.rows.append((logits.cpu(), labels.cpu()))
+        self._n_rows += len(labels)
+        if self.sample_tokens:
+            while self._n_rows > min(self.MOST_TOKENS, max(1, self.MOST_LOGITS // logits.shape[1])):
+                self._halve()
+        elif self._n_rows * max(logits.shape[1], self.VALUES_OF_A_ROW) > self.keep_values:
             self.keep_values, self.rows, self.lengths = 0, [], []
+
+    def _halve(self) -> None:
+        """Keep a random half of the tokens, the same on every process, and of those to come a smaller share."""
+        self._share /= 2
+        generator = torch.Generator().manual_seed(int(1 / self._share))
+        kept = torch.rand(self._n_rows, generator=generator) < 0.5
+        parts = kept.split([len(labels) for _, labels in self.rows])
+        self.rows = [(row[part], of[part]) for (row, of), part in zip(self.rows, parts, strict=True)]
+        self._n_rows = int(kept.sum())
 
     def finish(self) -> None:
         """Merge the processes; called by all of them, once, after the last batch."""
         for state in self._states():
             state.all_reduce()
-        if self.sample is not None:
-            self.rows = self.sample.finish()
         if self.rows:
             logits, labels = (torch.cat(parts) for parts in zip(*self.rows, strict=True))
             self.rows = [(logits, labels)]
@@ -131,11 +134,6 @@ class Evaluation:
         temperature = None if self.calibrated is None else temperature_of(self.calibration_map)
         return found | ({} if temperature is None else {"temperature": temperature})
 
-    def panels(self) -> dict[str, Arrays]:
-        """(confidences, correct) before and, if there is a map, after it: for a reliability diagram."""
-        names = ["before", *([] if self.calibrated is None else [f"after {title_of(self.calibration_map)}"])]
-        return {n: s.top_label for n, s in zip(names, self._states(), strict=True)}
-
     def logits_and_labels(self) -> Arrays:
         """(N, C) float32 logits and the labels of all rows that are not ignored, if logits were kept.
 
@@ -146,40 +144,29 @@ class Evaluation:
         return logits.numpy(), labels.numpy()
 
     def predictions(self, names: Mapping[int, str]) -> Predictions:
-        """`logits_and_labels` with the names of the classes by their numbers; logits may be NaN."""
+        """`logits_and_labels` with the names of the classes by their numbers; logits may be NaN.
+
+        Where labels are of tokens, `sentences` (N,) is the number of each one's sentence.
+        """
         logits, labels = self.logits_and_labels()
         class_names = tuple(str(names.get(i, i)) for i in range(logits.shape[1]))
-        about: dict[str, Any] = {"class_names": class_names, "sentences": self.sentences()}
+        lengths = torch.cat(self.lengths).cpu().numpy() if self.lengths else None
+        sentences = None if lengths is None else np.repeat(np.arange(len(lengths)), lengths)
+        about: dict[str, Any] = {"class_names": class_names, "sentences": sentences}
         return Predictions(labels, logits=logits, **about, validate=False)
-
-    def sentences(self) -> NDArray[Any] | None:
-        """(N,) the number of its sentence for each row of `logits_and_labels`; None where labels are not of tokens."""
-        if not self.rows or not self.lengths:
-            return None
-        lengths = torch.cat(self.lengths).numpy()
-        return np.repeat(np.arange(len(lengths)), lengths)
 
     def _states(self) -> list[StreamingCalibration]:
         return [state for state in (self.raw, self.calibrated) if state is not None]
 
 
-@dataclass
-class Asked:
-    """What a call of `evaluate` asks of its pass, and the pass once it is done."""
-
-    dataset: Any = None
-    keep_logits: bool = False
-    done: Evaluation | None = None
+def _labelled(labels: Tensor) -> Tensor:
+    """(N,) whether labels (N,), or one of (N, C), are not ignored."""
+    known = labels != IGNORE_INDEX
+    return known.any(dim=1) if known.dim() == 2 else known
 
 
 def on_device(mapping: AffineMap, logits: Tensor) -> Callable[[Tensor], Tensor]:
-    """A map of logits (N, C) like these, in float32, or in float64 if they are; -inf stays -inf.
-
-    >>> rotated = AffineMap(np.array([[0.0, 1.0], [1.0, 0.0]]), np.array([0.0, 0.5]))
-    >>> logits = torch.tensor([[1.0, 0.0]])
-    >>> on_device(rotated, logits)(logits)
-    tensor([[0.0000, 1.5000]])
-    """
+    """A map of logits (N, C) like these, in float32, or in float64 if they are; -inf stays -inf."""
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     # In two steps: the device may have no float64.
     parts = [None if part is None else torch.as_tensor(part).to(dtype).to(logits.device) for part in mapping]
@@ -203,11 +190,8 @@ def _compute(state: StreamingCalibration) -> dict[str, float]:
     try:
         return state.compute()
     except ValueError as error:  # a model that has diverged: say so, but leave the decision to the user
-        warnings.warn(
-            f"This evaluation has no calibration metrics: {error}. They are logged as NaN. Check the model's logits "
-            "and the labels.",
-            stacklevel=2,
-        )
+        logged = "They are logged as NaN. Check the model's logits and the labels."
+        warnings.warn(f"This evaluation has no calibration metrics: {error}. {logged}", stacklevel=2)
         return dict.fromkeys(LOGGED_METRICS, math.nan)
 
 
@@ -226,7 +210,7 @@ def run(
     if isinstance(get_sampler(loader), LengthGroupedSampler):  # which is for training
         loader.set_sampler(SequentialSampler(loader.dataset))
     hooks = trainer.preprocess_logits_for_metrics, trainer.compute_metrics
-    next_token = of_labels.predicts_next_token(trainer.accelerator.unwrap_model(trainer.model))
+    next_token = is_causal(trainer.accelerator.unwrap_model(trainer.model))
 
     def take(logits: Any, labels: Any) -> Any:
         seen = vars(trainer).pop("seen", None)  # what a compute_loss of ours read of this batch
@@ -249,22 +233,37 @@ def run(
     return output._replace(**nothing) if loss_only else output
 
 
+def loader_of(trainer: Any, dataset: Any, n_samples: int | None) -> Any:
+    """A loader of a dataset, or of a fixed random subset; made once, since accelerate remembers every one."""
+    made = vars(trainer).setdefault("loaders_of_splits", {})  # with the datasets, whose ids are kept by that
+    if (id(dataset), n_samples) not in made:
+        rows = dataset
+        if n_samples is not None and n_samples < len(dataset):
+            generator = torch.Generator().manual_seed(trainer.args.seed)
+            rows = Subset(dataset, torch.randperm(len(dataset), generator=generator)[:n_samples].tolist())
+        # get_eval_dataloader would, with persistent workers, give the loader of the evaluation set.
+        made[id(dataset), n_samples] = dataset, trainer.get_test_dataloader(rows)
+    return made[id(dataset), n_samples][1]
+
+
 def held_out(trainer: Any, split: Any, current: Evaluation, *, n_samples: int | None = None) -> Evaluation:
     """A pass over a split in the middle of a training, or over a fixed random subset of it.
 
     Mode, random streams, log and progress bars of the training are left as found.
     """
-    loader = of_labels.loader_of(trainer, split, n_samples)
-    handler = trainer.callback_handler
+    loader, handler = loader_of(trainer, split, n_samples), trainer.callback_handler
     modes = [(module, module.training) for module in trainer.model.modules()]
-    left = handler.callbacks, handler.eval_dataloader
+    left = handler.callbacks, handler.eval_dataloader, random.getstate(), np.random.get_state()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     handler.callbacks = []
     try:
-        with of_labels.random_state_left_as_found():
+        with torch.random.fork_rng(devices=devices):
             loop = partial(Trainer.evaluation_loop, trainer, description="Calibration")
             run(trainer, current, loop, loader, loss_only=True)
     finally:
-        handler.callbacks, handler.eval_dataloader = left
+        handler.callbacks, handler.eval_dataloader = left[:2]
+        random.setstate(left[2])
+        np.random.set_state(left[3])
         for module, mode in modes:
             module.training = mode
     return current

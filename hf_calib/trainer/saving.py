@@ -1,39 +1,104 @@
-"""Saving and pushing of a trainer's models: as trained, calibrated, with its card."""
+"""What a training writes: tables of losses, models as trained and calibrated, records, reports and cards."""
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from accelerate.utils import gather_object
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from hf_calib._errors import check
+from hf_calib._errors import InputValueError, check, expected
+from hf_calib._files import whole_file
 from hf_calib._hub import CARD, with_owner
+from hf_calib._text import is_hub_name
 from hf_calib.cards.card import repair_stock_card, write_card
+from hf_calib.cards.facts import REPORT_FOLDER
+from hf_calib.cards.metadata import is_dataset_name
+from hf_calib.export.folder import LOSS_STATE_NAME, PUSHED_LOSS_STATE
 from hf_calib.export.hub import push_folder
 from hf_calib.export.saving import save_folded, standalone_copy
 from hf_calib.losses import AdaptiveLoss
-from hf_calib.models.labels import are_unnamed
-from hf_calib.scaling.saved_map import MAP_NAME, title_of
-from hf_calib.trainer.checkpoint import save_loss_state
-from hf_calib.trainer.report import REPORT, measured, write_results
+from hf_calib.metrics.state import LOGGED_METRICS
+from hf_calib.predictions.predictions import Predictions
+from hf_calib.report import CalibrationReport, ood_section, report_on_predictions
+from hf_calib.scaling.saved_map import MAP_NAME, OF_PAIRS, save_map, title_of
+from hf_calib.trainer.calibration_map import is_in
 
 logger = logging.getLogger(__name__)
+REPORT = f"{REPORT_FOLDER}/report.json"
+
+
+# ---- Checkpoints ----
+
+
+def save_loss_state(loss: AdaptiveLoss, directory: str | os.PathLike[str]) -> None:
+    """Write the loss's table into the directory, with the loss's name and hyperparameters: all of it or nothing."""
+    table = {name: value.contiguous() for name, value in loss.state_dict().items()}
+    metadata = {"loss": loss.name, "hyperparameters": json.dumps(loss.hyperparameters)}
+    with whole_file(Path(directory) / LOSS_STATE_NAME) as unfinished:
+        save_file(table, unfinished, metadata)
+
+
+def load_loss_state(loss: AdaptiveLoss, directory: str | os.PathLike[str]) -> None:
+    """Restore the table that `save_loss_state` wrote, here or where a push puts it, if it is of this very loss."""
+    paths = Path(directory, LOSS_STATE_NAME), Path(directory, PUSHED_LOSS_STATE)
+    found = [path for path in paths if path.is_file()]
+    got = "no such file, without which the loss would start over"
+    way_out = "resume from another checkpoint, or train without resume_from_checkpoint"
+    check(bool(found), f"checkpoint {directory} to hold {LOSS_STATE_NAME}", got, way_out)
+    requirement = f"hold the table of loss {loss.name!r} with {loss.hyperparameters}"
+    try:
+        with safe_open(found[0], "pt") as file:
+            recorded = file.metadata() or {}
+            table = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        ours, theirs = json.loads(json.dumps(loss.hyperparameters)), json.loads(recorded["hyperparameters"])
+        # One that the file does not have was added after it was written.
+        if recorded["loss"] != loss.name or any(ours.get(name) != value for name, value in theirs.items()):
+            raise ValueError(f"the table of loss {recorded['loss']!r} with {theirs}")
+        loss.load_state_dict(table)
+    except (SafetensorError, OSError, TypeError, KeyError, RuntimeError, ValueError) as error:
+        got = " ".join(str(error).split())
+        raise InputValueError(expected(str(found[0]), requirement, got, way_out)) from error
+
+
+def newest_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
+    """The newest checkpoint that was written to its end, the Trainer's state; None if there is none."""
+    states = Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*/{TRAINER_STATE_NAME}")
+    steps = {path: path.parent.name.rpartition("-")[2] for path in states}
+    for path in sorted((p for p in steps if steps[p].isdecimal()), key=lambda p: -int(steps[p])):
+        try:
+            json.loads(path.read_text(encoding="utf-8"))
+            return str(path.parent)
+        except ValueError:  # cut short
+            continue
+    return None
+
+
+# ---- Models ----
 
 
 def warn_not_folded(trainer: Any) -> None:
     """Say once that a model is saved as trained, although there is a map."""
     if trainer.fitted_map is not None and not trainer.said_not_folded and trainer.is_world_process_zero():
+        trainer.said_not_folded = True
         logger.warning(
             "save_model writes the model as trained, without its %s: a pipeline that loads it is not "
             "calibrated. Use save_calibrated_model(output_dir) for the calibrated model.",
             title_of(trainer.calibration_map),
         )
-        trainer.said_not_folded = True
 
 
 def save_beside(trainer: Any, folder: Path) -> None:
@@ -41,10 +106,10 @@ def save_beside(trainer: Any, folder: Path) -> None:
     fitted = trainer.fitted_map
     if isinstance(trainer.calibration_loss, AdaptiveLoss):
         save_loss_state(trainer.calibration_loss, folder)
-    if fitted is None or not fitted.is_in(folder / MAP_NAME):
+    if not is_in(fitted, folder / MAP_NAME):
         (folder / REPORT).unlink(missing_ok=True)
     if fitted is not None:
-        fitted.save(folder)
+        save_map(fitted.scaler, folder, fitted.about)
     else:
         (folder / MAP_NAME).unlink(missing_ok=True)
 
@@ -55,14 +120,6 @@ def save_calibrated(trainer: Any, output_dir: str | os.PathLike[str]) -> None:
     got = "no map" if trainer.calibration_config.make_scaler() is None else "none yet"
     way_out = "train with a calibration_dataset, or call fit_calibration_map()"
     check(fitted is not None, "the calibration map to be fitted", got, way_out)
-    names = list(trainer.class_names.values())
-    if are_unnamed(names) and len(names) == trainer.n_classes > 1 and trainer.is_world_process_zero():
-        logger.warning(
-            "The classes are saved as %s to %s: pipelines answer with these, and labels that are names fit none "
-            "of them. Pass id2label and label2id where the model is loaded.",
-            names[0],
-            names[-1],
-        )
     sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
     state_dict = trainer.accelerator.get_state_dict(trainer.model_wrapped) if sharded else None
 
@@ -79,17 +136,17 @@ def save_calibrated(trainer: Any, output_dir: str | os.PathLike[str]) -> None:
     raise_everywhere(save, here=trainer.args.should_save)
 
 
-def push(
-    trainer: Any, message: str | None, blocking: bool, where: dict[str, Any], card: dict[str, Any]
-) -> Any:
-    """Save the calibrated model and its card in the output folder, and push that in one commit.
-
-    Where to: token, revision, private and create_pr. What of it is None is as the trainer's arguments say.
-    """
-    args = trainer.args
-    where["token"] = where["token"] or args.hub_token
-    where["revision"] = where["revision"] or args.hub_revision
-    where["private"] = args.hub_private_repo if where["private"] is None else where["private"]
+def push(trainer: Any, message: str | None, card: dict[str, Any]) -> Any:
+    """Save the calibrated model and its card in the output folder, and push that in one commit."""
+    args, about = (
+        trainer.args,
+        {"message": message or "End of training", "create_pr": card.pop("create_pr", False)},
+    )
+    about["run_as_future"] = not card.pop("blocking", True)
+    defaults = {"token": args.hub_token, "revision": args.hub_revision, "private": args.hub_private_repo}
+    for name, default in defaults.items():
+        given = card.pop(name, None)
+        about[name] = default if given is None else given
     trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
     repo_id = trainer.hub_model_id or args.hub_model_id or Path(args.output_dir).absolute().name
     running = getattr(trainer, "push_in_progress", None)
@@ -99,7 +156,7 @@ def push(
 
     def upload() -> Any:
         # With its owner, without whom the card's lines would not find it.
-        trainer.hub_model_id = with_owner(repo_id, where["token"])
+        trainer.hub_model_id = with_owner(repo_id, about["token"])
         if isinstance(trainer.calibration_loss, AdaptiveLoss):
             save_loss_state(trainer.calibration_loss, args.output_dir)
         tags = card.get("tags") or []
@@ -109,8 +166,7 @@ def push(
         ]
         name = {"model_name": repo_id.split("/")[-1]}
         trainer.create_model_card(**{**name, **card, "tags": list(dict.fromkeys(tags))})
-        about: dict[str, Any] = {"message": message or "End of training", "run_as_future": not blocking}
-        return push_folder(args.output_dir, trainer.hub_model_id, **where, **about)
+        return push_folder(args.output_dir, trainer.hub_model_id, **about)
 
     return raise_everywhere(upload, here=trainer.is_world_process_zero())
 
@@ -131,24 +187,6 @@ def raise_everywhere(work: Callable[[], Any], *, here: bool) -> Any:
     return done
 
 
-@contextmanager
-def summary_where_it_was(trainer: Any) -> Iterator[None]:
-    """Within it, the log has the summary of the training before the final evaluation.
-
-    The stock card makes a table of the evaluations before the summary, and expects them to have the same metrics; the
-    final one has those with the map too.
-    """
-    history, place = trainer.state.log_history, trainer.summary_was_at
-    if place is not None:
-        summaries = [entry for entry in history if "train_runtime" in entry]
-        others = [entry for entry in history if "train_runtime" not in entry]
-        trainer.state.log_history = [*others[:place], *summaries, *others[place:]]
-    try:
-        yield
-    finally:
-        trainer.state.log_history = history
-
-
 def complete_card(trainer: Any) -> None:
     """Repair the stock card, and add the section on calibration once a map is fitted."""
     if not trainer.is_world_process_zero():
@@ -159,3 +197,138 @@ def complete_card(trainer: Any) -> None:
     if is_calibrated:
         write_results(trainer, folder)
         write_card(folder, repo_id=trainer.hub_model_id or trainer.args.hub_model_id)
+
+
+# ---- Records and reports ----
+
+
+def about_map(trainer: Any, scaler: Any, split: str, n_examples: int) -> dict[str, Any]:
+    """What calibration.json says beside a map: the loss, the rows and the base model, as far as they are recorded."""
+    loss, held_out, names = trainer.calibration_loss, trainer.calibration_split, trainer.class_names
+    own = "evaluation" if trainer.calibration_dataset is None else "calibration"
+    rows = _described(held_out)
+    fitted_on = {**(rows if split in ("calibration", "evaluation") else {}), "split": split, "n": n_examples}
+    roles = {"train": _described(trainer.train_dataset), "calibration": fitted_on}
+    if isinstance(loss, AdaptiveLoss) and held_out is not None:
+        roles["gammas"] = fitted_on if own == split else {"split": own, **rows}
+    base = getattr(trainer.model_config, "_name_or_path", None)
+    known = {
+        "criterion": getattr(scaler, "criterion", None),
+        "split": split,
+        "n_examples": n_examples,
+        "loss": loss.name,
+        "loss_kwargs": loss.hyperparameters,
+        "class_weights": None if loss.class_weights is None else loss.class_weights.tolist(),
+        **(OF_PAIRS if trainer.n_classes == 1 and not loss.multi_label else {}),
+        "folded": False,
+        "data": {role: rows for role, rows in roles.items() if rows},
+        "base_model": base if is_hub_name(base) else None,
+        "class_names": [names[number] for number in sorted(names)],  # which adapters do not know
+    }
+    return {key: value for key, value in known.items() if value is not None}
+
+
+def _described(dataset: Any) -> dict[str, Any]:
+    """How many rows, but for a stream; and the name, with its owner where the files came from the Hub."""
+    info, found = getattr(dataset, "info", None), {}
+    with suppress(TypeError, NotImplementedError):
+        found["n"] = len(dataset)
+    files = " ".join(getattr(info, "download_checksums", None) or ())
+    owned = re.search(r"hf://datasets/([^/@]+/[^/@]+)[/@]", files)
+    name = owned[1] if owned else getattr(info, "dataset_name", None)
+    return {**found, "name": name} if is_dataset_name(name) else found
+
+
+def with_map(trainer: Any) -> Any:
+    """The last evaluation, if it measured the map that the trainer has now."""
+    evaluation = trainer.last_evaluation
+    measured = evaluation is not None and evaluation.calibrated is not None
+    return evaluation if measured and evaluation.calibration_map is trainer.calibration_map else None
+
+
+def measured(trainer: Any) -> dict[str, Any]:
+    """The entry "metrics" of calibration.json: the metrics before and after the map, on which rows."""
+    evaluation = with_map(trainer)
+    if evaluation is None:
+        return {}
+    found = {key.removeprefix(f"{evaluation.prefix}_"): value for key, value in evaluation.metrics().items()}
+    finite = {key: value if math.isfinite(value) else None for key, value in found.items()}
+    before = {name: finite[name] for name in LOGGED_METRICS if name in finite}
+    after = {name: finite[f"{name}_calibrated"] for name in before}
+    rows = _rows(trainer, evaluation)
+    return {"metrics": {**rows, "n_bins": evaluation.n_bins, "before": before, "after": after}}
+
+
+def report_of(trainer: Any, outside: Mapping[str, Any] | None = None) -> CalibrationReport | None:
+    """The report on the last evaluation, before and after a map, with sections on logits (N, C) from outside by name.
+
+    None where no logits were kept, and as for `report_on`.
+    """
+    evaluation, scaler = trainer.last_evaluation, trainer.calibration_map
+    if evaluation is None or not evaluation.rows:
+        return None
+    report = report_on(trainer, evaluation.predictions(trainer.class_names), scaler)
+    if report is None:
+        return None
+    sections = []
+    for name, found in ({} if report.multi_label else outside or {}).items():
+        pair = evaluation.logits_and_labels()[0].astype(np.float64), found.astype(np.float64)
+        sections.append(
+            ood_section(name, pair, None if scaler is None else tuple(map(scaler.affine_map(), pair)))
+        )
+    return replace(report, about=_rows(trainer, evaluation), out_of_distribution=tuple(sections))
+
+
+def report_on(
+    trainer: Any, predictions: Predictions, scaler: Any, name: str | None = None
+) -> CalibrationReport | None:
+    """The report on logits, before and after a fitted scaler or None; by default its name is the loss's.
+
+    None without finite logits, and for soft labels of a multi-label model, which are neither 0 nor 1.
+    """
+    logits: Any = predictions.logits
+    hard = predictions.labels.ndim == 1 or np.isin(predictions.labels, (0, 1, -100)).all()
+    if not (hard and np.isfinite(logits).all()):
+        return None
+    wide, n_bins = replace(predictions, logits=logits.astype(np.float64)), trainer.calibration_config.n_bins
+    return report_on_predictions(wide, name or trainer.calibration_loss.name, n_bins, scaler)
+
+
+def write_results(
+    trainer: Any, folder: Path, outside: Mapping[str, Any] | None = None
+) -> CalibrationReport | None:
+    """Write what the last evaluation showed into the folder of a model with the trainer's map, where the card looks.
+
+    Returns the report in the folder `calibration`; None where no logits were kept, or not of this map: there are only
+    metrics then.
+    """
+    path, fitted, evaluation = folder / MAP_NAME, trainer.fitted_map, with_map(trainer)
+    if not is_in(fitted, path):
+        save_map(fitted.scaler, path, fitted.about)
+    (folder / REPORT).unlink(missing_ok=True)  # of an earlier evaluation
+    record = json.loads(path.read_text(encoding="utf-8"))
+    record.pop("metrics", None)
+    record |= {key: value for key, value in fitted.about.items() if key != "folded"} | measured(trainer)
+    report = None if evaluation is None else report_of(trainer, outside)
+    if report is not None:
+        weights = {key: record[key] for key in ("fingerprint",) if key in record}
+        report = replace(report, about={**report.about, **weights})
+        report.save(folder / REPORT_FOLDER)
+    with whole_file(path) as unfinished:
+        unfinished.write_text(json.dumps(record, allow_nan=False) + "\n", encoding="utf-8")
+    return report
+
+
+def _rows(trainer: Any, evaluation: Any) -> dict[str, Any]:
+    """Which rows an evaluation was on, and how many of them the map was fitted on."""
+    dataset, raw, precision = evaluation.dataset, evaluation.raw, trainer.accelerator.mixed_precision
+    is_train = dataset is not None and dataset is trainer.train_dataset
+    split = "evaluation" if evaluation.prefix == "eval" else evaluation.prefix
+    rows = {"split": "train" if is_train else split, **_described(dataset)}
+    if precision in ("bf16", "fp16"):
+        rows["autocast"] = precision
+    if raw is not None and not raw.multi_label:
+        rows["n"] = len(raw.top_label.correct)  # of tokens
+    if dataset is not None and dataset is trainer.calibration_split:
+        rows["seen"] = rows.get("n") or trainer.fitted_map.about["n_examples"]
+    return rows

@@ -17,28 +17,28 @@ from transformers.trainer_utils import EvalLoopOutput
 from hf_calib._compat import load_saved_names
 from hf_calib._errors import check
 from hf_calib.export.saving import check_overwrites_no_original, loaded_from
+from hf_calib.language_models.label_tokens import is_causal
 from hf_calib.losses import AdaptiveLoss, CalibrationLoss, all_gather_rows, logits_of
 from hf_calib.metrics.checks import check_type
 from hf_calib.scaling import TemperatureScaling
-from hf_calib.scaling.saved_map import temperature_of
+from hf_calib.scaling.saved_map import SavedMap, check_finite, temperature_of
 from hf_calib.trainer import calibration_map as maps
 from hf_calib.trainer import callbacks, checks, saving
 from hf_calib.trainer import labels as of_labels
-from hf_calib.trainer.answers import PLACES, AnswerOptions
 from hf_calib.trainer.callbacks import CalibrationMapCallback, own_callback
-from hf_calib.trainer.checkpoint import load_loss_state, newest_checkpoint
 from hf_calib.trainer.config import CalibrationConfig, CalibrationTrainingArguments, hub_token_left_out
-from hf_calib.trainer.evaluation import Asked, Evaluation, held_out, run
-from hf_calib.trainer.report import about_map
+from hf_calib.trainer.evaluation import Evaluation, held_out, run
+from hf_calib.trainer.labels import PLACES, AnswerOptions
+from hf_calib.trainer.saving import load_loss_state, newest_checkpoint
 
 
 class CalibrationMixin(Trainer):
     """The calibration of a `Trainer`: put it before any subclass, `class Mine(CalibrationMixin, TheirTrainer)`.
 
-    `CalibrationTrainer`, which says what it adds, is this with the stock `Trainer`. Another trainer keeps what it does
-    itself: one that makes its batches or its logits in its own way overrides `logits_and_labels`; one with a
-    `compute_loss` of its own is left alone, and its evaluations have the metrics where its `prediction_step` returns
-    logits and labels. With `compute_loss_func` the loss is that function, scaled as the stock Trainer does.
+    `CalibrationTrainer`, which says what it adds, is this with the stock `Trainer`. One that makes its batches or its
+    logits in its own way overrides `logits_and_labels`; one with a `compute_loss` of its own is left alone, and its
+    evaluations have the metrics where its `prediction_step` returns logits and labels. With `compute_loss_func` the
+    loss is that function, scaled as the stock Trainer does.
 
     Args:
         calibration: the `CalibrationConfig`, where the trainer's arguments are not one themselves.
@@ -55,27 +55,24 @@ class CalibrationMixin(Trainer):
 
     args: Any
     calibration_loss: CalibrationLoss
-    fitted_map: maps.FittedMap | None = None
+    fitted_map: SavedMap | None = None
     last_evaluation: Evaluation | None = None
     answers: AnswerOptions | None = None
     not_for_the_model: tuple[str, ...] = (PLACES,)  # tensors of a batch, besides the labels
     example_batch: dict[str, Tensor] | None = None  # that a folded head is checked on
     said_not_folded = False
-    summary_was_at: int | None = None  # where the Trainer logged its summary, before the final evaluation
     during_training = False  # from its begin to the end of its last step
     _resume_from: str | None = None
-    decided_problem_type: str | None = None
 
     def __init__(
         self, *args: Any, calibration_dataset: Any = None, calibration: Any = None, **kwargs: Any
     ) -> None:
-        given = kwargs.get("args", args[1] if len(args) > 1 else None)
+        given: Any = kwargs.get("args", args[1] if len(args) > 1 else None)
         fits = isinstance(given if calibration is None else calibration, CalibrationConfig)
         way_out = "replace TrainingArguments by it, or pass calibration=CalibrationConfig(...) beside it"
         check_type(fits, "args to be CalibrationTrainingArguments", type(given).__name__, way_out)
-        self._given_config = calibration
+        self.calibration_config: CalibrationConfig = given if calibration is None else calibration
         self.calibration_dataset = calibration_dataset
-        self._asked = Asked()  # by the call of `evaluate` that is under way
         self.made_callbacks: dict[type, Any] = {}
         super().__init__(*args, **kwargs)
         # Whether labels are in the batches, and not made from them by a trainer of another kind.
@@ -85,20 +82,15 @@ class CalibrationMixin(Trainer):
         self.label_key = str(self.label_names[0]) if self.label_names else "labels"
         self.model_accepts_loss_kwargs = False  # not to be guessed from the model's signature
         self.originals = set() if self.model is None else loaded_from(self.model)
-        if getattr(self.args, "answer_options", None) is not None:
-            options, tokenizer = self.args.answer_options, self.processing_class
-            self.answers = AnswerOptions(self.unwrapped_model, tokenizer, options)
+        options: list[str] | None = getattr(self.args, "answer_options", None)
+        if options is not None:
+            self.answers = AnswerOptions(self.unwrapped_model, self.processing_class, options)
             self.data_collator = partial(self.answers.batch, self.data_collator)
         handler: Any = self.callback_handler
         handler.on_train_begin = partial(self._begin_training, handler.on_train_begin)
         self._make_loss()
 
     # ---- Set-up ----
-
-    @property
-    def calibration_config(self) -> CalibrationConfig:
-        """The configuration that was given; without one, the trainer's arguments."""
-        return self.args if self._given_config is None else self._given_config
 
     @property
     def calibration_map(self) -> Any:
@@ -135,24 +127,18 @@ class CalibrationMixin(Trainer):
             return dict(enumerate(self.answers.names))
         return getattr(self.model_config, "id2label", None) or {}
 
-    @property
-    def problem_type(self) -> str | None:
-        """The model's, or what its labels say."""
-        return getattr(self.model_config, "problem_type", None) or self.decided_problem_type
-
     def _make_loss(self) -> None:
         """Make the loss and the callbacks that the configuration asks for."""
-        config, self._made_from = self.calibration_config, self.calibration_config.settings()
-        self.loaders_of_splits: list[tuple[Any, int | None, Any]] = []
-        model, options = self.unwrapped_model, None if self.answers is None else self.answers.tokens
-        self._next_token = options is None and of_labels.predicts_next_token(model)
+        config, model = self.calibration_config, self.unwrapped_model
+        self._made_from = config.settings()
+        self._next_token = self.answers is None and is_causal(model)
+        options = None if self.answers is None else self.answers.tokens
         # Of loss and metrics; None if the model does not say.
         self.n_classes = of_labels.number_of_classes(model) if options is None else len(options)
-        balanced = of_labels.balanced_class_weights(self) if config.class_weights == "balanced" else None
-        loss = config.make_loss(self.problem_type, balanced_weights=balanced).to(self.args.device)
+        problem_type = getattr(self.model_config, "problem_type", None)
+        self.calibration_loss = config.make_loss(problem_type).to(self.args.device)
         if config.gather_batch and self.args.world_size > 1:
-            loss.gather = all_gather_rows
-        self.calibration_loss = loss
+            self.calibration_loss.gather = all_gather_rows
         callbacks.renew(self)
         checks.check_model(self)
 
@@ -162,15 +148,13 @@ class CalibrationMixin(Trainer):
         """Train as `Trainer.train` does; ValueError first for data or a checkpoint that do not go with loss or model.
 
         `resume_from_checkpoint=True` takes the newest complete one in `output_dir`; the table of an adaptive loss and
-        the calibration map are restored with it. If the settings of loss or map have changed since the last training,
-        loss and callbacks are made anew.
+        the calibration map are restored with it. Where the settings of loss or map have changed, both are made anew.
         """
         if resume_from_checkpoint is True:
-            folder = str(self.args.output_dir)
-            way_out = "pass resume_from_checkpoint=FOLDER, or train without it"
-            resume_from_checkpoint, got = newest_checkpoint(folder), f"{folder} with none"
+            folder, way_out = self.args.output_dir, "pass resume_from_checkpoint=FOLDER, or train without it"
+            resume_from_checkpoint = newest_checkpoint(folder)
             found = resume_from_checkpoint is not None
-            check(found, "output_dir to hold a complete checkpoint", got, way_out)
+            check(found, "output_dir to hold a complete checkpoint", f"{folder} with none", way_out)
         self._resume_from = resume_from_checkpoint or None
         if self.model_init is None:
             self._set_up_training()
@@ -192,7 +176,7 @@ class CalibrationMixin(Trainer):
             load_loss_state(self.calibration_loss, self._resume_from)
         if self._resume_from is not None and fitting is not None:
             maps.take(self, maps.map_of_checkpoint(self._resume_from, fitting.scaler))
-        self.last_evaluation, self.summary_was_at = None, None
+        self.last_evaluation = None
 
     def _begin_training(self, begin: Callable[..., Any], *given: Any) -> Any:
         """What the callbacks' handler does, once they are those of this training."""
@@ -231,19 +215,26 @@ class CalibrationMixin(Trainer):
         """
         if self.compute_loss_func is not None:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        if not model.training:
+            loader = self.callback_handler.eval_dataloader
+            of_labels.ignore_repeated_rows(inputs, self.label_key, loader, self.accelerator)
         outputs, logits, labels = self.logits_and_labels(model, inputs)
         logits = logits_of(logits)
-        if self.calibration_loss.multi_label is None:
-            of_labels.decide_problem_type(self, labels.is_floating_point())
+        if self.calibration_loss.multi_label is None:  # the first batch decides
+            self.calibration_loss.multi_label = labels.is_floating_point()
+            if labels.is_floating_point():
+                self.calibration_loss.check_multi_label()
+                if self.model_config is not None:  # pipelines read it, and would apply a softmax
+                    self.model_config.problem_type = "multi_label_classification"
         if self.calibration_loss.multi_label and labels.is_floating_point():
             checks.check_decisions(labels)
-            if self.model_config is not None:  # pipelines read it, and would apply a softmax
-                self.model_config.problem_type = "multi_label_classification"
         if not model.training:
             num_items_in_batch = None  # the loss of an evaluation batch is its own mean
             self.seen = (logits, labels)  # for the pass that is under way
             if self.example_batch is None:
-                self.example_batch = of_labels.first_rows(inputs, {self.label_key, *self.not_for_the_model})
+                tensors = {name: v for name, v in inputs.items() if isinstance(v, Tensor) and v.dim()}
+                names = tensors.keys() - {self.label_key, *self.not_for_the_model}
+                self.example_batch = {name: tensors[name][:4].cpu() for name in names}
         loss = self.calibration_loss(logits, labels, num_items_in_batch=num_items_in_batch)
         if num_items_in_batch is not None:
             told = getattr(self, "loss_is_scaled_for_ga", False)  # which transformers < 5.19 does not have
@@ -269,55 +260,35 @@ class CalibrationMixin(Trainer):
 
     # ---- Evaluation ----
 
-    def evaluate(
-        self,
-        eval_dataset: Any = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-        *,
-        keep_logits: bool = False,
-    ) -> dict[str, float]:
+    def evaluate(self, eval_dataset: Any = None, *args: Any, keep_logits: bool = False, **kwargs: Any) -> Any:
         """Evaluate as `Trainer.evaluate` does, with the calibration metrics among the results.
 
-        With `keep_logits` all logits and labels are kept for `last_evaluation.logits_and_labels()`. Once a map is
-        fitted and the training is over, they are kept in any case where they are few (50,000 rows, 20 million values),
-        for the intervals of the model card.
+        With `keep_logits` all logits and labels of a dataset are kept for `last_evaluation.logits_and_labels()`. For
+        the model card they are kept where a map is fitted, the training is over, and they are few (50,000 rows).
         """
         callback = own_callback(self, CalibrationMapCallback)
         if callback is not None and self.during_training and self.calibration_split is not None:
             callback.before_evaluate(self.state.global_step)
-        dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(dataset, str):
-            dataset = self.eval_dataset[dataset]  # type: ignore[index]
-        outer = self._asked
-        self._asked = Asked(dataset, keep_logits or outer.keep_logits)
-        try:
-            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-        finally:
-            # What a callback has evaluated meanwhile is not the last; several sets are evaluations of their own.
-            self.last_evaluation = self._asked.done or self.last_evaluation
-            self._asked = outer
+        sets: Any = self.eval_dataset
+        dataset = sets if eval_dataset is None else eval_dataset
+        self._asked = (sets[dataset] if isinstance(dataset, str) else dataset), keep_logits
+        return super().evaluate(eval_dataset, *args, **kwargs)
 
-    def evaluation_loop(
-        self,
-        dataloader: Any,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> EvalLoopOutput:
+    def evaluation_loop(self, dataloader: Any, description: str, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """The pass of `Trainer` in the order of the rows, with the calibration metrics."""
-        loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
+        kwargs |= dict(zip(("prediction_loss_only", "ignore_keys", "metric_key_prefix"), args, strict=False))
+        prefix, loss_only = kwargs.get("metric_key_prefix", "eval"), kwargs.pop("prediction_loss_only", None)
+        loss_only = self.args.prediction_loss_only if loss_only is None else loss_only
         # During the training nobody asks for the logits, and each evaluation would gather them.
-        for_card = self.fitted_map is not None and not self.during_training
-        asked, n_bins = self._asked, self.calibration_config.n_bins
-        keep = math.inf if asked.keep_logits else Evaluation.FEW_VALUES if for_card else 0
-        current = Evaluation(self.accelerator, metric_key_prefix, n_bins, keep, dataset=asked.dataset)
+        few = Evaluation.FEW_VALUES if self.fitted_map is not None and not self.during_training else 0
+        dataset, keep_logits = vars(self).pop("_asked", (None, False))
+        n_bins, keep = self.calibration_config.n_bins, math.inf if keep_logits else few
+        current = Evaluation(self.accelerator, prefix, n_bins, keep, dataset=dataset)
         current.calibration_map = self.calibration_map
-        loop = partial(super().evaluation_loop, description=description, ignore_keys=ignore_keys)
-        output = run(self, current, partial(loop, metric_key_prefix=metric_key_prefix), dataloader, loss_only)
+        loop = partial(super().evaluation_loop, description=description, **kwargs)
+        output = run(self, current, loop, dataloader, loss_only)
         if description == "Evaluation":
-            self.last_evaluation = asked.done = current
+            self.last_evaluation = current
         # A metric of that name from the user's compute_metrics takes precedence.
         return output._replace(metrics=current.metrics() | (output.metrics or {}))
 
@@ -326,19 +297,12 @@ class CalibrationMixin(Trainer):
     def held_out_pass(self, *, n_samples: int | None = None, keep_logits: bool = False) -> Evaluation:
         """Run the model over the calibration split; mode, random streams, log and progress bars stay as found.
 
-        Args:
-            n_samples: only a fixed random subset of this size; None for all.
-            keep_logits: keep logits and labels; of a causal language model those of a random sample of the tokens, at
-                most 20,000 and half a GiB.
+        `n_samples` takes a fixed random subset of this size only. `keep_logits` keeps logits and labels, of a causal
+        language model those of a random sample of the tokens, at most 20,000 and half a GiB.
         """
         n_bins, keep = self.calibration_config.n_bins, math.inf if keep_logits else 0
         current = Evaluation(self.accelerator, "", n_bins, keep, self._next_token)
         return held_out(self, self.calibration_split, current, n_samples=n_samples)
-
-    def update_adaptive_loss(self, done: Evaluation | None = None, *, n_samples: int | None = None) -> None:
-        """Update the table of an adaptive loss and log it, from a pass that is at hand or from `held_out_pass`."""
-        evaluation = self.held_out_pass(n_samples=n_samples) if done is None else done
-        callbacks.update_table(self, self.calibration_loss, evaluation)
 
     def fit_calibration_map(self, scaler: Any = None) -> Any:
         """Fit a map of the logits on the calibration split, record it in the config, and report it from then on.
@@ -347,11 +311,8 @@ class CalibrationMixin(Trainer):
         leaves no map. Of a causal language model, the rows are a sample of the tokens; see `held_out_pass`.
 
         Args:
-            scaler: any of `SCALERS` that folds, fitted in place. None takes a copy of the `CalibrationMapCallback`'s,
-                or else what the arguments say, or else a temperature.
-
-        Returns:
-            The fitted scaler; a `TemperatureScaling` where `AutoScaling` chose a bias that the head cannot keep.
+            scaler: any of `SCALERS` that folds; it is fitted in place and returned. None takes a copy of the
+                `CalibrationMapCallback`'s, or else what the arguments say, or else a temperature.
 
         Raises:
             TypeError, ValueError: if the scaler cannot be folded, or does not go with the split or with the model.
@@ -362,7 +323,8 @@ class CalibrationMixin(Trainer):
         maps.check_goes_with(scaler, self)
         maps.take(self, None)
         logits, labels = self.held_out_pass(keep_logits=True).logits_and_labels()
-        scaler = maps.fit_for_head(self, scaler, logits, labels)
+        maps.check_problem(scaler, labels.ndim == 2)
+        maps.fit_once(self.accelerator, scaler, logits, labels)
         split = "calibration" if self.calibration_dataset is not None else "evaluation"
         self.use_calibration_map(scaler, split=split, n_examples=len(labels))
         return scaler
@@ -378,15 +340,14 @@ class CalibrationMixin(Trainer):
 
         Args:
             scaler: fitted on logits of this model, and the same on every process; any of `SCALERS` that folds.
-            split: what it was fitted on, as the record and the model card call it.
-            n_examples: how many rows that were.
+            split, n_examples: what it was fitted on, as the record and the model card call it, and how many rows.
 
         Raises:
             TypeError, ValueError: if it cannot be folded, has NaN, or does not go with the problem or the model.
         """
         maps.check_goes_with(scaler, self)
-        maps.check_fitted(scaler, self.calibration_loss.multi_label, self.n_classes)
-        maps.take(self, maps.FittedMap(scaler, about_map(self, scaler, split, n_examples)))
+        check_finite(scaler)
+        maps.take(self, SavedMap(scaler, saving.about_map(self, scaler, split, n_examples)))
 
     # ---- Saving ----
 
@@ -410,43 +371,30 @@ class CalibrationMixin(Trainer):
 
         Raises:
             ValueError: if no map was fitted, or the model has no head it can be folded into; if output_dir is where the
-                model was loaded from, or holds adapters, which would be lost.
+                model was loaded from, or holds adapters.
         """
         check_overwrites_no_original(output_dir, self.originals | loaded_from(self.model))
         saving.save_calibrated(self, output_dir)
 
-    def push_to_hub(
-        self,
-        commit_message: str | None = "End of training",
-        blocking: bool = True,
-        token: str | None = None,
-        revision: str | None = None,
-        private: bool | None = None,
-        **kwargs: Any,
-    ) -> Any:
+    def push_to_hub(self, commit_message: str | None = "End of training", *where: Any, **kwargs: Any) -> Any:
         """Push the calibrated model in one commit; without a map, what `Trainer.push_to_hub` pushes.
 
         The output folder then holds the calibrated model with its card. Weights in the repository that would be loaded
         in place of it are removed in the same commit; see `hf_calib.export.push_folder`, also for what is raised.
-        Arguments are by default those of `args`; `create_pr=True` opens a pull request, and what else there is, is for
-        `create_model_card`. Returns the commit, or a future of it where `blocking` is off, on the first process.
+        `blocking`, `token`, `revision` and `private` are those of `Trainer.push_to_hub`; `create_pr=True` opens a pull
+        request, and what else there is, is for `create_model_card`. Returns the commit, or a future of it.
         """
-        create_pr = kwargs.pop("create_pr", False)
+        kwargs |= dict(zip(("blocking", "token", "revision", "private"), where, strict=False))
         if self.fitted_map is not None:
-            where = {"token": token, "revision": revision, "private": private, "create_pr": create_pr}
-            return saving.push(self, commit_message, blocking, where, kwargs)
+            return saving.push(self, commit_message, kwargs)
         way_out = "train with a calibration_dataset, or push without create_pr"
-        check(not create_pr, "the calibration map to be fitted for create_pr", "none", way_out)
-        kwargs |= {} if private is None else {"private": private}
-        return super().push_to_hub(commit_message, blocking, token, revision, **kwargs)
+        is_push = not kwargs.pop("create_pr", False)
+        check(is_push, "the calibration map to be fitted for create_pr", "none", way_out)
+        return super().push_to_hub(commit_message, **kwargs)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write the Trainer's model card, with a section on calibration once a map is fitted.
-
-        The report on the last evaluation is written beside the card, in the folder `calibration`.
-        """
-        with saving.summary_where_it_was(self):
-            super().create_model_card(*args, **kwargs)
+        """Write the Trainer's model card; once a map is fitted, with calibration, and the report in `calibration`."""
+        super().create_model_card(*args, **kwargs)
         saving.complete_card(self)
 
 
@@ -474,12 +422,9 @@ class CalibrationTrainer(CalibrationMixin):
         TypeError, ValueError: for arguments that do not fit together; before any training.
 
     Notes:
-        `save_model` and the checkpoints hold the model as trained, and the map beside it in `calibration.json`, from
-        which a resumed training has it again. A head without a bias (GPT-2's) cannot hold a map with one. Whether the
-        problem is multi-label is decided once, by the model's `problem_type` or by the labels of the training split.
-
-        On several processes, accelerate repeats rows to fill the last batch of an epoch. They are ignored; only a
-        stream, or an evaluation without padding, may count some twice.
+        Checkpoints hold the model as trained, and the map beside it, which a resumed training has again. A head without
+        a bias (GPT-2's) cannot hold a map with one. Rows that accelerate repeats to fill the last batch of an epoch on
+        several processes are ignored, but for those of streams.
 
         A subclass with a `compute_loss` of its own returns the mean over its micro-batch, which is averaged over
         accumulation steps and processes; set `loss_is_scaled_for_ga=True` if it is normalised already.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import wraps
 from types import MethodType
 from typing import Any
@@ -13,19 +13,19 @@ from trl import SFTConfig, SFTTrainer
 from trl.trainer.utils import add_fused_lm_head
 
 from hf_calib._errors import InputTypeError, InputValueError, check, expected
+from hf_calib.language_models.label_tokens import without_adapters
 from hf_calib.losses import AdaptiveLoss, CalibrationLoss, make_loss
-from hf_calib.trainer.config import CalibrationConfig, read_mapping
-
-_FIELDS = CalibrationConfig.__dataclass_fields__
+from hf_calib.trainer.config import documented, read_mapping
 
 
+@documented
 @dataclass
 class CalibrationSFTConfig(SFTConfig):
     """Arguments of `CalibrationSFTTrainer`: those of TRL's `SFTConfig`, plus the loss.
 
     Args:
-        loss: a name in `LOSSES`.
-        loss_kwargs: its hyperparameters.
+        loss: Name of the loss, see hf_calib.losses.LOSSES.
+        loss_kwargs: Hyperparameters of the loss, as JSON: '{"gamma": 3.0}'.
 
     Raises:
         ValueError: for an unknown loss or hyperparameter, or a loss that TRL's head does not keep enough for.
@@ -37,10 +37,8 @@ class CalibrationSFTConfig(SFTConfig):
         value per token.
     """
 
-    loss: str = field(default="cross_entropy", metadata=dict(_FIELDS["loss"].metadata))
-    loss_kwargs: dict[str, Any] | str | None = field(
-        default=None, metadata=dict(_FIELDS["loss_kwargs"].metadata)
-    )
+    loss: str = "cross_entropy"
+    loss_kwargs: dict[str, Any] | str | None = None
 
     def __post_init__(self) -> None:
         self.loss_kwargs = read_mapping(self.loss_kwargs)
@@ -96,8 +94,7 @@ class CalibrationSFTTrainer(SFTTrainer):
         super().__init__(model, args, **kwargs)
         self.calibration_loss = loss
         if not is_stock:
-            model = self.model
-            _put_into_head(model.get_base_model() if hasattr(model, "get_base_model") else model, loss)
+            _put_into_head(without_adapters(self.model), loss)
 
 
 def reads_squares(loss: CalibrationLoss) -> bool:

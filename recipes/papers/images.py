@@ -19,8 +19,9 @@ from transformers import BaseImageProcessor, ViTImageProcessorPil
 from hf_calib._errors import check
 from hf_calib.data.images import decode_at
 from hf_calib.experiments.reported_training import results_table
+from hf_calib.predictions.predictions import Predictions
 from hf_calib.trainer.calibration_map import in_words
-from hf_calib.trainer.report import report_on
+from hf_calib.trainer.saving import report_on
 from papers.pixels import decode_images, model_inputs, stacked_pixels
 
 if TYPE_CHECKING:
@@ -121,7 +122,10 @@ def write_ten_crop_report(
     with_map = finite and trainer.calibration_map is not None
     scaler = clone(trainer.calibration_map).fit(*views["calibration"]) if with_map else None
     name = f"{trainer.calibration_loss.name}, mean of ten crops"
-    report = report_on(trainer, *views["test"], scaler, name=name) if finite else None
+    logits, labels = views["test"]
+    names = tuple(trainer.class_names[number] for number in sorted(trainer.class_names)) or None
+    test = Predictions(labels, logits=logits, class_names=names, validate=False)
+    report = report_on(trainer, test, scaler, name) if finite else None
     if report is None:
         why = "some of the model's logits are NaN or infinite on them, or several labels a row are soft"
         way_out = "Train with a smaller learning rate, or in higher precision."

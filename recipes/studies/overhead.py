@@ -15,7 +15,9 @@ from matplotlib.figure import Figure
 from newsgroups_cnn import load_posts, make_trainer, parse_options
 from records import kind_of_intervals, over_seeds, write_record
 
+from hf_calib import AdaFocalCallback
 from hf_calib.plots import save_figure
+from hf_calib.trainer.callbacks import own_callback
 
 PAPER = {"epoch_ms": 79_123, "pass_ms": 2_886, "table_ms": 8, "share": (2_886 + 8) / 79_123}
 SETTINGS = {
@@ -52,7 +54,9 @@ def measured(trainer):
         if not module.training:
             held_out_rows += len(output.logits)
 
-    trainer.update_adaptive_loss = timed("update", trainer.update_adaptive_loss)
+    callback = own_callback(trainer, AdaFocalCallback)
+    if callback is not None:
+        callback.update = timed("update", callback.update)
     trainer.training_step = timed("step", trainer.training_step)
     if hasattr(trainer.calibration_loss, "update"):
         trainer.calibration_loss.update = timed("table", trainer.calibration_loss.update)

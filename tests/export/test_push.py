@@ -15,7 +15,7 @@ from hf_calib._errors import InputValueError
 from hf_calib.decisions import CostRule, Decisions
 from hf_calib.export.folder import LOSS_STATE_NAME, PUSHED_LOSS_STATE
 from hf_calib.losses import make_loss
-from hf_calib.trainer.checkpoint import load_loss_state
+from hf_calib.trainer.saving import load_loss_state
 from tests.helpers.hub_server import TOKEN, Fault, Hub
 from tests.helpers.reports import quick_reports  # noqa: F401
 from tests.helpers.tiny import last_evaluation, tiny_bert, tiny_trainer

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerState
 
-import hf_calib.trainer.checkpoint
+import hf_calib.trainer.saving
 from hf_calib import CalibrationTrainer
 from tests.helpers.gloo_pair import forked
 from tests.helpers.tiny import arguments, sequences, tiny_bert, weights
@@ -86,7 +86,7 @@ def arm(trainer: CalibrationTrainer, kill: int | str) -> None:
     if kill == "optimizer":
         trainer._save_optimizer_and_scheduler = when_second(die, trainer._save_optimizer_and_scheduler)  # type: ignore[method-assign]
     elif kill == "table":
-        hf_calib.trainer.checkpoint.os.replace = when_second(die, os.replace)  # type: ignore[assignment]
+        hf_calib.trainer.saving.os.replace = when_second(die, os.replace)  # type: ignore[assignment]
     else:
         TrainerState.save_to_json = when_second(half_written, TrainerState.save_to_json)  # type: ignore[method-assign]
 

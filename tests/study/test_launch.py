@@ -20,7 +20,7 @@ from hf_calib.commands.compare import train as run
 from hf_calib.commands.options import Compare
 from hf_calib.study.launch import Launch, Local, Submitit, environments, printed
 from hf_calib.study.plan import Cell, is_finished, mark_failed, read_plan, recorded
-from hf_calib.trainer.checkpoint import newest_checkpoint
+from hf_calib.trainer.saving import newest_checkpoint
 from tests.helpers.places import ROOT
 
 SCRIPT = ROOT / "tests" / "helpers" / "study_script.py"

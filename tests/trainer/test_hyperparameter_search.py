@@ -139,7 +139,7 @@ def test_changed_arguments_are_followed(tmp_path: Path) -> None:
     assert callbacks(trainer, AdaFocalCallback) == callbacks(trainer, TemperatureScalingCallback) == []
 
     trainer.args.class_weights = [1.0, 2.0]
-    with pytest.raises(ValueError, match="class_weights to have 4 entries, got 2"):
+    with pytest.raises(ValueError, match="class_weights to have one entry for each of the 4 classes, got 2"):
         trainer.train()
 
 

@@ -43,27 +43,6 @@ def as_rows(kind: str, rows: Dataset) -> Any:
     return rows if kind == "dataset" else rows.to_list()
 
 
-@pytest.mark.parametrize("kind", ["dataset", "torch", "rows"])
-@pytest.mark.parametrize("split", ["calibration", "evaluation"])
-def test_one_hot_labels_in_one_split_are_refused(kind: str, split: str, tmp_path: Path) -> None:
-    model = tiny_bert()
-    sets = {
-        "train_dataset": sequences(model, 8),
-        "calibration_dataset": sequences(model, 20, seed=2),
-        "eval_dataset": sequences(model, 20, seed=3),
-    }
-    key = "calibration_dataset" if split == "calibration" else "eval_dataset"
-    sets[key] = as_rows(kind, one_hot(sets[key]))
-    before = weights(model)
-    message = (
-        f"labels of the {split} split to be class indices, for a single-label model, got one float per class"
-    )
-    with pytest.raises(ValueError, match=message):
-        trainer_of(model, tmp_path, **sets).train()
-    assert model.config.problem_type is None
-    assert_same(weights(model), before)
-
-
 def test_one_hot_labels_met_in_an_evaluation_are_refused(tmp_path: Path) -> None:
     model = tiny_bert()
     trainer = trainer_of(model, tmp_path, eval_dataset=sequences(model, 8))
@@ -91,22 +70,14 @@ def test_each_new_model_is_told_the_problem_type(tmp_path: Path) -> None:
         assert trainer.model.config.problem_type == "multi_label_classification"
 
 
-def test_class_indices_in_a_split_of_a_multi_label_model_are_refused(tmp_path: Path) -> None:
-    model = tiny_bert()
-    sets = {"train_dataset": one_hot(sequences(model, 8)), "calibration_dataset": sequences(model, 8)}
-    with pytest.raises(ValueError, match="labels of the calibration split to be one float per class"):
-        trainer_of(model, tmp_path, **sets).train()
-
-
 @pytest.mark.parametrize("value", [math.nan, 1.5, -1.0])
-@pytest.mark.parametrize("kind", ["dataset", "rows", "another"])
+@pytest.mark.parametrize("kind", ["dataset", "another"])
 def test_decisions_outside_0_and_1_are_refused(value: float, kind: str, tmp_path: Path) -> None:
     model = tiny_bert(problem_type="multi_label_classification")
     rows = sequences(model, 8).to_list()
     rows[3]["label"][1] = value
     sets = {
         "dataset": Dataset.from_list(rows),
-        "rows": rows,
         "another": torch.utils.data.Subset(rows, range(8)),
     }
     args = arguments(tmp_path, temperature_criterion="none")
@@ -120,8 +91,9 @@ def test_soft_decisions_train_but_do_not_calibrate(tmp_path: Path) -> None:
     model = tiny_bert(problem_type="multi_label_classification")
     rows = sequences(model, 8).to_list()
     rows[3]["label"][1] = 0.5
-    trainer_of(model, tmp_path, train_dataset=rows, calibration_dataset=sequences(model, 20)).train()
-    trainer = trainer_of(model, tmp_path, train_dataset=sequences(model, 8), calibration_dataset=rows)
+    soft = Dataset.from_list(rows)
+    trainer_of(model, tmp_path, train_dataset=soft, calibration_dataset=sequences(model, 20)).train()
+    trainer = trainer_of(model, tmp_path, train_dataset=sequences(model, 8), calibration_dataset=soft)
     with pytest.raises(ValueError, match=r"labels of the calibration split to be 0 or 1, got 0\.5 in row 3"):
         trainer.train()
 
@@ -168,41 +140,16 @@ def test_one_column_of_decisions_stays_a_column() -> None:
     assert aligned_labels(decisions, next_token=False).tolist() == [[1.0], [0.0]]
 
 
-def test_two_label_columns_are_refused(tmp_path: Path) -> None:
-    model = tiny_bert()
-    args = arguments(tmp_path, label_names=["labels", "next_labels"])
-    with pytest.raises(ValueError, match=r"expected label_names to name one column, got .*next_labels"):
-        CalibrationTrainer(model, args, train_dataset=sequences(model, 8))
-
-
-@pytest.mark.parametrize(
-    ("kind", "column"), [("dataset", "label"), ("dataset", "input_ids"), ("rows", "label")]
-)
-def test_rows_without_a_value_are_found_before_the_training(kind: str, column: str, tmp_path: Path) -> None:
+def test_rows_without_a_label_are_found_before_the_training(tmp_path: Path) -> None:
     model = tiny_bert()
     rows = sequences(model, 20, seed=2).to_list()
-    rows[7][column] = rows[9][column] = None
-    calibration = Dataset.from_list(rows).select(range(2, 20)) if kind == "dataset" else rows[2:]
+    rows[7]["label"] = rows[9]["label"] = None
+    calibration = Dataset.from_list(rows).select(range(2, 20))
     trainer = trainer_of(model, tmp_path, train_dataset=sequences(model, 8), calibration_dataset=calibration)
     before = weights(model)
-    with pytest.raises(ValueError, match=r"the calibration split to (be given|have a value).*None in row 5"):
+    with pytest.raises(ValueError, match=r"the calibration split to be given.*None in row 5"):
         trainer.train()
     assert_same(weights(model), before)
-
-
-def test_a_column_without_any_value_is_left_to_the_collator(tmp_path: Path) -> None:
-    model = tiny_bert()
-    rows = sequences(model, 8).add_column("token_type_ids", [None] * 8)
-    trainer_of(model, tmp_path, train_dataset=rows, calibration_dataset=sequences(model, 20)).train()
-
-
-def test_rows_that_make_no_batch_are_found_before_the_training(tmp_path: Path) -> None:
-    model = tiny_bert()
-    rows = sequences(model, 20, seed=2).to_list()
-    rows[1]["input_ids"] = rows[1]["input_ids"][:3]
-    trainer = trainer_of(model, tmp_path, train_dataset=sequences(model, 8), calibration_dataset=rows)
-    with pytest.raises(ValueError, match="the first rows of the calibration split to be made a batch, got"):
-        trainer.train()
 
 
 def test_rows_of_any_length_train_at_batch_size_1(tmp_path: Path) -> None:

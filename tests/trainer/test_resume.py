@@ -16,9 +16,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import Trainer
 
-from hf_calib import CalibrationTrainer
+from hf_calib import AdaFocalCallback, CalibrationTrainer
 from hf_calib.losses import make_loss
-from hf_calib.trainer.checkpoint import (
+from hf_calib.trainer.callbacks import own_callback
+from hf_calib.trainer.saving import (
     LOSS_STATE_NAME,
     load_loss_state,
     newest_checkpoint,
@@ -206,7 +207,7 @@ def test_the_best_checkpoint_that_is_loaded_is_of_this_run(checkpoint: Path) -> 
 
 def test_save_model_writes_the_table_too(tmp_path: Path) -> None:
     trainer: CalibrationTrainer = tiny_trainer(tmp_path, **ADAPTIVE)
-    trainer.update_adaptive_loss()
+    own_callback(trainer, AdaFocalCallback).update()
     trainer.save_model(str(tmp_path / "model"))
     assert_same(load_file(tmp_path / "model" / LOSS_STATE_NAME), dict(trainer.calibration_loss.state_dict()))
 

@@ -111,13 +111,6 @@ def test_an_adaptive_loss_needs_held_out_data(roles: str, got: str, tmp_path: Pa
     assert_same(weights(trainer.model), before)
 
 
-def test_an_empty_calibration_split_is_refused(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path)
-    trainer.calibration_dataset = trainer.calibration_dataset.select([])
-    with pytest.raises(ValueError, match="expected the calibration split to have examples, got none"):
-        trainer.train()
-
-
 def test_a_stream_can_calibrate_but_has_no_subset(tmp_path: Path) -> None:
     for samples in (None, 4):
         trainer = tiny_trainer(tmp_path, loss="adafocal", gamma_update_steps=1, gamma_update_samples=samples)
@@ -127,7 +120,7 @@ def test_a_stream_can_calibrate_but_has_no_subset(tmp_path: Path) -> None:
             trainer.train()
             assert trainer.model.config.calibration["n_examples"] == 40
         else:
-            with pytest.raises(TypeError, match="expected calibration_dataset to have a length"):
+            with pytest.raises(TypeError, match="has no len"):
                 trainer.train()
 
 
@@ -164,32 +157,6 @@ def test_token_labels_out_of_range_are_refused(tmp_path: Path) -> None:
     trainer = CalibrationTrainer(model, arguments(tmp_path), train_dataset=Dataset.from_list(rows))
     with pytest.raises(ValueError, match=r"labels of the training split .*got 17 in row 4 \(1 such rows\)"):
         trainer.train()
-
-
-@pytest.mark.parametrize(
-    ("change", "got"),
-    [
-        (
-            lambda rows: rows.remove_columns("label"),
-            "expected the calibration split to have labels, got none among input_ids",
-        ),
-        (
-            lambda rows: rows.remove_columns("label").add_column("label", [-100] * len(rows)),
-            "expected labels of the calibration split to be given, got -100 in every row; check its label column",
-        ),
-    ],
-)
-@pytest.mark.parametrize("loss", ["cross_entropy", "adafocal"])
-def test_a_calibration_split_without_labels_is_refused_before_the_training(
-    change: Any, got: str, loss: str, tmp_path: Path
-) -> None:
-    trainer = tiny_trainer(tmp_path, loss=loss)
-    trainer.calibration_dataset = change(trainer.calibration_dataset)
-    steps = []
-    trainer.training_step = lambda *args: steps.append(args)
-    with pytest.raises(ValueError, match=got):
-        trainer.train()
-    assert not steps
 
 
 def test_labels_that_are_names_are_refused_as_such(tmp_path: Path) -> None:
@@ -255,7 +222,7 @@ def test_labels_that_the_collator_changes_are_judged_as_the_model_gets_them(tmp_
     args = arguments(tmp_path, **NO_TEMPERATURE)
     CalibrationTrainer(tiny_bert(), args, train_dataset=from_1, data_collator=relabelled(-1)).train()
     trainer = CalibrationTrainer(tiny_bert(), args, train_dataset=from_1, data_collator=relabelled(0))
-    with pytest.raises(ValueError, match=r"labels of the training split to be in \[0, 4\), got 4 in row"):
+    with pytest.raises(ValueError, match=r"expected labels to be in \[0, 4\) or -100"):
         trainer.train()
     from_1.set_transform(relabelled_columns)
     args = arguments(tmp_path, **NO_TEMPERATURE, remove_unused_columns=False)
@@ -277,18 +244,6 @@ class Stream(torch.utils.data.IterableDataset[dict[str, Any]]):
 
     def __iter__(self) -> Any:
         return iter(self.rows)
-
-
-def test_streams_with_a_length_train(tmp_path: Path) -> None:
-    model = tiny_bert()
-    roles = ("train_dataset", "eval_dataset", "calibration_dataset")
-    sets = {role: Stream(sequences(model, 24, seed=seed)) for seed, role in enumerate(roles)}
-    trainer = CalibrationTrainer(model, arguments(tmp_path, loss="adafocal"), **sets)
-    trainer.train()
-    assert trainer.temperature is not None
-    args = arguments(tmp_path, loss="adafocal", gamma_update_steps=1, gamma_update_samples=8)
-    with pytest.raises(TypeError, match="calibration_dataset to have a length and rows, got Stream"):
-        CalibrationTrainer(model, args, **sets).train()
 
 
 def test_models_whose_labels_are_not_numbered_by_num_labels_train(tmp_path: Path) -> None:
@@ -332,8 +287,6 @@ def test_models_that_do_not_fit_are_refused_at_once(tmp_path: Path) -> None:
         ValueError, match="a classifier with at least 2 labels, got 1; load it with num_labels=2"
     ):
         CalibrationTrainer(tiny_bert(num_labels=1), arguments(tmp_path))
-    with pytest.raises(ValueError, match="expected class_weights to have 4 entries, got 2"):
-        CalibrationTrainer(tiny_bert(), arguments(tmp_path, class_weights=[1.0, 2.0]))
     multi_label = tiny_bert(problem_type="multi_label_classification")
     with pytest.raises(
         ValueError, match=r"loss to have a multi-label form, got 'dual_focal'.*use one of .*focal"
@@ -369,27 +322,3 @@ def test_a_penalty_that_depends_on_the_batch_says_so_once(tmp_path: Path) -> Non
     for settings in ({"loss": "mmce"}, {"loss": "focal", "gradient_accumulation_steps": 2}):
         trainer = trainer_of("abc", tmp_path, **settings)
         assert warned(lambda: check_data(trainer)) == []  # noqa: B023
-
-
-@pytest.mark.parametrize(("loss", "metric"), [("adafocal", "nll"), ("focal", "loss")])
-def test_the_best_of_several_evaluation_sets_has_to_be_named(loss: str, metric: str, tmp_path: Path) -> None:
-    model = tiny_bert()
-    rows = sequences(model, 16)
-    settings = {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"}
-
-    def trainer(**changes: Any) -> CalibrationTrainer:
-        return CalibrationTrainer(
-            model,
-            arguments(tmp_path, loss=loss, num_train_epochs=1, **settings, **changes),
-            train_dataset=rows,
-            calibration_dataset=sequences(model, 24, seed=2),
-            eval_dataset={"a": sequences(model, 16, seed=4), "b": sequences(model, 16, seed=3)},
-        )
-
-    message = rf"an evaluation set \(a, b\), got '{metric}'; set it to 'eval_a_{metric}'"
-    with pytest.raises(ValueError, match=message):
-        trainer().train()
-    named = trainer(metric_for_best_model=f"eval_b_{metric}", greater_is_better=False)
-    named.train()
-    found = [entry[f"eval_b_{metric}"] for entry in named.state.log_history if f"eval_b_{metric}" in entry]
-    assert named.state.best_metric == found[0]

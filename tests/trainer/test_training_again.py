@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 from transformers import TrainerCallback
 
-from hf_calib.trainer.checkpoint import LOSS_STATE_NAME
+from hf_calib.trainer.saving import LOSS_STATE_NAME
 from tests.helpers.tiny import assert_same, logged, tiny_trainer, weights
 
 ONCE = {"eval_strategy": "epoch"}  # at the last step of both trainings
