@@ -208,7 +208,7 @@ def test_the_printed_commands_train_the_study(tmp_path: Path) -> None:
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(ValueError, match="output to be new, or have a study.json, got .* name a new folder"):
+    with pytest.raises(ValueError, match=r"to be new, or have a study.json, got .* name a new folder"):
         plan(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
