@@ -1,7 +1,6 @@
 """The Hugging Face Trainer with a calibration loss, its arguments and its callbacks.
 
-What `CalibrationMixin` overrides of `Trainer`, why, and the test that fails when upstream changes it (tests/trainer;
-`test_overrides.py` compares the table with the code, on the oldest and the newest transformers):
+What `CalibrationMixin` overrides of `Trainer`, why, and the test that fails when upstream changes it:
 
     | name | why | test |
     | --- | --- | --- |

@@ -14,15 +14,7 @@ from hf_calib._errors import check
 from hf_calib.export.heads import has_tied_head, head_loses_bias, norms_of_hidden_size
 from hf_calib.language_models.label_tokens import is_causal, without_adapters
 from hf_calib.scaling import FOLDABLE_SCALERS, AutoScaling, TemperatureScaling, saved_map
-from hf_calib.scaling.saved_map import (
-    SavedMap,
-    has_bias,
-    load_map,
-    map_title,
-    method_of,
-    temperature_of,
-    title_of,
-)
+from hf_calib.scaling.saved_map import SavedMap, has_bias, load_map, map_title, method_of
 
 # Entries of calibration.json that a model's config does without.
 _BESIDE_THE_CONFIG = ("class_names", "base_model", "data", "fingerprint", "metrics")
@@ -143,5 +135,5 @@ def map_of_checkpoint(checkpoint: str | os.PathLike[str], scaler: Any) -> SavedM
 
 def in_words(scaler: Any) -> str:
     """The map's title, with its temperature where it has one: "auto scaling (temperature), T = 1.234"."""
-    temperature = temperature_of(scaler)
-    return title_of(scaler) + ("" if temperature is None else f", T = {temperature:.3f}")
+    temperature = saved_map.temperature_of(scaler)
+    return saved_map.title_of(scaler) + ("" if temperature is None else f", T = {temperature:.3f}")

@@ -7,7 +7,6 @@ import warnings
 from operator import itemgetter
 from typing import Any
 
-import datasets
 import numpy as np
 import torch
 from torch import Tensor
@@ -40,9 +39,7 @@ def check_model(trainer: Any) -> None:
         classifies = is_causal(model) or not getattr(without_adapters(model), "can_generate", bool)()
         check(classifies, "the model to be a classifier or a causal language model", got, way_out)
         several = trainer.n_classes != 1 or loss.multi_label
-        way_out = (
-            "load it with num_labels=2, or with problem_type='multi_label_classification' for one sigmoid"
-        )
+        way_out = "load it with num_labels=2; for one sigmoid with problem_type='multi_label_classification'"
         check(several, "the model to be a classifier with at least 2 labels", trainer.n_classes, way_out)
 
 
@@ -54,10 +51,11 @@ def check_data(trainer: Any) -> None:
     split, evaluation = trainer.calibration_split, trainer.eval_dataset
     sets = evaluation if isinstance(evaluation, dict) else {}
     if adafocal is not None:
-        loss, got = trainer.calibration_config.loss, "several evaluation sets" if sets else "none"
-        requirement = (
-            f"calibration_dataset to be given for loss {loss!r}, whose gammas follow held-out predictions"
+        got, purpose = (
+            "several evaluation sets" if sets else "none",
+            "whose gammas follow held-out predictions",
         )
+        requirement = f"calibration_dataset to be given for loss {trainer.calibration_loss.name!r}, {purpose}"
         check(split is not None, requirement, got, "pass calibration_dataset")
     splits = {"training": trainer.train_dataset, "calibration": trainer.calibration_dataset}
     sets = sets or {"evaluation": evaluation}
@@ -83,12 +81,13 @@ def _check_labels(trainer: Any, dataset: Any, role: str) -> None:
     got = f"None in row {missing[0]} ({len(missing)} such rows)" if len(missing) else ""
     way_out = "label these rows, drop them, or give -100 to ignore them"
     check(not got, f"{what} given in every row", got, way_out)
-    changes = isinstance(dataset, datasets.Dataset) and dataset.format["type"] == "custom"
-    if changes or len(values) == 0:  # a transform may number them
+    if len(values) == 0 or dataset.format["type"] == "custom":  # a transform may number them
         return
     way_out = "number them: dataset.class_encode_column('label'), the same names in each split"
     is_name = isinstance(values[0], str)
     check(not is_name, f"{what} class indices", f"{values[0]!r} in row {found.rows[0]}", way_out)
+    if values.dtype.kind not in "iuf":
+        return
     if trainer.answers is not None:
         trainer.answers.check(found, role)
         return

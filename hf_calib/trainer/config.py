@@ -169,10 +169,8 @@ class CalibrationTrainingArguments(CalibrationConfig, TrainingArguments):
 
     def __post_init__(self) -> None:
         self.loss_kwargs = read_mapping(self.loss_kwargs)
-        needs_metric = self.load_best_model_at_end or self.lr_scheduler_type in (
-            "reduce_lr_on_plateau",
-            "greedy",
-        )
+        follows_it = self.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
+        needs_metric = self.load_best_model_at_end or follows_it
         if needs_metric and self.metric_for_best_model is None and isinstance(self.make_loss(), AdaptiveLoss):
             self.metric_for_best_model = "nll"
         metric = self.metric_for_best_model or ""

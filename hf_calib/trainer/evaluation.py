@@ -229,8 +229,7 @@ def run(
     finally:
         trainer.preprocess_logits_for_metrics, trainer.compute_metrics = hooks
     current.finish()
-    nothing: Any = {"predictions": None, "label_ids": None}
-    return output._replace(**nothing) if loss_only else output
+    return output._replace(predictions=None, label_ids=None) if loss_only else output  # type: ignore[arg-type]
 
 
 def loader_of(trainer: Any, dataset: Any, n_samples: int | None) -> Any:

@@ -174,11 +174,10 @@ def push(trainer: Any, message: str | None, card: dict[str, Any]) -> Any:
 def raise_everywhere(work: Callable[[], Any], *, here: bool) -> Any:
     """Do some work on this process or on others; where it fails, all of them raise, and none waits for it."""
     done, failed = None, None
-    if here:
-        try:
-            done = work()
-        except Exception as error:
-            failed = error
+    try:
+        done = work() if here else None
+    except Exception as error:
+        failed = error
     reasons = [reason for reason in gather_object([failed and f"{failed}"]) if reason is not None]
     if failed is not None:
         raise failed
@@ -191,10 +190,9 @@ def complete_card(trainer: Any) -> None:
     """Repair the stock card, and add the section on calibration once a map is fitted."""
     if not trainer.is_world_process_zero():
         return
-    folder, is_calibrated = Path(trainer.args.output_dir), trainer.fitted_map is not None
-    base_model = getattr(trainer.model_config, "_name_or_path", None)
-    repair_stock_card(folder / CARD, base_model, is_calibrated=is_calibrated)
-    if is_calibrated:
+    folder, base_model = Path(trainer.args.output_dir), getattr(trainer.model_config, "_name_or_path", None)
+    repair_stock_card(folder / CARD, base_model, is_calibrated=trainer.fitted_map is not None)
+    if trainer.fitted_map is not None:
         write_results(trainer, folder)
         write_card(folder, repo_id=trainer.hub_model_id or trainer.args.hub_model_id)
 
@@ -270,12 +268,11 @@ def report_of(trainer: Any, outside: Mapping[str, Any] | None = None) -> Calibra
     report = report_on(trainer, evaluation.predictions(trainer.class_names), scaler)
     if report is None:
         return None
-    sections = []
+    sections, inside = [], evaluation.logits_and_labels()[0].astype(np.float64)
     for name, found in ({} if report.multi_label else outside or {}).items():
-        pair = evaluation.logits_and_labels()[0].astype(np.float64), found.astype(np.float64)
-        sections.append(
-            ood_section(name, pair, None if scaler is None else tuple(map(scaler.affine_map(), pair)))
-        )
+        pair = inside, found.astype(np.float64)
+        after = None if scaler is None else tuple(map(scaler.affine_map(), pair))
+        sections.append(ood_section(name, pair, after))
     return replace(report, about=_rows(trainer, evaluation), out_of_distribution=tuple(sections))
 
 
@@ -299,8 +296,7 @@ def write_results(
 ) -> CalibrationReport | None:
     """Write what the last evaluation showed into the folder of a model with the trainer's map, where the card looks.
 
-    Returns the report in the folder `calibration`; None where no logits were kept, or not of this map: there are only
-    metrics then.
+    Returns the report in the folder `calibration`; None, and only metrics, where no logits of this map were kept.
     """
     path, fitted, evaluation = folder / MAP_NAME, trainer.fitted_map, with_map(trainer)
     if not is_in(fitted, path):

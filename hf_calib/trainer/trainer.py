@@ -41,8 +41,7 @@ class CalibrationMixin(Trainer):
     loss is that function, scaled as the stock Trainer does.
 
     Args:
-        calibration: the `CalibrationConfig`, where the trainer's arguments are not one themselves.
-        calibration_dataset and all others: as for `CalibrationTrainer`.
+        calibration: the `CalibrationConfig`, where the trainer's arguments are not one; others as `CalibrationTrainer`.
 
     Example::
 
