@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 import json
 import re
+import resource
+import shutil
 import signal
 import tempfile
+from functools import partial
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
@@ -20,11 +23,10 @@ from safetensors.torch import load_file
 from scipy.special import expit, softmax
 
 from hf_calib import CalibrationTrainer
-from hf_calib.export import standalone_copy
+from hf_calib.export import save_folded, standalone_copy
 from hf_calib.export.folder import fingerprint, hash_of
-from hf_calib.scaling import VectorScaling
-from tests.helpers import interrupted_saving
-from tests.helpers.serve import answers_of
+from hf_calib.scaling import TemperatureScaling, VectorScaling
+from tests.helpers.interrupted_saving import in_a_fork, kill_before
 from tests.helpers.tiny import (
     arguments,
     assert_same,
@@ -88,7 +90,10 @@ def served(
         if name != "images":
             task = "token-classification" if name == "tokens" else "text-classification"
             requests[name] = (task, [text_of(ids) for ids in rows["input_ids"]])
-    return answers_of(folder, requests), wanted
+    options = {"image-classification": {"top_k": 100}, "text-classification": {"top_k": None}}
+    answers = {name: transformers.pipeline(task, str(folder / name))(inputs, **options.get(task, {}))
+               for name, (task, inputs) in requests.items()}  # fmt: skip
+    return answers, wanted
 
 
 def multi_label_by_labels() -> Any:
@@ -322,23 +327,64 @@ def test_a_model_of_ones_own_may_be_saved_in_the_working_directory(
 # ---- Interrupted, or on other file systems ----
 
 
+SCALER = TemperatureScaling(grid=[2.5]).fit([[1.0, 0.0]] * 3, [0, 0, 1])
+
+
+def save_another(target: Path) -> None:
+    save_folded(tiny_bert(seed=1), SCALER, target, batch=None, processing_class=tokenizer())
+
+
+def state_of(target: Path) -> str:
+    """Which model a folder holds: the old one, the new one with its tokenizer, none, or parts of both."""
+    try:
+        model = transformers.BertForSequenceClassification.from_pretrained(target).eval()
+    except OSError:
+        return "none"
+    folded = (getattr(model.config, "calibration", None) or {}).get("folded", False)
+    n_words = len({"tokenizer.json", "tokenizer_config.json"} & {path.name for path in target.iterdir()})
+    with torch.no_grad():
+        logits, old, new = (each(input_ids=torch.arange(5, 13)[None]).logits
+                            for each in (model, tiny_bert().eval(), tiny_bert(seed=1).eval()))  # fmt: skip
+    if torch.allclose(logits, old, atol=1e-4) and not folded and n_words == 0:
+        return "old"
+    return "new" if torch.allclose(logits, new / 2.5, atol=1e-4) and folded and n_words == 2 else "mixture"
+
+
 @pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_the_old_model_or_the_new_one_or_none(tmp_path: Path) -> None:
     """Never folded weights under a config that says they are not, which would be folded twice."""
-    tries = interrupted_saving.killed(tmp_path)
-    for old in ("whole", "shards"):
-        states = [each["state"] for each in tries if each["old"] == old]
-        assert [state for state, _ in groupby(states)] == ["old", "none", "new"]
-        statuses = [each["status"] for each in tries if each["old"] == old]
-        assert statuses == [signal.SIGKILL] * (len(states) - 1) + [0]
-    assert {(each["told"], each["again"]) for each in tries} == {("", "new")}
+    tiny_bert().save_pretrained(tmp_path / "old", max_shard_size="5KB")
+    states, status = [], signal.SIGKILL.value
+    while status:
+        target = tmp_path / str(len(states) + 1)
+        shutil.copytree(tmp_path / "old", target)
+        status, told = in_a_fork(lambda: (kill_before(int(target.name), target), save_another(target)))  # noqa: B023
+        assert (status in (0, signal.SIGKILL), told) == (True, "")
+        states.append(state_of(target))
+        save_another(target)
+        assert state_of(target) == "new"
+    assert [state for state, _ in groupby(states)] == ["old", "none", "new"]
 
 
 def test_a_full_disk_leaves_everything_as_it_was_and_one_clear_line(tmp_path: Path) -> None:
     line = r"InputOSError: expected output to be writable, got \S+ \(File too large\); make room there, or name .*"
-    for each in interrupted_saving.full(tmp_path):
-        assert re.fullmatch(line, each["told"]), each
-        assert (each["same"], each["new"], each["leftovers"]) == (True, False, 0)
+    tiny_bert().save_pretrained(tmp_path / "old")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()}
+
+    def save_on_a_full_disk(size: int, target: Path) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+        save_another(target)
+
+    for size in (
+        0,
+        1_000,
+        10_000,
+    ):  # bytes; the weights are about 18,000, most of the other files are smaller
+        for name in ("old", "new"):
+            _, told = in_a_fork(partial(save_on_a_full_disk, size, tmp_path / name))
+            assert re.fullmatch(line, told)
+            assert {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()} == before
+            assert [path.name for path in tmp_path.iterdir()] == ["old"]
 
 
 def test_an_existing_directory_may_be_on_another_file_system(
