@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hf_calib._errors import InputError as InputError
-    from hf_calib.commands.calls import calibrate as calibrate
-    from hf_calib.commands.calls import decide as decide
-    from hf_calib.commands.calls import evaluate as evaluate
+    from hf_calib.commands.options import calibrate as calibrate
+    from hf_calib.commands.options import decide as decide
+    from hf_calib.commands.options import evaluate as evaluate
     from hf_calib.export import fold as fold
     from hf_calib.export import fold_temperature as fold_temperature
     from hf_calib.export import unfold as unfold
@@ -33,10 +33,10 @@ _HOMES = {
     "CalibrationTrainingArguments": "hf_calib.trainer",
     "InputError": "hf_calib._errors",
     "TemperatureScalingCallback": "hf_calib.trainer",
-    "calibrate": "hf_calib.commands.calls",
+    "calibrate": "hf_calib.commands.options",
     "compare": "hf_calib.study",
-    "decide": "hf_calib.commands.calls",
-    "evaluate": "hf_calib.commands.calls",
+    "decide": "hf_calib.commands.options",
+    "evaluate": "hf_calib.commands.options",
     "fold": "hf_calib.export",
     "fold_temperature": "hf_calib.export",
     "pipeline": "hf_calib.models.pipeline",

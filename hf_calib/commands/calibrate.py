@@ -17,7 +17,7 @@ from hf_calib.commands.fitting import FOLDED, METHODS, fit, make_scaler, split_r
 from hf_calib.commands.source import FileSource, ModelSource, Running, check_kind, open_source
 from hf_calib.models.reading import RowSet
 from hf_calib.predictions import save_predictions
-from hf_calib.predictions.kinds import SINGLE_LABEL, LabelKind
+from hf_calib.predictions.labels import SINGLE_LABEL, LabelKind
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.report import CalibrationReport, report_on_predictions
 from hf_calib.report.rows import with_interval

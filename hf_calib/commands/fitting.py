@@ -13,7 +13,7 @@ from sklearn.model_selection import train_test_split
 
 from hf_calib._errors import InputValueError, check, did_you_mean, expected
 from hf_calib.metrics.checks import FloatArray
-from hf_calib.predictions.kinds import SINGLE_LABEL
+from hf_calib.predictions.labels import SINGLE_LABEL
 from hf_calib.predictions.predictions import Predictions, check_same_classes
 from hf_calib.scaling import FOLDABLE_SCALERS, SCALERS
 

@@ -22,7 +22,7 @@ from hf_calib.export.saving import standalone_copy, write_folded
 from hf_calib.export.unfold import unfold
 from hf_calib.models.classifier import Served
 from hf_calib.models.pipeline import pipeline
-from hf_calib.predictions.kinds import TOKENS
+from hf_calib.predictions.labels import TOKENS
 from hf_calib.scaling import SCALERS
 from hf_calib.scaling.saved_map import (
     POOLER_CONFIG,

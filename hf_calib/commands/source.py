@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from hf_calib._errors import check, few
 from hf_calib._text import plain_name
 from hf_calib.models.reading import Reading, RowSet
-from hf_calib.predictions.kinds import MULTI_LABEL, LabelKind
+from hf_calib.predictions.labels import MULTI_LABEL, LabelKind
 from hf_calib.predictions.one_pass import OnRows, draw_sample, ignore_rows
 from hf_calib.predictions.predictions import Predictions, check_same_classes, rows_in_both
 from hf_calib.predictions.table import MOST_ROWS_HELD, Table, is_many, open_predictions, suffix_of

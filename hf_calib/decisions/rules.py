@@ -16,8 +16,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import check, few
 from hf_calib.decisions import promise as promises
-from hf_calib.decisions.measured import PromiseCurve, Results, answers, mean, share
-from hf_calib.decisions.promise import ALWAYS, NEVER, certified_threshold
+from hf_calib.decisions.promise import (
+    ALWAYS,
+    NEVER,
+    PromiseCurve,
+    Results,
+    answers,
+    certified_threshold,
+    mean,
+    share,
+)
 from hf_calib.metrics import checks
 from hf_calib.metrics.checks import FloatArray, IntArray
 from hf_calib.metrics.multi_label import check_decisions, check_label_probs

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from hf_calib._errors import InputValueError, check, expected, few, printable
 from hf_calib._files import whole_file
-from hf_calib.decisions.measured import TITLES
+from hf_calib.decisions.promise import TITLES
 from hf_calib.decisions.rules import AbstainRule, CostRule, LabelThresholds, PredictionSets, Rule
 from hf_calib.metrics.sums import Interval
 

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 from transformers.utils import cached_file
 
 from hf_calib._errors import InputValueError, check
-from hf_calib.export.fold import OF_THE_MAP, check_is_plain
+from hf_calib.export.fold import OF_THE_MAP, check_is_plain, classifier_of
 from hf_calib.export.folder import KEPT_HEAD, read_kept_head
 from hf_calib.export.heads import has_tied_head, norms_of_hidden_size, restore, tensors_of
-from hf_calib.export.rerankers import classifier_of
 from hf_calib.scaling.saved_map import recorded_in
 
 _Model = TypeVar("_Model", bound=nn.Module)

@@ -42,6 +42,6 @@ from hf_calib.metrics.smooth import smooth_calibration_error as smooth_calibrati
 from hf_calib.metrics.smooth import smooth_calibration_error_dual as smooth_calibration_error_dual
 from hf_calib.metrics.state import CalibrationState as CalibrationState
 from hf_calib.metrics.sums import Interval as Interval
-from hf_calib.metrics.sweep import ece_sweep as ece_sweep
+from hf_calib.metrics.sums import ece_sweep as ece_sweep
 
 __all__ = [name for name in dir() if callable(globals()[name]) and name[0] != "_"]

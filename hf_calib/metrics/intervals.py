@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import check
-from hf_calib.metrics import checks, kernel, ranking, scores, smooth, sums, sweep
+from hf_calib.metrics import checks, kernel, ranking, scores, smooth, sums
 from hf_calib.metrics.checks import FloatArray, IntArray
 from hf_calib.metrics.sums import Binning, BinSums, Interval, SumMetric, mean_of
 
@@ -43,7 +43,7 @@ METRICS = {
         Metric(ranking.area_under_risk_coverage, of_top=ranking.mean_risk),
         Metric(scores.brier_score, partial(mean_of, scores.squared_distances)),
         Metric(scores.classwise_calibration_error, sums.classwise_sums),
-        Metric(sweep.ece_sweep, of_top=sweep.sweep_error),
+        Metric(sweep.ece_sweep, of_top=sums.sweep_error),
         Metric(scores.expected_calibration_error, sums.top_label_sums),
         Metric(kernel.kde_calibration_error),
         Metric(scores.maximum_calibration_error, partial(sums.top_label_sums, norm="max")),

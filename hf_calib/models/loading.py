@@ -14,7 +14,7 @@ from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoConfig
 
 from hf_calib._errors import InputValueError, check, expected, few
 from hf_calib.models.tasks import TASKS, Task, task_of
-from hf_calib.predictions.kinds import TOKENS
+from hf_calib.predictions.labels import TOKENS
 
 # What broken or missing files of a model raise; a RuntimeError is of weights of another shape.
 _UNLOADABLE = (

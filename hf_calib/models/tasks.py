@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from hf_calib.predictions.kinds import MULTI_LABEL, SINGLE_LABEL, TOKENS, LabelKind
+from hf_calib.predictions.labels import MULTI_LABEL, SINGLE_LABEL, TOKENS, LabelKind
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,9 @@ from transformers import AutoTokenizer
 
 from hf_calib._errors import InputTypeError, check, expected
 from hf_calib.models.classifier import Classifier, Encoded, Served
-from hf_calib.models.labels import column_of
 from hf_calib.models.loading import refusals
 from hf_calib.models.prompts import PromptTemplate
-from hf_calib.models.reading import Reading
+from hf_calib.models.reading import Reading, column_of
 
 # A folder without a tokenizer gets one from transformers that knows 5 special tokens and no word.
 _LEAST_VOCABULARY = 0.5  # of the model's

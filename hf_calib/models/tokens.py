@@ -14,8 +14,7 @@ from hf_calib._text import plain_name
 from hf_calib.data.tokens import encode_words, read_sentences, tag_ids
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 from hf_calib.models.classifier import Encoded, Served
-from hf_calib.models.labels import names_in_data
-from hf_calib.models.reading import Reading
+from hf_calib.models.reading import Reading, names_in_data
 from hf_calib.models.texts import TextClassifier
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from hf_calib.decisions.measured import PromiseCurve
+    from hf_calib.decisions.promise import PromiseCurve
 
 # Points of different models at one promise, so that their intervals do not hide each other.
 _POINTS_APART = 3.0
@@ -145,7 +145,7 @@ def promise_diagram(curves: Mapping[str, PromiseCurve], *, title: str | None = N
     Raises:
         ValueError: if there is no curve, or none of them has a point.
 
-    >>> from hf_calib.decisions.measured import PromiseCurve
+    >>> from hf_calib.decisions.promise import PromiseCurve
     >>> figure = promise_diagram({"model": PromiseCurve((0.9, 0.95), (0.8, 0.0), (None, None))})
     >>> [axes.get_ylabel() for axes in figure.axes]
     ['inputs answered', 'accuracy of the answers']

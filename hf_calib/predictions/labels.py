@@ -1,16 +1,17 @@
-"""Labels in a column of any type, as the ids of classes."""
+"""Labels in a column of any type, as the ids of classes; the kinds of labels, and what follows for maps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hf_calib._errors import InputTypeError, expected, few, look_alikes
 from hf_calib.metrics.checks import RowError
+from hf_calib.scaling import SINGLE_LABEL_SCALERS
 
 _LARGEST_EXACT = 2**53  # above, float64 leaves integers out
 OF_TABLES = (
@@ -76,3 +77,21 @@ def label_ids(
         got = f"{unknown!r} ({alike})" if alike else repr(unknown)
         raise RowError(row, argument, f"hold {told[0]} ({few(names)})", got, told[1])
     return np.asarray(found).astype(np.int64)
+
+
+class LabelKind(NamedTuple):
+    """How the labels of a task are given, and what follows for probabilities, maps and statistics."""
+
+    name: str  # in messages
+    rows: str  # the examples that have a label
+    columns: str  # the columns of the logits
+    sigmoid: bool  # whether each logit has a probability of its own, so that a row has any number of labels
+    independent: bool  # whether examples are independent draws, as the promises of decisions need
+    maps: tuple[str, ...]  # the post-hoc methods that go with it
+
+
+SINGLE_LABEL = LabelKind("single-label", "rows", "classes", False, True, tuple(SINGLE_LABEL_SCALERS))
+TOKENS = LabelKind("token", "tokens", "classes", False, False, tuple(SINGLE_LABEL_SCALERS))
+MULTI_LABEL = LabelKind(
+    "multi-label", "rows", "labels", True, True, ("auto", "temperature", "per_label_temperature")
+)

@@ -14,7 +14,7 @@ from scipy.special import expit, log_expit, log_softmax, softmax
 from hf_calib._errors import check, few, look_alikes
 from hf_calib.metrics.checks import check_kind, check_probs_and_labels, check_rows
 from hf_calib.metrics.multi_label import check_decisions
-from hf_calib.predictions.kinds import MULTI_LABEL, SINGLE_LABEL, TOKENS, LabelKind
+from hf_calib.predictions.labels import MULTI_LABEL, SINGLE_LABEL, TOKENS, LabelKind
 
 _SMALLEST_PROBABILITY = np.finfo(np.float32).tiny  # a 0 that was rounded has no logarithm
 

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import entr, ndtr
 
 from hf_calib import plots
-from hf_calib.decisions.measured import TITLES, PromiseCurve
+from hf_calib.decisions.promise import TITLES, PromiseCurve
 from hf_calib.metrics.checks import FloatArray, IntArray
 from hf_calib.metrics.entities import Entities, are_bio, entity_scores, find_entities
 from hf_calib.metrics.intervals import holm, interval_of_bins

@@ -10,8 +10,7 @@ import pytest
 from scipy.special import softmax
 
 import hf_calib.metrics as metrics
-from hf_calib.metrics.sums import TopLabel
-from hf_calib.metrics.sweep import sweep_error
+from hf_calib.metrics.sums import TopLabel, sweep_error
 from tests.helpers.sampled import EXACT, GOLDEN_PREDICTIONS
 
 

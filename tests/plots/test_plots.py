@@ -17,7 +17,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from hf_calib import plots
-from hf_calib.decisions.measured import PromiseCurve
+from hf_calib.decisions.promise import PromiseCurve
 from hf_calib.metrics import corp_curve, corp_decomposition, risk_coverage_curve, smooth_calibration_error
 from hf_calib.metrics.smooth import smooth_reliability
 from hf_calib.metrics.sums import BinSums, Interval, TopLabel, bin_sums, class_gaps, top_label_error

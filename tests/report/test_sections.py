@@ -16,7 +16,7 @@ import pytest
 from scipy.special import softmax
 
 from hf_calib.decisions import AbstainRule
-from hf_calib.decisions.measured import PromiseCurve
+from hf_calib.decisions.promise import PromiseCurve
 from hf_calib.metrics import bootstrap_interval, entity_scores, find_entities, ood_detection
 from hf_calib.metrics.ranking import OOD_SCORES
 from hf_calib.metrics.state import SliceSums, score_chunks
