@@ -284,7 +284,7 @@ class TestLoading:
         with pytest.raises(ValueError, match=message):
             load_classifier(tmp_path)
         tiny_bert().bert.save_pretrained(tmp_path)
-        with pytest.raises(ValueError, match="fine-tuned classifier, got no classifier.bias, classifier.w"):
+        with pytest.raises(ValueError, match=r"fine-tuned classifier, got no classifier.bias, classifier.w"):
             load_classifier(tmp_path)
 
     @pytest.mark.parametrize(

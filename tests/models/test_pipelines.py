@@ -66,6 +66,10 @@ def fitted(scaler: Scaler, model: Any) -> Scaler:
     return scaler.fit(logits_of(model.eval(), data), np.array(data["label"]))
 
 
+def serve(model: Any, task: str = "text-classification", **settings: Any) -> Any:
+    return hf_calib.pipeline(task, model, **settings)
+
+
 def as_rows(results: Any) -> np.ndarray:
     """(N, C) from the results with top_k=None, in the order of the classes."""
     rows = [{entry["label"]: entry["score"] for entry in result} for result in results]
@@ -101,30 +105,19 @@ def test_a_call_names_the_group_of_its_texts(tmp_path: Path) -> None:
     logits, groups = logits_of(model.eval(), data), np.repeat(["art", "law", "7"], 100)
     labels = np.where(groups == "law", 2, np.array(data["label"]))  # the groups' maps differ
     scaler = scaling.GroupedScaling().fit(logits, labels, groups=groups)
-    classify = hf_calib.pipeline("text-classification", saved(tmp_path, model, scaler))
+    classify = serve(saved(tmp_path, model, scaler), top_k=None, batch_size=5)
     raw = logits_of_texts(model)
-
-    def scores(**named: Any) -> np.ndarray:
-        found = classify(TEXTS, top_k=None, batch_size=5, **named)
-        return np.array([[{d["label"]: d["score"] for d in row}[name] for name in NAMES] for row in found])
-
     for group in ("law", 7, "physics"):
         wanted = scaler.predict_proba(raw, groups=[group] * len(raw))
-        np.testing.assert_allclose(scores(group=group), wanted, atol=2e-6)
-    np.testing.assert_allclose(scores(), scaler.predict_proba(raw), atol=2e-6)
-    assert np.abs(scores(group="law") - scores()).max() > 0.1
+        np.testing.assert_allclose(as_rows(classify(TEXTS, group=group)), wanted, atol=2e-6)
+    common = as_rows(classify(TEXTS))
+    np.testing.assert_allclose(common, scaler.predict_proba(raw), atol=2e-6)
+    assert np.abs(as_rows(classify(TEXTS, group="law")) - common).max() > 0.1
     write_card(tmp_path)
     said = "a map for each of 3 groups (7, art, law), which a call names"
     assert said in (tmp_path / "README.md").read_text().replace("\\", "")
     with pytest.raises(ValueError, match=r"group to be one name, .* call the pipeline once for each group"):
         classify(TEXTS, group=["law"] * len(TEXTS))
-
-
-def test_a_group_for_a_map_without_groups_is_refused(tmp_path: Path) -> None:
-    scaler = fitted(scaling.SplineScaling(), tiny_bert())
-    classify = hf_calib.pipeline("text-classification", saved(tmp_path, tiny_bert(), scaler))
-    with pytest.raises(ValueError, match=r"group to be left out .* got 'law' for a SplineScaling"):
-        classify(TEXTS[:1], group="law")
 
 
 def test_all_forms_of_input_and_output(tmp_path: Path) -> None:
@@ -148,6 +141,8 @@ def test_all_forms_of_input_and_output(tmp_path: Path) -> None:
         ]
         assert strip(ours) == strip(theirs)  # a spline keeps the predicted class, but for the ranks below
     assert [len(row) for row in classify(TEXTS, top_k=3)] == [3] * len(TEXTS)
+    own = type("Own", (transformers.TextClassificationPipeline,), {})
+    assert serve(folder, pipeline_class=own)(TEXTS) == of_all
     narrow = hf_calib.pipeline("text-classification", folder, dtype=torch.bfloat16, top_k=None)
     wanted = scaler.predict_proba(logits_of_texts(model.to(torch.bfloat16)))
     np.testing.assert_allclose(as_rows(narrow(TEXTS)), wanted, atol=1e-6)
@@ -192,29 +187,24 @@ def test_the_config_says_whether_the_map_is_in_the_weights_not_the_file_beside_t
     folder = saved(tmp_path, model)
     save_map(scaler, tmp_path, {"folded": False})
     loaded = fold(type(model).from_pretrained(folder), scaler)  # in memory, then saved to the same folder
-    of_folded = [hf_calib.pipeline("text-classification", loaded, tokenizer=tokenizer(), top_k=None)(TEXTS)]
+    found = [serve(loaded, tokenizer=tokenizer(), top_k=None)(TEXTS)]
     loaded.save_pretrained(folder)
-    of_folded.append(hf_calib.pipeline("text-classification", folder, top_k=None)(TEXTS))
+    found.append(serve(folder, top_k=None)(TEXTS))
     save_map(scaler, tmp_path, {"folded": True})
-    model.save_pretrained(folder)
-    of_unfolded = hf_calib.pipeline("text-classification", folder, top_k=None)(TEXTS)
-    for found in (*of_folded, of_unfolded):
-        np.testing.assert_allclose(as_rows(found), wanted, atol=1e-6)
-
-
-def test_a_map_that_is_not_in_the_weights_is_applied_whatever_else_is_recorded(tmp_path: Path) -> None:
-    model = tiny_bert()
-    scaler = fitted(scaling.TemperatureScaling(), model)
     model.config.calibration = {"method": "temperature", "folded": False}
-    beside = hf_calib.pipeline("text-classification", saved(tmp_path / "beside", model, scaler), top_k=None)
-    wanted = scaler.predict_proba(logits_of_texts(model))
-    np.testing.assert_allclose(as_rows(beside(TEXTS)), wanted, atol=1e-6)
-    del model.config.calibration
-    fold(model, scaler)
+    model.save_pretrained(folder)
+    found.append(serve(folder, top_k=None)(TEXTS))
+    for each in found:
+        np.testing.assert_allclose(as_rows(each), wanted, atol=1e-6)
+
+
+def test_a_map_on_top_of_a_folded_one(tmp_path: Path) -> None:
+    model = tiny_bert()
+    fold(model, fitted(scaling.TemperatureScaling(), model))
     spline = fitted(scaling.SplineScaling(), model)
-    on_top = hf_calib.pipeline("text-classification", saved(tmp_path / "top", model, spline), top_k=None)
     wanted = spline.predict_proba(logits_of_texts(model))
-    np.testing.assert_allclose(as_rows(on_top(TEXTS)), wanted, atol=1e-6)
+    found = serve(saved(tmp_path, model, spline), top_k=None)(TEXTS)
+    np.testing.assert_allclose(as_rows(found), wanted, atol=1e-6)
 
 
 def test_another_task_is_left_alone(tmp_path: Path) -> None:
@@ -360,16 +350,17 @@ def test_images(tmp_path: Path) -> None:
 def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     model = tiny_bert()
     folder = saved(tmp_path, model, fitted(scaling.SplineScaling(), model))
-    for settings in ({"function_to_apply": "none"}, {"function_to_apply": "sigmoid"}):
+    for word in ("none", "sigmoid"):
         with pytest.raises(ValueError, match="expected function_to_apply to be 'softmax', which the scaler"):
-            hf_calib.pipeline("text-classification", folder, **settings)
-
+            serve(folder, function_to_apply=word)
+    with pytest.raises(ValueError, match=r"group to be left out .* got 'law' for a SplineScaling"):
+        serve(folder)(TEXTS[:1], group="law")
     fitted(scaling.SplineScaling(), tiny_bert(num_labels=3)).save_pretrained(folder)
     with pytest.raises(ValueError, match=r"expected the scaler in .* to be fitted on the model's 4 classes"):
-        hf_calib.pipeline("text-classification", folder)
+        serve(folder)
     (tmp_path / MAP_NAME).write_text("{")
     with pytest.raises(ValueError, match=r"calibration.json to hold a fitted map, got a file that cannot be"):
-        hf_calib.pipeline("text-classification", folder)
+        serve(folder)
 
 
 def test_a_map_that_the_config_speaks_of_is_missed(tmp_path: Path) -> None:
