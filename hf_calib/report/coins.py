@@ -67,9 +67,6 @@ class Coins(NamedTuple):
         The seldom heads, and the seldom tails, are each taken as binomial with their mean and variance, of a number
         of coins that need not be whole; that is near the truth in both of its limits, the normal and the Poisson one
         (Ehm 1991, "Binomial approximation to the Poisson binomial distribution"; Choi and Xia 2002).
-
-        >>> Coins.of(np.full(10, 0.5)).p_value(5)
-        1.0
         """
         excess = n_heads - self.likely  # heads of the unlikely less tails of the likely
         variance = self.heads_variance + self.tails_variance

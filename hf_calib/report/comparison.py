@@ -21,11 +21,7 @@ from hf_calib.report.rows import Cells, p_cell, table_of
 
 @dataclass(frozen=True)
 class Comparison:
-    """Several reports by name, as `CalibrationReport.to_dict` gives them; one column for each set of probabilities.
-
-    Raises:
-        ValueError: if the reports have different numbers of bins.
-    """
+    """Several reports with the same bins, by name, as `to_dict` gives them; a column for each set of probabilities."""
 
     reports: Mapping[str, Mapping[str, Any]]
 

@@ -36,11 +36,8 @@ def claims(report: CalibrationReport, measured: Measured) -> Claims:
 
     All claims of a report on calibrated probabilities are wrong, and at most a share 1 - confidence_level of such
     reports has any: the kinds of claims (overall, the ECE, bins, classes, frequencies) are tested together by Simes'
-    rule, at half that level where there are two sets, and only where that rejects is each kind judged by itself.
-
-    References:
-        Simes 1986, "An improved Bonferroni procedure for multiple tests of significance" (valid for tests that
-        depend on each other as these do, all of them on the same labels).
+    rule, at half that level where there are two sets, and only where that rejects is each kind judged by itself
+    (Simes 1986, "An improved Bonferroni procedure for multiple tests of significance": these tests share their labels).
     """
     level = (1 - report.settings.confidence_level) / len(report.states)
     rows = measured.labels or measured.classes
@@ -93,10 +90,8 @@ def _of_change(report: CalibrationReport, after: Measured) -> Iterator[str]:
         error = change.std(ddof=1) / np.sqrt(len(change))
         limit = t.isf((1 - report.settings.confidence_level) / 2, len(change) - 1) * error
     if change.mean() > limit:
-        yield (
-            "The negative log-likelihood got worse beyond chance: the calibration was fitted on too few examples, or "
-            "on examples unlike these."
-        )
+        why = "it was fitted on too few examples, or on examples unlike these"
+        yield f"The negative log-likelihood got worse beyond chance: {why}."
     if (top_label(before.probs, labels).correct != top_label(after.probs, labels).correct).any():
         values = [state.metrics["accuracy"].value for state in (before, after)]
         yield f"Predictions changed: accuracy goes from {values[0]:.4f} to {values[1]:.4f}."
@@ -195,10 +190,10 @@ def warn(report: CalibrationReport) -> Iterator[str]:
     before, several = report.before, report.multi_label
     of_rows = before.state is None and not several
     if of_rows and report.n_examples < _FEW_EXAMPLES:
-        yield (
-            f"Only {report.n_examples:,} examples: binned errors are noisy and biased upwards. Read the debiased "
-            "and smooth ones, and the intervals."
+        advice = (
+            "binned errors are noisy and biased upwards. Read the debiased and smooth ones, and the intervals"
         )
+        yield f"Only {report.n_examples:,} examples: {advice}."
     yield from outside_intervals([state.metrics for state in report.states.values()])
     empty, few = "without examples: their rows say nothing", f"with fewer than {_FEW_IN_A_CLASS} examples"
     kinds = {empty: [row for row in before.classes if not row.support]}
@@ -213,9 +208,7 @@ def warn(report: CalibrationReport) -> Iterator[str]:
             named = _listed([f'"{row.name}"' for row in rows])
             yield f"{_counted(rows, several)} ({named}) {consequence}."
     if len(report.class_names) == 2 and not several:
-        yield (
-            "Two classes: the confidence is that of the predicted class, at least 0.5, not that of the positive class."
-        )
+        yield "Two classes: the confidence is that of the predicted class, at least 0.5, not that of the positive one."
     if of_rows and np.ptp(before.probs.max(axis=1)) == 0:
         yield "All confidences are equal: they lie in one bin, so the diagrams show one point."
 

@@ -1,7 +1,4 @@
-"""Documents: headings, sentences, tables and figures, rendered to Markdown, to one HTML page, and to the terminal.
-
-Whoever makes a document passes text as it is; what is markup in Markdown or HTML is escaped where it is rendered.
-"""
+"""Documents of plain text, tables and figures, rendered and escaped: Markdown, one HTML page, and the terminal."""
 
 from __future__ import annotations
 

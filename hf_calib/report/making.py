@@ -132,11 +132,7 @@ def report_on_states(
     confidence_level: float = 0.95,
     seed: int = 0,
 ) -> CalibrationReport:
-    """The report on rows that were summed, also after a calibration by a map that was fitted on other rows.
-
-    Raises:
-        ValueError: if a state has no rows.
-    """
+    """The report on rows that were summed, also after a calibration by a map that was fitted on other rows."""
     names = class_names or tuple(map(str, range(state.n_classes)))
     settings = Settings(state.n_bins, confidence_level, seed=seed)
     return CalibrationReport(
@@ -175,9 +171,8 @@ def report_on_predictions(
         name=name,
     )
     if predictions.by:
-        slicings = [
-            one_pass.Slicing(column, one_pass.edges_of(values)) for column, values in predictions.by.items()
-        ]
+        ends = {column: one_pass.edges_of(values) for column, values in predictions.by.items()}
+        slicings = [one_pass.Slicing(column, edges) for column, edges in ends.items()]
         final = probs if calibrated is None else calibrated
         tally = one_pass.empty_tally(final.shape[1], slicings, n_bins)
         by = tuple(map(_coded, predictions.by.values()))
@@ -186,20 +181,11 @@ def report_on_predictions(
     return with_entities(report, predictions.sentences)
 
 
-def report_on_table(
-    table: Table,
-    name: str,
-    n_bins: int,
-    *,
-    workers: int | None = None,
-    on_rows: one_pass.OnRows = one_pass.ignore_rows,
-) -> CalibrationReport:
-    """The report on all rows of a table where they can be held, else of one pass over them."""
+def report_on_table(table: Table, name: str, n_bins: int, **counted: Any) -> CalibrationReport:
+    """The report on all rows of a table where they can be held, else of one pass over them by so many workers."""
     if table.fits_into_memory():
         return report_on_predictions(table.load(), name, n_bins)
-    tally = one_pass.measure_in_one_pass(
-        table, n_bins, one_pass.choose_slicings(table), workers=workers, on_rows=on_rows
-    )
+    tally = one_pass.measure_in_one_pass(table, n_bins, one_pass.choose_slicings(table), **counted)
     return report_of(tally, name, table.class_names, n_bins, len(table.files))
 
 

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from hf_calib.report.report import CalibrationReport
 
-#: The metrics of a label in a multi-label report; macro is their mean over the labels, micro is of all decisions
-#: together.
+#: The metrics of a label in a multi-label report; macro is their mean, micro is of all decisions together.
 LABEL_MEASURES = {
     "auroc": "AUROC",
     "average_precision": "Average precision",

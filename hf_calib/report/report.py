@@ -29,8 +29,7 @@ _MOST_CLASSES = 30  # in the table
 _CAPTIONS = {
     "reliability": "Reliability in bins: accuracy against confidence, and the share of examples in each bin.",
     "smooth_reliability": "Reliability without bins: smoothed accuracy with a bootstrap band.",
-    "corp": "Reliability by isotonic regression (CORP), with a pointwise band, which the curve of a calibrated model, "
-    "too, leaves somewhere in most diagrams.",
+    "corp": "Reliability by isotonic regression (CORP); a calibrated model, too, leaves the pointwise band somewhere.",
     "confidence_histogram": "Confidences of right predictions (up) and of wrong ones (down).",
     "risk_coverage": "Error rate among the most confident predictions, against the share of them that is kept.",
     "decisions": "Share of inputs answered for a promised accuracy, and the accuracy of the answers (95% intervals).",
@@ -63,10 +62,8 @@ _CLASS_COLUMNS: dict[str, Callable[[Any], str]] = {
 class CalibrationReport:
     """Metrics with intervals, tables, figures and a diagnosis in words; made by `calibration_report` and its like.
 
-    Besides the states before and after calibration it may have a section on a decision rule, on the entities of tokens
-    whose tags are B-TYPE, I-TYPE and O, on each dataset of out-of-distribution inputs, on soft labels of the same
-    examples, and on the slices of each column. `about` says which rows these are and which weights gave the
-    probabilities, for readers of report.json; see `hf_calib.cards.facts`.
+    Besides the states before and after calibration it may have sections, on a decision rule, on the entities of tagged
+    tokens, on each dataset of out-of-distribution inputs, on soft labels, and on the slices of each column.
     """
 
     name: str
@@ -77,7 +74,9 @@ class CalibrationReport:
     # (N,) int; or (N, C) of 1, 0 and -100 for several labels a row; None where rows were summed.
     labels: Any = field(default=None, repr=False, compare=False)
     notes: tuple[str, ...] = ()  # of whoever made the report, added to the warnings
-    about: Mapping[str, Any] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # the rows and the weights, see `hf_calib.cards.facts`
     n_files: int | None = None  # that the rows of one pass are from
     decisions: sections.DecisionSection | None = None
     entities: sections.EntitySection | None = None
@@ -215,8 +214,7 @@ class CalibrationReport:
         notes = [
             "Noise makes every calibration error larger, the more so the fewer examples. The interval of an ECE is of "
             "the error without it, in the same bins (by test inversion): a plain ECE may lie above its own. The other "
-            "errors have no interval, as a resample would add the noise again. All else: "
-            + ("bootstrap intervals." if state is None else "normal intervals."),
+            f"errors have none. All else: {'bootstrap' if state is None else 'normal'} intervals.",
             "A gap is confidence minus accuracy: above 0 is over-confident. p is the chance of a gap at least as large "
             "if the confidences were right.",
         ]

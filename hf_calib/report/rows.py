@@ -155,9 +155,7 @@ def titled(metrics: Mapping[str, Interval], titles: Mapping[str, str]) -> dict[s
 
 
 def plain(value: Any) -> Any:
-    """A value of JSON's own types: of dataclasses the fields that are compared; None where there is no finite number.
-
-    The arrays of a curve are left out.
+    """A value of JSON's own types, without curves and fields that are not compared; None where no number is finite.
 
     >>> plain({"ece": Interval(0.5, float("nan")), "names": ("a", "b")})
     {'ece': {'value': 0.5, 'low': None, 'high': None}, 'names': ['a', 'b']}

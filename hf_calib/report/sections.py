@@ -121,10 +121,9 @@ class EntitySection(ReportSection):
         return [
             f"{self.n_true:,} true entities in {self.n_sentences:,} sentences; predicted are {predicted}. One "
             "is right where a true entity has the same type, first and last token. Intervals resample sentences.",
-            "ECE: mean distance, over bins of confidence, between the share of predicted entities that are right and "
-            "their confidence, which is the product, or the smallest, of the probabilities of its tokens' tags. "
-            "Entities that are missed have no confidence: read the recall. Noise makes both errors larger: they have "
-            "no interval.",
+            "ECE: mean distance, over bins of confidence, of the share of predicted entities that are right from their "
+            "confidence: the product, or the smallest, of the probabilities of its tokens' tags. Missed entities have "
+            "no confidence: read the recall. Noise makes both errors larger: they have no interval.",
         ]
 
     def figures(self, n_bins: int) -> dict[str, Figure]:
@@ -147,11 +146,7 @@ class EntitySection(ReportSection):
 
 
 def with_entities(report: CalibrationReport, sentences: ArrayLike | None) -> CalibrationReport:
-    """Add the entities of tokens where tags are BIO, and a caveat.
-
-    Sentences (N,) are int, the same number for all tokens of one, as for `hf_calib.metrics.find_entities`; None where
-    the rows are not tokens.
-    """
+    """Add the entities of tokens whose tags are BIO, and a caveat; sentences (N,) are numbers, None of other rows."""
     if sentences is None:
         return report
     caveat = (
@@ -170,8 +165,7 @@ def with_entities(report: CalibrationReport, sentences: ArrayLike | None) -> Cal
 
 
 _RATES = {"auroc": "AUROC", "fpr95": "FPR at 95%"}
-# Of probabilities, whose logarithms are logits that are shifted in each row.
-_OF_PROBABILITIES = ("max_probability", "entropy")
+_OF_PROBABILITIES = ("max_probability", "entropy")  # whose logarithms are logits that are shifted in each row
 
 
 @dataclass(frozen=True)
@@ -193,9 +187,8 @@ class OodSection(ReportSection):
         return [
             f"{self.n_examples:,} inputs of {self.name}, which are none of the classes, against the rows of "
             "this report. An input is flagged where its uncertainty is above a threshold.",
-            "AUROC: the probability that an input from elsewhere looks more uncertain than a familiar one; 0.5 is "
-            "chance. FPR at 95%: the share of the inputs from elsewhere that is accepted where 95% of the familiar "
-            "ones are.",
+            "AUROC: the probability that one of these looks more uncertain than a familiar one; 0.5 is chance. FPR at "
+            "95%: the share of these inputs that is accepted where 95% of the familiar ones are.",
         ]
 
     def table(self) -> Cells:
@@ -223,12 +216,8 @@ def ood_section(
 ) -> OodSection:
     """Measure how well out-of-distribution inputs are separated from the rows of a report.
 
-    Args:
-        name: of the data from elsewhere.
-        before: logits (N, C) of the report's rows and (N', C) of those from elsewhere, as the model gives them.
-        after: the calibrated ones, or None.
-        probabilities: whether these are logarithms of probabilities, for which two of the scores say nothing.
-        seed: of the bootstrap of `hf_calib.metrics.ood_detection`.
+    Before and after calibration: logits (N, C) of the report's rows and (N', C) of those from elsewhere. Where they are
+    logarithms of `probabilities`, two of the scores say nothing. The seed is of `hf_calib.metrics.ood_detection`.
     """
     scores = _OF_PROBABILITIES if probabilities else tuple(OOD_SCORES)
     found: Any = [pair and ood_detection(*pair, scores=scores, seed=seed) for pair in (before, after)]
@@ -245,7 +234,6 @@ SOFT_MEASURES: dict[str, Measure] = {
     **{key: MEASURES[key] for key in ("brier", "nll")},
 }
 _SOFT_TITLES = {key: measure.title for key, measure in SOFT_MEASURES.items()}
-_LIKELY_SAME_ORDER = 0.5  # of the rows
 
 
 @dataclass(frozen=True)
@@ -277,7 +265,7 @@ class SoftLabelSection(ReportSection):
         """A caveat where the shares hardly agree with the labels."""
         way_out = "Check that rows and classes are in the same order as the labels and the model's."
         caveat = f"The largest share is the label's in only {self.agreement:.1%} of the rows. {way_out}"
-        return [caveat] if self.agreement < _LIKELY_SAME_ORDER else []
+        return [caveat] if self.agreement < 0.5 else []
 
     def to_dict(self) -> dict[str, Any]:
         after = self.after and titled(self.after, _SOFT_TITLES)
