@@ -12,7 +12,6 @@ import transformers
 from datasets import Dataset
 from huggingface_hub import HfApi
 from peft import LoraConfig, get_peft_model
-from PIL import Image
 from scipy.special import expit, softmax
 from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
@@ -313,38 +312,6 @@ def test_adapters_get_the_classes_of_the_map_beside_them(several: bool, tmp_path
         logits = model(**tokenizer()(TEXTS[0], return_tensors="pt")).logits[0].numpy()
     expected = (expit if several else softmax)(logits / trainer.temperature)
     assert [scores[name] for name in "abcd"] == pytest.approx(expected, abs=1e-5)
-
-
-def test_images(tmp_path: Path) -> None:
-    config = transformers.ViTConfig(
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        image_size=8,
-        patch_size=4,
-        num_labels=N_LABELS,
-    )
-    torch.manual_seed(0)
-    model = transformers.ViTForImageClassification(config).eval()
-    with torch.no_grad():
-        model.classifier.weight *= 100
-    rng = np.random.default_rng(0)
-    logits = rng.normal(scale=3, size=(300, N_LABELS))
-    scaler = scaling.HistogramBinning().fit(
-        logits, (logits / 2 + rng.gumbel(size=logits.shape)).argmax(axis=1)
-    )
-    model.save_pretrained(tmp_path)
-    processor = transformers.ViTImageProcessor(size={"height": 8, "width": 8})
-    processor.save_pretrained(tmp_path)
-    scaler.save_pretrained(tmp_path)
-    pictures = [Image.fromarray(rng.integers(256, size=(8, 8, 3), dtype=np.uint8)) for _ in range(3)]
-    with torch.no_grad():
-        outputs = model(**processor(pictures, return_tensors="pt")).logits.numpy()
-    classify = hf_calib.pipeline("image-classification", str(tmp_path), top_k=N_LABELS)
-    np.testing.assert_allclose(as_rows(classify(pictures)), scaler.predict_proba(outputs), atol=1e-6)
-    plain = transformers.pipeline("image-classification", str(tmp_path), top_k=N_LABELS)
-    np.testing.assert_allclose(as_rows(plain(pictures)), softmax(outputs, axis=1), atol=1e-6)
 
 
 def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
