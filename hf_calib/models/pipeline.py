@@ -164,10 +164,8 @@ class _Calibrated:
         if group is None:
             return before, forward, after
         requirement = "group to be left out where the map is one for all rows"
-        got, way_out = (
-            f"{group!r} for a {type(self.scaler).__name__}",
-            "save a GroupedScaling beside the model",
-        )
+        got = f"{group!r} for a {type(self.scaler).__name__}"
+        way_out = "leave it out, or save a GroupedScaling beside the model"
         check(isinstance(self.scaler, GroupedScaling), requirement, got, way_out)
         requirement = "group to be one name, a word or an integer, for all that is given in the call"
         check(isinstance(group, str | int), requirement, repr(group), "call the pipeline once for each group")
@@ -176,7 +174,7 @@ class _Calibrated:
     def _forward(self, inputs: Any, group: str | int | None = None, **options: Any) -> Any:
         outputs = super()._forward(inputs, **options)  # type: ignore[misc]
         logits = outputs["logits"]
-        rows = logits.float().cpu().numpy().reshape(-1, logits.shape[-1])
+        rows = logits.cpu().double().numpy().reshape(-1, logits.shape[-1])
         groups = {} if group is None else {"groups": [group] * len(rows)}
         found = _as_logits(self.scaler.predict_proba(rows, **groups), sigmoid=self.scaler.multi_label)
         outputs["logits"] = torch.from_numpy(found.reshape(logits.shape))
