@@ -6,9 +6,7 @@ import json
 import logging
 import os
 import pickle
-import re
 import shutil
-import signal
 import threading
 import time
 import zipfile
@@ -144,27 +142,6 @@ def test_a_pull_request_leaves_the_branch_as_it_was(model: Path, hub: Hub) -> No
         with pytest.raises(InputValueError, match=message):
             push_folder(model, repo_id, revision=revision, create_pr=True)
     assert hub.files.keys() == {REPO}
-    hub.fault = lambda n, method, path: Fault(is_done=True) if "/commit/" in path else None
-    with pytest.raises(InputOSError, match="a commit is there as a whole or not at all"):
-        push_folder(model, REPO, create_pr=True)  # which is not opened twice
-    assert hub.files[REPO].keys() == {"main", "refs/pr/1", "refs/pr/2"}
-
-
-def test_in_the_background(model: Path, hub: Hub) -> None:
-    future = push_folder(model, REPO, run_as_future=True)
-    assert future.result(timeout=60).oid == hub.head(REPO, "main")
-    hub.fault = lambda *_: Fault(401, "Invalid credentials in Authorization header")
-    with pytest.raises(InputValueError, match="expected the token to be valid"):
-        push_folder(model, REPO, run_as_future=True).result(timeout=60)
-
-
-def test_adapters_alone_replace_adapters_only(tmp_path: Path, model: Path, hub: Hub) -> None:
-    before = with_old_weights(hub)
-    (tmp_path / "adapter_config.json").write_text("{}")
-    shutil.copy(model / "model.safetensors", tmp_path / "adapter_model.safetensors")
-    hub.files[REPO]["main"]["adapter_model.bin"] = b"old"
-    push_folder(tmp_path, REPO)
-    assert hub.files[REPO]["main"] == before | contents(tmp_path)
 
 
 # ---- What is never sent ----
@@ -175,15 +152,8 @@ def test_pickles_links_checkpoints_and_hidden_files_stay(
 ) -> None:
     for name in ("training_args.bin", "optimizer.pt", "state.data"):
         torch.save({}, folder / name)
-    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
-        (folder / f"table{protocol}.txt").write_bytes(pickle.dumps({}, protocol=protocol))
-    hidden = (
-        "checkpoint-2/model.safetensors",
-        "_made/a.txt",
-        ".cache/a.txt",
-        "code/__pycache__/a.pyc",
-        ".env",
-    )
+    (folder / "table.txt").write_bytes(pickle.dumps({}))
+    hidden = ("checkpoint-2/model.safetensors", "_made/a.txt", "code/__pycache__/a.pyc", ".env")
     # Those of the root only are a training's.
     inside = {"inside/labels.txt", "inside/_made/a.txt", "inside/checkpoint-2/a.txt"}
     for name in (*hidden, *inside, "old.bin", "OLDER.BIN"):
@@ -210,7 +180,7 @@ def test_pickles_links_checkpoints_and_hidden_files_stay(
     assert hub.files[REPO]["main"]["copy.txt"] == b"secret"
     assert "again, inside/round, labels.txt, linked: links, which will not be pushed" in caplog.text
     assert caplog.text.count("can run code when loaded") == 1
-    assert "old.bin, state.data, table2.txt, table3.txt, table4.txt, table5.txt can run code" in caplog.text
+    assert "old.bin, state.data, table.txt can run code" in caplog.text
 
 
 def break_weights(folder: Path) -> None:
@@ -234,7 +204,6 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "only a pickle": (only_a_pickle, "to hold safetensors weights, got no model.safetensors"),
     "cut weights": (break_weights, WHOLE),
     "shard missing": (shard_missing, "got no model-2-of-2.safetensors"),
-    "half a config": (lambda f: (f / "config.json").write_text('{"a"'), WHOLE),
     "bad card": (lambda f: (f / "README.md").write_text("---\n a: [\n---\n"), WHOLE),
     "link to nothing": (
         lambda f: (f / "a.txt").symlink_to(f / "b"),
@@ -242,7 +211,6 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a queue": (lambda f: os.mkfifo(f / "q"), "to be a file, got neither a file nor a folder; remove"),
     "no folder": (shutil.rmtree, "which does not exist"),
-    "a file": (lambda f: (shutil.rmtree(f), f.touch()), "a file; name"),
 }
 
 
@@ -263,13 +231,11 @@ def test_names_and_tokens_are_checked_before_anything_is_sent(
     for name in ("datasets/me/model", "https://huggingface.co/me/model", "me/mo del", "", "./model"):
         with pytest.raises(InputValueError, match="expected the repository to be owner/name, got"):
             push_folder(model, name)
-    for revision in ("", "a b", "a~1"):
-        with pytest.raises(InputValueError, match="expected revision to be the name of a branch"):
-            push_folder(model, REPO, revision=revision)
-    for token in (f"{TOKEN}\nx", f"{TOKEN} x", f"{TOKEN}é"):
-        with pytest.raises(InputValueError, match="expected the token to be of plain letters") as error:
-            push_folder(model, REPO, token=token)
-        assert_secret(error.value, "")
+    with pytest.raises(InputValueError, match="expected revision to be the name of a branch"):
+        push_folder(model, REPO, revision="a b")
+    with pytest.raises(InputValueError, match="expected the token to be of plain letters") as error:
+        push_folder(model, REPO, token=f"{TOKEN}\nx")
+    assert_secret(error.value, "")
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_STORED_TOKENS_PATH", str(tmp_path / "tokens"))
@@ -302,7 +268,6 @@ def assert_secret(error: BaseException, logged: str) -> None:
     assert TOKEN not in logged
 
 
-HERE = r"got {} for me/model \({}\)"
 ARRIVES = "expected the push to arrive, got "
 REFUSALS: dict[str, tuple[Fault, type[Exception], str]] = {
     "wrong token": (
@@ -316,18 +281,12 @@ REFUSALS: dict[str, tuple[Fault, type[Exception], str]] = {
         InputValueError,
         r"with Bearer \*\*\*",
     ),
-    "gated": (
-        Fault(403, "ask first", {"X-Error-Code": "GatedRepo"}),
+    "read only": (
+        Fault(403, "no"),
         InputValueError,
-        "to have write access",
+        r"the token to have write access, got 403 .* \(no\); use another one, or open a pull request",
     ),
-    "paid": (
-        Fault(402, "storage is full"),
-        InputValueError,
-        "accepted, " + HERE.format(402, "storage is full"),
-    ),
-    "too many": (Fault(429, "slow down"), InputOSError, HERE.format(429, "slow down") + "; push again"),
-    "broken": (Fault(503, "<html>"), InputOSError, ARRIVES + "503"),
+    "too many": (Fault(429, "slow down"), InputOSError, r"got 429 for me/model \(slow down\); push again"),
     "cut": (Fault(), InputOSError, ARRIVES + "RemoteProtocolError .* push again later"),
 }
 
@@ -355,41 +314,22 @@ def test_refusals_say_what_to_do_and_leave_everything_as_it_was(
     assert hub.files[REPO]["main"].keys() == PUSHED | KEPT.keys()
 
 
-def test_a_token_that_may_only_read(model: Path, hub: Hub) -> None:
-    before = with_old_weights(hub)
-    hub.fault = lambda n, method, path: Fault(403, "no") if method == "POST" and "yaml" not in path else None
-    wanted = (
-        r"the token to have write access, got 403 for me/\w+ \(no\); use another one, or open a pull request"
-    )
-    for repo_id in (REPO, "me/new"):
-        with pytest.raises(InputValueError, match=wanted):
-            push_folder(model, repo_id)
-    with pytest.raises(InputValueError, match=wanted):
-        push_folder(model, REPO, revision="new")
-    assert hub.files == {REPO: {"main": before}}
-
-
 def test_a_repository_of_another_type_and_no_network(
     model: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.taken = {"me/data"}
-    message = r"expected a model's repository, got 404 for me/data .*check its name"
-    with pytest.raises(InputValueError, match=message):
+    with pytest.raises(InputValueError, match=r"a model's repository, got 404 for me/data .*check its name"):
         push_folder(model, "me/data")
     assert hub.files == {}
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(InputOSError, match=ARRIVES + "OfflineModeIsEnabled.*HF_HUB_OFFLINE"):
-        push_folder(model, REPO)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(InputOSError, match=ARRIVES + "ConnectError"):
         push_folder(model, REPO)
 
 
 # ---- What passes ----
 
 
-@pytest.mark.parametrize("fault", [Fault(429), Fault(500), Fault()])
+@pytest.mark.parametrize("fault", [Fault(429), Fault()])
 def test_a_push_is_tried_again_after_a_pause(
     fault: Fault, model: Path, hub: Hub, pauses: list[float]
 ) -> None:
@@ -486,61 +426,3 @@ def test_two_pushes_at_once_do_not_mix(model: Path, tmp_path: Path, hub: Hub) ->
     }
     weights = {name for name in files if "/" not in name and "safetensors" in name}
     assert weights == {name for name in pushed if "/" not in name and "safetensors" in name}
-
-
-def test_others_who_never_stop_committing(model: Path, hub: Hub) -> None:
-    with_old_weights(hub)
-
-    def commit_something(number: int, method: str, path: str) -> None:
-        if "/commit/" in path:
-            hub.commit(REPO, "main", {"number.txt": str(number).encode()})
-
-    hub.fault = commit_something
-    with pytest.raises(
-        InputOSError, match=r"the push to arrive, got 412 for me/model \(A commit has happened.*push again"
-    ):
-        push_folder(model, REPO)
-    assert hub.files[REPO]["main"].keys() == {"number.txt"}
-
-
-@pytest.mark.parametrize("stop", ["PUT", "/commit/"])
-def test_a_push_that_is_killed_leaves_the_repository_as_it_was(stop: str, model: Path, hub: Hub) -> None:
-    before, local = with_old_weights(hub), contents(model)
-    hub.large = ".safetensors"
-    reached, released = threading.Event(), threading.Event()
-
-    def hold(number: int, method: str, path: str) -> Fault | None:
-        if stop in (method, path) or stop in path:
-            reached.set()
-            released.wait(timeout=60)
-            return Fault()
-        return None
-
-    hub.fault = hold
-    child = os.fork()
-    if child == 0:
-        try:
-            push_folder(model, REPO)
-        finally:
-            os._exit(1)
-    assert reached.wait(timeout=60)
-    os.kill(child, signal.SIGKILL)
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL
-    released.set()
-    assert hub.files[REPO] == {"main": before}
-    assert contents(model) == local
-    hub.fault = lambda *_: None
-    push_folder(model, REPO)
-    assert hub.files[REPO]["main"].keys() == PUSHED | KEPT.keys()
-
-
-def test_a_file_that_vanishes_during_the_push(folder: Path, hub: Hub) -> None:
-    hub.files[REPO] = {"main": {}}
-    vanish = (folder / "tokenizer.json").unlink
-    hub.fault = lambda n, method, path: vanish() if "/preupload/" in path else None
-    name = re.escape(str(folder / "tokenizer.json"))
-    with pytest.raises(
-        InputOSError, match=f"got FileNotFoundError for me/model .*No such file.*{name}.*; push again"
-    ):
-        push_folder(folder, REPO)
-    assert hub.files[REPO] == {"main": {}}

@@ -16,7 +16,7 @@ from hf_calib.decisions import CostRule, Decisions
 from hf_calib.export.folder import LOSS_STATE_NAME, PUSHED_LOSS_STATE
 from hf_calib.losses import make_loss
 from hf_calib.trainer.saving import load_loss_state
-from tests.helpers.hub_server import TOKEN, Fault, Hub
+from tests.helpers.hub_server import TOKEN, Hub
 from tests.helpers.reports import quick_reports  # noqa: F401
 from tests.helpers.tiny import last_evaluation, tiny_bert, tiny_trainer
 from tests.helpers.trained import lora, trained
@@ -77,17 +77,6 @@ def test_what_is_uploaded(
 
 
 @pytest.mark.slow
-def test_a_push_to_a_branch_removes_the_old_weights_there_and_only_there(tmp_path: Path, hub: Hub) -> None:
-    main = {"adapter_model.safetensors": b"old", "model-00001-of-00001.safetensors": b"old"}
-    hub.files["me/model"] = {"main": main, "tried": {**main, "adapter_config.json": b"old"}}
-    trained(tmp_path / "model").push_to_hub(revision="tried")
-    assert hub.files["me/model"]["main"] == main
-    kinds = (".safetensors", ".bin", "adapter_config.json")
-    weights = {name for name in hub.files["me/model"]["tried"] if name.endswith(kinds)}
-    assert weights == {"model.safetensors", "calibration/head.safetensors"}
-
-
-@pytest.mark.slow
 def test_a_push_in_the_background_and_as_a_pull_request(tmp_path: Path, hub: Hub) -> None:
     trainer = trained(tmp_path / "model", loss="adafocal")
     future = trainer.push_to_hub(blocking=False, private=True, revision="tried", commit_message="Tried")
@@ -116,12 +105,3 @@ def test_without_a_map_the_push_is_the_stock_one(tmp_path: Path, hub: Hub) -> No
     assert hub.requests == []
     trainer.push_to_hub()
     assert hub.files["me/model"]["main"].keys() >= {"model.safetensors", "training_args.bin", "README.md"}
-
-
-def test_a_push_that_is_refused_leaves_the_calibrated_model_here(tmp_path: Path, hub: Hub) -> None:
-    trainer = trained(tmp_path / "model")
-    hub.fault = lambda *_: Fault(401, "Invalid credentials in Authorization header")
-    with pytest.raises(InputValueError, match="expected the token to be valid"):
-        trainer.push_to_hub()
-    assert hub.files == {}
-    assert json.loads((tmp_path / "model" / "config.json").read_text())["calibration"]["folded"] is True
