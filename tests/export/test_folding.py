@@ -291,7 +291,8 @@ def test_objects_of_the_wrong_type_are_refused() -> None:
         fold_temperature(model.bert, 1.7)
     with refused(model, ValueError, "expected batch to be what the model takes, got ValueError"):
         fold_temperature(model, 1.7, batch={"pixels": torch.zeros(1, 3)})
-    speech = build("Wav2Vec2ForSequenceClassification")
+    speech = bert()
+    speech.main_input_name = "input_values"
     with refused(speech, ValueError, "to take input_ids or pixel_values, got 'input_values'; pass batch"):
         fold_temperature(speech, 1.7)
 

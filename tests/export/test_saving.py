@@ -32,6 +32,7 @@ from tests.helpers.tiny import (
     text_of,
     tiny_bert,
     tiny_trainer,
+    tokenizer,
     weights,
 )
 from tests.helpers.trained import Network, images, images_trainer, lora, served_logits, trained
