@@ -1,8 +1,8 @@
 """Numbers of reports on fixed predictions: did a refactoring change any?
 
-    python benchmarks/reports.py > before.json                       # in a checkout of the old code
-    python benchmarks/reports.py > after.json
-    python benchmarks/reports.py before.json after.json [tolerance]  # what differs by more than 1e-9, and by how much
+python benchmarks/reports.py > before.json                       # in a checkout of the old code
+python benchmarks/reports.py > after.json
+python benchmarks/reports.py before.json after.json [tolerance]  # what differs by more than 1e-9, and by how much
 """
 
 from __future__ import annotations

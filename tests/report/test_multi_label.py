@@ -229,8 +229,7 @@ def test_figures_show_every_name_and_nothing_overlaps() -> None:
         ({"labels": [[-100, -100]]}, "labels to be known somewhere"),
         ({"calibrated": [[0.5]]}, r"labels to have shape \(1, 1\)"),
         ({"class_names": ["a"]}, "class_names to be 2 names, got 1"),
-        ({"n_bins": 0}, "n_bins to be at least 1"),
-        ({"confidence_level": 1.0}, r"confidence_level to lie in \(0, 1\)"),
+        ({"soft_labels": [[0.5, 0.5]]}, r"at most one of labels \(N, C\), soft_labels"),
     ],
 )
 def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
