@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
 
 import hf_calib
 from hf_calib._errors import InputTypeError, InputValueError
@@ -23,12 +23,24 @@ trl = pytest.importorskip("trl", reason="TRL has an environment of its own: make
 
 from hf_calib.trl import CalibrationRewardConfig, CalibrationRewardTrainer  # noqa: E402, TRL may be missing
 from hf_calib.trl.reward import pairs_of  # noqa: E402
-from tests.trl.test_reward import arguments, model, pairs  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")
 
 
-def config(folder: Path, **more: Any) -> CalibrationRewardConfig:
+def model() -> Any:
+    torch.manual_seed(0)
+    size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    words = tokenizer()
+    settings = LlamaConfig(vocab_size=len(words), num_labels=1, pad_token_id=words.pad_token_id, **size)
+    return LlamaForSequenceClassification(settings)
+
+
+def pairs(n: int) -> Dataset:
+    drawn = torch.randint(5, 30, (n, 2, 4), generator=torch.Generator().manual_seed(0)).tolist()
+    return Dataset.from_list([{"chosen_ids": chosen, "rejected_ids": rejected} for chosen, rejected in drawn])
+
+
+def arguments(folder: Path, kind: Any = trl.RewardConfig, **more: Any) -> Any:
     settings: dict[str, Any] = {
         "per_device_train_batch_size": 4,
         "gradient_accumulation_steps": 2,
@@ -41,9 +53,12 @@ def config(folder: Path, **more: Any) -> CalibrationRewardConfig:
         "save_strategy": "no",
         "disable_dropout": True,
         "gradient_checkpointing": False,
-        "calibration_method": "none",
     }
-    return CalibrationRewardConfig(output_dir=str(folder), **{**settings, **more})
+    return kind(output_dir=str(folder), **{**settings, **more})
+
+
+def config(folder: Path, **more: Any) -> CalibrationRewardConfig:
+    return arguments(folder, CalibrationRewardConfig, **{"calibration_method": "none", **more})
 
 
 def trainer(folder: Path, rows: Any = None, *, splits: dict[str, Any] | None = None, **more: Any) -> Any:
@@ -63,37 +78,25 @@ def trained(folder: Path, **more: Any) -> Any:
     return made
 
 
-@pytest.mark.parametrize(
-    ("has_margin", "settings"), [(False, {}), (True, {"center_rewards_coefficient": 0.1})]
-)
-def test_cross_entropy_is_the_stock_trainer(
-    has_margin: bool, settings: dict[str, Any], tmp_path: Path
-) -> None:
-    rows = pairs(16)
-    if has_margin:
-        rows = rows.add_column("margin", [i / 8 for i in range(16)])
-    ours = trained(tmp_path, rows=rows, **settings)
-    args = arguments(tmp_path)
-    args.center_rewards_coefficient = settings.get("center_rewards_coefficient")
+def test_cross_entropy_is_the_stock_trainer(tmp_path: Path) -> None:
+    """With margins, and the centring term, which stays with another loss: gamma 0 is the cross entropy."""
+    rows, centred = (
+        pairs(16).add_column("margin", [i / 8 for i in range(16)]),
+        {"center_rewards_coefficient": 0.1},
+    )
+    ours = trained(tmp_path, rows=rows, **centred)
+    args = arguments(tmp_path, **centred)
     theirs = trl.RewardTrainer(model(), args=args, train_dataset=rows, processing_class=tokenizer())
     theirs.train()
     for value, other in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
         assert torch.equal(value, other)
     for name in ("loss", "accuracy", "margin", "mean_reward"):
         assert logged(ours, name) == logged(theirs, name)
+    focal = trained(tmp_path, rows=rows, loss="focal", loss_kwargs={"gamma": 0.0}, **centred)
+    assert logged(focal, "loss") == pytest.approx(logged(theirs, "loss"), rel=1e-4)
 
 
-def test_the_centring_term_stays(tmp_path: Path) -> None:
-    """A focal loss with gamma 0 is the cross entropy."""
-    ours = trained(tmp_path, loss="focal", loss_kwargs={"gamma": 0.0}, center_rewards_coefficient=0.1)
-    theirs = trained(tmp_path, center_rewards_coefficient=0.1)
-    assert logged(ours, "loss") == pytest.approx(logged(theirs, "loss"), rel=1e-4)
-    for value, other in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
-        torch.testing.assert_close(value, other, rtol=1e-4, atol=1e-6)
-    assert len(logged(ours, "accuracy")) == len(logged(ours, "loss")) > 1
-
-
-@pytest.mark.parametrize("name", ["focal", "dual_focal", "brier", "mmce", "kde_ece"])
+@pytest.mark.parametrize("name", ["dual_focal", "brier", "mmce"])
 def test_the_first_loss_is_that_of_the_pairs(name: str, tmp_path: Path) -> None:
     made = trainer(tmp_path, pairs(8), loss=name)
     batch = next(iter(made.get_train_dataloader()))
@@ -202,18 +205,6 @@ def test_pairs_as_texts_are_tokenized_for_the_calibration_too(tmp_path: Path) ->
     made.train()
     assert made.temperature > 0
     assert "chosen_ids" in made.calibration_dataset.column_names
-
-
-def test_margins_of_held_out_pairs_do_not_go_into_the_model(tmp_path: Path) -> None:
-    rows = noisy_pairs(40).add_column("margin", [0.001] * 40)
-    made = trained(
-        tmp_path / "run",
-        rows=rows,
-        splits={"calibration_dataset": rows.select(range(30))},
-        calibration_method="temperature",
-    )
-    made.save_calibrated_model(tmp_path / "calibrated")
-    assert (tmp_path / "calibrated" / "model.safetensors").is_file()
 
 
 def test_a_held_out_pass_leaves_trls_metrics(tmp_path: Path) -> None:
