@@ -87,9 +87,7 @@ def folder(model: Path, tmp_path: Path) -> Path:
 # ---- What arrives ----
 
 
-@pytest.mark.parametrize("large", [None, ".safetensors"])
-def test_a_new_repository_holds_the_folder(large: str | None, model: Path, hub: Hub) -> None:
-    hub.large = large
+def test_a_new_repository_holds_the_folder(model: Path, hub: Hub) -> None:
     commit = push_folder(model, "model", private=True, message="First")
     files = hub.files[REPO]["main"]
     local = contents(model)
@@ -98,9 +96,6 @@ def test_a_new_repository_holds_the_folder(large: str | None, model: Path, hub: 
     assert files.keys() == PUSHED | {".gitattributes"}
     assert hub.created[0]["visibility"] == "private"
     assert commit.commit_url == f"{hub.address}/{REPO}/commit/{hub.head(REPO, 'main')}"
-    uploads = {path for method, path, _ in hub.requests if method == "PUT"}
-    assert uploads == {f"/objects/{oid}" for oid in hub.objects}
-    assert len(hub.objects) == (3 if large else 0)
     assert push_folder(model, REPO).oid == commit.oid  # nothing is new
     assert hub.commits[REPO, "main"] == ["First"]
 
@@ -349,18 +344,17 @@ def test_a_push_is_tried_again_after_a_pause(
 
 
 @pytest.mark.parametrize("is_done", [False, True])
-@pytest.mark.parametrize(("is_new", "large"), [(True, True), (False, False)])
+@pytest.mark.parametrize("is_new", [True, False])
 @pytest.mark.slow
 def test_the_connection_is_cut_at_each_request_in_turn(
-    is_new: bool, large: bool, is_done: bool, model: Path, hub: Hub
+    is_new: bool, is_done: bool, model: Path, hub: Hub
 ) -> None:
     """From there on for good, and once: before the request is done, or before its answer arrives."""
-    hub.large = ".safetensors" if large else None
     local = contents(model)
     complete: dict[str, bytes] | None = None
     for at in range(100):
         for for_good in (True, False):
-            hub.files, hub.commits, hub.objects, start = {}, {}, {}, len(hub.requests)
+            hub.files, hub.commits, start = {}, {}, len(hub.requests)
             before = {} if is_new else with_old_weights(hub)
 
             def fault(number: int, method: str, path: str) -> Fault | None:
@@ -404,7 +398,6 @@ def test_two_pushes_at_once_do_not_mix(model: Path, tmp_path: Path, hub: Hub) ->
     tiny_bert(seed=1).save_pretrained(other, max_shard_size="5KB")
     (other / "README.md").write_text("# Other\n")
     hub.files[REPO] = {"main": {}}
-    hub.large = ".safetensors"
     both_have_listed = threading.Barrier(2)
     listed = []
 

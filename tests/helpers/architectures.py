@@ -52,151 +52,49 @@ _SMALL: dict[str, Any] = {
     **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0},
     **{"sep_token_id": 3, "cls_token_id": 3, "mask_token_id": 3, "image_size": 32, "patch_size": 8},
 }
-_STAGES: dict[str, Any] = {"depths": [1, 1], "num_heads": [1, 2], "embed_dim": 8}
-_SWIN: dict[str, Any] = {**_STAGES, "patch_size": 2, "window_size": 4}
-_CONVNEXT: dict[str, Any] = {"hidden_sizes": [8, 8], "depths": [1, 1], "num_stages": 2}
-_RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "groups_width": 8}
-_TWO_KEYS = {"num_key_value_heads": 2}
 _TWO_TOWERS: dict[str, Any] = {"text_config": {**_SMALL}, "vision_config": {**_SMALL}}
-_TEXT_LINEAR = {**_SMALL, **{f"linear_{which}_head_dim": 8 for which in ("key", "value")}}
-_TEXT_LINEAR |= {"linear_num_key_heads": 2, "linear_num_value_heads": 2}
+_TWO_KEYS = {"num_key_value_heads": 2}
 _MIXED = {"layer_types": ["linear_attention", "full_attention"]}
+_CONVNEXT: dict[str, Any] = {"hidden_sizes": [8, 8], "depths": [1, 1], "num_stages": 2}
+_SWIN = {"depths": [1, 1], "num_heads": [1, 2], "embed_dim": 8, "patch_size": 2, "window_size": 4}
+_RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "groups_width": 8}
+_FOUR = {"depths": [1] * 4, "hidden_sizes": [8] * 4, "num_attention_heads": [1] * 4}
 
 # What an architecture wants otherwise.
 _OWN: dict[str, dict[str, Any]] = {
     **{key: {"pad_token_id": 1, "bos_token_id": 0} for key in ("camembert", "xlm-roberta")},
-    **dict.fromkeys(("axk1", "axk2", "deepseek_v2", "deepseek_v3", "minicpm3", "mistral4"), _TWO_KEYS),
-    **dict.fromkeys(("diffllama", "esmc"), _TWO_KEYS),
+    **dict.fromkeys(
+        ("axk1", "axk2", "deepseek_v2", "deepseek_v3", "diffllama", "minicpm3", "mistral4"), _TWO_KEYS
+    ),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text"), _MIXED),
+    "gptj": {"rotary_dim": 4},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "lilt": {"hidden_size": 24, "max_2d_position_embeddings": 1024},
+    "xmod": {"default_language": "en_XX"},
     **dict.fromkeys(("clip", "gemma3", "metaclip_2", "siglip", "siglip2"), _TWO_TOWERS),
-    **dict.fromkeys(("modernvbert", "ultravbert"), _TWO_TOWERS),
     **dict.fromkeys(("convnext", "convnextv2"), _CONVNEXT),
     **dict.fromkeys(("donut-swin", "swin", "swinv2"), _SWIN),
     **dict.fromkeys(("regnet", "resnet"), _RESNET),
-    "bit": {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "num_groups": 2},
-    "bros": {"hidden_size": 64},
-    "cohere_compass_text": {
-        "layer_types": ["full_attention", "sliding_attention"],
-        "rope_parameters": {
-            kind: {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
-            for kind in ("full_attention", "sliding_attention")
-        },
-    },
-    "cvt": {"embed_dim": [8, 8, 8], "num_heads": [1, 1, 1], "depth": [1, 2, 3]},
-    "efficientnet": {
-        "width_coefficient": 0.25,
-        "depth_coefficient": 0.25,
-        "hidden_dim": 320,
-        "image_size": 64,
-    },
-    "focalnet": {**_STAGES, "hidden_sizes": [8, 16], "focal_levels": [2, 2], "focal_windows": [3, 3]},
-    "qwen3_asr": {
-        "audio_config": {**_SMALL, "output_dim": 16, "downsample_hidden_size": 8},
-        "text_config": {**_SMALL},
-    },
-    "qwen3_5": {
-        "text_config": {**_TEXT_LINEAR, **_MIXED},
-        "vision_config": {**_SMALL, "depth": 1, "out_hidden_size": 16, "num_position_embeddings": 16},
-    },
-    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
-    "gptj": {"rotary_dim": 4},
-    "hgnet_v2": {
-        "embedding_size": 8,
-        "stem_channels": [3, 8, 8],
-        "hidden_sizes": [16, 16],
-        "depths": [1, 1],
-        "stage_in_channels": [8, 16],
-        "stage_mid_channels": [8, 8],
-        "stage_out_channels": [16, 16],
-        "stage_num_blocks": [1, 1],
-        "stage_downsample": [False, True],
-        "stage_downsample_strides": [2, 2],
-        "stage_light_block": [False, True],
-        "stage_kernel_size": [3, 3],
-        "stage_numb_of_layers": [2, 2],
-    },
-    "hiera": {
-        "embed_dim": 8,
-        "image_size": [32, 32],
-        "patch_size": [7, 7],
-        "depths": [1, 1, 1],
-        "num_heads": [1, 1, 2],
-        "num_query_pool": 2,
-        "masked_unit_size": [4, 4],
-        "masked_unit_attention": [True, True, False],
-    },
-    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
-    "layoutlmv3": {
-        "coordinate_size": 2,
-        "shape_size": 4,
-        "input_size": 16,
-        "has_relative_attention_bias": False,
-        "has_spatial_attention_bias": False,
-    },
     "levit": {
-        "image_size": 64,
-        "patch_size": 16,
-        "hidden_sizes": [8, 8, 8],
-        "num_attention_heads": [1, 1, 1],
-        "depths": [1, 1, 1],
-        "key_dim": [8, 8, 8],
+        **{"image_size": 64, "patch_size": 16, "hidden_sizes": [8] * 3, "num_attention_heads": [1] * 3},
+        **{"depths": [1] * 3, "key_dim": [8] * 3},
     },
-    "lilt": {"hidden_size": 24, "max_2d_position_embeddings": 1024},
-    "luke": {"entity_vocab_size": 10, "entity_emb_size": 8},
-    "mobilenet_v1": {"depth_multiplier": 0.1},
-    "mobilenet_v2": {"depth_multiplier": 0.25},
     "mobilevit": {"patch_size": 2, "hidden_sizes": [8, 8, 8], "neck_hidden_sizes": [8, 8, 8, 8, 8, 8, 16]},
-    "mobilevitv2": {"image_size": 64, "patch_size": 2, "width_multiplier": 0.1, "n_attn_blocks": [1, 1, 1]},
     "poolformer": {"hidden_sizes": [8] * 4, "depths": [1] * 4, "patch_size": 7},
-    "pvt": {"depths": [1] * 4, "hidden_sizes": [8] * 4, "num_attention_heads": [1] * 4, "patch_size": 4},
-    "pvt_v2": {"depths": [1] * 4, "hidden_sizes": [8] * 4, "num_attention_heads": [1] * 4},
-    "reformer": {
-        "axial_pos_embds": False,
-        "attn_layers": ["local"],
-        "attention_head_size": 8,
-        "feed_forward_size": 16,
-    },
-    "roc_bert": {"shape_vocab_size": 60, "pronunciation_vocab_size": 60},
-    "segformer": {
-        "depths": [1] * 4,
-        "hidden_sizes": [8] * 4,
-        "num_attention_heads": [1] * 4,
-        "decoder_hidden_size": 8,
-    },
+    "pvt": {**_FOUR, "patch_size": 4},
+    "pvt_v2": _FOUR,
+    "segformer": {**_FOUR, "decoder_hidden_size": 8},
     "swiftformer": {"embed_dims": [8] * 4, "depths": [1] * 4},
-    "t5gemma": {"encoder": {**_SMALL}, "decoder": {**_SMALL}},
-    "t5gemma2": {"encoder": {"text_config": {**_SMALL}, "vision_config": {**_SMALL}}, "decoder": {**_SMALL}},
-    "textnet": {
-        "hidden_sizes": [8] * 5,
-        "stem_num_channels": 3,
-        "stem_out_channels": 8,
-        "conv_layer_kernel_sizes": [[[3, 3]]] * 4,
-        "conv_layer_strides": [[1]] * 4,
-    },
-    "xmod": {"default_language": "en_XX"},
-    "zamba": {"num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "hybrid"]},
-    "zamba2": {
-        "layers_block_type": ["mamba", "hybrid"],
-        "n_mamba_heads": 4,
-        "mamba_d_state": 8,
-        "num_key_value_heads": 2,
-    },
-    "perceiver": {
-        "num_latents": 4,
-        "d_latents": 16,
-        "num_self_attends_per_block": 1,
-        "num_self_attention_heads": 1,
-        "num_cross_attention_heads": 1,
-    },
 }
 
 # They cannot be built here, or not small.
 NOT_BUILT = {
+    "Bros": "takes boxes beside token ids",
     "DinatForImageClassification": "needs the package natten",
-    "LayoutLMv2": "needs the package detectron2",
-    "TimmWrapper": "needs the package timm, which needs torchvision",
+    "LayoutLM": "takes images and boxes beside token ids",
+    "Perceiver": "its sizes are fixed in code: 50,000 positions",
     "ShieldGemma2": "a language model that says yes or no: its logits are those of two tokens, no head of its own",
-    "PerceiverForImageClassification": "its sizes are fixed in code: 50,000 positions",
+    "TimmWrapper": "needs the package timm, which needs torchvision",
 }
 # `fold` refuses them, with this message.
 REFUSED = {
@@ -241,7 +139,7 @@ def build(name: str, **changes: Any) -> PreTrainedModel:
     config = config_class(**{**settings, **own, "num_labels": 5, **changes})
     with torch.device("meta"):
         size = sum(parameter.numel() for parameter in kind(config).parameters())
-    assert size < 3_000_000, f"{size:,} parameters"
+    assert size < 15_000_000, f"{size:,} parameters"
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = randomised(kind(config))
@@ -259,20 +157,8 @@ def batch_for(model: PreTrainedModel) -> dict[str, torch.Tensor] | None:
     """Inputs of a model that takes more than token ids or pixels; None for those that `fold` makes by itself."""
     generator = torch.Generator().manual_seed(2)
     kind = type(model).__name__
-    ids = torch.randint(10, 50, (2, 8), generator=generator)
-    boxes = torch.tensor([1, 2, 3, 4]).expand(2, 8, 4)
     if kind.startswith("Canine"):
         return {"input_ids": torch.randint(10, 50, (2, 16), generator=generator)}
-    if kind.startswith("Perceiver"):
-        return {"inputs": ids}
-    if kind.startswith("Bros"):
-        return {"input_ids": ids, "bbox": torch.rand(2, 8, 8, generator=generator)}
-    if kind.startswith("LayoutLMv3"):
-        return {
-            "input_ids": ids,
-            "bbox": boxes,
-            "pixel_values": torch.rand(2, 3, 16, 16, generator=generator),
-        }
     if kind.startswith("Siglip2"):
         return {
             "pixel_values": torch.rand(2, 4, 3 * 8 * 8, generator=generator),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +14,6 @@ from hf_calib.cli import app
 NAMES = ("art", "law", "film", "sport")
 TEMPERATURE = ("--method", "temperature")  # faster than auto, where the map does not matter
 REPORT = {"report.md", "report.html", "report.json", "figures"}
-
-
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from hf_calib.cli import app; app()", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 def call(*words: object) -> Any:

@@ -6,7 +6,7 @@ import base64
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from hashlib import sha1, sha256
+from hashlib import sha1
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import RLock, Thread
 from typing import Any, NamedTuple
@@ -28,8 +28,7 @@ class Fault(NamedTuple):
 class Hub(ThreadingHTTPServer):
     """Files by repository, branch and path; requests by method and path, with the token each of them carried.
 
-    Tests may set `fault`, called with the number, method and path of each request; `large`, the end of names that
-    are uploaded through the protocol of large files; and `taken`, names of datasets.
+    Tests may set `fault`, called with the number, method and path of each request, and `taken`, names of datasets.
     """
 
     daemon_threads = True
@@ -39,12 +38,10 @@ class Hub(ThreadingHTTPServer):
         self.files: dict[str, dict[str, Files]] = {}
         self.commits: dict[tuple[str, str], list[str]] = {}
         self.starts: dict[tuple[str, str], str] = {}
-        self.objects: dict[str, bytes] = {}
         self.requests: list[tuple[str, str, str]] = []
         self.unknown: list[str] = []
         self.lock = RLock()
         self.fault: Callable[[int, str, str], Fault | None] = lambda number, method, path: None
-        self.large: str | None = None
         self.taken: set[str] = set()
         self.created: list[dict[str, Any]] = []
 
@@ -125,15 +122,6 @@ class Handler(BaseHTTPRequestHandler):
             hub.created.append(wanted)
             hub.files[repository] = {"main": {".gitattributes": b""}}
             return self._answer({"url": f"{hub.address}/{repository}", "name": repository})
-        if path.endswith(".git/info/lfs/objects/batch"):
-            return self._answer(
-                {"transfer": "basic", "objects": list(map(self._place, json.loads(body)["objects"]))}
-            )
-        if parts[1] == "objects":
-            if self.command == "PUT":
-                hub.objects[parts[2]] = body
-            assert sha256(hub.objects[parts[2]]).hexdigest() == parts[2]
-            return self._answer({})
         parts = parts[3:] if path.startswith(("/api/models/", "/api/datasets/")) else parts[1:]
         parts = parts[1:] if parts[0] == "datasets" else parts
         repository, name = "/".join(parts[:2]), "/".join(parts[4:])
@@ -193,20 +181,10 @@ class Handler(BaseHTTPRequestHandler):
         raise RefusedError(404, "RevisionNotFound")
 
     def _mode(self, files: Files, path: str) -> dict[str, Any]:
-        is_large = self.server.large is not None and path.endswith(self.server.large)
-        found = {"path": path, "uploadMode": "lfs" if is_large else "regular", "shouldIgnore": False}
+        found = {"path": path, "uploadMode": "regular", "shouldIgnore": False}
         if path in files:
-            content = files[path]
-            blob = sha1(b"blob %d\0" % len(content) + content)
-            found["oid"] = sha256(content).hexdigest() if is_large else blob.hexdigest()
+            found["oid"] = sha1(b"blob %d\0" % len(files[path]) + files[path]).hexdigest()
         return found
-
-    def _place(self, wanted: dict[str, Any]) -> dict[str, Any]:
-        """Where to upload a large file, unless it is there."""
-        if wanted["oid"] in self.server.objects:
-            return wanted
-        place = {"href": f"{self.server.address}/objects/{wanted['oid']}"}
-        return {**wanted, "actions": {"upload": place, "verify": place}}
 
     def _commit(self, repository: str, branch: str, body: bytes, is_pr: bool) -> None:
         hub = self.server
@@ -221,8 +199,6 @@ class Handler(BaseHTTPRequestHandler):
             path = entry["value"]["path"]
             if entry["key"] == "file":
                 files[path] = base64.b64decode(entry["value"]["content"])
-            elif entry["key"] == "lfsFile":
-                files[path] = hub.objects[entry["value"]["oid"]]
             elif entry["key"] == "deletedFolder":
                 files = {n: c for n, c in files.items() if not n.startswith(path)}
             elif path in files:

@@ -17,14 +17,7 @@ from tests.helpers.unchecked import unchecked
 
 
 class Task:
-    """Rows whose true class probabilities are known, and trainings that learn them more or less well.
-
-    Args:
-        n_test: test rows.
-        n_calibration: calibration rows.
-        n_classes: C.
-        seed: of the rows.
-    """
+    """Rows whose true class probabilities are known, and trainings that learn them more or less well."""
 
     def __init__(
         self, n_test: int = 300, n_calibration: int = 200, n_classes: int = 3, seed: int = 0
@@ -37,14 +30,7 @@ class Task:
     def train(
         self, seed: int, *, sharpness: float = 1.5, row_noise: float = 0.7, seed_effect: float = 0.05
     ) -> TrainingPredictions:
-        """Predictions of a training.
-
-        Args:
-            seed: of the training.
-            sharpness: the factor of the true logits: above 1 is over-confident.
-            row_noise: standard deviation of what it gets wrong about each row.
-            seed_effect: standard deviation of the logarithm of its own factor.
-        """
+        """Predictions of a training: over-confident by default, by its seed more or less, and wrong about each row."""
         rng = np.random.default_rng([seed, 1])
         factor = sharpness * np.exp(seed_effect * rng.normal())
         logits = factor * (self._true_logits + row_noise * rng.normal(size=self._true_logits.shape))

@@ -22,27 +22,17 @@ torch.set_num_threads(1)  # the models are tiny, and the cores are shared
 
 N_LABELS, VOCABULARY, LENGTH = 4, 64, 8
 TRUE_TEMPERATURE = 1.7
-TEXT = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 16,
-    "max_position_embeddings": 16,
-}
+TEXT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+TEXT |= {"vocab_size": VOCABULARY, "max_position_embeddings": 16}
 
 
 def tiny_bert(kind: str = "Sequence", *, seed: int = 0, dropout: float = 0.0, **config: Any) -> Any:
     """A random BERT classifier whose logits spread by about 2, like those of a trained one."""
-    settings = {
-        "hidden_dropout_prob": dropout,
-        "attention_probs_dropout_prob": dropout,
-        "num_labels": N_LABELS,
-    }
+    settings = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), dropout)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model_class = getattr(transformers, f"BertFor{kind}Classification")
-        model = model_class(transformers.BertConfig(**{**TEXT, **settings, **config}))
+        model = model_class(transformers.BertConfig(**{**TEXT, **settings, "num_labels": N_LABELS, **config}))
     with torch.no_grad():
         model.classifier.weight *= 30 if kind == "Token" else 200
     return model

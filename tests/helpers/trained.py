@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,8 @@ from torch import Tensor, nn
 
 from hf_calib import CalibrationTrainer
 from tests.helpers.tiny import N_LABELS, arguments, sequences, tiny_bert, tokenizer
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 
 
 def trained(folder: Path, model: Any = None, *, data: Any = sequences, **settings: Any) -> CalibrationTrainer:
@@ -42,17 +43,7 @@ def served_logits(trainer: CalibrationTrainer) -> np.ndarray:
 
 
 def tiny_vit() -> Any:
-    config = transformers.ViTConfig(
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        image_size=16,
-        patch_size=8,
-        num_labels=N_LABELS,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
+    config = transformers.ViTConfig(**SMALL, image_size=16, patch_size=8, num_labels=N_LABELS)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = transformers.ViTForImageClassification(config)
@@ -91,11 +82,6 @@ def images_trainer(folder: Path) -> tuple[CalibrationTrainer, tuple[str, list[st
     return trainer, ("image-classification", paths)
 
 
-@dataclass
-class Output:
-    logits: Tensor
-
-
 class Network(nn.Module):
     """No transformers model: a Tensor of logits, no config, and no argument for labels."""
 
@@ -113,11 +99,6 @@ class NetworkWithTuple(Network):
     def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> Any:
         assert labels is None
         return (super().forward(pixel_values),)
-
-
-class NetworkWithDict(Network):
-    def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> Any:
-        return {"logits": super().forward(pixel_values)}
 
 
 def images(n: int) -> list[dict[str, Tensor]]:

@@ -11,7 +11,6 @@ import torch
 from datasets import Dataset
 
 from hf_calib.losses import cross_entropy, focal, for_cross_encoder, make_loss
-from tests.helpers.marks import others_slow
 from tests.helpers.tiny import tiny_bert, tokenizer
 
 PAIRS = {"query": ["w1 w2", "w3", "w9 w4"] * 8, "answer": ["w4 w5", "w6 w7 w8", "w1"] * 8}
@@ -37,7 +36,7 @@ def trained(model: Any, loss: Any, labels: list[int], folder: Path) -> dict[str,
     return dict(model.model.state_dict())
 
 
-@pytest.mark.parametrize("num_labels", others_slow([3, 1], first=1))
+@pytest.mark.parametrize("num_labels", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_cross_entropy_trains_as_theirs(num_labels: int, tmp_path: Path) -> None:
     from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss, CrossEntropyLoss
 

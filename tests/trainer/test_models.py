@@ -32,7 +32,6 @@ from tests.helpers.tiny import (
 )
 from tests.helpers.trained import (
     Network,
-    NetworkWithDict,
     NetworkWithTuple,
     images,
     images_trainer,
@@ -149,7 +148,6 @@ def test_checkpointed_activations(tmp_path: Path) -> None:
     [
         (NetworkWithTuple, False),
         pytest.param(Network, True, marks=pytest.mark.slow),
-        pytest.param(NetworkWithDict, False, marks=pytest.mark.slow),
     ],
 )
 def test_networks_of_ones_own(kind: type[nn.Module], as_dataset: bool, tmp_path: Path) -> None:
