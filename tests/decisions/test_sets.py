@@ -75,33 +75,12 @@ def test_by_class_is_one_threshold_for_the_rows_of_each() -> None:
         assert sets.thresholds_[c] == alone.thresholds_[0]
 
 
-def test_aps_always_holds_the_most_probable_class_and_lac_need_not() -> None:
-    probs, labels = drawn(3000, rng=np.random.default_rng(2))
-    sure = np.arange(3000) < 2400  # so many that few classes are needed
-    labels = np.where(sure, probs.argmax(axis=1), labels)
-    for method, smallest in (("aps", 1), ("lac", 0)):
-        found = PredictionSets(alpha=0.2, method=method).fit(probs, labels).predict(probs)
-        assert found.sum(axis=1).min() == smallest
-        if method == "aps":
-            assert found[np.arange(3000), probs.argmax(axis=1)].all()
-
-
 def test_a_class_with_few_rows_is_in_every_set() -> None:
     probs, labels = drawn(300, rng=np.random.default_rng(3), n_classes=3)
     labels[:] = np.where(np.arange(300) < 5, 0, 1 + labels % 2)
     with pytest.warns(UserWarning, match=r"Class 0: fewer than the 9 rows that alpha=0\.1 needs"):
         sets = PredictionSets(by_class=True).fit(probs, labels)
     assert sets.predict(probs)[:, 0].all()
-
-
-def test_aps_scores_that_rounding_takes_above_one_are_one() -> None:
-    """A class of too few rows is in every set, also where the probabilities before its own sum to more than 1."""
-    probs = np.array([[0.6, 0.3, 0.1, 0.0]], np.float32)
-    assert probs[0, :3].sum(dtype=np.float64) > 1
-    rows, labels = np.repeat(probs, 60, axis=0), np.repeat([0, 1, 2, 3], [20, 19, 19, 2])
-    with pytest.warns(UserWarning, match="Class 3: fewer than the 9 rows"):
-        sets = PredictionSets(method="aps", by_class=True).fit(rows, labels)
-    assert sets.predict(probs)[0, 3]
 
 
 def test_what_is_measured() -> None:
@@ -121,8 +100,6 @@ def test_refusals() -> None:
     probs, labels = drawn(50, rng=np.random.default_rng(5))
     with pytest.raises(InputValueError, match=r"alpha to lie in \(0, 1\), got 1.0"):
         PredictionSets(alpha=1.0)
-    with pytest.raises(InputValueError, match="method to be one of 'lac', 'aps', got 'raps'"):
-        PredictionSets(method="raps")  # type: ignore[arg-type]
     message = r"at least 99 for alpha=0.01, got 50; pass more rows, or alpha=0.01961"
     with pytest.raises(InputValueError, match=message):
         PredictionSets(alpha=0.01).fit(probs, labels)

@@ -114,12 +114,8 @@ def test_ties_are_predicted_together() -> None:
             "precision to be given for criterion='precision', and for no other, got precision=None",
         ),
         ({"precision": 0.9}, "got precision=0.9 with criterion='f1_macro'; pass both or none"),
-        ({"criterion": "precision", "precision": 1.0}, "precision to be below 1"),
         ({"criterion": "cost"}, "costs to be given for criterion='cost', and for no other, got costs=None"),
         ({"criterion": "cost", "costs": (1, 0)}, r"costs to be two numbers above 0, got \(1, 0\)"),
-        ({"criterion": "cost", "costs": (1, np.nan)}, "costs to be two numbers above 0"),
-        ({"criterion": "cost", "costs": (1, 2, 3)}, "costs to be two numbers above 0"),
-        ({"min_positives": 0}, "min_positives to be at least 1, got 0"),
     ],
 )
 def test_options(options: dict[str, object], message: str) -> None:
@@ -131,10 +127,7 @@ def test_rows() -> None:
     probs, labels = drawn(50)
     for wrong, message in (
         ((probs * 2, labels), r"probs to lie in \[0, 1\]"),
-        ((probs * np.nan, labels), r"probs to lie in \[0, 1\], got nan in row 0"),
-        ((probs[:0], labels[:0]), r"probs to have shape \(N, C\), N and C at least 1"),
         ((probs, labels[:, :2]), r"labels to have shape \(50, 3\)"),
-        ((probs, labels * 2), "labels to be 0 or 1, got 2 in row"),
         ((probs, labels * -100), "labels to be 0 or 1, got -100 too"),
         ((probs, labels * 0), "labels to have at least min_positives=10 positives in all, got 0"),
     ):

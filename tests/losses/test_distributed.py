@@ -49,9 +49,6 @@ def work(rank: int, folder: Path) -> None:
             value, gradient = value_and_gradient(loss, logits[rows], labels[rows], num_items_in_batch=count)
             dist.all_reduce(value)
             results[f"{i} {cut}"] = (value / 2, gradient / 2)
-    # Vectors of 2 and of 3 entries, and matrices of as many rows.
-    numbers = torch.arange(2.0 + rank) + 10 * rank
-    results["vectors"] = all_gather_rows([numbers, torch.stack([numbers, numbers + 100], dim=1)])
     torch.save(results, folder / f"{rank}.pt")
 
 
@@ -72,21 +69,3 @@ def test_two_processes_are_one_batch(i: int, results: list[dict[str, Any]]) -> N
         assert value == same_value
         assert_close(value, want_value, **EXACT)
         assert_close(torch.cat([first, second]), want_gradient, **EXACT)
-
-
-@pytest.mark.slow
-def test_shorter_vectors_are_filled_up_with_zeros(results: list[dict[str, Any]]) -> None:
-    for result in results:
-        (numbers, matrix), processes = result["vectors"]
-        assert processes == 2
-        assert numbers.tolist() == [0, 1, 0, 10, 11, 12]
-        assert matrix.tolist() == [[0, 100], [1, 101], [0, 0], [10, 110], [11, 111], [12, 112]]
-
-
-def test_one_process_keeps_its_own() -> None:
-    vectors = [torch.arange(3.0)]
-    assert all_gather_rows(vectors) == (vectors, 1)
-    loss, logits_and_labels = make_variant(("mmce", {}), 5), batch()
-    alone = value_and_gradient(loss, *logits_and_labels)
-    loss.gather = all_gather_rows
-    assert_close(value_and_gradient(loss, *logits_and_labels), alone, **EXACT)

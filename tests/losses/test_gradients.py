@@ -1,4 +1,4 @@
-"""Gradients by finite differences, of gradients, of logits in any layout; `test_special_cases` has the formulas'."""
+"""Gradients by finite differences, of gradients, by torch.func; `test_special_cases` has the formulas'."""
 
 from __future__ import annotations
 
@@ -93,19 +93,3 @@ def test_a_second_backward_gives_the_same_gradient(dtype: torch.dtype) -> None:
     (second,) = torch.autograd.grad(value, logits)
     assert torch.equal(first, kept)
     assert_close(second, first)
-
-
-@every_width
-def test_logits_need_not_be_contiguous(width: int) -> None:
-    logits, labels = random_batch(40, width)
-    loss = make_loss("focal_calibration")
-    result = value_and_gradient(loss, logits.T.contiguous().T, labels)
-    assert_close(result, value_and_gradient(loss, logits, labels), **EXACT)
-    strided = logits.repeat_interleave(2, dim=1)[:, ::2]
-    assert_close(value_and_gradient(loss, strided, labels), result, **EXACT)
-    expanded = logits[:1].expand(40, width)
-    want = value_and_gradient(loss, expanded.contiguous(), labels)
-    leaf = logits[:1].clone().requires_grad_()
-    value = loss(leaf.expand(40, width), labels)
-    value.backward()
-    assert_close((value.detach(), leaf.grad), (want[0], want[1].sum(0, keepdim=True)), **EXACT)

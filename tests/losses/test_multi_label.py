@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
 
-from hf_calib.losses import LOSSES, make_loss
+from hf_calib.losses import make_loss
 from tests.helpers.loss_cases import EXACT, Variant, make_variant, value_and_gradient, variant_id
 
 # The loss of a decision is that of two classes, or a share of it, where only the label's own class has a say.
@@ -80,17 +80,6 @@ def test_extremes_are_finite(case: Variant, dtype: torch.dtype) -> None:
     assert value == 0
     assert not gradient.any()
     assert loss(logits[:0], labels[:0]) == 0
-
-
-def test_the_others_refuse() -> None:
-    others = [name for name, entry in LOSSES.items() if not entry.multi_label]
-    assert set(others) == set(LOSSES) - {name for (name, _), *_ in CASES}
-    for name in others:
-        message = f"loss to have a multi-label form, got '{name}', which is single-label; use one of adafocal"
-        with pytest.raises(ValueError, match=message):
-            make_loss(name, problem_type="multi_label_classification")
-        with pytest.raises(ValueError, match=message):
-            make_loss(name)(*batch())
 
 
 def test_soft_labels_of_one_softmax_are_refused() -> None:

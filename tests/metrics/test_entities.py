@@ -117,22 +117,6 @@ def test_intervals_resample_sentences(drawn: tuple[np.ndarray, ...]) -> None:
         assert (interval.low, interval.high) == pytest.approx((low, high), abs=1e-12), name
 
 
-def test_intervals_are_wider_than_those_over_tokens() -> None:
-    """Sentences of ten equal entities hold no more than one of each: a bootstrap over entities would not see that."""
-    rng = np.random.default_rng(1)
-    right = rng.random(100) < 0.7
-    tags = ["B-person"] * 1000
-    labels = np.where(np.repeat(right, 10), 1, 0)
-    rows = rows_of(tags, [0.7] * 1000)
-    together = find_entities(rows, labels, np.repeat(np.arange(100), 10), tag_names=TAGS)
-    apart = find_entities(rows, labels, np.arange(1000), tag_names=TAGS)
-    widths = [
-        scores["precision"].high - scores["precision"].low
-        for scores in (entity_scores(together, seed=1), entity_scores(apart, seed=1))
-    ]
-    assert widths[0] == pytest.approx(math.sqrt(10) * widths[1], rel=0.15)
-
-
 def test_nothing_predicted() -> None:
     rows = rows_of(["O", "O"], [0.9, 0.9])
     scores = entity_scores(find_entities(rows, ids(["B-person", "O"]), [0, 1], tag_names=TAGS))

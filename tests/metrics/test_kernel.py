@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -47,24 +46,23 @@ class TestAgainstTheAuthorsCode:
         assert error == pytest.approx(theirs["kde_canonical_bw0p1_l1"], **EXACT)
 
 
-class TestAgainstDensities:
-    @pytest.mark.parametrize("soft", [False, True])
-    @pytest.mark.parametrize("n_classes", [2, 3, 7])
-    def test_canonical(self, n_classes: int, soft: bool) -> None:
-        probs, hard = random_predictions(40, n_classes)
-        shares = random_predictions(40, n_classes, seed=1)[0] if soft else np.eye(n_classes)[hard]
-        gaps = []
-        for i in range(40):
-            others = np.arange(40) != i
-            kernel = np.array([dirichlet.pdf(probs[i] / probs[i].sum(), p / 0.1 + 1) for p in probs[others]])
-            gaps.append(kernel @ shares[others] / kernel.sum() - probs[i])
-        labels = shares if soft else hard
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("n_classes", [2, 3, 7])
+def test_canonical(n_classes: int, soft: bool) -> None:
+    probs, hard = random_predictions(40, n_classes)
+    shares = random_predictions(40, n_classes, seed=1)[0] if soft else np.eye(n_classes)[hard]
+    gaps = []
+    for i in range(40):
+        others = np.arange(40) != i
+        kernel = np.array([dirichlet.pdf(probs[i] / probs[i].sum(), p / 0.1 + 1) for p in probs[others]])
+        gaps.append(kernel @ shares[others] / kernel.sum() - probs[i])
+    labels = shares if soft else hard
 
-        def error(norm: str) -> float:
-            return kde_calibration_error(probs, labels, bandwidth=0.1, kind="canonical", norm=norm)
+    def error(norm: str) -> float:
+        return kde_calibration_error(probs, labels, bandwidth=0.1, kind="canonical", norm=norm)
 
-        assert error("l1") == pytest.approx(np.abs(gaps).sum(axis=1).mean(), rel=1e-10)
-        assert error("l2") == pytest.approx(np.sqrt(np.square(gaps).sum(axis=1).mean()), rel=1e-10)
+    assert error("l1") == pytest.approx(np.abs(gaps).sum(axis=1).mean(), rel=1e-10)
+    assert error("l2") == pytest.approx(np.sqrt(np.square(gaps).sum(axis=1).mean()), rel=1e-10)
 
 
 class TestBandwidth:
@@ -82,13 +80,6 @@ class TestBandwidth:
         given = kde_calibration_error(probs, labels, kind="canonical", bandwidth=chosen)
         assert kde_calibration_error(probs, labels, kind="canonical") == pytest.approx(given, **EXACT)
 
-    @pytest.mark.parametrize("kind", ["top_label", "canonical"])
-    def test_order_does_not_matter_where_only_some_examples_choose(self, kind: str) -> None:
-        probs, labels = random_predictions(1_050, 3)
-        order = np.random.default_rng(1).permutation(1_050)
-        error = kde_calibration_error(probs, labels, kind=kind)
-        assert kde_calibration_error(probs[order], labels[order], kind=kind) == pytest.approx(error, **EXACT)
-
     @pytest.mark.parametrize("bandwidth", [0.0, -1.0, 1e-9, np.nan, np.inf])
     def test_out_of_range_is_refused(self, bandwidth: float) -> None:
         with pytest.raises(
@@ -97,44 +88,10 @@ class TestBandwidth:
             kde_calibration_error(np.eye(2), [0, 1], bandwidth=bandwidth)
 
 
-class TestExtremes:
-    @pytest.mark.parametrize("kind", ["top_label", "canonical"])
-    @pytest.mark.parametrize("bandwidth", [1e-8, 1e-5, 0.02, 1.0, None])
-    def test_certain_predictions_give_no_nan(self, kind: str, bandwidth: float | None) -> None:
-        probs = np.vstack([np.eye(3), np.eye(3), [[0.2, 0.5, 0.3]]])
-        for labels in ([0, 1, 2, 0, 1, 2, 1], [0, 1, 2, 1, 2, 0, 1], [1, 2, 0, 1, 2, 0, 0]):
-            error = kde_calibration_error(probs, labels, bandwidth=bandwidth, kind=kind)
-            assert 0 <= error <= 2
-
-    def test_all_right_all_wrong_and_one_right(self) -> None:
-        probs = np.array([[0.9, 0.1], [0.9, 0.1], [0.7, 0.3], [0.6, 0.4]])
-        right, wrong = (kde_calibration_error(probs, np.full(4, y), bandwidth=0.1) for y in (0, 1))
-        assert right == pytest.approx((0.1 + 0.1 + 0.3 + 0.4) / 4, **EXACT)
-        assert wrong == pytest.approx((0.9 + 0.9 + 0.7 + 0.6) / 4, **EXACT)
-        # Around the only one that is right nobody is; around its neighbour only it.
-        one = kde_calibration_error(probs, np.array([0, 1, 1, 1]), bandwidth=1e-5)
-        assert one == pytest.approx((0.9 + 0.1 + 0.7 + 0.6) / 4, **EXACT)
-
-    def test_one_example_is_refused(self) -> None:
-        with pytest.raises(ValueError, match=r"probs to hold at least 2 examples, got shape \(1, 2\)"):
-            kde_calibration_error(np.array([[0.4, 0.6]]), [0])
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"kind": "classwise"}, "kind to be one of 'top_label', 'canonical', got 'classwise'"),
-            ({"norm": "max"}, "norm to be one of 'l1', 'l2', got 'max'"),
-        ],
-    )
-    def test_bad_options_are_refused(self, options: dict[str, str], message: str) -> None:
-        with pytest.raises(ValueError, match=message):
-            kde_calibration_error(np.eye(2), [0, 1], **options)
-
-
-def test_no_matrix_of_all_pairs() -> None:
-    probs, labels = random_predictions(4000, 3)
-    tracemalloc.start()
-    kde_calibration_error(probs, labels, bandwidth=0.1)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 4000 * 4000 * 8 / 10
+@pytest.mark.parametrize("kind", ["top_label", "canonical"])
+@pytest.mark.parametrize("bandwidth", [1e-8, 1e-5, 0.02, 1.0, None])
+def test_certain_predictions_give_no_nan(kind: str, bandwidth: float | None) -> None:
+    probs = np.vstack([np.eye(3), np.eye(3), [[0.2, 0.5, 0.3]]])
+    for labels in ([0, 1, 2, 0, 1, 2, 1], [0, 1, 2, 1, 2, 0, 1], [1, 2, 0, 1, 2, 0, 0]):
+        error = kde_calibration_error(probs, labels, bandwidth=bandwidth, kind=kind)
+        assert 0 <= error <= 2

@@ -55,28 +55,11 @@ def test_the_area_is_that_of_probabilities() -> None:
         assert found[score].auroc.value == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_temperature_leaves_the_order_of_the_maximum_logit() -> None:
-    inside, outside = two_sets()
-    raw, scaled = (ood_detection(inside / t, outside / t, n_resamples=2) for t in (1, 3))
-    same = {score for score in SCORES if raw[score].auroc.value == scaled[score].auroc.value}
-    assert same == {"max_logit"}
-    raw, scaled = (ood_detection(inside[:, :2] / t, outside[:, :2] / t, n_resamples=2) for t in (1, 3))
-    for score in ("max_probability", "entropy"):
-        assert raw[score].auroc.value == pytest.approx(scaled[score].auroc.value, abs=1e-12)
-
-
 def test_confidences_that_round_to_one_keep_their_order() -> None:
     # exp(-60) is lost beside 1: as probabilities these are all equal.
     inside, outside = [[80.0, 0.0], [70.0, 0.0]], [[60.0, 0.0]]
     assert ood_detection(inside, outside, n_resamples=2)["max_probability"].auroc.value == 1
     assert ood_auroc(softmax(inside, axis=1), softmax(outside, axis=1), score="max_probability") == 0.5
-
-
-def test_classes_in_another_order_are_ties() -> None:
-    rng = np.random.default_rng(0)
-    inside = rng.standard_normal((200, 10)).astype(np.float32)
-    found = ood_detection(inside, rng.permuted(inside, axis=1), n_resamples=2)
-    assert {found[score].auroc.value for score in SCORES} == {0.5}
 
 
 @pytest.mark.slow
@@ -100,13 +83,6 @@ def test_intervals_hold_the_truth() -> None:
     [
         (np.zeros((2, 3)), np.zeros((2, 4)), "logits_out to have 3 columns, got 4 columns; pass the logits"),
         (
-            np.zeros((2, 3)),
-            np.zeros((0, 3)),
-            r"logits_out to have shape \(N, C\), N >= 1, got shape \(0, 3\)",
-        ),
-        (np.zeros((2, 1)), np.zeros((2, 1)), "at least two classes"),
-        (np.zeros(3), np.zeros((2, 3)), r"logits_in to have shape \(N, C\)"),
-        (
             np.full((2, 3), np.nan),
             np.zeros((2, 3)),
             "logits_in to be finite, got 6 NaN or infinite values of 6",
@@ -116,10 +92,3 @@ def test_intervals_hold_the_truth() -> None:
 def test_what_cannot_be_compared_is_refused(inside: np.ndarray, outside: np.ndarray, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ood_detection(inside, outside)
-
-
-def test_unknown_scores_and_texts_are_refused() -> None:
-    with pytest.raises(ValueError, match="did you mean 'energy'"):
-        ood_detection(np.zeros((2, 3)), np.zeros((2, 3)), scores=["enrgy"])
-    with pytest.raises(TypeError, match="logits_in to hold real numbers"):
-        ood_detection(np.array([["a", "b"]]), np.zeros((2, 2)))

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sklearn.metrics
 
 import hf_calib.metrics as metrics
 from hf_calib import InputError
@@ -45,18 +44,6 @@ def test_repeated_rows(name: str, scale: float) -> None:
         assert metric(PROBS, labels, sample_weight=np.ones(N)) == pytest.approx(
             metric(PROBS, labels), rel=1e-12
         )
-
-
-def test_they_are_those_of_scikit_learn() -> None:
-    """Whose calibration curve has no weights (issue 11352)."""
-    ours = metrics.negative_log_likelihood(PROBS, LABELS, sample_weight=TIMES)
-    theirs = sklearn.metrics.log_loss(LABELS, PROBS, sample_weight=TIMES)
-    assert ours == pytest.approx(theirs, rel=1e-12)
-    binary = np.stack([1 - PROBS[:, 0], PROBS[:, 0]], axis=1)
-    truth = (LABELS == 0).astype(int)
-    ours = metrics.brier_score(binary, truth, sample_weight=TIMES)
-    theirs = sklearn.metrics.brier_score_loss(truth, binary[:, 1], sample_weight=TIMES)
-    assert ours == pytest.approx(2 * theirs, rel=1e-12)
 
 
 def test_what_has_no_weighted_form_says_so() -> None:

@@ -1,15 +1,12 @@
-"""Metrics of label distributions: what they must equal, and human distributions as the real case."""
+"""Metrics of label distributions: what they must equal, and refusals."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.special import entr, softmax
 
 import hf_calib.metrics as metrics
-from hf_calib import InputError
 from tests.helpers.sampled import EXACT
 
 NAMES = [
@@ -123,32 +120,3 @@ GOOD = np.array([[0.9, 0.1], [0.4, 0.6]])
 def test_bad_distributions_are_refused(name: str, labels: list, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         getattr(metrics, name)(GOOD, np.array(labels))
-
-
-@pytest.mark.parametrize("labels", [[0, 1], [[1, 0], [0, 1]], [0.0, 1.0]])
-def test_class_indices_are_refused_where_a_distribution_is_needed(labels: list) -> None:
-    with pytest.raises(InputError, match=r"labels to (have shape \(2, 2\), got shape|be a float array)"):
-        metrics.true_calibration_error(GOOD, np.array(labels))
-
-
-# Real people
-
-
-@pytest.fixture(scope="module")
-def human(shared_data: Path) -> dict[str, np.ndarray]:
-    """CIFAR-10H: about 50 people's labels of each of 10,000 images."""
-    with np.load(shared_data / "cifar10h" / "cifar10h.npz") as file:
-        return dict(file)
-
-
-def test_every_annotator_one_by_one_gives_what_the_shares_give(human: dict[str, np.ndarray]) -> None:
-    """The metrics of the shares equal those of half a million single labels."""
-    counts, truth = human["counts"], human["counts"] / human["counts"].sum(axis=1, keepdims=True)
-    probs = 0.7 * np.eye(10)[truth.argmax(axis=1)] + 0.03
-    images, classes = np.nonzero(counts)
-    weights = truth[images, classes]  # every image counts the same, however many people saw it
-    log_loss = weights @ -np.log(probs[images, classes]) / len(probs)
-    assert metrics.negative_log_likelihood(probs, truth) == pytest.approx(log_loss, **EXACT)
-    agreement = weights @ (probs.argmax(axis=1)[images] == classes) / len(probs)
-    assert metrics.accuracy(probs, truth) == pytest.approx(agreement, **EXACT)
-    assert metrics.expected_calibration_error(probs, truth) == pytest.approx(abs(0.73 - agreement), **EXACT)

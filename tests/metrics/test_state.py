@@ -208,12 +208,9 @@ class TestRefused:
         ("row", "label", "weight", "message"),
         [
             ([0.5, np.nan], 0, 1, r"probs to be finite, got nan in row 40,000"),
-            ([1.5, -0.5], 0, 1, r"probs to lie in \[0, 1\], got 1.5 in row 40,000"),
             ([0.5, 0.4], 0, 1, "each row of probs to sum to 1, got 0.9 in row 40,000"),
             ([0.5, 0.5], 2, 1, r"labels to lie in 0..1, got 2 in row 40,000"),
-            ([0.5, 0.5], -100, 1, "drop ignored rows first"),
             ([0.5, 0.5], 1, -1, "weights to be finite and at least 0, got -1 in row 40,000"),
-            ([0.5, 0.5], 1, np.nan, "weights to be finite and at least 0, got nan in row 40,000"),
         ],
     )
     def test_a_row(self, row: list[float], label: int, weight: float, message: str) -> None:
@@ -235,10 +232,6 @@ class TestRefused:
             state.update(np.full((2, 2), 0.5), [0, 1])
         with pytest.raises(InputError, match="probs to be a float array, got dtype int64"):
             state.update(np.eye(3, dtype=int), [0, 1, 2])
-        with pytest.raises(InputError, match="labels to be integers"):
-            state.update(np.eye(3), [0.0, 1.0, 2.0])
-        with pytest.raises(InputError, match="n_classes to be at least 1"):
-            CalibrationState(n_classes=0)
         with pytest.raises(InputError, match="the other state's n_bins to be 15, got 10"):
             state.merge(CalibrationState(n_classes=3, n_bins=10))
         zero = state_of(np.eye(3), np.arange(3), np.zeros(3))

@@ -12,7 +12,6 @@ from scipy.special import expit, softmax
 
 import hf_calib.metrics as metrics
 from hf_calib._errors import InputValueError
-from hf_calib.metrics.state import LOGGED_METRICS
 from hf_calib.metrics.streaming import StreamingCalibration
 from hf_calib.metrics.sums import uniform_bins
 from tests.helpers.gloo_pair import run_on_two
@@ -71,22 +70,6 @@ def test_equals_the_one_shot_metrics(n_classes: int) -> None:
     logits, labels = random_batch(700, n_classes)
     expected = one_shot(softmax(logits.numpy(), axis=1), labels.numpy())
     assert_same(streamed(logits, labels), expected)
-
-
-@pytest.mark.parametrize("case", ["N5000_K10", "N2000_K100", "N300_K2"])
-def test_equals_the_papers_code(golden: Path, case: str) -> None:
-    with np.load(golden / f"metrics_{case}.npz") as file:
-        state = streamed(torch.from_numpy(file["logits"]), torch.from_numpy(file["labels"]))
-        theirs = {
-            "accuracy": "accuracy",
-            "nll": "nll",
-            "brier": "brier_sum_over_classes",
-            "ece": "ece_b15",
-            "adaptive_ece": "adaece_b15",
-            "classwise_ece": "classwise_ece_b15",
-            "mce": "mce_b15",
-        }
-        assert_same(state, {name: file[key] for name, key in theirs.items()})
 
 
 @pytest.mark.parametrize("batch", [1, 7, 500])
@@ -155,26 +138,7 @@ def test_large_and_masked_logits_keep_their_nll() -> None:
     assert state.compute()["nll"] == pytest.approx((2000 + np.log1p(np.exp(-0.5))) / 2, rel=1e-7)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_uniform_probabilities_lie_on_the_edge_below(dtype: torch.dtype) -> None:
-    for n_classes in (3, 5, 15):
-        state = StreamingCalibration()
-        state.update(torch.zeros(4, n_classes, dtype=dtype), torch.zeros(4, dtype=torch.long))
-        assert state.state().bins.counts[15 // n_classes - 1] == 4
-
-
 # What it keeps
-
-
-def test_views_of_the_state() -> None:
-    logits, labels = random_batch(400, 6)
-    probs = softmax(logits.numpy(), axis=1)
-    state = streamed(logits, labels)
-    np.testing.assert_allclose(state.top_label.confidence, probs.max(axis=1), rtol=1e-14)
-    np.testing.assert_array_equal(state.top_label.correct, probs.argmax(axis=1) == labels.numpy())
-    assert state.top_label.confidence.dtype == state.top_label.correct.dtype == np.float64
-    assert state.class_gaps.shape == (6,)
-    assert state.class_gaps.mean() == pytest.approx(state.compute()["classwise_ece"], **EXACT)
 
 
 @pytest.mark.parametrize("multi_label", [False, True])
@@ -268,9 +232,6 @@ def test_labels_out_of_range_are_counted(labels: list, multi_label: bool, messag
     ("logits", "labels", "multi_label", "error", "message"),
     [
         (np.zeros((2, 3)), torch.zeros(2), False, TypeError, r"logits to be a torch\.Tensor, got ndarray"),
-        (torch.zeros(2, 3).long(), torch.zeros(2).long(), False, TypeError, r"logits to be floating point"),
-        (torch.zeros(2, 3), torch.zeros(2), False, TypeError, r"labels to be integers, got torch\.float32"),
-        (torch.zeros(2, 3), torch.zeros(3).long(), False, ValueError, r"have shape \(2,\), got \(3,\)"),
         (torch.zeros(2, 3), torch.zeros(2, 3).long(), False, ValueError, r"set multi_label=True only"),
         (torch.zeros(2, 3), torch.zeros(2).long(), True, ValueError, r"have shape \(2, 3\), got \(2,\)"),
         (
@@ -289,20 +250,7 @@ def test_batches_that_do_not_fit_are_refused(
         StreamingCalibration(multi_label=multi_label).update(logits, labels)
 
 
-def test_the_number_of_classes_must_stay() -> None:
-    state = streamed(*random_batch(10, 3))
-    with pytest.raises(ValueError, match="number of classes to stay 3, got 4"):
-        state.update(*random_batch(10, 4))
-
-
 # Several processes
-
-
-def test_all_reduce_does_nothing_in_one_process() -> None:
-    state = streamed(*random_batch(30, 3))
-    expected = state.compute()
-    state.all_reduce()
-    assert state.compute() == expected
 
 
 UNEVEN, ONE_WITHOUT_ROWS = [150, 90], [0, 120]
@@ -371,36 +319,3 @@ def test_a_vocabulary_has_the_same_metrics_but_that_of_its_classes(monkeypatch: 
     assert parts.compute() == pytest.approx(whole.state().compute(), **EXACT)
     with pytest.raises(InputValueError, match=r"the sums of classes to be asked of fewer, got 51 classes"):
         _ = whole.class_gaps
-
-
-def test_a_vocabulary_has_small_sums() -> None:
-    state = streamed(*random_batch(3, 128_256, torch.float32))
-    assert sum(sums.size for sums in state.state().sums.values()) < 300_000
-    assert list(state.compute()) == [key for key in LOGGED_METRICS if key != "classwise_ece"]
-
-
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_a_vocabulary_with_logits_that_are_not_finite(bad: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hf_calib.metrics.streaming.MOST_CLASSES_APART", 5)
-    logits, labels = random_batch(10, 8)
-    logits[3, 2] = bad
-    with pytest.raises(InputValueError, match=r"probabilities to be finite, got NaN in 1 of 10 rows"):
-        streamed(logits, labels).compute()
-    masked, labels = random_batch(10, 8)
-    masked[:, 7] = -torch.inf
-    labels %= 7
-    assert_same(
-        streamed(masked, labels),
-        {
-            k: v
-            for k, v in one_shot(softmax(masked.numpy(), axis=1), labels.numpy()).items()
-            if k != "classwise_ece"
-        },
-    )
-
-
-def test_the_first_of_tied_words_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hf_calib.metrics.streaming.MOST_CLASSES_APART", 3)
-    logits = torch.tensor([[1.0, 2.0, 2.0, 0.0], [3.0, 0.0, 0.0, 0.0]])
-    assert streamed(logits, torch.tensor([1, 0])).compute()["accuracy"] == 1.0
-    assert streamed(logits, torch.tensor([2, 0])).compute()["accuracy"] == 0.5

@@ -69,13 +69,6 @@ def test_sweep_equals_a_loop(n_examples: int, norm: str) -> None:
         assert ours == pytest.approx(loop_over_numbers_of_bins(confidences, correct, norm), **EXACT)
 
 
-def test_a_perfect_order_is_refined_to_the_end() -> None:
-    confidences = (np.arange(30_000) + 0.5) / 30_000
-    correct = np.where(confidences > 0.5, 1.0, 0.0)
-    ours = sweep_error(TopLabel(confidences, correct))
-    assert ours == pytest.approx(np.abs(confidences - correct).mean(), abs=1e-4)
-
-
 def test_unknown_options_are_refused() -> None:
     with pytest.raises(ValueError, match="norm to be one of"):
         metrics.ece_sweep([[0.9, 0.1]], [0], norm="max")

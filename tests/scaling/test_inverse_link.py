@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -75,21 +72,6 @@ class TestSolvesTheEquation:
 
 
 class TestKnownPosterior:
-    @pytest.mark.parametrize(
-        ("name", "hyperparameters", "p"),
-        [
-            ("focal", {"gamma": 3}, 0.558),
-            ("focal_calibration", {"gamma": 3, "brier_weight": 0.5}, 0.598),
-            ("focal_calibration", {"gamma": 4, "brier_weight": 1.5}, 0.638),
-            ("focal_calibration", {"gamma": 3, "brier_weight": 10}, 0.683),
-            ("bsce_gra", {"gamma": 2}, 0.570),
-        ],
-    )
-    def test_minima_at_seven_tenths(self, name: str, hyperparameters: dict[str, Any], p: float) -> None:
-        link = InverseLink(make_loss(name, **hyperparameters))
-        low, high = link.predict_proba(np.log([[p - 5e-4, 0.5005 - p + 0.5], [p + 5e-4, 0.4995 - p + 0.5]]))
-        assert low[0] < 0.7 < high[0]
-
     @pytest.mark.parametrize("gamma", [0.0, 1.0, 3.0])
     def test_focal_is_the_papers_formula(self, gamma: float) -> None:
         logits = random_logits(50, 4)
@@ -98,47 +80,6 @@ class TestKnownPosterior:
         expected = p / phi / (p / phi).sum(axis=1, keepdims=True)
         probs = InverseLink(make_loss("focal", gamma=gamma)).predict_proba(logits)
         np.testing.assert_allclose(probs, expected, rtol=1e-9)
-
-    def test_a_table_where_it_is_constant_is_a_constant_gamma(self) -> None:
-        logits = random_logits(50, 4)
-        for name, gamma, plain in [
-            ("adafocal", 2.5, make_loss("focal", gamma=2.5)),
-            ("adafocal", -1.5, make_loss("inverse_focal", gamma=1.5)),
-            ("ada_dual_focal", 2.5, make_loss("dual_focal", gamma=2.5)),
-            ("calfocal", 1.0, make_loss("focal", gamma=1.0)),
-        ]:
-            options = {} if name == "calfocal" else {"gamma_init": gamma}
-            ours = InverseLink(make_loss(name, **options)).predict_proba(logits)
-            np.testing.assert_allclose(ours, InverseLink(plain).predict_proba(logits), rtol=1e-13)
-
-    @pytest.mark.parametrize(
-        ("one", "other"),
-        [
-            (("focal", {"gamma": 0}), ("cross_entropy", {})),
-            (("inverse_focal", {"gamma": 0}), ("cross_entropy", {})),
-            (("dual_focal", {"gamma": 0}), ("cross_entropy", {})),
-            (("bsce", {"gamma": 0}), ("cross_entropy", {})),
-            (("bsce_gra", {"gamma": 0}), ("cross_entropy", {})),
-            (("label_smoothing", {"smoothing": 0}), ("cross_entropy", {})),
-            (("entropy_regularized", {"entropy_weight": 0}), ("cross_entropy", {})),
-            (("flsd", {"thresholds": (0.4,), "gammas": (3, 3)}), ("focal", {})),
-            (("bsce", {"gamma": 3, "norm": 1}), ("focal", {})),
-            (("bsce_gra", {"gamma": 3, "norm": 1}), ("focal_gra", {})),
-            (("focal_calibration", {"brier_weight": 0}), ("focal", {})),
-            (("focal_calibration", {"brier_weight": 1e13}), ("brier", {})),
-        ],
-    )
-    def test_equal_losses_have_equal_links(self, one: Variant, other: Variant) -> None:
-        logits = random_logits(50, 5)
-        ours, theirs = (InverseLink(make_loss(n, **h)).predict_proba(logits) for n, h in (one, other))
-        np.testing.assert_allclose(ours, theirs, rtol=1e-7)
-
-    def test_nothing_to_undo_leaves_the_softmax(self) -> None:
-        logits = random_logits(50, 5)
-        for loss in (make_loss("cross_entropy"), make_loss("brier"), make_loss("focal", gamma=0)):
-            np.testing.assert_allclose(
-                InverseLink(loss).predict_proba(logits), softmax(logits, axis=1), rtol=1e-11
-            )
 
     def test_the_table_of_the_loss_is_read_when_it_is_asked(self) -> None:
         loss = make_loss("adafocal", n_bins=2)
@@ -157,40 +98,6 @@ class TestBranches:
         np.testing.assert_allclose(probs[:2], 0.5, atol=1e-8)
         assert (probs[:2, 0] > probs[:2, 1]).all()  # the predicted class stays
         assert probs[2, 0] > 0.5 + 1e-5
-
-    @pytest.mark.parametrize(
-        ("name", "edge"), [("dual_focal", 0.65077), ("inverse_focal", 0.79168), ("focal", 0.5)]
-    )
-    def test_the_global_minimum_of_two_classes_skips_the_jump(self, name: str, edge: float) -> None:
-        loss = make_loss(name, gamma={"dual_focal": 5.0, "inverse_focal": 2.0, "focal": 3.0}[name])
-        p = np.linspace(0.00005, 0.99995, 10_000)  # without the tie
-        logits = np.log(np.stack([p, 1 - p], axis=1))
-        first, second = (
-            loss(torch.tensor(logits), torch.full((10_000,), label), reduction="none").numpy()
-            for label in (0, 1)
-        )
-        etas = np.array([0.5001, 0.6, 0.8, 0.95])
-        best = np.array([np.argmin(eta * first + (1 - eta) * second) for eta in etas])
-        assert p[best[0]] == pytest.approx(edge, abs=2e-4)
-        assert (np.diff(p[best]) > 0).all()
-        posterior = InverseLink(loss).predict_proba(logits[best])[:, 0]
-        np.testing.assert_allclose(posterior, etas, atol=1e-3)
-
-    def test_inverse_focal_beyond_its_limit(self) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            loss = make_loss("inverse_focal", gamma=6)
-        rows = np.array([[0.97, 0.02, 0.01], [0.4, 0.35, 0.25], [0.6, 0.3, 0.1]])
-        probs = InverseLink(loss).predict_proba(np.log(rows))
-        np.testing.assert_allclose(probs.sum(axis=1), 1, rtol=1e-12)
-        assert (np.diff(probs, axis=1) <= 0).all()
-        np.testing.assert_allclose(probs[1], 1 / 3, atol=1e-6)
-
-    def test_a_posterior_below_zero_becomes_zero(self) -> None:
-        probs = InverseLink(make_loss("label_smoothing", smoothing=0.3)).predict_proba(
-            np.log([[0.85, 0.1, 0.05]])
-        )
-        np.testing.assert_allclose(probs, [[1, 0, 0]], atol=1e-15)
 
     def test_classes_that_tie_get_the_same(self) -> None:
         logits = np.log([[0.4, 0.2, 0.2, 0.2], [0.3, 0.3, 0.3, 0.1], [0.25] * 4])

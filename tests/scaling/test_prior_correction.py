@@ -14,7 +14,6 @@ from scipy.stats import beta, chi2
 from hf_calib import InputError
 from hf_calib.metrics import negative_log_likelihood
 from hf_calib.scaling import (
-    IsotonicScaling,
     MatrixScaling,
     PriorCorrection,
     TemperatureScaling,
@@ -70,21 +69,13 @@ class TestCorrection:
         [
             ([0.5, 0.3, 0.1], "to sum to 1, got 0.9; divide it by its sum, or pass"),
             ([0.5, 0.5, 0.0], "to be above 0 for every class, got 0 for class 2; give"),
-            ([5, 0, 0], "to be above 0 for every class, got 0 for class 1, class 2; give a class"),
-            ([0.7, 0.5, -0.2], "to be above 0 for every class, got -0.2 for class 2"),
             ([0.5, 0.5, np.nan], "to be above 0 for every class, got nan for class 2"),
-            ([[0.5, 0.5]], r"to have shape \(C,\), got shape \(1, 2\)"),
             ([0.5, 0.5], "to have the 3 classes of train_prior, got 2"),
-            (["a", "b", "c"], "to hold real numbers, got dtype <U1"),
         ],
     )
     def test_refused(self, prior: Any, message: str) -> None:
         with pytest.raises(InputError, match=f"^expected target_prior {message}"):
             PriorCorrection(EVEN, prior)
-
-    def test_a_scaler_that_is_no_affine_map_is_refused(self) -> None:
-        with pytest.raises(TypeError, match="scaler to be an affine map of the logits, got IsotonicScaling"):
-            PriorCorrection(EVEN, SHIFTED, IsotonicScaling())
 
 
 class TestEstimates:
@@ -122,130 +113,83 @@ class TestEstimates:
         assert 0.01 < found.p_value < 0.99
         assert found.p_value == pytest.approx(chi2(df=2).sf(ratio))
 
-    def test_a_bias_in_the_calibration_is_not_taken_for_a_shift(self) -> None:
-        """With source rows, whose mean probability is the prior; with their label shares it would be."""
-        rng = np.random.default_rng(3)
-        source, target = (softmax(draw(rng, 5000)[0] + [1, 0, -1], axis=1) for _ in range(2))
-        found = estimate_prior(target, source_probs=source, n_resamples=50)
-        assert not found.shifted
-        np.testing.assert_allclose(found.prior, found.train_prior, atol=0.03)
-        assert found.train_prior[0] > 0.45
-        assert estimate_prior(target, train_prior=EVEN, n_resamples=50).shifted
 
-
-class TestGuarantees:
+@pytest.mark.parametrize("with_source", [True, False])
+@pytest.mark.parametrize("n_draws", [12, pytest.param(120, marks=pytest.mark.deep)])
+@pytest.mark.slow
+def test_intervals_cover_and_noise_is_refused(with_source: bool, n_draws: int) -> None:
     """Over many draws: intervals cover, and what is no shift is not corrected."""
-
-    @pytest.mark.parametrize("with_source", [True, False])
-    @pytest.mark.parametrize("n_draws", [12, pytest.param(120, marks=pytest.mark.deep)])
-    @pytest.mark.slow
-    def test_intervals_cover_and_noise_is_refused(self, with_source: bool, n_draws: int) -> None:
-        rng = np.random.default_rng(4)
-        covered, kept, found = [], [], []
-        for _ in range(n_draws):
-            logits, labels = draw(rng, 300)
-            known: dict[str, Any] = {"train_prior": EVEN}
-            if with_source:
-                known = {"source_labels": labels, "source_probs": softmax(logits, axis=1)}
-            estimate = estimate_prior(posterior(rng, 200, SHIFTED), **known, n_resamples=100)
-            assert estimate.shifted
-            low, high = estimate.interval.T
-            covered.append((low <= SHIFTED) & (high >= SHIFTED))
-            found.append(estimate.prior)
-            kept.append(not estimate_prior(posterior(rng, 200), **known, n_resamples=100).shifted)
-        # Three standard errors of what is promised; those of the coverage are of the draws, not of three shares each.
-        lowest = 0.95 - 3 * np.sqrt(0.05 * 0.95 / n_draws)
-        assert np.mean(covered) > lowest
-        assert n_draws == 12 or np.mean(covered) < 0.99
-        assert np.mean(kept) > lowest
-        # EM's shares are shrunk by as many rows as held-out rows ask for, towards even shares here.
-        wide = 0.02 * np.sqrt(120 / n_draws)
-        np.testing.assert_allclose(np.mean(found, axis=0), SHIFTED, atol=wide)
+    rng = np.random.default_rng(4)
+    covered, kept, found = [], [], []
+    for _ in range(n_draws):
+        logits, labels = draw(rng, 300)
+        known: dict[str, Any] = {"train_prior": EVEN}
+        if with_source:
+            known = {"source_labels": labels, "source_probs": softmax(logits, axis=1)}
+        estimate = estimate_prior(posterior(rng, 200, SHIFTED), **known, n_resamples=100)
+        assert estimate.shifted
+        low, high = estimate.interval.T
+        covered.append((low <= SHIFTED) & (high >= SHIFTED))
+        found.append(estimate.prior)
+        kept.append(not estimate_prior(posterior(rng, 200), **known, n_resamples=100).shifted)
+    # Three standard errors of what is promised; those of the coverage are of the draws, not of three shares each.
+    lowest = 0.95 - 3 * np.sqrt(0.05 * 0.95 / n_draws)
+    assert np.mean(covered) > lowest
+    assert n_draws == 12 or np.mean(covered) < 0.99
+    assert np.mean(kept) > lowest
+    # EM's shares are shrunk by as many rows as held-out rows ask for, towards even shares here.
+    wide = 0.02 * np.sqrt(120 / n_draws)
+    np.testing.assert_allclose(np.mean(found, axis=0), SHIFTED, atol=wide)
 
 
-class TestShrinkage:
-    """EM alone takes noise for a shift where classes are many and rows few."""
-
-    @staticmethod
-    def many_classes(rng: np.random.Generator, n: int, prior: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        centres = 1.3 * np.random.default_rng(7).normal(size=(60, 6))
-        labels = rng.choice(60, size=n, p=prior)
-        features = centres[labels] + rng.normal(size=(n, 6))
-        return softmax(features @ centres.T - (centres**2).sum(axis=1) / 2, axis=1), labels
-
-    @pytest.mark.parametrize(("concentration", "least", "most"), [(20.0, -0.01, 0.01), (0.3, -np.inf, -0.1)])
-    def test_noise_is_no_shift_and_a_large_shift_is(
-        self, concentration: float, least: float, most: float
-    ) -> None:
-        """The mean change of the NLL of other rows by the estimated shares."""
-        gains = []
-        for seed in range(8):
-            rng = np.random.default_rng(seed)
-            prior = rng.dirichlet(np.full(60, concentration))
-            target, _ = self.many_classes(rng, 300, prior)
-            others, labels = self.many_classes(rng, 2000, prior)
-            estimate = estimate_prior(target, train_prior=np.full(60, 1 / 60), n_resamples=1)
-            corrected = PriorCorrection(estimate.train_prior, estimate.corrected_to).predict_proba(
-                np.log(others)
-            )
-            gains.append(negative_log_likelihood(corrected, labels) - negative_log_likelihood(others, labels))
-        assert least < np.mean(gains) < most
-
-    def test_probabilities_that_are_not_calibrated_are_warned_of(self) -> None:
-        rng = np.random.default_rng(0)
-        logits, labels = draw(rng, 2000)
-        target = softmax(2 * draw(rng, 300, SHIFTED)[0], axis=1)
-        with pytest.warns(
-            UserWarning, match=r"not calibrated on the source's rows: a temperature of 1.96.* Calibrate"
-        ):
-            found = estimate_prior(
-                target, source_probs=softmax(2 * logits, axis=1), source_labels=labels, n_resamples=99
-            )
-        assert found.shifted
-        assert not found.corrects
-        with pytest.warns(UserWarning, match="not calibrated, so they are not corrected"):
-            correction = found.correction()
-        np.testing.assert_array_equal(correction.affine_map().bias, 0)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            estimate_prior(target, source_probs=softmax(logits, axis=1), source_labels=labels, n_resamples=10)
-
-
-class TestRefusalToCorrect:
-    def test_noise_is_not_corrected(self) -> None:
-        rng = np.random.default_rng(7)
-        found = estimate_prior(posterior(rng, 100), source_probs=posterior(rng, 300))
-        assert not found.shifted
-        message = (
-            "The class frequencies of the 100 target rows do not differ significantly from the source's "
-            r"\(p = 0\.\d\d\), so"
+def test_probabilities_that_are_not_calibrated_are_warned_of() -> None:
+    rng = np.random.default_rng(0)
+    logits, labels = draw(rng, 2000)
+    target = softmax(2 * draw(rng, 300, SHIFTED)[0], axis=1)
+    with pytest.warns(
+        UserWarning, match=r"not calibrated on the source's rows: a temperature of 1.96.* Calibrate"
+    ):
+        found = estimate_prior(
+            target, source_probs=softmax(2 * logits, axis=1), source_labels=labels, n_resamples=99
         )
-        with pytest.warns(UserWarning, match=message):
-            correction = found.correction()
-        np.testing.assert_array_equal(correction.affine_map().bias, 0)
+    assert found.shifted
+    assert not found.corrects
+    with pytest.warns(UserWarning, match="not calibrated, so they are not corrected"):
+        correction = found.correction()
+    np.testing.assert_array_equal(correction.affine_map().bias, 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        estimate_prior(target, source_probs=softmax(logits, axis=1), source_labels=labels, n_resamples=10)
 
-    def test_a_shift_is(self) -> None:
-        rng = np.random.default_rng(7)
-        source, source_labels = draw(rng, 500)
-        target, target_labels = draw(rng, 2000, SHIFTED)
-        first = TemperatureScaling().fit(3 * source, source_labels)
-        found = estimate_prior(first.predict_proba(3 * target), source_probs=first.predict_proba(3 * source))
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            correction = found.correction(first)
-        before, after, best = (
-            negative_log_likelihood(scaler.predict_proba(3 * target), target_labels)
-            for scaler in (first, correction, PriorCorrection(found.train_prior, SHIFTED, first))
-        )
-        assert after < before - 0.1
-        assert after == pytest.approx(best, abs=0.01)
-        record = found.to_dict()
-        assert record["prior"] == found.prior.tolist()
-        assert (record["shifted"], record["n_rows"]) == (True, 2000)
+
+def test_noise_is_not_corrected() -> None:
+    rng = np.random.default_rng(7)
+    found = estimate_prior(posterior(rng, 100), source_probs=posterior(rng, 300))
+    assert not found.shifted
+    message = (
+        "The class frequencies of the 100 target rows do not differ significantly from the source's "
+        r"\(p = 0\.\d\d\), so"
+    )
+    with pytest.warns(UserWarning, match=message):
+        correction = found.correction()
+    np.testing.assert_array_equal(correction.affine_map().bias, 0)
+
+
+def test_a_shift_is_corrected_after_the_first_map() -> None:
+    rng = np.random.default_rng(7)
+    source, source_labels = draw(rng, 500)
+    target, target_labels = draw(rng, 2000, SHIFTED)
+    first = TemperatureScaling().fit(3 * source, source_labels)
+    found = estimate_prior(first.predict_proba(3 * target), source_probs=first.predict_proba(3 * source))
+    before, after, best = (
+        negative_log_likelihood(scaler.predict_proba(3 * target), target_labels)
+        for scaler in (first, found.correction(first), PriorCorrection(found.train_prior, SHIFTED, first))
+    )
+    assert after < before - 0.1
+    assert after == pytest.approx(best, abs=0.01)
 
 
 GOOD = posterior(np.random.default_rng(0), 20)
-TWO = GOOD[:, :2] / GOOD[:, :2].sum(axis=1, keepdims=True)
 NEVER_THE_LAST = np.eye(3)[[0, 1] * 10]
 REFUSED: list[tuple[np.ndarray, dict[str, Any], str]] = [
     (GOOD[:1], {"train_prior": EVEN}, "expected probs to hold rows that differ, got one row; pass"),
@@ -253,7 +197,6 @@ REFUSED: list[tuple[np.ndarray, dict[str, Any], str]] = [
     (GOOD, {}, "expected source_probs or train_prior to be given, got neither"),
     (GOOD, {"source_probs": GOOD, "train_prior": EVEN}, "train_prior to be given, got both"),
     (GOOD, {"train_prior": [0.5, 0.5]}, "train_prior to have the 3 classes of probs, got 2"),
-    (GOOD, {"source_probs": TWO}, "source_probs to have the 3 classes of probs, got 2"),
     (GOOD, {"source_probs": NEVER_THE_LAST}, "every class some probability, got 0 in all rows for class 2"),
     (GOOD, {"train_prior": EVEN, "n_resamples": 0}, "n_resamples to be at least 1"),
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 from hf_calib import InputError
 from hf_calib.metrics import negative_log_likelihood
 from hf_calib.scaling import (
-    SCALERS,
     DirichletScaling,
     HistogramBinning,
     IsotonicScaling,
@@ -55,12 +53,6 @@ def test_repeated_rows(name: str, scale: float) -> None:
         assert losses[0] == pytest.approx(losses[1], abs=1e-6)
 
 
-@pytest.mark.parametrize("name", WEIGHTED)
-def test_ones_change_nothing(name: str) -> None:
-    found = WEIGHTED[name]().fit(LOGITS, LABELS, sample_weight=np.full(N, 7.0)).predict_proba(LOGITS)
-    np.testing.assert_allclose(found, WEIGHTED[name]().fit(LOGITS, LABELS).predict_proba(LOGITS), atol=1e-7)
-
-
 def test_default_penalties_follow_the_number_of_rows_of_kish() -> None:
     kish = TIMES.sum() ** 2 / (TIMES**2).sum()
     penalties = {"off_diagonal_penalty": 10 * C**2 * (C - 1) / kish, "bias_penalty": C / (2 * kish)}
@@ -68,14 +60,6 @@ def test_default_penalties_follow_the_number_of_rows_of_kish() -> None:
         found = kind().fit(LOGITS, LABELS, sample_weight=TIMES)
         wanted = kind(**penalties).fit(LOGITS[ROWS], LABELS[ROWS])
         np.testing.assert_allclose(found.weight_, wanted.weight_, atol=1e-3)
-
-
-def test_masks() -> None:
-    masked = LOGITS.copy()
-    masked[np.arange(N), (LABELS + 1) % C] = -np.inf
-    one = VectorScaling().fit(masked, LABELS, sample_weight=TIMES).predict_proba(masked)
-    other = VectorScaling().fit(masked[ROWS], LABELS[ROWS]).predict_proba(masked)
-    np.testing.assert_allclose(one, other, atol=2e-4)
 
 
 def test_refused() -> None:
@@ -90,13 +74,3 @@ def test_refused() -> None:
         TemperatureScaling("ece").fit(LOGITS, LABELS, sample_weight=TIMES)
     with pytest.raises(InputError, match="one label a row, got several labels a row"):
         TemperatureScaling(multi_label=True).fit(LOGITS, LABELS, sample_weight=TIMES)
-
-
-def test_which_maps_take_weights() -> None:
-    """The others have no parameter of that name."""
-    takes = {
-        name
-        for name, row in SCALERS.items()
-        if "sample_weight" in inspect.signature(row.load().fit).parameters
-    }
-    assert takes == {"temperature", "vector", "matrix", "dirichlet", "isotonic", "histogram"}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta, timezone
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +14,11 @@ from sklearn.exceptions import NotFittedError
 
 from hf_calib import scaling
 from hf_calib.losses import make_loss
-from hf_calib.scaling import FOLDABLE_SCALERS, PriorCorrection, Scaler, TemperatureScaling, load_map, save_map
+from hf_calib.scaling import FOLDABLE_SCALERS, PriorCorrection, Scaler, load_map, save_map
 from hf_calib.scaling.saved_map import (
     MAP_NAME,
     config_record,
     method_of,
-    temperature_of,
     title_of,
 )
 from tests.scaling.test_contract import MAKE, MULTI_LABEL, sampled
@@ -93,6 +90,7 @@ def test_the_file_of_a_map_says_its_weight_and_bias(method: str, tmp_path: Path)
     assert about == {"split": "calibration", "n_examples": 300}
     assert (title_of(loaded), config_record(loaded)) == (title_of(scaler), config_record(scaler))
     record = json.loads((tmp_path / MAP_NAME).read_text(), parse_constant=pytest.fail)
+    assert {"hf_calib", "torch", "transformers", "scikit-learn"} == record["versions"].keys()
     weight, bias = np.array(record["weight"]), record["bias"]
     mapped = logits @ weight.T if weight.ndim == 2 else logits * weight
     np.testing.assert_allclose(
@@ -112,17 +110,6 @@ def test_a_prior_correction_comes_back_with_the_map_before_it(name: str, tmp_pat
     recorded = {"scaler": method_of(first, folds=True), **config_record(first)}
     priors = {"train_prior": [0.25] * 4, "target_prior": [0.4, 0.3, 0.2, 0.1]}
     assert config_record(loaded) == {**recorded, **priors}
-
-
-def test_a_subclass_comes_back_as_the_scaler_it_is_derived_from(tmp_path: Path) -> None:
-    class Mine(TemperatureScaling):
-        pass
-
-    scaler = Mine("ece", grid=np.array([0.5, 2.0]), n_bins=10).fit(*sampled("TemperatureScaling"))
-    save_map(scaler, tmp_path / "map.json")
-    loaded = load_map(tmp_path / "map.json").scaler
-    assert loaded.get_params() == {"criterion": "ece", "grid": [0.5, 2.0], "n_bins": 10, "multi_label": False}
-    assert temperature_of(loaded) == scaler.temperature_
 
 
 def adapted() -> Any:
@@ -150,19 +137,6 @@ def test_an_inverse_link_comes_back_with_its_loss(kind: str, tmp_path: Path) -> 
     assert (loaded.loss.name, repr(loaded.loss)) == (loss.name, repr(loss))
     for key, value in loss.state_dict().items():
         assert value.equal(loaded.loss.state_dict()[key]) or value.isnan().all()
-
-
-def test_what_a_file_says_of_itself(tmp_path: Path) -> None:
-    scaler, _ = fitted("SplineScaling")
-    before = datetime.now(timezone.utc).date()
-    save_map(scaler, tmp_path, {"split": "calibration"})
-    record = json.loads((tmp_path / MAP_NAME).read_text())
-    assert before <= datetime.fromisoformat(record["date"]).date() <= before + timedelta(days=1)
-    packages = ("hf_calib", "transformers", "torch", "scikit-learn")
-    assert record["versions"] == {name: version(name) for name in packages}
-    assert record["parameters"]["n_classes"] == 4
-    assert record["parameters"]["scores"] == scaler.scores_.tolist()
-    assert load_map(tmp_path).about == {"split": "calibration"}
 
 
 def test_another_class_is_refused(tmp_path: Path) -> None:
@@ -193,13 +167,6 @@ def test_what_is_no_scaler_or_is_not_finite_is_not_saved(tmp_path: Path) -> None
     assert not list(tmp_path.iterdir())
 
 
-def test_of_two_scalers_in_one_folder_the_last_is_whole(tmp_path: Path) -> None:
-    for name in ("SplineScaling", "IsotonicScaling", "VectorScaling"):
-        scaler, logits = fitted(name)
-        scaler.save_pretrained(tmp_path)
-        assert_same(Scaler.from_pretrained(tmp_path), scaler, logits)
-
-
 def of_loss(name: str, **hyperparameters: Any) -> dict[str, Any]:
     return {
         "settings": {
@@ -210,16 +177,10 @@ def of_loss(name: str, **hyperparameters: Any) -> dict[str, Any]:
 
 DAMAGES: list[tuple[str, dict[str, Any], str]] = [
     ("VectorScaling", {"method": "vectors"}, r"got 'vectors'; did you mean 'vector'\?"),
-    ("VectorScaling", {"method": "isotonic"}, "NotFittedError"),
-    ("VectorScaling", {"settings": {"path": "/etc/passwd"}}, "takes no arguments"),
-    ("VectorScaling", {"bias": None}, "unsized"),
     ("VectorScaling", {"weight": "large"}, "could not convert"),
     ("SplineScaling", {"parameters": {}}, "NotFittedError"),
-    ("SplineScaling", {"parameters": {"n_classes": 4, "classes": [0]}}, "can't set|has no setter"),
-    ("SplineScaling", {"settings": None}, "TypeError"),
     ("EnsembleTemperatureScaling", {"parameters": {"n_classes": 4, "temperature": 1e999}}, "NaN or i"),
     ("InverseLink", of_loss("os.system"), "os.system"),
-    ("InverseLink", of_loss("mmce"), "inverse link"),
     ("InverseLink", of_loss("adafocal", n_bins=10**12), ""),  # more than there is memory
     ("InverseLink", of_loss("adafocal"), "Missing key"),
 ]
@@ -234,39 +195,11 @@ def test_entries_that_no_fit_finds_are_refused(
     refused(tmp_path, message)
 
 
-BAD_ARRAYS: list[tuple[str, dict[str, Any]]] = [
-    ("SplineScaling", {"scores": None}),
-    ("SplineScaling", {"scores": np.linspace(0, 1, 7).tolist()}),
-    ("SplineScaling", {"accuracies": [None] * 400}),
-    ("DirichletScaling", {"weight": np.ones((4, 3)).tolist()}),
-    ("HistogramBinning", {"frequencies": np.ones((3, 15)).tolist(), "edges": np.ones((3, 16)).tolist()}),
-    ("IsotonicScaling", {"sizes": [2, 2]}),
-]
-
-
-@pytest.mark.parametrize(("name", "changes"), BAD_ARRAYS)
-def test_arrays_that_no_fit_finds_are_refused(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    fitted(name)[0].save_pretrained(tmp_path)
-    parameters = json.loads((tmp_path / MAP_NAME).read_text())["parameters"]
-    edited(tmp_path, parameters={**parameters, **changes})
-    refused(tmp_path, "a file that cannot be read")
-
-
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     refused(tmp_path, "No such file")
     for text in ("[" * 100_000, '{"method": "spline"', "\udc80", "{", "[1]"):
         (tmp_path / MAP_NAME).write_bytes(text.encode("utf-8", "surrogateescape"))
         refused(tmp_path, "a file that cannot be read")
-
-
-def test_a_prior_correction_of_priors_is_no_endless_one(tmp_path: Path) -> None:
-    correction = PriorCorrection([0.5, 0.5], [0.9, 0.1])
-    correction.save_pretrained(tmp_path)
-    assert_same(Scaler.from_pretrained(tmp_path), correction, np.array([[1.0, -1.0]]))
-    head, tail = (tmp_path / MAP_NAME).read_text().split('"scaler": null')
-    depth = 2000
-    (tmp_path / MAP_NAME).write_text(f'{head}"scaler": ' * depth + "null" + tail * depth)
-    refused(tmp_path, "")
 
 
 def test_a_place_that_is_none(tmp_path: Path) -> None:

@@ -89,31 +89,23 @@ class TestNll:
         assert temperature == pytest.approx(exact, rel=1e-9)
 
 
-class TestCalibrationErrors:
-    @pytest.mark.parametrize(("criterion", "binning"), [("ece", "uniform"), ("adaptive_ece", "quantile")])
-    @pytest.mark.parametrize("kind", ["plain", "saturated", "masked"])
-    def test_is_the_first_least_of_the_public_metric(self, criterion: str, binning: str, kind: str) -> None:
-        logits, labels = sampled(400, 150, 1.7)
-        if kind == "saturated":
-            logits = np.where(logits == logits.max(axis=1, keepdims=True), 1e4, -1e4)
-        elif kind == "masked":
-            masked = np.random.default_rng(0).random(logits.shape) < 0.5
-            masked[np.arange(400), labels] = False
-            logits[masked] = -np.inf
-        grid = np.linspace(0.3, 4, 60)
-        errors = [
-            expected_calibration_error(softmax(logits / t, axis=1), labels, n_bins=10, binning=binning)
-            for t in grid
-        ]
-        scaler = TemperatureScaling(criterion, grid=grid, n_bins=10).fit(logits, labels)
-        assert scaler.temperature_ == grid[np.argmin(errors)]
-
-    def test_the_first_of_equally_good_temperatures(self) -> None:
-        logits, labels = sampled(50, 3, 1.0)
-        scaler = TemperatureScaling("ece", grid=[2.0, 1.0, 2.0, 1.0]).fit(logits, labels)
-        assert scaler.temperature_ in (1.0, 2.0)
-        tied = TemperatureScaling("ece", grid=[1.0, 1.0 + 1e-16, 1.0]).fit(logits, labels)
-        assert tied.temperature_ == 1.0
+@pytest.mark.parametrize(("criterion", "binning"), [("ece", "uniform"), ("adaptive_ece", "quantile")])
+@pytest.mark.parametrize("kind", ["plain", "saturated", "masked"])
+def test_is_the_first_least_of_the_public_metric(criterion: str, binning: str, kind: str) -> None:
+    logits, labels = sampled(400, 150, 1.7)
+    if kind == "saturated":
+        logits = np.where(logits == logits.max(axis=1, keepdims=True), 1e4, -1e4)
+    elif kind == "masked":
+        masked = np.random.default_rng(0).random(logits.shape) < 0.5
+        masked[np.arange(400), labels] = False
+        logits[masked] = -np.inf
+    grid = np.linspace(0.3, 4, 60)
+    errors = [
+        expected_calibration_error(softmax(logits / t, axis=1), labels, n_bins=10, binning=binning)
+        for t in grid
+    ]
+    scaler = TemperatureScaling(criterion, grid=grid, n_bins=10).fit(logits, labels)
+    assert scaler.temperature_ == grid[np.argmin(errors)]
 
 
 class TestMultiLabel:
@@ -136,15 +128,6 @@ class TestMultiLabel:
         assert ours == pytest.approx(expected, rel=1e-9)
         assert ours == pytest.approx(3.0, rel=0.15)
 
-    def test_saturated_and_masked_logits(self) -> None:
-        logits, labels = self.data(1000.0)
-        expected = TemperatureScaling(multi_label=True).fit(logits, labels).temperature_
-        masked = np.hstack([logits, np.full((400, 1), -np.inf)])
-        with_zeros = np.hstack([labels, np.zeros((400, 1))])
-        ours = TemperatureScaling(multi_label=True).fit(masked, with_zeros)
-        assert ours.temperature_ == pytest.approx(expected, rel=1e-12)
-        assert ours.predict_proba(masked)[0, -1] == 0
-
 
 class TestDataThatDoNotDetermineT:
     def test_every_label_first_is_limited_by_the_number_of_examples(self) -> None:
@@ -162,13 +145,6 @@ class TestDataThatDoNotDetermineT:
             scaler = TemperatureScaling(criterion).fit(np.full((5, 3), 0.1), np.array([0, 1, 2, 0, 1]))
         assert scaler.temperature_ == 1.0
         assert [warning.filename for warning in caught] == [__file__]
-
-    @pytest.mark.parametrize(("factor", "bound"), [(1e-7, BOUNDS[0]), (1e7, BOUNDS[1])])
-    def test_a_minimum_out_of_bounds(self, factor: float, bound: float) -> None:
-        logits, labels = sampled(300, 4, 1.0)
-        with pytest.warns(UserWarning, match=r"the best one is out of \(1e-05, 100000.0\)"):
-            scaler = TemperatureScaling().fit(logits * factor, labels)
-        assert scaler.temperature_ == bound
 
 
 class TestPerLabel:
@@ -240,38 +216,23 @@ LABEL_MASKED = np.array([[1.0, -np.inf, 0.0], [0.5, 0.1, 0.3]])
 
 
 @pytest.mark.parametrize(
-    ("logits", "labels", "error", "message"),
+    ("logits", "labels", "multi_label", "message"),
     [
-        (LABEL_MASKED, [1, 1], ValueError, "-inf for the label of 1 examples"),
-        (np.full((2, 3), -np.inf), [1, 1], ValueError, "-inf for the label of 2 examples"),
-        (LOGITS[0], [0], ValueError, r"shape \(N, C\), got shape \(3,\)"),
-        (LOGITS[None], [[0, 1]], ValueError, "reshape"),
-        (LOGITS[:, :1], [0, 0], ValueError, "at least 2 classes.*multi_label=True"),
-        (LOGITS, [0], ValueError, r"labels to have shape \(2,\), got shape \(1,\)"),
-        (LOGITS, np.eye(3)[[0, 1]], ValueError, "multi_label=True takes 0/1 labels"),
-        (LOGITS, [0.0, 1.0], TypeError, "be integers, got dtype float64"),
-        (LOGITS, [0, -100], ValueError, r"got -100 in row 1; .* drop ignored rows first"),
-        (LOGITS, [0, 3], ValueError, r"lie in 0..2, got 3 in row 1"),
-        (LOGITS, [-1, 1], ValueError, "got -1 in row 0"),
+        (LABEL_MASKED, [1, 1], False, "-inf for the label of 1 examples"),
+        (LOGITS[None], [[0, 1]], False, "reshape"),
+        (LOGITS[:, :1], [0, 0], False, "at least 2 classes.*multi_label=True"),
+        (LOGITS, [0], False, r"labels to have shape \(2,\), got shape \(1,\)"),
+        (LOGITS, np.eye(3)[[0, 1]], False, "multi_label=True takes 0/1 labels"),
+        (LOGITS, [0, -100], False, r"got -100 in row 1; .* drop ignored rows first"),
+        (LOGITS, [0, 3], False, r"lie in 0..2, got 3 in row 1"),
+        (LOGITS, [0, 1], True, r"have the logits' shape \(2, 3\), got shape \(2,\)"),
+        (LOGITS, [[0, 1, 0.5], [0, 0, 1]], True, "be 0 or 1, got values such as 0.5"),
+        (LABEL_MASKED, [[0, 1, 0], [0, 0, 1]], True, "-inf for the label of 1 examples"),
     ],
 )
-def test_refused_data(logits: np.ndarray, labels: list[int], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        TemperatureScaling().fit(logits, labels)
-
-
-@pytest.mark.parametrize(
-    ("logits", "labels", "message"),
-    [
-        (LOGITS, [0, 1], r"have the logits' shape \(2, 3\), got shape \(2,\)"),
-        (LOGITS, [[0, 1, 0.5], [0, 0, 1]], "be 0 or 1, got values such as 0.5"),
-        (LOGITS, [[0, 1, -1], [0, 0, 1]], "got values such as -1"),
-        (LABEL_MASKED, [[0, 1, 0], [0, 0, 1]], "-inf for the label of 1 examples"),
-    ],
-)
-def test_refused_multi_label_data(logits: np.ndarray, labels: list[list[float]], message: str) -> None:
+def test_refused_data(logits: np.ndarray, labels: list[float], multi_label: bool, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        TemperatureScaling(multi_label=True).fit(logits, labels)
+        TemperatureScaling(multi_label=multi_label).fit(logits, labels)
 
 
 @pytest.mark.parametrize(
@@ -280,8 +241,6 @@ def test_refused_multi_label_data(logits: np.ndarray, labels: list[list[float]],
         ({"criterion": "eec"}, "did you mean 'ece'"),
         ({"n_bins": 0}, "n_bins to be at least 1"),
         ({"grid": []}, "grid to be a sequence of finite temperatures > 0"),
-        ({"grid": [1.0, 0.0]}, "grid"),
-        ({"grid": [1.0, np.nan]}, "grid"),
         ({"grid": 1.0}, "grid"),
     ],
 )
