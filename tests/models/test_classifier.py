@@ -218,15 +218,6 @@ class TestLabels:
 
 
 class TestRows:
-    @pytest.mark.parametrize("name", ["data.csv", "data.csv.gz", "data.jsonl", "data.parquet"])
-    def test_of_a_file(self, name: str, tmp_path: Path) -> None:
-        table = pandas.DataFrame({"text": ["a", "NA"], "label": ["x", "None"]})
-        if name.endswith("jsonl"):
-            table.to_json(tmp_path / name, orient="records", lines=True)
-        else:
-            (table.to_parquet if name.endswith("parquet") else table.to_csv)(tmp_path / name, index=False)
-        assert load_rows(tmp_path / name)[:] == {"text": ["a", "NA"], "label": ["x", "None"]}
-
     def test_of_a_split_of_a_folder(self, tmp_path: Path) -> None:
         for split in ("train", "test"):
             pandas.DataFrame({"text": [split], "label": [0]}).to_csv(tmp_path / f"{split}.csv", index=False)
@@ -248,11 +239,6 @@ class TestRows:
         with pytest.raises(ValueError, match=message):
             load_rows(name)
 
-    def test_none_in_a_file(self, tmp_path: Path) -> None:
-        (tmp_path / "empty.csv").write_text("text,label\n")
-        with pytest.raises(ValueError, match=r"expected data to have rows, got none in .*empty\.csv"):
-            load_rows(tmp_path / "empty.csv")
-
 
 class TestLoading:
     def test_no_such_model(self, tmp_path: Path) -> None:
@@ -261,20 +247,17 @@ class TestLoading:
                 load_classifier(name)
             assert "\n" not in str(e.value)
 
-    @pytest.mark.parametrize("size", [0, 4, 0.5])
-    def test_truncated_weights(self, size: float, model_folder: Path, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("damage", ["nothing", "four bytes", "half", "another shape"])
+    def test_damaged_weights(self, damage: str, model_folder: Path, tmp_path: Path) -> None:
         shutil.copytree(model_folder, tmp_path, dirs_exist_ok=True)
-        path = tmp_path / "model.safetensors"
-        whole = path.read_bytes()
-        path.write_bytes(whole[: int(len(whole) * size) if size < 1 else int(size)])
-        with pytest.raises(ValueError, match=r"to be loadable, got .*; check that its files are complete"):
-            load_classifier(tmp_path)
-
-    def test_weights_of_another_shape(self, model_folder: Path, tmp_path: Path) -> None:
-        shutil.copytree(model_folder, tmp_path, dirs_exist_ok=True)
-        config = (tmp_path / "config.json").read_text()
-        wider = config.replace('"intermediate_size": 16', '"intermediate_size": 32')
-        (tmp_path / "config.json").write_text(wider)
+        weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+        whole = weights.read_bytes()
+        sizes = {"nothing": 0, "four bytes": 4, "half": len(whole) // 2}
+        weights.write_bytes(whole[: sizes.get(damage, len(whole))])
+        if damage == "another shape":
+            config.write_text(
+                config.read_text().replace('"intermediate_size": 16', '"intermediate_size": 32')
+            )
         with pytest.raises(ValueError, match=r"to be loadable, got .*; check that its files are complete"):
             load_classifier(tmp_path)
 
