@@ -70,15 +70,8 @@ def _join_and_work(rank: int, work: Callable[[int, Path], None], folder: Path) -
     dist.barrier()
 
 
-def launch(*command: str) -> None:
-    """Run `python -m command` in an environment for tests."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_TOKEN": "hf_x"}
-    done = subprocess.run(
-        [sys.executable, "-m", *command], env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
 def torchrun(module: str, *arguments: str) -> None:
-    """Run a module in two processes."""
-    launch("torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", module, *arguments)
+    """Run a module in two processes, in an environment for tests."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    done = subprocess.run([*launcher, "-m", module, *arguments], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]

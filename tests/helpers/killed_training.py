@@ -23,16 +23,14 @@ from tests.helpers.tiny import arguments, sequences, tiny_bert, weights
 STEPS_OF_EPOCH, STEPS = 3, 6
 BASE: dict[str, Any] = {"loss": "adafocal", "num_train_epochs": 2, "save_strategy": "steps", "save_steps": 2}
 BY_STEPS = {"eval_strategy": "steps", "eval_steps": 1}
+BY_EPOCHS = {"save_steps": 3, "kill": 4}
 QUICK: dict[str, dict[str, Any]] = {
     "amid the state": {**BY_STEPS, "kill": "state"},
-    "every 2 steps": {"gamma_update_steps": 2, "gamma_update_samples": 16, "save_steps": 3, "kill": 4},
-    "by a schedule": {
-        **{"gamma_update_schedule": {1: 2}, "save_steps": 3, "kill": 4},
-        "gradient_accumulation_steps": 2,
-    },
+    "every 2 steps": {"gamma_update_steps": 2, "gamma_update_samples": 16, **BY_EPOCHS},
+    "by a schedule": {"gamma_update_schedule": {1: 2}, "gradient_accumulation_steps": 2, **BY_EPOCHS},
     "ece_ce, with a temperature": {
-        **{"loss": "ece_ce", "calibration_strategy": "evaluate", "kill": 5},
-        **{**BY_STEPS, "eval_steps": 2},
+        **{**BY_STEPS, "eval_steps": 2, "kill": 5},
+        **{"loss": "ece_ce", "calibration_strategy": "evaluate"},
     },
 }
 SLOW: dict[str, dict[str, Any]] = {
@@ -48,12 +46,9 @@ CASES = {**QUICK, **SLOW}
 def make_trainer(folder: Path, case: dict[str, Any]) -> CalibrationTrainer:
     settings = {**BASE, **{k: v for k, v in case.items() if k not in ("kill", "calibration")}}
     model = tiny_bert(dropout=0.1)
-    held_out = {
-        "eval_dataset": sequences(model, 13, seed=3),
-        "calibration_dataset": sequences(model, 21, seed=2),
-    }
-    if not case.get("calibration", True):
-        del held_out["calibration_dataset"]
+    held_out = {"eval_dataset": sequences(model, 13, seed=3)}
+    if case.get("calibration", True):
+        held_out["calibration_dataset"] = sequences(model, 21, seed=2)
     rows = 4 * STEPS_OF_EPOCH * case.get("gradient_accumulation_steps", 1) - 1
     return CalibrationTrainer(
         model, arguments(folder, **settings), train_dataset=sequences(model, rows), **held_out

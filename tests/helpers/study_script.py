@@ -19,7 +19,7 @@ from hf_calib.predictions.training import PREDICTIONS, TrainingPredictions
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for name in (
+    names = (
         "config",
         "loss",
         "loss_kwargs",
@@ -28,7 +28,8 @@ def main() -> None:
         "fails",
         "silent",
         "rows",
-    ):
+    )
+    for name in names:
         parser.add_argument(f"--{name}")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--seconds", type=float, default=0.0)
@@ -56,9 +57,8 @@ def main() -> None:
         (folder / "calibrated" / "model.safetensors").write_bytes(b"weights")
         TrainingPredictions(rows, rows).save(folder / PREDICTIONS)
         training = {"seconds": 1.0, "steps": 2, "resumed": False}
-        (folder / "results.json").write_text(
-            json.dumps({"loss": args.loss, "seed": args.seed, "training": training})
-        )
+        results = {"loss": args.loss, "seed": args.seed, "training": training}
+        (folder / "results.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

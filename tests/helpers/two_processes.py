@@ -1,10 +1,9 @@
-"""What the tests run on two processes at once; a launcher starts it by `-m tests.helpers.two_processes FOLDER`."""
+"""What the tests run on two processes at once."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -82,13 +81,3 @@ def _evaluations(folder: Path) -> dict[str, Any]:
 
 def _without_times(entry: dict[str, float]) -> dict[str, float]:
     return {k: v for k, v in entry.items() if not k.endswith(("time", "per_second"))}
-
-
-if __name__ == "__main__":
-    found = run("cross_entropy", Path(sys.argv[1]) / "out", 4, 1)
-    assert dist.get_world_size() == 2
-    if dist.get_rank() == 0:
-        torch.save(found, Path(sys.argv[1]) / "results.pt")
-    dist.barrier()
-    # Not through the interpreter's own end: there, gloo's threads have aborted a finished process.
-    os._exit(0)

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from hf_calib.metrics.state import LOGGED_METRICS
-from tests.helpers.gloo_pair import launch, run_on_two
+from tests.helpers.gloo_pair import run_on_two
 from tests.helpers.runs import (
     BATCH_CASES,
     CASES,
@@ -68,22 +68,6 @@ def test_a_gathered_batch_penalty_is_that_of_the_whole_batch(
     with pytest.warns(UserWarning, match="micro-batches of 4 of the 8 examples"):
         halves = run(name, tmp_path, 4, 2, n=8)
     assert abs(halves["loss"][0] - whole["loss"][0]) > 1e-3  # so it had to be gathered
-
-
-@pytest.mark.slow
-def test_accelerate_launch_starts_two_processes_too(tmp_path: Path) -> None:
-    options = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
-    options += ["--dynamo_backend", "no"]
-    launch(
-        "accelerate.commands.launch",
-        *options,
-        "-m",
-        "tests.helpers.two_processes",
-        str(tmp_path),
-    )
-    assert_equal_runs(
-        torch.load(tmp_path / "results.pt", weights_only=True), run("cross_entropy", tmp_path, 8, 1)
-    )
 
 
 @pytest.mark.parametrize("name", EVALUATIONS)
