@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from markdown_it import MarkdownIt
 
@@ -16,21 +15,14 @@ PAGES = sorted(
     for path in DOCS.rglob("*.md")
     if not {"_build", "auto_gallery", "gallery"} & set(path.relative_to(DOCS).parts)
 )
+READMES = ["../README.md", "../recipes/README.md"]
 # The second word of a fence that is not run: what it needs that this machine has not.
 NOT_RUN = {"gpu", "server", "installing", "minutes", "sketch", "trl", "trainers"}
 
 
 @dataclass
 class Block:
-    """A piece of code.
-
-    Attributes:
-        kind: "python", "bash", or "file", which is written under its `name`.
-        code: the text.
-        line: where it begins in the page, from 1 on.
-        printed: the block of text after it, which is what it prints; None where there is none.
-        name: of a file.
-    """
+    """A piece of code: "python", "bash", or a "file", which is written under its `name`; and what it prints."""
 
     kind: str
     code: str
@@ -49,7 +41,11 @@ def blocks(page: str, *, runs_too: str = "") -> list[Block]:
     """The blocks of a page of docs/ that run, and those that need something that is there."""
     found: list[Block] = []
     follows = False
-    for token in MarkdownIt().parse((DOCS / page).read_text(encoding="utf-8")):
+    for token in MarkdownIt().parse(text_of_page(page)):
+        if page in READMES:  # their commands are indented, and the rest is not run
+            if token.type == "code_block" and token.content.startswith(("hf-calib ", "python ")):
+                found.append(Block("bash", token.content, (token.map or [0])[0] + 1))
+            continue
         if token.type != "fence":
             follows = follows and token.type in ("paragraph_open", "paragraph_close", "inline")
             continue
@@ -73,7 +69,3 @@ def blocks(page: str, *, runs_too: str = "") -> list[Block]:
 
 def text_of_page(page: str) -> str:
     return (DOCS / page).read_text(encoding="utf-8")
-
-
-def repository_path(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()

@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 
-from tests.docs.pages import DOCS, PAGES, Block, blocks
+from tests.docs.pages import DOCS, PAGES, READMES, Block, blocks
 from tests.docs.worlds import DEEP, FEWER, QUICK, RESTS, prepare
 from tests.helpers.commands import call
 from tests.helpers.hub_server import TOKEN, Hub
 from tests.helpers.places import ROOT
 
-RUN = {page: blocks(page) for page in PAGES if blocks(page)}
+RUN = {page: blocks(page) for page in PAGES + READMES if blocks(page)}
 SAME = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
 

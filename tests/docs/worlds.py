@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,13 @@ from hf_calib.data import docstring_dataset
 from hf_calib.export import save_folded
 from hf_calib.language_models import PromptTemplate, label_token_classifier
 from hf_calib.scaling import TemperatureScaling
+from tests.docs.pages import READMES
 from tests.helpers.hub_server import Hub
 from tests.helpers.places import ROOT
 from tests.helpers.tiny import sequences, tagged, text_of, tiny_bert, tokenizer
 from tests.language_models.models import language_model
 
+BERT = "google-bert/bert-base-uncased"
 NAMES = {0: "art", 1: "law", 2: "film", 3: "sport"}
 TAGS = {0: "O", 1: "B-person", 2: "I-person", 3: "B-place"}
 
@@ -81,13 +84,10 @@ def texts(folder: Path, hub: Hub) -> None:
     for seed, name in enumerate(("train", "validation", "test", "more")):
         texts_of(model, 300, seed + 1).to_csv(folder / f"{name}.csv", index=False)
     texts_of(model, 200, 9)[["text"]].to_csv(folder / "unlabelled.csv", index=False)
+    texts_of(model, 60, 5).to_csv(folder / "texts.csv", index=False)
     bare = folder.parent / "bare"
     save(BertModel(tiny_bert().config), bare)
-    for name in (
-        "google-bert/bert-base-uncased",
-        "google-bert/bert-base-cased",
-        "nreimers/MiniLM-L6-H384-uncased",
-    ):
+    for name in (BERT, "google-bert/bert-base-cased", "nreimers/MiniLM-L6-H384-uncased"):
         on_hub(hub, name, bare)
     save(model, folder.parent / "mine")
     on_hub(hub, "me/my-model", folder.parent / "mine")
@@ -104,13 +104,7 @@ def texts(folder: Path, hub: Hub) -> None:
 def without_calibrated(folder: Path, hub: Hub) -> None:
     """The same where the page makes its calibrated model itself."""
     texts(folder, hub)
-    remove(folder / "calibrated")
-
-
-def remove(folder: Path) -> None:
-    for path in sorted(folder.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    folder.rmdir()
+    shutil.rmtree(folder / "calibrated")
 
 
 def many_labels(folder: Path, hub: Hub) -> None:
@@ -169,14 +163,6 @@ def pairs(folder: Path, hub: Hub) -> None:
     )
 
 
-def measured(folder: Path, hub: Hub) -> None:
-    texts(folder, hub)
-    rng = np.random.default_rng(0)
-    np.savez(
-        folder / "other_predictions.npz", logits=rng.normal(size=(400, 3)), labels=rng.integers(0, 3, 400)
-    )
-
-
 def decoder(folder: Path, hub: Hub) -> None:
     """A tiny decoder under the name of Qwen3, which knows the words of the page."""
     without_calibrated(folder, hub)
@@ -225,9 +211,18 @@ def walk(folder: Path, hub: Hub) -> None:
         pandas.DataFrame({"text": rows["text"], "label": labels}).to_csv(folder / f"{name}.csv", index=False)
 
 
-def serving(folder: Path, hub: Hub) -> None:
-    texts(folder, hub)
-    texts_of(named(), 60, 5).to_csv(folder / "texts.csv", index=False)
+def models_and_rows(folder: Path, hub: Hub) -> None:
+    """What the READMEs speak of: a MODEL, posts as they are on a news server, lists of labels, images."""
+    without_calibrated(folder, hub)
+    save(named(), folder / "MODEL")
+    posts = pandas.read_csv(folder / "train.csv")
+    posts["text"] = "From: w7\nSubject: w9\n\n" + posts["text"]
+    posts.to_parquet(folder / "train.parquet")
+    texts_of(named(problem_type="multi_label_classification"), 100, 1).to_csv(
+        folder / "tagged.csv", index=False
+    )
+    for name, n in (("images", 60), ("mnist", 20)):
+        image_rows(n, np.random.default_rng(0)).to_parquet(folder / f"{name}.parquet")
 
 
 def many_rows(folder: Path, hub: Hub) -> None:
@@ -237,22 +232,18 @@ def many_rows(folder: Path, hub: Hub) -> None:
 
 
 MAKE_THEIR_OWN = (
-    *("guides/calibrate.md", "guides/fine_tune_bert.md", "guides/lora.md", "guides/no_rows_to_spare.md"),
     *(
-        "guides/best_epoch.md",
-        "guides/other_trainers.md",
-        "guides/own_script.md",
-        "guides/resume.md",
-        "guides/search.md",
-        "guides/your_own.md",
-        "start/your_rows.md",
+        "calibrate",
+        "fine_tune_bert",
+        "lora",
+        "no_rows_to_spare",
+        "best_epoch",
+        "other_trainers",
+        "own_script",
     ),
+    *("resume", "search", "your_own"),
 )
 World = Callable[[Path, Hub], None]
-
-
-def nothing(folder: Path, hub: Hub) -> None:
-    """Of a page that makes what it needs."""
 
 
 # What a page finds, where that is not `texts`.
@@ -261,16 +252,14 @@ WORLDS: dict[str, World] = {
     "guides/tokens.md": tokens,
     "guides/images.md": images,
     "guides/pairs.md": pairs,
-    "guides/measure.md": measured,
-    "guides/large_data.md": nothing,
-    "guides/logs.md": nothing,
-    "guides/serve.md": serving,
     "guides/abstain.md": many_rows,
     "guides/language_models.md": decoder,
     "guides/trl.md": decoder,
     "start/first_model.md": pretrained,
     "guides/end_to_end.md": walk,
-    **dict.fromkeys(MAKE_THEIR_OWN, without_calibrated),
+    **dict.fromkeys(READMES, models_and_rows),
+    "start/your_rows.md": without_calibrated,
+    **{f"guides/{name}.md": without_calibrated for name in MAKE_THEIR_OWN},
 }
 # Pages without trainings and processes, which `make test` runs too.
 QUICK = {
@@ -296,7 +285,7 @@ DEEP = {"guides/clusters.md"}
 
 # Beginning of a command -> words of it that are replaced, words after it: fewer rows and steps, models that are here.
 FEW = "--use_cpu true --bf16 false --max_steps 2 --report_to none --max_length 16"
-FEW += " --model google-bert/bert-base-uncased"
+FEW += f" --model {BERT}"
 FEW += " --calibration_size 40 --max_train_samples 60 --max_test_samples 60 --eval_strategy no --save_strategy no"
 FEW += " --load_best_model_at_end false"
 FILES = "--train_file train.csv --test_file test.csv --output_dir out"
@@ -306,6 +295,22 @@ RESTS: dict[str, tuple[dict[str, str], str]] = {
         "--train_file train.csv --test_file more.csv --use_cpu true --bf16 false --max_train_samples 320 "
         "--calibration_size 100 --num_train_epochs 1 --max_length 32 --report_to none --save_strategy no "
         "--eval_strategy no --load_best_model_at_end false",
+    ),
+    "python recipes/text_classification.py --config recipes/configs/20newsgroups_cnn": (
+        {"test.parquet": "train.parquet"},
+        f"{FEW.replace(f' --model {BERT}', '')} --output_dir out",
+    ),
+    "python recipes/text_classification.py --config recipes/configs/go_emotions": (
+        {},
+        f"{FEW} --output_dir out --train_file tagged.csv --test_file tagged.csv --label_separator | "
+        f"--label_column label --class_names {' '.join(NAMES.values())} --dataset_config none",
+    ),
+    "python recipes/image_classification.py": (
+        {"ylecun/mnist": "mnist.parquet"},
+        "--use_cpu true --bf16 false --report_to none --output_dir out --eval_strategy no --save_strategy no "
+        "--train_file images.parquet --test_file images.parquet --image_column image --lr_milestones 1 "
+        "--dataloader_num_workers 0 --calibration_size 20 --max_train_samples 40 --max_test_samples 20 "
+        "--num_train_epochs 2",
     ),
     "hf-calib evaluate me/ag-news-minilm": ({"fancyzhx/ag_news": "more.csv"}, ""),
     "python recipes/text_classification.py": (

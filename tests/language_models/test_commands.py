@@ -15,6 +15,7 @@ from transformers import pipeline as plain_pipeline
 
 import hf_calib
 from hf_calib._errors import InputValueError
+from hf_calib.cards import write_card
 from hf_calib.language_models import PromptTemplate, label_token_classifier
 from hf_calib.metrics import negative_log_likelihood
 from hf_calib.models.tasks import TASKS
@@ -85,8 +86,6 @@ def test_calibrate_and_serve(folder: Path, method: str, tmp_path: Path) -> None:
         for ours, row in zip(served, plain(prompts), strict=True):
             assert ours == pytest.approx({each["label"]: each["score"] for each in row}, abs=1e-6)
     assert all(sum(row.values()) == pytest.approx(1, abs=1e-5) for row in served)
-    card = (output / "README.md").read_text() if (output / "README.md").exists() else None
-    assert card is None or "w1 {text} w2" in card
 
 
 def test_a_long_text_is_cut_and_the_end_of_the_prompt_is_not(folder: Path) -> None:
@@ -120,8 +119,6 @@ def test_a_prompt_that_ends_with_the_padding_token_is_refused(folder: Path, tmp_
 
 
 def test_the_card_shows_the_prompt(folder: Path) -> None:
-    from hf_calib.cards import write_card
-
     write_card(folder / "judge")
     card = (folder / "judge" / "README.md").read_text()
     assert "w1 {text} w2" in card

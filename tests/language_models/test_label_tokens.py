@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +10,13 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    BertConfig,
-    BertLMHeadModel,
     Gemma2Config,
     Gemma2ForCausalLM,
-    PhiConfig,
-    PhiForCausalLM,
 )
 
 from hf_calib import fold_temperature
 from hf_calib._errors import InputTypeError, InputValueError
-from hf_calib.language_models import PromptTemplate, label_token_classifier, to_language_model
+from hf_calib.language_models import label_token_classifier, to_language_model
 from tests.helpers.tiny import tokenizer
 from tests.language_models.models import ARCHITECTURES, DECODER, language_model
 
@@ -80,27 +76,6 @@ def test_a_tokenizer_that_pads_on_the_left(name: str) -> None:
     torch.testing.assert_close(together[1:2], alone, rtol=1e-4, atol=1e-5)
 
 
-def test_bfloat16() -> None:
-    model = language_model("Qwen2, tied").to(torch.bfloat16)
-    classifier = label_token_classifier(model, tokenizer(), LABELS)
-    assert classifier.dtype == torch.bfloat16
-    with torch.no_grad():
-        ours = classifier(**batch("left")).logits.float()
-    torch.testing.assert_close(ours, option_logits(model, batch("left")).float(), rtol=0.02, atol=0.05)
-
-
-def test_it_is_saved_as_a_plain_model(tmp_path: Path) -> None:
-    model = language_model()
-    classifier = label_token_classifier(model, tokenizer(), LABELS, prompt=PromptTemplate("{text} w1"))
-    with torch.no_grad():
-        before = classifier(**batch("right")).logits
-    classifier.save_pretrained(tmp_path)
-    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path)
-    with torch.no_grad():
-        assert torch.equal(loaded(**batch("right")).logits, before)
-    assert PromptTemplate.of(loaded.config) == PromptTemplate("{text} w1")
-
-
 @pytest.mark.parametrize("name", ["Llama", "Qwen2, tied", "GPT2"])
 def test_and_back_with_a_temperature(name: str, tmp_path: Path) -> None:
     model = language_model(name)
@@ -122,24 +97,6 @@ def test_and_back_with_a_temperature(name: str, tmp_path: Path) -> None:
     assert not again.config.tie_word_embeddings
 
 
-def test_a_shared_bias_is_no_obstacle_and_another_is() -> None:
-    torch.manual_seed(0)
-    settings = {name: value for name, value in DECODER.items() if name != "num_key_value_heads"}
-    model = PhiForCausalLM(PhiConfig(**settings)).eval()
-    with torch.no_grad():
-        model.lm_head.bias.fill_(0.5)
-    classifier = label_token_classifier(model, tokenizer(), LABELS)
-    with torch.no_grad():
-        difference = classifier(**batch("right")).logits - option_logits(model, batch("right"))
-    torch.testing.assert_close(difference, torch.full_like(difference, -0.5), rtol=1e-4, atol=1e-5)
-    with torch.no_grad():
-        model.lm_head.bias[IDS[0]] = 1.0
-    with pytest.raises(
-        InputValueError, match=r"have no bias that differs between labels.*option_log_likelihoods"
-    ):
-        label_token_classifier(model, tokenizer(), LABELS)
-
-
 def test_soft_capped_heads_are_refused_with_a_way_out() -> None:
     torch.manual_seed(0)
     model = Gemma2ForCausalLM(Gemma2Config(**{**DECODER, "head_dim": 8})).eval()
@@ -150,61 +107,26 @@ def test_soft_capped_heads_are_refused_with_a_way_out() -> None:
     )
     with pytest.raises(InputValueError, match=message):
         label_token_classifier(model, tokenizer(), LABELS)
-    model.config.final_logit_softcapping = None
-    classifier = label_token_classifier(model, tokenizer(), LABELS)
-    with torch.no_grad():
-        ours = classifier(**batch("left")).logits
-    torch.testing.assert_close(ours, option_logits(model, batch("left")), rtol=1e-4, atol=1e-4)
+
+
+CAUSAL = "be a causal language model, got "
 
 
 @pytest.mark.parametrize(
-    ("labels", "message"),
+    ("model", "labels", "message"),
     [
-        ({"yes": "w3"}, r"be at least two texts, got 1"),
-        ({"yes": "w3 w4", "no": "w5"}, r"be one token, got 2 for label 'yes'.*option_log_likelihoods"),
-        ({"yes": "", "no": "w5"}, r"be one token, got 0 for label 'yes'"),
-        ({"yes": "w3", "no": "w3"}, r"be different tokens, got 'w3' for 'yes' and 'no'"),
-        ({"yes": "w3", "no": "qwerty"}, r"be known to the tokenizer"),
+        (language_model, {"yes": "w3 w4", "no": "w5"}, "one token, got 2 for label 'yes'.*option_log_"),
+        (language_model, {"yes": "w3", "no": "w3"}, "be different tokens, got 'w3' for 'yes' and 'no'"),
+        (language_model, {"yes": "w3", "no": "qwerty"}, "be known to the tokenizer"),
+        (language_model, {"yes": 3, "no": 9}, "expected labels to be texts by class name, or a list"),
+        (lambda: language_model(vocab_size=10), LABELS, "vocabulary, got token 25 for a head of 10"),
+        (lambda: language_model().model, LABELS, CAUSAL + "LlamaModel"),
     ],
 )
-def test_labels_that_are_no_tokens(labels: dict[str, str], message: str) -> None:
-    with pytest.raises(InputValueError, match=message):
-        label_token_classifier(language_model(), tokenizer(), labels)
-
-
-def test_labels_and_vocabularies_that_do_not_fit() -> None:
-    for labels in (None, "w3", [3, 9], {"yes": 3, "no": 9}):
-        with pytest.raises(
-            InputTypeError, match="expected labels to be texts by class name, or a list of texts"
-        ):
-            label_token_classifier(language_model(), tokenizer(), labels)  # type: ignore[arg-type]
-    with pytest.raises(
-        InputValueError, match=r"tokens of the model's vocabulary, got token 25 for a head of 10"
-    ):
-        label_token_classifier(language_model(vocab_size=10), tokenizer(), LABELS)
-
-
-@pytest.mark.parametrize(
-    "ids", [["8", "14", "25"], [-1, -2, -3], [8, 14], [8, 8, 14], [[8], 14, 25], None, 8]
-)
-def test_a_record_that_does_not_fit_writes_no_rows(ids: Any) -> None:
-    classifier = label_token_classifier(language_model(), tokenizer(), LABELS)
-    classifier.config.label_tokens["ids"] = ids
-    with pytest.raises(
-        InputValueError, match=r"expected config.label_tokens to have 3 different token ids, got"
-    ):
-        to_language_model(classifier, language_model())
-
-
-def test_models_that_are_none() -> None:
-    config = BertConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
-    with pytest.raises(InputTypeError, match=r"be a causal language model, got Linear"):
-        label_token_classifier(torch.nn.Linear(2, 2), tokenizer(), LABELS)
-    with pytest.raises(InputTypeError, match=r"be a causal language model, got LlamaModel"):
-        label_token_classifier(language_model().model, tokenizer(), LABELS)
-    config.is_decoder = True
-    with pytest.raises(InputValueError, match=r"have a sequence classifier with the same logits"):
-        label_token_classifier(BertLMHeadModel(config), tokenizer(), LABELS)
+def test_refused(model: Callable[[], Any], labels: Any, message: str) -> None:
+    is_type = "expected labels" in message or CAUSAL in message
+    with pytest.raises(InputTypeError if is_type else InputValueError, match=message):
+        label_token_classifier(model(), tokenizer(), labels)
 
 
 def test_back_needs_a_record_and_the_right_model() -> None:

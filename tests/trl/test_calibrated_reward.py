@@ -42,17 +42,9 @@ def pairs(n: int) -> Dataset:
 
 def arguments(folder: Path, kind: Any = trl.RewardConfig, **more: Any) -> Any:
     settings: dict[str, Any] = {
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 2,
-        "num_train_epochs": 2,
-        "learning_rate": 1e-3,
-        "logging_steps": 1,
-        "report_to": "none",
-        "use_cpu": True,
-        "bf16": False,
-        "save_strategy": "no",
-        "disable_dropout": True,
-        "gradient_checkpointing": False,
+        **{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_train_epochs": 2},
+        **{"learning_rate": 1e-3, "logging_steps": 1, "report_to": "none", "use_cpu": True, "bf16": False},
+        **{"save_strategy": "no", "disable_dropout": True, "gradient_checkpointing": False},
     }
     return kind(output_dir=str(folder), **{**settings, **more})
 

@@ -63,21 +63,11 @@ def rows(kind: str, n: int = 16) -> Dataset:
 
 def arguments(folder: Path, kind: type = CalibrationSFTConfig, **more: Any) -> Any:
     settings: dict[str, Any] = {
-        "output_dir": str(folder),
-        "per_device_train_batch_size": 4,
-        "num_train_epochs": 1,
-        "learning_rate": 1e-3,
-        "max_grad_norm": 0.0,
-        "logging_steps": 1,
-        "report_to": "none",
-        "use_cpu": True,
-        "bf16": False,
-        "save_strategy": "no",
-        "gradient_checkpointing": False,
-        "disable_tqdm": True,
-        "seed": 0,
+        **{"per_device_train_batch_size": 4, "num_train_epochs": 1, "learning_rate": 1e-3, "seed": 0},
+        **{"max_grad_norm": 0.0, "logging_steps": 1, "report_to": "none", "use_cpu": True, "bf16": False},
+        **{"save_strategy": "no", "gradient_checkpointing": False, "disable_tqdm": True},
     }
-    return kind(**{**settings, **more})
+    return kind(output_dir=str(folder), **{**settings, **more})
 
 
 def trained(folder: Path, kind: str = "text", trainer: Any = None, **more: Any) -> Any:
