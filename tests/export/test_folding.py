@@ -136,8 +136,6 @@ def test_any_temperature(temperature: float) -> None:
     assert_scaled(logits_of(model), before, scaler)
     assert_same_weights(fold(other, scaler), weights_of(model))
     assert other.config.calibration == json.loads(json.dumps(model.config.calibration))
-    if temperature == 1:
-        assert_same_weights(model, weights_of(bert()))
 
 
 @pytest.mark.parametrize(
@@ -193,9 +191,6 @@ def test_the_record_keeps_what_is_there_but_of_another_map() -> None:
     record = {"method": "matrix", **numbers_of("matrix", scaler), "folded": True, "head": ["classifier"]}
     assert model.config.calibration == {**training, **record}
     assert fitted["folded"] is False  # the caller's dict is his
-    other = bert()
-    other.config.calibration = None  # as after a head was replaced
-    assert fold_temperature(other, 1.7).config.calibration["folded"] is True
 
 
 # ---- Batches ----
@@ -229,25 +224,11 @@ def hooked(hook: Callable[[torch.Tensor], torch.Tensor], n: int = 5) -> Any:
     return model
 
 
-def changed(change: Callable[[Any], object], **config: Any) -> Callable[[], Any]:
-    """A model after a change of it."""
-
-    def model() -> Any:
-        found = bert(**config)
-        with torch.no_grad():
-            change(found)
-        return found
-
-    return model
-
-
-def share_a_weight(model: Any) -> None:
-    model.classifier.weight = model.bert.pooler.dense.weight
-
-
-def pack_in_integers(model: Any) -> None:
+def packed_in_integers() -> Any:
     """As bitsandbytes keeps weights, in a subclass of nn.Linear."""
+    model = bert()
     model.classifier.weight = nn.Parameter(torch.zeros(5, 16, dtype=torch.uint8), requires_grad=False)
+    return model
 
 
 LINEAR = "expected model to have a linear head .* got "
@@ -255,11 +236,9 @@ REFUSED: list[tuple[Callable[[], Any], Any, str]] = [
     (lambda: hooked(torch.tanh), 1.7, LINEAR + r".*'classifier'\]; divide the logits outside the model"),
     (lambda: hooked(torch.tanh), made("vector"), "that vector scaling can be folded into, got .*; keep the"),
     (lambda: hooked(lambda z: 2 * z), made("vector"), r"got \['classifier'\], which lose precision with it"),
-    (changed(share_a_weight, num_labels=16), 1.7, "linear head"),
     (bert, 1e44, r"lose precision at 1e\+44"),
-    (changed(lambda m: m.classifier.bias[0].fill_(torch.inf)), 1.7, "not all 0, got NaN or infinity"),
     (lambda: bert().bfloat16(), 1.7, "got torch.bfloat16 in bert.*; call model.float"),
-    (changed(pack_in_integers), 1.7, "got torch.uint8 in classifier.weight; fold the model before it is"),
+    (packed_in_integers, 1.7, "got torch.uint8 in classifier.weight; fold the model before it is"),
     (lambda: bert(num_labels=1), 1.7, "expected model to be a classifier, got problem_type=.*; only"),
     (lambda: build("GPT2"), made("vector"), "bias in its head for vector scaling, got score without one, and GPT2"),
     (lambda: bert(**SIGMOID), PriorCorrection(*PRIORS), "be a single-label classifier, as the scaler is"),
@@ -333,25 +312,11 @@ def test_modes_and_gradients_are_as_they_were() -> None:
         assert gradient is None if parameter.grad is None else torch.equal(parameter.grad, gradient)
 
 
-def test_products_are_exact_whatever_the_precision_of_the_training() -> None:
-    """With TF32 allowed, under autocast, and with a forward that training in bf16 has wrapped."""
-    seen, before = list[str](), torch.get_float32_matmul_precision()
-
-    def watch(logits: torch.Tensor) -> torch.Tensor:
-        seen.append(torch.get_float32_matmul_precision())
-        return logits
-
-    torch.set_float32_matmul_precision("high")
-    try:
-        fold_temperature(hooked(watch), 1.7)
-        assert set(seen) == {"highest"}
-        assert torch.get_float32_matmul_precision() == "high"
-    finally:
-        torch.set_float32_matmul_precision(before)
+def test_under_autocast_and_with_a_forward_that_training_in_bf16_has_wrapped() -> None:
     model = bert()
-    logits = logits_of(model)
+    before = logits_of(model)
     model.forward = torch.autocast("cpu", dtype=torch.bfloat16)(model.forward)  # as accelerate does
     with torch.autocast("cpu", dtype=torch.bfloat16):
         fold_temperature(model, 1.7)
     del model.forward
-    assert_scaled(logits_of(model), logits, made("temperature"))
+    assert_scaled(logits_of(model), before, made("temperature"))

