@@ -12,7 +12,7 @@ from hf_calib._text import short_names
 from hf_calib.commands import console
 from hf_calib.commands.source import FileSource, ModelSource, Running, check_kind, open_source
 from hf_calib.models.reading import RowSet
-from hf_calib.predictions.arrays import load_soft_labels
+from hf_calib.predictions.formats import load_soft_labels
 from hf_calib.report import CalibrationReport, OodSection, ood_section, report_on_predictions
 from hf_calib.report.making import report_on_table
 from hf_calib.scaling.saved_map import recorded_in

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from hf_calib._errors import InputError, InputValueError, check, expected, few
 from hf_calib.metrics.checks import RowError
-from hf_calib.predictions.arrays import load_arrays
 from hf_calib.predictions.columns import Batch, Columns, columns_of, list_columns
-from hf_calib.predictions.logs import OptionScores, is_log, read_log
+from hf_calib.predictions.formats import OptionScores, is_log, load_arrays, read_log
 from hf_calib.predictions.predictions import Predictions
 
 if TYPE_CHECKING:

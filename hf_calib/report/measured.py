@@ -22,8 +22,7 @@ from hf_calib.metrics.intervals import (
 )
 from hf_calib.metrics.state import LOGGED_METRICS, GroupSums, score_chunks
 from hf_calib.metrics.sums import BinSums, Interval, binned_error, class_gaps, uniform_bins, winners
-from hf_calib.report.coins import Coins
-from hf_calib.report.rows import BinRow, ClassRow, bin_rows, class_rows
+from hf_calib.report.rows import BinRow, ClassRow, Coins, bin_rows, class_rows
 
 MAX_EXAMPLES_FOR_KDE = 2_000  # the kernel calibration error compares every pair of examples
 # Rows that a metric which is called for each resample may read in all of them: seconds, not minutes.

@@ -12,7 +12,7 @@ from scipy.stats import binom, binomtest
 
 from hf_calib.metrics import ConsistencyTest
 from hf_calib.report import CalibrationReport, calibration_report
-from hf_calib.report.coins import Coins
+from hf_calib.report.rows import Coins
 from tests.helpers.sampled import labels_by
 
 CLAIMS = re.compile(
