@@ -71,14 +71,14 @@ def test_a_study_from_trainings_to_the_report_and_again(
     assert record == json.loads((tmp_path / "study" / "report.json").read_text())
 
 
-NEW = f"{SCRIPT} --output s"
+NEW = "SCRIPT --output s"
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ("missing.py --output s", "expected SCRIPT_OR_STUDY to be a script, or the folder of a study"),
-        (str(SCRIPT), "expected --output to name the study's folder, got none"),
+        ("SCRIPT", "expected --output to name the study's folder, got none"),
         (f"{NEW} --losses focl", "did you mean 'focal'?"),
         (f"{NEW} --config no.yaml", "expected --config to name an existing YAML file"),
         (f"{NEW} --launcher 'torch-run 2'", "expected --launcher to begin with a program, got 'torch-run 2'"),
@@ -99,6 +99,7 @@ def test_what_is_wrong_is_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    words = words.replace("SCRIPT", shlex.quote(str(SCRIPT)))
     assert_refused(call("compare", *shlex.split(words)), re.escape(message))
 
 
