@@ -33,6 +33,7 @@ from hf_calib.scaling.affine import AffineMap
 from hf_calib.scaling.saved_map import temperature_of
 from hf_calib.trainer import labels as of_labels
 
+_SUMMED_AT_ONCE = 2**16  # logits, at least
 _MAPPED_AT_ONCE = 2**20  # logits: their copy stays small, however large batch and vocabulary are
 Arrays = tuple[NDArray[Any], NDArray[Any]]
 
@@ -62,6 +63,7 @@ class Evaluation:
         self.calibrated: StreamingCalibration | None = None
         self.rows: list[tuple[Tensor, Tensor]] = []
         self.lengths: list[Tensor] = []  # of the sentences in `rows`, where labels are of tokens
+        self._waiting, self._n_waiting = list[tuple[Tensor, Tensor]](), 0
         self._n_rows, self._share = 0, 1.0  # and of the labelled tokens, the share that is kept
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
@@ -81,15 +83,25 @@ class Evaluation:
         state, n_own = self.accelerator.gradient_state, len(labels)
         if state.end_of_dataloader and state.remainder > 0:
             n_own = of_labels.n_own_rows(state.remainder, self.accelerator.process_index, n_own)
-        self.raw.update(logits[:n_own], labels[:n_own])
         rows = logits[:n_own].reshape(-1, logits.shape[-1])
         targets = labels[:n_own].reshape(rows.shape if multi_label else -1)
-        if self.calibrated is not None:
-            step = max(1, _MAPPED_AT_ONCE // rows.shape[1])
-            for chunk, chunk_labels in zip(rows.split(step), targets.split(step), strict=True):
-                self.calibrated.update(self._mapped(chunk), chunk_labels)
+        self._waiting.append((rows, targets))
+        self._n_waiting += rows.numel()
+        if self._n_waiting >= _SUMMED_AT_ONCE:
+            self._sum_up()
         if self.keep_values:
             self._keep(rows, targets)
+
+    def _sum_up(self) -> None:
+        """Add the batches that wait to the sums: one update takes as long as one of a small batch."""
+        if self._waiting and self.raw is not None:
+            rows, targets = (torch.cat(parts) for parts in zip(*self._waiting, strict=True))
+            self._waiting, self._n_waiting = [], 0
+            self.raw.update(rows, targets)
+            if self.calibrated is not None:
+                step = max(1, _MAPPED_AT_ONCE // rows.shape[1])
+                for chunk, chunk_labels in zip(rows.split(step), targets.split(step), strict=True):
+                    self.calibrated.update(self._mapped(chunk), chunk_labels)
 
     def _keep(self, logits: Tensor, labels: Tensor) -> None:
         """Gather the labelled rows of a batch, in the order of the dataset."""
@@ -121,6 +133,7 @@ class Evaluation:
 
     def finish(self) -> None:
         """Merge the processes; called by all of them, once, after the last batch."""
+        self._sum_up()
         for state in self._states():
             state.all_reduce()
         if self.rows:

@@ -138,10 +138,6 @@ def test_changed_arguments_are_followed(tmp_path: Path) -> None:
     assert trainer.calibration_loss.name == "focal"
     assert callbacks(trainer, AdaFocalCallback) == callbacks(trainer, TemperatureScalingCallback) == []
 
-    trainer.args.class_weights = [1.0, 2.0]
-    with pytest.raises(ValueError, match="class_weights to have one entry for each of the 4 classes, got 2"):
-        trainer.train()
-
 
 def test_callbacks_of_the_users_stay_when_arguments_change(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path, **SETTINGS, loss="adafocal")
