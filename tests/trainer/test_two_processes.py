@@ -22,7 +22,7 @@ from tests.helpers.runs import (
     evaluate,
     run,
 )
-from tests.helpers.tiny import N_LABELS, assert_same, sequences, tiny_bert, tiny_trainer
+from tests.helpers.tiny import N_LABELS, assert_same, sequences, tagged, tiny_bert, tiny_trainer
 from tests.helpers.two_processes import EVALUATIONS, train_and_evaluate
 
 CALIBRATION_METRICS = tuple(LOGGED_METRICS)
@@ -57,6 +57,12 @@ def test_two_processes_that_accumulate_train_as_one(
 def test_all_processes_keep_the_logits_of_an_evaluation_or_none(evaluations: list[dict[str, Any]]) -> None:
     in_order = sequences(tiny_bert(), 13, seed=3)["label"][:]
     assert [found["kept"] for found in evaluations] == [[[in_order], []]] * 2
+
+
+def test_rows_that_are_repeated_without_padding_are_counted_once(evaluations: list[dict[str, Any]]) -> None:
+    labels = tagged(tiny_bert("Token"), 13)["labels"]
+    once = sum(label != -100 for row in labels for label in row[1:])  # the first token of a row is a separator
+    assert [found["without padding"] for found in evaluations] == [once, once]
 
 
 @pytest.mark.parametrize("name", BATCH_CASES)
