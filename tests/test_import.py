@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -54,11 +53,9 @@ def python(code: str) -> str:
 def test_importing_brings_in_nothing_heavy_and_is_fast() -> None:
     code = (
         "import sys, time; start = time.perf_counter(); import hf_calib; took = time.perf_counter() - start; "
-        f"import json; print(json.dumps([took, sorted({HEAVY!r} & set(sys.modules))]))"
+        f"assert not {HEAVY!r} & set(sys.modules); print(took)"
     )
-    runs = [json.loads(python(code)) for _ in range(3)]
-    assert [heavy for _, heavy in runs] == [[], [], []]
-    assert min(took for took, _ in runs) < 0.1
+    assert min(float(python(code)) for _ in range(3)) < 0.1
 
 
 def test_metrics_need_no_torch_and_losses_no_transformers() -> None:
@@ -92,18 +89,13 @@ def test_the_public_names() -> None:
         "pipeline",
         "unfold",
     ]
-    for name in hf_calib.__all__:
-        assert getattr(hf_calib, name).__name__ == name
-        assert name in dir(hf_calib)
-    assert dir(hf_calib) == sorted(set(dir(hf_calib)))
-    assert "__version__" in dir(hf_calib)
+    assert [getattr(hf_calib, name).__name__ for name in hf_calib.__all__] == hf_calib.__all__
+    assert {*hf_calib.__all__, "__version__"} <= set(dir(hf_calib))
 
 
 def test_a_name_that_is_not_there() -> None:
     with pytest.raises(AttributeError, match="module 'hf_calib' has no attribute 'CalibratedTrainer'"):
         hf_calib.CalibratedTrainer  # noqa: B018
-    with pytest.raises(ImportError, match="cannot import name 'nothing'"):
-        from hf_calib import nothing  # noqa: F401
 
 
 def imports_in(tree: ast.AST, in_functions: bool = True) -> Iterator[str]:
@@ -125,9 +117,7 @@ TREES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 MODULES = {
-    ".".join(["hf_calib", *source.removesuffix(".py").removesuffix("__init__").strip("/").split("/")]).strip(
-        "."
-    ): source
+    f"hf_calib/{source}".removesuffix(".py").removesuffix("/__init__").replace("/", "."): source
     for source in TREES
 }
 
