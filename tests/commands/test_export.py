@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,16 +14,13 @@ import pytest
 import torch
 import transformers
 from onnx import numpy_helper
-from scipy.special import expit, softmax
+from scipy.special import softmax
 
-from hf_calib._errors import InputValueError
 from hf_calib.commands import export
 from hf_calib.commands.options import Export
 from hf_calib.export import programs, save_folded
-from hf_calib.language_models import PromptTemplate, label_token_classifier
 from hf_calib.scaling import (
     IsotonicScaling,
-    PerLabelTemperatureScaling,
     TemperatureScaling,
     VectorScaling,
     load_map,
@@ -44,8 +39,6 @@ PROCESSOR = transformers.ViTImageProcessorPil(size={"height": 16, "width": 16})
 def fitted(scaler: Any, n_labels: int = N_LABELS) -> Any:
     rng = np.random.default_rng(0)
     logits = rng.normal(scale=2, size=(300, n_labels))
-    if isinstance(scaler, PerLabelTemperatureScaling):
-        return scaler.fit(2 * logits, (rng.random(logits.shape) < expit(logits)).astype(int))
     return scaler.fit(2 * logits, (logits + rng.gumbel(size=logits.shape)).argmax(axis=1))
 
 
@@ -95,9 +88,7 @@ def test_an_onnx_graph_gives_the_folded_models_probabilities(
     assert names_in(output / "calibration") == {"report.json"}  # no weights of before
     session = onnxruntime.InferenceSession(output / "model.onnx")
     read = transformers.AutoTokenizer.from_pretrained(output)
-    classify = transformers.pipeline(
-        "text-classification", str(workplace / "folded"), top_k=None, device="cpu"
-    )
+    classify = transformers.pipeline("text-classification", str(workplace / "folded"), top_k=None)
     scores = [{row["label"]: row["score"] for row in rows} for rows in classify(texts)]
     wanted = np.array([[score[name] for name in NAMES] for score in scores])
     for size in (1, 2, 20):
@@ -116,17 +107,11 @@ def test_a_wrong_graph_is_caught(workplace: Path, tmp_path: Path, monkeypatch: p
     bias = next(value for value in tampered.graph.initializer if value.name == "classifier.bias")
     wrong = numpy_helper.to_array(bias) + np.array([0, 0, 0, 1e-3], dtype=np.float32)
     bias.CopyFrom(numpy_helper.from_array(wrong, bias.name))
-    of_one_size = onnx.load(workplace / "graph" / "model.onnx")
-    of_one_size.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 3
     off = "give the model's probabilities within 0.0001, got a difference of 0.000"
-    stuck = "load and run on batches of several sizes and lengths, got Inv"
-    for program, error, message in ((tampered, RuntimeError, off), (of_one_size, InputValueError, stuck)):
-        monkeypatch.setattr(
-            export, "write_program", lambda _, __, path, program=program: onnx.save(program, path)
-        )
-        with pytest.raises(error, match=f"expected the exported program to {message}"):
-            Export(model=str(workplace / "folded"), output=tmp_path / "out")()
-        assert names_in(tmp_path) == set()
+    monkeypatch.setattr(export, "write_program", lambda _, __, path: onnx.save(tampered, path))
+    with pytest.raises(RuntimeError, match=f"expected the exported program to {off}"):
+        Export(model=str(workplace / "folded"), output=tmp_path / "out")()
+    assert names_in(tmp_path) == set()
 
 
 @pytest.mark.slow
@@ -148,60 +133,24 @@ def test_a_torch_program_has_the_map_beside_the_model_and_needs_no_transformers(
             found = program(**batch)["logits"]
             wanted = fitted(VectorScaling()).predict_proba(bert(**batch).logits.numpy())
         np.testing.assert_allclose(softmax(found.numpy(), axis=1), wanted, atol=1e-6)
-    code = (
-        "import sys, torch; ids = torch.ones(2, 3, dtype=torch.long)\n"
-        "program = torch.export.load(sys.argv[1]).module()\n"
-        "assert program(input_ids=ids, attention_mask=ids)['logits'].shape == (2, 4)\n"
-        "assert 'transformers' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code, str(output / "model.pt2")], check=True)
-
-
-@pytest.mark.deep
-def test_images_without_a_map(tmp_path: Path) -> None:
-    build("ViT", image_size=16).save_pretrained(tmp_path / "model")
-    PROCESSOR.save_pretrained(tmp_path / "model")
-    done = Export(model=str(tmp_path / "model"), output=tmp_path / "out", form="torch")()
-    assert done.record["n_rows"] == 3 + 1 + 8
-    assert "no calibration map" in done.notes[0]
-    assert names_in(tmp_path / "out") == {"config.json", "model.pt2", "preprocessor_config.json"}
-
-
-def judge(name: str) -> Any:
-    options = [f"w{i}" for i in range(50, 50 + N_LABELS)]
-    prompt = PromptTemplate("w5 {text} w6")
-    return label_token_classifier(language_model(name), tokenizer(), options, prompt=prompt)
 
 
 KINDS: dict[str, Callable[[], Any]] = {
     "tokens": lambda: tiny_bert("Token"),
-    "multi_label": lambda: tiny_bert(problem_type="multi_label_classification"),
-    "one_sigmoid": lambda: tiny_bert(num_labels=1, problem_type="multi_label_classification"),
     "vit": lambda: build("ViT", image_size=16),
-    "resnet": lambda: build("ResNet", image_size=16),
     "decoder": lambda: build("Qwen2", vocab_size=64),
-    "judge": lambda: judge("Llama"),
-    "tied": lambda: judge("Qwen2, tied"),
-    "gpt2": lambda: judge("GPT2"),
 }
-OFTEN = {("tokens", "onnx"), ("one_sigmoid", "torch"), ("vit", "torch")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "form"),
-    [
-        pytest.param(kind, form, marks=pytest.mark.slow if (kind, form) in OFTEN else pytest.mark.deep)
-        for kind in KINDS
-        for form in ("onnx", "torch")
-    ],
+    [("tokens", "onnx"), ("vit", "torch"), ("decoder", "onnx")],
 )
 def test_every_kind_with_its_map(kind: str, form: str, tmp_path: Path) -> None:
     model = KINDS[kind]().eval()
     processor: Any = PROCESSOR if model.main_input_name == "pixel_values" else tokenizer()
-    several = model.config.problem_type == "multi_label_classification"
-    scaler = fitted(
-        PerLabelTemperatureScaling() if several else TemperatureScaling(), model.config.num_labels
-    )
+    scaler = fitted(TemperatureScaling())
     save_folded(model, scaler, tmp_path / "model", batch=None, processing_class=processor)
     done = Export(model=str(tmp_path / "model"), output=tmp_path / "out", form=form)()
     assert done.record["difference"] < 2e-6
@@ -211,67 +160,28 @@ def test_every_kind_with_its_map(kind: str, form: str, tmp_path: Path) -> None:
         assert [value.name for value in graph.output] == ["logits"]  # of a decoder, without its cache
 
 
-def test_options_and_output_that_are_refused(
-    workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows, bare = workplace / "rows.csv", workplace / "bare"
-    (tmp_path / "file").write_text("")
-    for words, message in (
-        ((tmp_path / "out", "--data", tmp_path / "no.csv"), "expected data"),
-        ((tmp_path / "out", "--data", rows, "--text-column", "body"), "text_column to be one of text, label"),
-        ((bare,), "expected output to be a new or an empty folder"),
-        ((tmp_path / "file",), "expected output to be a folder"),
-    ):
-        assert_refused(call("export", bare, *words), message)
-    monkeypatch.setattr(programs, "_PACKAGES", ("onnx", "onnx_of_tomorrow"))
-    message = r"no onnx_of_tomorrow; pip install 'hf_calib\[onnx\]'"
-    assert_refused(call("export", bare, tmp_path / "out"), message)
-    assert names_in(tmp_path) == {"file"}
-
-
-def test_models_that_are_refused(workplace: Path, tmp_path: Path) -> None:
-    def saved(name: str, model: Any, processor: Any = None) -> str:
+def test_what_is_refused(workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def saved(name: str, model: Any) -> Path:
         model.save_pretrained(tmp_path / name)
-        (processor or tokenizer()).save_pretrained(tmp_path / name)
-        return str(tmp_path / name)
+        tokenizer().save_pretrained(tmp_path / name)
+        return tmp_path / name
 
-    def refused(source: str, message: str, **options: Any) -> None:
-        with pytest.raises(InputValueError, match=f"expected {message}"):
-            Export(model=source, output=tmp_path / "out", **options)()
-
-    body = transformers.BertModel(named_bert().config)
-    (tmp_path / "lora").mkdir()
-    (tmp_path / "lora" / "adapter_config.json").write_text("{}")
-    of_one = "the model to be a classifier, got problem_type='regression' and 1 out"
-    refused(saved("regression", tiny_bert(num_labels=1, problem_type="regression")), of_one)
-    refused(
-        saved("causal", language_model("Llama")), "the model to be a classifier of texts, tokens or images"
-    )
-    refused(
-        saved("decoder", build("Qwen2", pad_token_id=None)), "the model to have a padding token, got none"
-    )
-    refused(str(tmp_path / "nothing"), "the model to be loadable")
-    refused(str(tmp_path / "lora"), "the model to have no adapters beside it")
     isotonic = saved("isotonic", tiny_bert())
     save_map(fitted(IsotonicScaling()), isotonic, {"folded": False})
-    refused(isotonic, r"the model's map to fold into its head, got isotonic; serve it with hf_")
-    image, rows = saved("image", build("ViT", image_size=16), PROCESSOR), str(workplace / "rows.csv")
-    refused(image, "data to be given with a model of texts only", data=rows)
-    config = (workplace / "bare" / "config.json").read_text()
-    untrained = saved("untrained", body)
-    (tmp_path / "untrained" / "config.json").write_text(config)
-    refused(untrained, r"the model to be a fine-tuned classifier, got no classifier\.bias")
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_what_cannot_be_traced(workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def forward(self: Any, input_ids: torch.Tensor, **inputs: Any) -> Any:
-        # The graph would depend on the values.
-        return whole(self, input_ids, **inputs) if input_ids.sum() > 0 else None
-
-    whole = transformers.BertForSequenceClassification.forward
-    monkeypatch.setattr(transformers.BertForSequenceClassification, "forward", forward)
-    with pytest.raises(InputValueError, match="expected the model to be exportable by transformers, got"):
-        Export(model=str(workplace / "bare"), output=tmp_path / "out", form="torch")()
-    assert names_in(tmp_path) == set()
+    regression = saved("regression", tiny_bert(num_labels=1, problem_type="regression"))
+    rows, bare, out = workplace / "rows.csv", workplace / "bare", tmp_path / "out"
+    for words, message in (
+        ((bare, out, "--data", tmp_path / "no.csv"), "expected data"),
+        ((bare, out, "--data", rows, "--text-column", "body"), "text_column to be one of text, label"),
+        ((bare, bare), "expected output to be a new or an empty folder"),
+        ((regression, out), "model to be a classifier, got problem_type='regression' and 1 out"),
+        (
+            (saved("causal", language_model("Llama")), out),
+            "model to be a classifier of texts, tokens or images",
+        ),
+        ((isotonic, out), "the model's map to fold into its head, got isotonic; serve it with hf_"),
+    ):
+        assert_refused(call("export", *words), message)
+    monkeypatch.setattr(programs, "_PACKAGES", ("onnx", "onnx_of_tomorrow"))
+    assert_refused(call("export", bare, out), r"no onnx_of_tomorrow; pip install 'hf_calib\[onnx\]'")
+    assert not out.exists()

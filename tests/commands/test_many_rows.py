@@ -14,7 +14,7 @@ from scipy.special import softmax
 from hf_calib.commands import source
 from hf_calib.metrics import expected_calibration_error, negative_log_likelihood
 from hf_calib.predictions import table as tables
-from hf_calib.scaling import Scaler, TemperatureScaling, VectorScaling
+from hf_calib.scaling import Scaler, TemperatureScaling
 from tests.helpers.commands import assert_refused, call, called_for_json, names_in
 from tests.helpers.reports import quick_reports  # noqa: F401
 
@@ -65,14 +65,6 @@ def label_ids(table: pandas.DataFrame) -> np.ndarray:
 
 
 class TestEvaluate:
-    def test_a_folder_that_fits_has_the_whole_report(self, folder: Path) -> None:
-        found = called_for_json("evaluate", folder)
-        assert found["n_examples"] == 4_000
-        assert "smooth_ece" in found["before"]["metrics"]
-        files = called_for_json("evaluate", *(folder / f"part-{i}.parquet" for i in range(5)))
-        assert files["before"] == found["before"]
-        assert called_for_json("evaluate", f"{folder}/*.parquet")["before"] == found["before"]
-
     @pytest.mark.usefixtures("few_are_held")
     def test_in_one_pass(self, folder: Path, tmp_path: Path) -> None:
         result = call("evaluate", folder, "--output", tmp_path / "out")
@@ -118,23 +110,6 @@ class TestRefused:
         for given in (tmp_path, tmp_path / "part-0.parquet", f"{tmp_path}/*.parquet"):
             assert_refused(call("evaluate", given), r"logits to be logits, got values in \[0, 1\] whose rows")
 
-    def test_what_needs_the_rows(self, folder: Path) -> None:
-        elsewhere = ("--ood-data", folder / "part-0.parquet")
-        result = call("evaluate", folder, "--weight-column", "w", *elsewhere)
-        assert_refused(result, "--ood-data to go with one file of rows that are held")
-        found = called_for_json("evaluate", folder, "--by", "country", *elsewhere)
-        assert found["slices"]
-        assert found["out_of_distribution"]
-        assert "smooth_ece" in found["before"]["metrics"]
-        assert_refused(call("evaluate", folder, "--by", "contry"), "did you mean 'country'")
-        assert_refused(call("evaluate", "a/model", "b/model"), "name existing files|readable")
-
-    @pytest.mark.usefixtures("few_are_held")
-    def test_too_many_rows_for_decide(self, folder: Path) -> None:
-        result = call("decide", folder, "--accuracy", 0.9, "--method", "temperature")
-        assert result.exit_code == 0, result.output
-        assert "a sample of 1,000 of the 4,000 rows" in " ".join(result.stderr.split())
-
 
 class TestCalibrate:
     @pytest.mark.usefixtures("few_are_held")
@@ -146,17 +121,8 @@ class TestCalibrate:
         scaler = Scaler.from_pretrained(tmp_path)
         assert scaler.temperature_ == pytest.approx(T, rel=0.1)
         for i in range(5):
-            table, found = (
-                rows_of(800, i),
-                pq.read_table(tmp_path / "predictions" / f"part-{i}.parquet").to_pandas(),
-            )
-            assert list(found.columns) == [
-                *(f"prob_{name}" for name in NAMES),
-                "label",
-                "country",
-                "length",
-                "w",
-            ]
+            table = rows_of(800, i)
+            found = pq.read_table(tmp_path / "predictions" / f"part-{i}.parquet").to_pandas()
             pandas.testing.assert_frame_equal(found.iloc[:, 3:], table.iloc[:, 3:])
             wanted = scaler.predict_proba(table.iloc[:, :3].to_numpy(np.float64))
             np.testing.assert_allclose(found.iloc[:, :3], wanted, atol=1e-12)
@@ -170,47 +136,17 @@ class TestCalibrate:
         )
 
     @pytest.mark.usefixtures("few_are_held")
-    @pytest.mark.parametrize(
-        "words",
-        [
-            (),
-            pytest.param(("--method", "vector"), marks=pytest.mark.slow),
-        ],
-    )
-    def test_weights(self, words: tuple[str, ...], folder: Path, tmp_path: Path) -> None:
+    def test_weights(self, folder: Path, tmp_path: Path) -> None:
         test = tmp_path / "test.parquet"
         rows_of(500, 9).to_parquet(test)
-        rest = ("--weight-column", "w", "--test-data", test, "--output", tmp_path / "out")
-        found = called_for_json("calibrate", folder, *words, *rest)
-        assert found["method"] == (words[1] if words else "temperature")
-        assert found["report"]["weighted"]
+        words = ("--weight-column", "w", "--test-data", test, "--output", tmp_path / "out")
+        found = called_for_json("calibrate", folder, *words)
+        assert (found["method"], found["report"]["weighted"]) == ("temperature", True)
         table = all_rows()
         logits, labels = table.iloc[:, :3].to_numpy(np.float64), label_ids(table)
-        wanted = VectorScaling() if words else TemperatureScaling()
-        wanted.fit(logits, labels, sample_weight=table["w"])
+        wanted = TemperatureScaling().fit(logits, labels, sample_weight=table["w"])
         probs = Scaler.from_pretrained(tmp_path / "out").predict_proba(logits)
         np.testing.assert_allclose(probs, wanted.predict_proba(logits), atol=2e-4)
-
-    @pytest.mark.usefixtures("few_are_held")
-    def test_texts_arrays_and_dots_in_names(self, tmp_path: Path) -> None:
-        """Columns of text stay beside the probabilities, each file keeps its own name, and arrays are files too."""
-        places = [tmp_path / "tables", tmp_path / "arrays"]
-        for place in places:
-            place.mkdir()
-        for i in range(2):
-            table = rows_of(800, i).assign(text=[f"text {k}" for k in range(800)])
-            table.to_csv(places[0] / f"run.{i}.csv", index=False)
-            logits = table.iloc[:, :3].to_numpy(np.float64)
-            np.savez(places[1] / f"run.{i}.npz", logits=logits, labels=label_ids(table), class_names=NAMES)
-        for place in places:
-            result = call(
-                "calibrate", place, "--method", "temperature", "--output", tmp_path / f"{place.name}.out"
-            )
-            assert result.exit_code == 0, result.output
-            written = tmp_path / f"{place.name}.out" / "predictions"
-            assert names_in(written) == {"run.0.parquet", "run.1.parquet"}
-        found = pq.read_table(tmp_path / "tables.out" / "predictions" / "run.1.parquet").to_pandas()
-        assert found["text"].tolist() == [f"text {k}" for k in range(800)]
 
     @pytest.mark.usefixtures("few_are_held")
     def test_refused(self, folder: Path, tmp_path: Path) -> None:
@@ -219,17 +155,8 @@ class TestCalibrate:
         assert_refused(
             result, "--weight-column to go with a method of temperature, .*got spline, which has no weighted"
         )
-        result = call("calibrate", folder, "--target-data", folder / "part-0.parquet", *at)
-        assert_refused(result, "--target-data to go with rows that are held")
         assert not (tmp_path / "out").exists()
         (tmp_path / "in" / "predictions").mkdir(parents=True)
         rows_of(2_000, 0).to_parquet(tmp_path / "in" / "predictions" / "a.parquet")
         result = call("calibrate", tmp_path / "in" / "predictions", "--output", tmp_path / "in")
         assert_refused(result, "output to be another folder than the predictions'")
-
-
-def test_reports_of_many_rows_are_compared(folder: Path, tmp_path: Path, few_are_held: None) -> None:
-    found = call("report", folder, folder / "part-0.parquet", "--output", tmp_path / "out")
-    assert found.exit_code == 0, found.output
-    assert "not the same examples" in found.stdout
-    assert names_in(tmp_path / "out") == {"comparison.md", "comparison.html", "comparison.json", "figures"}

@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import resource
 from pathlib import Path
 
 import pytest
 
-from hf_calib.commands import console
-from tests.helpers.commands import TEMPERATURE, assert_refused, call, names_in
+from tests.helpers.commands import TEMPERATURE, call
 from tests.helpers.interrupted_saving import in_a_fork
 from tests.helpers.reports import quick_reports  # noqa: F401
 
 
-class TestProgress:
-    def test_stages_are_named_on_stderr(self, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(console, "_PATIENCE", 0.0)
-        result = call("evaluate", workplace / "data.npz", "--json")
-        assert "measuring 240 rows ..." in result.stderr
-        assert json.loads(result.stdout)["n_examples"] == 240
-
-
 class TestOutput:
-    def test_where_no_folder_can_be(self, workplace: Path, tmp_path: Path) -> None:
-        (tmp_path / "file").write_text("")
-        (tmp_path / "link").symlink_to("nothing")
-        for folder, message in (
-            (tmp_path / "file" / "sub", "got the file"),
-            (tmp_path / "link", "got .*, a link to nothing"),
-            (tmp_path / ("x" * 300), "File name too long"),
-            (Path("/proc/none"), "be writable"),
-        ):
-            assert_refused(call("evaluate", workplace / "data.npz", "--output", folder), message)
-
     def test_a_full_disk(self, workplace: Path, tmp_path: Path) -> None:
         """The limit on a file's size stands for it."""
         call("evaluate", workplace / "data.npz", "--output", tmp_path)
@@ -49,12 +28,6 @@ class TestOutput:
             "make room there, or name another place\n"
         )
         assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-
-    def test_adapters_stay(self, workplace: Path, tmp_path: Path) -> None:
-        (tmp_path / "adapter_config.json").write_text("{}")
-        words = ("calibrate", workplace / "model", "--data", workplace / "test.csv", "--output", tmp_path)
-        assert_refused(call(*words), "expected output to hold no adapters")
-        assert names_in(tmp_path) == {"adapter_config.json"}
 
     @pytest.mark.parametrize("command", ["evaluate", "calibrate", "report"])
     def test_an_earlier_report_is_replaced_and_nothing_else(

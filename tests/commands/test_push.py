@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import resource
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -15,18 +14,15 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from transformers import GPT2Config, GPT2ForSequenceClassification
 
-from hf_calib.commands.options import Push
 from hf_calib.decisions import CostRule, Decisions
 from hf_calib.export import save_folded
-from hf_calib.scaling import IsotonicScaling, StructuredVectorScaling, TemperatureScaling
+from hf_calib.scaling import IsotonicScaling, TemperatureScaling
 from tests.helpers import commands
 from tests.helpers.hub_server import TOKEN, Hub
-from tests.helpers.interrupted_saving import in_a_fork
 from tests.helpers.reports import few_resamples, no_figures
 from tests.helpers.tiny import tagged, tiny_bert, tokenizer
-from tests.helpers.trained import images_trainer, lora, trained
+from tests.helpers.trained import lora, trained
 
 SCALER = TemperatureScaling(grid=[2.5]).fit([[1.0, 0.0]] * 3, [0, 0, 1])
 RULE = Decisions(CostRule(1 - np.eye(4)), tuple(f"LABEL_{i}" for i in range(4)))
@@ -40,17 +36,15 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_of_texts_images_and_tokens_the_calibrated_model_arrives(
+def test_of_texts_and_tokens_the_calibrated_model_arrives(
     tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the output folders of trainings: the weights are those of save_calibrated_model."""
     few_resamples(monkeypatch)
     no_figures(monkeypatch)
-    (tmp_path / "images").mkdir()
     words, tags = trained(tmp_path / "words"), trained(tmp_path / "tags", tiny_bert("Token"), data=tagged)
     for trainer, name, task in (
         (words, "words", "text-classification"),
-        (images_trainer(tmp_path / "images")[0], "images", "image-classification"),
         (tags, "tags", "token-classification"),
     ):
         trainer.save_model()
@@ -103,22 +97,6 @@ def test_what_a_user_reads(folded: Path, hub: Hub) -> None:
     )
     assert "warning: other.pt can run code when loaded, and will not be pushed" in result.stderr
     assert TOKEN not in result.output
-    again = called_for_json(folded, "me/model", "--create-pr", "--revision", "main")
-    assert again["removed"] == []
-    assert "pull" not in str(again["pr_url"])
-
-
-def test_branches_pull_requests_and_private_repositories(folded: Path, hub: Hub) -> None:
-    pushed = called_for_json(folded, "model", "--private", "--revision", "v2")
-    assert pushed["repo_id"] == "me/model"
-    assert 'model="me/model"' in hub.files["me/model"]["v2"]["README.md"].decode()
-    assert pushed["usage"][1].endswith('model="me/model", revision="v2", top_k=None)')
-    assert hub.created[0]["visibility"] == "private"
-    (folded / "notes.txt").write_text("new")
-    pushed = called_for_json(folded, "me/model", "--create-pr")
-    assert pushed["pr_url"] == f"{hub.address}/me/model/discussions/1"
-    assert pushed["usage"][1].endswith('revision="refs/pr/1", top_k=None)')
-    assert hub.files["me/model"].keys() == {"main", "v2", "refs/pr/1"}
 
 
 def test_no_fold_pushes_what_lies_there(unfolded: Path, hub: Hub) -> None:
@@ -147,37 +125,12 @@ def test_a_map_that_does_not_fold_is_pushed_beside_the_model(unfolded: Path, hub
     assert "calibration.json" in hub.files["me/model"]["main"]
 
 
-def test_a_map_whose_bias_the_head_would_lose_is_pushed_beside_the_model(tmp_path: Path, hub: Hub) -> None:
-    config = GPT2Config(vocab_size=64, n_embd=16, n_layer=1, n_head=2, n_positions=16, num_labels=4)
-    GPT2ForSequenceClassification(config).save_pretrained(tmp_path)
-    weights = (tmp_path / "model.safetensors").read_bytes()
-    rng = np.random.default_rng(0)
-    logits = rng.normal(size=(200, 4))
-    labels = (logits + np.array([0, 0, 0, 2]) + rng.gumbel(size=(200, 4))).argmax(1)
-    StructuredVectorScaling().fit(logits, labels).save_pretrained(tmp_path)
-    pushed = called_for_json(tmp_path, "me/model")
-    assert pushed["folded"] is False
-    assert pushed["notes"][0] == (
-        "structured vector scaling has a bias, which the head does not keep. A plain transformers pipeline is not "
-        "calibrated; hf_calib.pipeline is."
-    )
-    assert hub.files["me/model"]["main"]["model.safetensors"] == weights
-
-
-def test_a_rule_for_other_weights_is_pointed_out_or_stays_here(
-    folded: Path, unfolded: Path, hub: Hub
-) -> None:
+def test_a_rule_for_other_weights_stays_here(unfolded: Path, hub: Hub) -> None:
     RULE.save(unfolded)
     pushed = called_for_json(unfolded, "me/model")
     assert any(note.startswith("decisions.json is not pushed: its rule") for note in pushed["notes"])
     assert "decisions.json" not in hub.files["me/model"]["main"]
     assert (unfolded / "decisions.json").is_file()
-    RULE.save(folded)
-    for name, fingerprint in (("calibration.json", "a" * 64), ("decisions.json", "b" * 64)):
-        record = json.loads((folded / name).read_text())
-        (folded / name).write_text(json.dumps({**record, "fingerprint": fingerprint}))
-    (note,) = called_for_json(folded, "me/model", "--no-fold")["notes"]
-    assert "fitted on the probabilities of other weights than those of this folder" in note
 
 
 def adapters(folder: Path) -> None:
@@ -199,15 +152,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda folder: (folder / "calibration.json").unlink(),
         r"hold a calibrated model, got no calibration.json; calibrate it first \(hf-calib calibrate\), or",
     ),
-    "half a map": (
-        lambda folder: (folder / "calibration.json").write_text('{"method": "temperature"}'),
-        "calibration.json to hold a fitted map, got a file that cannot be read",
-    ),
     "adapters": (adapters, r"hold a whole model, got adapters; merge them \(save_calibrated_model"),
-    "another task": (
-        lambda folder: changed(folder, architectures=["BertForQuestionAnswering"]),
-        "hold a classifier .*got BertForQuestionAnswering; save it with fold",
-    ),
     "its own code": (
         lambda folder: changed(folder, auto_map={"AutoModel": "a.B"}),
         "hold a classifier .*got code of its own; save it with fold",
@@ -227,31 +172,3 @@ def test_folders_that_are_refused_before_anything_is_sent(spoil: str, unfolded: 
     assert re.search(message, line), line
     assert hub.requests == []
     assert contents(unfolded) == before
-
-
-def test_adapters_are_pushed_as_they_lie(unfolded: Path, hub: Hub) -> None:
-    adapters(unfolded)
-    pushed = called_for_json(unfolded, "me/model", "--no-fold")
-    assert "holds adapters" in pushed["notes"][0]
-    assert hub.files["me/model"]["main"].keys() >= {"adapter_config.json", "adapter_model.safetensors"}
-
-
-def test_a_full_disk_is_said_before_anything_is_sent(unfolded: Path, hub: Hub) -> None:
-    before = contents(unfolded)
-
-    def work() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
-        Push(folder=unfolded, repo="me/model")()
-
-    status, told = in_a_fork(work)
-    assert status != 0
-    assert told.startswith("InputOSError: expected output to be writable, got")
-    assert "(File too large); make room there" in told
-    assert TOKEN not in told
-    assert hub.requests == []
-    assert contents(unfolded) == before
-
-
-def test_what_the_hub_refuses_is_one_line(folded: Path, hub: Hub) -> None:
-    hub.taken = {"me/data"}
-    commands.assert_refused(call(folded, "me/data", "--json"), "a model's repository, got 404 for me/data")

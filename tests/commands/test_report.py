@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -75,25 +74,3 @@ class TestReport:
         mixed = call("report", tmp_path / "a", workplace / "test.npz", "--output", tmp_path / "b")
         assert_refused(mixed, "the same number of bins, got 10 and 15; make the reports again")
         assert not (tmp_path / "b").exists()
-
-    @pytest.mark.parametrize(
-        ("change", "message"),
-        [
-            (
-                lambda r: r.pop("name"),
-                "to hold metrics and bins, got .*KeyError: 'name'.*; pass a report.json",
-            ),
-            (lambda r: r.update(before=None), "to hold metrics and bins, got .*TypeError"),
-            (lambda r: r["before"]["metrics"]["ece"].update(value="low"), "to hold metrics and bins"),
-            (lambda r: r["before"].update(bins={}), "to hold metrics and bins"),
-            (
-                lambda r: r["before"]["bins"][0].update(gap=float("nan")),
-                "readable as JSON, got .*Out of range",
-            ),
-        ],
-    )
-    def test_an_edited_report(self, change: Any, message: str, saved: Path, tmp_path: Path) -> None:
-        record = json.loads((saved / "report.json").read_text())
-        change(record)
-        (tmp_path / "report.json").write_text(json.dumps(record))
-        assert_refused(call("report", tmp_path), message)

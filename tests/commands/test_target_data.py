@@ -19,7 +19,6 @@ from tests.helpers.commands import (
     NAMES,
     REPORT,
     TEMPERATURE,
-    assert_refused,
     call,
     called_for_json,
     names_in,
@@ -43,7 +42,6 @@ def shifted(workplace: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "source": np.arange(600),
         "target": np.concatenate([first[:n], rest[: n // 3]]),
         "test": np.concatenate([first[n : 2 * n], rest[n // 3 : 2 * (n // 3)]]),
-        "same": np.arange(600, 1000),
     }
     with torch.no_grad():
         logits = model(input_ids=torch.tensor(rows["input_ids"])).logits.numpy()
@@ -99,37 +97,3 @@ class TestTargetData:
         assert negative_log_likelihood(test.probabilities(), test.labels) == pytest.approx(
             done["report"]["after"]["metrics"]["nll"]["value"]
         )
-        with np.load(shifted / "target.npz") as file:
-            table = pandas.DataFrame(file["logits"], columns=[f"logit_{name}" for name in NAMES])
-        table.to_csv(tmp_path / "target.csv", index=False)
-        again = called_for_json(
-            *words[:4], "--target-data", tmp_path / "target.csv", "--output", tmp_path / "out2"
-        )
-        low, high = np.transpose(done["prior"]["interval"])  # whose source rows are others
-        assert ((low < again["prior"]["prior"]) & (again["prior"]["prior"] < high)).all()
-
-    @pytest.mark.parametrize(
-        ("words", "message"),
-        [
-            (("--method", "isotonic"), "isotonic cannot be folded into a model's head"),
-            (("--target-data", "three.npz"), "the target data to have the same classes, got 3 classes and 4"),
-            (("--target-data", "one.npz"), "probs to hold rows that differ, got one row; pass"),
-            (("--target-data", "none.npz"), "expected predictions to name existing files, got .*none.npz"),
-            (("--target-data", "nan.npz"), "expected probs to be finite"),
-        ],
-    )
-    def test_refused(
-        self,
-        words: tuple[str, str],
-        message: str,
-        shifted: Path,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        monkeypatch.chdir(tmp_path)
-        np.savez("three.npz", logits=np.random.default_rng(0).normal(size=(9, 3)))
-        np.savez("one.npz", logits=np.zeros((1, 4)))
-        np.savez("nan.npz", logits=np.full((5, 4), np.nan))
-        given = ("calibrate", shifted / "source.npz", "--target-data", shifted / "target.npz", *words)
-        assert_refused(call(*given, "--output", "out"), message)
-        assert not Path("out").exists()

@@ -87,10 +87,8 @@ def test_several_models_have_their_own_names_which_are_no_formulas(kind: str, tm
     [
         ({}, r"a diagram to have at least one panel, got none; pass \{name:"),
         ({"m": ([0.5, 0.6], [1])}, r"two equally long arrays \(N,\), got shapes \(2,\) and \(1,\)"),
-        ({"m": ([], [])}, r"two equally long arrays"),
         ({"m": ([[0.5]], [[1]])}, r"two equally long arrays"),
         ({"m": ([0.5, 4.2], [1, 0])}, r"confidences of panel 'm' to lie in \[0, 1\], got .* 0.5 to 4.2"),
-        ({"m": ([0.5, np.nan], [1, 0])}, r"confidences of panel 'm' to lie in \[0, 1\]"),
         ({"m": ([0.5, 0.6], [1, 3])}, r"correct of panel 'm' to be 0 or 1, got values from 1 to 3"),
     ],
 )
@@ -100,40 +98,13 @@ def test_what_does_not_fit_is_refused(kind: str, panels: dict[str, Any], message
         OF_PANELS[kind](panels)
 
 
-REFUSED: dict[str, tuple[Callable[[], Figure], str]] = {
-    "no rows": (lambda: reliability_grid({}), "at least one panel, got none"),
-    "other columns": (
-        lambda: reliability_grid({"before": {"a": sampled()}, "after": {"b": sampled()}}),
-        r"every row to have the same columns, got \['b'\] in 'after'",
-    ),
-    "a level": (
-        lambda: plots.smooth_reliability_diagram({"m": sampled(9)}, confidence_level=1.0),
-        r"confidence_level to lie in \(0, 1\), got 1.0",
-    ),
-    "one resample": (
-        lambda: plots.smooth_reliability_diagram({"m": sampled(9)}, n_resamples=1),
-        "n_resamples to be at least 2, got 1",
-    ),
-    "other names": (
-        lambda: plots.class_reliability_grid(*HARD["ordinary"], class_names=["a"]),
-        "class_names to be 4 names, got 1",
-    ),
-    "no promise": (
-        lambda: plots.promise_diagram({"a": PromiseCurve((), (), ())}),
-        "a diagram to have at least one promised accuracy, got none",
-    ),
-    "no difference": (
-        lambda: plots.difference_diagram({"NLL": {"a": {}}}, baseline="a"),
-        "metrics to hold at least one difference, got none",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_arguments_that_cannot_be_drawn_are_refused(name: str) -> None:
-    draw, message = REFUSED[name]
-    with pytest.raises(ValueError, match=message):
-        draw()
+def test_other_columns_and_names_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"every row to have the same columns, got \['b'\] in 'after'"):
+        reliability_grid({"before": {"a": sampled()}, "after": {"b": sampled()}})
+    with pytest.raises(ValueError, match="class_names to be 4 names, got 1"):
+        plots.class_reliability_grid(*HARD["ordinary"], class_names=["a"])
+    with pytest.raises(ValueError, match="metrics to hold at least one difference, got none"):
+        plots.difference_diagram({"NLL": {"a": {}}}, baseline="a")
 
 
 # ---- In bins ----
@@ -160,19 +131,13 @@ def test_panel_shows_the_bins_and_states_its_numbers() -> None:
     assert f"ECE {ece:.3f}   accuracy {correct.mean():.3f}   N 3,000" in written(figure)
 
 
-def test_large_counts_are_short_and_small_numbers_left_out() -> None:
-    confidences = np.repeat([0.1, 0.5, 0.9], [9_999, 10_400, 1_234_567])
-    figure = reliability_diagram({"model": (confidences, np.ones_like(confidences))}, n_bins=3)
-    assert [text.get_text() for text in figure.axes[1].texts] == ["9999", "10k", "1.2M"]
-    assert len(reliability_diagram({"model": sampled()}, n_bins=50).axes[1].texts) == 0
-
-
 def test_grid_places_rows_and_columns() -> None:
     rows = {
         row: {name: sampled(power=power, seed=k) for k, name in enumerate("abc")}
         for row, power in (("before", 2), ("after", 1))
     }
     figure = reliability_grid(rows, title="all of them")
+    assert overlapping(figure) == []
     texts = written(figure)
     assert [texts.count(name) for name in ("before", "after", "a", "b", "c", "all of them")] == [1] * 6
     titles = [axes.get_title(loc="left") for axes in figure.axes if axes.get_title(loc="left")]
@@ -180,28 +145,10 @@ def test_grid_places_rows_and_columns() -> None:
     assert [title.split()[1] for title in titles] == [f"{ece:.3f}" for ece in eces]
 
 
-@pytest.mark.parametrize(
-    ("rows", "n_bins"),
-    [
-        ({"": {"one": sampled()}}, 1),
-        ({"": {"one": sampled()}}, 25),
-        ({"": {LONG: sampled(20_000, 3), "b": sampled(1), "c": sampled(9_000, 0.2)}}, 15),
-        ({row: {name: sampled(90_000) for name in "abcd"} for row in ("before T", "after T")}, 8),
-    ],
-    ids=["one_bin", "many_bins", "side_by_side", "grid"],
-)
-def test_no_text_covers_another(rows: dict[str, dict[str, Panel]], n_bins: int) -> None:
-    assert overlapping(reliability_grid(rows, n_bins=n_bins, title="Reliability")) == []
-
-
-@pytest.mark.parametrize(
-    ("n_bins", "up", "down"), [(2, [0, 1], [0, -1]), (4, [0, 0, 1 / 3, 2 / 3], [0, 0, -1, 0])]
-)
-def test_right_is_up_and_wrong_is_down(n_bins: int, up: list[float], down: list[float]) -> None:
-    correct = ([0.9, 0.9, 0.6, 0.6], [1, 1, 1, 0])
-    (axes,) = plots.confidence_histogram({"m": correct}, n_bins=n_bins).axes
+def test_right_is_up_and_wrong_is_down() -> None:
+    (axes,) = plots.confidence_histogram({"m": ([0.9, 0.9, 0.6, 0.6], [1, 1, 1, 0])}, n_bins=4).axes
     found = [[bar.get_height() for bar in container] for container in axes.containers]
-    assert found == [pytest.approx(up), pytest.approx(down)]
+    assert found == [pytest.approx([0, 0, 1 / 3, 2 / 3]), pytest.approx([0, 0, -1, 0])]
     low, high = axes.get_ylim()
     assert low == -high < -1
 
@@ -233,19 +180,6 @@ def test_the_smooth_curve_is_that_of_the_metrics_between_the_extreme_confidences
     assert means == [correct.mean(), pytest.approx(confidences.mean())]
 
 
-def test_a_large_error_does_not_flatten_the_curve() -> None:
-    """Right below a confidence of 0.5 never, above always: the error, 0.25, is no bandwidth to see that with."""
-    confidences = np.linspace(0, 1, 2_001)
-    correct = (confidences > 0.5).astype(float)
-    assert smooth_reliability(confidences, correct).bandwidth > 0.15
-    axes = OF_PANELS["smooth"]({"m": (confidences, correct)}).axes[0]
-    (line,) = (c for c in axes.collections if isinstance(c, LineCollection))
-    x, y = np.array(line.get_segments())[:, 0].T
-    reach = 3 * bandwidth_limit(confidences)
-    assert y[x < 0.5 - reach].max() < 0.01
-    assert y[x > 0.5 + reach].min() > 0.99
-
-
 def band(figure: Figure) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Grid, lower and upper limit of the band of the first panel."""
     (filled,) = (c for c in figure.axes[0].collections if c.get_label().endswith("band"))
@@ -260,14 +194,6 @@ def test_the_band_holds_the_diagonal_of_a_calibrated_model_and_not_of_another() 
         grid, low, high = band(plots.smooth_reliability_diagram({"m": sampled(2_000, power)}))
         inside = ((low <= grid) & (grid <= high))[(grid > 0.4) & (grid < 0.9)]
         assert inside.mean() > 0.8 if calibrated else inside.mean() < 0.1
-
-    def width(n_examples: int, level: float) -> float:
-        panels = {"m": panel(*classifier(n_examples, 3, 0.6, 0))}
-        _, low, high = band(plots.smooth_reliability_diagram(panels, confidence_level=level))
-        return float((high - low).mean())
-
-    assert width(1_000, 0.95) < width(300, 0.95)
-    assert width(300, 0.5) < width(300, 0.95)
 
 
 def test_the_corp_diagram_draws_the_curve_and_its_parts() -> None:
@@ -327,16 +253,6 @@ def test_the_risk_curve_is_that_of_the_metrics_within_its_bounds() -> None:
     assert random.get_ydata()[0] == pytest.approx(1 - correct.mean())
     assert best.get_ydata() == pytest.approx(np.sort(risk_coverage_curve(correct, correct).risk))
     assert (risk >= np.interp(coverage, best.get_xdata(), best.get_ydata()) - 1e-12).all()
-    long = sampled(30_000)
-    curve = plots.risk_coverage_diagram({"a": long}).axes[0].lines[0]
-    risk = risk_coverage_curve(*long).risk
-    assert len(curve.get_xdata()) <= 1_000
-    assert (curve.get_ydata()[0], curve.get_ydata()[-1]) == (risk[0], risk[-1])
-
-
-def test_many_models_differ_in_colour_or_dash() -> None:
-    lines = plots.risk_coverage_diagram({f"model {k}": sampled(60, seed=k) for k in range(12)}).axes[0].lines
-    assert len({(to_hex(line.get_color()), str(line._dash_pattern)) for line in lines}) == len(lines) == 12
 
 
 def test_promises_show_what_is_answered_and_how_right() -> None:
@@ -373,9 +289,8 @@ def differences(n_losses: int) -> Figure:
     return plots.difference_diagram(metrics, baseline=f"{LONG} with temperature")
 
 
-@pytest.mark.parametrize("n_losses", [2, pytest.param(15, marks=pytest.mark.slow)])
-def test_differences_can_be_read_and_are_not_cut(n_losses: int) -> None:
-    figure = differences(n_losses)
+def test_differences_can_be_read_and_are_not_cut() -> None:
+    figure = differences(4)
     assert overlapping(figure) == []
     names = [text for axes in figure.axes for text in (*axes.texts, *axes.get_yticklabels())]
     for text in (*names, *figure.legends[0].get_texts()):
@@ -383,7 +298,7 @@ def test_differences_can_be_read_and_are_not_cut(n_losses: int) -> None:
         assert 0 <= box.x0 <= box.x1 <= figure.bbox.x1, text
         assert 0 <= box.y0 <= box.y1 <= figure.bbox.y1, text
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert labels[1:] == [f"loss_number_{k}" for k in range(1, n_losses)]
+    assert labels[1:] == [f"loss_number_{k}" for k in range(1, 4)]
     assert " ".join(labels[0].split()).startswith("a fine-tuned checkpoint with_a")
     assert len({axes.get_xlim() for axes in figure.axes}) == len(figure.axes)  # each its own scale
 
@@ -412,17 +327,15 @@ def test_a_marker_is_filled_where_p_is_below_the_level() -> None:
 # ---- Gammas ----
 
 
-def history(n_updates: int, n_bins: int, *, with_edges: bool = True) -> list[dict[str, Any]]:
+def history(n_updates: int, n_bins: int) -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = []
     for update in range(1, n_updates + 1):
         entries.append({"step": 10 * update - 5, "loss": 1.0})
         entry: dict[str, Any] = {"step": 10 * update}
         for m in range(n_bins):
             entry |= {f"gamma_{m:02d}": 1 + 0.1 * m * update, f"calibration_gap_{m:02d}": 0.1 * m / update}
-        if with_edges:
-            entry |= {f"edge_{i:02d}": (i / n_bins) ** (1 / update) for i in range(n_bins + 1)}
-            entry |= {f"count_{m:02d}": 60 + update for m in range(n_bins)}
-        entries.append(entry)
+            entry[f"count_{m:02d}"] = 60 + update
+        entries.append(entry | {f"edge_{i:02d}": (i / n_bins) ** (1 / update) for i in range(n_bins + 1)})
     return entries
 
 
@@ -444,40 +357,10 @@ def test_each_bin_has_gap_gamma_and_edges_over_steps() -> None:
         np.testing.assert_allclose(drawn_line(edges, 0), (m / 6) ** (1 / updates))
         np.testing.assert_allclose(drawn_line(edges, 1), ((m + 1) / 6) ** (1 / updates))
         assert [text.get_text() for text in edges.texts] == ["n 61 to 64"]
-    # Bins can be compared: their axes are the same, and nothing is cut off.
-    for kind in range(3):
-        (limits,) = {axes.get_ylim() for axes in figure.axes[kind::3]}
-        lines = [drawn_line(axes) for axes in figure.axes[kind::3]]
-        assert limits[0] <= np.min(lines) < np.max(lines) <= limits[1]
 
 
-def test_histories_without_edges_gaps_or_room() -> None:
-    figure = gamma_dynamics(history(4, 15, with_edges=False))  # of earlier versions
-    assert len(figure.axes) == 30
-    np.testing.assert_allclose(drawn_line(figure.axes[2 * 7 + 1]), 1 + 0.7 * np.arange(1, 5))
-    figure = gamma_dynamics(history(2, 2, with_edges=False) + history(4, 2)[4:])
-    assert np.isnan(drawn_line(figure.axes[2])).tolist() == [True, True, False, False]
-    assert [text.get_text() for text in figure.axes[2].texts] == ["n 63 to 64"]
-    entries = history(3, 2)
-    entries[1]["calibration_gap_00"], entries[3]["calibration_gap_00"] = float("nan"), None
-    assert np.isnan(drawn_line(gamma_dynamics(entries).axes[0])).tolist() == [True, True, False]
-    figure = gamma_dynamics(history(3, 102, with_edges=False))
-    titles = [axes.get_title() for axes in figure.axes[::2]]
-    assert (len(titles), titles[0], titles[-1]) == (20, "bin 0", "bin 101")
-    last = [drawn_line(axes)[-1] for axes in figure.axes[1::2]]
-    assert last == sorted(last)
-
-
-@pytest.mark.parametrize(("n_updates", "n_bins", "with_edges"), [(1, 1, True), (3, 15, True), (3, 15, False)])
-@pytest.mark.slow
-def test_gammas_can_be_read(n_updates: int, n_bins: int, with_edges: bool) -> None:
-    assert (
-        overlapping(gamma_dynamics(history(n_updates, n_bins, with_edges=with_edges), title="AdaFocal")) == []
-    )
-
-
-@pytest.mark.parametrize("largest", [150.0, 5e3, 1e30])  # without an upper limit they end at 1e30
-def test_gammas_far_apart_get_a_logarithmic_axis(largest: float) -> None:
+def test_gammas_far_apart_get_a_logarithmic_axis() -> None:
+    largest = 1e30  # where gammas without an upper limit end
     entries = history(3, 2)
     assert gamma_dynamics(entries).axes[1].get_yscale() == "linear"
     entries[-1]["gamma_00"], entries[-1]["gamma_01"] = -2.0, largest
@@ -489,17 +372,13 @@ def test_gammas_far_apart_get_a_logarithmic_axis(largest: float) -> None:
     assert (np.abs(heights - [0, 1]) < 0.15).all()  # the curves fill the panel
 
 
-@pytest.mark.parametrize(
-    ("entries", "message"),
-    [
-        *((each, "log_history to hold gammas, got no entry .*; train with loss='adafocal'") for each in (
-            [], [{"step": 1, "gamma_00": 2.0}], [{"gamma_00": 1.0, "calibration_gap_00": 0.0}])),
-        (history(2, 15) + history(2, 10), "log_history to keep 15 bins, got 10"),
-    ],
-)  # fmt: skip
-def test_a_history_without_one_table_is_refused(entries: list[dict[str, float]], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        gamma_dynamics(entries)
+def test_a_history_without_one_table_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"log_history to hold gammas, got no entry .*; train with loss='adafocal'"
+    ):
+        gamma_dynamics([{"step": 1, "gamma_00": 2.0}])
+    with pytest.raises(ValueError, match="log_history to keep 15 bins, got 10"):
+        gamma_dynamics(history(2, 15) + history(2, 10))
 
 
 # ---- Files and global state ----
@@ -527,12 +406,6 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
         save_figure(figure, tmp_path / "diagram.txt")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_names_in_letters_that_the_font_lacks_are_drawn_as_boxes(tmp_path: Path) -> None:
-    figure = plots.class_reliability_grid(*classifier(300, 3, 0.6, 0), class_names=["猫", "犬", "鳥"])
-    save_figure(figure, tmp_path / "grid.png")  # warnings are errors here
-    assert (tmp_path / "grid.png").stat().st_size > 1000
 
 
 def test_matplotlib_is_loaded_when_drawing_and_pyplot_never() -> None:
