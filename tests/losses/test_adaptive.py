@@ -147,13 +147,3 @@ def test_before_and_after_few_predictions(name: str, first: float) -> None:
     of_one_bin.update([0.4, 0.6, 0.8], [1, 0, 0])  # the smallest is left out
     assert of_one_bin.gaps.tolist() == pytest.approx([0.7])
     assert of_one_bin.gammas.tolist() == pytest.approx([first * math.exp(0.7)])
-
-
-def test_ignored_rows_have_no_rank() -> None:
-    """The mass gap goes by the rank of p within the batch: of the rows that count."""
-    loss = updated("ece_ce")
-    logits, labels = random_batch(60, 5)
-    logits[:30], labels[:30] = 1000 * logits[:30], logits[:30].argmax(1)  # p = 1, as if ignored
-    keep = torch.arange(60) % 4 > 0
-    with_ignored = loss(logits, labels.where(keep, -100), reduction="none")
-    assert_close(with_ignored[keep], loss(logits[keep], labels[keep], reduction="none"))

@@ -150,6 +150,16 @@ def test_adafocal_over_six_updates(name: str, golden: Path) -> None:
             np.testing.assert_allclose(loss.gaps, file["val_bin_gap"][t], **EXACT)
 
 
+def test_adafocal_from_gamma_0_goes_the_papers_way(golden: Path) -> None:
+    """At gamma 0 Algorithm 1 takes the focal branch and switches to -S_th; its code stays at +S_th."""
+    file = dict(np.load(golden / "adafocal_gamma0.npz"))
+    loss = adafocal(file)
+    loss.update(file["val_confidence"][0], file["val_correct"][0])
+    switch = float(file["cfg_switch_pt"])
+    assert file["gamma"][1].tolist() == [switch] * len(loss.gammas)
+    assert loss.gammas.tolist() == [-switch] * len(loss.gammas)
+
+
 def test_ada_dual_focal_over_four_updates(golden: Path) -> None:
     """Gamma goes by the lead over the rival; it never changes its sign, whatever the held-out predictions."""
     file = dict(np.load(golden / "ada_dual_focal.npz"))
