@@ -14,6 +14,7 @@ from hf_calib.scaling import (
     StructuredVectorScaling,
     TemperatureScaling,
 )
+from hf_calib.scaling.auto import choose
 
 METHODS = ["identity", "temperature", "structured_vector", "vector", "structured_matrix", "matrix"]
 
@@ -170,3 +171,22 @@ class TestLittleData:
         known = silently_fitted(logits[:7], labels[:7], multi_label=True)
         assert scaler.results_ == known.results_
         np.testing.assert_array_equal(scaler.transform(logits), known.transform(logits))
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "gain", "taken"),
+    [
+        ("structured_matrix(penalty=1)", 500, 2.5, True),
+        ("structured_matrix(penalty=1)", 500, 1.5, False),
+        ("structured_matrix(penalty=0.1)", 500, 2.5, False),
+        ("matrix", 500, 3.5, True),
+        ("matrix", 1000, 2.5, True),
+        ("identity", 200, 9.0, False),
+    ],
+)
+def test_how_many_standard_errors_a_map_has_to_gain(name: str, n: int, gain: float, taken: bool) -> None:
+    noise = np.random.default_rng(0).normal(size=n)
+    noise -= noise.mean()
+    error = noise.std(ddof=1) / np.sqrt(n)
+    losses = {"temperature": np.zeros(n), name: noise - gain * error}
+    assert choose(losses) == (name if taken else "temperature")

@@ -61,7 +61,9 @@ def test_all_processes_keep_the_logits_of_an_evaluation_or_none(evaluations: lis
 
 def test_rows_that_are_repeated_without_padding_are_counted_once(evaluations: list[dict[str, Any]]) -> None:
     labels = tagged(tiny_bert("Token"), 13)["labels"]
-    once = sum(label != -100 for row in labels for label in row[1:])  # the first token of a row is a separator
+    once = sum(
+        label != -100 for row in labels for label in row[1:]
+    )  # the first token of a row is a separator
     assert [found["without padding"] for found in evaluations] == [once, once]
 
 
