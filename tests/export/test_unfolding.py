@@ -125,17 +125,12 @@ def test_a_file_that_is_not_of_these_weights(folder: Path, broken: str) -> None:
 def test_refused_models() -> None:
     with refused(model := bert(), ValueError, "expected model to have a map folded into its head, got none"):
         unfold(model)
-    with pytest.raises(TypeError, match="expected model to be a transformers model, got Linear"):
-        unfold(torch.nn.Linear(2, 2))
     with refused(model := fold(bert(), VECTOR).bfloat16(), ValueError, "float32 or float64 weights"):
         unfold(model)
     with refused(folded := fold(bert(), VECTOR), ValueError, "undo it with hf_calib.unfold"):
         fold(folded, VECTOR)
     folded.classifier = torch.nn.Linear(16, 3)  # a head that was replaced
     with refused(folded, ValueError, "the head from before the fold to be kept"):
-        unfold(folded)
-    folded.classifier = torch.nn.Identity()
-    with refused(folded, ValueError, r"the layers that config.calibration names, got \['classifier'\]"):
         unfold(folded)
 
 

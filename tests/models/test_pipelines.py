@@ -147,21 +147,6 @@ def test_all_forms_of_input_and_output(tmp_path: Path) -> None:
     np.testing.assert_allclose(as_rows(narrow(TEXTS)), wanted, atol=1e-6)
 
 
-def test_two_classes_whose_scores_are_level_keep_their_rank(tmp_path: Path) -> None:
-    """Below 1/2 a spline's predicted class is ahead of the other by one bit of float64, which float32 has not."""
-    model = tiny_bert(num_labels=2)
-    logits = np.repeat(logits_of_texts(model), 30, axis=0)
-    scaler = scaling.SplineScaling().fit(logits, logits.argmin(axis=1))
-    folder = saved(tmp_path, model, scaler)
-    wanted = scaler.predict_proba(logits_of_texts(model)).argmax(axis=1)
-    assert set(wanted) == {0, 1}
-    for settings in ({}, {"top_k": 1}):
-        found = hf_calib.pipeline("text-classification", folder, **settings)(TEXTS)
-        rows = [row[0] if isinstance(row, list) else row for row in found]
-        assert [row["label"] for row in rows] == [NAMES[k] for k in wanted]
-        assert all(abs(row["score"] - 0.5) < 1e-6 for row in rows)
-
-
 def test_without_a_map_or_with_a_folded_one_it_is_the_plain_pipeline(tmp_path: Path) -> None:
     model = tiny_bert()
     scaler = fitted(scaling.TemperatureScaling(), model)
@@ -204,15 +189,6 @@ def test_a_map_on_top_of_a_folded_one(tmp_path: Path) -> None:
     wanted = spline.predict_proba(logits_of_texts(model))
     found = serve(saved(tmp_path, model, spline), top_k=None)(TEXTS)
     np.testing.assert_allclose(as_rows(found), wanted, atol=1e-6)
-
-
-def test_another_task_is_left_alone(tmp_path: Path) -> None:
-    model = tiny_bert(label2id={"entailment": 0, "b": 1, "c": 2, "contradiction": 3})
-    folder = saved(tmp_path, model, fitted(scaling.SplineScaling(), model))
-    ours = hf_calib.pipeline("zero-shot-classification", folder)
-    assert type(ours) is transformers.ZeroShotClassificationPipeline
-    theirs = transformers.pipeline("zero-shot-classification", folder)
-    assert ours(TEXTS[0], ["w1", "w2"]) == theirs(TEXTS[0], ["w1", "w2"])
 
 
 def test_multi_label_models(tmp_path: Path) -> None:
@@ -387,15 +363,3 @@ def test_scalers_are_pushed_in_one_commit_and_found_on_the_hub(
         each for branches in hub.files.values() for files in branches.values() for each in files.values()
     ]
     assert not [content for content in contents if TOKEN.encode() in content]
-
-
-def test_a_model_that_was_made_here_has_no_map_in_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scaling.TemperatureScaling().fit([[2.0, 0.0], [2.0, 0.0], [0.0, 2.0]], [0, 1, 1]).save_pretrained(
-        tmp_path
-    )
-    monkeypatch.chdir(tmp_path)
-    assert type(hf_calib.pipeline("text-classification", tiny_bert(), tokenizer=tokenizer())) is (
-        transformers.TextClassificationPipeline
-    )

@@ -132,38 +132,17 @@ class TestNpz:
         found = load_predictions(tmp_path / "p.npz").probabilities()
         np.testing.assert_allclose(found, softmax(PROBS, axis=1), rtol=1e-12)
 
-    def test_class_names_of_bytes(self, tmp_path: Path) -> None:
-        names = np.array([b"a", "ä".encode(), b"c", b"d"])
-        np.savez(tmp_path / "p.npz", probs=PROBS, labels=LABELS, class_names=names)
-        assert load_predictions(tmp_path / "p.npz").class_names == ("a", "ä", "c", "d")
-
     def test_unlabelled_numbers_that_are_no_rows(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "scalar.npz", logits=np.float64(3))
         with pytest.raises(InputValueError, match=r"logits to have shape \(N, C\) .*, got shape \(\)"):
             open_predictions(tmp_path / "scalar.npz", label_column=None).load()
 
-    @pytest.mark.parametrize("damage", ["compression", "encrypted", "header that claims terabytes"])
-    def test_damaged_archives(self, damage: str, tmp_path: Path) -> None:
-        path = tmp_path / "p.npz"
-        if damage == "header that claims terabytes":
-            header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000, 4), }".ljust(117)
-            member = b"\x93NUMPY\x01\x00" + (len(header) + 1).to_bytes(2, "little") + header + b"\n"
-            with zipfile.ZipFile(path, "w") as archive:
-                archive.writestr("logits.npy", member)
-        else:
-            np.savez(path, probs=PROBS, labels=LABELS)
-            content = bytearray(path.read_bytes())
-            for mark, method, flags in ((b"PK\x03\x04", 8, 6), (b"PK\x01\x02", 10, 8)):
-                place = content.find(mark)
-                while place >= 0:
-                    if damage == "compression":
-                        content[place + method] = 99
-                    else:
-                        content[place + flags] |= 1
-                    place = content.find(mark, place + 4)
-            path.write_bytes(content)
+    def test_a_header_that_claims_terabytes(self, tmp_path: Path) -> None:
+        header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000, 4), }".ljust(117) + b"\n"
+        with zipfile.ZipFile(tmp_path / "p.npz", "w") as archive:
+            archive.writestr("logits.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
         with pytest.raises(InputValueError, match="expected predictions to be readable as npz, got"):
-            load_predictions(path)
+            load_predictions(tmp_path / "p.npz")
 
     @pytest.mark.parametrize("content", ["text", "nothing", "one array", "half"])
     def test_what_is_no_archive(self, content: str, tmp_path: Path) -> None:
