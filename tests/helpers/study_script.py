@@ -19,16 +19,7 @@ from hf_calib.predictions.training import PREDICTIONS, TrainingPredictions
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    names = (
-        "config",
-        "loss",
-        "loss_kwargs",
-        "output_dir",
-        "resume_from_checkpoint",
-        "fails",
-        "silent",
-        "rows",
-    )
+    names = ("config", "loss", "loss_kwargs", "output_dir", "resume_from_checkpoint", "fails", "silent")
     for name in names:
         parser.add_argument(f"--{name}")
     parser.add_argument("--seed", type=int)
