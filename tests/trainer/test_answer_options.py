@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 import transformers
 from datasets import Dataset
 
 from hf_calib import CalibrationTrainer
 from hf_calib.language_models import label_token_classifier
-from hf_calib.scaling import TemperatureScaling
 from tests.helpers.tiny import TRUE_TEMPERATURE, arguments, differences, logged, tokenizer, weights
 from tests.language_models.models import language_model
 
@@ -147,22 +145,6 @@ def test_it_is_saved_as_a_language_model_with_its_temperature(name: str, tmp_pat
         )
     assert trainer.fitted_map is not None
     assert trainer.fitted_map.about["class_names"] == OPTIONS
-
-
-def test_its_temperature_is_that_of_the_options(tmp_path: Path) -> None:
-    model = language_model()
-    trainer = judge(tmp_path, model)
-    trainer.fit_temperature()
-    tokens = words().convert_tokens_to_ids(OPTIONS)
-    with torch.no_grad():
-        logits = torch.stack(
-            [model(torch.tensor([ids])).logits[0, -1, tokens] for ids, _ in prompts(60, seed=2)]
-        )
-    wanted = TemperatureScaling().fit(logits.numpy(), [answer for _, answer in prompts(60, seed=2)])
-    assert trainer.temperature == pytest.approx(wanted.temperature_, rel=1e-4)
-    labels = torch.tensor([answer for _, answer in prompts(60, seed=2)])
-    found = trainer.evaluate(judged(60, seed=2))
-    assert found["eval_nll"] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-5)
 
 
 def test_predictions_are_of_the_options(tmp_path: Path) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from accelerate.data_loader import BatchSamplerShard
@@ -14,11 +12,9 @@ from torch.utils.data import BatchSampler, SequentialSampler
 from transformers import DataCollatorWithFlattening
 
 from hf_calib.losses import make_loss
-from hf_calib.scaling import MatrixScaling
-from hf_calib.trainer import evaluation
 from hf_calib.trainer.checks import check_decisions
 from hf_calib.trainer.labels import ignore_repeated_rows
-from tests.helpers.tiny import N_LABELS, tiny_trainer
+from tests.helpers.tiny import N_LABELS
 
 
 @pytest.mark.parametrize("flattened", [False, True])
@@ -53,15 +49,3 @@ def test_a_multi_label_step_does_not_wait_for_the_device(monkeypatch: pytest.Mon
     count = loss.normalizer(labels).float().clamp_min(1e-12)
     loss(logits, labels, num_items_in_batch=count).backward()
     assert logits.grad is not None
-
-
-def test_the_map_goes_to_the_device_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer, moved = tiny_trainer(tmp_path, per_device_eval_batch_size=8), []
-    rng = np.random.default_rng(0)
-    scaler = MatrixScaling().fit(rng.normal(size=(60, N_LABELS)), rng.integers(N_LABELS, size=60))
-    trainer.use_calibration_map(scaler, split="a", n_examples=60)
-    move = evaluation.on_device
-    monkeypatch.setattr(evaluation, "on_device", lambda *given: moved.append(1) or move(*given))
-    monkeypatch.setattr(evaluation, "_MAPPED_AT_ONCE", 2 * N_LABELS)
-    trainer.evaluate()
-    assert moved == [1]

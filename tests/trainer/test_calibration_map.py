@@ -27,7 +27,7 @@ from hf_calib.scaling import (
 )
 from hf_calib.scaling.saved_map import MAP_NAME, config_record
 from hf_calib.trainer.config import CALIBRATION_METHODS
-from hf_calib.trainer.evaluation import Evaluation, on_device
+from hf_calib.trainer.evaluation import on_device
 from tests.helpers.tiny import (
     N_LABELS,
     TEXT,
@@ -326,9 +326,7 @@ def test_auto_is_a_temperature_where_the_head_has_no_bias(tmp_path: Path) -> Non
     assert isinstance(trainer.fit_calibration_map(), TemperatureScaling)
 
 
-def test_the_default_chooses_the_map_where_the_head_can_hold_any_and_says_which(
-    tmp_path: Path,
-) -> None:
+def test_the_default_chooses_the_map_where_the_head_can_hold_any_and_says_which(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path / "out", calibration_method=None)
     trainer.train()
     assert isinstance(trainer.calibration_map, AutoScaling)
@@ -417,34 +415,6 @@ def test_a_map_from_elsewhere(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected scaler to have finite numbers, got NaN or infinity"):
         trainer.use_calibration_map(broken, split="a", n_examples=1)
     assert trainer.calibration_map is scaler
-
-
-def test_the_card_and_the_warning_name_the_map(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Evaluation, "FEW_VALUES", 0)  # no report, which takes seconds
-    trainer = tiny_trainer(tmp_path, calibration_method="matrix")
-    trainer.train()
-    trainer.save_calibrated_model(tmp_path)
-    trainer.create_model_card()
-    card = (tmp_path / "README.md").read_text()
-    assert "Matrix scaling was fitted on 40 rows of the calibration split" in card
-    assert "The map is folded into the classification head" in card
-    assert "** after matrix scaling, on 24 rows of the evaluation split." in card
-    trainer.save_model(str(tmp_path / "raw"))
-    assert "as trained, without its matrix scaling: a pipeline" in caplog.text
-
-
-def test_a_fit_that_fails_names_the_map(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path, calibration_method="vector", learning_rate=0.0)
-    with torch.no_grad():
-        trainer.model.classifier.bias.fill_(math.nan)
-    with (
-        pytest.warns(UserWarning, match="^Vector scaling was not fitted: .*The trained model is kept"),
-        pytest.warns(UserWarning, match="has no calibration metrics"),
-    ):
-        trainer.train()
-    assert trainer.calibration_map is None
 
 
 def test_the_map_on_the_device_is_that_of_the_scaler() -> None:

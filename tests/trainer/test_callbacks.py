@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import random
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import softmax
-from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState
+from transformers import PreTrainedModel, Trainer, TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 
 from hf_calib import AdaFocalCallback, CalibrationTrainer, TemperatureScalingCallback
@@ -98,16 +97,6 @@ def test_only_the_updates_by_steps_of_a_schedule_use_the_subset(tmp_path: Path) 
     assert counts == [(4, 39), (6, 11), (8, 11)]  # of 40 and of 12, all but the lowest
 
 
-def test_the_end_of_an_epoch_is_found_however_many_batches_it_has() -> None:
-    """The Trainer has it as epoch + step / batches, which must not be rounded into the next one."""
-    callback = AdaFocalCallback(schedule={n: n for n in range(1, 60)})
-    for batches in (1, 3, 7, 118, 472, 99_991):
-        for epoch in range(60):
-            for step in {1, batches // 2 + 1, batches}:
-                found = callback._interval(TrainerState(epoch=epoch + step / batches))
-                assert found == (epoch or None)
-
-
 class Tracker(TrainerCallback):
     """Keeps what a tracker is sent, with its step."""
 
@@ -141,22 +130,6 @@ def test_each_update_is_logged_once_whatever_logging_steps_says(logging_steps: i
         sum(tables[-1][f"count_{i:02d}"] for i in range(15)) == table.counts.sum() == 39
     )  # all but the lowest
     assert len({axes.get_title() for axes in gamma_dynamics(tables).axes[::3]}) == 15
-
-
-@pytest.mark.parametrize("progress_bar", [True, False])
-def test_the_console_shows_ranges(
-    progress_bar: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Sixty numbers in a line are nothing to read."""
-    trainer = tiny_trainer(
-        tmp_path, loss="adafocal", gamma_update_steps=2, logging_steps=500, disable_tqdm=not progress_bar
-    )
-    trainer.train()
-    lines = [line for line in capsys.readouterr().out.splitlines() if "gamma" in line]
-    assert len(lines) == len(update_steps(trainer)) == 2
-    ranges = ast.literal_eval(lines[-1])
-    assert list(ranges) == ["gamma_mean", "gamma_min", "gamma_max", "epoch"]
-    assert ranges["gamma_max"] == f"{trainer.calibration_loss.gammas.max():.4g}"
 
 
 @pytest.mark.parametrize("logging_strategy", ["epoch", "no"])
@@ -213,38 +186,6 @@ def test_a_subset_is_always_the_same(tmp_path: Path) -> None:
     assert len(everything) == 40
     assert set(first) < set(everything)
     assert len(trainer.held_out_pass(n_samples=400).raw.top_label.confidence) == 40
-
-
-def test_a_pass_counts_tokens(tmp_path: Path) -> None:
-    model = tiny_bert("Token")
-    split = tagged(model, 9)
-    args = arguments(tmp_path, loss="adafocal", **NO_TEMPERATURE)
-    trainer = CalibrationTrainer(model, args, train_dataset=tagged(model, 8), calibration_dataset=split)
-    counted = sum(label != -100 for row in split["labels"] for label in row)
-    assert len(trainer.held_out_pass().raw.top_label.confidence) == counted < 72
-
-
-@pytest.mark.deep
-def test_frequent_updates_leave_the_training_as_it_is(tmp_path: Path) -> None:
-    """With gammas that stay at 1, adafocal is focal: dropout, data order and weights."""
-    sets = [sequences(tiny_bert(), n, seed=n) for n in (16, 40)]
-
-    def trained(loss: str, kwargs: dict[str, float], **settings: Any) -> CalibrationTrainer:
-        args = arguments(
-            tmp_path, loss=loss, loss_kwargs=kwargs, num_train_epochs=2, **settings, **NO_TEMPERATURE
-        )
-        model = tiny_bert(dropout=0.1)
-        trainer = CalibrationTrainer(model, args, train_dataset=sets[0], calibration_dataset=sets[1])
-        trainer.train()
-        return trainer
-
-    ours = trained("adafocal", {"update_rate": 0.0, "gamma_init": 1.0}, gamma_update_steps=1)
-    theirs = trained("focal", {"gamma": 1.0})
-    assert update_steps(ours) == [1, 2, 3, 4, 5, 6, 7, 8]
-    # The losses round (1 - p) ** gamma differently: after AdamW 4e-6 in the bias of the keys, whose gradient is 0;
-    # other random numbers move weights by 5e-3.
-    torch.testing.assert_close(weights(ours.model), weights(theirs.model), rtol=0, atol=2e-5)
-    assert logged(ours, "loss") == pytest.approx(logged(theirs, "loss"), rel=1e-6)
 
 
 class Watch(TrainerCallback):
@@ -305,16 +246,6 @@ def test_a_pass_that_fails_puts_everything_back(tmp_path: Path) -> None:
     assert trainer.preprocess_logits_for_metrics is None
 
 
-@pytest.mark.slow
-def test_nothing_grows_with_the_updates(tmp_path: Path) -> None:
-    counts = []
-    for epochs in (1, 4):
-        trainer = tiny_trainer(tmp_path, loss="adafocal", gamma_update_steps=1, num_train_epochs=epochs)
-        trainer.train()
-        counts.append(len(trainer.accelerator._dataloaders))
-    assert counts[0] == counts[1]
-
-
 def test_another_calibration_set_is_looked_at(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path)
     assert len(trainer.held_out_pass().raw.top_label.confidence) == 40
@@ -330,80 +261,6 @@ def test_persistent_workers_do_not_mix_up_the_sets(tmp_path: Path) -> None:
     assert len(trainer.held_out_pass().raw.top_label.confidence) == 40
     for loader in (trainer._eval_dataloaders["eval"], next(iter(trainer.loaders_of_splits.values()))[1]):
         loader.base_dataloader._iterator._shutdown_workers()  # quicker than when they are collected
-
-
-class EvaluateTrainingSet(TrainerCallback):
-    trainer: Any = None
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == 2:
-            self.trainer.evaluate(self.trainer.train_dataset, metric_key_prefix="train")
-
-
-@pytest.mark.filterwarnings("ignore:the evaluation split is also the calibration split")
-def test_other_evaluations_do_not_pass_for_held_out_ones(tmp_path: Path) -> None:
-    model = tiny_bert()
-    split = sequences(model, 30, seed=2)
-    args = arguments(tmp_path, loss="calfocal", learning_rate=0.0, **NO_TEMPERATURE)
-    trainer = CalibrationTrainer(model, args, train_dataset=sequences(model, 16), eval_dataset=split)
-    callback = EvaluateTrainingSet()
-    callback.trainer = trainer
-    trainer.add_callback(callback)
-    trainer.train()
-    expected = make_loss("calfocal")
-    expected.update(*predictions(trainer, split))
-    torch.testing.assert_close(trainer.calibration_loss.gammas, expected.gammas, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("loss", ["ece_ce", pytest.param("ada_dual_focal", marks=pytest.mark.deep)])
-@pytest.mark.slow
-def test_every_adaptive_loss_trains(loss: str, tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path, loss=loss, num_train_epochs=2, **BY_STEPS)
-    start = {name: value.clone() for name, value in trainer.calibration_loss.named_buffers()}
-    trainer.train()
-    assert all(np.isfinite(logged(trainer, "loss")))
-    assert update_steps(trainer) == [2, 4, 6, 8]
-    table = dict(trainer.calibration_loss.named_buffers())
-    assert any(not torch.equal(table[name], start[name]) for name in start)
-    if loss == "ece_ce":
-        assert table["progress"] == 1.0
-        assert table["class_gaps"].shape == (4,)
-    else:
-        figure = gamma_dynamics(trainer.state.log_history)
-        lines = [line for axes in figure.axes for line in axes.get_lines()]
-        assert any(2 in line.get_xdata() for line in lines)
-
-
-@pytest.mark.slow
-def test_a_callback_of_ones_own_replaces_the_automatic_one(tmp_path: Path) -> None:
-    model = tiny_bert()
-    mine = AdaFocalCallback(every_n_steps=2)
-    sets = {"train_dataset": sequences(model, 16), "calibration_dataset": sequences(model, 20, seed=2)}
-    args = arguments(tmp_path, loss="adafocal", **NO_TEMPERATURE)
-    trainer = CalibrationTrainer(model, args, callbacks=[mine], **sets)
-    assert [c for c in trainer.callback_handler.callbacks if isinstance(c, AdaFocalCallback)] == [mine]
-    trainer.train()
-    assert update_steps(trainer) == [2, 4]
-    trainer.add_callback(AdaFocalCallback(every_n_steps=3))
-    trainer.train()
-    assert update_steps(trainer) == [3]
-
-
-@pytest.mark.slow
-def test_the_order_of_ones_own_callbacks_does_not_matter(tmp_path: Path) -> None:
-    model = tiny_bert()
-    sets = {"train_dataset": sequences(model, 16), "calibration_dataset": sequences(model, 40, seed=2)}
-    mine = [TemperatureScalingCallback(), AdaFocalCallback()]
-    trainer = CalibrationTrainer(
-        model,
-        arguments(tmp_path, loss="adafocal"),
-        eval_dataset=sequences(model, 20, seed=3),
-        callbacks=mine,
-        **sets,
-    )
-    trainer.train()
-    assert update_steps(trainer) == [4]
-    assert "eval_ece_calibrated" in last_evaluation(trainer)
 
 
 def test_callbacks_are_refused_where_they_cannot_work(tmp_path: Path) -> None:
@@ -524,45 +381,6 @@ def test_it_can_be_fitted_without_training_and_without_the_callback(tmp_path: Pa
     trainer = tiny_trainer(tmp_path, **NO_TEMPERATURE)
     assert trainer.fit_temperature() == pytest.approx(fitted(trainer), rel=1e-6)
     assert trainer.evaluate()["temperature"] == trainer.temperature
-
-
-@pytest.mark.slow
-def test_training_again_forgets_it(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path, **BY_STEPS)
-    trainer.train()
-    first = trainer.temperature
-    seen = []
-
-    class Look(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            seen.append((trainer.temperature, hasattr(trainer.model.config, "calibration")))
-
-    trainer.add_callback(Look())
-    trainer.train()
-    assert seen == [(None, False)] * 4
-    assert trainer.temperature not in (None, first)
-    assert len(logged(trainer, "temperature")) == 1
-
-
-def test_it_is_fitted_to_multi_label_logits(tmp_path: Path) -> None:
-    model = tiny_bert(problem_type="multi_label_classification")
-    split = sequences(model, 60, seed=2)
-    trainer = CalibrationTrainer(model, arguments(tmp_path), calibration_dataset=split)
-    trainer.fit_temperature()
-    assert trainer.temperature == pytest.approx(fitted(trainer, multi_label=True), rel=1e-6)
-    assert trainer.model.config.calibration["n_examples"] == 60
-
-
-def test_it_is_fitted_to_labelled_tokens_only(tmp_path: Path) -> None:
-    model = tiny_bert("Token")
-    split = tagged(model, 30, seed=2)
-    trainer = CalibrationTrainer(model, arguments(tmp_path), calibration_dataset=split)
-    trainer.fit_temperature()
-    found = Trainer(model, trainer.args).predict(split)
-    counted = found.label_ids != -100
-    wanted = TemperatureScaling().fit(found.predictions[counted], found.label_ids[counted]).temperature_
-    assert trainer.temperature == pytest.approx(wanted, rel=1e-6)
-    assert trainer.model.config.calibration["n_examples"] == counted.sum()
 
 
 @pytest.mark.parametrize("labels", ["no column", "all ignored"])

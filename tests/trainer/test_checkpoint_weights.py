@@ -154,11 +154,7 @@ def test_prompts_keep_their_map_beside_them(kind: str, tmp_path: Path) -> None:
     trainer = CalibrationTrainer(
         model,
         arguments(
-            tmp_path,
-            eval_strategy="epoch",
-            save_strategy="epoch",
-            num_train_epochs=2,
-            label_names=["labels"],
+            tmp_path, eval_strategy="epoch", save_strategy="epoch", num_train_epochs=2, label_names=["labels"]
         ),
         train_dataset=sequences(tiny_bert(), 16),
         eval_dataset=sequences(tiny_bert(), 16, seed=2),
@@ -169,7 +165,7 @@ def test_prompts_keep_their_map_beside_them(kind: str, tmp_path: Path) -> None:
     trainer.save_model(str(tmp_path / "adapter"))
     assert (tmp_path / "adapter/calibration.json").is_file()
     with pytest.raises(
-        ValueError, match=r"it cannot be merged: keep the map beside the adapter, as trainer.save_model"
+        ValueError, match=r"learned prompts cannot be merged: trainer.save_model keeps the map"
     ):
         trainer.save_calibrated_model(tmp_path / "folded")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Trainer, TrainerCallback
+from transformers import TrainerCallback
 
 from hf_calib import AdaFocalCallback, CalibrationTrainer, TemperatureScalingCallback
 from tests.helpers.tiny import (
@@ -64,22 +64,6 @@ def test_trackers_receive_the_final_metrics_before_they_close(added: str, tmp_pa
     assert any("gamma_max" in entry for entry in tracker.received)
 
 
-def test_no_callback_of_ours_stands_among_the_users_where_nothing_is_calibrated(tmp_path: Path) -> None:
-    stock = Trainer(tiny_bert(), arguments(tmp_path))
-    ours = CalibrationTrainer(tiny_bert(), arguments(tmp_path, calibration_method="none"))
-    kinds = [[type(callback) for callback in trainer.callback_handler.callbacks] for trainer in (ours, stock)]
-    assert kinds[0] == kinds[1]
-
-
-def test_tensorboard_writes_one_file_with_the_final_metrics(tmp_path: Path) -> None:
-    tensorboard = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    trainer = tiny_trainer(tmp_path / "out", report_to="tensorboard")
-    trainer.train()
-    (file,) = tmp_path.rglob("events.out.tfevents.*")
-    events = tensorboard.EventAccumulator(str(file)).Reload()
-    assert "eval/ece_calibrated" in events.Tags()["scalars"]
-
-
 def failing_rows(n: int) -> list[dict[str, Any]]:
     """Rows of which the last one has fewer tokens than the rest, so that no batch can be made of it."""
     rows = sequences(tiny_bert(), n, seed=9).to_list()
@@ -126,38 +110,6 @@ def test_a_fit_that_fails_leaves_no_stale_temperature(tmp_path: Path) -> None:
         trainer.save_calibrated_model(tmp_path / "calibrated")
 
 
-def test_a_refit_that_fails_during_the_training_leaves_no_stale_temperature(tmp_path: Path) -> None:
-    trainer = tiny_trainer(
-        tmp_path, calibration_strategy="evaluate", eval_strategy="steps", eval_steps=2, learning_rate=1e-3
-    )
-    seen: list[float | None] = []
-
-    class Diverge(TrainerCallback):
-        def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            seen.append(trainer.temperature)
-            with torch.no_grad():
-                trainer.model.classifier.bias.fill_(math.nan)
-
-    trainer.add_callback(Diverge())
-    with (
-        pytest.warns(UserWarning, match="Temperature scaling was not fitted"),
-        pytest.warns(UserWarning, match="no calibration metrics"),
-    ):
-        trainer.train()
-    assert seen[0] is not None
-    assert seen[1:] == [None, None]
-    assert not hasattr(trainer.model.config, "calibration")
-
-
-def test_a_usage_error_does_not_cost_the_temperature(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path)
-    found = trainer.fit_temperature()
-    trainer.calibration_dataset = trainer.eval_dataset = None
-    with pytest.raises(ValueError, match="expected calibration_dataset to be given"):
-        trainer.fit_temperature()
-    assert trainer.temperature == found
-
-
 # ---- Callbacks that are passed ----
 
 
@@ -184,15 +136,6 @@ def test_of_two_callbacks_of_one_kind_the_last_acts(later: bool, tmp_path: Path)
     steps = [entry["step"] for entry in trainer.state.log_history if "calibration_gap_00" in entry]
     assert steps == [2, 4]
     assert trainer.model.config.calibration["criterion"] == "nll"
-
-
-def test_callbacks_refuse_values_of_the_wrong_type_at_once() -> None:
-    with pytest.raises(TypeError, match=r"expected every_n_steps to be an integer, got 2\.0"):
-        AdaFocalCallback(every_n_steps=2.0)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="expected n_samples to be an integer, got True"):
-        AdaFocalCallback(every_n_steps=2, n_samples=True)
-    with pytest.raises(ValueError, match=r"expected criterion to be one of .*got 'aec'"):
-        TemperatureScalingCallback(criterion="aec")
 
 
 # ---- Saving ----

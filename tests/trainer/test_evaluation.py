@@ -12,7 +12,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from scipy.special import expit
-from transformers import EarlyStoppingCallback, EvalPrediction, Trainer
+from transformers import EvalPrediction, Trainer
 
 from hf_calib import CalibrationTrainer
 from hf_calib.metrics import accuracy, expected_calibration_error, negative_log_likelihood
@@ -22,13 +22,11 @@ from tests.helpers.evaluations import NAMES, assert_reports, one_shot
 from tests.helpers.tiny import (
     N_LABELS,
     arguments,
-    assert_same,
     logged,
     sequences,
     tagged,
     tiny_bert,
     tiny_trainer,
-    weights,
 )
 
 
@@ -170,14 +168,6 @@ def test_a_metric_of_the_users_own_goes_first(tmp_path: Path) -> None:
     assert ours.evaluate()["eval_accuracy"] == -1.0
 
 
-def test_predictions_are_the_stock_trainers(tmp_path: Path) -> None:
-    stock, ours = stock_and_ours(tmp_path)
-    theirs, found = stock.predict(ours.eval_dataset), ours.predict(ours.eval_dataset)
-    np.testing.assert_array_equal(found.predictions, theirs.predictions)
-    np.testing.assert_array_equal(found.label_ids, theirs.label_ids)
-    assert found.metrics["test_loss"] == pytest.approx(theirs.metrics["test_loss"], rel=1e-6)
-
-
 @pytest.mark.parametrize("strategy", ["random", "group_by_length"])
 def test_predictions_come_in_the_order_of_the_rows(strategy: str, tmp_path: Path) -> None:
     # The stock Trainer shuffles what it evaluates by its seed when training batches are grouped by length.
@@ -238,57 +228,6 @@ def test_several_evaluation_sets_are_told_apart(tmp_path: Path) -> None:
     assert len(set(before_and_end)) == 1  # the same weights all along: fitted once for both sets
 
 
-def test_evaluating_on_start_and_by_epoch(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path, eval_on_start=True, eval_strategy="epoch", num_train_epochs=2)
-    trainer.train()
-    assert [entry["step"] for entry in trainer.state.log_history if "eval_ece" in entry] == [0, 4, 8, 8]
-    assert len(logged(trainer, "eval_ece_calibrated")) == 1  # the last one
-
-
-def test_the_best_model_is_the_one_of_least_ece(tmp_path: Path) -> None:
-    trainer = tiny_trainer(
-        tmp_path,
-        eval_strategy="steps",
-        eval_steps=1,
-        save_strategy="steps",
-        save_steps=1,
-        load_best_model_at_end=True,
-        metric_for_best_model="eval_ece",
-        num_train_epochs=2,
-    )
-    trainer.train()
-    *during, last = logged(trainer, "eval_ece")
-    assert len(during) == 8
-    assert min(during) < during[-1]  # or the test would show nothing
-    assert last == min(during) == trainer.state.best_metric
-    best = Path(trainer.state.best_model_checkpoint)
-    assert_same(weights(trainer.model), weights(type(trainer.model).from_pretrained(best)))
-
-
-def test_training_stops_early_by_a_calibration_metric(tmp_path: Path) -> None:
-    model = tiny_bert()
-    trainer = CalibrationTrainer(
-        model,
-        arguments(
-            tmp_path,
-            eval_strategy="steps",
-            eval_steps=1,
-            save_strategy="steps",
-            save_steps=1,
-            load_best_model_at_end=True,
-            metric_for_best_model="nll",
-            learning_rate=5e-4,
-        ),
-        train_dataset=sequences(model, 40),
-        calibration_dataset=sequences(model, 20, seed=4),
-        eval_dataset=sequences(model, 20, seed=2),
-        callbacks=[EarlyStoppingCallback(early_stopping_patience=2)],
-    )
-    trainer.train()
-    during = logged(trainer, "eval_nll")[:-1]
-    assert len(during) == during.index(min(during)) + 3 < 10
-
-
 def test_a_model_that_diverged_is_reported_as_such(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path)
     with torch.no_grad():
@@ -304,16 +243,3 @@ def test_a_model_that_diverged_is_reported_as_such(tmp_path: Path) -> None:
     ):
         trainer.train()
     assert trainer.temperature is None
-
-
-def test_evaluation_follows_the_training_of_the_stock_trainer(tmp_path: Path) -> None:
-    options = {"eval_strategy": "steps", "eval_steps": 2, "num_train_epochs": 2}
-    model = tiny_bert(dropout=0.1)
-    stock, _ = stock_and_ours(tmp_path, model, **options)
-    stock.train()
-    _, ours = stock_and_ours(tmp_path, tiny_bert(dropout=0.1), **options)
-    ours.train()
-    assert logged(ours, "eval_loss") == pytest.approx(logged(stock, "eval_loss"), rel=1e-5)
-    assert logged(ours, "loss") == pytest.approx(logged(stock, "loss"), rel=1e-5)
-    for name, value in weights(stock.model).items():
-        torch.testing.assert_close(ours.model.state_dict()[name], value, rtol=1e-4, atol=1e-6)

@@ -96,16 +96,6 @@ def test_the_objective_is_checked_before_any_training(
     assert ends.losses == []
 
 
-@pytest.mark.deep
-def test_an_objective_of_the_users_is_taken(tmp_path: Path) -> None:
-    trainer, ends = searching(tmp_path, num_train_epochs=1)
-    best = trainer.hyperparameter_search(
-        lambda trial: TRIALS[trial.number], lambda metrics: metrics["eval_accuracy"], 2, "maximize", "optuna"
-    )
-    assert 0 <= best.objective <= 1
-    assert ends.losses == ["focal", "adafocal"]
-
-
 @pytest.mark.slow
 def test_changed_arguments_are_followed(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path, **SETTINGS, loss="focal")
@@ -153,14 +143,3 @@ def test_callbacks_of_the_users_stay_when_arguments_change(tmp_path: Path) -> No
 
 def callbacks(trainer: CalibrationTrainer, kind: type[TrainerCallback]) -> list[Any]:
     return [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, kind)]
-
-
-@pytest.mark.slow
-def test_a_removed_callback_stays_removed_when_arguments_or_models_change(tmp_path: Path) -> None:
-    changed = tiny_trainer(tmp_path, **SETTINGS)
-    again, _ = searching(tmp_path)
-    for trainer in (changed, again):
-        trainer.remove_callback(TemperatureScalingCallback)
-        for trainer.args.loss in ("focal", "bsce"):  # a new loss each time
-            trainer.train()
-            assert trainer.temperature is None

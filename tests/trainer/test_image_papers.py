@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
+from hf_calib import CalibrationTrainer
 from tests.helpers.tiny import arguments, differences, logged, sequences, tiny_bert, weights
 
 SGD = {"optim": "sgd", "optim_args": "momentum=0.9", "learning_rate": 0.01, "loss": "cross_entropy"}
@@ -65,10 +65,3 @@ def test_a_sum_is_the_mean_times_the_rows_of_the_step(tmp_path: Path) -> None:
     assert summed.evaluate(sequences(tiny_bert(), 8))["eval_loss"] == pytest.approx(
         mean.evaluate(sequences(tiny_bert(), 8))["eval_loss"], rel=1e-6
     )  # of an evaluation it is the mean
-
-
-def test_a_wrong_reduction_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"expected loss_reduction to be one of .*'summ'; did you mean 'sum'"
-    ):
-        CalibrationTrainingArguments(str(tmp_path), report_to="none", loss_reduction="summ")

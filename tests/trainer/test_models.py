@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +10,7 @@ import pytest
 import torch
 from datasets import Dataset
 from torch import nn
-from transformers import DataCollatorForTokenClassification, TrainingArguments
+from transformers import DataCollatorForTokenClassification
 
 from hf_calib import CalibrationTrainer
 from tests.helpers.evaluations import NAMES
@@ -23,21 +20,12 @@ from tests.helpers.tiny import (
     assert_same,
     last_evaluation,
     logged,
-    sequences,
     tagged,
     tiny_bert,
-    tiny_trainer,
     tokenizer,
     weights,
 )
-from tests.helpers.trained import (
-    Network,
-    NetworkWithTuple,
-    images,
-    images_trainer,
-    lora,
-    trained,
-)
+from tests.helpers.trained import Network, NetworkWithTuple, images, images_trainer, lora, trained
 
 
 def assert_calibrated(trainer: CalibrationTrainer) -> None:
@@ -62,18 +50,6 @@ def test_multi_label(tmp_path: Path) -> None:
     model = tiny_bert(problem_type="multi_label_classification")
     for loss in ("cross_entropy", "focal", "adafocal"):
         assert_calibrated(trained(tmp_path, model, loss=loss))
-
-
-def test_float_labels_make_a_model_multi_label(tmp_path: Path) -> None:
-    model = tiny_bert(problem_type="multi_label_classification")
-    rows = sequences(model, 8)
-    model.config.problem_type = None
-    trainer = CalibrationTrainer(model, arguments(tmp_path, temperature_criterion="none"), train_dataset=rows)
-    trainer.train()
-    assert model.config.problem_type == "multi_label_classification"
-    single = tiny_trainer(tmp_path)
-    single.train()
-    assert single.model.config.problem_type is None
 
 
 def test_tokens_in_batches_of_different_lengths(tmp_path: Path) -> None:
@@ -135,20 +111,8 @@ def test_the_loss_is_computed_in_float32(tmp_path: Path) -> None:
     assert (loss.dtype, outputs.logits.dtype) == (torch.float32, torch.bfloat16)
 
 
-def test_checkpointed_activations(tmp_path: Path) -> None:
-    known = {field.name for field in fields(TrainingArguments)}
-    name = "activation_checkpointing" if "activation_checkpointing" in known else "gradient_checkpointing"
-    ours, plain = trained(tmp_path, **{name: True}), trained(tmp_path)
-    assert_same(weights(ours.model), weights(plain.model))
-    assert ours.temperature == plain.temperature
-
-
 @pytest.mark.parametrize(
-    ("kind", "as_dataset"),
-    [
-        (NetworkWithTuple, False),
-        pytest.param(Network, True, marks=pytest.mark.slow),
-    ],
+    ("kind", "as_dataset"), [(NetworkWithTuple, False), pytest.param(Network, True, marks=pytest.mark.slow)]
 )
 def test_networks_of_ones_own(kind: type[nn.Module], as_dataset: bool, tmp_path: Path) -> None:
     def rows(n: int) -> Any:
@@ -172,40 +136,7 @@ def test_networks_of_ones_own(kind: type[nn.Module], as_dataset: bool, tmp_path:
         wanted = trainer.model.head(torch.stack([row["pixel_values"] for row in images(30)]).flatten(1))
     np.testing.assert_allclose(predicted.predictions, wanted, rtol=1e-6)
     again = CalibrationTrainer(
-        kind(),
-        trainer.args,
-        train_dataset=rows(40),
-        calibration_dataset=rows(60),
-        eval_dataset=rows(30),
+        kind(), trainer.args, train_dataset=rows(40), calibration_dataset=rows(60), eval_dataset=rows(30)
     )
     again.train(resume_from_checkpoint=True)
     assert_same(weights(again.model), weights(trainer.model))
-
-
-def test_real_sentences_with_a_tag_per_word(shared_data: Path, tmp_path: Path) -> None:
-    with gzip.open(shared_data / "wnut17" / "train.jsonl.gz", "rt") as lines:
-        sentences = [json.loads(line) for line, _ in zip(lines, range(120), strict=False)]
-    names = json.loads((shared_data / "wnut17" / "label_names.json").read_text())
-    rows = [
-        {"input_ids": [5 + hash_of(word) for word in row["tokens"][:16]], "labels": row["ner_tags"][:16]}
-        for row in sentences
-    ]
-    data = Dataset.from_list(rows)
-    trainer = CalibrationTrainer(
-        tiny_bert("Token", num_labels=len(names)),
-        arguments(tmp_path, loss="dual_focal", per_device_train_batch_size=8, learning_rate=3e-3),
-        train_dataset=data.select(range(60)),
-        calibration_dataset=data.select(range(60, 90)),
-        eval_dataset=data.select(range(90, 120)),
-        data_collator=DataCollatorForTokenClassification(tokenizer()),
-        processing_class=tokenizer(),
-    )
-    trainer.train()
-    assert_calibrated(trainer)
-    last = last_evaluation(trainer)
-    assert last["eval_nll_calibrated"] < last["eval_nll"]
-    trainer.save_calibrated_model(tmp_path / "model")
-
-
-def hash_of(word: str) -> int:
-    return sum(map(ord, word)) % 59

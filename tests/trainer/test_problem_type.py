@@ -14,7 +14,6 @@ from transformers import pipeline
 
 from hf_calib import CalibrationTrainer
 from hf_calib.scaling import TemperatureScaling
-from hf_calib.trainer.labels import aligned_labels
 from tests.helpers.tiny import (
     N_LABELS,
     TRUE_TEMPERATURE,
@@ -35,12 +34,6 @@ def one_hot(rows: Dataset) -> Dataset:
 
 def trainer_of(model: Any, folder: Path, **sets: Any) -> CalibrationTrainer:
     return CalibrationTrainer(model, arguments(folder), **sets)
-
-
-def as_rows(kind: str, rows: Dataset) -> Any:
-    if kind == "torch":
-        return rows.rename_column("label", "labels").with_format("torch")
-    return rows if kind == "dataset" else rows.to_list()
 
 
 def test_one_hot_labels_met_in_an_evaluation_are_refused(tmp_path: Path) -> None:
@@ -76,10 +69,7 @@ def test_decisions_outside_0_and_1_are_refused(value: float, kind: str, tmp_path
     model = tiny_bert(problem_type="multi_label_classification")
     rows = sequences(model, 8).to_list()
     rows[3]["label"][1] = value
-    sets = {
-        "dataset": Dataset.from_list(rows),
-        "another": torch.utils.data.Subset(rows, range(8)),
-    }
+    sets = {"dataset": Dataset.from_list(rows), "another": torch.utils.data.Subset(rows, range(8))}
     args = arguments(tmp_path, temperature_criterion="none")
     trainer = CalibrationTrainer(model, args, train_dataset=sets[kind])
     where = "labels of the training split" if kind != "another" else "multi-label labels"
@@ -131,13 +121,6 @@ def test_labels_in_a_column_of_one_are_those_without_it(tmp_path: Path) -> None:
         ends.append((weights(model), trainer.temperature, logged(trainer, "eval_nll_calibrated")))
     assert_same(ends[0][0], ends[1][0])
     assert ends[0][1:] == ends[1][1:]
-
-
-def test_one_column_of_decisions_stays_a_column() -> None:
-    """Of class indices it is dropped; a float of shape (N, 1) is the decision of one sigmoid."""
-    indices, decisions = torch.tensor([[1], [0]]), torch.tensor([[1.0], [0.0]])
-    assert aligned_labels(indices, next_token=False).tolist() == [1, 0]
-    assert aligned_labels(decisions, next_token=False).tolist() == [[1.0], [0.0]]
 
 
 def test_rows_without_a_label_are_found_before_the_training(tmp_path: Path) -> None:

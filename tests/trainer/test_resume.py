@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import resource
 import shutil
 import signal
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,7 @@ from transformers import Trainer
 from hf_calib import AdaFocalCallback, CalibrationTrainer
 from hf_calib.losses import make_loss
 from hf_calib.trainer.callbacks import own_callback
-from hf_calib.trainer.saving import (
-    LOSS_STATE_NAME,
-    load_loss_state,
-    newest_checkpoint,
-    save_loss_state,
-)
-from tests.helpers.interrupted_saving import in_a_fork
+from hf_calib.trainer.saving import LOSS_STATE_NAME, load_loss_state, newest_checkpoint
 from tests.helpers.killed_training import QUICK, SLOW, STEPS, train
 from tests.helpers.killed_training import run as run_killed
 from tests.helpers.tiny import assert_same, tiny_trainer, weights
@@ -73,28 +66,12 @@ def last_step(found: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["amid the state", *(pytest.param(name, marks=pytest.mark.slow) for name in list(SLOW)[:2])],
+    "name", ["amid the state", *(pytest.param(name, marks=pytest.mark.slow) for name in list(SLOW)[:2])]
 )
 def test_a_checkpoint_cut_short_is_passed_over(name: str, killed: Callable[[str], Path]) -> None:
     left = killed(name) / "as_left"
     assert sorted(path.name for path in left.iterdir()) == ["checkpoint-2", "checkpoint-4"]
     assert newest_checkpoint(left) == str(left / "checkpoint-2")
-
-
-def test_a_table_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    loss = make_loss("adafocal")
-    save_loss_state(loss, tmp_path)
-    before = (tmp_path / LOSS_STATE_NAME).read_bytes()
-
-    def on_a_full_disk() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
-        save_loss_state(loss, tmp_path)
-
-    status, _ = in_a_fork(on_a_full_disk)
-    assert status
-    assert [path.name for path in tmp_path.iterdir()] == [LOSS_STATE_NAME]
-    assert (tmp_path / LOSS_STATE_NAME).read_bytes() == before
 
 
 @pytest.fixture(scope="module")
@@ -118,34 +95,23 @@ def rewrite(path: Path, *, metadata: dict[str, str] | None = None, **changes: to
     save_file({**load_file(path), **changes}, path, said if metadata is None else metadata)
 
 
-def damage_nothing_there(path: Path) -> None:
-    path.unlink()
-
-
-def damage_other_shape(path: Path) -> None:
+def other_shape(path: Path) -> None:
     rewrite(path, **{name: value[:3].clone() for name, value in load_file(path).items()})
 
 
-def damage_other_buffers(path: Path) -> None:
-    rewrite(path, bin_gaps=torch.zeros(15, dtype=torch.float64))
-
-
-def damage_another_loss(path: Path) -> None:
-    rewrite(path, metadata={"loss": "ada_dual_focal", "hyperparameters": "{}"})
-
-
-REFUSED = {
-    damage_nothing_there: rf"checkpoint-\d to hold {LOSS_STATE_NAME}, got no such file",
-    damage_other_shape: rf"{LOSS_STATE_NAME} to hold the table of loss 'adafocal' with .*shape",
-    damage_other_buffers: "Unexpected key",
-    damage_another_loss: "got the table of loss 'ada_dual_focal' with {}; resume from another",
+OTHERS = {"loss": "ada_dual_focal", "hyperparameters": "{}"}
+REFUSED: dict[str, Any] = {
+    rf"checkpoint-\d to hold {LOSS_STATE_NAME}, got no such file": Path.unlink,
+    rf"{LOSS_STATE_NAME} to hold the table of loss 'adafocal' with .*shape": other_shape,
+    "Unexpected key": partial(rewrite, bin_gaps=torch.zeros(15, dtype=torch.float64)),
+    "got the table of loss 'ada_dual_focal' with {}; resume from another": partial(rewrite, metadata=OTHERS),
 }
 
 
-@pytest.mark.parametrize("damage", REFUSED)
-def test_a_wrong_table_is_refused(damage: Any, checkpoint: Path) -> None:
-    damage(checkpoint / LOSS_STATE_NAME)
-    with pytest.raises(ValueError, match=REFUSED[damage]):
+@pytest.mark.parametrize("message", REFUSED)
+def test_a_wrong_table_is_refused(message: str, checkpoint: Path) -> None:
+    REFUSED[message](checkpoint / LOSS_STATE_NAME)
+    with pytest.raises(ValueError, match=message):
         load_loss_state(make_loss("adafocal"), checkpoint)
 
 
@@ -183,13 +149,6 @@ def test_the_newest_checkpoint_is_that_of_the_last_step(tmp_path: Path) -> None:
     assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1000")
     (tmp_path / "checkpoint-1000" / "trainer_state.json").write_text("{")
     assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-900")
-
-
-def test_a_fixed_loss_needs_no_table(checkpoint: Path) -> None:
-    for path in checkpoint.parent.rglob(LOSS_STATE_NAME):
-        path.unlink()
-    tiny_trainer(checkpoint.parent, loss="focal", **SAVED).train(resume_from_checkpoint=str(checkpoint))
-    assert not list(checkpoint.parent.rglob(LOSS_STATE_NAME))
 
 
 def test_nothing_to_resume_from_is_refused(tmp_path: Path) -> None:

@@ -168,28 +168,6 @@ def test_labels_that_are_names_are_refused_as_such(tmp_path: Path) -> None:
         trainer.train()
 
 
-def test_a_module_of_ones_own_with_a_config_is_trained(tmp_path: Path) -> None:
-    """It is not made from its config alone."""
-
-    class Wrapper(torch.nn.Module):
-        def __init__(self, inner: Any, *, scale: float) -> None:
-            super().__init__()
-            self.inner, self.config, self.scale = inner, inner.config, scale
-
-        def forward(self, input_ids: Any = None, attention_mask: Any = None, labels: Any = None) -> Any:
-            return self.inner(input_ids=input_ids, attention_mask=attention_mask)
-
-    rows = sequences(tiny_bert(), 40)
-    trainer = CalibrationTrainer(
-        Wrapper(tiny_bert(), scale=1.0),
-        arguments(tmp_path, calibration_method=None),
-        train_dataset=rows,
-        calibration_dataset=sequences(tiny_bert(), 40, seed=2),
-    )
-    trainer.train()
-    assert trainer.calibration_map is not None
-
-
 class Rows(torch.utils.data.Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return 8
@@ -233,19 +211,6 @@ def relabelled_columns(batch: dict[str, Any]) -> dict[str, Any]:
     return {"input_ids": batch["input_ids"], "labels": [label - 1 for label in batch["label"]]}
 
 
-class Stream(torch.utils.data.IterableDataset[dict[str, Any]]):
-    """It has a length, and inherits a `__getitem__` that raises."""
-
-    def __init__(self, rows: Dataset) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __iter__(self) -> Any:
-        return iter(self.rows)
-
-
 def test_models_whose_labels_are_not_numbered_by_num_labels_train(tmp_path: Path) -> None:
     config = transformers.BertConfig(**TEXT)
     ids = sequences(tiny_bert(), 16)["input_ids"][:]
@@ -258,16 +223,6 @@ def test_models_whose_labels_are_not_numbered_by_num_labels_train(tmp_path: Path
     beyond = Dataset.from_dict({"input_ids": ids, "labels": [[config.vocab_size] * len(row) for row in ids]})
     with pytest.raises(ValueError, match=rf"to be in \[0, {config.vocab_size}\)"):
         CalibrationTrainer(model, args, train_dataset=beyond).train()
-
-
-def test_an_evaluation_set_may_have_the_name_of_another_split(tmp_path: Path) -> None:
-    rows = sequences(tiny_bert(), 8)
-    wrong = rows.map(lambda row: {"label": N_LABELS})
-    args = arguments(tmp_path, **NO_TEMPERATURE)
-    for train, evaluation, role in ((wrong, rows, "training"), (rows, wrong, "evaluation 'training'")):
-        sets = {"train_dataset": train, "eval_dataset": {"training": evaluation}}
-        with pytest.raises(ValueError, match=f"labels of the {role} split to be in"):
-            CalibrationTrainer(tiny_bert(), args, **sets).train()
 
 
 def test_a_batch_without_labels_is_refused(tmp_path: Path) -> None:

@@ -36,10 +36,7 @@ def test_gammas_and_temperature_are_those_of_our_trainer(steps: int | None, tmp_
     model = tiny_bert(dropout=0.1)
     args = arguments(tmp_path / "ours", **SETTINGS, loss="adafocal", gamma_update_steps=steps)
     ours = CalibrationTrainer(
-        model,
-        args,
-        train_dataset=sequences(model, 32),
-        calibration_dataset=sequences(model, 40, seed=2),
+        model, args, train_dataset=sequences(model, 32), calibration_dataset=sequences(model, 40, seed=2)
     )
     ours.train()
     assert_same(dict(trainer.compute_loss_func.named_buffers()), dict(ours.calibration_loss.named_buffers()))

@@ -58,11 +58,7 @@ def test_a_temperature_is_fitted_at_the_same_step_again(tmp_path: Path) -> None:
 def test_the_best_model_brings_the_table_that_it_was_trained_with(loss: str, tmp_path: Path) -> None:
     settings = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
     trainer = tiny_trainer(
-        tmp_path,
-        loss=loss,
-        load_best_model_at_end=True,
-        temperature_criterion="none",
-        **settings,
+        tmp_path, loss=loss, load_best_model_at_end=True, temperature_criterion="none", **settings
     )
     trainer.train()
     nll = logged(trainer, "eval_nll")

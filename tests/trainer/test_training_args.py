@@ -15,8 +15,8 @@ from transformers import HfArgumentParser
 
 from hf_calib import CalibrationTrainingArguments
 from hf_calib.experiments import parse_arguments
-from hf_calib.losses import LOSSES
 from hf_calib.scaling import AutoScaling, TemperatureScaling, VectorScaling
+from hf_calib.trainer.config import CALIBRATION_METHODS, CalibrationConfig
 from tests.helpers.tiny import arguments, tiny_trainer
 
 
@@ -42,27 +42,6 @@ def test_hyperparameters_are_kept_as_strict_json(
     assert again.make_loss().hyperparameters == args.make_loss().hyperparameters
 
 
-def test_the_defaults_are_those_that_are_documented(tmp_path: Path) -> None:
-    args = CalibrationTrainingArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True)
-    names = ("loss", "loss_kwargs", "class_weights", "n_bins")
-    names += ("gamma_update_steps", "gamma_update_schedule", "gamma_update_samples")
-    names += ("calibration_method", "temperature_criterion", "calibration_strategy", "gather_batch")
-    found = {name: getattr(args, name) for name in names}
-    assert found == {
-        "loss": "cross_entropy",
-        "loss_kwargs": None,
-        "class_weights": None,
-        "n_bins": 15,
-        "gamma_update_steps": None,
-        "gamma_update_schedule": None,
-        "gamma_update_samples": None,
-        "calibration_method": None,
-        "temperature_criterion": "nll",
-        "calibration_strategy": "end",
-        "gather_batch": False,
-    }
-
-
 @pytest.mark.parametrize(
     ("settings", "scaler"),
     [
@@ -78,13 +57,6 @@ def test_the_map_is_chosen_unless_the_arguments_say_which(
 ) -> None:
     args = arguments(tmp_path, **{"calibration_method": None, **settings})
     assert type(args.make_scaler()) is scaler
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_every_loss_can_be_named(name: str, tmp_path: Path) -> None:
-    loss = arguments(tmp_path, loss=name).make_loss()
-    assert loss.name == name
-    assert loss.hyperparameters == {key: h.default for key, h in LOSSES[name].hyperparameters.items()}
 
 
 @pytest.mark.parametrize(
@@ -177,12 +149,6 @@ def test_what_is_no_schedule_is_refused(schedule: Any, tmp_path: Path) -> None:
         arguments(tmp_path, loss="adafocal", gamma_update_schedule=schedule)
 
 
-def test_settings_of_gammas_may_stand_beside_any_loss(tmp_path: Path) -> None:
-    """As in a study of losses, or a search for one, whose trainings share them."""
-    assert arguments(tmp_path, loss="focal", gamma_update_schedule={2: 5}).gamma_update_schedule == {2: 5}
-    assert arguments(tmp_path, loss="focal", gamma_update_steps=5).gamma_update_steps == 5
-
-
 def test_a_schedule_has_whole_numbers_wherever_it_comes_from(tmp_path: Path) -> None:
     meant = {25: 100, 40: 1}
     config = tmp_path / "config.yaml"
@@ -212,6 +178,15 @@ def test_class_weights_come_in_any_form(make: Any, tmp_path: Path) -> None:
     assert json.loads(args.to_json_string())["class_weights"] == [0.5, 2.0, 1.0]
 
 
+def test_the_docstring_is_the_help_and_names_every_map() -> None:
+    help_of = {
+        name: field.metadata.get("help", "") for name, field in CalibrationConfig.__dataclass_fields__.items()
+    }
+    assert all(help_of.values())
+    assert all(method in help_of["calibration_method"] for method in CALIBRATION_METHODS)
+    assert "temperature are over these" in HfArgumentParser(CalibrationTrainingArguments).format_help()
+
+
 def test_they_parse_from_the_command_line(tmp_path: Path) -> None:
     words = [
         "--output_dir",
@@ -231,18 +206,6 @@ def test_they_parse_from_the_command_line(tmp_path: Path) -> None:
     assert (args.n_bins, args.gamma_update_steps) == (10, 5)
     assert args.gather_batch is True
     assert args.temperature_criterion == "ece"
-
-
-def test_the_help_names_every_field() -> None:
-    text = HfArgumentParser(CalibrationTrainingArguments).format_help()
-    for name in (
-        "--loss_kwargs",
-        "--gamma_update_schedule",
-        "--gamma_update_samples",
-        "--calibration_strategy",
-        "--gather_batch",
-    ):
-        assert name in text
 
 
 @pytest.mark.parametrize(
@@ -333,9 +296,3 @@ def test_values_of_another_type_or_size_are_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         arguments(tmp_path, **settings)
-
-
-def test_hyperparameters_from_numpy_and_torch_can_be_written_as_json(tmp_path: Path) -> None:
-    steps = {"thresholds": np.array([0.2]), "gammas": torch.tensor([5.0, 3.0])}
-    args = CalibrationTrainingArguments(str(tmp_path), loss="flsd", loss_kwargs=steps, report_to="none")
-    assert json.loads(args.to_json_string())["loss_kwargs"] == {"thresholds": [0.2], "gammas": [5.0, 3.0]}

@@ -14,14 +14,7 @@ from safetensors.torch import load_file
 
 from hf_calib.metrics.state import LOGGED_METRICS
 from tests.helpers.gloo_pair import run_on_two
-from tests.helpers.runs import (
-    BATCH_CASES,
-    CASES,
-    RAGGED_ROWS,
-    assert_equal_runs,
-    evaluate,
-    run,
-)
+from tests.helpers.runs import BATCH_CASES, CASES, RAGGED_ROWS, assert_equal_runs, evaluate, run
 from tests.helpers.tiny import N_LABELS, assert_same, sequences, tagged, tiny_bert, tiny_trainer
 from tests.helpers.two_processes import EVALUATIONS, train_and_evaluate
 
