@@ -1,4 +1,4 @@
-"""The command line, called in this process or as a program, and what a refusal looks like."""
+"""The command line, called in this process, and what a refusal looks like."""
 
 from __future__ import annotations
 
