@@ -32,9 +32,7 @@ def test_what_is_saved_is_read_back(tmp_path: Path, calibration: Predictions | N
 @pytest.mark.parametrize(
     "arrays",
     [
-        {"test_logits": LOGITS},
         {"test_logits": LOGITS, "test_labels": LABELS[:4]},
-        {"test_logits": LOGITS[:, :2], "test_labels": LABELS},
         {"test_logits": LOGITS, "test_labels": LABELS, "calibration_logits": LOGITS},
         {"calibration_logits": LOGITS, "calibration_labels": LABELS},
     ],
