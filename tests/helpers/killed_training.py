@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
 import warnings
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerState
 
-import hf_calib.trainer.saving
 from hf_calib import CalibrationTrainer
 from tests.helpers.gloo_pair import forked
 from tests.helpers.tiny import arguments, sequences, tiny_bert, weights
@@ -34,8 +31,6 @@ QUICK: dict[str, dict[str, Any]] = {
     },
 }
 SLOW: dict[str, dict[str, Any]] = {
-    "amid the table": {**BY_STEPS, "kill": "table"},
-    "before the optimizer": {**BY_STEPS, "kill": "optimizer"},
     "evaluated on start": {**BY_STEPS, "eval_steps": 3, "eval_on_start": True, "kill": 5},
     "evaluated, no checkpoint of its own": {**BY_STEPS, "kill": 5, "calibration": False},
     "each epoch, saved by epochs": {"save_strategy": "epoch", "kill": 4},
@@ -55,7 +50,7 @@ def make_trainer(folder: Path, case: dict[str, Any]) -> CalibrationTrainer:
     )
 
 
-def die(*_: Any, **__: Any) -> None:
+def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -68,36 +63,26 @@ class DieAt(TrainerCallback):
             die()
 
 
-def arm(trainer: CalibrationTrainer, kill: int | str) -> None:
-    """Let the training die at the start of step `kill` + 1, or while its second checkpoint is written."""
-    if isinstance(kill, int):
-        trainer.add_callback(DieAt(kill))
-        return
-    second = 2 * BASE["save_steps"]
-
-    def when_second(action: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args: (action if trainer.state.global_step == second else otherwise)(*args)
-
-    if kill == "optimizer":
-        trainer._save_optimizer_and_scheduler = when_second(die, trainer._save_optimizer_and_scheduler)  # type: ignore[method-assign]
-    elif kill == "table":
-        hf_calib.trainer.saving.os.replace = when_second(die, os.replace)  # type: ignore[assignment]
-    else:
-        TrainerState.save_to_json = when_second(half_written, TrainerState.save_to_json)  # type: ignore[method-assign]
+_save_state = TrainerState.save_to_json
 
 
 def half_written(state: TrainerState, path: str) -> None:
-    text = json.dumps({"log_history": state.log_history})
-    Path(path).write_text(text[: len(text) // 2])
-    die()
+    """Die amid the state of the second checkpoint."""
+    _save_state(state, path)
+    if state.global_step == 2 * BASE["save_steps"]:
+        text = Path(path).read_text()
+        Path(path).write_text(text[: len(text) // 2])
+        die()
 
 
 def train(folder: Path, case: dict[str, Any], *, kill: int | str | None = None, resume: bool = False) -> None:
     trainer = make_trainer(folder, case)
-    if kill is not None:
-        arm(trainer, kill)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    if kill == "state":
+        TrainerState.save_to_json = half_written  # type: ignore[method-assign]
+    elif kill is not None:
+        trainer.add_callback(DieAt(int(kill)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         trainer.train(resume_from_checkpoint=resume)
     timed = ("time", "per_second")
     torch.save(
@@ -110,21 +95,21 @@ def train(folder: Path, case: dict[str, Any], *, kill: int | str | None = None, 
                 for entry in trainer.state.log_history
                 if "train_loss" not in entry  # the mean since the resumption
             ],
-            "warnings": [str(warning.message) for warning in caught],
         },
         folder / "result.pt",
     )
 
 
-def in_a_child(function: Callable[..., None], *args: Any, **kwargs: Any) -> int:
-    """Call the function in a forked process; return how that ended: 0, 1, or minus a signal."""
-    child = forked(partial(function, *args, **kwargs))
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 def run(folder: Path, name: str) -> list[int]:
     """The case's training as it is meant to be, killed, and resumed; how each ended."""
     case, whole, broken = CASES[name], folder / "whole", folder / "broken"
-    endings = [in_a_child(train, whole, case), in_a_child(train, broken, case, kill=case["kill"])]
-    shutil.copytree(broken, folder / "as_left")
-    return [*endings, in_a_child(train, broken, case, resume=True)]
+    endings = []
+    for train_it in (
+        partial(train, whole, case),
+        partial(train, broken, case, kill=case["kill"]),
+        partial(train, broken, case, resume=True),
+    ):
+        if len(endings) == 2:
+            shutil.copytree(broken, folder / "as_left")
+        endings.append(os.waitstatus_to_exitcode(os.waitpid(forked(train_it), 0)[1]))
+    return endings

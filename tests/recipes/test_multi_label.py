@@ -11,7 +11,7 @@ import pytest
 import torch
 from papers.networks.resnet import CifarResNetConfig, CifarResNetForImageClassification
 from PIL import Image
-from sklearn.metrics import average_precision_score, roc_auc_score
+from sklearn.metrics import roc_auc_score
 from transformers import pipeline
 
 from hf_calib.predictions.training import TrainingPredictions
@@ -104,16 +104,5 @@ def test_the_layout_of_the_chest_x_rays_is_trained(tmp_path: Path) -> None:
         truth, scores = saved.labels[:, i], saved.logits[:, i]
         assert label["n_true"] == truth.sum()
         assert label["metrics"]["auroc"]["value"] == pytest.approx(roc_auc_score(truth, scores), abs=1e-12)
-        precision = average_precision_score(truth, scores)
-        assert label["metrics"]["average_precision"]["value"] == pytest.approx(precision, abs=1e-12)
     classify = pipeline("image-classification", model=str(tmp_path / "out" / "calibrated"), device="cpu")
     assert {row["label"] for row in classify(str(tmp_path / "test0.png"))} <= set(names)
-
-
-def test_a_label_outside_the_names_is_refused_before_the_training(
-    go_emotions: list[str], tmp_path: Path
-) -> None:
-    with_more = tmp_path / "test.csv"
-    with_more.write_text("text,labels\nfine,3\nodd,3 28\n")
-    with pytest.raises(ValueError, match=r"labels of split 'test' to be among .* got '28' in row 1"):
-        run("text_classification.py", *SHORT, *go_emotions, "--test_file", str(with_more))

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -46,20 +46,6 @@ def run(recipe: str, *arguments: str) -> dict[str, Any]:
         patch.setattr(sys, "argv", [path, *arguments])
         patch.syspath_prepend(str(Path(path).parent))
         return runpy.run_path(path, run_name="__main__")
-
-
-def run_on_two_processes(recipe: str, *arguments: str) -> str:
-    """Launch a script with torchrun; return what both processes print."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = subprocess.run(
-        [*launcher, str(ROOT / "recipes" / recipe), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def save_bert(folder: Path, texts: Any, kind: type = BertForSequenceClassification, **settings: Any) -> None:
@@ -129,12 +115,20 @@ def test_text_recipe_on_two_processes_reports_the_same_as_on_one(
     settings = ["--loss", "focal", "--seed", "1", "--learning_rate", "0", "--save_strategy", "no"]
     settings += ["--calibration_method", "temperature"]
     same = [*SHORT, *text_arguments, *settings]
-    printed = run_on_two_processes("text_classification.py", *same, "--output_dir", str(tmp_path / "two"))
-    assert printed.count("after temperature scaling, T = ") == 1  # one table, from one process
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    words = [
+        *launcher,
+        str(CONFIGS.parent / "text_classification.py"),
+        *same,
+        "--output_dir",
+        str(tmp_path / "two"),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("after temperature scaling, T = ") == 1  # one table, from one process
     run("text_classification.py", *same, "--output_dir", str(tmp_path / "one"))
-    one, two = (results(tmp_path / name)["metrics"] for name in ("one", "two"))
-    assert isinstance(one, dict)
-    assert isinstance(two, dict)
+    one, two = (cast("dict[str, float]", results(tmp_path / name)["metrics"]) for name in ("one", "two"))
     for key in ("test_ece", "test_adaptive_ece", "test_nll_calibrated", "temperature"):
         assert two[key] == pytest.approx(one[key], rel=1e-5), key
 

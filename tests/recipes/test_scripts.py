@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 from pathlib import Path
 
@@ -48,11 +47,3 @@ def test_studies_name_losses_maps_and_configs_that_there_are(script: str, tmp_pa
             assert set(words[words.index("--methods") + 1].split(",")) <= set(MAPS)
         for i in (i for i, word in enumerate(words) if word == "--config"):
             assert (RECIPES / "configs" / words[i + 1]).is_file()
-
-
-def test_the_gpu_script_runs_all_steps_in_its_order_though_one_fails(tmp_path: Path) -> None:
-    script = (RECIPES / "run_on_gpu.sh").read_text()
-    steps = re.findall(r"^step (\w+) ", script, re.MULTILINE)
-    assert len(steps) == 6
-    printed("run_on_gpu.sh", tmp_path, "out", "data")
-    assert {path.stem for path in (tmp_path / "out").glob("*.log")} == set(steps)

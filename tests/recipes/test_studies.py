@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 from datasets import Dataset
 from papers.dynamics import Trace, TrainingTrace
-from papers.gradients import confidence_regions
 from PIL import Image
 
 from tests.helpers.tiny import tiny_trainer
@@ -48,12 +47,6 @@ def study(name: str, output: Path, *arguments: str) -> dict[str, Any]:
     return record
 
 
-def dynamics(name: str, posts: Path, output: Path, *arguments: str) -> dict[str, Any]:
-    """A study with the CNN on few rows: 4 steps an epoch."""
-    small = ("--seeds", "0", "--rows", "256", "--validation_rows", "40")
-    return study(name, output, "--data", str(posts), *small, *arguments)
-
-
 def test_proofs(tmp_path: Path) -> None:
     record = study("proofs", tmp_path, "--draws", "12")
     hold = ("fcl_4.1_two_classes", "fcl_4.1_three_classes", "fcl_a.4", "fcl_a.5", "fcl_a.6", "fcl_a.7")
@@ -76,14 +69,6 @@ def test_proofs(tmp_path: Path) -> None:
     assert dual["least"] < dual["least_in_the_posterior's_order"]
 
 
-def test_five_gaussians(tmp_path: Path) -> None:
-    small = ("--train_points", "400", "--test_points", "100", "--epochs", "1")
-    record = study("five_gaussians", tmp_path, "--seeds", "0", "1", *small)
-    for row in record["results"]["drawn label, all runs"].values():
-        assert row["correlation"]["value"] == pytest.approx(np.mean(row["by run"]))
-        assert row["correlation"]["low"] <= row["correlation"]["value"] <= row["correlation"]["high"]
-
-
 @pytest.mark.slow  # five pictures
 def test_gradient_factors(tmp_path: Path) -> None:
     record = study("gradient_factors", tmp_path, "--resolution", "12")
@@ -92,8 +77,6 @@ def test_gradient_factors(tmp_path: Path) -> None:
     assert turning["ranges"]["gamma 3.59"] is None
     low, high = turning["ranges"]["gamma 5"]
     assert low < turning["first at p"] < high
-    regions = record["regions"]["dual focal, gamma 1, q 0.3"]
-    assert regions == confidence_regions(1.0, rival=0.3)._asdict()
     moves = record["largest change of u and g while p_y stays"]
     assert moves["u: focal, gamma 2"] < 1e-12 < 0.1 < moves["u: Brier-weighted, gamma 2"]
     # The closed form and the search agree: dual focal is over-confident, focal is not.
@@ -101,17 +84,6 @@ def test_gradient_factors(tmp_path: Path) -> None:
         focal, dual = record[way].values()
         assert focal["share over-confident"] == 0
         assert dual["share over-confident"] > 0.4
-
-
-@pytest.mark.deep
-def test_decision_boundary(tmp_path: Path) -> None:
-    small = ("--train_points", "200", "--test_points", "300", "--epochs", "100")
-    record = study("decision_boundary", tmp_path, "--seeds", "0", "1", *small)
-    focal, fcl = (record["results"][name] for name in list(record["results"])[1:])
-    # With so large a gamma the focal loss stays near 1/2, which the Brier term corrects.
-    assert focal["ECE"]["low"] > fcl["ECE"]["value"]
-    assert focal["slope on the boundary"]["value"] < fcl["slope on the boundary"]["value"]
-    assert record["truth"]["true calibration error"] == 0
 
 
 @pytest.mark.slow
@@ -131,26 +103,29 @@ def test_norms_and_entropies(tmp_path: Path, shared_data: Path) -> None:
     assert change == pytest.approx(found["L1 norm", 0.3]["ECE"]["value"] - plain["ECE"]["value"])
 
 
-@pytest.mark.slow
-def test_overhead(posts: Path, tmp_path: Path) -> None:
-    record = dynamics("overhead", posts, tmp_path, "--epochs", "2")
-    runs = {run["setting"]: run for run in record["runs"]}
-    beyond = {name: run["rows_beyond_the_evaluations"] for name, run in runs.items()}
-    assert beyond["focal, fixed gamma"] == beyond["every epoch, at the evaluation"] == 0
-    assert beyond["every epoch, a split of its own"] == 2 * 40
-    assert beyond["every step, 250 rows"] == 8 * 40
+# A study, its options, how many pictures it draws, and how many rows its record has.
+FEW_STEPS = "--seeds 0 --rows 256 --validation_rows 40 --epochs"  # 4 steps an epoch
+RUNS = [
+    ("overhead", f"{FEW_STEPS} 2", 1, ("runs", 6)),
+    ("validation_and_training", f"{FEW_STEPS} 3", 2, ("runs", 4)),
+    ("gamma_dynamics", f"{FEW_STEPS} 3", 3, ("runs", 12)),
+    ("confidence_dynamics", f"{FEW_STEPS} 5", 4, ("runs", 4)),
+    ("last_layer_gradients", "--seeds 0 --epochs 4", 2, ("results", 16)),
+    ("five_gaussians", "--seeds 0 1 --train_points 400 --test_points 100 --epochs 1", 1, ("results", 3)),
+    ("decision_boundary", "--seeds 0 1 --train_points 200 --test_points 300 --epochs 20", 1, ("results", 3)),
+]
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize(
-    ("name", "n_runs", "n_pictures"),
-    [("validation_and_training", 4, 2), ("gamma_dynamics", 12, 3), ("confidence_dynamics", 4, 4)],
+    ("name", "options", "n_pictures", "rows"),
+    [pytest.param(*each, marks=() if each[0] == "five_gaussians" else pytest.mark.deep) for each in RUNS],
 )
-def test_trainings_evaluated_at_each_step(
-    name: str, n_runs: int, n_pictures: int, posts: Path, tmp_path: Path
+def test_it_runs(
+    name: str, options: str, n_pictures: int, rows: tuple[str, int], posts: Path, tmp_path: Path
 ) -> None:
-    record = dynamics(name, posts, tmp_path, "--epochs", "5")
-    assert len(record["runs"]) == n_runs
+    data = () if name in ("five_gaussians", "decision_boundary") else ("--data", str(posts))
+    record = study(name, tmp_path, *data, *options.split())
+    assert len(record[rows[0]]) == rows[1]
     assert len(list(tmp_path.glob("*.png"))) == n_pictures
 
 
@@ -160,17 +135,6 @@ def test_smooth_calibration(posts: Path, tmp_path: Path) -> None:
     assert record["samples_within_the_bounds"] == record["samples"] == len(record["points"])
     assert record["largest_difference_to_the_program"] < 1e-9
     assert [row["rows"] for row in record["times"]] == [100, 300]
-
-
-@pytest.mark.deep
-def test_last_layer_gradients(posts: Path, tmp_path: Path) -> None:
-    record = study("last_layer_gradients", tmp_path, "--data", str(posts), "--seeds", "0", "--epochs", "4")
-    for row in record["summaries"]:
-        if row["loss"] in ("cross entropy", "BSCE-GRA, gamma 2"):  # a function of the Brier score
-            assert row["logits_spearman"]["value"] == pytest.approx(1, abs=1e-9)
-            assert row["logits_spread_in_decades"]["value"] < 1e-6
-    assert {row["epoch"] for row in record["summaries"]} == {1, 2, 3, 4}
-    assert len(record["results"]) == 4 * 4
 
 
 @pytest.mark.slow

@@ -65,11 +65,8 @@ def last_step(found: dict[str, Any]) -> int:
     return found["log"][-1]["step"]
 
 
-@pytest.mark.parametrize(
-    "name", ["amid the state", *(pytest.param(name, marks=pytest.mark.slow) for name in list(SLOW)[:2])]
-)
-def test_a_checkpoint_cut_short_is_passed_over(name: str, killed: Callable[[str], Path]) -> None:
-    left = killed(name) / "as_left"
+def test_a_checkpoint_cut_short_is_passed_over(killed: Callable[[str], Path]) -> None:
+    left = killed("amid the state") / "as_left"
     assert sorted(path.name for path in left.iterdir()) == ["checkpoint-2", "checkpoint-4"]
     assert newest_checkpoint(left) == str(left / "checkpoint-2")
 

@@ -54,19 +54,6 @@ def test_the_map_is_the_papers() -> None:
     assert class_activation_map(model, pixels)[2] == int(logits.argmax())
 
 
-def test_a_network_has_a_map_and_stays_as_it_was() -> None:
-    model = make(RESNET).train()
-    next(model.children()).eval()
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    modes = [module.training for module in model.modules()]
-    with torch.no_grad():
-        class_activation_map(model, torch.randn(1, 3, 32, 32), 2)
-    assert [module.training for module in model.modules()] == modes
-    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert not any(module._forward_hooks for module in model.modules())
-
-
 def test_patches_are_no_feature_map() -> None:
     with pytest.raises(ValueError, match="expected the model to have a feature map, got ViT"):
         class_activation_map(make(VIT), torch.randn(1, 3, 32, 32))

@@ -107,13 +107,6 @@ def test_the_noise_is_that_of_cifar_10_c(severity: int, deviation: float) -> Non
     assert noisy.std() / 255 == pytest.approx(deviation, rel=0.02)
 
 
-def test_noise_is_drawn_for_each_image_by_its_seed() -> None:
-    first = pixels(gaussian_noise(grey()))
-    assert (first == pixels(gaussian_noise(grey()))).all()
-    assert not (first[0] == first[1]).all()
-    assert not (first == pixels(gaussian_noise(grey(), seed=1))).all()
-
-
 def test_other_severities_are_refused() -> None:
     with pytest.raises(ValueError, match="expected severity to be a whole number from 1 to 5"):
         gaussian_noise(grey(), severity=6)

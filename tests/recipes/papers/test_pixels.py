@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from datasets import Image as ImageFeature
 from papers.images import ten_crops
 from papers.pixels import PixelTransform, decode_images
 from PIL import Image
-from torch.utils.data import DataLoader
 from transformers import ConvNextImageProcessorPil, ViTImageProcessorPil
 
-from hf_calib.data import ImageTransform, collate_images
+from hf_calib.data import ImageTransform
 
 RAW = ViTImageProcessorPil(do_resize=False, do_rescale=False, do_normalize=False)
 SMALL = ViTImageProcessorPil(size={"height": 16, "width": 16})
@@ -77,20 +74,6 @@ def test_half_of_the_images_are_mirrored() -> None:
     assert 160 < sum(mirrored) < 240  # four standard deviations
 
 
-def test_a_seed_gives_the_same_augmentation_with_workers() -> None:
-    transform = PixelTransform(SMALL, crop="pad", flip=True)
-    decoded = decode_images(images_of(*(noise(16, 16, s) for s in range(12))), SMALL).with_transform(
-        transform
-    )
-
-    def epoch() -> torch.Tensor:
-        torch.manual_seed(3)
-        loader = DataLoader(decoded, batch_size=4, num_workers=2, collate_fn=collate_images)
-        return torch.cat([batch["pixel_values"] for batch in loader])
-
-    assert torch.equal(epoch(), epoch())
-
-
 def test_the_ten_crops_are_those_of_torchvision() -> None:
     """Resize, TenCrop, ToTensor, Normalize: the image mirrored as a whole, then cut as the first five."""
     size = {"height": 12, "width": 17}
@@ -113,16 +96,6 @@ def test_the_ten_crops_are_those_of_torchvision() -> None:
             wanted = ((part / 255 - mean) / std).transpose(2, 0, 1)
             np.testing.assert_allclose(crops[i]["pixel_values"], wanted, rtol=0, atol=2e-6)
             assert crops[i]["labels"] == i
-
-
-def test_what_cannot_be_decoded_is_refused_by_its_row(tmp_path: Path) -> None:
-    good, bad = tmp_path / "a.png", tmp_path / "b.png"
-    Image.fromarray(noise(8, 8)).save(good)
-    bad.write_bytes(good.read_bytes()[:60])
-    dataset = Dataset.from_dict({"image": [str(good)] * 300 + [str(bad)], "label": [0] * 301})
-    dataset = dataset.cast_column("image", ImageFeature(decode=False))
-    with pytest.raises(ValueError, match=r"row 300: expected image to be readable, got .*b\.png"):
-        decode_images(dataset, SMALL)
 
 
 def test_wrong_use_is_refused() -> None:

@@ -94,15 +94,3 @@ def test_glove_fills_the_words_that_it_has(tmp_path: Path) -> None:
 def test_glove_refuses(tmp_path: Path, lines: tuple[str, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load_glove(write_glove(tmp_path, *lines), train_word_tokenizer(["cat dog"]))
-
-
-def test_word_vectors_are_taken_and_frozen(tmp_path: Path) -> None:
-    model = make_model()
-    vectors = torch.randn(40, 6)
-    model.set_word_vectors(vectors)
-    torch.testing.assert_close(model.get_input_embeddings().weight.data, vectors)
-    assert not model.embeddings.weight.requires_grad
-    model.set_word_vectors(vectors, trainable=True)
-    assert model.embeddings.weight.requires_grad
-    with pytest.raises(ValueError, match=r"have the shape \(40, 6\), got \(40, 7\)"):
-        model.set_word_vectors(torch.randn(40, 7))
