@@ -9,17 +9,9 @@ import pytest
 from scipy.special import softmax
 
 from hf_calib.metrics import ece_sweep, negative_log_likelihood
-from hf_calib.predictions.training import TrainingPredictions
 from hf_calib.scaling import TemperatureScaling
 from tests.helpers.studies import Task, write_study
 from tests.recipes.test_recipes import run
-
-
-def test_a_training_without_calibration_rows_is_refused(tmp_path: Path) -> None:
-    whole = Task().train(0)
-    write_study(tmp_path / "study", {("focal", 0): TrainingPredictions(whole.test, None)})
-    with pytest.raises(SystemExit, match="calibration rows to fit the maps on, got no calibration rows"):
-        run("further_metrics.py", str(tmp_path / "study"))
 
 
 def test_means_over_the_seeds_of_what_has_finished(

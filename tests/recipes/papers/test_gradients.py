@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from papers.gradients import (
-    confidence_regions,
     gradient_factors,
     last_layer_gradient_norms,
     reversed_range,
@@ -87,14 +86,6 @@ def test_inverse_focal_turns_around_where_lambert_says() -> None:
         assert at[2] < 0 < at[3:].min()
     with pytest.raises(ValueError, match=r"expected gamma to lie in \[0, 1000\], got"):
         reversed_range(-4.0)
-
-
-def test_regions_of_the_papers_figure() -> None:
-    """For gamma = 1 the derivative is -(2 + log v), and phi(v) = 1 at log v = -1 for the focal loss."""
-    focal, dual = confidence_regions(1.0), confidence_regions(1.0, rival=0.3)
-    assert focal == pytest.approx((np.exp(-2), np.exp(-1)))
-    assert dual.over_until == pytest.approx(np.exp(-2))
-    assert dual.under_from + dual.under_from * np.log(dual.under_from) == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize("bias", [True, False])

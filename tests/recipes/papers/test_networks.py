@@ -173,7 +173,6 @@ def test_a_saved_model_carries_its_code(tmp_path: Path) -> None:
     [
         (lambda: CifarResNetConfig(depth=51), "expected depth with basic blocks to be one of 18, 34 or 6n"),
         (lambda: VGGConfig(depth=12), "expected depth to be one of 11, 13, 16, 19, got 12"),
-        (lambda: GlobalPoolingCNNConfig(kernel_size=4), "expected kernel_size to be odd"),
         (
             lambda: network_config(VGGConfig, '{"depht": 11}'),
             "to name settings of vgg .*, got 'depht'.*'depth'",

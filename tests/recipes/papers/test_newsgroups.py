@@ -70,9 +70,3 @@ def test_headers_are_cut_as_scikit_learn_cuts_them(shared_data: Path) -> None:
     after = strip_headers(posts)["train"]["text"][:]
     assert after == [strip_newsgroup_header(text) for text in before]
     assert posts["train"]["text"][:] == before
-
-
-def test_texts_without_headers_are_refused() -> None:
-    rows = Dataset.from_dict({"text": ["no header\nat all"], "label": [0]})
-    with pytest.raises(ValueError, match="expected texts of train to have a header"):
-        strip_headers(DatasetDict({"train": rows}))
