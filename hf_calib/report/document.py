@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 # Letters of a line on a terminal: of the first column at least, of the other headers at most.
-_TITLE, _WORD = 20, 16
+_TITLE, _WORD = 20, 23
 
 
 class Image(NamedTuple):
