@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 from pathlib import Path
 
@@ -124,16 +123,3 @@ class TestRefusedOutputs:
         assert told == f"InputOSError: {wanted}, or name another place"
         assert names_below(tmp_path) == {"out/a"}
         assert (tmp_path / "out" / "a").read_text() == "old"
-
-
-def test_a_folder_and_its_files_are_as_open_as_any_other(tmp_path: Path) -> None:
-    before = os.umask(0o027)
-    try:
-        write(tmp_path / "folder", "a", "a")
-        with whole_file(tmp_path / "file") as unfinished:
-            unfinished.write_text("a")
-    finally:
-        os.umask(before)
-    assert (tmp_path / "folder").stat().st_mode & 0o777 == 0o750
-    assert (tmp_path / "folder" / "a").stat().st_mode & 0o777 == 0o640
-    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640

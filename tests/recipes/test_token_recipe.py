@@ -189,10 +189,6 @@ def test_whole_sentences_are_held_out() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            ["calibrate", "--method", "spline", "--output", "out"],
-            "spline cannot be folded into a model's head",
-        ),
         (["evaluate", "--ood-data", "FILE"], "data without tags to be for texts or images"),
         (["decide"], "to classify texts or images"),
     ],

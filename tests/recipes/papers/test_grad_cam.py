@@ -12,7 +12,7 @@ from papers.networks.resnet import CifarResNetConfig
 from PIL import Image
 from scipy.special import softmax
 from torch import nn
-from transformers import AutoModelForImageClassification, ViTConfig, ViTImageProcessorPil
+from transformers import AutoModelForImageClassification, ViTImageProcessorPil
 from transformers.modeling_outputs import ImageClassifierOutputWithNoAttention
 
 from hf_calib.scaling import TemperatureScaling
@@ -20,7 +20,6 @@ from tests.helpers.pictures import overlapping, written
 
 PROCESSOR = ViTImageProcessorPil(size={"height": 32, "width": 32})
 RESNET = CifarResNetConfig(depth=8, num_labels=3)
-VIT = ViTConfig(image_size=32, patch_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
 
 
 class Known(nn.Module):
@@ -52,11 +51,6 @@ def test_the_map_is_the_papers() -> None:
         assert chosen == label
         np.testing.assert_allclose(logits, model(pixels).logits[0].detach(), rtol=1e-6)
     assert class_activation_map(model, pixels)[2] == int(logits.argmax())
-
-
-def test_patches_are_no_feature_map() -> None:
-    with pytest.raises(ValueError, match="expected the model to have a feature map, got ViT"):
-        class_activation_map(make(VIT), torch.randn(1, 3, 32, 32))
 
 
 def test_the_figure_shows_confidence_before_and_after() -> None:

@@ -66,14 +66,6 @@ def test_a_padded_crop_shifts_each_image_by_itself_over_black() -> None:
     assert set(found) == set(crops)  # each of the 45; one is missing once in 2,000 seeds
 
 
-def test_half_of_the_images_are_mirrored() -> None:
-    torch.manual_seed(0)
-    array = noise(8, 8)
-    seen = PixelTransform(RAW, flip=True)(decode_images(images_of(*[array] * 400), RAW)[:])["pixel_values"]
-    mirrored = [np.array_equal(image, array[:, ::-1].transpose(2, 0, 1)) for image in seen.numpy()]
-    assert 160 < sum(mirrored) < 240  # four standard deviations
-
-
 def test_the_ten_crops_are_those_of_torchvision() -> None:
     """Resize, TenCrop, ToTensor, Normalize: the image mirrored as a whole, then cut as the first five."""
     size = {"height": 12, "width": 17}
