@@ -129,7 +129,7 @@ def citations(*methods: str | None) -> list[str]:
 def _written(facts: Facts, name: str) -> tuple[str, str]:
     """The introduction of a new card, and the section on calibration."""
     environment = Environment(trim_blocks=True, lstrip_blocks=True, autoescape=True, finalize=_escaped)
-    environment.filters.update(few=few, fenced=_fenced, sentence=lambda text: Markup(safe(text)))
+    environment.filters.update(few=few, fenced=_fenced, sentence=lambda text: Markup(safe(printable(text))))
     environment.globals.update(packages=PACKAGES, p_in_words=p_in_words, command=_command)
     template = environment.from_string(files("hf_calib.cards").joinpath("card.md.jinja").read_text("utf-8"))
     by_hf_calib = bool(facts.record and not facts.folded) or facts.prompt is not None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 # Letters of a line on a terminal: of the first column at least, of the other headers at most.
-_TITLE, _WORD = 20, 23
+_TITLE, _WORD, _LONG_WORD = 20, 16, 18
 
 
 class Image(NamedTuple):
@@ -76,7 +76,9 @@ class Table:
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        header = ["\n".join(textwrap.wrap(name, _WORD)) for name in self.header]
+        longest = [max(map(len, name.split()), default=0) for name in self.header]
+        room = [min(max(n, _WORD), _LONG_WORD) for n in longest]
+        header = ["\n".join(textwrap.wrap(name, n)) for name, n in zip(self.header, room, strict=True)]
         for mark in (" ", "\n"):
             rows = self.rows_with(mark)
             lines = ["\n".join(column).split("\n") for column in zip(header, *rows, strict=True)]
