@@ -1,6 +1,7 @@
 """Time of a training step of `CalibrationTrainer` for each loss, against the stock Trainer's with cross entropy.
 
     python benchmarks/training.py --dtypes float32 bfloat16 --losses focal adafocal mmce
+    python benchmarks/training.py --evaluation 5000  # batches of 8 rows, of a network of one narrow layer
 
 The network is BERT-base with random weights, or one of your own (`--model`); the tokens are random. Each round trains
 all of them in turn for some steps; the first steps of each are not timed. The table gives medians over the rounds of
@@ -22,6 +23,7 @@ from transformers import (
     BertConfig,
     BertForSequenceClassification,
     PreTrainedModel,
+    PrinterCallback,
     Trainer,
     TrainerCallback,
     TrainingArguments,
@@ -36,6 +38,9 @@ WARM_UP = 10  # steps
 
 def main() -> None:
     args = parse_args()
+    if args.evaluation:
+        compare_evaluations(args)
+        return
     place = "cuda" if torch.cuda.is_available() else "cpu"
     print(f"torch {torch.__version__}, {place}, batches of {args.batch_size} x {args.length} tokens")
     for dtype in args.dtypes:
@@ -59,6 +64,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=128, help="tokens")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--evaluation", type=int, metavar="BATCHES", help="time evaluations, and no steps")
     return parser.parse_args()
 
 
@@ -88,6 +94,40 @@ def step_seconds(name: str, dtype: str, args: argparse.Namespace) -> float:
             trainer = CalibrationTrainer(args=arguments, calibration_dataset=make_rows(args), **rest)
         trainer.train()
     return (clock.end - clock.begin) / args.steps
+
+
+def compare_evaluations(args: argparse.Namespace) -> None:
+    """Print the time of an evaluation over the stock Trainer's, where its own work for each batch counts most."""
+    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    ids = torch.randint(5, 64, (8 * args.evaluation, 8))
+    rows = Dataset.from_dict({"input_ids": ids.tolist(), "labels": (torch.arange(len(ids)) % 4).tolist()})
+    with tempfile.TemporaryDirectory() as folder:
+        settings: dict[str, Any] = {"output_dir": folder, "report_to": "none", "disable_tqdm": True}
+        models = [
+            BertForSequenceClassification(BertConfig(vocab_size=64, num_labels=4, **size)) for _ in range(3)
+        ]
+        arguments = CalibrationTrainingArguments(**settings)
+        splits: dict[str, Any] = {"eval_dataset": rows, "calibration_dataset": rows.select(range(400))}
+        trainers = {
+            STOCK: Trainer(models[0], TrainingArguments(**settings), eval_dataset=rows),
+            "with metrics": CalibrationTrainer(models[1], arguments, **splits),
+            "and after a map": CalibrationTrainer(models[2], arguments, **splits),
+        }
+        trainers["and after a map"].fit_temperature()
+        for trainer in trainers.values():
+            trainer.remove_callback(PrinterCallback)
+        rounds = [
+            {name: evaluation_seconds(each) for name, each in trainers.items()} for _ in range(args.rounds)
+        ]
+    for name in trainers:
+        print(f"  {name:<24}{median(seconds[name] / seconds[STOCK] for seconds in rounds):.3f}")
+
+
+def evaluation_seconds(trainer: Trainer) -> float:
+    """Processor time of an evaluation."""
+    begin = time.process_time()
+    trainer.evaluate()
+    return time.process_time() - begin
 
 
 class Clock(TrainerCallback):

@@ -42,9 +42,8 @@ class CalibrationCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.trainer is None:
-            way_out = "pass trainer=trainer and calibration_dataset=rows"
-            name = type(self).__name__
-            raise RuntimeError(expected(name, "be used by a CalibrationTrainer", "another trainer", way_out))
+            got, way_out = "another trainer", "pass trainer=trainer and calibration_dataset=rows"
+            raise RuntimeError(expected(type(self).__name__, "be used by a CalibrationTrainer", got, way_out))
 
     def held_out_pass(self, *, n_samples: int | None = None, keep_logits: bool = False) -> Evaluation:
         """As `CalibrationTrainer.held_out_pass`, for a stock trainer too."""
@@ -192,9 +191,8 @@ class CalibrationMapCallback(CalibrationCallback):
         super().__init__(**rows)
         check_option("strategy", strategy, STRATEGIES)
         self.title = map_title(method_of(scaler, folds=True))
-        self.scaler, self.strategy = scaler, strategy
+        self.scaler, self.strategy, self._last_step = scaler, strategy, -1
         self.fitted: Any = None
-        self._last_step = -1
 
     def before_evaluate(self, step: int) -> None:
         """Called by the trainer before each evaluation during the training; several sets make one."""

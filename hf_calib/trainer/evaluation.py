@@ -87,10 +87,9 @@ class Evaluation:
         targets = labels[:n_own].reshape(rows.shape if multi_label else -1)
         self._waiting.append((rows, targets))
         self._n_waiting += rows.numel()
-        if self._n_waiting >= _SUMMED_AT_ONCE:
+        gathers = self.keep_values and self.accelerator.num_processes > 1  # each batch, to keep the order
+        if gathers or self._n_waiting >= _SUMMED_AT_ONCE:
             self._sum_up()
-        if self.keep_values:
-            self._keep(rows, targets)
 
     def _sum_up(self) -> None:
         """Add the batches that wait to the sums: one update takes as long as one of a small batch."""
@@ -102,6 +101,8 @@ class Evaluation:
                 step = max(1, _MAPPED_AT_ONCE // rows.shape[1])
                 for chunk, chunk_labels in zip(rows.split(step), targets.split(step), strict=True):
                     self.calibrated.update(self._mapped(chunk), chunk_labels)
+            if self.keep_values:
+                self._keep(rows, targets)
 
     def _keep(self, logits: Tensor, labels: Tensor) -> None:
         """Gather the labelled rows of a batch, in the order of the dataset."""

@@ -32,7 +32,6 @@ class Labels(NamedTuple):
 def read_labels(dataset: Any, label_key: str) -> Labels | None:
     """The labels of a `datasets.Dataset` from its column; None for other datasets."""
     columns = dataset.column_names if isinstance(dataset, datasets.Dataset) else ()
-    # The latter two are renamed by collators.
     name = next((name for name in (label_key, "label", "label_ids") if name in columns), None)
     if name is None:
         return None
