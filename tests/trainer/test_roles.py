@@ -49,49 +49,27 @@ def trainer_of(roles: str, folder: Path, **settings: Any) -> CalibrationTrainer:
     )
 
 
-@pytest.mark.parametrize(
-    ("roles", "wanted"),
-    [
-        ("abc", []),
-        ("ab-", []),
-        (
-            "a--",
-            [
-                "There is no calibration_dataset, and no evaluation set either. Temperature scaling will not be fitted"
-            ],
-        ),
-        (
-            "a-*",
-            [
-                "There is no calibration_dataset, and several evaluation sets. Temperature scaling will not be fitted"
-            ],
-        ),
-        ("a-b", ["The evaluation split is also the calibration split. Temperature scaling will follow"]),
-        ("abb", ["The evaluation split is also the calibration split. Temperature scaling will follow"]),
-        (
-            "aac",
-            ["The training split is also the calibration split. Temperature scaling will follow a model"],
-        ),
-        (
-            "aaa",
-            ["The training split is also the calibration split. Temperature scaling will follow a model"],
-        ),
-        (
-            "a-a",
-            ["The training split is also the calibration split. Temperature scaling will follow a model"],
-        ),
-        ("aba", ["The training split is also the evaluation split. What is reported"]),
-        ("ab*", ["The evaluation split is also the calibration split"]),
-        ("aa*", ["The training split is also the calibration split"]),
-    ],
+NO_DATA = r"There is no calibration_dataset, and {}\. Temperature scaling will not be fitted.* Pass calibration_dataset"
+TWICE = (
+    r"The {} split is also the calibration split\. Temperature scaling will follow .* Hold some examples out"
 )
-def test_one_warning_where_a_split_plays_two_roles(roles: str, wanted: list[str], tmp_path: Path) -> None:
+REPORTED = r"The training split is also the evaluation split\. What is reported .* Hold some examples out"
+ROLES = {
+    **dict.fromkeys(("abc", "ab-"), None),
+    "a--": NO_DATA.format("no evaluation set either"),
+    "a-*": NO_DATA.format("several evaluation sets"),
+    **dict.fromkeys(("a-b", "abb", "ab*"), TWICE.format("evaluation")),
+    **dict.fromkeys(("aac", "aaa", "a-a", "aa*"), TWICE.format("training")),
+    "aba": REPORTED,
+}
+
+
+@pytest.mark.parametrize("roles", ROLES)
+def test_one_warning_where_a_split_plays_two_roles(roles: str, tmp_path: Path) -> None:
     trainer = trainer_of(roles, tmp_path)
-    found = warned(lambda: check_data(trainer))
-    assert len(found) == len(wanted)
-    for message, start in zip(found, wanted, strict=True):
-        assert message.startswith(start)
-        assert re.search("Hold some examples out|Pass (a separate )?calibration_dataset", message)
+    found, wanted = warned(lambda: check_data(trainer)), ROLES[roles]
+    assert len(found) == (wanted is not None)
+    assert wanted is None or re.match(wanted, found[0])
 
 
 def test_the_warning_names_what_follows_the_split(tmp_path: Path) -> None:

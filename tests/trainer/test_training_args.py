@@ -118,29 +118,20 @@ def test_what_is_wrong_is_refused(settings: dict[str, Any], message: str, tmp_pa
         arguments(tmp_path, **settings)
 
 
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        {40: 1, 25: 100},
-        {25: 100, "25": 1},
-        {-1: 5},
-        {"-1": 5},
-        {25: 0},
-        {25: 1.5},
-        {25: True},
-        {0.5: 10},
-        {25: None},
-        {"twenty": 5},
-        {},
-        [25, 100],
-        25,
-        "",
-        "25:100",
-        '{"25": 100',
-        '{"40": 1, "25": 100}',
-        "[25, 100]",
-    ],
-)
+NUMBERS = [
+    {40: 1, 25: 100},
+    {25: 100, "25": 1},
+    {-1: 5},
+    {"-1": 5},
+    {25: 0},
+    {25: 1.5},
+    {25: True},
+    {0.5: 10},
+]
+OTHERS = [{25: None}, {"twenty": 5}, {}, [25, 100], 25, "", "25:100", '{"25": 100', '{"40": 1, "25": 100}']
+
+
+@pytest.mark.parametrize("schedule", [*NUMBERS, *OTHERS, "[25, 100]"])
 def test_what_is_no_schedule_is_refused(schedule: Any, tmp_path: Path) -> None:
     message = (
         "gamma_update_schedule to map whole epochs, rising, at least 0, to whole numbers of steps, .*, got"
@@ -191,12 +182,7 @@ def test_they_parse_from_the_command_line(tmp_path: Path) -> None:
     words = [
         "--output_dir",
         str(tmp_path),
-        "--use_cpu",
-        "--report_to",
-        "none",
-        "--gather_batch",
-        "--n_bins",
-        "10",
+        *["--use_cpu", "--report_to", "none", "--gather_batch", "--n_bins", "10"],
     ]
     words += ["--loss", "focal", "--loss_kwargs", '{"gamma": 2.5}', "--class_weights", "1", "2.5"]
     words += ["--temperature-criterion", "ece", "--gamma_update_steps", "5"]
@@ -208,22 +194,19 @@ def test_they_parse_from_the_command_line(tmp_path: Path) -> None:
     assert args.temperature_criterion == "ece"
 
 
-@pytest.mark.parametrize(
-    ("metric", "greater"),
-    [
-        ("eval_ece", False),
-        ("adaptive_ece", False),
-        ("eval_classwise_ece_calibrated", False),
-        ("mce", False),
-        ("nll", False),
-        ("eval_b_brier", False),
-        ("eval_loss", False),
-        ("accuracy", True),
-        ("eval_accuracy_calibrated", True),
-        ("f1", True),
-        ("eval_piece", True),
-    ],
-)
+ERRORS = [
+    "eval_ece",
+    "adaptive_ece",
+    "eval_classwise_ece_calibrated",
+    "mce",
+    "nll",
+    "eval_b_brier",
+    "eval_loss",
+]
+SCORES = ["accuracy", "eval_accuracy_calibrated", "f1", "eval_piece"]
+
+
+@pytest.mark.parametrize(("metric", "greater"), [*((e, False) for e in ERRORS), *((s, True) for s in SCORES)])
 def test_the_best_model_is_the_one_of_the_smaller_error(metric: str, greater: bool, tmp_path: Path) -> None:
     settings = {"metric_for_best_model": metric, "calibration_strategy": "evaluate"}
     assert arguments(tmp_path, **settings).greater_is_better is greater
