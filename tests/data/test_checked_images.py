@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from hf_calib.data import (
     load_data,
     load_ood,
 )
-from hf_calib.data.images import decode_at
 from hf_calib.data.sources import load_rows
 from tests.helpers.images import PROCESSOR, real_rows
 
@@ -47,43 +45,15 @@ NOISE = np.random.default_rng(0).integers(0, 256, (24, 20, 3), dtype=np.uint8)
 JPEG, PNG = encoded(NOISE, "JPEG"), encoded(NOISE, "PNG")
 
 
-def is_refused(check: Callable[[], object]) -> bool:
-    try:
-        check()
-    except ValueError:
-        return True
-    return False
-
-
-@pytest.mark.parametrize(("name", "kind"), [("cifar10", "JPEG"), ("mnist", "PNG")])
-def test_a_real_image_that_is_cut_off_anywhere_is_refused_where_pillow_could_not_decode_it(
-    name: str, kind: str, shared_data: Path
-) -> None:
-    contents = real_rows(shared_data, name, "test", 0, 1)["image"][0]["bytes"]
-    assert Image.open(io.BytesIO(contents)).format == kind
-    for length in (*range(0, len(contents), 29), len(contents)):
-        cut = contents[:length]
-        refused = is_refused(lambda cut=cut: check_images(stored(cut), "x"))
-        undecodable = is_refused(lambda cut=cut: decode_at(None, {"bytes": cut, "path": None}))
-        # The checksums of a PNG say of a lost end what the pixels do not need.
-        whole = kind != "PNG" or length == len(contents)
-        assert refused if undecodable else not (refused and whole), length
-
-
 @pytest.mark.parametrize(
     ("contents", "message"),
     [
         (b"", "row 1 of train: expected image to be readable, got 0 bytes"),
         (b"no image", "got 8 bytes starting with b'no image'; it is in no format that Pillow knows; remove"),
-        (b"P6 2x 2 255 ", "row 1 of train: expected image to be readable, got .*invalid literal"),
         (JPEG[: len(JPEG) // 2], "row 1 of train: expected image to be readable, got .* bytes"),
-        *(
-            (contents, "row 1 of train: expected image to be readable")
-            for contents in (PNG[:60] + bytes([PNG[60] ^ 1]) + PNG[61:], encoded(NOISE, "GIF")[:200])
-        ),
+        (PNG[:60] + bytes([PNG[60] ^ 1]) + PNG[61:], "row 1 of train: expected image to be readable"),
         (encoded(NOISE[..., 0].astype(np.uint16) * 256, "PNG"), "have 8 bits a channel, got mode 'I;16'"),
     ],
-    ids=["empty", "no", "PPM", "JPEG", "a flipped bit", "GIF", "16 bits"],
 )
 def test_what_cannot_be_read_is_refused_with_its_row(contents: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
 from hf_calib import metrics
 from hf_calib.metrics import CalibrationState
 from hf_calib.report import CalibrationReport, calibration_report, report_on_states
-from hf_calib.report.comparison import read_report
 from tests.helpers.sampled import predictions
 
 
@@ -49,30 +46,6 @@ def test_it_is_the_report_on_held_rows(both: tuple) -> None:  # type: ignore[typ
         assert (state.consistency.p_value < 0.01) == (held.consistency.p_value < 0.01)
         assert state.consistency.expected == pytest.approx(held.consistency.expected, rel=0.1)
     assert ours.diagnosis[0] == theirs.diagnosis[0]
-
-
-def test_its_forms(both: tuple, tmp_path) -> None:  # type: ignore[no-untyped-def,type-arg]
-    report = both[0]
-    page = report.to_html()
-    assert page.count("<figure>") == 3
-    text = report.to_markdown()
-    assert "6,000 examples, 4 classes, 15 bins; intervals of 95%, seed 0. From sums, in one pass." in text
-    assert "| Adaptive ECE |" in text
-    assert "from cells" in text
-    record = json.loads(json.dumps(report.to_dict(), allow_nan=False))
-    assert record["kind"] == "one_pass"
-    (tmp_path / "report.json").write_text(json.dumps(record))
-    assert read_report(tmp_path / "report.json")["n_examples"] == 6_000
-
-
-def test_intervals_have_the_level_asked_for() -> None:
-    state = state_of(*predictions(500))
-    for level, z in ((0.8, 1.2816), (0.95, 1.96)):
-        found = report_on_states(state, confidence_level=level).before
-        for key in ("accuracy", "nll", "brier"):
-            error = state.top_label.mean(key)[1][0]
-            value, low, high = found.metrics[key]
-            np.testing.assert_allclose([low, high], [value - z * error, value + z * error], atol=1e-4)
 
 
 @pytest.mark.deep

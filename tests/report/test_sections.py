@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from html import unescape
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,12 +15,9 @@ import pytest
 from scipy.special import softmax
 
 from hf_calib.decisions import AbstainRule
-from hf_calib.decisions.promise import PromiseCurve
 from hf_calib.metrics import bootstrap_interval, entity_scores, find_entities, ood_detection
 from hf_calib.metrics.ranking import OOD_SCORES
 from hf_calib.metrics.state import SliceSums, score_chunks
-from hf_calib.metrics.sums import Interval
-from hf_calib.plots import roc_diagram
 from hf_calib.report import (
     SOFT_MEASURES,
     CalibrationReport,
@@ -34,7 +30,7 @@ from hf_calib.report import (
 )
 from hf_calib.report.measured import Settings
 from hf_calib.report.sections import ReportSection, slice_p_values, slice_section
-from tests.helpers.pictures import overlapping, written
+from tests.helpers.pictures import overlapping
 from tests.helpers.reports import cells
 from tests.helpers.sampled import predictions
 
@@ -136,21 +132,6 @@ def test_every_section_is_in_every_form(make: Callable[[], CalibrationReport]) -
 # Decisions
 
 
-def test_curves_of_promises_are_recorded() -> None:
-    curve = PromiseCurve((0.7, 0.8), (0.9, 0.6), (Interval(0.75, 0.7, 0.8), None))
-    record = DecisionSection("answers", 100, {}, curves={"before": curve}).to_dict()["curves"]["before"]
-    kept = [{"value": 0.75, "low": 0.7, "high": 0.8}, None]
-    assert record == {"promised": [0.7, 0.8], "answered": [0.9, 0.6], "kept": kept}
-
-
-def test_decisions_without_a_figure_and_without_an_answer() -> None:
-    nothing = {"answered": Interval(0.0, 0.0, 0.01)}
-    section = DecisionSection("hands over", 100, nothing, {**nothing, "accuracy": Interval(1.0, 0.9, 1.0)})
-    assert section.sentences()[1:] == ["Nothing is answered before calibration."]
-    assert section.table()[1][1] == ["Accuracy of the answers", "", "1.0000 [0.9000, 1.0000]"]
-    assert section.figures(15) == {}
-
-
 # Entities
 
 
@@ -202,20 +183,6 @@ def test_the_seed_of_ood_detection_and_the_curves_after_calibration() -> None:
     assert replace(section, after=None).table()[0] == ["told by", "value"]
 
 
-def test_inputs_from_elsewhere_are_recorded_and_drawn() -> None:
-    report = elsewhere()
-    (section,) = report.out_of_distribution
-    assert section.after is not None
-    record = report.to_dict()["out_of_distribution"][0]
-    assert record["after"]["energy"]["auroc"]["value"] == section.after["energy"].auroc.value
-    assert record["n_examples"] == 50
-    figure = roc_diagram({section.name: section.curves()})
-    areas = {f"{title} (area {section.after[s].auroc.value:.3f})" for s, title in OOD_SCORES.items()}
-    assert areas <= set(written(figure))
-    with pytest.raises(ValueError, match="expected panels to have at least one curve each"):
-        roc_diagram({})
-
-
 # Soft labels
 
 
@@ -248,41 +215,6 @@ def test_rows_or_classes_in_another_order_are_pointed_out() -> None:
         assert any("Check that rows and classes" in each for each in report.warnings) == is_warned
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        (
-            lambda s: (20 * s).astype(int),
-            TypeError,
-            "soft_labels to be a float array, got dtype int64; divide",
-        ),
-        (lambda s: s[:-1], ValueError, r"soft_labels to have shape \(120, 4\), got shape \(119, 4\)"),
-        (
-            lambda s: s / 2,
-            ValueError,
-            "each row of soft_labels to sum to 1, got 0.5 in row 0; divide each row",
-        ),
-        (lambda s: s * np.nan, ValueError, r"soft_labels to be finite, got nan"),
-        (lambda s: s.argmax(axis=1).astype(float), ValueError, r"got shape \(120,\)"),
-    ],
-)
-def test_other_soft_labels_are_refused(change: Any, error: type[Exception], message: str) -> None:
-    probs, shares, labels = annotated()
-    with pytest.raises(error, match=message):
-        calibration_report(probs, labels, soft_labels=change(shares))
-
-
-def test_on_cifar_10h_hard_labels_look_worse_than_the_annotators(shared_data: Path) -> None:
-    """A model that says what people say is calibrated, but not by the one label that each image has."""
-    with np.load(shared_data / "cifar10h" / "cifar10h.npz", allow_pickle=False) as file:
-        shares, labels = file["probs"][:2000], file["labels"][:2000]
-    report = calibration_report(shares, labels, soft_labels=shares, n_resamples=50)
-    assert report.soft_labels is not None
-    assert report.soft_labels.agreement == pytest.approx(0.992, abs=0.004)
-    assert report.soft_labels.before["ece"].value == pytest.approx(0, abs=1e-12)
-    assert report.before.metrics["ece"].value > 0.02  # people are under-confident of the label that was kept
-
-
 # Slices
 
 
@@ -306,16 +238,6 @@ def test_the_slice_that_differs_is_found() -> None:
         assert each.accuracy == pytest.approx(right.mean())
         assert each.gap.value == pytest.approx(confidences.mean() - right.mean(), abs=1e-9)
         assert each.gap.low < each.gap.value < each.gap.high
-
-
-def test_of_many_slices_20_are_shown_and_one_alone_has_nothing_to_differ_from() -> None:
-    (section,) = sliced().slices
-    assert "20 of 30 slices; report.json has all." in section.sentences()
-    assert (len(section.table()[1]), len(section.to_dict()["slices"])) == (20, 30)
-    probs, labels = predictions(300)
-    alone = measured_slices(np.zeros(300, int), labels, probs)
-    assert alone.slices[0].p_value is None
-    assert alone.finding.startswith("No value of country differs from the other rows beyond chance")
 
 
 @pytest.mark.parametrize(
