@@ -113,11 +113,8 @@ def is_in(fitted: SavedMap | None, path: Path) -> bool:
         found = load_map(path).scaler
     except ValueError:
         return False
-    return (
-        fitted is not None
-        and method_of(found) in FOLDABLE_SCALERS
-        and _record(found) == _record(fitted.scaler)
-    )
+    folds = fitted is not None and method_of(found) in FOLDABLE_SCALERS
+    return folds and _record(found) == _record(fitted.scaler)  # type: ignore[union-attr]
 
 
 def _record(scaler: Any) -> dict[str, Any]:

@@ -51,11 +51,8 @@ def check_data(trainer: Any) -> None:
     split, evaluation = trainer.calibration_split, trainer.eval_dataset
     sets = evaluation if isinstance(evaluation, dict) else {}
     if adafocal is not None:
-        got, purpose = (
-            "several evaluation sets" if sets else "none",
-            "whose gammas follow held-out predictions",
-        )
-        requirement = f"calibration_dataset to be given for loss {trainer.calibration_loss.name!r}, {purpose}"
+        got, loss = "several evaluation sets" if sets else "none", f"loss {trainer.calibration_loss.name!r}"
+        requirement = f"calibration_dataset to be given for {loss}, whose gammas follow held-out predictions"
         check(split is not None, requirement, got, "pass calibration_dataset")
     splits = {"training": trainer.train_dataset, "calibration": trainer.calibration_dataset}
     sets = sets or {"evaluation": evaluation}

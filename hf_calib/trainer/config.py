@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from transformers import TrainingArguments
 
@@ -19,6 +19,11 @@ from hf_calib.metrics.checks import check_flag
 from hf_calib.metrics.state import lower_is_better
 from hf_calib.scaling import FOLDABLE_SCALERS, TemperatureScaling
 from hf_calib.trainer.callbacks import STRATEGIES, check_option, check_updates
+
+if TYPE_CHECKING:
+    ClassWeights = list[float] | str | None
+else:  # HfArgumentParser takes one type per field: words, which become numbers unless they are "balanced"
+    ClassWeights = list[str] | None
 
 Kind = TypeVar("Kind")
 CALIBRATION_METHODS = (*(key for key, entry in FOLDABLE_SCALERS.items() if entry.needs != "priors"), "none")
@@ -52,7 +57,8 @@ class CalibrationConfig:
     Args:
         loss: Name of the loss, see hf_calib.losses.LOSSES: adafocal, dual_focal, focal, ...
         loss_kwargs: Hyperparameters of the loss, as JSON: '{"gamma": 3.0}'.
-        class_weights: One positive weight per class, in the order of the model's labels.
+        class_weights: One positive weight per class, in the order of the model's labels; or 'balanced': N / (C n_c),
+            from the n_c labels of each class in the training split.
         n_bins: Number of bins of the reported calibration errors.
         gamma_update_steps: Update an adaptive loss (adafocal, ada_dual_focal, calfocal, ece_ce) every so many optimizer
             steps. Default: at each evaluation, or at the end of each epoch where eval_strategy is 'no'.
@@ -81,7 +87,7 @@ class CalibrationConfig:
 
     loss: str = "cross_entropy"
     loss_kwargs: dict[str, Any] | str | None = None
-    class_weights: list[float] | None = None
+    class_weights: ClassWeights = None
     n_bins: int = 15
     gamma_update_steps: int | None = None
     gamma_update_schedule: dict[int, int] | str | None = None
@@ -111,7 +117,10 @@ class CalibrationConfig:
         updates = self.gamma_update_steps, schedule, self.gamma_update_samples
         self.gamma_update_schedule = check_updates(names, *updates)
         self.make_scaler()
-        self.class_weights = _plain(self.class_weights)
+        weights = _plain(self.class_weights)
+        if isinstance(weights, list) and weights != ["balanced"]:  # words, on the command line
+            weights = [float(each) if isinstance(each, str) else each for each in weights]
+        self.class_weights = "balanced" if weights == ["balanced"] else weights
         self.make_loss()
 
     def settings(self) -> str:
@@ -119,13 +128,14 @@ class CalibrationConfig:
         names = [*CalibrationConfig.__dataclass_fields__, "label_smoothing_factor"]
         return repr([getattr(self, name, None) for name in names])
 
-    def make_loss(self, problem_type: str | None = None) -> Any:
+    def make_loss(self, problem_type: str | None = None, balanced: list[float] | None = None) -> Any:
         """The `CalibrationLoss` that this describes, for a model's `problem_type`; None goes by the labels' dtype."""
         name, kwargs = self.loss, dict(self.loss_kwargs or {})  # type: ignore[arg-type]
         smoothing = getattr(self, "label_smoothing_factor", 0)  # of a Trainer's arguments
         if smoothing != 0:
             name, kwargs = "label_smoothing", {"smoothing": smoothing}
-        return make_loss(name, class_weights=self.class_weights, problem_type=problem_type, **kwargs)
+        weights: Any = balanced if self.class_weights == "balanced" else self.class_weights
+        return make_loss(name, class_weights=weights, problem_type=problem_type, **kwargs)
 
     def make_scaler(self) -> Any:
         """The scaler, not fitted, that this describes; None for no calibration map."""

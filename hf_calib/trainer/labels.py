@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from hf_calib._errors import check
+from hf_calib._errors import check, few
 from hf_calib.language_models.label_tokens import is_causal, keeps_positions, option_tokens, without_adapters
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 
@@ -46,6 +46,20 @@ def read_labels(dataset: Any, label_key: str) -> Labels | None:
         values = values.flatten()
     flat = values.drop_null().to_numpy(zero_copy_only=False)
     return Labels(flat, rows[~absent], np.unique(np.concatenate(missing)))
+
+
+def balanced_weights(trainer: Any) -> list[float]:
+    """Weights N / (C n_c) of the training split, which give every class the same share of the loss."""
+    found, way_out = read_labels(trainer.train_dataset, trainer.label_key), "give one number per class"
+    counted = np.empty(0) if found is None or trainer.answers is not None else found.values
+    requirement = "class_weights to be given as numbers where the training split has no class indices"
+    check(counted.dtype.kind in "iu", requirement, "'balanced'", way_out)
+    counted = counted[counted >= 0]
+    counts = np.bincount(counted, minlength=trainer.n_classes or 0)
+    absent = np.flatnonzero(counts == 0).tolist()
+    requirement = "class_weights to be 'balanced' over classes that the training split has"
+    check(not absent and len(counted) > 0, requirement, f"no examples of class {few(absent)}", way_out)
+    return (len(counted) / (len(counts) * counts)).tolist()
 
 
 def aligned_labels(labels: Tensor, *, next_token: bool) -> Tensor:
@@ -109,12 +123,8 @@ class AnswerOptions:
         way_out = "load it with AutoModelForCausalLM, or leave answer_options out"
         check(is_causal(model), requirement, type(model).__name__, way_out)
         requirement = "processing_class to be a tokenizer for answer_options"
-        check(
-            callable(tokenizer),
-            requirement,
-            repr(tokenizer),
-            "pass processing_class=tokenizer to the trainer",
-        )
+        way_out = "pass processing_class=tokenizer to the trainer"
+        check(callable(tokenizer), requirement, repr(tokenizer), way_out)
         options = option_tokens(tokenizer, texts)
         self.names, self.tokens = list(options), list(options.values())
         self._keeps_positions = keeps_positions(model)

@@ -138,10 +138,8 @@ def save_calibrated(trainer: Any, output_dir: str | os.PathLike[str]) -> None:
 
 def push(trainer: Any, message: str | None, card: dict[str, Any]) -> Any:
     """Save the calibrated model and its card in the output folder, and push that in one commit."""
-    args, about = (
-        trainer.args,
-        {"message": message or "End of training", "create_pr": card.pop("create_pr", False)},
-    )
+    args, create_pr = trainer.args, card.pop("create_pr", False)
+    about = {"message": message or "End of training", "create_pr": create_pr}
     about["run_as_future"] = not card.pop("blocking", True)
     defaults = {"token": args.hub_token, "revision": args.hub_revision, "private": args.hub_private_repo}
     for name, default in defaults.items():
@@ -159,11 +157,8 @@ def push(trainer: Any, message: str | None, card: dict[str, Any]) -> Any:
         trainer.hub_model_id = with_owner(repo_id, about["token"])
         if isinstance(trainer.calibration_loss, AdaptiveLoss):
             save_loss_state(trainer.calibration_loss, args.output_dir)
-        tags = card.get("tags") or []
-        tags = [
-            *([tags] if isinstance(tags, str) else tags),
-            *(getattr(trainer.model, "model_tags", None) or []),
-        ]
+        tags, of_model = card.get("tags") or [], getattr(trainer.model, "model_tags", None) or []
+        tags = [*([tags] if isinstance(tags, str) else tags), *of_model]
         name = {"model_name": repo_id.split("/")[-1]}
         trainer.create_model_card(**{**name, **card, "tags": list(dict.fromkeys(tags))})
         return push_folder(args.output_dir, trainer.hub_model_id, **about)

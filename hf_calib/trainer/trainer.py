@@ -42,14 +42,6 @@ class CalibrationMixin(Trainer):
 
     Args:
         calibration: the `CalibrationConfig`, where the trainer's arguments are not one; others as `CalibrationTrainer`.
-
-    Example::
-
-        class CalibratedRewards(CalibrationMixin, RewardTrainer):
-            def logits_and_labels(self, model, inputs):
-                rewards = model(inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits[:, 0]
-                logits = torch.stack(rewards.chunk(2), dim=1)  # chosen and rejected
-                return {"logits": logits}, logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device)
     """
 
     args: Any
@@ -135,7 +127,8 @@ class CalibrationMixin(Trainer):
         # Of loss and metrics; None if the model does not say.
         self.n_classes = of_labels.number_of_classes(model) if options is None else len(options)
         problem_type = getattr(self.model_config, "problem_type", None)
-        self.calibration_loss = config.make_loss(problem_type).to(self.args.device)
+        balanced = of_labels.balanced_weights(self) if config.class_weights == "balanced" else None
+        self.calibration_loss = config.make_loss(problem_type, balanced).to(self.args.device)
         if config.gather_batch and self.args.world_size > 1:
             self.calibration_loss.gather = all_gather_rows
         callbacks.renew(self)

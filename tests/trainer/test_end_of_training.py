@@ -8,10 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import TrainerCallback
+from transformers import HfArgumentParser, TrainerCallback
 
-from hf_calib import AdaFocalCallback, CalibrationTrainer, TemperatureScalingCallback
+from hf_calib import (
+    AdaFocalCallback,
+    CalibrationTrainer,
+    CalibrationTrainingArguments,
+    TemperatureScalingCallback,
+)
 from tests.helpers.tiny import (
+    N_LABELS,
     arguments,
     assert_same,
     last_evaluation,
@@ -157,3 +163,28 @@ def test_saving_the_uncalibrated_model_says_so_once(tmp_path: Path, caplog: pyte
     assert "Use save_calibrated_model" in caplog.text
     saved = tiny_bert().from_pretrained(tmp_path / "one")
     assert_same(weights(saved), weights(trainer.model))
+
+
+def test_balanced_class_weights_come_from_the_training_split(tmp_path: Path) -> None:
+    model, labels = tiny_bert(), [0, 0, 0, 0, 0, 1, 1, 2, 3, 3, -100]
+    rows = sequences(model, 11).remove_columns("label").add_column("label", labels)
+    wanted = [10 / (N_LABELS * count) for count in (5, 2, 1, 2)]
+    args = arguments(tmp_path, class_weights="balanced", loss="focal", calibration_method="none")
+    trainer = CalibrationTrainer(model, args, train_dataset=rows)
+    assert trainer.calibration_loss.class_weights is not None
+    assert trainer.calibration_loss.class_weights.tolist() == pytest.approx(wanted)
+    for dataset, message in (
+        (rows.select(range(7)), "got no examples of class 2, 3; give one"),
+        (None, "numbers"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            CalibrationTrainer(model, args, train_dataset=dataset)
+
+
+@pytest.mark.parametrize(("words", "found"), [(["0.5", "2"], [0.5, 2.0]), (["balanced"], "balanced")])
+def test_class_weights_are_numbers_or_balanced_on_the_command_line(
+    words: list[str], found: object, tmp_path: Path
+) -> None:
+    given = ["--output_dir", str(tmp_path), "--class_weights", *words, "--report_to", "none"]
+    (args,) = HfArgumentParser(CalibrationTrainingArguments).parse_args_into_dataclasses(given)
+    assert args.class_weights == found
