@@ -12,10 +12,7 @@ import pytest
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from PIL import Image
-from transformers import (
-    ConvNextImageProcessorPil,
-    ViTImageProcessorPil,
-)
+from transformers import ConvNextImageProcessorPil, ViTImageProcessorPil
 
 from hf_calib.data import (
     DataArguments,

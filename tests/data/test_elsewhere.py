@@ -42,6 +42,13 @@ def test_sets_are_called_by_as_much_of_their_path_as_tells_them_apart(tmp_path: 
         load_ood(DataArguments(ood_data=[*files, files[1]]))
 
 
+@pytest.mark.parametrize("name", ["missing.csv", "someone/nothing"])
+def test_what_is_missing_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ValueError, match=f"expected ood_data to .* got {name}"):
+        load_ood(DataArguments(ood_data=[name]))
+
+
 @pytest.mark.parametrize(("name", "text"), [("empty.csv", "text\n"), ("empty.jsonl", ""), ("empty.json", "")])
 def test_an_empty_file_is_called_empty(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)

@@ -8,13 +8,7 @@ import datasets
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
-from hf_calib.data import (
-    choose_columns,
-    draw_test,
-    label_maps,
-    multi_hot,
-    split_calibration,
-)
+from hf_calib.data import choose_columns, draw_test, label_maps, multi_hot, split_calibration
 
 NAMES = ["joy", "fear", "anger"]
 IDS = [[0, 2], [1], [], [2]]

@@ -15,11 +15,7 @@ from matplotlib.figure import Figure
 from scipy.special import softmax
 
 import hf_calib.metrics as metrics
-from hf_calib.report import (
-    MEASURES,
-    CalibrationReport,
-    calibration_report,
-)
+from hf_calib.report import MEASURES, CalibrationReport, calibration_report
 from hf_calib.report.diagnosis import claims, misjudged_frequencies, significant_runs
 from hf_calib.report.rows import worst_bins
 from tests.helpers.reports import cells
@@ -248,13 +244,8 @@ def test_html_is_one_safe_file_that_can_be_heard_and_used_without_a_mouse() -> N
     assert all(source.startswith("data:image/png;base64,iVBOR") for source in sources)
     assert re.findall(r'alt="([^"]*)"', text) == [name.replace("_", " ") for name in overconfident_figures()]
     assert not re.search(r"url\(|@import", text)
-    for part in (
-        "m&lt;i&gt;| *x*",
-        "&lt;script&gt;alert(1)&lt;/script&gt;",
-        "color-scheme: dark",
-        "@media print",
-    ):
-        assert part in text
+    assert "m&lt;i&gt;| *x*" in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
     captions = re.findall(r"<caption>(.+?)</caption>", text)
     regions = re.findall(r'<div class="scroll" role="region" tabindex="0" aria-label="([^"]+)">', text)
     assert regions == captions
@@ -341,6 +332,7 @@ def test_extreme_predictions_are_reported(probs: np.ndarray, labels: np.ndarray)
         ({"class_names": ["a", "b"]}, r"class_names to be 3 names, got 2"),
         ({"n_bins": 0}, r"n_bins to be at least 1, got 0"),
         ({"confidence_level": 1.0}, r"confidence_level to lie in \(0, 1\), got 1.0"),
+        ({"soft_labels": np.full((20, 3), 0.5)}, "each row of soft_labels to sum to 1, got 1.5 in row 0"),
         (
             {"sample_weight": np.ones(20), "soft_labels": np.full((20, 3), 1 / 3)},
             "at most one of labels .*, got 2; leave",
