@@ -17,7 +17,6 @@ from hf_calib import CalibrationMapCallback, CalibrationTrainer, TemperatureScal
 from hf_calib.metrics import brier_score, negative_log_likelihood
 from hf_calib.scaling import (
     FOLDABLE_SCALERS,
-    AutoScaling,
     IsotonicScaling,
     MatrixScaling,
     PerLabelTemperatureScaling,
@@ -326,18 +325,6 @@ def test_auto_is_a_temperature_where_the_head_has_no_bias(tmp_path: Path) -> Non
     assert isinstance(trainer.fit_calibration_map(), TemperatureScaling)
 
 
-def test_the_default_chooses_the_map_where_the_head_can_hold_any_and_says_which(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path / "out", calibration_method=None)
-    trainer.train()
-    assert isinstance(trainer.calibration_map, AutoScaling)
-    assert trainer.model.config.calibration["choice"] == trainer.calibration_map.choice_ == "temperature"
-    assert repr(trainer.calibration_map) == f"AutoScaling(): temperature, T = {trainer.temperature:.4g}"
-    assert repr(AutoScaling(n_folds=3)) == "AutoScaling(n_folds=3)"
-    decoder = CalibrationTrainer(gpt2(), arguments(tmp_path / "gpt2", calibration_method=None))
-    kinds = [type(callback) for callback in decoder.callback_handler.callbacks]
-    assert TemperatureScalingCallback in kinds  # its head keeps no bias
-
-
 def test_methods_that_do_not_go_with_the_problem_are_refused_before_the_training(tmp_path: Path) -> None:
     several = tiny_bert(**MULTI_LABEL)
     one = tiny_bert(problem_type="single_label_classification")
@@ -382,15 +369,6 @@ def test_a_callback_brings_settings_of_its_own(tmp_path: Path) -> None:
         CalibrationMapCallback(IsotonicScaling())
     with pytest.raises(ValueError, match=r"expected strategy to be one of .*got 'always'"):
         CalibrationMapCallback(VectorScaling(), strategy="always")
-
-
-@pytest.mark.parametrize("method", ["temperature", "vector"])
-def test_a_removed_callback_stays_removed(method: str, tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path, calibration_method=method)
-    trainer.remove_callback(TemperatureScalingCallback if method == "temperature" else CalibrationMapCallback)
-    trainer.args.loss = "focal"
-    trainer.train()
-    assert trainer.calibration_map is None
 
 
 def test_a_map_from_elsewhere(tmp_path: Path) -> None:

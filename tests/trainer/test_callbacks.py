@@ -88,15 +88,6 @@ def test_when_the_gammas_are_updated(settings: dict[str, Any], steps: list[int],
     assert "eval_ece_calibrated" in last_evaluation(trainer)
 
 
-def test_only_the_updates_by_steps_of_a_schedule_use_the_subset(tmp_path: Path) -> None:
-    settings = {"gamma_update_schedule": {1: 2}, "gamma_update_samples": 12, "num_train_epochs": 2}
-    trainer = tiny_trainer(tmp_path, loss="adafocal", **settings)
-    trainer.train()
-    tables = [entry for entry in trainer.state.log_history if "count_00" in entry]
-    counts = [(table["step"], sum(table[f"count_{i:02d}"] for i in range(15))) for table in tables]
-    assert counts == [(4, 39), (6, 11), (8, 11)]  # of 40 and of 12, all but the lowest
-
-
 class Tracker(TrainerCallback):
     """Keeps what a tracker is sent, with its step."""
 
@@ -130,14 +121,6 @@ def test_each_update_is_logged_once_whatever_logging_steps_says(logging_steps: i
         sum(tables[-1][f"count_{i:02d}"] for i in range(15)) == table.counts.sum() == 39
     )  # all but the lowest
     assert len({axes.get_title() for axes in gamma_dynamics(tables).axes[::3]}) == 15
-
-
-@pytest.mark.parametrize("logging_strategy", ["epoch", "no"])
-def test_updates_at_the_end_of_an_epoch_leave_the_loss_its_log(logging_strategy: str, tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path, loss="adafocal", logging_strategy=logging_strategy)
-    trainer.train()
-    assert len(logged(trainer, "loss")) == (logging_strategy == "epoch")
-    assert update_steps(trainer) == [4]
 
 
 @pytest.mark.parametrize(
@@ -175,17 +158,6 @@ def test_the_gammas_come_from_the_held_out_predictions(loss: str, held_out: str,
     last = [entry for entry in trainer.state.log_history if "gamma_00" in entry][-1]
     assert [last[f"gamma_{i:02d}"] for i in range(15)] == trainer.calibration_loss.gammas.tolist()
     assert [last[f"calibration_gap_{i:02d}"] for i in range(15)] == trainer.calibration_loss.gaps.tolist()
-
-
-def test_a_subset_is_always_the_same(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path, loss="adafocal")
-    first, second = (trainer.held_out_pass(n_samples=16).raw.top_label.confidence for _ in range(2))
-    assert len(first) == 16
-    np.testing.assert_array_equal(first, second)
-    everything = trainer.held_out_pass().raw.top_label.confidence
-    assert len(everything) == 40
-    assert set(first) < set(everything)
-    assert len(trainer.held_out_pass(n_samples=400).raw.top_label.confidence) == 40
 
 
 class Watch(TrainerCallback):
@@ -244,23 +216,6 @@ def test_a_pass_that_fails_puts_everything_back(tmp_path: Path) -> None:
     assert trainer.callback_handler is handler
     assert trainer.model.training
     assert trainer.preprocess_logits_for_metrics is None
-
-
-def test_another_calibration_set_is_looked_at(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path)
-    assert len(trainer.held_out_pass().raw.top_label.confidence) == 40
-    trainer.calibration_dataset = trainer.eval_dataset
-    assert len(trainer.held_out_pass().raw.top_label.confidence) == 24
-
-
-def test_persistent_workers_do_not_mix_up_the_sets(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path, dataloader_num_workers=1, dataloader_persistent_workers=True)
-    assert len(trainer.held_out_pass().raw.top_label.confidence) == 40
-    trainer.evaluate()
-    assert len(trainer.last_evaluation.raw.top_label.confidence) == 24
-    assert len(trainer.held_out_pass().raw.top_label.confidence) == 40
-    for loader in (trainer._eval_dataloaders["eval"], next(iter(trainer.loaders_of_splits.values()))[1]):
-        loader.base_dataloader._iterator._shutdown_workers()  # quicker than when they are collected
 
 
 def test_callbacks_are_refused_where_they_cannot_work(tmp_path: Path) -> None:
@@ -351,17 +306,6 @@ def test_it_is_fitted_to_the_best_model(tmp_path: Path) -> None:
     assert trainer.temperature == pytest.approx(wanted, rel=1e-6)
 
 
-def test_it_can_be_fitted_before_each_evaluation(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path, calibration_strategy="evaluate", eval_on_start=True, **BY_STEPS)
-    trainer.train()
-    found = [(e["step"], e["temperature"]) for e in trainer.state.log_history if "temperature" in e]
-    assert [step for step, _ in found] == [0, 2, 4, 4]
-    start, middle, end, last = (temperature for _, temperature in found)
-    assert len({start, middle, end}) == 3
-    assert end == last == trainer.temperature
-    assert end == pytest.approx(fitted(trainer), rel=1e-6)
-
-
 def test_no_temperature_where_none_is_wanted_or_possible(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path, **NO_TEMPERATURE)
     trainer.train()
@@ -375,12 +319,6 @@ def test_no_temperature_where_none_is_wanted_or_possible(tmp_path: Path) -> None
         assert not logged(each, "temperature")
     with pytest.raises(ValueError, match="expected calibration_dataset to be given to fit a calibration map"):
         no_data.fit_temperature()
-
-
-def test_it_can_be_fitted_without_training_and_without_the_callback(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path, **NO_TEMPERATURE)
-    assert trainer.fit_temperature() == pytest.approx(fitted(trainer), rel=1e-6)
-    assert trainer.evaluate()["temperature"] == trainer.temperature
 
 
 @pytest.mark.parametrize("labels", ["no column", "all ignored"])

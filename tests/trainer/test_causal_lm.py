@@ -71,16 +71,6 @@ def test_it_learns_what_the_model_itself_would_teach(tmp_path: Path) -> None:
     assert metrics["eval_accuracy"] == pytest.approx((logits.argmax(1) == labels).double().mean().item())
 
 
-def test_no_map_is_fitted_over_its_vocabulary_unless_asked_for(tmp_path: Path) -> None:
-    for settings, title in (({"calibration_method": None}, None), ({}, "TemperatureScaling")):
-        args = arguments(tmp_path, optim="sgd", learning_rate=0.5, num_train_epochs=3, **settings)
-        splits = {"train_dataset": texts(16), "calibration_dataset": texts(40, seed=1)}
-        trainer = CalibrationTrainer(gpt2(), args, **splits)
-        trainer.train()
-        fitted = trainer.calibration_map
-        assert (None if fitted is None else type(fitted).__name__) == title
-
-
 def test_accumulation_changes_nothing(tmp_path: Path) -> None:
     ends = []
     for micro, steps in ((8, 1), (2, 4)):
@@ -109,14 +99,6 @@ def test_its_temperature_is_that_of_the_next_tokens(tmp_path: Path) -> None:
     wanted = TemperatureScaling().fit(logits.numpy(), labels.numpy()).temperature_
     assert trainer.temperature == pytest.approx(wanted, rel=1e-4)
     assert model.config.calibration["n_examples"] == len(labels)
-
-
-def test_its_labels_are_checked_against_the_vocabulary(tmp_path: Path) -> None:
-    rows = texts(8).to_list()
-    rows[2]["labels"][4] = VOCABULARY
-    trainer = CalibrationTrainer(gpt2(), arguments(tmp_path), train_dataset=Dataset.from_list(rows))
-    with pytest.raises(ValueError, match=r"labels of the training split to be in \[0, 64\), got 64 in row 2"):
-        trainer.train()
 
 
 def test_an_encoder_decoder_that_generates_is_refused(tmp_path: Path) -> None:
@@ -148,15 +130,3 @@ def test_a_tied_one_is_saved_with_its_temperature(tmp_path: Path) -> None:
         assert float((loaded(ids).logits - wanted).abs().max()) < 1e-6 * float(wanted.abs().max())
     assert loaded.config.calibration["head"] == ["transformer.ln_f"]
     assert loaded.lm_head.weight is loaded.transformer.wte.weight
-
-
-def test_a_map_that_a_tied_head_cannot_hold_is_refused_before_the_training(tmp_path: Path) -> None:
-    splits = {"train_dataset": texts(16), "calibration_dataset": texts(8, seed=1)}
-    args = arguments(tmp_path, calibration_method="vector")
-    with pytest.raises(ValueError, match=r"a bias in its head for vector scaling, got GPT2LMHeadModel"):
-        CalibrationTrainer(gpt2(), args, **splits).train()
-    size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = transformers.OlmoConfig(vocab_size=VOCABULARY, tie_word_embeddings=True, **size)
-    args = arguments(tmp_path, calibration_method="temperature")
-    with pytest.raises(ValueError, match=r"whose norms have no weights; set calibration_method='none'"):
-        CalibrationTrainer(transformers.OlmoForCausalLM(config), args, **splits).train()

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PrefixTuningConfig, PromptEncoderConfig, PromptTuningConfig, get_peft_model
+from peft import LoraConfig, get_peft_model
 from transformers import Trainer, TrainerCallback
 
 from hf_calib import CalibrationTrainer
 from tests.helpers.architectures import ARCHITECTURES, build, some_inputs
-from tests.helpers.tiny import arguments, assert_same, sequences, tiny_bert, weights
+from tests.helpers.tiny import arguments, assert_same, weights
 
 STEPS = 3
 NAMES = list(ARCHITECTURES)
@@ -97,33 +97,6 @@ def test_training_resumes_and_the_best_model_is_loaded(name: str, tmp_path: Path
     assert_same(weights(resumed.model), weights(whole.model))
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("name", RENAMED)
-def test_shards_are_read(name: str, tmp_path: Path) -> None:
-    whole, kept = make_trainer(build(name), tmp_path)
-    whole.train()
-    checkpoint = tmp_path / f"checkpoint-{STEPS - 1}"
-    saved = type(whole.model).from_pretrained(checkpoint)
-    (checkpoint / "model.safetensors").unlink()
-    saved.save_pretrained(checkpoint, max_shard_size="4KB")
-    assert len(list(checkpoint.glob("*.safetensors"))) > 1
-    resumed, again = make_trainer(zeroed(build(name)), tmp_path)
-    resumed.train(resume_from_checkpoint=str(checkpoint))
-    assert_same(again.weights, kept.weights)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("name", RENAMED)
-def test_checkpoints_of_the_stock_trainer_are_read(name: str, tmp_path: Path) -> None:
-    stock, kept = make_trainer(build(name), tmp_path, kind=Trainer, metric_for_best_model="loss")
-    stock.train()
-    model = zeroed(build(name))
-    ours, again = make_trainer(model, tmp_path)
-    ours.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{STEPS - 1}"))
-    largest = max(float((again.weights[k] - v).abs().max()) for k, v in kept.weights.items())
-    assert largest < 1e-6  # the loss of a batch is summed in another order
-
-
 def with_adapters() -> Any:
     torch.manual_seed(0)
     settings = {"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["classifier"]}
@@ -138,36 +111,6 @@ def adapter_trainer(folder: Path) -> tuple[Any, Kept]:
                 parameter.mul_(0.9 if (folder / "checkpoint-1").exists() else 1)
     model.main_input_name = "pixel_values"
     return make_trainer(model, folder)
-
-
-@pytest.mark.deep
-@pytest.mark.filterwarnings("ignore:The data do not determine the temperature")
-@pytest.mark.parametrize("kind", ["prompt", "p-tuning", "prefix"])
-def test_prompts_keep_their_map_beside_them(kind: str, tmp_path: Path) -> None:
-    common: dict[str, Any] = {"task_type": "SEQ_CLS", "num_virtual_tokens": 3}
-    config = {
-        "prompt": lambda: PromptTuningConfig(**common),
-        "p-tuning": lambda: PromptEncoderConfig(**common, encoder_hidden_size=8),
-        "prefix": lambda: PrefixTuningConfig(**common),
-    }[kind]()
-    model = get_peft_model(tiny_bert(), config)
-    trainer = CalibrationTrainer(
-        model,
-        arguments(
-            tmp_path, eval_strategy="epoch", save_strategy="epoch", num_train_epochs=2, label_names=["labels"]
-        ),
-        train_dataset=sequences(tiny_bert(), 16),
-        eval_dataset=sequences(tiny_bert(), 16, seed=2),
-        calibration_dataset=sequences(tiny_bert(), 24, seed=3),
-    )
-    trainer.train()
-    assert trainer.calibration_map is not None
-    trainer.save_model(str(tmp_path / "adapter"))
-    assert (tmp_path / "adapter/calibration.json").is_file()
-    with pytest.raises(
-        ValueError, match=r"learned prompts cannot be merged: trainer.save_model keeps the map"
-    ):
-        trainer.save_calibrated_model(tmp_path / "folded")
 
 
 @pytest.mark.slow

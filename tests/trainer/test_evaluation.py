@@ -183,26 +183,6 @@ def test_predictions_come_in_the_order_of_the_rows(strategy: str, tmp_path: Path
     np.testing.assert_array_equal(logits, found.predictions)
 
 
-def test_data_without_labels_are_predicted(tmp_path: Path) -> None:
-    stock, ours = stock_and_ours(tmp_path)
-    unlabelled = ours.eval_dataset.remove_columns("label")
-    found = ours.predict(unlabelled)
-    np.testing.assert_array_equal(found.predictions, stock.predict(unlabelled).predictions)
-    assert found.label_ids is None
-    assert not {f"test_{name}" for name in NAMES} & set(found.metrics)
-
-
-def test_predicting_does_not_replace_the_last_evaluation(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path)
-    trainer.evaluate()
-    last = trainer.last_evaluation
-    trainer.predict(trainer.train_dataset)
-    assert trainer.last_evaluation is last
-    trainer.evaluate(trainer.train_dataset, metric_key_prefix="test")
-    assert trainer.last_evaluation is not last
-    assert "test_ece" in trainer.last_evaluation.metrics()
-
-
 def test_several_evaluation_sets_are_told_apart(tmp_path: Path) -> None:
     model = tiny_bert()
     sets = {name: sequences(model, 20, seed=seed) for seed, name in enumerate("ab", 2)}
@@ -226,20 +206,3 @@ def test_several_evaluation_sets_are_told_apart(tmp_path: Path) -> None:
     assert len(logged(trainer, "gamma_00")) == 1  # two sets make one evaluation
     before_and_end = [entry["temperature"] for entry in trainer.state.log_history if "temperature" in entry]
     assert len(set(before_and_end)) == 1  # the same weights all along: fitted once for both sets
-
-
-def test_a_model_that_diverged_is_reported_as_such(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path)
-    with torch.no_grad():
-        trainer.model.classifier.bias.fill_(math.nan)
-    with pytest.warns(UserWarning, match="This evaluation has no calibration metrics.*NaN"):
-        metrics = trainer.evaluate()
-    assert all(math.isnan(metrics[f"eval_{name}"]) for name in NAMES)
-    with (
-        pytest.warns(UserWarning, match="has no calibration metrics"),
-        pytest.warns(
-            UserWarning, match="Temperature scaling was not fitted: .*NaN.*The trained model is kept"
-        ),
-    ):
-        trainer.train()
-    assert trainer.temperature is None

@@ -9,9 +9,8 @@ import optuna
 import pytest
 from transformers import TrainerCallback
 
-from hf_calib import AdaFocalCallback, CalibrationTrainer, TemperatureScalingCallback
-from hf_calib.losses import AdaptiveLoss
-from tests.helpers.tiny import arguments, assert_same, logged, sequences, tiny_bert, tiny_trainer, weights
+from hf_calib import CalibrationTrainer
+from tests.helpers.tiny import arguments, assert_same, logged, sequences, tiny_bert, weights
 
 optuna.logging.disable_default_handler()
 SETTINGS: dict[str, Any] = {"eval_strategy": "epoch", "num_train_epochs": 2}
@@ -94,51 +93,6 @@ def test_the_objective_is_checked_before_any_training(
     with pytest.raises(ValueError, match=message):
         trainer.hyperparameter_search(lambda trial: TRIALS[0], backend="optuna", **asked)
     assert ends.losses == []
-
-
-@pytest.mark.slow
-def test_changed_arguments_are_followed(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path, **SETTINGS, loss="focal")
-    trainer.train()
-    focal = trainer.calibration_loss
-    trainer.train()
-    assert trainer.calibration_loss is focal
-
-    trainer.args.loss = "adafocal"
-    trainer.args.loss_kwargs = {"n_bins": 5}
-    trainer.args.gamma_update_steps = 2
-    trainer.args.temperature_criterion = "ece"
-    trainer.args.class_weights = [1.0, 2.0, 1.0, 1.0]
-    trainer.train()
-    loss = trainer.calibration_loss
-    assert isinstance(loss, AdaptiveLoss)
-    assert (loss.name, loss.hyperparameters["n_bins"]) == ("adafocal", 5)
-    assert loss.class_weights is not None
-    assert loss.class_weights.tolist() == [1.0, 2.0, 1.0, 1.0]
-    assert not loss.gammas.eq(1).all()
-    assert [c.every_n_steps for c in callbacks(trainer, AdaFocalCallback)] == [2]
-    assert [c.scaling.criterion for c in callbacks(trainer, TemperatureScalingCallback)] == ["ece"]
-    table = loss.gammas
-    trainer.train()
-    assert trainer.calibration_loss is loss  # and goes on from its table
-    assert not loss.gammas.equal(table)
-
-    trainer.args.loss, trainer.args.loss_kwargs, trainer.args.temperature_criterion = "focal", None, "none"
-    trainer.train()
-    assert trainer.calibration_loss.name == "focal"
-    assert callbacks(trainer, AdaFocalCallback) == callbacks(trainer, TemperatureScalingCallback) == []
-
-
-def test_callbacks_of_the_users_stay_when_arguments_change(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path, **SETTINGS, loss="adafocal")
-    mine = AdaFocalCallback(every_n_steps=3)
-    trainer.add_callback(mine)
-    trainer.args.loss_kwargs = {"n_bins": 5}
-    trainer.train()
-    assert callbacks(trainer, AdaFocalCallback) == [mine]
-    trainer.args.loss, trainer.args.loss_kwargs = "focal", None
-    with pytest.raises(ValueError, match="AdaFocalCallback to go with a loss that adapts, got 'focal'"):
-        trainer.train()
 
 
 def callbacks(trainer: CalibrationTrainer, kind: type[TrainerCallback]) -> list[Any]:

@@ -25,7 +25,7 @@ from tests.helpers.tiny import (
     tokenizer,
     weights,
 )
-from tests.helpers.trained import Network, NetworkWithTuple, images, images_trainer, lora, trained
+from tests.helpers.trained import Network, NetworkWithTuple, images, lora, trained
 
 
 def assert_calibrated(trainer: CalibrationTrainer) -> None:
@@ -35,15 +35,6 @@ def assert_calibrated(trainer: CalibrationTrainer) -> None:
         assert np.isfinite(last[f"eval_{name}"])
         assert np.isfinite(last[f"eval_{name}_calibrated"])
     assert last["eval_accuracy"] == last["eval_accuracy_calibrated"]
-
-
-def test_tuples(tmp_path: Path) -> None:
-    ours, plain = trained(tmp_path, tiny_bert(return_dict=False)), trained(tmp_path)
-    assert_calibrated(ours)
-    assert_same(weights(ours.model), weights(plain.model))
-    assert ours.temperature == plain.temperature
-    found = ours.predict(ours.eval_dataset)
-    np.testing.assert_array_equal(found.predictions, plain.predict(plain.eval_dataset).predictions)
 
 
 def test_multi_label(tmp_path: Path) -> None:
@@ -69,12 +60,6 @@ def test_tokens_in_batches_of_different_lengths(tmp_path: Path) -> None:
     )
     trainer.train()
     assert_calibrated(trainer)
-
-
-def test_images(tmp_path: Path) -> None:
-    trainer, _ = images_trainer(tmp_path)
-    assert all(np.isfinite(logged(trainer, "loss")))
-    assert trainer.temperature is not None
 
 
 def test_adapters(tmp_path: Path) -> None:

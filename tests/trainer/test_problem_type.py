@@ -19,7 +19,6 @@ from tests.helpers.tiny import (
     TRUE_TEMPERATURE,
     arguments,
     assert_same,
-    logged,
     sequences,
     tiny_bert,
     tokenizer,
@@ -43,24 +42,6 @@ def test_one_hot_labels_met_in_an_evaluation_are_refused(tmp_path: Path) -> None
     with pytest.raises(ValueError, match=r"expected labels to have shape \(8,\)"):
         trainer.evaluate(one_hot(sequences(model, 8)))
     assert model.config.problem_type is None
-
-
-def test_integers_that_the_collator_makes_floats_are_decisions(tmp_path: Path) -> None:
-    model = tiny_bert()
-    rows = one_hot(sequences(model, 20)).map(lambda row: {"label": [int(each) for each in row["label"]]})
-    trainer = trainer_of(model, tmp_path, train_dataset=rows.select(range(8)), calibration_dataset=rows)
-    trainer.train()
-    assert model.config.problem_type == "multi_label_classification"
-    assert trainer.temperature is not None
-
-
-def test_each_new_model_is_told_the_problem_type(tmp_path: Path) -> None:
-    rows = one_hot(sequences(tiny_bert(), 20))
-    args = arguments(tmp_path, temperature_criterion="none")
-    trainer = CalibrationTrainer(args=args, model_init=lambda: tiny_bert(), train_dataset=rows)
-    for _ in range(2):
-        trainer.train()
-        assert trainer.model.config.problem_type == "multi_label_classification"
 
 
 @pytest.mark.parametrize("value", [math.nan, 1.5, -1.0])
@@ -107,22 +88,6 @@ def test_an_ignored_decision_does_not_drop_its_row_from_the_fit(tmp_path: Path) 
     assert model.config.calibration["n_examples"] == 59
 
 
-def test_labels_in_a_column_of_one_are_those_without_it(tmp_path: Path) -> None:
-    ends = []
-    for wrapped in (False, True):
-        model = tiny_bert()
-        sets = [sequences(model, n, seed=n) for n in (16, 40, 24)]
-        if wrapped:
-            sets = [rows.map(lambda row: {"labels": [row["label"]]}, remove_columns="label") for rows in sets]
-        trainer = trainer_of(
-            model, tmp_path, train_dataset=sets[0], calibration_dataset=sets[1], eval_dataset=sets[2]
-        )
-        trainer.train()
-        ends.append((weights(model), trainer.temperature, logged(trainer, "eval_nll_calibrated")))
-    assert_same(ends[0][0], ends[1][0])
-    assert ends[0][1:] == ends[1][1:]
-
-
 def test_rows_without_a_label_are_found_before_the_training(tmp_path: Path) -> None:
     model = tiny_bert()
     rows = sequences(model, 20, seed=2).to_list()
@@ -133,21 +98,6 @@ def test_rows_without_a_label_are_found_before_the_training(tmp_path: Path) -> N
     with pytest.raises(ValueError, match=r"the calibration split to be given.*None in row 5"):
         trainer.train()
     assert_same(weights(model), before)
-
-
-def test_rows_of_any_length_train_at_batch_size_1(tmp_path: Path) -> None:
-    model = tiny_bert()
-    even, uneven = sequences(model, 4), sequences(model, 20, seed=2).to_list()
-    for number, row in enumerate(uneven):
-        row["input_ids"] = row["input_ids"][: 3 + number % 4]
-    for train, micro in ((even, 4), ([*uneven], 1)):
-        sizes = {"per_device_train_batch_size": micro, "per_device_eval_batch_size": 1}
-        args = arguments(tmp_path, max_steps=1, **sizes)
-        trainer = CalibrationTrainer(
-            model, args, train_dataset=train, calibration_dataset=uneven, eval_dataset=uneven[:8]
-        )
-        trainer.train()
-        assert trainer.temperature is not None
 
 
 @pytest.mark.parametrize("loss", ["focal", "adafocal"])

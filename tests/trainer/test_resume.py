@@ -17,9 +17,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import Trainer, TrainerCallback, TrainerState
 
-from hf_calib import AdaFocalCallback, CalibrationTrainer
+from hf_calib import CalibrationTrainer
 from hf_calib.losses import make_loss
-from hf_calib.trainer.callbacks import own_callback
 from hf_calib.trainer.saving import LOSS_STATE_NAME, load_loss_state, newest_checkpoint
 from tests.helpers.gloo_pair import forked
 from tests.helpers.tiny import arguments, assert_same, sequences, tiny_bert, tiny_trainer, weights
@@ -229,24 +228,6 @@ def test_a_checkpoint_of_another_loss_is_refused(
     assert trainer.is_in_train is False
 
 
-def test_hyperparameters_that_came_later_do_not_make_a_table_another_one(checkpoint: Path) -> None:
-    path = checkpoint / LOSS_STATE_NAME
-    rewrite(path, metadata={"loss": "adafocal", "hyperparameters": '{"n_bins": 15}'})
-    loss = make_loss("adafocal")
-    load_loss_state(loss, checkpoint)
-    assert_same(dict(loss.state_dict()), load_file(path))
-
-
-def test_the_newest_checkpoint_is_that_of_the_last_step(tmp_path: Path) -> None:
-    for step in (900, 1000, 50):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
-    (tmp_path / "checkpoint-2000-backup").mkdir()
-    assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1000")
-    (tmp_path / "checkpoint-1000" / "trainer_state.json").write_text("{")
-    assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-900")
-
-
 def test_nothing_to_resume_from_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected output_dir to hold a complete checkpoint"):
         tiny_trainer(tmp_path / "nowhere").train(resume_from_checkpoint=True)
@@ -258,13 +239,6 @@ def test_the_best_checkpoint_that_is_loaded_is_of_this_run(checkpoint: Path) -> 
     stock = Trainer(ours.model, ours.args, train_dataset=ours.train_dataset, eval_dataset=ours.eval_dataset)
     stock.train(resume_from_checkpoint=str(checkpoint))
     assert stock.state.global_step == 4
-
-
-def test_save_model_writes_the_table_too(tmp_path: Path) -> None:
-    trainer: CalibrationTrainer = tiny_trainer(tmp_path, **ADAPTIVE)
-    own_callback(trainer, AdaFocalCallback).update()
-    trainer.save_model(str(tmp_path / "model"))
-    assert_same(load_file(tmp_path / "model" / LOSS_STATE_NAME), dict(trainer.calibration_loss.state_dict()))
 
 
 def test_a_training_that_resumes_after_its_last_step_makes_up_for_the_update(tmp_path: Path) -> None:

@@ -9,19 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
-from datasets import Dataset, IterableDataset
+from datasets import IterableDataset
 from transformers import TrainingArguments
 
 from hf_calib import CalibrationTrainer
 from hf_calib.trainer.checks import check_data
 from tests.helpers.tiny import (
     N_LABELS,
-    TEXT,
     arguments,
     assert_same,
     sequences,
-    tagged,
     tiny_bert,
     tiny_trainer,
     weights,
@@ -70,12 +67,6 @@ def test_one_warning_where_a_split_plays_two_roles(roles: str, tmp_path: Path) -
     found, wanted = warned(lambda: check_data(trainer)), ROLES[roles]
     assert len(found) == (wanted is not None)
     assert wanted is None or re.match(wanted, found[0])
-
-
-def test_the_warning_names_what_follows_the_split(tmp_path: Path) -> None:
-    (found,) = warned(trainer_of("a-b", tmp_path, loss="adafocal").train)
-    assert "The loss's gammas and temperature scaling will follow" in found
-    assert warned(trainer_of("a-b", tmp_path, **NO_TEMPERATURE).train) == []
 
 
 @pytest.mark.parametrize(("roles", "got"), [("a--", "none"), ("a-*", "several evaluation sets")])
@@ -128,15 +119,6 @@ def test_labels_out_of_range_are_refused(split: str, label: int, tmp_path: Path)
         trainer.train()
 
 
-def test_token_labels_out_of_range_are_refused(tmp_path: Path) -> None:
-    model = tiny_bert("Token")
-    rows = tagged(model, 6).to_list()
-    rows[4]["labels"][1] = 17
-    trainer = CalibrationTrainer(model, arguments(tmp_path), train_dataset=Dataset.from_list(rows))
-    with pytest.raises(ValueError, match=r"labels of the training split .*got 17 in row 4 \(1 such rows\)"):
-        trainer.train()
-
-
 def test_labels_that_are_names_are_refused_as_such(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path)
     names = [f"c{label}" for label in trainer.train_dataset["label"]]
@@ -154,12 +136,6 @@ class Rows(torch.utils.data.Dataset[dict[str, Any]]):
         return {"input_ids": torch.full((8,), 7 + index), "labels": torch.tensor(index)}
 
 
-def test_labels_of_other_data_sets_are_refused_when_they_come(tmp_path: Path) -> None:
-    trainer = CalibrationTrainer(tiny_bert(), arguments(tmp_path, **NO_TEMPERATURE), train_dataset=Rows())
-    with pytest.raises(ValueError, match=r"expected labels to be in \[0, 4\) or -100"):
-        trainer.train()
-
-
 def relabelled(shift: int) -> Any:
     """A collator that adds to the labels of the dataset."""
 
@@ -172,47 +148,8 @@ def relabelled(shift: int) -> Any:
     return collate
 
 
-def test_labels_that_the_collator_changes_are_judged_as_the_model_gets_them(tmp_path: Path) -> None:
-    rows = sequences(tiny_bert(), 16)
-    from_1 = rows.map(lambda row: {"label": row["label"] + 1})
-    args = arguments(tmp_path, **NO_TEMPERATURE)
-    CalibrationTrainer(tiny_bert(), args, train_dataset=from_1, data_collator=relabelled(-1)).train()
-    trainer = CalibrationTrainer(tiny_bert(), args, train_dataset=from_1, data_collator=relabelled(0))
-    with pytest.raises(ValueError, match=r"expected labels to be in \[0, 4\) or -100"):
-        trainer.train()
-    from_1.set_transform(relabelled_columns)
-    args = arguments(tmp_path, **NO_TEMPERATURE, remove_unused_columns=False)
-    CalibrationTrainer(tiny_bert(), args, train_dataset=from_1).train()
-
-
 def relabelled_columns(batch: dict[str, Any]) -> dict[str, Any]:
     return {"input_ids": batch["input_ids"], "labels": [label - 1 for label in batch["label"]]}
-
-
-def test_models_whose_labels_are_not_numbered_by_num_labels_train(tmp_path: Path) -> None:
-    config = transformers.BertConfig(**TEXT)
-    ids = sequences(tiny_bert(), 16)["input_ids"][:]
-    choices = Dataset.from_dict({"input_ids": [[row] * 4 for row in ids], "label": [3] * 16})
-    masked = Dataset.from_dict({"input_ids": ids, "labels": ids})
-    args = arguments(tmp_path, **NO_TEMPERATURE)
-    for kind, rows in (("MultipleChoice", choices), ("MaskedLM", masked)):
-        model = getattr(transformers, f"BertFor{kind}")(config)
-        CalibrationTrainer(model, args, train_dataset=rows).train()
-    beyond = Dataset.from_dict({"input_ids": ids, "labels": [[config.vocab_size] * len(row) for row in ids]})
-    with pytest.raises(ValueError, match=rf"to be in \[0, {config.vocab_size}\)"):
-        CalibrationTrainer(model, args, train_dataset=beyond).train()
-
-
-def test_a_batch_without_labels_is_refused(tmp_path: Path) -> None:
-    trainer = CalibrationTrainer(
-        tiny_bert(),
-        arguments(tmp_path, **NO_TEMPERATURE),
-        train_dataset=sequences(tiny_bert(), 8).remove_columns("label"),
-    )
-    with pytest.raises(
-        ValueError, match=r"expected the batch to have 'labels', got only .*input_ids.*collator"
-    ):
-        trainer.train()
 
 
 def test_models_that_do_not_fit_are_refused_at_once(tmp_path: Path) -> None:

@@ -35,25 +35,6 @@ def test_what_was_found_before_is_forgotten(tmp_path: Path) -> None:
         assert trainer.temperature is not None
 
 
-def test_gammas_are_updated_at_the_same_step_again(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path, loss="adafocal", **ONCE)
-    tables = []
-    for _ in range(2):
-        trainer.train()
-        assert [e["step"] for e in trainer.state.log_history if "calibration_gap_00" in e] == [4]
-        tables.append(trainer.calibration_loss.gammas.tolist())
-    assert tables[0] != tables[1]
-
-
-def test_a_temperature_is_fitted_at_the_same_step_again(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path, calibration_strategy="evaluate", **ONCE)
-    for _ in range(2):
-        trainer.train()
-        evaluations = [entry for entry in trainer.state.log_history if "eval_ece" in entry]
-        assert len(evaluations) >= 1
-        assert all("eval_ece_calibrated" in entry for entry in evaluations)
-
-
 @pytest.mark.parametrize("loss", ["adafocal", "ece_ce"])
 def test_the_best_model_brings_the_table_that_it_was_trained_with(loss: str, tmp_path: Path) -> None:
     settings = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
