@@ -17,9 +17,6 @@ from tests.helpers.tiny import arguments, assert_same, weights
 
 STEPS = 3
 NAMES = list(ARCHITECTURES)
-RENAMED = ["Beit", "DeiT", "Dinov2", "Swin", "ViT"]
-# Each way of naming, tying and nesting weights once.
-OF_EACH_KIND = {"Bert", "CLIP", "GPT2", "ResNet", "Swin", "T5", "ViT"}
 EVERY_NAME = [name if name in ("ViT", "T5") else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 
 

@@ -136,22 +136,6 @@ class Rows(torch.utils.data.Dataset[dict[str, Any]]):
         return {"input_ids": torch.full((8,), 7 + index), "labels": torch.tensor(index)}
 
 
-def relabelled(shift: int) -> Any:
-    """A collator that adds to the labels of the dataset."""
-
-    def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        return {
-            "input_ids": torch.tensor([row["input_ids"] for row in rows]),
-            "labels": torch.tensor([row["label"] + shift for row in rows]),
-        }
-
-    return collate
-
-
-def relabelled_columns(batch: dict[str, Any]) -> dict[str, Any]:
-    return {"input_ids": batch["input_ids"], "labels": [label - 1 for label in batch["label"]]}
-
-
 def test_models_that_do_not_fit_are_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match="a classifier with at least 2 labels, got 1; load it with num_labels=2"

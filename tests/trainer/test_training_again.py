@@ -12,8 +12,6 @@ from transformers import TrainerCallback
 from hf_calib.trainer.saving import LOSS_STATE_NAME
 from tests.helpers.tiny import assert_same, logged, tiny_trainer, weights
 
-ONCE = {"eval_strategy": "epoch"}  # at the last step of both trainings
-
 
 class AtStart(TrainerCallback):
     trainer: Any = None

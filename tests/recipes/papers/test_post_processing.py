@@ -7,8 +7,6 @@ import pytest
 from papers.post_processing import post_processing_gap
 from scipy.optimize import minimize
 
-TIGHT = {"rel": 0, "abs": 1e-12}
-
 
 def as_probs(confidences: object) -> np.ndarray:
     """Top-label confidences as probabilities of two classes or, below a half, of eleven; label 0 is the top one."""
