@@ -7,18 +7,13 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from scipy.special import softmax
 from transformers import AutoModelForSequenceClassification
 
 from hf_calib.cards.card import write_card
 from hf_calib.experiments import train_and_report
 from hf_calib.losses import make_loss
-from hf_calib.metrics import negative_log_likelihood
-from hf_calib.predictions.training import TrainingPredictions
-from hf_calib.scaling import TemperatureScaling
 from tests.helpers.tiny import assert_same, sequences, tiny_bert, tiny_trainer, weights
 
 
@@ -107,23 +102,3 @@ def test_the_trainer_is_left_as_it_was(tmp_path: Path, capsys: pytest.CaptureFix
     assert "on 30 rows of the test split." in card
     assert card.count("![") == 5
     assert "**Consistency test.**" in card
-
-
-@pytest.mark.slow
-def test_the_predictions_of_calibration_and_test_rows_are_kept(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path, eval_strategy="no", save_strategy="steps", save_steps=2)
-    test = sequences(trainer.model, 12, seed=5)
-    metrics = train_and_report(trainer, test)
-    kept = TrainingPredictions.load(tmp_path / "predictions.safetensors")
-    assert kept.class_names == ("LABEL_0", "LABEL_1", "LABEL_2", "LABEL_3")
-    assert kept.test.labels.tolist() == test["label"]
-    assert kept.calibration is not None
-    assert kept.calibration.labels.tolist() == trainer.calibration_dataset["label"]
-    logits = kept.calibration.logits.astype(np.float64)
-    scaler = TemperatureScaling().fit(logits, kept.calibration.labels)
-    assert scaler.temperature_ == pytest.approx(trainer.temperature, abs=1e-12)
-    nll = negative_log_likelihood(softmax(kept.test.logits.astype(np.float64), axis=1), kept.test.labels)
-    assert nll == pytest.approx(metrics["test_nll"], abs=1e-6)
-    training = json.loads((tmp_path / "results.json").read_text())["training"]
-    assert (training["steps"], training["resumed"]) == (4, False)
-    assert training["seconds"] > 0

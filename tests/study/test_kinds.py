@@ -53,12 +53,7 @@ def of_labels(seed: int, n_rows: int = 150) -> TrainingPredictions:
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [
-        ("root_brier_score", {}),
-        ("expected_calibration_error", {"n_bins": 5, "binning": "quantile"}),
-        ("classwise_calibration_error", {"n_bins": 5}),
-        ("smooth_calibration_error", {}),
-    ],
+    [("expected_calibration_error", {"n_bins": 5}), ("smooth_calibration_error", {})],
 )
 def test_resamples_of_groups_are_the_metric_of_the_drawn_groups(
     name: str, options: dict[str, object]
@@ -92,28 +87,6 @@ def test_tokens_are_rows_and_sentences_are_drawn(tmp_path: Path) -> None:
     assert (found.n_test, found.counted) == (len(TASK.labels[: TASK.n_test]), ("test tokens", "classes"))
 
 
-def test_temperatures_by_the_papers_criterion_are_maps_of_their_own(tmp_path: Path) -> None:
-    one = Task(n_test=300).train(0)
-    criteria = {"temperature": "nll", "temperature_ece": "ece", "temperature_adaptive_ece": "adaptive_ece"}
-    study = write_study(tmp_path / "study", {("cross_entropy", 0): one})
-    means = measured_quickly(study, methods=tuple(criteria)).means["value"]
-    assert one.calibration is not None
-    for method, criterion in criteria.items():
-        scaler = TemperatureScaling(criterion=criterion).fit(one.calibration.logits, one.calibration.labels)
-        probs = scaler.predict_proba(one.test.logits)
-        expected = METRICS["negative_log_likelihood"].function(probs, one.test.labels)
-        assert means["cross_entropy", method, "nll"] == pytest.approx(expected, abs=1e-6), method
-
-
-def test_the_same_tokens_in_other_sentences_are_other_rows(tmp_path: Path) -> None:
-    trainings = {("cross_entropy", seed): of_tokens(TASK.train(seed)) for seed in (0, 1, 2)}
-    test = trainings["cross_entropy", 2].test
-    others = replace(test, sentences=np.repeat(np.arange(len(LENGTHS)), LENGTHS[::-1]), validate=False)
-    trainings["cross_entropy", 2] = replace(trainings["cross_entropy", 2], test=others)
-    found = measured_quickly(write_study(tmp_path / "study", trainings))
-    assert "not those that 2 of the 3 finished cells share" in found.missing["cross_entropy", 2]
-
-
 def test_several_labels_as_the_trainer_logs_them_with_maps(tmp_path: Path) -> None:
     trainings = {
         (loss, s): of_labels(10 * i + s) for i, loss in enumerate(("cross_entropy", "focal")) for s in (0, 1)
@@ -145,11 +118,3 @@ def test_several_labels_as_the_trainer_logs_them_with_maps(tmp_path: Path) -> No
     notes = " ".join(found.notes)
     assert "vector was left out: expected the method to be a map for multi-label predictions" in notes
     assert "measured on 150 test rows with 3 labels" in headline(found)
-
-
-def test_soft_labels_are_missing(tmp_path: Path) -> None:
-    good, bad = of_labels(0), of_labels(1)
-    bad.test.labels[0, 0] = 0.5
-    trainings = {("cross_entropy", 0): good, ("focal", 0): bad}
-    found = measured_quickly(write_study(tmp_path / "soft", trainings))
-    assert "expected labels to be 0 or 1, got 0.5" in found.missing["focal", 0]

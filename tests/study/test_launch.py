@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import signal
@@ -91,25 +90,6 @@ def test_a_printed_command_shows_no_token(tmp_path: Path) -> None:
     assert launch.command(*next(iter(cells.items()))).count("hf_secret") == 1
 
 
-def test_a_mean_is_not_over_seeds_of_a_file_before_and_after_it_was_changed(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-
-    def listed(gamma: int, *seeds: int) -> dict[str, int]:
-        file.write_text(f"loss: focal\nloss_kwargs: {{gamma: {gamma}}}\n")
-        _, cells = plan(tmp_path / "s", losses=f"{file},brier", seeds=seeds)
-        entries = read_plan(tmp_path / "s")["cells"]
-        own = {cell.name for cell in cells}
-        assert own <= set(entries)
-        return {name: seed for name, (loss, seed) in entries.items() if loss == "mine"}
-
-    first = listed(2, 0, 1, 2)
-    changed = listed(4, 0, 1)
-    assert sorted(changed.values()) == [0, 1]
-    assert not set(changed) & set(first)
-    assert set(listed(2, 0)) < set(first)  # changed back
-    assert len(read_plan(tmp_path / "s")["cells"]) == 1 + 3
-
-
 @pytest.mark.slow
 def test_a_failure_is_reported_and_stops_no_other(tmp_path: Path) -> None:
     arguments = ("--fails", "focal", "--silent", "brier")
@@ -163,19 +143,6 @@ def test_ctrl_c_ends_the_trainings_and_they_go_on_from_their_checkpoints(tmp_pat
     assert not subprocess.run(["pgrep", "-f", f"[-]-output_dir.{tmp_path}"], capture_output=True).stdout
 
 
-@pytest.mark.deep
-def test_a_study_that_is_killed_leaves_its_trainings_to_the_next_which_waits_for_them(tmp_path: Path) -> None:
-    process = study_process(tmp_path, "3")
-    process.kill()  # the trainings live on
-    process.communicate()
-    said, failed = train(tmp_path, "--seconds", "3", jobs=2)
-    assert not failed
-    waits = "is being trained by another process; waiting for it"
-    assert said == [f"cross_entropy, seed 0 {waits}", f"focal, seed 0 {waits}"]
-    assert starts(tmp_path) == {"cross_entropy-seed0": ["None"], "focal-seed0": ["None"]}
-    assert not list(tmp_path.glob("cells/*/checkpoint-*"))
-
-
 def test_a_command_has_the_launchers_words_and_the_newest_whole_checkpoint(tmp_path: Path) -> None:
     launch, cells = plan(tmp_path, losses="focal", launcher="true --name 'a b'")
     ((cell, folder),) = cells.items()
@@ -211,17 +178,6 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"to be new, or have a study.json, got .* name a new folder"):
         plan(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-@pytest.mark.parametrize("name", [None, "../x", "..", "a/b"])
-def test_a_damaged_plan_and_one_with_cells_outside_of_its_folder_are_refused(
-    name: str | None, tmp_path: Path
-) -> None:
-    cells = {name: {"loss": "a", "seed": 0}}
-    record = {} if name is None else {"methods": [], "base": "", "cells": cells}
-    (tmp_path / "study.json").write_text(json.dumps(record))
-    with pytest.raises(ValueError, match="expected the study to be readable"):
-        read_plan(tmp_path)
 
 
 @pytest.mark.parametrize(

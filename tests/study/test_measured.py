@@ -116,18 +116,6 @@ def test_intervals_stay_where_the_metrics_can_be_and_p_is_corrected(results: Stu
     assert found[1:6] == (0, 0, 0, 1, 1)
 
 
-def test_a_brier_score_may_be_up_to_two(tmp_path: Path) -> None:
-    """Of models that are sure and wrong: the interval of the mean is not cut at 1."""
-    test = TRAININGS["focal", 0].test
-    sure = [np.roll(40.0 * np.eye(3)[test.labels], 1, axis=1) + np.eye(3)[test.labels] * i for i in (0, 39)]
-    found = measured(
-        tmp_path, {("cross_entropy", seed): with_test(logits) for seed, logits in enumerate(sure)}
-    )
-    mean = rows(found.means)["cross_entropy", "none", "brier"]
-    assert mean.value > 1
-    assert mean.high == 2
-
-
 def with_test(logits: NDArray[np.float32], labels: NDArray[np.int64] | None = None) -> TrainingPredictions:
     one = TRAININGS["focal", 1]
     names = tuple(f"class {c}" for c in range(logits.shape[1]))
@@ -185,20 +173,6 @@ def test_without_calibration_rows_the_trained_networks_are_compared(tmp_path: Pa
     assert "The baseline is cross_entropy without a map" in " ".join(found.notes)
 
 
-@pytest.mark.parametrize("what", ["one class", "three rows"])
-def test_poor_calibration_rows_end_in_notes(tmp_path: Path, what: str) -> None:
-    rows = TRAININGS["focal", 0].calibration
-    poor = rows.select(slice(3)) if what == "three rows" else unchecked(rows.logits, 0 * rows.labels)
-    methods = ("temperature", "auto", "isotonic")
-    training = replace(TRAININGS["focal", 0], calibration=poor)
-    found = measured(tmp_path, {("focal", 0): training}, methods=methods)
-    assert ("focal", 0, "none", "nll") in values(found)
-    measured_methods = {method for _, _, method, _ in values(found)}
-    notes = " ".join(found.notes)
-    assert all(method in measured_methods or f"{method} was left out" in notes for method in methods)
-    assert ("fitted on 3 calibration rows" in " ".join(found.advice)) == (what == "three rows")
-
-
 def test_seeds_are_paired_where_both_losses_have_them(tmp_path: Path) -> None:
     trainings = {("focal", seed): TASK.train(seed, sharpness=0.6) for seed in (1, 2, 3)}
     trainings |= {("cross_entropy", seed): TASK.train(100 + seed) for seed in (0, 1, 2)}
@@ -207,14 +181,3 @@ def test_seeds_are_paired_where_both_losses_have_them(tmp_path: Path) -> None:
     by_hand = np.mean([nll["focal", s, "none"] - nll["cross_entropy", s, "none"] for s in (1, 2)])
     assert found.differences["value"]["focal", "none", "nll"] == pytest.approx(by_hand)
     assert found.differences["n_seeds"]["focal", "none", "nll"] == 2
-
-
-@pytest.mark.parametrize(
-    ("methods", "baseline"),
-    [(("vector", "temperature"), "temperature"), (("vector",), "vector"), ((), "none")],
-)
-def test_the_baseline_where_there_is_no_cross_entropy(
-    tmp_path: Path, methods: tuple[str, ...], baseline: str
-) -> None:
-    found = measured(tmp_path, {("focal", 0): TRAININGS["focal", 0]}, methods=methods)
-    assert found.baseline == ("focal", baseline)

@@ -57,33 +57,16 @@ def test_each_loss_takes_the_hyperparameters_of_the_grid_that_it_has() -> None:
         (lambda: variants([], {}, RECIPE), "expected losses to name at least one loss, got none"),
         (lambda: variants(["focl"], {}, RECIPE), "or YAML files, got 'focl'; did you mean 'focal'?"),
         (lambda: variants(["focal"], {"gama": [1]}, RECIPE), "got 'gama'; did you mean 'gamma'"),
-        (
-            lambda: variants(["focal"], {"gamma": [-1]}, RECIPE),
-            "expected gamma of loss 'focal' to be a finite",
-        ),
         (lambda: variants(["focal", "focal"], {}, RECIPE), "expected losses to differ, got 'focal' twice"),
-        (lambda: given(["train.csv"]), "the script's arguments to have names, got 'train.csv'"),
         (lambda: given(["--loss", "focal"]), "this one to the study, got --loss; list it in --losses"),
         (lambda: given(["--loss-kwargs", "{}"]), "got --loss_kwargs; use --grid"),
         (lambda: given(["--resume", "x"]), "got --resume; leave it out: what is finished is skipped"),
-        *(
-            (lambda word=word: parse_grid([word]), "expected --grid to be name=value,value")
-            for word in ("gamma", "=1", "gamma=", "gamma=[1")
-        ),
+        (lambda: parse_grid(["gamma="]), "expected --grid to be name=value,value"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(refused: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         refused()
-
-
-def test_what_files_cannot_say_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.yaml").write_text("gamma_update_steps: 3\n")
-    with pytest.raises(ValueError, match=r"x.yaml to name its loss, as in `loss: focal`, got None"):
-        variants([str(tmp_path / "x.yaml")], {}, None)
-    # The recipe alone would train focal with gamma 5; the study's focal has gamma 3.
-    with pytest.raises(ValueError, match=r"c\.yaml to leave this to the study, got loss_kwargs; use --grid"):
-        key(tmp_path, config="loss: focal\nloss_kwargs: {gamma: 5}\n")
 
 
 def test_the_key_is_that_of_what_is_trained(tmp_path: Path) -> None:
@@ -125,13 +108,3 @@ def test_secrets_are_in_no_key_and_no_line(tmp_path: Path) -> None:
     words = ["--hub_token", "hf_secret", "--api-key=hf_secret", "--x", "y"]
     assert resolved("s.py", [config], words) == {"script": "s.py", "env": {"A": 1}, "x": "y"}
     assert "hf_secret" not in for_shell(words)
-    words = ["--env", "A=1", "HF_TOKEN=hf_secret=", "--other-env=HF_TOKEN=hf_secret", "--text", "a=b"]
-    recorded = resolved("s.py", [], words)
-    assert recorded == {
-        "script": "s.py",
-        "env": ["A=1", "HF_TOKEN="],
-        "other_env": "HF_TOKEN=",
-        "text": "a=b",
-    }
-    line = for_shell(["python", "s.py", *words])
-    assert line == ('python s.py --env A=1 HF_TOKEN="$HF_TOKEN" --other-env=HF_TOKEN="$HF_TOKEN" --text a=b')

@@ -14,13 +14,12 @@ from pathlib import Path
 
 import pandas
 import pytest
-from rich.console import Console
 
 from hf_calib._text import safe
 from hf_calib.report.document import Image
-from hf_calib.study.report import difference_table, document_of, draw_figure, mean_table, write_study_report
+from hf_calib.study.report import difference_table, document_of, draw_figure, write_study_report
 from hf_calib.study.results import KEY, StudyResults
-from tests.helpers.study_results import TITLES, rows, study_results
+from tests.helpers.study_results import TITLES, study_results
 
 EVIL = (
     "cross_entropy",
@@ -29,7 +28,6 @@ EVIL = (
 )
 REASON = "exit code 1\r\x1b[31m50%|#####|\n<b>ValueError</b>: loss is nan | at *step* 3"
 SHOWN = "seed 1, is missing: exit code 1 [31m50%|#####| <b>ValueError</b>: loss is nan | at *step* 3"
-MAIN = {(m, metric): f"{metric} {m}" for metric in ("nll", "ece") for m in ("none", "temperature")}
 
 
 @cache
@@ -39,23 +37,6 @@ def evil() -> StudyResults:
 
 def nothing_finished() -> StudyResults:
     return study_results(missing=dict.fromkeys(product(("cross_entropy", "focal"), range(3)), "killed"))
-
-
-def first_loss_failed() -> StudyResults:
-    return study_results(missing={("cross_entropy", seed): "killed" for seed in range(3)})
-
-
-def test_a_table_shows_the_means_in_the_order_of_the_lowest_nll() -> None:
-    results = study_results(("cross_entropy", "focal", "brier"), methods=("none", "auto", "temperature"))
-    means = rows(results.means)
-    header, table = mean_table(results, MAIN)
-    assert header == ["loss", "nll none", "nll temperature", "ece none", "ece temperature"]
-    best = {loss: min(means[loss, m, "nll"].value for m in results.methods) for loss in results.losses}
-    assert [row[0] for row in table] == sorted(best, key=best.__getitem__)
-    for loss, *cells in table:
-        for cell, (method, metric) in zip(cells, MAIN, strict=True):
-            _, value, low, high, _ = means[loss, method, metric]
-            assert cell == f"{value:.4f} [{low:.4f}, {high:.4f}]"
 
 
 @pytest.mark.parametrize(
@@ -84,7 +65,6 @@ def test_a_word_only_where_the_difference_is_beyond_chance(
     [
         (evil, 14),
         (nothing_finished, 0),
-        (first_loss_failed, 14),
         (lambda: study_results(seeds=(7,)), 14),
         (lambda: study_results(("focal",), methods=("none",), seeds=(0,)), 7),
     ],
@@ -143,30 +123,3 @@ def test_files_hold_every_number_load_nothing_and_run_nothing(tmp_path: Path) ->
     markdown = (tmp_path / "study/report.md").read_text(encoding="utf-8")
     assert safe(EVIL[1]) in markdown
     assert not re.search(r"<script|<b>|\x1b|(?<!\\)\]\(javascript|(?m:^# x)", markdown)
-
-
-@pytest.mark.parametrize("width", [60, 200])
-def test_a_terminal_shows_the_table_and_the_advice(width: int) -> None:
-    console = Console(width=width, record=True, quiet=False, force_terminal=False)
-    document_of(evil()).show(console)
-    text = console.export_text()
-    assert all(len(line) <= width for line in text.splitlines())
-    assert f"{rows(evil().means)['cross_entropy', 'none', 'nll'].value:.4f}" in text
-    words = " ".join(text.split())
-    assert all(" ".join(sentence.split()) in words for sentence in evil().advice if EVIL[2] not in sentence)
-    assert "\x1b" not in text
-
-
-def test_an_old_report_is_replaced_and_others_files_stay_or_nothing_is_moved(tmp_path: Path) -> None:
-    for name in ("study.json", "report.json"):
-        (tmp_path / name).write_text("{}")
-    write_study_report(nothing_finished(), tmp_path)
-    assert (tmp_path / "study.json").read_text() == "{}"
-    before = (tmp_path / "report.json").read_bytes()
-    assert json.loads(before)["means"] == []
-    assert "no training is finished" in (tmp_path / "report.md").read_text()
-    (tmp_path / "results.csv").unlink()
-    (tmp_path / "results.csv").mkdir()
-    with pytest.raises(ValueError, match=r"results.csv to be a file, got a folder"):
-        write_study_report(study_results((), methods=("none",)), tmp_path)
-    assert (tmp_path / "report.json").read_bytes() == before
