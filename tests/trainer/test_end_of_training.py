@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import HfArgumentParser, TrainerCallback
 
 from hf_calib import (
@@ -99,20 +97,6 @@ def test_a_failure_after_the_last_step_keeps_the_model(split: str, tmp_path: Pat
         assert trainer.fit_temperature() == whole.temperature
     else:
         assert trainer.temperature == whole.temperature
-        trainer.save_calibrated_model(tmp_path / "calibrated")
-
-
-def test_a_fit_that_fails_leaves_no_stale_temperature(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path)
-    trainer.train()
-    assert trainer.model.config.calibration["temperature"] == trainer.temperature
-    with torch.no_grad():
-        trainer.model.classifier.bias.fill_(math.nan)
-    with pytest.raises(ValueError, match="NaN"):
-        trainer.fit_temperature()
-    assert trainer.temperature is None
-    assert not hasattr(trainer.model.config, "calibration")
-    with pytest.raises(ValueError, match="expected the calibration map to be fitted"):
         trainer.save_calibrated_model(tmp_path / "calibrated")
 
 

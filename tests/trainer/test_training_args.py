@@ -12,7 +12,6 @@ import torch
 from transformers import HfArgumentParser
 
 from hf_calib import CalibrationTrainingArguments
-from hf_calib.experiments import parse_arguments
 from hf_calib.scaling import AutoScaling, TemperatureScaling, VectorScaling
 from hf_calib.trainer.config import CALIBRATION_METHODS, CalibrationConfig
 from tests.helpers.tiny import arguments, tiny_trainer
@@ -127,28 +126,6 @@ NUMBERS = [
     {0.5: 10},
 ]
 OTHERS = [{25: None}, {"twenty": 5}, {}, [25, 100], 25, "", "25:100", '{"25": 100', '{"40": 1, "25": 100}']
-
-
-def test_a_schedule_has_whole_numbers_wherever_it_comes_from(tmp_path: Path) -> None:
-    meant = {25: 100, 40: 1}
-    config = tmp_path / "config.yaml"
-    config.write_text("loss: adafocal\ngamma_update_schedule: {25: 100, 40: 1}\n")
-    own = ["--output_dir", str(tmp_path), "--use_cpu", "--report_to", "none"]
-    in_file = ["--config", str(config), *own]
-    typed = ["--loss", "adafocal", "--gamma_update_schedule", '{"25": 100, "40": 1}', *own]
-    for words, wanted in (
-        (in_file, meant),
-        (typed, meant),
-        ([*in_file, "--gamma_update_schedule", '{"0": 7}'], {0: 7}),
-        ([*in_file, "--gamma_update_schedule", "null", "--gamma_update_steps", "7"], None),
-    ):
-        (args,) = parse_arguments((CalibrationTrainingArguments,), words)
-        assert args.gamma_update_schedule == wanted
-    args = arguments(tmp_path, loss="adafocal", gamma_update_schedule=meant)
-    again = json.loads(args.to_json_string())["gamma_update_schedule"]
-    assert arguments(tmp_path, loss="adafocal", gamma_update_schedule=again).gamma_update_schedule == meant
-    with pytest.raises(ValueError, match="gamma_update_schedule to map whole epochs"):
-        arguments(tmp_path, loss="adafocal", gamma_update_schedule={3: 0})
 
 
 def test_the_docstring_is_the_help_and_names_every_map() -> None:
