@@ -99,18 +99,6 @@ def alike(seed: int, offsets: list[float]) -> tuple[np.ndarray, np.ndarray]:
     return logits, (logits / 2 + offsets + rng.gumbel(size=logits.shape)).argmax(axis=1)
 
 
-def test_what_is_wrong_with_a_class_in_all_groups_is_no_difference_between_them() -> None:
-    """Random groups, and a third class that is right more often than the logits say."""
-    logits, labels = alike(0, [0, 0, 1.5])
-    groups = np.arange(900) % 8
-    scaler = GroupedScaling().fit(logits, labels, groups=groups)
-    assert scaler.choice_ == "structured_vector, one map for all"
-    common = StructuredVectorScaling().fit(logits, labels)
-    np.testing.assert_array_equal(scaler.predict_proba(logits, groups=groups), common.predict_proba(logits))
-    only = GroupedScaling("temperature").fit(logits, labels, groups=groups)
-    assert only.choice_.startswith("penalty=")
-
-
 def test_masked_classes_stay_masked() -> None:
     logits, labels, groups = draw(0)
     masked = labels != 1

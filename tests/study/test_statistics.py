@@ -130,6 +130,27 @@ def test_too_few_trainings_have_none(values: list[list[float]]) -> None:
     assert pooled_variance(by_loss(np.array(values))) is None
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("n_seeds", "log_deviation", "level"),
+    [(3, 0.0, (0.01, 0.06)), (5, 0.3, (0.02, 0.07)), (3, 1.0, (0.10, 0.20)), (5, 1.0, (0.08, 0.18))],
+)
+def test_how_often_a_pooled_variance_calls_equal_losses_different(
+    n_seeds: int, log_deviation: float, level: tuple[float, float]
+) -> None:
+    """Of studies of nine losses whose spreads over seeds differ by this standard deviation of their logarithms."""
+    rng, found = np.random.default_rng(n_seeds), 0
+    for _ in range(600):
+        deviations = 0.008 * np.exp(log_deviation * rng.normal(size=(9, 1)))
+        table = deviations * rng.normal(size=(9, n_seeds)) + 0.004 * rng.normal(size=n_seeds)
+        pooled = pooled_variance(by_loss(table))
+        assert pooled is not None
+        means = (table[1:] - table[0]).mean(axis=1)
+        spreads = [TwoLevel(mean, 0, pooled[0] / n_seeds, 0, n_seeds, pooled[1]) for mean in means]
+        found += min(holm([spread.p_value() for spread in spreads])) < 0.05
+    assert level[0] <= found / 600 <= level[1]
+
+
 # Power
 
 
