@@ -52,7 +52,7 @@ class CalibrationMixin(Trainer):
     not_for_the_model: tuple[str, ...] = (PLACES,)  # tensors of a batch, besides the labels
     example_batch: dict[str, Tensor] | None = None  # that a folded head is checked on
     said_not_folded = False
-    during_training = False  # from its begin to the end of its last step
+    during_training = False  # from its begin until a callback ends it after the last step
     _resume_from: str | None = None
 
     def __init__(
@@ -157,6 +157,7 @@ class CalibrationMixin(Trainer):
             self.is_in_train = self.during_training = False  # also after an error
 
     def _set_up_training(self) -> None:
+        """Loss, map and gammas as this training starts with them: new ones, or those of its checkpoint."""
         load_saved_names(self.model)
         self.calibration_config.check_calibration()
         if self.model_init is not None or self._made_from != self.calibration_config.settings():
@@ -201,9 +202,9 @@ class CalibrationMixin(Trainer):
     ) -> Any:
         """The calibration loss; the model is called without labels, so it does not compute its own.
 
-        It is a sum over the rows of this micro-batch, divided by the number of rows in the whole global batch
-        (`get_batch_samples`), times the number of processes, over which DDP averages the gradients, and of accumulation
-        steps, by which the Trainer divides. Without `num_items_in_batch` it is the mean over this micro-batch.
+        It is a sum over the rows of this micro-batch, divided by the weights of the rows of the global batch (by 1
+        for a sum; `get_batch_samples`), times the processes, over which DDP averages the gradients, and the
+        accumulation steps, unless the Trainer leaves these out. Without `num_items_in_batch` it is the mean over this micro-batch.
         """
         if self.compute_loss_func is not None:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
@@ -229,8 +230,8 @@ class CalibrationMixin(Trainer):
                 self.example_batch = {name: tensors[name][:4].cpu() for name in names}
         loss = self.calibration_loss(logits, labels, num_items_in_batch=num_items_in_batch)
         if num_items_in_batch is not None:
-            told = getattr(self, "loss_is_scaled_for_ga", False)  # which transformers < 5.19 does not have
-            steps = 1 if told else getattr(self, "current_gradient_accumulation_steps", 1)
+            scaled = getattr(self, "loss_is_scaled_for_ga", False)  # which transformers < 5.19 does not have
+            steps = 1 if scaled else getattr(self, "current_gradient_accumulation_steps", 1)
             loss = loss * (self.accelerator.num_processes * steps)
         if isinstance(outputs, tuple | Tensor):  # the Trainer takes the logits from behind the loss
             outputs = (loss, *outputs) if isinstance(outputs, tuple) else (loss, outputs)
@@ -407,7 +408,7 @@ class CalibrationTrainer(CalibrationMixin):
             language model, whose logits at position t are compared with the label at t + 1.
         args: `CalibrationTrainingArguments`.
         calibration_dataset: held-out examples for the gammas and the calibration map, like `eval_dataset`;
-            used for nothing else. None uses the evaluation set for both, with a warning.
+            used for nothing else. None uses the evaluation set for both, with a warning, and nothing of several.
         **kwargs: the other arguments of `Trainer`. Of several callbacks of one kind of ours, the last counts.
 
     Raises:
