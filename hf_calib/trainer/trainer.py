@@ -204,7 +204,7 @@ class CalibrationMixin(Trainer):
 
         It is a sum over the rows of this micro-batch, divided by the weights of the rows of the global batch (by 1
         for a sum; `get_batch_samples`), times the processes, over which DDP averages the gradients, and the
-        accumulation steps, unless the Trainer leaves these out. Without `num_items_in_batch` it is the mean over this micro-batch.
+        accumulation steps, unless the Trainer leaves these out. Without `num_items_in_batch`: the mean of this batch.
         """
         if self.compute_loss_func is not None:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
