@@ -78,7 +78,11 @@ class Reading:
         by = {name: column_of(rows, "by", name).to_pylist() for name in self.by or ()}
         weights = None
         if self.weight_column is not None:
-            weights = np.array(column_of(rows, "weight_column", self.weight_column), np.float64)
+            column = column_of(rows, "weight_column", self.weight_column)
+            got, way_out = f"{column.type} in {self.weight_column!r}", "name a column of weights"
+            are_numbers = str(column.type).startswith(("int", "uint", "float", "double"))
+            check(are_numbers, "weight_column to hold numbers", got, way_out)
+            weights = np.array(column, np.float64)
         return replace(found, by=by, weights=weights) if by or weights is not None else found
 
     def refuse(self, *options: str) -> None:

@@ -29,6 +29,10 @@ class TestRefusals:
                 ("evaluate", "model", "--data", "data.csv", "--text-column", "txt"),
                 "text_column .* did you mean 'text'",
             ),
+            (
+                ("evaluate", "model", "--data", "data.csv", "--weight-column", "text"),
+                "weight_column to hold numbers",
+            ),
             (("evaluate", "data.npz", "--output", "data.csv"), "output to be a folder, got the file"),
             (
                 ("calibrate", "data.npz", "--output", "new", "--method", "vector", "--criterion", "ece"),
