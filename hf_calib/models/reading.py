@@ -73,16 +73,13 @@ class Reading:
 
     def with_columns(self, found: Predictions, rows: Dataset) -> Predictions:
         """Predictions of rows with their weights and slices."""
-        from hf_calib.models.reading import column_of
+        from hf_calib.predictions.columns import numbers_of
 
         by = {name: column_of(rows, "by", name).to_pylist() for name in self.by or ()}
         weights = None
         if self.weight_column is not None:
             column = column_of(rows, "weight_column", self.weight_column)
-            got, way_out = f"{column.type} in {self.weight_column!r}", "name a column of weights"
-            are_numbers = str(column.type).startswith(("int", "uint", "float", "double"))
-            check(are_numbers, "weight_column to hold numbers", got, way_out)
-            weights = np.array(column, np.float64)
+            weights = numbers_of(column, self.weight_column).astype(np.float64)
         return replace(found, by=by, weights=weights) if by or weights is not None else found
 
     def refuse(self, *options: str) -> None:

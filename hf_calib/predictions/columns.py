@@ -86,7 +86,7 @@ class Columns:
             labels = label_ids(batch.column(self.label), self.label, self.class_names)
         weights = None
         if self.weight is not None:
-            weights = _numbers(batch.column(self.weight), self.weight).astype(np.float64, copy=False)
+            weights = numbers_of(batch.column(self.weight), self.weight).astype(np.float64, copy=False)
         check_rows(probs, labels, weights, len(self.class_names))
         by = tuple(codes_of(batch.column(name)) for name in self.by)
         return Batch(scores, probs, labels, weights, by, batch)
@@ -94,13 +94,13 @@ class Columns:
     def _scores(self, batch: RecordBatch) -> NDArray[Any]:
         """(n, C), each class in one piece."""
         if len(self.scores) > 1:
-            columns = [_numbers(batch.column(name), name) for name in self.scores]
+            columns = [numbers_of(batch.column(name), name) for name in self.scores]
             matrix = np.empty((len(columns), len(batch)), np.result_type(*columns))
             for row, column in zip(matrix, columns, strict=True):
                 row[:] = column
             return matrix.T
         column = batch.column(self.scores[0])
-        values = _numbers(column.flatten(), self.scores[0])
+        values = numbers_of(column.flatten(), self.scores[0])
         if values.size != len(batch) * len(self.class_names):
             lengths = np.asarray(column.value_lengths())
             row = int(np.argmax(lengths != len(self.class_names)))
@@ -217,7 +217,8 @@ def _check_numbers(kind: Any, name: str) -> None:
         raise InputTypeError(expected(f"column {name!r}", "hold numbers in every row", kind, _NUMBERS_WAY))
 
 
-def _numbers(column: Any, name: str) -> NDArray[Any]:
+def numbers_of(column: Any, name: str) -> NDArray[Any]:
+    """A column of numbers (n,), floats as they are and all others as float64; raises where a row holds none."""
     import pyarrow
     import pyarrow.compute as compute
 

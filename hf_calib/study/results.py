@@ -30,7 +30,6 @@ KEY = ["loss", "method", "metric"]
 # to each. Resamples that there are none of are NaN.
 NUMBERS = ["loss", "seed", "method", "metric", "value", "draws", "compared", "compared_draws"]
 _HIGHEST = {"nll": np.inf, "brier": 2.0}  # of the other metrics 1; the lowest is 0
-_NO_INTERVAL = (math.nan, math.nan)
 
 
 @dataclass(frozen=True, eq=False)

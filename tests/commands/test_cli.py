@@ -31,7 +31,7 @@ class TestRefusals:
             ),
             (
                 ("evaluate", "model", "--data", "data.csv", "--weight-column", "text"),
-                "weight_column to hold numbers",
+                "column 'text' to hold numbers in every row, got",
             ),
             (("evaluate", "data.npz", "--output", "data.csv"), "output to be a folder, got the file"),
             (
