@@ -2,11 +2,12 @@
 
     python recipes/check_tables.py
 
-Of docs/results/language_models.md the tables, made again from `report.json` of each study; of training.md the means and
-differences of each study's table, against `results.csv` of the study; of post_hoc.md the tables, made again from the
-raw results; of studies.md and docs/papers all decimal numbers, against the JSON files of the studies, and the tables of
-small_claims, made again from its JSON file, whose means are those of its csv file. What is not in the repository
-(intervals and corrected p-values of training.md, and cross-calibration, whose files were not kept) is counted, by name.
+Of docs/results/language_models.md the tables, made again from `report.json` of each study; of the pages on trainings
+the means and differences of each study's table, against `results.csv` of the study; of the pages on post-hoc maps the
+tables, made again from the raw results; of studies.md and docs/papers all decimal numbers, against the JSON files of
+the studies, and the tables of small_claims, made again from its JSON file, whose means are those of its csv file. What
+is not in the repository (intervals and corrected p-values of trainings, and cross-calibration, whose files were not
+kept) is counted, by name.
 """
 
 from __future__ import annotations
@@ -24,21 +25,23 @@ from results_tables import claim_lines, study_lines
 
 ROOT = Path(__file__).parents[1]
 RESULTS, DOCS, BENCHMARKS = ROOT / "recipes" / "results", ROOT / "docs", ROOT / "benchmarks"
-# In the order of their tables in training.md.
-STUDIES = (
-    "20newsgroups_cnn",
-    "ag_news_3_epochs",
-    "ag_news_10_epochs",
-    "ag_news_30_epochs",
-    "ag_news_noise",
-    "clinc150_3_epochs",
-    "clinc150_10_epochs",
-    "clinc150_30_epochs",
-    "clinc150_under_trained",
-    "cifar10_resnet20",
-    "wnut17",
-    "go_emotions",
-)
+# The studies of each page, in the order of their tables.
+STUDIES = {
+    "training.md": (
+        "ag_news_3_epochs",
+        "ag_news_10_epochs",
+        "ag_news_30_epochs",
+        "ag_news_noise",
+        "clinc150_3_epochs",
+        "clinc150_10_epochs",
+        "clinc150_30_epochs",
+        "clinc150_under_trained",
+    ),
+    "twenty_newsgroups.md": ("20newsgroups_cnn",),
+    "cifar10.md": ("cifar10_resnet20",),
+    "tokens_and_labels.md": ("wnut17", "go_emotions"),
+}
+POST_HOC = ("post_hoc.md", "post_hoc_choice.md", "post_hoc_decisions.md")
 COLUMNS = {
     "accuracy": ("accuracy", "none"),
     "ECE": ("ece", "none"),
@@ -52,7 +55,7 @@ PER_TRAINING = {"classwise ECE": "none", "classwise ECE, after T": "temperature"
 DECIMAL = re.compile(r"(?<![\w.])[-+]?\d*\.\d+(?!\.?\d)(?<!\d{4}\.\d{5})")
 # What is stated and is in no file of results: where it is from.
 EXPLAINED = {
-    ("training.md", "1.42"): "the NLL of the calibration rows at the end of one training",
+    ("twenty_newsgroups.md", "1.42"): "the NLL of the calibration rows at the end of one training",
     **{
         ("training.md", number): "run_studies.sh, on its learning rate" for number in ("2.35", "1.13", "5.02")
     },
@@ -98,6 +101,10 @@ def shown(value: float, as_in: str) -> bool:
     return abs(value - float(as_in.replace(",", ""))) <= 0.5000001 * 10**-digits
 
 
+def result_page(name: str) -> str:
+    return (DOCS / "results" / name).read_text(encoding="utf-8")
+
+
 def first_number(cell: str) -> str | None:
     found = re.match(r"[-+]?\d*\.?\d+", cell)
     return found[0] if found else None
@@ -106,9 +113,9 @@ def first_number(cell: str) -> str | None:
 def training() -> Checked:
     """The tables of the studies of trainings."""
     agree, wrong, without = 0, [], {"intervals": 0, "corrected p-values": 0, "other tables' numbers": 0}
-    studies = iter(STUDIES)
+    studies = iter(name for names in STUDIES.values() for name in names)
     results = None
-    for table in tables((DOCS / "results" / "training.md").read_text(encoding="utf-8")):
+    for table in (table for page in STUDIES for table in tables(result_page(page))):
         is_study = table.header[:3] == ["loss", "accuracy", "ECE"]
         is_per_training = table.header[2:] == list(PER_TRAINING)
         if is_study:
@@ -141,10 +148,8 @@ def training() -> Checked:
                 if number is not None and shown(value, number):
                     agree += 1
                 else:
-                    wrong.append(
-                        f"training.md, {name}, {cells['loss']}, {column}: {cells[column]}, not {value:.4f}"
-                    )
-    wrong += [f"training.md: no table of {name}" for name in studies]
+                    wrong.append(f"{name}, {cells['loss']}, {column}: {cells[column]}, not {value:.4f}")
+    wrong += [f"no table of {name}" for name in studies]
     return Checked(agree, wrong, without)
 
 
@@ -189,17 +194,16 @@ def is_among(number: str, values: list[float]) -> bool:
 
 def of_training() -> list[float]:
     """The numbers of the trainings' tables, which other pages and the prose may state."""
-    page = (DOCS / "results" / "training.md").read_text(encoding="utf-8")
-    cells = " ".join(" ".join(row) for table in tables(page) for row in table.rows)
-    values = [float(number) for number in DECIMAL.findall(cells)]
-    for name in STUDIES:
+    rows = [row for page in STUDIES for table in tables(result_page(page)) for row in table.rows]
+    values = [float(number) for row in rows for number in DECIMAL.findall(" ".join(row))]
+    for name in (name for names in STUDIES.values() for name in names):
         results = pandas.read_csv(RESULTS / name / "results.csv")
         values += results.groupby(["loss", "method", "metric"])["value"].mean().tolist()
     return values
 
 
 def statements() -> Checked:
-    """The decimal numbers of the pages on studies and papers, and of the prose of training.md, section by section."""
+    """The decimal numbers of the pages on studies and papers, section by section, and of the prose on trainings."""
     agree, wrong, without = 0, [], {"numbers that are explained": 0}
     records = {
         path.stem: list(numbers_in(json.loads(path.read_text())))
@@ -208,20 +212,20 @@ def statements() -> Checked:
     trainings = of_training()
     pages = [DOCS / "results" / "studies.md", *sorted((DOCS / "papers").glob("*.md"))]
     sections = [(page.name, each) for page in pages for each in re.split(r"(?m)^(?=## )", page.read_text())]
-    sections.append(("training.md", prose((DOCS / "results" / "training.md").read_text())))
+    sections += [(page, prose(result_page(page))) for page in STUDIES]
     for page, section in sections:
         named = [name for name in records if re.search(rf"\b{name}\b", section)]
-        # The first section of studies.md sums up the others; those on "the paper's table" are of trainings.
-        of_all = page == "studies.md" and section.startswith("# ")
+        # The first section of a page sums up the others; those on "the paper's table" are of trainings.
+        of_all = page not in STUDIES and section.startswith("# ")
         values = [value for name in (records if of_all else named) for value in records[name]]
         for number in stated(section):
             if (page, number) in EXPLAINED:
                 without["numbers that are explained"] += 1
-            elif is_among(number, values or trainings):
+            elif is_among(number, values + trainings if of_all else values or trainings):
                 agree += 1
             else:
                 wrong.append(
-                    f"{page}, {section.splitlines()[0][:50]}: {number} is in none of {named or STUDIES}"
+                    f"{page}, {section.splitlines()[0][:50]}: {number} is in none of {named or [*STUDIES]}"
                 )
     return Checked(agree, wrong, without)
 
@@ -260,7 +264,7 @@ def language_models() -> Checked:
 def as_printed(name: str, lines: list[str], without_a_file: str | None = None) -> Checked:
     """Whether a page's lines of tables are among those that were printed; those of one section have no file."""
     known = {line.strip() for line in lines}
-    page = (DOCS / "results" / name).read_text(encoding="utf-8")
+    page = result_page(name)
     agree, wrong, without = 0, [], {}
     for section in re.split(r"(?m)^(?=## )", page):
         found = [line for line in section.splitlines() if line.startswith("|") and DECIMAL.search(line)]
@@ -274,7 +278,7 @@ def as_printed(name: str, lines: list[str], without_a_file: str | None = None) -
 
 
 def post_hoc() -> Checked:
-    """The lines of post_hoc.md's tables: made again from raw results, or as the scripts printed them."""
+    """The lines of the tables on post-hoc maps: made again from raw results, or as the scripts printed them."""
     sys.path.insert(0, str(BENCHMARKS))
     import choice_rules
     import posthoc
@@ -285,7 +289,11 @@ def post_hoc() -> Checked:
         lines += choice_rules.tables(choice_rules.read(raw / name))
     for name in ("prior_shift.md", "decisions.md", "custom_calibrators.md"):
         lines += (raw / name).read_text(encoding="utf-8").splitlines()
-    return as_printed("post_hoc.md", lines, without_a_file="No rows to spare")
+    found = [as_printed(page, lines, without_a_file="No rows to spare") for page in POST_HOC]
+    without = {what: n for each in found for what, n in each.without.items()}
+    return Checked(
+        sum(each.agree for each in found), [line for each in found for line in each.wrong], without
+    )
 
 
 def main() -> int:

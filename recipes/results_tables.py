@@ -1,4 +1,4 @@
-"""Print the tables of docs/results/training.md and language_models.md from the studies of a run_*.sh.
+"""Print the tables of docs/results on trained losses from the studies of a run_*.sh.
 
 python recipes/results_tables.py OUTPUT > tables.md
 """
