@@ -15,7 +15,15 @@ from hf_calib._errors import InputValueError, check, expected
 from hf_calib.metrics import checks
 from hf_calib.metrics.checks import FloatArray, IntArray
 from hf_calib.metrics.scores import SMALLEST_PROBABILITY
-from hf_calib.metrics.sums import BinSums, add_to, binned_error, class_gaps, uniform_bins, winners
+from hf_calib.metrics.sums import (
+    BinSums,
+    above_first_edge,
+    add_to,
+    binned_error,
+    class_gaps,
+    uniform_bins,
+    winners,
+)
 
 _FORMAT = "hf_calib CalibrationState 3"  # the last word is the version
 _MOST_SLICES = 1_000
@@ -208,17 +216,31 @@ class CalibrationState:
         if not self.by_class:
             add_to(self.sums["bins"], uniform_bins(rows.confidence, self.n_bins), rows.in_bin)
             return
-        slots = uniform_bins(rows.columns, self.n_bins)
-        slots += np.arange(self.n_classes)[:, None] * self.n_bins
-        slots = slots.reshape(-1)
-        add_to(self.sums["bins"], slots[rows.at_top], rows.in_bin)
-        masses: Any = 1.0
+        n, flat = len(mass), rows.columns.reshape(-1)
         weighted = rows.columns.astype(np.float64, copy=False)
+        own, masses = np.ones_like(weighted), weighted
         if rows.weights is not None:
-            masses, weighted = np.tile(mass, self.n_classes), weighted * mass
-        add_to(self.sums["class_bins"][:2], slots, [masses, weighted.reshape(-1)])
-        add_to(self.sums["class_bins"][2:], slots[rows.at_label], [mass])
-        self.sums["class_squares"] += np.einsum("cn,cn->c", rows.columns, weighted)
+            own, masses = np.tile(mass, (self.n_classes, 1)), weighted * mass
+        terms = [own.reshape(-1), masses.reshape(-1)]
+        if self.n_classes > 3:  # few probabilities lie above the first edge, and only those need a bin
+            upper, bins = above_first_edge(flat, self.n_bins)
+            slots = bins + upper // n * self.n_bins
+            for sums, each in zip(self.sums["class_bins"], terms, strict=False):
+                below = each.copy()
+                below[upper] = 0
+                sums[:, 0] += below.reshape(-1, n).sum(axis=1)
+            terms = [each[upper] for each in terms]
+            ends = [
+                uniform_bins(flat[at], self.n_bins) + at // n * self.n_bins
+                for at in (rows.at_top, rows.at_label)
+            ]
+        else:
+            slots = uniform_bins(flat, self.n_bins) + np.repeat(np.arange(self.n_classes) * self.n_bins, n)
+            ends = [slots[rows.at_top], slots[rows.at_label]]
+        add_to(self.sums["class_bins"][:2], slots, terms)
+        add_to(self.sums["bins"], ends[0], rows.in_bin)
+        add_to(self.sums["class_bins"][2:], ends[1], [mass])
+        self.sums["class_squares"] += np.einsum("cn,cn->c", rows.columns, masses)
 
     def merge(self, other: CalibrationState) -> CalibrationState:
         """Add the rows of another state to this one, which is returned, for `functools.reduce`."""

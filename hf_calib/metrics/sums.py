@@ -179,6 +179,14 @@ def uniform_bins(values: NDArray[Any], n_bins: int) -> IntArray:
     return bins.astype(np.intp)
 
 
+def above_first_edge(values: NDArray[Any], n_bins: int) -> tuple[IntArray, IntArray]:
+    """The places of values (K,) that may lie above the first of the equal-width bins, and the bins of these."""
+    places = np.flatnonzero(
+        values >= 1 / n_bins
+    )  # none is missing, since a cast of 1 / n_bins keeps the order
+    return places, uniform_bins(values[places], n_bins)
+
+
 def assign_bins(confidences: FloatArray, n_bins: int, binning: Binning) -> IntArray:
     """The bin of each confidence (N,) under any kind of binning; M for one that lies in no bin."""
     if binning == "uniform":
@@ -318,9 +326,9 @@ def _class_rows(probs: NDArray[Any], labels: NDArray[Any], *, n_bins: int) -> Ad
     """Few probabilities lie above the first edge: the first bin's sum is that of all, one product, less the others."""
     gaps = residuals(probs, labels)
     n_classes = probs.shape[1]
-    upper = np.flatnonzero(probs >= 1 / n_bins)  # none is missing, since a cast of 1 / n_bins keeps the order
+    upper, bins = above_first_edge(probs.reshape(-1), n_bins)
     rows, classes = np.divmod(upper, n_classes)
-    slots = classes * n_bins + uniform_bins(probs.reshape(-1)[upper], n_bins)
+    slots = classes * n_bins + bins
     add_upper = in_bins(slots, n_classes * n_bins, gaps.reshape(-1)[upper])
 
     def add(weights: FloatArray | None) -> FloatArray:
