@@ -92,6 +92,7 @@ sphinx_gallery_conf = {
 html_theme = "furo"
 html_title = f"hf_calib {release}"
 html_static_path = ["_static"]
+html_favicon = "_static/favicon.svg"
 html_css_files = ["site.css"]
 html_copy_source = True
 html_show_sourcelink = False

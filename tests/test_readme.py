@@ -6,8 +6,13 @@ import ast
 import re
 from importlib.metadata import metadata
 
+import numpy as np
+import pandas
+from before_and_after import RUNS, probabilities
+
 import hf_calib
 from hf_calib.losses import LOSSES
+from hf_calib.metrics import expected_calibration_error
 from tests.helpers.places import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -33,12 +38,48 @@ def test_commands_and_extras_exist() -> None:
     assert set(re.findall(r"`(\w+)`", named[1])) <= set(extras or ())
 
 
-def test_its_table_is_that_of_the_site() -> None:
-    """Rows of the measured table are the same numbers."""
-    site = (ROOT / "docs" / "explanation" / "which_loss.md").read_text(encoding="utf-8")
-    rows = [line for line in README.splitlines() if line.startswith("| `")]
-    assert len(rows) == 5
-    for row in rows:
-        name, *numbers = [cell.strip() for cell in row.strip("|").split("|")]
-        (line,) = [each for each in site.splitlines() if each.startswith(f"| {name} |")]
-        assert numbers == [cell.strip() for cell in line.strip("|").split("|")][2:]
+def test_the_numbers_of_the_run_are_those_of_its_logits() -> None:
+    """The sentence and the result line, here and on the site's first page."""
+    before, after, labels = probabilities("cross_entropy")
+    right = [np.mean(probs.argmax(axis=1) == labels) for probs in (before, after)]
+    errors = [expected_calibration_error(probs, labels) for probs in (before, after)]
+    for text in (README, (ROOT / "docs" / "index.md").read_text(encoding="utf-8")):
+        words = " ".join(text.split())
+        assert f"right on {right[0]:.0%} of the test posts" in words
+        assert f"a mean confidence of {before.max(axis=1).mean():.0%}" in words
+        assert f"ECE {errors[0]:.3f} before and {errors[1]:.3f} after one temperature" in words
+        assert f"accuracy {right[0]:.3f} before and after" in words
+    assert f"{right[0]:.3f}" == f"{right[1]:.3f}"
+
+
+def test_its_table_is_that_of_the_studies() -> None:
+    """ECE in percent before and after a temperature: of the CNN's study, of the papers on the site, of saved logits."""
+    study = pandas.read_csv(ROOT / "recipes/results/20newsgroups_cnn/results.csv")
+    cnn = study[study["metric"] == "ece"].set_index(["loss", "method"])["value"]
+    site = (ROOT / "docs" / "results" / "twenty_newsgroups.md").read_text(encoding="utf-8")
+    section = site[site.index("## Comparison with the papers") :]
+    printed = {cells[0]: cells[2:] for cells in table_rows(section)}
+    rows = table_rows(README)
+    assert len(rows) == 8
+    for title, ours, paper, minilm in rows[:-1]:
+        loss = re.findall(r"`(\w+)`", title)[0]
+        study_name = {"focal_calibration": "focal_calibration_20newsgroups"}.get(loss, loss)
+        assert ours == in_percent(cnn[study_name, "none"], cnn[study_name, "temperature"]), loss
+        for number in re.findall(r"[\d.]+, [\d.]+", paper):
+            assert number in printed[study_name], loss
+        if (RUNS / f"{loss}.safetensors").exists():
+            before, after, labels = probabilities(loss)
+            values = [expected_calibration_error(probs, labels) for probs in (before, after)]
+            assert minilm == in_percent(*values), loss
+        else:
+            assert minilm == "not finished", loss
+
+
+def in_percent(before: float, after: float) -> str:
+    return f"{100 * before:.1f}, {100 * after:.1f}"
+
+
+def table_rows(text: str) -> list[list[str]]:
+    """The cells of the rows below the first table's heading."""
+    lines = text[text.index("\n| loss |") :].strip().split("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
