@@ -1,4 +1,4 @@
-"""Print the tables of cifar10.md and tokens_and_labels.md in docs/results, one row a run, beside those of results_tables.py.
+"""Print tables of docs/results with one row a training: its other metrics, beside what results_tables.py prints.
 
     python recipes/training_tables.py OUTPUT/cifar10_resnet20 [--soft_labels CIFAR10H.npz] > tables.md
 
