@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from hf_calib._files import check_output, whole_folder
 from hf_calib.commands.console import Done
 from hf_calib.decisions.saved import FILE as DECISIONS
 from hf_calib.export.fold import fold
-from hf_calib.export.folder import ADAPTER_CONFIG
+from hf_calib.export.folder import ADAPTER_CONFIG, copy_files
 from hf_calib.export.heads import synthetic_batch
 from hf_calib.export.programs import FORMATS, check_packages, load_program, logits_of, write_program
 from hf_calib.export.saving import standalone_copy
@@ -84,10 +83,8 @@ def run(options: Export, running: Running) -> Done:
         n_bytes = sum(part.stat().st_size for part in folder.iterdir())
         model.config.save_pretrained(folder)
         classifier.processing_class.save_pretrained(folder)
-        for old in [old for form in copied for old in beside.glob(form) if old.is_file()]:
-            new = folder / old.relative_to(beside)
-            new.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(old, new)
+        found = [path for form in copied for path in beside.glob(form) if path.is_file()]
+        copy_files({path.relative_to(beside).as_posix(): path for path in found}, folder)
         if saved is not None:
             about = {**saved.about, "folded": True, "head": model.config.calibration["head"]}
             save_map(saved.scaler, folder, about)
@@ -153,9 +150,7 @@ def _probabilities(logits: NDArray[np.float64], config: Any) -> NDArray[np.float
     return expit(logits) if sigmoid else softmax(logits, axis=-1)
 
 
-def _difference(
-    path: Path, config: Any, batches: Sequence[Mapping[str, Any]], wanted: Sequence[NDArray[np.float64]]
-) -> float:
+def _difference(path: Path, config: Any, batches: Sequence[Any], wanted: Sequence[NDArray[Any]]) -> float:
     """The largest difference of a probability; raise where it is beyond what rounding can explain."""
     try:
         found = [_probabilities(z, config) for z in logits_of(load_program(path), batches)]
@@ -166,10 +161,7 @@ def _difference(
         requirement = "load and run on batches of several sizes and lengths"
         raise InputValueError(expected("the exported program", requirement, got, way_out)) from error
     if not difference <= TOLERANCE:
-        got, requirement = (
-            f"a difference of {difference:.2g}",
-            f"give the model's probabilities within {TOLERANCE}",
-        )
-        way_out = "nothing was saved; please report this model"
+        got, way_out = f"a difference of {difference:.2g}", "nothing was saved; please report this model"
+        requirement = f"give the model's probabilities within {TOLERANCE}"
         raise RuntimeError(expected("the exported program", requirement, got, way_out))
     return difference

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 import warnings
 from collections.abc import Mapping
@@ -11,16 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_calib._errors import check, few
-from hf_calib._files import whole_folder
 from hf_calib._hub import check_destination, with_owner
 from hf_calib.cards import write_card
 from hf_calib.cards.card import usage_lines
 from hf_calib.cards.facts import REPORT_FOLDER
 from hf_calib.commands.console import Done, print_lines, print_warnings
 from hf_calib.decisions.saved import FILE as DECISIONS
-from hf_calib.export.folder import ADAPTER_CONFIG, CONFIG, files_of, is_weights
+from hf_calib.export.folder import ADAPTER_CONFIG, CONFIG, copy_files, files_of
 from hf_calib.export.heads import head_loses_bias
-from hf_calib.export.hub import Changes, push_folder
+from hf_calib.export.hub import push_folder
 from hf_calib.export.saving import standalone_copy, write_folded
 from hf_calib.models.loading import load_trained
 from hf_calib.models.prompts import KEY as PROMPT
@@ -35,26 +33,19 @@ if TYPE_CHECKING:
 
 def run(options: Push, running: Running) -> Done:
     """Push a folder in one commit with its card; a model beside its map is folded in a temporary folder first."""
-    folder, repo, no_fold = options.folder, options.repo, options.no_fold
+    folder, repo = options.folder, options.repo
     check_destination(repo, options.revision)
     has_config = (folder / CONFIG).is_file()
     config = json.loads((folder / CONFIG).read_text(encoding="utf-8")) if has_config else {}
     folded = bool(recorded_in(config).get("folded"))
     saved = load_map(folder) if (folder / MAP_NAME).is_file() and not folded else None
     is_calibrated = folded or saved is not None
-    notes, changes = _warned_of(folder, is_calibrated or not has_config, no_fold), Changes("", (), (), ())
-
-    def announce(found: Changes) -> None:
-        nonlocal changes
-        changes = found
-        print_warnings(found.lines())
-
+    notes = _warned_of(folder, is_calibrated or not has_config, options.no_fold)
     with tempfile.TemporaryDirectory() as scratch:
         source = folder
         if saved is not None:
-            made = Path(scratch, folder.resolve().name)
-            why = f"The map in {MAP_NAME} is not in the weights"
-            if not no_fold:
+            made, why = Path(scratch, folder.resolve().name), f"The map in {MAP_NAME} is not in the weights"
+            if not options.no_fold:
                 running.stages(f"folding {title_of(saved.scaler)} into the head")
                 why = _write_folded(folder, made, config, saved)
             folded, source = (False, folder) if why else (True, made)
@@ -78,18 +69,18 @@ def run(options: Push, running: Running) -> Done:
             revision=options.revision,
             create_pr=options.create_pr,
             message="Push a calibrated model" if is_calibrated else "Push a model",
-            announce=announce,
+            announce=lambda changes: print_warnings(changes.lines()),
         )
-    name, uploaded, revision = changes.repo_id, changes.added, commit.pr_revision or options.revision
+        uploaded = sorted(files_of(source).pushed)
+    name, revision = with_owner(repo), commit.pr_revision or options.revision
     how: Any = {"revision": revision, "trust_remote_code": "auto_map" in config}
     is_ours = (is_calibrated and not folded) or config.get(PROMPT) is not None
     usage = usage_lines(name, task_of(config), by_hf_calib=is_ours, **how)
-    where = {"repo_id": name, "revision": revision, "url": commit.commit_url, "pr_url": commit.pr_url}
-    what = {"uploaded": uploaded, "removed": changes.removed, "left_out": changes.left_out, "folded": folded}
+    record = {"repo_id": name, "revision": revision, "url": commit.commit_url, "pr_url": commit.pr_url}
+    record |= {"uploaded": uploaded, "folded": folded, "usage": usage}
     pushed = "Pushed" if commit.pr_url is None else "Opened a pull request"
     lines = [f"Uploaded {len(uploaded)} files to {name}: {', '.join(uploaded)}", ""]
-    lines += [f"{pushed}: {commit.pr_url or commit.commit_url}", "", *usage]
-    return Done(lines, {**where, **what, "usage": usage}, notes)
+    return Done([*lines, f"{pushed}: {commit.pr_url or commit.commit_url}", "", *usage], record, notes)
 
 
 def show(done: Done) -> None:
@@ -123,19 +114,14 @@ def _write_folded(folder: Path, target: Path, config: Mapping[str, Any], saved: 
     model = load_trained(folder, task.auto_class)  # type: ignore[union-attr]
     if has_bias(saved.scaler) and head_loses_bias(model, model.config.num_labels):
         return f"{title} has a bias, which the head does not keep"
-    with whole_folder(target) as made:
-        plain, how = standalone_copy(model), {"batch": None, "processing_class": None}
-        weights = write_folded(plain, saved.scaler, made, **how, about=saved.about)
-        for name, path in files_of(folder).pushed.items():
-            is_rule = name.split("/")[0] in (DECISIONS, "decisions")
-            if not ((made / name).exists() or is_weights(name) or is_rule):
-                (made / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, made / name)
-        # A report on the model with its map beside it is one on the model with it folded in.
-        path = made / REPORT_FOLDER / "report.json"
-        if path.is_file():
-            report = json.loads(path.read_text(encoding="utf-8"))
-            if report["about"].get("fingerprint") == saved.about.get("fingerprint"):
-                report["about"]["fingerprint"] = weights
-                path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    copy_files(files_of(folder).pushed, target, ("decisions*",))
+    weights = write_folded(
+        standalone_copy(model), saved.scaler, target, batch=None, processing_class=None, about=saved.about
+    )
+    # A report on the model with its map beside it is one on the model with it folded in.
+    path = target / REPORT_FOLDER / "report.json"
+    report = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"about": {}}
+    if path.is_file() and report["about"].get("fingerprint") == saved.about.get("fingerprint"):
+        report["about"]["fingerprint"] = weights
+        path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return ""

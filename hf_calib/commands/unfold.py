@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ from huggingface_hub import snapshot_download
 
 from hf_calib._files import check_output, whole_folder
 from hf_calib.commands.console import Done
-from hf_calib.export.folder import LOSS_STATE_NAME, PUSHED_LOSS_STATE, replace_model
+from hf_calib.export.folder import LOSS_STATE_NAME, PUSHED_LOSS_STATE, copy_files, replace_model
 from hf_calib.export.saving import check_overwrites_no_original
 from hf_calib.export.unfold import unfold
 from hf_calib.models.loading import refusals
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 _OTHER_WEIGHTS = ["*.bin*", "*.h5", "*.msgpack", "*.pt*", "*.pkl", "*.ckpt", "*.onnx*", "*.gguf", "*.ot"]
 # What is not copied: the model, and what is about the calibrated one. Tokenizers have files of many names.
 _ABOUT_IT = ["config.json", "trainer_state.json", "decisions.json", "README.md", MAP_NAME]
-_LEFT_OUT = ["*.safetensors*", *_OTHER_WEIGHTS, *_ABOUT_IT, ".*", "_*"]
+_LEFT_OUT = [*_OTHER_WEIGHTS, *_ABOUT_IT, ".*", "_*"]
 
 
 def run(options: Unfold, running: Running) -> Done:
@@ -37,8 +36,7 @@ def run(options: Unfold, running: Running) -> Done:
     folder, model = _load(source, options.trust_remote_code)
     unfold(model)
     running.stages(f"saving to {output}")
-    left_out = [path for form in _LEFT_OUT for path in folder.glob(form)]
-    files = {path.name: path for path in folder.iterdir() if path not in left_out}
+    files = {path.name: path for path in folder.iterdir() if ".safetensors" not in path.name}
     # The gammas, to train on with.
     files[LOSS_STATE_NAME] = next(folder.glob(PUSHED_LOSS_STATE), folder / LOSS_STATE_NAME)
     with whole_folder(output, replace_model) as made:
@@ -47,9 +45,7 @@ def run(options: Unfold, running: Running) -> Done:
             scaler, about = load_map(folder)
             about = {key: value for key, value in about.items() if key not in ("head", "fingerprint")}
             save_map(scaler, made, {**about, "folded": False})
-        for name, path in files.items():
-            if path.is_file():
-                shutil.copyfile(path, made / name)
+        copy_files({name: path for name, path in files.items() if path.is_file()}, made, _LEFT_OUT)
     said = "The weights are those from before the fold, bit for bit."
     return Done([said], {"map_kept": map_kept, "output": str(output)})
 

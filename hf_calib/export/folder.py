@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from hashlib import sha256
 from pathlib import Path
@@ -68,6 +69,14 @@ def files_of(folder: Path) -> Files:
         elif not any(fnmatch(path.name, form) for form in _OF_A_TRAINING):
             left_out.append(name)
     return Files(pushed, tuple(left_out), tuple(links))
+
+
+def copy_files(files: Mapping[str, Path], made: Path, left_out: Iterable[str] = ()) -> None:
+    """Copy files to these paths in a folder, but a model's weights and those of such forms."""
+    for name, path in files.items():
+        if not (is_weights(name) or any(fnmatch(name, form) for form in left_out)):
+            (made / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, made / name)
 
 
 def _walk(folder: Path, *left_out: str) -> Iterator[Path]:
