@@ -239,7 +239,7 @@ MAKE_THEIR_OWN = (
         "other_trainers",
         "own_script",
     ),
-    *("resume", "search", "your_own"),
+    *("resume", "search", "your_own", "class_weights", "binary"),
 )
 
 
