@@ -16,7 +16,7 @@ from sklearn.base import clone
 from hf_calib._errors import InputValueError, check, expected, few
 from hf_calib._files import check_output, whole_folder
 from hf_calib.commands import console
-from hf_calib.commands.fitting import FOLDED, METHODS, fit, make_scaler, split_roles
+from hf_calib.commands.calibrate import FOLDED, METHODS, fit, make_scaler, split_roles
 from hf_calib.commands.source import FileSource, ModelSource, Running, open_source
 from hf_calib.decisions import AbstainRule, CostRule, Decisions, PredictionSets
 from hf_calib.decisions.promise import PromiseCurve

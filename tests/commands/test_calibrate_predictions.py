@@ -12,7 +12,7 @@ import pandas
 import pytest
 from scipy.special import softmax
 
-from hf_calib.commands.fitting import METHODS
+from hf_calib.commands.calibrate import METHODS
 from hf_calib.metrics import negative_log_likelihood
 from hf_calib.predictions import load_predictions, save_predictions
 from hf_calib.predictions.predictions import Predictions

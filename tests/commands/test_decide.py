@@ -13,7 +13,7 @@ import transformers
 from scipy.special import softmax
 
 from hf_calib.cards.facts import read_facts
-from hf_calib.commands.fitting import half_of
+from hf_calib.commands.calibrate import half_of
 from hf_calib.decisions import AbstainRule, CostRule, Decisions
 from hf_calib.predictions import save_predictions
 from hf_calib.predictions.predictions import Predictions

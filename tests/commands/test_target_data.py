@@ -69,7 +69,7 @@ class TestTargetData:
         assert result.exit_code == 0, result.output
         printed = one_line(result.stdout)
         assert re.search(r"Class frequencies of \d,?\d+ target rows, corrected for \(p = 0.005\)", printed)
-        assert re.search(r"art 0\.\d+ 0\.\d+ \[0\.\d+, 0\.\d+\]", printed)
+        assert re.search(r"art 0\.\d+ to 0\.\d+ \[0\.\d+, 0\.\d+\]", printed)
         saved = json.loads((tmp_path / "out" / "config.json").read_text())["calibration"]
         assert (saved["method"], saved["scaler"], saved["folded"]) == ("prior_correction", "auto", True)
 

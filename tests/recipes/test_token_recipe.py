@@ -17,7 +17,7 @@ from transformers import BertForTokenClassification, pipeline
 from typer.testing import CliRunner
 
 from hf_calib.cli import app
-from hf_calib.commands.fitting import split_roles
+from hf_calib.commands.calibrate import split_roles
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.training import TrainingPredictions
 from tests.helpers.places import ROOT
