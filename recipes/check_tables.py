@@ -16,7 +16,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,6 +41,7 @@ STUDIES = {
     "cifar10.md": ("cifar10_resnet20",),
     "tokens_and_labels.md": ("wnut17", "go_emotions"),
 }
+ALL_STUDIES = [name for names in STUDIES.values() for name in names]
 POST_HOC = ("post_hoc.md", "post_hoc_choice.md", "post_hoc_decisions.md")
 COLUMNS = {
     "accuracy": ("accuracy", "none"),
@@ -113,7 +114,7 @@ def first_number(cell: str) -> str | None:
 def training() -> Checked:
     """The tables of the studies of trainings."""
     agree, wrong, without = 0, [], {"intervals": 0, "corrected p-values": 0, "other tables' numbers": 0}
-    studies = iter(name for names in STUDIES.values() for name in names)
+    studies = iter(ALL_STUDIES)
     results = None
     for table in (table for page in STUDIES for table in tables(result_page(page))):
         is_study = table.header[:3] == ["loss", "accuracy", "ECE"]
@@ -196,7 +197,7 @@ def of_training() -> list[float]:
     """The numbers of the trainings' tables, which other pages and the prose may state."""
     rows = [row for page in STUDIES for table in tables(result_page(page)) for row in table.rows]
     values = [float(number) for row in rows for number in DECIMAL.findall(" ".join(row))]
-    for name in (name for names in STUDIES.values() for name in names):
+    for name in ALL_STUDIES:
         results = pandas.read_csv(RESULTS / name / "results.csv")
         values += results.groupby(["loss", "method", "metric"])["value"].mean().tolist()
     return values
@@ -210,14 +211,15 @@ def statements() -> Checked:
         for path in (RESULTS / "studies").glob("*.json")
     }
     trainings = of_training()
-    pages = [DOCS / "results" / "studies.md", *sorted((DOCS / "papers").glob("*.md"))]
-    sections = [(page.name, each) for page in pages for each in re.split(r"(?m)^(?=## )", page.read_text())]
+    texts = {page.name: page.read_text() for page in sorted((DOCS / "papers").glob("*.md"))}
+    texts["studies.md"] = result_page("studies.md")
+    sections = [(page, each) for page, text in texts.items() for each in re.split(r"(?m)^(?=## )", text)]
     sections += [(page, prose(result_page(page))) for page in STUDIES]
     for page, section in sections:
-        named = [name for name in records if re.search(rf"\b{name}\b", section)]
         # The first section of a page sums up the others; those on "the paper's table" are of trainings.
         of_all = page not in STUDIES and section.startswith("# ")
-        values = [value for name in (records if of_all else named) for value in records[name]]
+        named = [name for name in records if re.search(rf"\b{name}\b", texts[page] if of_all else section)]
+        values = [value for name in named for value in records[name]]
         for number in stated(section):
             if (page, number) in EXPLAINED:
                 without["numbers that are explained"] += 1
@@ -225,7 +227,7 @@ def statements() -> Checked:
                 agree += 1
             else:
                 wrong.append(
-                    f"{page}, {section.splitlines()[0][:50]}: {number} is in none of {named or [*STUDIES]}"
+                    f"{page}, {section.splitlines()[0][:50]}: {number} is in none of {named or ALL_STUDIES}"
                 )
     return Checked(agree, wrong, without)
 
@@ -258,15 +260,15 @@ def language_models() -> Checked:
     lines = (folder / "further_metrics.md").read_text(encoding="utf-8").splitlines()
     for path in sorted(folder.glob("*/report.json")):
         lines += study_lines(json.loads(path.read_text(encoding="utf-8")))
-    return as_printed("language_models.md", lines)
+    return as_printed(["language_models.md"], lines)
 
 
-def as_printed(name: str, lines: list[str], without_a_file: str | None = None) -> Checked:
-    """Whether a page's lines of tables are among those that were printed; those of one section have no file."""
+def as_printed(names: Sequence[str], lines: list[str], without_a_file: str | None = None) -> Checked:
+    """Whether the pages' lines of tables are among those that were printed; those of one section have no file."""
     known = {line.strip() for line in lines}
-    page = result_page(name)
     agree, wrong, without = 0, [], {}
-    for section in re.split(r"(?m)^(?=## )", page):
+    sections = [(name, each) for name in names for each in re.split(r"(?m)^(?=## )", result_page(name))]
+    for name, section in sections:
         found = [line for line in section.splitlines() if line.startswith("|") and DECIMAL.search(line)]
         n_numbers = sum(len(DECIMAL.findall(line)) for line in found)
         if without_a_file is not None and section.startswith(f"## {without_a_file}\n"):
@@ -289,11 +291,7 @@ def post_hoc() -> Checked:
         lines += choice_rules.tables(choice_rules.read(raw / name))
     for name in ("prior_shift.md", "decisions.md", "custom_calibrators.md"):
         lines += (raw / name).read_text(encoding="utf-8").splitlines()
-    found = [as_printed(page, lines, without_a_file="No rows to spare") for page in POST_HOC]
-    without = {what: n for each in found for what, n in each.without.items()}
-    return Checked(
-        sum(each.agree for each in found), [line for each in found for line in each.wrong], without
-    )
+    return as_printed(POST_HOC, lines, without_a_file="No rows to spare")
 
 
 def main() -> int:

@@ -42,6 +42,7 @@ class Calibration:
     """The outcome of `calibrate`."""
 
     scaler: Any = field(repr=False)  # fitted
+    served: Any = field(repr=False)  # the scaler, or its correction to other class frequencies
     n_fitted: int  # rows
     held_out: str  # which rows the report is on, in words
     # Before and after, on rows that the scaler has not seen. "After" has the prior correction where these are test
@@ -56,12 +57,6 @@ class Calibration:
     folded: bool = False
 
     @property
-    def served(self) -> Any:
-        """The scaler, or its correction to other class frequencies."""
-        is_corrected = self.prior is not None and self.prior.corrects
-        return self.prior.correction(self.scaler) if self.prior and is_corrected else self.scaler
-
-    @property
     def method(self) -> str:
         """A key of `SCALERS`."""
         return method_of(self.scaler)
@@ -73,7 +68,9 @@ class Calibration:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, of JSON's own types."""
-        found = {name: value for name, value in vars(self).items() if name not in ("scaler", "n_shared")}
+        found = {
+            name: value for name, value in vars(self).items() if name not in ("scaler", "served", "n_shared")
+        }
         found |= {"method": self.method, "numbers": self.numbers, "notes": list(self.notes)}
         found |= {"criterion": getattr(self.scaler, "criterion", None)}
         found |= {"choice": getattr(self.scaler, "choice_", None), "report": self.report.to_dict()}
@@ -243,7 +240,7 @@ def fit_and_report(scaler: Any, source: FileSource | ModelSource, options: Calib
     fitted_on, reported, held_out = split_roles(source.predictions(), tested, options.seed)
     source.running.stages(f"fitting on {len(fitted_on):,} rows, measuring {len(reported):,}")
     warned = fit(scaler, fitted_on)
-    prior, measured = None, scaler
+    prior, served, measured = None, scaler, scaler
     if "target_data" in source.sets:
         corrected_on = reported if tested is None else fitted_on
         with warnings.catch_warnings(record=True) as caught:
@@ -256,10 +253,14 @@ def fit_and_report(scaler: Any, source: FileSource | ModelSource, options: Calib
             )
             correction = prior.correction(scaler)
         warned += tuple(str(each.message) for each in caught)
-        if prior.corrects and tested is None:
-            held_out += ", before the correction of the class frequencies, as these rows have the source's"
-        elif prior.corrects:
-            measured = correction
+        if prior.corrects:
+            served = correction
+            if tested is None:
+                held_out += (
+                    ", before the correction of the class frequencies, as these rows have the source's"
+                )
+            else:
+                measured = served
     names = {"class_names": options.class_names}
     report = report_on_predictions(reported, source.name, options.n_bins, measured, **names)
     n_shared, notes = source.n_shared(), list(report.notes)
@@ -274,6 +275,7 @@ def fit_and_report(scaler: Any, source: FileSource | ModelSource, options: Calib
     report = replace(report, notes=(*notes, *source.notes))
     return Calibration(
         scaler=scaler,
+        served=served,
         n_fitted=len(fitted_on),
         held_out=held_out,
         report=report,
@@ -339,7 +341,7 @@ def _calibrate_shards(source: FileSource, options: Calibrate, make: Callable[...
     report.save(output)
     held_out = "the other half of the rows" if is_split else f"{tally.n_rows:,} rows of the test data"
     told: Any = {"held_out": held_out, "report": report, "notes": warned, "output": str(output)}
-    return Calibration(scaler=scaler, n_fitted=len(sample), **told)
+    return Calibration(scaler=scaler, served=scaler, n_fitted=len(sample), **told)
 
 
 def _takes_weights(scaler: Any) -> bool:

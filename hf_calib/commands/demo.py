@@ -94,24 +94,28 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     wordpiece = BertWordPieceTokenizer(lowercase=True)
     wordpiece.train_from_iterator(texts, vocab_size=8000, min_frequency=2, show_progress=False)
     special = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "pad", "cls", "sep", "mask")}
-    names = ["input_ids", "attention_mask"]
     return PreTrainedTokenizerFast(
-        tokenizer_object=wordpiece._tokenizer, model_max_length=MAX_LENGTH, model_input_names=names, **special
+        tokenizer_object=wordpiece._tokenizer,
+        model_max_length=MAX_LENGTH,
+        model_input_names=["input_ids", "attention_mask"],
+        **special,
     )
 
 
 def train(loss: str, rows: Any, tokenizer: Any, scratch: str, epochs: int, seed: int) -> CalibrationTrainer:
     """Train a small BERT from scratch, and fit its temperature to the calibration split."""
     transformers.set_seed(seed)
-    size: Any = {
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 256,
-    }
-    size |= {"hidden_dropout_prob": 0.3, "max_position_embeddings": MAX_LENGTH}
-    words: Any = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
-    config = BertConfig(**size, **words, **label_maps(rows))
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=256,
+        hidden_dropout_prob=0.3,
+        max_position_embeddings=MAX_LENGTH,
+        pad_token_id=tokenizer.pad_token_id,
+        **label_maps(rows),
+    )
     args = CalibrationTrainingArguments(
         output_dir=scratch,
         loss=loss,

@@ -18,7 +18,7 @@ from hf_calib.commands.console import Done, print_lines, print_warnings
 from hf_calib.decisions.saved import FILE as DECISIONS
 from hf_calib.export.folder import ADAPTER_CONFIG, CONFIG, copy_files, files_of
 from hf_calib.export.heads import head_loses_bias
-from hf_calib.export.hub import push_folder
+from hf_calib.export.hub import Changes, push_folder
 from hf_calib.export.saving import standalone_copy, write_folded
 from hf_calib.models.loading import load_trained
 from hf_calib.models.prompts import KEY as PROMPT
@@ -41,10 +41,17 @@ def run(options: Push, running: Running) -> Done:
     saved = load_map(folder) if (folder / MAP_NAME).is_file() and not folded else None
     is_calibrated = folded or saved is not None
     notes = _warned_of(folder, is_calibrated or not has_config, options.no_fold)
+    announced: list[Changes] = []  # the last are those of the commit
+
+    def announce(changes: Changes) -> None:
+        announced.append(changes)
+        print_warnings(changes.lines())
+
     with tempfile.TemporaryDirectory() as scratch:
         source = folder
         if saved is not None:
-            made, why = Path(scratch, folder.resolve().name), f"The map in {MAP_NAME} is not in the weights"
+            made = Path(scratch, folder.resolve().name)
+            why = f"The map in {MAP_NAME} is not in the weights"
             if not options.no_fold:
                 running.stages(f"folding {title_of(saved.scaler)} into the head")
                 why = _write_folded(folder, made, config, saved)
@@ -69,15 +76,16 @@ def run(options: Push, running: Running) -> Done:
             revision=options.revision,
             create_pr=options.create_pr,
             message="Push a calibrated model" if is_calibrated else "Push a model",
-            announce=lambda changes: print_warnings(changes.lines()),
+            announce=announce,
         )
-        uploaded = sorted(files_of(source).pushed)
-    name, revision = with_owner(repo), commit.pr_revision or options.revision
+    changes, revision = announced[-1], commit.pr_revision or options.revision
+    name, uploaded = changes.repo_id, changes.added
     how: Any = {"revision": revision, "trust_remote_code": "auto_map" in config}
     is_ours = (is_calibrated and not folded) or config.get(PROMPT) is not None
     usage = usage_lines(name, task_of(config), by_hf_calib=is_ours, **how)
     record = {"repo_id": name, "revision": revision, "url": commit.commit_url, "pr_url": commit.pr_url}
-    record |= {"uploaded": uploaded, "folded": folded, "usage": usage}
+    record |= {"uploaded": uploaded, "removed": changes.removed, "left_out": changes.left_out}
+    record |= {"folded": folded, "usage": usage}
     pushed = "Pushed" if commit.pr_url is None else "Opened a pull request"
     lines = [f"Uploaded {len(uploaded)} files to {name}: {', '.join(uploaded)}", ""]
     return Done([*lines, f"{pushed}: {commit.pr_url or commit.commit_url}", "", *usage], record, notes)
@@ -120,8 +128,9 @@ def _write_folded(folder: Path, target: Path, config: Mapping[str, Any], saved: 
     )
     # A report on the model with its map beside it is one on the model with it folded in.
     path = target / REPORT_FOLDER / "report.json"
-    report = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"about": {}}
-    if path.is_file() and report["about"].get("fingerprint") == saved.about.get("fingerprint"):
-        report["about"]["fingerprint"] = weights
-        path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    if path.is_file():
+        report = json.loads(path.read_text(encoding="utf-8"))
+        if report["about"].get("fingerprint") == saved.about.get("fingerprint"):
+            report["about"]["fingerprint"] = weights
+            path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return ""

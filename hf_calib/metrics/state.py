@@ -230,16 +230,16 @@ class CalibrationState:
                 below[upper] = 0
                 sums[:, 0] += below.reshape(-1, n).sum(axis=1)
             terms = [each[upper] for each in terms]
-            ends = [
+            of_top, of_label = (
                 uniform_bins(flat[at], self.n_bins) + at // n * self.n_bins
                 for at in (rows.at_top, rows.at_label)
-            ]
+            )
         else:
             slots = uniform_bins(flat, self.n_bins) + np.repeat(np.arange(self.n_classes) * self.n_bins, n)
-            ends = [slots[rows.at_top], slots[rows.at_label]]
+            of_top, of_label = slots[rows.at_top], slots[rows.at_label]
         add_to(self.sums["class_bins"][:2], slots, terms)
-        add_to(self.sums["bins"], ends[0], rows.in_bin)
-        add_to(self.sums["class_bins"][2:], ends[1], [mass])
+        add_to(self.sums["bins"], of_top, rows.in_bin)
+        add_to(self.sums["class_bins"][2:], of_label, [mass])
         self.sums["class_squares"] += np.einsum("cn,cn->c", rows.columns, masses)
 
     def merge(self, other: CalibrationState) -> CalibrationState:

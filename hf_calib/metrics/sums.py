@@ -181,9 +181,8 @@ def uniform_bins(values: NDArray[Any], n_bins: int) -> IntArray:
 
 def above_first_edge(values: NDArray[Any], n_bins: int) -> tuple[IntArray, IntArray]:
     """The places of values (K,) that may lie above the first of the equal-width bins, and the bins of these."""
-    places = np.flatnonzero(
-        values >= 1 / n_bins
-    )  # none is missing, since a cast of 1 / n_bins keeps the order
+    # None is missing, since a cast of 1 / n_bins keeps the order.
+    places = np.flatnonzero(values >= 1 / n_bins)
     return places, uniform_bins(values[places], n_bins)
 
 
