@@ -287,7 +287,7 @@ def entropy_regularized(r: Rows, *, entropy_weight: NonNegative = 0.1, **shared:
     r"""Entropy regularisation (confidence penalty): cross entropy less a reward for the entropy of p.
 
     `label_smoothing` moves every class towards 1 / C, this one leaves classes alone whose probability is nearly
-    0. `focal` is an upper bound of it: with a = γ >= 1 this loss is at most the focal loss.
+    0. With a = γ this loss is at most the focal loss, for every γ >= 0 (the comparison study, Theorem 2).
 
     $$L = -\log p_y - a\, H(p), \qquad H(p) = -\sum_j p_j \log p_j$$
 
