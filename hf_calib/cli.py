@@ -28,7 +28,7 @@ def main(version: Annotated[bool, _VERSION] = False) -> None:
 
 for _command in (
     *(options.Evaluate, options.Calibrate, options.Unfold, options.Decide, options.Push, options.Export),
-    *(options.Report, options.Compare, options.Demo),
+    *(options.CompareReports, options.CompareLosses, options.Demo),
 ):
     options.add_to(app, _command)
 

@@ -2,7 +2,7 @@
 
     python recipes/inverse_link.py study/cells/focal-seed0-* study/cells/bsce_gra-seed0-*
 
-Each run is the output folder of a recipe, or of a training of `hf-calib compare`: the loss stands in its results.json,
+Each run is the output folder of a recipe, or of a run of `hf-calib compare-losses`: the loss stands in results.json,
 the logits in its predictions.safetensors.
 """
 

@@ -10,7 +10,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 losses=cross_entropy,focal,flsd,dual_focal,adafocal,bsce_gra,bsce_gra_authors,focal_calibration_cifar10,$here/configs/losses/mmce.yaml,brier
 
 for seed in ${seeds:-1 42}; do # of the papers' 1, 42 and 71
-  hf-calib compare "$here/image_classification.py" --config cifar10_short.yaml --config networks/resnet20.yaml \
+  hf-calib compare-losses "$here/image_classification.py" --config cifar10_short.yaml --config networks/resnet20.yaml \
     --losses "$losses" --seeds "$seed" --output "$output/cifar10_resnet20" ${COMPARE:---jobs 2} --no-keep-models -- \
     --train_file "$data/cifar10/train.parquet" --test_file "$data/cifar10/test.parquet" --image_column image \
     --ood_data "$data/mnist/test.parquet" --ood_noise --max_train_samples 10000 --calibration_size 2000 \

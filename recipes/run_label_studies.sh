@@ -13,7 +13,7 @@ tags=(O B-corporation B-creative-work B-group B-location B-person B-product
   I-corporation I-creative-work I-group I-location I-person I-product)
 
 study() { # NAME RECIPE CONFIG ARGUMENTS...
-  hf-calib compare "$here/$2.py" --config "$3" --losses cross_entropy,focal,focal_calibration,adafocal_every_10_steps \
+  hf-calib compare-losses "$here/$2.py" --config "$3" --losses cross_entropy,focal,focal_calibration,adafocal_every_10_steps \
     --seeds "$seed" --output "$output/$1" ${COMPARE:---jobs 2} --no-keep-models -- "${@:4}" "${common[@]}"
 }
 

@@ -30,7 +30,7 @@ else
 fi
 
 study() { # NAME RECIPE ARGUMENTS...
-  hf-calib compare "$here/$2.py" --losses "$losses" --seeds "$seed" --output "$output/$1" ${COMPARE:---jobs 2} \
+  hf-calib compare-losses "$here/$2.py" --losses "$losses" --seeds "$seed" --output "$output/$1" ${COMPARE:---jobs 2} \
     --no-keep-models "${options[@]}" -- --model "$model" --num_train_epochs "$epochs" --train_file \
     "$output/tasks/$1/train.jsonl" --test_file "$output/tasks/$1/test.jsonl" "${@:3}" "${own[@]}" "${common[@]}"
 }

@@ -17,7 +17,7 @@ step() { # NAME COMMAND...: its output in a file; a step that fails does not kee
 
 images() {
   for seed in 1 42 71; do
-    hf-calib compare "$here/image_classification.py" --config cifar10_short.yaml --config networks/resnet50.yaml \
+    hf-calib compare-losses "$here/image_classification.py" --config cifar10_short.yaml --config networks/resnet50.yaml \
       --losses cross_entropy,focal,dual_focal,focal_calibration_cifar10,bsce_gra,bsce_gra_authors,adafocal --seeds "$seed" \
       --output "$output/cifar10_resnet50" $COMPARE --no-keep-models -- --train_file "$data/cifar10/train.parquet" \
       --test_file "$data/cifar10/test.parquet" --image_column image --report_to none --disable_tqdm true

@@ -4,7 +4,7 @@
 # MINILM is all-MiniLM-L6-v2, by its name on the Hub or its folder. DATA is a folder with files of text and label, csv (.gz)
 # or parquet: ag_news/{train,test}, clinc150/{train,validation,test}, 20newsgroups/{train,test} (raw posts). SEEDS are
 # trained one after the other, those with commas between them (0,1,2) study by study. COMPARE holds what else `hf-calib
-# compare` is given, in place of --jobs 2: --jobs 12 on a large GPU, or --print-commands.
+# compare-losses` is given, in place of --jobs 2: --jobs 12 on a large GPU, or --print-commands.
 set -euo pipefail
 output=$1 minilm=$2 data=$3 seeds=${*:4}
 here=$(cd "$(dirname "$0")" && pwd)
@@ -20,7 +20,7 @@ newsgroups=(--train_file "$(file 20newsgroups/train)" --test_file "$(file 20news
   --max_length 250 --per_device_train_batch_size 64 --num_train_epochs 10)
 
 study() { # NAME CONFIG LOSSES ARGUMENTS...
-  hf-calib compare "$here/text_classification.py" --config "$2" --losses "$3" --seeds "$seed" --output "$output/$1" \
+  hf-calib compare-losses "$here/text_classification.py" --config "$2" --losses "$3" --seeds "$seed" --output "$output/$1" \
     ${COMPARE:---jobs 2} --no-keep-models -- "${@:4}" "${common[@]}"
 }
 minilm_study() { # NAME LOSSES ARGUMENTS...

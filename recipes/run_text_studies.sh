@@ -17,7 +17,7 @@ glove=(${GLOVE:+--glove_file "$GLOVE"})
 methods=temperature,temperature_ece,temperature_adaptive_ece,auto,ensemble_temperature,spline
 
 study() { # NAME CONFIG LOSSES ARGUMENTS...
-  hf-calib compare "$here/text_classification.py" --config "$2" --losses "$3" --seeds "$seed" --methods "$methods" \
+  hf-calib compare-losses "$here/text_classification.py" --config "$2" --losses "$3" --seeds "$seed" --methods "$methods" \
     --output "$output/$1" ${COMPARE:---jobs 2} --no-keep-models -- "${@:4}" "${common[@]}"
 }
 

@@ -14,9 +14,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from hf_calib.cli import app as hf_calib
 
-COMMANDS = {
-    command.callback.__name__: command for command in hf_calib.registered_commands if command.callback
-}
+COMMANDS = {command.name: command for command in hf_calib.registered_commands}
 KINDS = {str: "TEXT", int: "INTEGER", float: "FLOAT", Path: "PATH"}
 # JSON, commands and options, whose quotes and dashes are to be copied.
 TYPED = re.compile(r"(?<!\w)'[^']*(?: --|\{)[^']*'|(?<![\w-])--\w[\w-]*")

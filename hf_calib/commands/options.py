@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, fields
@@ -69,10 +70,15 @@ class Command:
         shown = [each for each in fields(cls) if each.name not in hidden]
         return sorted(shown, key=lambda each: first.index(each.name) if each.name in first else len(first))
 
+    @classmethod
+    def command(cls) -> str:
+        """Its name on the command line."""
+        return re.sub(r"\B([A-Z])", r"-\1", cls.__name__).lower()
+
     @property
     def module(self) -> Any:
         """Where the command is, imported when it runs: `hf-calib --help` needs no torch."""
-        return import_module(f"hf_calib.commands.{type(self).__name__.lower()}")
+        return import_module(f"hf_calib.commands.{self.command().replace('-', '_')}")
 
     def __call__(self) -> Any:
         """Do it quietly, for Python."""
@@ -129,7 +135,7 @@ def add_to(app: typer.Typer, kind: type[Command]) -> None:
         chosen = kind(**options)
         with console.exit_codes(), chosen.running() as running:
             done = chosen.module.run(chosen, running)
-        if kind not in (Evaluate, Report, Compare):  # whose documents have them
+        if kind not in (Evaluate, CompareReports, CompareLosses):  # whose documents have them
             console.print_warnings(getattr(getattr(done, "report", done), "notes", ()))
         if as_json:
             console.print_json(done.to_dict())
@@ -139,7 +145,7 @@ def add_to(app: typer.Typer, kind: type[Command]) -> None:
 
     run.__signature__ = Signature(given)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in given}
-    run.__name__ = name = kind.__name__.lower()
+    name = kind.command()
     app.command(name, help=kind.__doc__, epilog=f"Example: hf-calib {name} {kind.example}")(run)
 
 
@@ -330,7 +336,7 @@ class Export(Rows):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report(Command):
+class CompareReports(Command):
     """Compare several files of predictions or saved reports, in one table and one figure."""
 
     example = "measured calibrated other_predictions.npz"
@@ -347,7 +353,7 @@ class Report(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compare(Command):
+class CompareLosses(Command):
     """Train several losses over seeds, and report which is best for these data, with intervals.
 
     Killed at any time, the same command goes on where it was.
@@ -463,6 +469,6 @@ def decide(source: str, **options: Any) -> Decided:
 def _done(kind: type[Command], **options: Any) -> Any:
     known = [each.name for each in kind.options()]
     for name in options.keys() - known:
-        requirement, way_out = f"be one of {kind.__name__.lower()}", did_you_mean(name, known)
+        requirement, way_out = f"be one of {kind.command()}", did_you_mean(name, known)
         raise InputTypeError(expected("option", requirement, name, way_out))
     return kind(**options)()

@@ -261,7 +261,7 @@ def read_plan(study: Path) -> dict[str, Any]:
             raise ValueError(f"cells outside of its folder: {outside}")
         own = {"methods": list(plan["methods"]), "base": plan["base"]}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        got, way_out = f"{path} ({error})", "pass the --output folder of an earlier hf-calib compare"
+        got, way_out = f"{path} ({error})", "pass the --output folder of an earlier hf-calib compare-losses"
         raise InputValueError(expected("the study", "be readable", got, way_out)) from error
     losses = list(dict.fromkeys(loss for loss, _ in cells.values()))
     seeds = sorted({seed for _, seed in cells.values()})

@@ -46,8 +46,8 @@ def compare(
 ) -> StudyResults:
     """Train losses over seeds, one after the other, and compare them with intervals.
 
-    The command `hf-calib compare` does the same with a script, each training in a process of its own, several side by
-    side. Called again with the same output, this does only what is missing, and goes on from the newest checkpoint
+    The command `hf-calib compare-losses` does the same with a script, each run in a process of its own, several at a
+    time. Called again with the same output, this does only what is missing, and goes on from the newest checkpoint
     of a training that was interrupted. A training that fails is reported with its error, and stops no other.
 
     Args:

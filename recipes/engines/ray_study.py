@@ -1,6 +1,6 @@
 """The trainings of a study as tasks of a Ray cluster:
 
-hf-calib compare recipes/text_classification.py ... --output study --print-commands > lines.txt
+hf-calib compare-losses recipes/text_classification.py ... --output study --print-commands > lines.txt
 python recipes/engines/ray_study.py lines.txt
 
 All machines need the study's folder, and the Python and the data of the machine that printed the lines, at one place. A

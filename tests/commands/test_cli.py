@@ -59,7 +59,8 @@ class TestRefusals:
 @pytest.mark.slow
 def test_as_a_program_and_without_torch_on_files(workplace: Path, tmp_path: Path) -> None:
     file = str(workplace / "test.npz")
-    commands = [["evaluate", file], ["calibrate", file, "--output", str(tmp_path / "out")], ["report", file]]
+    commands = [["evaluate", file], ["calibrate", file, "--output", str(tmp_path / "out")]]
+    commands.append(["compare-reports", file])
     code = (
         f"import sys; from hf_calib.cli import app\n"
         f"for words in {commands!r}:\n"
@@ -72,14 +73,15 @@ def test_as_a_program_and_without_torch_on_files(workplace: Path, tmp_path: Path
     *said, last = done.stderr.splitlines()
     assert last.startswith("hf-calib: expected predictions to name existing files, got ")
     loaded = [line for line in said if line.endswith("]")]
-    assert loaded == ["evaluate []", "calibrate []", "report []"]
+    assert loaded == ["evaluate []", "calibrate []", "compare-reports []"]
     assert json.loads(done.stdout.splitlines()[0])["n_examples"] == 80
     assert len(names_in(tmp_path / "out" / "figures")) == 6
     assert "data:image/" in (tmp_path / "out" / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
-    "command", ["calibrate", "compare", "decide", "evaluate", "export", "push", "report", "unfold"]
+    "command",
+    ["calibrate", "compare-losses", "compare-reports", "decide", "evaluate", "export", "push", "unfold"],
 )
 def test_help_has_an_example(command: str) -> None:
     assert f"hf-calib {command} " in " ".join(call(command, "--help").stdout.split("Example: ")[1].split())

@@ -29,7 +29,7 @@ class TestOutput:
         )
         assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
-    @pytest.mark.parametrize("command", ["evaluate", "calibrate", "report"])
+    @pytest.mark.parametrize("command", ["evaluate", "calibrate", "compare-reports"])
     def test_an_earlier_report_is_replaced_and_nothing_else(
         self, command: str, workplace: Path, tmp_path: Path
     ) -> None:
@@ -43,5 +43,5 @@ class TestOutput:
         assert call(*words, *(TEMPERATURE if command == "calibrate" else ())).exit_code == 0
         assert [(tmp_path / name).read_text() for name in mine] == ["mine"] * 4
         assert not list(tmp_path.rglob("_saving*"))
-        if command != "report":
+        if command != "compare-reports":
             assert (tmp_path / "figures" / "reliability.png").read_bytes().startswith(b"\x89PNG")

@@ -60,8 +60,9 @@ def test_every_public_name_has_a_page() -> None:
 
 def test_every_command_has_its_section() -> None:
     text = text_of_page("command_line.md")
-    commands = [command.callback.__name__ for command in app.registered_commands if command.callback]
-    assert sorted(re.findall(r"```\{command\} (\S+)", text)) == sorted(commands)
+    assert set(re.findall(r"```\{command\} (\S+)", text)) == {
+        command.name for command in app.registered_commands
+    }
 
 
 def test_every_citation_is_in_the_paper_index() -> None:

@@ -126,7 +126,7 @@ def test_a_study_on_ray_goes_on_when_a_worker_is_lost(tmp_path: Path) -> None:
         "        os.kill(process, signal.SIGKILL)\n"
         f"import runpy\nrunpy.run_path({str(helper)!r}, run_name='__main__')\n"
     )
-    words = ["compare", str(script), "--losses", "focal,brier", "--seeds", "0", "--output", "study"]
+    words = ["compare-losses", str(script), "--losses", "focal,brier", "--seeds", "0", "--output", "study"]
     hf_calib = [str(main / ".venv" / "bin" / "hf-calib"), *words]
     printed = subprocess.run(
         [*hf_calib, "--print-commands"], cwd=tmp_path, check=True, capture_output=True, text=True

@@ -1,4 +1,4 @@
-"""Studies on disk as `hf-calib compare` leaves them, of simulated trainings."""
+"""Studies on disk as `hf-calib compare-losses` leaves them, of simulated trainings."""
 
 from __future__ import annotations
 

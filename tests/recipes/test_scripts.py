@@ -36,7 +36,7 @@ def printed(script: str, tmp_path: Path, *arguments: str, **variables: str) -> l
 @pytest.mark.parametrize("script", STUDIES)
 def test_studies_name_losses_maps_and_configs_that_there_are(script: str, tmp_path: Path) -> None:
     commands = printed(script, tmp_path, "out", "data", "model", "7")
-    compared = [words for words in commands if words[1] == "compare"]
+    compared = [words for words in commands if words[1] == "compare-losses"]
     assert [Path(words[words.index("--output") + 1]).name for words in compared] == STUDIES[script]
     for words in compared:
         assert Path(words[2]).is_file()

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from hf_calib.commands.compare import planned
-from hf_calib.commands.compare import train as run
-from hf_calib.commands.options import Compare
+from hf_calib.commands.compare_losses import planned
+from hf_calib.commands.compare_losses import train as run
+from hf_calib.commands.options import CompareLosses
 from hf_calib.study.launch import Launch, Local, Submitit, environments, printed
 from hf_calib.study.plan import Cell, is_finished, mark_failed, read_plan, recorded
 from hf_calib.trainer.saving import newest_checkpoint
@@ -41,7 +41,7 @@ def plan(
     launcher: str | None = None,
 ) -> tuple[Launch, dict[Cell, Path]]:
     own: Any = {"losses": losses, "seeds": ",".join(map(str, seeds)), "launcher": launcher}
-    return planned(Compare(source=str(SCRIPT), words=[*arguments], output=study, **own))
+    return planned(CompareLosses(source=str(SCRIPT), words=[*arguments], output=study, **own))
 
 
 def train(study: Path, *arguments: str, jobs: int = 1, **options: Any) -> tuple[list[str], dict[str, str]]:
@@ -226,7 +226,9 @@ def test_a_script_that_has_changed_is_named_and_trains_nothing_again(tmp_path: P
     script.write_text(SCRIPT.read_text())
     said: list[str] = []
     for _ in range(2):
-        launch, cells = planned(Compare(source=str(script), losses="focal", seeds="0", output=tmp_path / "s"))
+        launch, cells = planned(
+            CompareLosses(source=str(script), losses="focal", seeds="0", output=tmp_path / "s")
+        )
         run(launch, cells, Local(), say=said.append)
         script.write_text(SCRIPT.read_text() + "# edited\n")
     assert said[0].startswith("1 of 1: focal, seed 0 finished")

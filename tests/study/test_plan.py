@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_calib.commands.compare import parse_grid
+from hf_calib.commands.compare_losses import parse_grid
 from hf_calib.study.launch import for_shell
 from hf_calib.study.plan import Cell, given, resolved, variants
 from tests.helpers.places import ROOT

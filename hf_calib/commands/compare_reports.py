@@ -1,4 +1,4 @@
-"""`hf-calib report`: several reports side by side, in one table and one figure."""
+"""`hf-calib compare-reports`: several reports side by side, in one table and one figure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from hf_calib.report import Comparison, read_report
 from hf_calib.report.making import report_on_table
 
 if TYPE_CHECKING:
-    from hf_calib.commands.options import Report
+    from hf_calib.commands.options import CompareReports
 
 _FOLDERS = (".", "calibration", "report", "decisions")  # where a report.json may be
 
 
-def run(options: Report, running: Running) -> Comparison:
+def run(options: CompareReports, running: Running) -> Comparison:
     """Compare files of predictions and saved reports."""
     sources, output = options.sources, options.output
     check_output(output)
@@ -44,7 +44,7 @@ def show(done: Comparison) -> None:
     console.print_document(done.document())
 
 
-def _report_of(source: str, options: Report, running: Running) -> Mapping[str, Any]:
+def _report_of(source: str, options: CompareReports, running: Running) -> Mapping[str, Any]:
     inside = [Path(source, folder, "report.json") for folder in _FOLDERS]
     path = next((file for file in inside if os.path.isfile(file)), Path(source))
     if path.suffix == ".json":

@@ -1,4 +1,4 @@
-"""`hf-calib compare` as a user types it."""
+"""`hf-calib compare-losses` as a user types it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_study_from_trainings_to_the_report_and_again(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     words = "--losses cross_entropy,brier --seeds 0,1 --output study --jobs 2 --methods temperature -- --fails brier"
-    trained = call("compare", SCRIPT, *words.split())
+    trained = call("compare-losses", SCRIPT, *words.split())
     assert trained.exit_code == 0, trained.output
     assert "warning" not in trained.stderr
     assert "2 losses x 2 seeds, measured on 60 test rows with 3 classes" in trained.stdout
@@ -46,7 +46,7 @@ def test_a_study_from_trainings_to_the_report_and_again(
         "from hf_calib.cli import app; import sys\ntry: app()\n"
         "finally: assert not {'torch', 'transformers'} & set(sys.modules), sys.modules"
     )
-    words = "compare study --methods temperature,vector --json"
+    words = "compare-losses study --methods temperature,vector --json"
     again = subprocess.run(
         [sys.executable, "-c", code, *words.split()], env=ENVIRONMENT, capture_output=True, text=True
     )
@@ -82,7 +82,7 @@ def test_what_is_wrong_is_one_line(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     words = words.replace("SCRIPT", shlex.quote(str(SCRIPT)))
-    assert_refused(call("compare", *shlex.split(words)), re.escape(message))
+    assert_refused(call("compare-losses", *shlex.split(words)), re.escape(message))
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])

@@ -1,4 +1,4 @@
-"""`hf-calib report`: files and reports side by side."""
+"""`hf-calib compare-reports`: files and reports side by side."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def saved(workplace: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         few_resamples(patch)
         no_figures(patch)
         report = called_for_json("evaluate", workplace / "test.npz", "--output", folder)
-        assert called_for_json("report", folder / "report.json")["reports"] == {"test": report}
+        assert called_for_json("compare-reports", folder / "report.json")["reports"] == {"test": report}
     return folder
 
 
@@ -29,7 +29,7 @@ class TestReport:
     def test_files_and_reports_side_by_side(self, workplace: Path, tmp_path: Path) -> None:
         scaled = ("calibrate", workplace / "data.npz", "--method", "temperature")
         assert call(*scaled, "--output", tmp_path / "scaled").exit_code == 0
-        words = ("report", workplace / "data.npz", workplace / "test.npz", tmp_path / "scaled")
+        words = ("compare-reports", workplace / "data.npz", workplace / "test.npz", tmp_path / "scaled")
         result = call(*words, "--output", tmp_path / "compared")
         assert result.exit_code == 0, result.output
         assert names_in(tmp_path / "compared") == {
@@ -52,7 +52,7 @@ class TestReport:
         record |= {"name": hostile, "warnings": [hostile], "diagnosis": [hostile]}
         (tmp_path / "made" / "report.json").write_text(json.dumps(record))
         words = (tmp_path / f"{hostile}.npz", tmp_path / "made")
-        result = call("report", *words, "--output", tmp_path / "compared")
+        result = call("compare-reports", *words, "--output", tmp_path / "compared")
         assert result.exit_code == 0, result.output
         written = (tmp_path / "compared" / "comparison.md").read_text()
         assert "<script" not in written
@@ -66,11 +66,13 @@ class TestReport:
 
     def test_refused(self, workplace: Path, tmp_path: Path) -> None:
         (tmp_path / "broken.json").write_text("{")
-        assert_refused(call("report", tmp_path / "broken.json"), "be readable as JSON, got .*broken.json")
-        twice = call("report", workplace / "data.npz", workplace / "data.npz")
+        assert_refused(
+            call("compare-reports", tmp_path / "broken.json"), "be readable as JSON, got .*broken.json"
+        )
+        twice = call("compare-reports", workplace / "data.npz", workplace / "data.npz")
         assert_refused(twice, "expected the sources to be different")
-        assert_refused(call("report", tmp_path), "expected predictions to name existing files")
+        assert_refused(call("compare-reports", tmp_path), "expected predictions to name existing files")
         call("evaluate", workplace / "data.npz", "--output", tmp_path / "a", "--n-bins", 10)
-        mixed = call("report", tmp_path / "a", workplace / "test.npz", "--output", tmp_path / "b")
+        mixed = call("compare-reports", tmp_path / "a", workplace / "test.npz", "--output", tmp_path / "b")
         assert_refused(mixed, "the same number of bins, got 10 and 15; make the reports again")
         assert not (tmp_path / "b").exists()

@@ -1,4 +1,4 @@
-"""`hf-calib compare`: losses trained over seeds by a script, and their report."""
+"""`hf-calib compare-losses`: losses trained over seeds by a script, and their report."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from hf_calib.study.results import StudyResults
 from hf_calib.study.study import check_seeds, report_study
 
 if TYPE_CHECKING:
-    from hf_calib.commands.options import Compare
+    from hf_calib.commands.options import CompareLosses
     from hf_calib.commands.source import Running
 
 _OF_THE_REPORT = ("source", "methods", "variance")
 
 
-def run(options: Compare, running: Running) -> StudyResults:
+def run(options: CompareLosses, running: Running) -> StudyResults:
     """Train what is missing of a script's study, then measure it; or measure a study's folder again."""
     study = Path(options.source)
     if study.is_dir():
@@ -60,7 +60,7 @@ def show(results: StudyResults) -> None:
     print_document(document_of(results))
 
 
-def planned(options: Compare) -> tuple[Launch, dict[Cell, Path]]:
+def planned(options: CompareLosses) -> tuple[Launch, dict[Cell, Path]]:
     """Check a study and write its plan: how its trainings are started, and their folders, seed by seed."""
     script, launcher = Path(options.source), options.launcher
     way_out = "check the path, for example recipes/text_classification.py"
