@@ -4,7 +4,8 @@
 
 Of docs/results/language_models.md the tables, made again from `report.json` of each study; of the pages on trainings
 the means and differences of each study's table, against `results.csv` of the study; of the pages on post-hoc maps the
-tables, made again from the raw results; of studies.md and docs/papers all decimal numbers, against the JSON files of
+tables, made again from the raw results; of papers_length.md the tables, made again from saved
+logits; of studies.md and docs/papers all decimal numbers, against the JSON files of
 the studies, and the tables of small_claims, made again from its JSON file, whose means are those of its csv file. What
 is not in the repository (intervals and corrected p-values of trainings, and cross-calibration, whose files were not
 kept) is counted, by name.
@@ -17,11 +18,13 @@ import math
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas
 from results_tables import claim_lines, study_lines
+from saved_runs import FOLDERS, printed
 
 ROOT = Path(__file__).parents[1]
 RESULTS, DOCS, BENCHMARKS = ROOT / "recipes" / "results", ROOT / "docs", ROOT / "benchmarks"
@@ -200,7 +203,13 @@ def of_training() -> list[float]:
     for name in ALL_STUDIES:
         results = pandas.read_csv(RESULTS / name / "results.csv")
         values += results.groupby(["loss", "method", "metric"])["value"].mean().tolist()
-    return values
+    return values + [float(number) for number in DECIMAL.findall(" ".join(of_saved_logits()))]
+
+
+@cache
+def of_saved_logits() -> list[str]:
+    """The lines of the tables of papers_length.md."""
+    return [line for folder, columns in FOLDERS.items() for line in printed(folder, columns)]
 
 
 def statements() -> Checked:
@@ -294,9 +303,20 @@ def post_hoc() -> Checked:
     return as_printed(POST_HOC, lines, without_a_file="No rows to spare")
 
 
+def saved_logits() -> Checked:
+    """The tables of papers_length.md, made again from saved logits, and its sentences, whose numbers are in them."""
+    page = "papers_length.md"
+    lines = of_saved_logits()
+    found = as_printed([page], lines)
+    known = {number.lstrip("+-") for number in DECIMAL.findall(" ".join(lines))}
+    stated_here = [number.lstrip("+-") for number in DECIMAL.findall(prose(result_page(page)))]
+    wrong = [f"{page}: {number} is in no table" for number in stated_here if number not in known]
+    return Checked(found.agree + len(stated_here) - len(wrong), found.wrong + wrong, {})
+
+
 def main() -> int:
     failed = 0
-    for check in (training, language_models, statements, small_claims, post_hoc):
+    for check in (training, saved_logits, language_models, statements, small_claims, post_hoc):
         found = check()
         print(f"{check.__name__}: {found.agree:,} numbers agree with their file, {len(found.wrong)} do not")
         print("".join(f"  {each}\n" for each in found.wrong), end="")

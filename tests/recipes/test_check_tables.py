@@ -6,7 +6,9 @@ import check_tables
 import pytest
 
 
-@pytest.mark.parametrize("check", ["training", "language_models", "statements", "small_claims", "post_hoc"])
+@pytest.mark.parametrize(
+    "check", ["training", "saved_logits", "language_models", "statements", "small_claims", "post_hoc"]
+)
 def test_the_pages_agree_with_their_files(check: str) -> None:
     found = getattr(check_tables, check)()
     assert found.wrong == []
