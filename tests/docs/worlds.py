@@ -319,7 +319,7 @@ RESTS: dict[str, tuple[dict[str, str], str]] = {
         },
         f"{FEW} {FILES}",
     ),
-    "torchrun --nproc_per_node 8 -m hf_calib.cli": ({"--nproc_per_node 8": "--nproc_per_node 2"}, ""),
+    "torchrun --nproc_per_node 8 predict.py": ({"--nproc_per_node 8": "--nproc_per_node 2"}, ""),
     "torchrun --nproc_per_node 8 recipes": (
         {"--nproc_per_node 8": "--nproc_per_node 2"},
         f"{FEW} {FILES} --ddp_backend gloo",
