@@ -16,9 +16,14 @@ from hf_calib._files import whole_folder
 from hf_calib._text import is_hub_name
 from hf_calib.commands.source import ModelSource
 from hf_calib.export.fold import OF_THE_MAP, check_can_be_folded
-from hf_calib.export.folder import fingerprint, replace_model
+from hf_calib.export.folder import (
+    check_overwrites_no_original,
+    fingerprint,
+    replace_model,
+    standalone_copy,
+    write_folded,
+)
 from hf_calib.export.heads import head_loses_bias
-from hf_calib.export.saving import check_overwrites_no_original, standalone_copy, write_folded
 from hf_calib.export.unfold import unfold
 from hf_calib.models.pipeline import pipeline
 from hf_calib.predictions.labels import TOKENS

@@ -17,13 +17,11 @@ from hf_calib._files import check_output, whole_folder
 from hf_calib.commands.console import Done
 from hf_calib.decisions.saved import FILE as DECISIONS
 from hf_calib.export.fold import fold
-from hf_calib.export.folder import ADAPTER_CONFIG, copy_files
+from hf_calib.export.folder import ADAPTER_CONFIG, copy_files, standalone_copy
 from hf_calib.export.heads import synthetic_batch
 from hf_calib.export.programs import FORMATS, check_packages, load_program, logits_of, write_program
-from hf_calib.export.saving import standalone_copy
 from hf_calib.models.classifier import Classifier, load_classifier
-from hf_calib.models.loading import find_task
-from hf_calib.models.tasks import TASKS
+from hf_calib.models.tasks import TASKS, find_task
 from hf_calib.models.texts import TextClassifier
 from hf_calib.scaling import FOLDABLE_SCALERS
 from hf_calib.scaling.saved_map import MAP_NAME, load_map, method_of, recorded_in, save_map, title_of

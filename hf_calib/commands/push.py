@@ -16,13 +16,11 @@ from hf_calib.cards.card import usage_lines
 from hf_calib.cards.facts import REPORT_FOLDER
 from hf_calib.commands.console import Done, print_lines, print_warnings
 from hf_calib.decisions.saved import FILE as DECISIONS
-from hf_calib.export.folder import ADAPTER_CONFIG, CONFIG, copy_files, files_of
+from hf_calib.export.folder import ADAPTER_CONFIG, CONFIG, copy_files, files_of, standalone_copy, write_folded
 from hf_calib.export.heads import head_loses_bias
 from hf_calib.export.hub import Changes, push_folder
-from hf_calib.export.saving import standalone_copy, write_folded
-from hf_calib.models.loading import load_trained
 from hf_calib.models.prompts import KEY as PROMPT
-from hf_calib.models.tasks import task_of
+from hf_calib.models.tasks import load_trained, task_of
 from hf_calib.scaling import FOLDABLE_SCALERS
 from hf_calib.scaling.saved_map import MAP_NAME, has_bias, load_map, method_of, recorded_in, title_of
 

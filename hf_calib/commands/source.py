@@ -247,8 +247,7 @@ def open_source(
         return found
     way_out = "name labelled texts: a file, a folder or a dataset on the Hub"
     check(data is not None, "data to be given with a model", "none", way_out)
-    from hf_calib.models.loading import find_task
-    from hf_calib.models.tasks import TASKS
+    from hf_calib.models.tasks import TASKS, find_task
 
     task = find_task(files[0], trust_remote_code=running.trust_remote_code)
     if task is not None:

@@ -10,11 +10,15 @@ from huggingface_hub import snapshot_download
 
 from hf_calib._files import check_output, whole_folder
 from hf_calib.commands.console import Done
-from hf_calib.export.folder import LOSS_STATE_NAME, PUSHED_LOSS_STATE, copy_files, replace_model
-from hf_calib.export.saving import check_overwrites_no_original
+from hf_calib.export.folder import (
+    LOSS_STATE_NAME,
+    PUSHED_LOSS_STATE,
+    check_overwrites_no_original,
+    copy_files,
+    replace_model,
+)
 from hf_calib.export.unfold import unfold
-from hf_calib.models.loading import refusals
-from hf_calib.models.tasks import task_of
+from hf_calib.models.tasks import refusals, task_of
 from hf_calib.scaling.saved_map import MAP_NAME, load_map, save_map
 
 if TYPE_CHECKING:

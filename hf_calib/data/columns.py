@@ -17,8 +17,8 @@ from hf_calib.data.labels import (
     check_columns,
     encode_label_sets,
     is_of,
-    read_column,
 )
+from hf_calib.data.sources import read_column
 
 
 def choose_columns(

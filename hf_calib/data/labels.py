@@ -12,6 +12,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Value, concaten
 from numpy.typing import NDArray
 
 from hf_calib._errors import InputTypeError, check, did_you_mean, expected, few, look_alikes
+from hf_calib.data.sources import read_column
 
 TEXTS = ("string", "large_string")
 INTEGERS = ("int", "uint")
@@ -56,11 +57,6 @@ class ClassNames(tuple[str, ...]):
         way_out = f"write the labels alike, or pass class_names if these are two {noun}"
         check(not alike, f"the {noun} of train to differ visibly", alike, way_out)
         return cls(found)
-
-
-def read_column(rows: Dataset, column: str) -> Any:
-    """One column as a pyarrow ChunkedArray: nothing is decoded, and rows follow the dataset's selection."""
-    return rows.select_columns([column]).with_format("arrow")[:].column(column)
 
 
 def check_columns(name: str, rows: Dataset, *columns: str, way_out: str = "remove these rows") -> None:

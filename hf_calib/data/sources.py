@@ -1,4 +1,4 @@
-"""Data sources: the Hub, a local folder, or one file per split."""
+"""Data sources: the Hub, a local folder, or one file per split; and columns, as they are stored."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from datasets import Dataset, DatasetDict, load_dataset
 from datasets.exceptions import DatasetGenerationError
@@ -111,6 +112,11 @@ def load_rows(
     way_out = "name a file, a folder, or a dataset on the Hub, and one of its splits"
     with _refusals(argument, f"have a split {split!r}", str(data), way_out):
         return load_dataset(str(data), dataset_config, split=split)
+
+
+def read_column(rows: Dataset, column: str) -> Any:
+    """One column as a pyarrow ChunkedArray: nothing is decoded, and rows follow the dataset's selection."""
+    return rows.select_columns([column]).with_format("arrow")[:].column(column)
 
 
 @contextmanager

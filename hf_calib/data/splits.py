@@ -6,7 +6,8 @@ import numpy as np
 from datasets import Dataset, DatasetDict, concatenate_datasets
 
 from hf_calib._errors import check
-from hf_calib.data.labels import has_several_labels, read_column
+from hf_calib.data.labels import has_several_labels
+from hf_calib.data.sources import read_column
 
 
 def split_calibration(

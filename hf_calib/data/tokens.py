@@ -10,7 +10,8 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
 from hf_calib._errors import InputTypeError, InputValueError, check, did_you_mean, expected, few
 from hf_calib.data.arguments import BUILT_IN, DataArguments, held_out, maps_of, splits_of
-from hf_calib.data.labels import INTEGERS, TEXTS, ClassNames, is_of, read_column
+from hf_calib.data.labels import INTEGERS, TEXTS, ClassNames, is_of
+from hf_calib.data.sources import read_column
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 
 

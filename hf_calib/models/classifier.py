@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hf_calib._errors import check
-from hf_calib.models.loading import check_problem, load_trained
 from hf_calib.models.reading import Reading, are_unnamed, class_ids, names_in_data
-from hf_calib.models.tasks import TASKS, Task
+from hf_calib.models.tasks import TASKS, Task, check_problem, load_trained
 from hf_calib.predictions.one_pass import OnRows, ignore_rows
 from hf_calib.predictions.predictions import Predictions
 

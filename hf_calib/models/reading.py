@@ -132,7 +132,7 @@ _WAY_OUT = "give the data's names of the model's classes, in the model's order, 
 
 def column_of(rows: Dataset, argument: str, column: str) -> Any:
     """A column as a pyarrow array; raises if it is missing or has gaps."""
-    from hf_calib.data.labels import read_column
+    from hf_calib.data.sources import read_column
 
     names = rows.column_names
     requirement = f"{argument} to be one of {', '.join(names)}"

@@ -16,9 +16,9 @@ from transformers import AutoTokenizer
 
 from hf_calib._errors import InputTypeError, check, expected
 from hf_calib.models.classifier import Classifier, Encoded, Served
-from hf_calib.models.loading import refusals
-from hf_calib.models.prompts import PromptTemplate
+from hf_calib.models.prompts import KEY, PromptTemplate
 from hf_calib.models.reading import Reading, column_of
+from hf_calib.models.tasks import refusals
 
 # A folder without a tokenizer gets one from transformers that knows 5 special tokens and no word.
 _LEAST_VOCABULARY = 0.5  # of the model's
@@ -56,7 +56,7 @@ class TextClassifier(Classifier):
     @property
     def prompt(self) -> PromptTemplate | None:
         """How a text becomes the model's input, of a language model's option tokens; None for other models."""
-        return PromptTemplate.of(self.model.config)
+        return PromptTemplate.of(self.model.config) if hasattr(self.model.config, KEY) else None
 
     def tokenize(
         self, texts: Sequence[str] | Sequence[Pair], max_length: int | None = None

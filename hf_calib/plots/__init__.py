@@ -3,13 +3,23 @@
 matplotlib is imported when one is drawn, and pyplot never, so that no global state changes.
 """
 
-from hf_calib.plots.binned import confidence_histogram, reliability_diagram, reliability_grid
-from hf_calib.plots.classes import class_reliability_grid, label_reliability_grid
-from hf_calib.plots.curves import promise_diagram, risk_coverage_diagram, roc_diagram
+from hf_calib.plots.binned import (
+    class_reliability_grid,
+    confidence_histogram,
+    label_reliability_grid,
+    reliability_diagram,
+    reliability_grid,
+)
+from hf_calib.plots.curves import (
+    corp_diagram,
+    promise_diagram,
+    risk_coverage_diagram,
+    roc_diagram,
+    smooth_reliability_diagram,
+)
 from hf_calib.plots.gammas import gamma_dynamics
 from hf_calib.plots.rows import difference_diagram
 from hf_calib.plots.style import save_figure
-from hf_calib.plots.unbinned import corp_diagram, smooth_reliability_diagram
 
 __all__ = [
     "class_reliability_grid",

@@ -178,7 +178,7 @@ def report_on_predictions(
         by = tuple(map(_coded, predictions.by.values()))
         one_pass.add_rows(tally, Batch(final, final, labels, weights, by), slicings)
         report = replace(report, slices=_sections(tally, n_bins))
-    return with_entities(report, predictions.sentences)
+    return report if predictions.sentences is None else with_entities(report, predictions.sentences)
 
 
 def report_on_table(table: Table, name: str, n_bins: int, **counted: Any) -> CalibrationReport:

@@ -13,7 +13,7 @@ from hf_calib.metrics.checks import FloatArray
 from hf_calib.metrics.multi_label import Decisions, LabelMetrics, check_decisions, label_bins, macro
 from hf_calib.metrics.sums import BinSums, Interval, interval_of, uniform_bins
 from hf_calib.plots import label_reliability_grid
-from hf_calib.plots.classes import all_labels_reliability
+from hf_calib.plots.binned import all_labels_reliability
 from hf_calib.plots.rows import label_errors_chart
 from hf_calib.report.measured import Measured, Overall, Settings
 from hf_calib.report.rows import Cells, Coins, bin_rows, cell

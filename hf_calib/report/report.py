@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hf_calib import plots
 from hf_calib._files import whole_folder
 from hf_calib.metrics.sums import Interval, top_label
-from hf_calib.plots.binned import reliability_of_sums
-from hf_calib.plots.classes import classes_of_sums
+from hf_calib.plots.binned import classes_of_sums, reliability_of_sums
 from hf_calib.plots.curves import risk_coverage_of_curves
 from hf_calib.report import multi_label, sections
 from hf_calib.report.diagnosis import claims, diagnose, warn

@@ -144,10 +144,8 @@ class EntitySection(ReportSection):
         return record
 
 
-def with_entities(report: CalibrationReport, sentences: ArrayLike | None) -> CalibrationReport:
-    """Add the entities of tokens whose tags are BIO, and a caveat; sentences (N,) are numbers, None of other rows."""
-    if sentences is None:
-        return report
+def with_entities(report: CalibrationReport, sentences: ArrayLike) -> CalibrationReport:
+    """Add the entities of tokens whose tags are BIO, and a caveat; `sentences` (N,) are each token's."""
     caveat = (
         "The examples are tokens. Those of one sentence are not independent, as the intervals of their metrics and the "
         "tests take them: these are too narrow."

@@ -27,9 +27,8 @@ from hf_calib._text import is_hub_name
 from hf_calib.cards.card import repair_stock_card, write_card
 from hf_calib.cards.facts import REPORT_FOLDER
 from hf_calib.cards.metadata import is_dataset_name
-from hf_calib.export.folder import LOSS_STATE_NAME, PUSHED_LOSS_STATE
+from hf_calib.export.folder import LOSS_STATE_NAME, PUSHED_LOSS_STATE, save_folded, standalone_copy
 from hf_calib.export.hub import push_folder
-from hf_calib.export.saving import save_folded, standalone_copy
 from hf_calib.losses import AdaptiveLoss
 from hf_calib.metrics.state import LOGGED_METRICS
 from hf_calib.predictions.predictions import Predictions

@@ -16,7 +16,7 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from hf_calib._compat import load_saved_names
 from hf_calib._errors import check
-from hf_calib.export.saving import check_overwrites_no_original, loaded_from
+from hf_calib.export.folder import check_overwrites_no_original, loaded_from
 from hf_calib.language_models.label_tokens import is_causal
 from hf_calib.losses import AdaptiveLoss, CalibrationLoss, all_gather_rows, logits_of
 from hf_calib.metrics.checks import check_type

@@ -13,7 +13,7 @@ import transformers
 
 import hf_calib
 from hf_calib import fold
-from hf_calib.export import saving
+from hf_calib.export import folder as model_folder
 from hf_calib.export.fold import fold_and_return_head
 from hf_calib.metrics import negative_log_likelihood
 from hf_calib.predictions import load_predictions
@@ -147,7 +147,7 @@ class TestCalibrateModel:
             other = TemperatureScaling(grid=[100.0]).fit([[1.0, 0.0]] * 3, [0, 0, 1])
             return fold_and_return_head(model, other, batch)
 
-        monkeypatch.setattr(saving, "fold_and_return_head", wrong)
+        monkeypatch.setattr(model_folder, "fold_and_return_head", wrong)
         words = ("calibrate", workplace / "model", "--data", workplace / "data.csv", *TEMPERATURE)
         result = call(*words, "--output", tmp_path / "out")
         assert result.exit_code == 1

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from hf_calib import fold, unfold
+from hf_calib.export.folder import save_folded
 from hf_calib.export.heads import float64_logits, head_loses_bias, synthetic_batch
-from hf_calib.export.saving import save_folded
 from hf_calib.scaling import MatrixScaling
 from tests.helpers.architectures import (
     ARCHITECTURES,

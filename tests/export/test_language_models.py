@@ -11,8 +11,8 @@ import torch
 import transformers
 
 import hf_calib
+from hf_calib.export.folder import save_folded
 from hf_calib.export.heads import has_tied_head
-from hf_calib.export.saving import save_folded
 from hf_calib.scaling import TemperatureScaling
 from tests.language_models.models import ARCHITECTURES, DECODER, language_model
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification, BertForSequenceClas
 from hf_calib import fold, unfold
 from hf_calib.commands.options import Unfold
 from hf_calib.export.folder import KEPT_HEAD as FILE
-from hf_calib.export.saving import save_folded
+from hf_calib.export.folder import save_folded
 from hf_calib.scaling import MatrixScaling, PriorCorrection, TemperatureScaling, VectorScaling, save_map
 from hf_calib.scaling.saved_map import MAP_NAME
 from tests.helpers.architectures import assert_same_weights, logits_of, refused, weights_of

@@ -158,7 +158,6 @@ def test_without_a_predicted_entity_and_without_tags() -> None:
     of_words = entities(names=["NOUN", "VERB", "OTHER"])
     assert of_words.entities is None
     assert any("tokens" in warning for warning in of_words.warnings)
-    assert with_entities(plain(), None) is plain()
 
 
 # Out of distribution
