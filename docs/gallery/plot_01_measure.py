@@ -1,9 +1,9 @@
 """
-Measure a text classifier
-=========================
+Evaluate and calibrate a text classifier
+========================================
 
-Which library does a paragraph of documentation come from? A linear model on its words, trained with little
-regularisation, is surer than it is right.
+Which library does a paragraph of documentation come from? A linear model of the words, trained with little
+regularisation, is over-confident. A temperature corrects most of the error.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ from hf_calib.plots import reliability_diagram
 from hf_calib.scaling import TemperatureScaling
 
 # %%
-# Train on one part, keep one for the map, and measure on the third.
+# The model is trained on the first part; the second part is for the calibrator, and the third for the evaluation.
 
 dataset = docstring_dataset(max_per_class=600)
 names = dataset["train"].features["label"].names
@@ -29,14 +29,14 @@ logits = {part: model.decision_function(words.transform(rows["text"])) for part,
 labels = {part: np.array(rows["label"]) for part, rows in dataset.items()}
 
 # %%
-# The ECE with its interval, and whether a calibrated model could look like this by chance.
+# The ECE has an interval. The p-value tells whether a calibrated model could have this ECE by chance.
 
 probs = softmax(logits["test"], axis=1)
 value, low, high = calibration_error_interval(probs, labels["test"])
 print(f"ECE {value:.3f} [{low:.3f}, {high:.3f}], p = {consistency_test(probs, labels['test']).p_value:.3f}")
 
 # %%
-# One temperature, fitted to the calibration rows, changes no prediction, and takes most of it away.
+# One temperature, fitted to the calibration rows, removes most of the error and changes no predicted class.
 
 scaler = TemperatureScaling().fit(logits["calibration"], labels["calibration"])
 after = scaler.predict_proba(logits["test"])

@@ -1,9 +1,9 @@
 """
-Maps by the number of rows
-==========================
+How many rows does a calibrator need?
+=====================================
 
-How many held-out rows does a map need? Each is fitted to 50 to 800 of them, eight draws each; the NLL is on
-other rows.
+Four calibrators are fitted to 50 to 800 held-out rows, with eight random draws per size. The NLL is that of the
+test rows.
 """
 
 import warnings
@@ -28,7 +28,7 @@ logits = {part: model.decision_function(words.transform(rows["text"])) for part,
 labels = {part: np.array(rows["label"]) for part, rows in dataset.items()}
 
 # %%
-# Free maps need rows; a temperature does with few, and structured maps lie between.
+# Calibrators with many free parameters need many rows, a temperature needs few, and structured calibrators are between.
 
 maps = {
     "temperature": TemperatureScaling,
@@ -47,16 +47,14 @@ for name, make in maps.items():
         for _ in range(8):
             rows = rng.choice(len(labels["calibration"]), size, replace=False)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of few rows some maps warn, rightly
+                warnings.simplefilter("ignore")  # Some calibrators warn that the rows are too few.
                 scaler = make().fit(logits["calibration"][rows], labels["calibration"][rows])
             found.append(negative_log_likelihood(scaler.predict_proba(logits["test"]), labels["test"]))
         means.append(np.mean(found))
     axes.plot(sizes, means, marker="o", label=name)
 before = negative_log_likelihood(softmax(logits["test"], axis=1), labels["test"])
-axes.axhline(before, color="grey", linestyle=":", label="no map")
-axes.set(
-    xscale="log", xlabel="rows that a map is fitted to", ylabel="NLL of other rows", ylim=(None, before + 0.3)
-)
+axes.axhline(before, color="grey", linestyle=":", label="no calibrator")
+axes.set(xscale="log", xlabel="calibration rows", ylabel="NLL of the test rows", ylim=(None, before + 0.3))
 axes.set_xticks(sizes, [str(size) for size in sizes])
 axes.minorticks_off()
 axes.set_title("NLL by the number of calibration rows")

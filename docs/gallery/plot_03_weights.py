@@ -1,9 +1,9 @@
 """
-How losses weigh their examples
-===============================
+How losses weight their examples
+================================
 
-The weight of the cross entropy over the probabilities of three classes, the first of which is the label, and
-the factor by which each loss scales the gradient at the label.
+The figure shows, for all probabilities of three classes, the weight that a loss gives to the cross entropy and the
+factor by which it scales the gradient at the label. The first class is the label.
 """
 
 import numpy as np
@@ -13,8 +13,8 @@ from papers.simplex import simplex_surfaces
 from hf_calib.losses import make_loss
 
 # %%
-# Focal sees the label alone: its weight is constant along the rows of equal probability. Dual focal and the
-# Brier weight see how the rest is spread.
+# The weight of focal depends only on the label's probability. The weights of dual focal and of the Brier-weighted loss
+# also depend on how the other classes share the rest.
 
 grid = simplex_grid(60)
 labels = np.zeros(len(grid), dtype=int)

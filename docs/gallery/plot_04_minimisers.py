@@ -1,9 +1,9 @@
 """
-What a loss makes a model say
-=============================
+Which probabilities minimise a loss
+===================================
 
 Cross entropy and the Brier score are proper: their minimum is at the true probability. The focal losses are
-not. A network that minimises them perfectly says something else, and `InverseLink` undoes it.
+not: a network that minimises them perfectly outputs other probabilities. `InverseLink` recovers the true ones.
 """
 
 import numpy as np
@@ -13,10 +13,11 @@ from hf_calib.losses import make_loss
 from hf_calib.scaling import InverseLink
 
 # %%
-# For each probability that a network of two classes says, the posterior that makes it say so.
+# For each probability that a network with two classes outputs, `InverseLink` gives the posterior at which this output
+# is optimal.
 
-said = np.linspace(0.5, 0.995, 200)
-logits = np.log(np.stack([said, 1 - said], axis=1))
+predicted = np.linspace(0.5, 0.995, 200)
+logits = np.log(np.stack([predicted, 1 - predicted], axis=1))
 figure = Figure(figsize=(5, 4), layout="constrained")
 axes = figure.subplots()
 for name, settings in {
@@ -27,7 +28,7 @@ for name, settings in {
     "inverse_focal": {"gamma": 1.0},
 }.items():
     posterior = InverseLink(make_loss(name, **settings)).predict_proba(logits)[:, 0]
-    axes.plot(posterior, said, label=f"{name} {', '.join(f'{k}={v:g}' for k, v in settings.items())}")
+    axes.plot(posterior, predicted, label=f"{name} {', '.join(f'{k}={v:g}' for k, v in settings.items())}")
 axes.set(xlabel="true probability of the likelier class", ylabel="probability at the minimum of the loss")
-axes.set_title("What the minimiser of a loss says")
+axes.set_title("Probability that minimises each loss")
 axes.legend(frameon=False, fontsize=8)

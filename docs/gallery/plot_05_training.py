@@ -1,9 +1,9 @@
 """
-A loss in a loop of one's own
-=============================
+A loss in your own training loop
+================================
 
-A small network on noisy handwritten digits, trained far beyond what 300 rows can teach it. Which losses keep it
-from being sure of what it does not know, and what is left once each has a temperature?
+A small network is trained on 300 noisy handwritten digits until it over-fits. Before a temperature the losses differ
+in calibration; after it they hardly do.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ images, labels = torch.tensor(noisy, dtype=torch.float32), torch.tensor(digits.t
 train, held_out, test = slice(0, 300), slice(300, 700), slice(700, None)
 
 # %%
-# Any loss is a module of logits and labels.
+# Every loss is a module that is called with logits and labels.
 
 histories = {}
 for name in ("cross_entropy", "label_smoothing", "focal", "dual_focal", "brier"):
@@ -48,14 +48,14 @@ for name in ("cross_entropy", "label_smoothing", "focal", "dual_focal", "brier")
     histories[name] = np.array(history)
 
 # %%
-# Early on the focal losses are far too unsure, later cross entropy is far too sure; with a temperature all are
-# alike.
+# Early in training the focal losses are under-confident, later cross entropy is over-confident. With a temperature all
+# losses have a similar ECE.
 
 figure = Figure(figsize=(8, 3.4), layout="constrained")
 left, right = figure.subplots(1, 2, sharey=True)
 for name, history in histories.items():
     left.plot(history[:, 0], history[:, 1], label=name)
     right.plot(history[:, 0], history[:, 2], label=name)
-left.set(xlabel="epoch", ylabel="ECE of test rows", title="As it is")
+left.set(xlabel="epoch", ylabel="ECE of the test rows", title="Without a temperature")
 right.set(xlabel="epoch", title="With a temperature fitted to 400 rows")
 left.legend(frameon=False, fontsize=8)

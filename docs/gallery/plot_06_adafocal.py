@@ -1,9 +1,9 @@
 """
-How AdaFocal's gammas move
-==========================
+How AdaFocal's gammas change
+============================
 
-AdaFocal has a gamma for each confidence bin. Where held-out predictions of the bin are over-confident it grows,
-where they are under-confident it falls, and the bin goes over to the inverse focal loss.
+AdaFocal has a gamma for each confidence bin. The gamma grows if the held-out predictions in its bin are
+over-confident, and falls if they are under-confident. A bin whose gamma falls far enough uses the inverse focal loss.
 """
 
 import tempfile
@@ -16,7 +16,7 @@ from hf_calib.data import docstring_dataset, label_maps
 from hf_calib.plots import gamma_dynamics
 
 # %%
-# A tiny BERT from scratch; the gammas are updated every 10 steps, from the calibration rows.
+# A tiny BERT is trained from scratch. The gammas are updated every 10 steps from the calibration rows.
 
 set_seed(0)
 dataset = docstring_dataset(max_per_class=300)
@@ -53,6 +53,6 @@ with tempfile.TemporaryDirectory() as folder:
         calibration_dataset=rows["calibration"],
         processing_class=tokenizer,
     )
-    trainer.remove_callback(PrinterCallback)  # the log is in trainer.state.log_history
+    trainer.remove_callback(PrinterCallback)  # The log is still in trainer.state.log_history.
     trainer.train()
 figure = gamma_dynamics(trainer.state.log_history, title="Gaps, gammas and bins of AdaFocal")

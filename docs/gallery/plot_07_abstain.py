@@ -1,8 +1,9 @@
 """
-Answer, or hand over
-====================
+Abstain from uncertain predictions
+==================================
 
-How many inputs can be answered if 80, 85 or 90% of the answers shall be right, with a promise?
+How many inputs can a model answer if at least 75, 80, 85 or 90% of the answers must be correct? `AbstainRule` finds
+the threshold on held-out rows and guarantees the accuracy with a stated probability.
 """
 
 import numpy as np
@@ -24,24 +25,24 @@ logits = {part: model.decision_function(words.transform(rows["text"])) for part,
 labels = {part: np.array(rows["label"]) for part, rows in dataset.items()}
 
 # %%
-# First the order of the confidences: the error rate among the most confident predictions.
+# The risk-coverage diagram shows the error rate among the most confident predictions.
 
 probs = {part: softmax(z, axis=1) for part, z in logits.items()}
 confidence, correct = probs["test"].max(axis=1), probs["test"].argmax(axis=1) == labels["test"]
 figure = risk_coverage_diagram({"linear model": (confidence, correct)}, title="Risk by coverage")
 
 # %%
-# Then a rule with a promise, fitted to rows that nothing else was fitted to, and what it gives on others.
+# The rule is fitted to rows that nothing else was fitted to, and then applied to the test rows.
 
 rule = AbstainRule(accuracy=0.85).fit(probs["calibration"], labels["calibration"])
 print(rule.promise())
 answers = rule.predict(probs["test"])
 answered = answers >= 0
-print(f"answered {answered.mean():.1%}, right {(answers == labels['test'])[answered].mean():.1%}")
+print(f"answered {answered.mean():.1%}, correct {(answers == labels['test'])[answered].mean():.1%}")
 
 # %%
-# The same for several promises.
+# The diagram shows the coverage and the accuracy on the test rows for several guaranteed accuracies.
 
 rows = (probs["calibration"], labels["calibration"], probs["test"], labels["test"])
 curve = rule.curve(*rows, accuracies=[0.75, 0.8, 0.85, 0.9])
-figure = promise_diagram({"linear model": curve}, title="What is answered for which promise")
+figure = promise_diagram({"linear model": curve}, title="Coverage and accuracy by guaranteed accuracy")

@@ -1,9 +1,9 @@
 """
-Calibration saves money
-=======================
+Calibration lowers the cost of decisions
+========================================
 
-A tumour that is missed costs ten times a false alarm. The decision of the lowest expected cost needs
-probabilities that are right: the same model costs less with a temperature.
+A missed tumour costs more than a false alarm. The decision with the lowest expected cost needs calibrated
+probabilities: the same model costs less with a temperature.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ from hf_calib.decisions import CostRule
 from hf_calib.scaling import TemperatureScaling
 
 # %%
-# A linear model whose scores are too large, as those of an over-fitted network.
+# The scores of a linear model are multiplied by 6, so that they are too large, like those of an over-fitted network.
 
 data = load_breast_cancer()
 features = StandardScaler().fit_transform(data.data)[:, :3]
@@ -35,7 +35,7 @@ for _ in range(40):
     scaler = TemperatureScaling().fit(logits[held_out], malignant[held_out])
     costs = {"before": [], "after": []}
     for ratio in ratios:
-        table = np.array([[0.0, 1.0], [ratio, 0.0]])  # rows: the truth; columns: the decision
+        table = np.array([[0.0, 1.0], [ratio, 0.0]])  # Rows are labels, columns are decisions.
         for name, probs in {"before": softmax(logits, axis=1), "after": scaler.predict_proba(logits)}.items():
             decided = CostRule(table).predict(probs[test])
             costs[name].append(table[malignant[test], decided].mean())
@@ -44,10 +44,10 @@ for _ in range(40):
 
 figure = Figure(figsize=(5, 3.4), layout="constrained")
 axes = figure.subplots()
-axes.plot(ratios, np.mean(before, axis=0), marker="o", label="as it is")
+axes.plot(ratios, np.mean(before, axis=0), marker="o", label="without a temperature")
 axes.plot(ratios, np.mean(after, axis=0), marker="s", label="with a temperature")
 axes.set(
-    xscale="log", xlabel="cost of a miss over a false alarm", ylabel="mean cost of a row", ylim=(0, None)
+    xscale="log", xlabel="cost of a miss / cost of a false alarm", ylabel="mean cost per row", ylim=(0, None)
 )
 axes.set_xticks(ratios, [f"{ratio:g}" for ratio in ratios])
 axes.set_title("Mean cost of decisions, 40 splits")

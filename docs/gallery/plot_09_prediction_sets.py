@@ -2,7 +2,7 @@
 Prediction sets
 ===============
 
-Sets that hold the true class in nine of ten cases, whatever the model: how large are they, and for which rows?
+Prediction sets contain the true class in nine of ten cases, whatever the model. How large are they?
 """
 
 import numpy as np
@@ -24,8 +24,8 @@ logits = {part: model.decision_function(words.transform(rows["text"])) for part,
 labels = {part: np.array(rows["label"]) for part, rows in dataset.items()}
 
 # %%
-# Two ways to make them: `lac` gives small sets where the probabilities are right, `aps` sets that grow where the model
-# is unsure.
+# There are two methods: `lac` gives the smallest sets if the probabilities are correct, and `aps` gives sets that grow
+# with the uncertainty of the model.
 
 probs = {part: softmax(z, axis=1) for part, z in logits.items()}
 figure = Figure(figsize=(6, 3.2), layout="constrained")
@@ -39,8 +39,8 @@ for shift, method in ((-0.2, "lac"), (0.2, "aps")):
         np.arange(len(sizes)) + shift,
         sizes,
         width=0.4,
-        label=f"{method}, holds the true class in {covered:.1%}",
+        label=f"{method}, contains the true class in {covered:.1%}",
     )
-axes.set(xlabel="classes in the set", ylabel="share of the rows")
+axes.set(xlabel="classes in the set", ylabel="fraction of the rows")
 axes.set_title("Sizes of prediction sets, alpha = 0.1")
 axes.legend(frameon=False)

@@ -2,7 +2,7 @@
 Other class frequencies in production
 =====================================
 
-In production one class has become rare. Unlabelled rows are enough to notice it, and to correct the
+In production, three classes have become rare. Unlabelled rows are enough to detect the change and to correct the
 probabilities.
 """
 
@@ -25,22 +25,22 @@ logits = {part: model.decision_function(words.transform(rows["text"])) for part,
 labels = {part: np.array(rows["label"]) for part, rows in dataset.items()}
 
 # %%
-# The model is calibrated with a temperature on half of the held-out rows; the other half says what is usual.
+# The temperature is fitted to half of the held-out rows; the other half is the reference for the class frequencies.
 
-fitted, usual = slice(0, 450), slice(450, None)
+fitted, reference = slice(0, 450), slice(450, None)
 scaler = TemperatureScaling().fit(logits["calibration"][fitted], labels["calibration"][fitted])
 rng = np.random.default_rng(0)
-keep = (labels["test"] >= 3) | (rng.random(len(labels["test"])) < 0.1)  # the first three classes become rare
+keep = (labels["test"] >= 3) | (rng.random(len(labels["test"])) < 0.1)  # The first three classes become rare.
 target, truth = logits["test"][keep], labels["test"][keep]
 found = estimate_prior(
     scaler.predict_proba(target),
-    source_probs=scaler.predict_proba(logits["calibration"][usual]),
-    source_labels=labels["calibration"][usual],
+    source_probs=scaler.predict_proba(logits["calibration"][reference]),
+    source_labels=labels["calibration"][reference],
 )
 print("shifted:", found.shifted)
 
 # %%
-# The shares with their intervals, beside the true ones.
+# The estimated class frequencies are close to the true ones.
 
 shares = np.bincount(truth, minlength=len(names)) / len(truth)
 figure = Figure(figsize=(7, 3.2), layout="constrained")
@@ -49,16 +49,15 @@ place = np.arange(len(names))
 axes.bar(place - 0.2, shares, width=0.4, label="true")
 axes.bar(place + 0.2, found.prior, width=0.4, label="estimated, without labels")
 axes.set_xticks(place, names)
-axes.set(ylabel="share")
+axes.set(ylabel="class frequency")
 axes.set_title("Class frequencies of unlabelled rows")
 axes.legend(frameon=False)
 
 # %%
-# What the correction is worth.
+# The correction lowers the NLL.
 
-mean = scaler.predict_proba(logits["calibration"][usual]).mean(
-    axis=0
-)  # the frequencies that the probabilities assume
+# The mean probabilities are the class frequencies that the model assumes.
+mean = scaler.predict_proba(logits["calibration"][reference]).mean(axis=0)
 correction = PriorCorrection(train_prior=mean / mean.sum(), target_prior=found.prior, scaler=scaler)
 for name, fitted_map in {"a temperature": scaler, "the correction": correction}.items():
     print(f"NLL with {name}: {negative_log_likelihood(fitted_map.predict_proba(target), truth):.4f}")

@@ -2,8 +2,8 @@
 Reliability without bins
 ========================
 
-Bins hide what happens within them. A smooth curve with a band shows where a model is off beyond chance; an isotonic
-regression (CORP) needs no bandwidth either, and takes a score apart.
+Bins hide differences within a bin. A smooth curve with a band shows where a model is miscalibrated beyond chance. The
+isotonic regression of a CORP diagram needs no bandwidth, and also decomposes a score.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from hf_calib.metrics import confidence_errors, expected_calibration_error, smoo
 from hf_calib.plots import corp_diagram, smooth_reliability_diagram
 
 # %%
-# A model that is over-confident in the middle and right at the ends; and one that is shifted everywhere.
+# The first model is over-confident in the middle and calibrated at the ends; the second is over-confident everywhere.
 
 rng = np.random.default_rng(0)
 stated = rng.beta(3, 1.5, 3000) * 0.5 + 0.5
@@ -28,12 +28,13 @@ for name, hits in {"bent": correct, "shifted": shifted}.items():
     )
 
 # %%
-# Bands are bootstrap intervals, pointwise.
+# The bands are pointwise bootstrap intervals.
 
 panels = {"bent": (stated, correct), "shifted": (stated, shifted)}
 figure = smooth_reliability_diagram(panels, title="Smooth reliability with 95% bands")
 
 # %%
-# CORP: the pointwise band is of a calibrated model, whose curve may leave it in places, but not over whole ranges.
+# The band of the CORP diagram is that of a calibrated model. It is pointwise: the curve of a calibrated model may leave
+# it at some points, but not over whole ranges.
 
 figure = corp_diagram(panels, title="CORP diagrams with pointwise 90% consistency bands")

@@ -1,8 +1,8 @@
 """
-Inputs from elsewhere
-=====================
+Out-of-distribution inputs
+==========================
 
-A classifier of the digits 0 to 7 sees an 8 or a 9. Does its uncertainty tell?
+A classifier of the digits 0 to 7 is given images of 8 and 9. Does its uncertainty detect them?
 """
 
 from sklearn.datasets import load_digits
@@ -21,9 +21,9 @@ logits_in, logits_out = (
 )
 
 # %%
-# Four scores of the logits. A temperature changes them little; what decides is what the model has learned.
+# Scores of the logits separate the known digits from the others. A temperature changes these scores little.
 
 found = ood_detection(logits_in, logits_out)
 for score, detection in found.items():
     print(score, f"AUROC {detection.auroc.value:.3f}")
-figure = roc_diagram({"digits 8 and 9": found}, title="Digits that are of no class")
+figure = roc_diagram({"digits 8 and 9": found}, title="Detection of the digits 8 and 9")

@@ -2,7 +2,8 @@
 A report in words
 =================
 
-`calibration_report` measures everything, and says what the numbers mean; in a notebook it shows itself.
+`calibration_report` computes all metrics and explains what the numbers mean. In a notebook, it is displayed
+as the HTML page that `hf-calib evaluate` writes.
 """
 
 import numpy as np
@@ -25,7 +26,7 @@ logits = {part: model.decision_function(words.transform(rows["text"])) for part,
 labels = {part: np.array(rows["label"]) for part, rows in dataset.items()}
 
 # %%
-# Before and after the map that cross-validation chooses.
+# The report compares the model before and after the calibrator that cross-validation selects.
 
 scaler = AutoScaling().fit(logits["calibration"], labels["calibration"])
 probs, after = softmax(logits["test"], axis=1), scaler.predict_proba(logits["test"])
@@ -36,6 +37,8 @@ print(scaler.choice_)
 print(*report.diagnosis, sep="\n")
 
 # %%
-# Class by class, after the map: what the top label averages away.
+# The diagrams of single classes show errors that cancel in the diagram of the predicted class.
 
-figure = class_reliability_grid(after, labels["test"], class_names=names, title="Each class after the map")
+figure = class_reliability_grid(
+    after, labels["test"], class_names=names, title="Each class after calibration"
+)
