@@ -20,8 +20,7 @@ from hf_calib.commands import console
 from hf_calib.commands.source import FileSource, ModelSource, Running, check_kind, name_of, open_source
 from hf_calib.metrics import CalibrationState
 from hf_calib.predictions import one_pass, save_predictions
-from hf_calib.predictions.labels import SINGLE_LABEL, LabelKind
-from hf_calib.predictions.predictions import Predictions, check_same_classes
+from hf_calib.predictions.predictions import SINGLE_LABEL, LabelKind, Predictions, check_same_classes
 from hf_calib.predictions.table import File, Table
 from hf_calib.report import CalibrationReport, report_on_predictions
 from hf_calib.report.making import report_of

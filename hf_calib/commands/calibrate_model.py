@@ -26,7 +26,7 @@ from hf_calib.export.folder import (
 from hf_calib.export.heads import head_loses_bias
 from hf_calib.export.unfold import unfold
 from hf_calib.models.pipeline import pipeline
-from hf_calib.predictions.labels import TOKENS
+from hf_calib.predictions.predictions import TOKENS
 from hf_calib.scaling import FOLDABLE_SCALERS, saved_map
 
 if TYPE_CHECKING:

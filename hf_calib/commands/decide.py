@@ -22,8 +22,7 @@ from hf_calib.decisions import AbstainRule, CostRule, Decisions, PredictionSets
 from hf_calib.decisions.promise import PromiseCurve
 from hf_calib.decisions.rules import Part, Rule, measure_parts, percent, promise_curve
 from hf_calib.metrics.sums import Interval
-from hf_calib.predictions.labels import LabelKind
-from hf_calib.predictions.predictions import Predictions
+from hf_calib.predictions.predictions import LabelKind, Predictions
 from hf_calib.report import DecisionSection, report_on_predictions
 from hf_calib.scaling.saved_map import recorded_in
 

@@ -19,7 +19,7 @@ import typer
 from hf_calib._errors import InputTypeError, did_you_mean, expected
 from hf_calib.commands import console
 from hf_calib.models.reading import Names, Reading, RowSet
-from hf_calib.predictions.labels import MULTI_LABEL, SINGLE_LABEL
+from hf_calib.predictions.predictions import MULTI_LABEL, SINGLE_LABEL
 
 if TYPE_CHECKING:
     from hf_calib.commands.calibrate import Calibration

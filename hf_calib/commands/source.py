@@ -14,10 +14,17 @@ from numpy.typing import NDArray
 from hf_calib._errors import check, few
 from hf_calib._text import plain_name
 from hf_calib.models.reading import Reading, RowSet
-from hf_calib.predictions.labels import MULTI_LABEL, LabelKind
 from hf_calib.predictions.one_pass import OnRows, draw_sample, ignore_rows
-from hf_calib.predictions.predictions import Predictions, check_same_classes, rows_in_both
-from hf_calib.predictions.table import MOST_ROWS_HELD, Table, is_many, open_predictions, suffix_of
+from hf_calib.predictions.predictions import (
+    MULTI_LABEL,
+    LabelKind,
+    Predictions,
+    check_same_classes,
+    is_predictions,
+    rows_in_both,
+    suffix_of,
+)
+from hf_calib.predictions.table import MOST_ROWS_HELD, Table, open_predictions
 
 # Models need torch and transformers, which commands on files of predictions start without.
 if TYPE_CHECKING:
@@ -254,15 +261,6 @@ def open_source(
         check_labels(task.labels)
     # Loading says what is wrong with a model without a task.
     return ModelSource(name_of(files[0]), given, reading, running, model=files[0], task=task or TASKS["text"])
-
-
-def is_predictions(source: str) -> bool:
-    """Whether a name means a file of predictions, or several, rather than a model.
-
-    >>> is_predictions("logits.csv.gz"), is_predictions("distilbert/distilbert-base")
-    (True, False)
-    """
-    return os.path.isfile(source) or suffix_of(source) is not None or is_many(source)
 
 
 def name_of(source: str) -> str:

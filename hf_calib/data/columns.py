@@ -136,8 +136,7 @@ def _encode_labels(
 def _stored_labels(name: str, split: Dataset, column: str) -> list[Any]:
     """Texts or integers."""
     check_columns(name, split, column)
-    feature = split.features[column]
-    values = read_column(split, column).to_pylist()
+    feature, values = split.features[column], read_column(split, column).to_pylist()
     if is_of(feature, "bool"):
         return [str(value) for value in values]
     if is_of(feature, "float") and all(value.is_integer() for value in values):

@@ -70,10 +70,8 @@ def docstring_dataset(
         if was_enabled:
             gc.enable()
     names = [library for library, own in texts.items() if own]
-    requirement, got = (
-        "libraries to name at least two installed packages with docstrings",
-        f"{names} of {[*libraries]}",
-    )
+    requirement = "libraries to name at least two installed packages with docstrings"
+    got = f"{names} of {[*libraries]}"
     check(len(names) >= 2, requirement, got, "install another one, or load a dataset with load_splits")
     rows = [text for own in texts.values() for text in own]
     labels = np.repeat(np.arange(len(names)), [len(texts[name]) for name in names])

@@ -230,9 +230,8 @@ def _resized_crop(image: Image.Image, padding: int | None) -> Image.Image:
     aspect = math.exp(_draw(-math.log(_LARGEST_ASPECT), math.log(_LARGEST_ASPECT)))
     sides = [(width, math.sqrt(area * aspect)), (height, math.sqrt(area / aspect))]
     sizes = [min(whole, max(1, round(side))) for whole, side in sides]
-    left, top = (
-        int(torch.randint(whole - size + 1, ())) for (whole, _), size in zip(sides, sizes, strict=True)
-    )
+    rooms = [whole - size for (whole, _), size in zip(sides, sizes, strict=True)]
+    left, top = (int(torch.randint(room + 1, ())) for room in rooms)
     return image.crop((left, top, left + sizes[0], top + sizes[1]))
 
 

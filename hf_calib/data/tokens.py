@@ -82,8 +82,7 @@ def read_sentences(
         ("label_column", tags_column, "tags", (*TEXTS, *INTEGERS)),
     ):
         requirement = f"{argument} to be one of {', '.join(rows.column_names)} in {name}"
-        is_there = column in rows.column_names
-        check(is_there, requirement, repr(column), did_you_mean(column, rows.column_names))
+        check(column in rows.column_names, requirement, repr(column), did_you_mean(column, rows.column_names))
         feature = rows.features[column]
         if not is_of(getattr(feature, "feature", None), *kinds):
             argument_of, way_out = f"column {column!r} of {name}", f"choose another {argument}"

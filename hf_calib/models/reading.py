@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hf_calib._errors import check, did_you_mean, few
 from hf_calib._text import plain_name
 from hf_calib.metrics.checks import refuse
-from hf_calib.predictions.labels import label_ids
+from hf_calib.predictions.predictions import label_ids
 
 if TYPE_CHECKING:
     from datasets import Dataset

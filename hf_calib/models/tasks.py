@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoConfig
 
 from hf_calib._errors import InputValueError, check, expected, few
-from hf_calib.predictions.labels import MULTI_LABEL, SINGLE_LABEL, TOKENS, LabelKind
+from hf_calib.predictions.predictions import MULTI_LABEL, SINGLE_LABEL, TOKENS, LabelKind
 
 
 @dataclass(frozen=True)

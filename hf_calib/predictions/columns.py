@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from hf_calib._errors import InputTypeError, check, did_you_mean, expected, few
 from hf_calib.metrics.checks import FloatArray, IntArray, RowError, check_rows, refuse
-from hf_calib.predictions.labels import label_ids
-from hf_calib.predictions.predictions import check_class_names, logs_of
+from hf_calib.predictions.predictions import check_class_names, label_ids, logs_of
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Schema

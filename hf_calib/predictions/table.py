@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
-from pathlib import Path, PurePath, PurePosixPath
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,13 +21,12 @@ from hf_calib._errors import InputError, InputValueError, check, expected, few
 from hf_calib.metrics.checks import RowError
 from hf_calib.predictions.columns import Batch, Columns, columns_of, list_columns
 from hf_calib.predictions.formats import OptionScores, is_log, load_arrays, read_log
-from hf_calib.predictions.predictions import Predictions
+from hf_calib.predictions.predictions import FORMATS, Predictions, is_read, suffix_of
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Schema
     from pyarrow.dataset import Fragment
 
-FORMATS = (".npz", ".csv", ".tsv", ".parquet", ".jsonl")
 # Beyond, rows are measured in one pass. Every row up to here is held: 0.5 GB of float64.
 MOST_ROWS_HELD = 1_000_000
 _MOST_NUMBERS_HELD = 2**26
@@ -230,33 +229,6 @@ def load_predictions(path: str | os.PathLike[str], *, label_column: str = "label
 # ---- Finding files ----
 
 
-def suffix_of(path: str) -> str | None:
-    """The one of `FORMATS` that a name ends in, without .gz.
-
-    >>> suffix_of("s3://bucket/part-0.CSV.gz"), suffix_of("me/model")
-    ('.csv', None)
-    """
-    name = path.lower().removesuffix(".gz")
-    return next((suffix for suffix in FORMATS if name.endswith(suffix)), None)
-
-
-def is_many(source: str) -> bool:
-    """Whether a name means several files, or ones elsewhere: an address, a glob, or a folder of predictions.
-
-    >>> is_many("s3://bucket/run/*.parquet"), is_many("me/model")
-    (True, False)
-    """
-    if os.path.isdir(source):
-        is_model = any(os.path.isfile(os.path.join(source, f"{of}config.json")) for of in ("", "adapter_"))
-        return not is_model and any(_is_read(path.relative_to(source)) for path in Path(source).rglob("*"))
-    return "://" in source or (not os.path.exists(source) and bool(re.search(r"[*?\[]", source)))
-
-
-def _is_read(path: PurePath) -> bool:
-    """Whether a file below a folder of predictions is read."""
-    return suffix_of(path.name) is not None and not any(part.startswith(("_", ".")) for part in path.parts)
-
-
 def _find(sources: Sequence[str]) -> tuple[Any, tuple[File, ...]]:
     """The filesystem, and all files in the order of their names."""
     import fsspec
@@ -287,7 +259,7 @@ def _files_of(filesystem: Any, root: str) -> Iterator[File]:
         paths, base = filesystem.find(root) if filesystem.isdir(root) else [], root.rstrip("/")
     for path in paths:
         name = path[len(base) :].lstrip("/") if base else path
-        if _is_read(PurePosixPath(name)):
+        if is_read(PurePosixPath(name)):
             info = filesystem.info(path)
             check(info["type"] == "file", f"{path} to be a file", "a folder", "name the folder above it")
             constants = tuple(tuple(each.split("=", 1)) for each in name.split("/")[:-1] if "=" in each)

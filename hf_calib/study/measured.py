@@ -21,8 +21,7 @@ from hf_calib.metrics.checks import check_choice
 from hf_calib.metrics.intervals import METRICS, resampled_metrics
 from hf_calib.metrics.multi_label import UNKNOWN
 from hf_calib.metrics.sums import Binning, top_label
-from hf_calib.predictions.labels import MULTI_LABEL, SINGLE_LABEL, LabelKind
-from hf_calib.predictions.predictions import Predictions
+from hf_calib.predictions.predictions import MULTI_LABEL, SINGLE_LABEL, LabelKind, Predictions
 from hf_calib.predictions.training import PREDICTIONS, TrainingPredictions
 from hf_calib.report.measured import MEASURES, Measure
 from hf_calib.scaling import SCALERS
