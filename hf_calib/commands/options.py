@@ -282,10 +282,8 @@ class Decide(Rows):
     """Instead of an accuracy: sets of classes that miss the true one for this share at most."""
     sets: Literal["lac", "aps"] = "lac"
     """How sets are made, for alpha."""
-    method: Method = "auto"
-    """Post-hoc scaler for the figures after calibration; for a model one that folds."""
     seed: int = 0
-    """Seed for drawing halves of the data."""
+    """Seed for drawing the folds."""
     output: Path | None = None
     """Folder, of the model perhaps, for decisions.json and a report in its folder decisions."""
 

@@ -71,21 +71,19 @@ class DecisionSection(ReportSection):
     promise: str  # what it does, in words that go on from "The rule"; see the rules' `promise`
     n_fitted: int  # calibration rows that it was fitted on
     before: Scores  # what `measure` of the rule found
-    after: Scores | None = None  # the same for the rule that was fitted after calibration
     curves: Mapping[str, PromiseCurve] = field(default_factory=dict)  # of `AbstainRule`
-    n_fitted_after: int | None = None  # rows that the rule after calibration was fitted on, if others
     n_folds: int = 0  # of the cross-fitting by which it was measured; 0 where that was on other data
 
+    def table(self) -> Cells:
+        return table_of(self.corner, self.titles, columns(self.before, None))
+
     def sentences(self) -> list[str]:
-        after = "" if self.n_fitted_after is None else f" ({self.n_fitted_after:,} of them after calibration)"
         crossed = f"on the same rows by cross-fitting: in {self.n_folds} folds, each row by a rule fitted without it"
         where = crossed if self.n_folds else "on others"
-        fitted = f"It was fitted on {self.n_fitted:,} rows{after}, and measured {where}."
+        fitted = f"It was fitted on {self.n_fitted:,} rows, and measured {where}."
         sentences = [f"The rule {self.promise}. {fitted}"]
-        for state, found in columns(self.before, self.after).items():
-            if "answered" in found and "accuracy" not in found:
-                when = "" if self.after is None else f" {state} calibration"
-                sentences.append(f"Nothing is answered{when}.")
+        if "answered" in self.before and "accuracy" not in self.before:
+            sentences.append("Nothing is answered.")
         if "saving" in self.before:
             sentences.append("The saving is against deciding for the most probable class.")
         return sentences

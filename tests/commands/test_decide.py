@@ -13,11 +13,9 @@ import transformers
 from scipy.special import softmax
 
 from hf_calib.cards.facts import read_facts
-from hf_calib.commands.calibrate import half_of
 from hf_calib.decisions import AbstainRule, CostRule, Decisions
 from hf_calib.predictions import save_predictions
 from hf_calib.predictions.predictions import Predictions
-from hf_calib.scaling import TemperatureScaling
 from tests.helpers.commands import NAMES, TEMPERATURE, assert_refused, call, called_for_json, names_in
 from tests.helpers.reports import quick_reports  # noqa: F401
 from tests.helpers.sampled import labels_by
@@ -39,63 +37,48 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_rule_and_scaler_are_fitted_on_different_rows_and_measured_on_others(files: Path) -> None:
-    words = ("--test-data", files / "test.npz", "--accuracy", 0.9, "--seed", 3)
+def test_a_rule_is_fitted_on_the_data_and_measured_on_test_data(files: Path) -> None:
+    words = ("--test-data", files / "test.npz", "--accuracy", 0.9)
     found = called_for_json("decide", files / "data.npz", *words)
     data, test = drawn(800, 1), drawn(500, 2)
-    calibrating = half_of(data.labels, 3)
-    fitting = np.setdiff1d(np.arange(800), calibrating)
-    scaler = TemperatureScaling().fit(data.logits[calibrating], data.labels[calibrating])
-    for state, probs, rows in (
-        ("before", lambda z: softmax(z, axis=1), np.arange(800)),
-        ("after", scaler.predict_proba, fitting),
-    ):
-        rule = AbstainRule(accuracy=0.9).fit(probs(data.logits[rows]), data.labels[rows])
-        wanted = rule.measure(probs(test.logits), test.labels)
-        assert {key: tuple(row.values()) for key, row in found[state].items()} == {
-            key: pytest.approx(tuple(interval)) for key, interval in wanted.items()
-        }
-    assert (found["n_calibrated_on"], found["n_fitted"], found["n_measured"]) == (400, 800, 500)
-    assert (found["n_fitted_after"], found["n_folds"]) == (400, 0)
-    assert (found["rule"], found["method"], found["notes"]) == ("abstain", "auto", [])
+    rule = AbstainRule(accuracy=0.9).fit(data.probabilities(), data.labels)
+    wanted = rule.measure(test.probabilities(), test.labels)
+    assert {key: tuple(row.values()) for key, row in found["before"].items()} == {
+        key: pytest.approx(tuple(interval)) for key, interval in wanted.items()
+    }
+    assert (found["n_fitted"], found["n_measured"], found["n_folds"]) == (800, 500, 0)
+    assert (found["rule"], found["notes"]) == ("abstain", [])
     assert found["options"] == {"accuracy": 0.9, "delta": 0.05, "by_class": False}
-    assert found["before"]["accuracy"]["value"] >= 0.9
-    assert 0.9 in found["curves"]["before"]["promised"]
+    assert 0.9 in found["curves"]["as it is"]["promised"]
 
 
 def test_people_get_a_table_and_files(files: Path, tmp_path: Path) -> None:
-    words = ("--accuracy", 0.9, *TEMPERATURE, "--output", tmp_path / "out")
-    result = call("decide", files / "data.npz", *words)
+    result = call("decide", files / "data.npz", "--accuracy", 0.9, "--output", tmp_path / "out")
     assert result.exit_code == 0, result.output
     text = " ".join(result.stdout.split())
-    assert "Decisions of data decisions before after" in text
+    assert "Decisions of data decisions value" in text
     assert "Inputs answered 0." in text
     assert "The rule answers where at least 90% of its answers are right" in text
-    assert "After calibration: temperature, fitted on 400 other rows." in text
     assert "Measured on all 800 rows, each by a rule that was fitted without it" in text
-    assert "decisions.json is for the probabilities as they are" in result.stderr
     assert names_in(tmp_path / "out") == {"decisions.json", "decisions"}
     decisions = Decisions.from_pretrained(tmp_path / "out")
     assert decisions.class_names == NAMES
     assert decisions.n_measured == 800
     report = json.loads((tmp_path / "out" / "decisions" / "report.json").read_text())
     assert report["decisions"]["before"]["answered"]["value"] == decisions.measured["answered"].value
-    assert report["n_examples"] == 400
+    assert report["n_examples"] == 800
     document = (tmp_path / "out" / "decisions" / "report.md").read_text()
     assert "| Inputs answered | 0." in document
 
 
-def test_a_calibrated_model_uses_all_rows_for_the_rule(workplace: Path, tmp_path: Path) -> None:
-    """And what is written into its folder decides on its pipeline's output, and is in its card."""
+def test_a_rule_in_a_calibrated_models_folder(workplace: Path, tmp_path: Path) -> None:
+    """It decides on the output of the model's pipeline, and is in the model's card."""
     folder = tmp_path / "model"
     data = ("--data", workplace / "data.csv")
     call("calibrate", workplace / "model", *data, *TEMPERATURE, "--output", folder)
     there = names_in(folder)
     words = (*data, "--test-data", workplace / "test.csv", "--accuracy", 0.3)
     found = called_for_json("decide", folder, *words, "--output", folder)
-    assert (found["n_calibrated_on"], found["n_fitted"]) == (0, 240)
-    assert found["after"] is None
-    assert set(found["curves"]) == {"as it is"}
     assert names_in(folder) == there | {"decisions.json", "decisions"}
 
     texts = pandas.read_csv(workplace / "test.csv")["text"].tolist()
@@ -115,8 +98,7 @@ def test_costs_in_any_order(files: Path, tmp_path: Path) -> None:
     shuffled = costs.loc[["film", "art", "sport", "law"], ["abstain", "sport", "law", "art", "film"]]
     shuffled.to_csv(tmp_path / "costs.csv")
     found = called_for_json(
-        *("decide", files / "data.npz", "--costs", tmp_path / "costs.csv", "--output", tmp_path),
-        *TEMPERATURE,
+        "decide", files / "data.npz", "--costs", tmp_path / "costs.csv", "--output", tmp_path
     )
     rule = Decisions.from_pretrained(tmp_path).rule
     assert isinstance(rule, CostRule)
@@ -124,14 +106,12 @@ def test_costs_in_any_order(files: Path, tmp_path: Path) -> None:
     assert found["before"]["saving"]["value"] == pytest.approx(
         found["before"]["cost_argmax"]["value"] - found["before"]["cost"]["value"]
     )
-    assert found["after"]["cost"]["value"] < found["before"]["cost"]["value"]  # the logits are too large
 
 
 def test_every_row_is_decided_by_a_rule_that_was_fitted_without_it(files: Path) -> None:
-    words = ("--accuracy", 0.9, "--seed", 4, *TEMPERATURE)
-    found = called_for_json("decide", files / "data.npz", *words)
+    found = called_for_json("decide", files / "data.npz", "--accuracy", 0.9, "--seed", 4)
     data = drawn(800, 1)
-    probs = softmax(data.logits, axis=1)
+    probs = data.probabilities()
     folds = np.random.default_rng(4).permutation(800) % 5
     decided = np.empty(800, int)
     for k in range(5):
@@ -144,16 +124,15 @@ def test_every_row_is_decided_by_a_rule_that_was_fitted_without_it(files: Path) 
 
 
 def test_a_rule_that_answers_nothing_is_not_written(files: Path, tmp_path: Path) -> None:
-    words = ("--accuracy", 0.99, *TEMPERATURE, "--output", tmp_path)
-    result = call("decide", files / "data.npz", *words)
+    result = call("decide", files / "data.npz", "--accuracy", 0.99, "--output", tmp_path)
     assert result.exit_code == 0, result.output
     assert re.search(
-        r"warning: Before calibration: An accuracy of 0.99 cannot be promised at any confidence from these 800 "
+        r"warning: An accuracy of 0.99 cannot be promised at any confidence from these 800 "
         r"rows, of which [\d.]+% are right. Every input will be handed over. Promise less \(0\.\d+ would answer",
         result.stderr,
     )
     assert "No decisions.json was written: its rule would hand over every input." in result.stderr
-    assert "Nothing is answered before calibration." in result.stdout
+    assert "Nothing is answered." in result.stdout
     assert names_in(tmp_path) == {"decisions"}
 
 
@@ -161,7 +140,10 @@ def test_a_rule_that_answers_nothing_is_not_written(files: Path, tmp_path: Path)
     ("words", "message"),
     [
         (("--accuracy", 1.0), r"expected accuracy to be below 1, got 1.0; no number of rows proves"),
-        (("--accuracy", 0.999), r"at least 2,995 to promise accuracy=0\.999 .*, got 320; .*at most 0\.99"),
+        (
+            ("--accuracy", 0.999),
+            r"at least 2,995 to promise accuracy=0\.999 .*, got 640; .*at most 0\.995 \(of the data's 800 rows, some",
+        ),
         (
             ("--accuracy", 0.9, "--alpha", 0.1),
             "the rule to be one of accuracy, costs, alpha, got accuracy and",
@@ -171,9 +153,9 @@ def test_a_rule_that_answers_nothing_is_not_written(files: Path, tmp_path: Path)
             ("--sets", "aps"),
             "expected sets to be given with alpha only, got it with accuracy; leave sets out",
         ),
-        (("--costs", "nowhere.csv"), "expected costs to be readable as csv, got nowhere.csv"),
+        (("--costs", "nowhere.csv"), "expected costs to be a csv file of numbers, got nowhere.csv"),
         (("--costs", "few.csv"), r"the rows of .* to be the model's classes \(art, law, film, sport\)"),
-        (("--costs", "words.csv"), "expected costs to hold numbers, got could not convert .* 'x'"),
+        (("--costs", "words.csv"), "a csv file of numbers, got words.csv .could not convert .* 'x'"),
     ],
 )
 def test_what_is_wrong_is_one_line(
