@@ -1,9 +1,9 @@
-"""Calibration losses, each a weight times cross entropy plus penalties.
+"""Calibration losses: a weight times cross entropy, plus penalties.
 
     loss_i = w(p_i, y_i; gamma_i) * CE_i  +  sum_k lambda_k * penalty_k
 
-Each has a constructor here, `focal(gamma=2.0)`, whose docstring says what it is and when to take it. `LOSSES` is the
-table of them; `make_loss` makes one by its name, and says what they all take and return.
+Each loss has a constructor, such as `focal(gamma=2.0)`, whose docstring defines the loss and says when to use it.
+`LOSSES` is the table of all losses. `make_loss` makes one by its name and describes the common arguments and results.
 """
 
 from __future__ import annotations

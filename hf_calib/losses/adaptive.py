@@ -1,6 +1,6 @@
 """Losses that adapt to held-out predictions: AdaFocal, AdaDualFocal, CalFocal, ECE-CE.
 
-Each has a table of bins, which `update` fits and its formula reads as `rows.table`.
+Each loss has a table of bins, which `update` fits and the formula reads as `rows.table`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# Where no limit is set. Far beyond it float32 is infinite, and infinity times 0 is NaN.
+# The limit if none is set. Far above it float32 is infinite, and infinity times 0 is NaN.
 LARGEST_GAMMA = 1e30
 PASSES_BEFORE_WARNING = 100
 LOG_NAMES = {"gammas": "gamma", "gaps": "calibration_gap", "edges": "edge", "counts": "count"}
@@ -33,8 +33,9 @@ LOG_NAMES = {"gammas": "gamma", "gaps": "calibration_gap", "edges": "edge", "cou
 class AdaptiveLoss(CalibrationLoss):
     """A loss with a table that `update` fits to held-out predictions.
 
-    The table stays on the CPU in float64, wherever the loss is moved: it is the same on every device and in every
-    checkpoint. All have the bins' `edges` (M + 1,), `gaps`, `accuracies`, and `counts` (M,), which are not saved.
+    The table stays on the CPU in float64 when the loss is moved, so it is the same on every device and in every
+    checkpoint. All these losses have the `edges` (M + 1,), `gaps` (M,) and `accuracies` (M,) of the bins, and their
+    `counts` (M,), which are not saved.
     """
 
     edges: Tensor
@@ -49,16 +50,16 @@ class AdaptiveLoss(CalibrationLoss):
 
     @abstractmethod
     def _at_first(self, zeros: Tensor) -> dict[str, Tensor]:
-        """What the table has beside its M bins, before the first update; zeros are (M,)."""
+        """The entries of the table other than its M bins, before the first update; zeros has shape (M,)."""
 
     @abstractmethod
     def _fitted(self, gaps: Tensor, predictions: tuple[Tensor, Tensor], **given: Any) -> dict[str, Tensor]:
-        """The same after held-out predictions, which have these gaps (M,)."""
+        """These entries after an update with held-out predictions, which have the gaps (M,)."""
 
     def forward(self, logits: Any, labels: Tensor, **kwargs: Any) -> Tensor:
-        """See `CalibrationLoss.forward`; warns, once, where the Trainer's `compute_loss_func` is never updated."""
+        """Compute the loss as in `CalibrationLoss.forward`; warn once if the stock Trainer never updates the table."""
         loss = super().forward(logits, labels, **kwargs)
-        # The stock Trainer passes the model's output; CalibrationTrainer, which updates, passes logits.
+        # The stock Trainer passes the model's output; CalibrationTrainer, which updates the table, passes logits.
         if not isinstance(logits, Tensor) and loss.requires_grad and not torch.compiler.is_compiling():
             self._passes_without_update += 1
             if self._passes_without_update == PASSES_BEFORE_WARNING:
@@ -71,13 +72,13 @@ class AdaptiveLoss(CalibrationLoss):
 
     @torch.no_grad()
     def update(self, confidences: Any, correct: Any, *, class_gaps: Any = None, progress: Any = None) -> None:
-        """Fit the table to held-out predictions, which must not be those that are reported.
+        """Fit the table to held-out predictions, which must not be those of the reported metrics.
 
         Args:
-            confidences: (N,) top-label probabilities in [0, 1].
-            correct: (N,) whether the predicted class was right, bool or 0/1.
-            class_gaps: (C,) calibration error of each class. `ece_ce` needs this and progress, the others neither.
-            progress: share of the training that is done, in [0, 1]: at 0 `ece_ce` is cross entropy.
+            confidences: (N,) probabilities of the predicted class, in [0, 1].
+            correct: (N,) bool or 0/1, whether the predicted class is correct.
+            class_gaps: (C,) calibration error of each class. Only `ece_ce` needs it and `progress`.
+            progress: fraction of the training that is done, in [0, 1]; at 0 `ece_ce` is cross entropy.
         """
         predictions = _on_cpu(confidences), _on_cpu(correct)
         _check_predictions(*predictions)
@@ -88,20 +89,20 @@ class AdaptiveLoss(CalibrationLoss):
         self._passes_without_update = -math.inf
 
     def log_values(self) -> dict[str, float]:
-        """The table as numbers to log: `calibration_gap_00`, ..., `edge_00`, ... and so on."""
+        """Return the table as numbers to log: `calibration_gap_00`, ..., `edge_00`, ... and so on."""
         found = {shown: self.get_buffer(name) for name, shown in LOG_NAMES.items() if name in self._buffers}
         return {f"{shown}_{i:02d}": v for shown, each in found.items() for i, v in enumerate(each.tolist())}
 
     def of_bins(self, name: str, p: Tensor) -> Tensor:
-        """What the table has, under a name, for the bins that p (N,) lies in."""
+        """The entries of the table with this name for the bins that contain p (N,)."""
         return self._like(name, p)[torch.bucketize(p, self._like("edges", p)[1:-1], right=True)]
 
     def _like(self, name: str, tensor: Tensor) -> Tensor:
-        """A buffer on the tensor's device, in its dtype; the host does not wait for the copy."""
+        """A buffer with the tensor's device and dtype; the host does not wait for the copy."""
         return self.get_buffer(name).to(tensor.dtype).to(tensor.device, non_blocking=True)
 
     def _apply(self, fn: Any, recurse: bool = True) -> AdaptiveLoss:
-        """`.to()`, `.half()` and the like move the class weights, not the table."""
+        """Apply `.to()`, `.half()` and similar methods to the class weights only, not to the table."""
         table = {name: self._buffers.pop(name) for name in [*self._buffers] if name != "class_weights"}
         super()._apply(fn, recurse)
         self._buffers |= table
@@ -109,7 +110,7 @@ class AdaptiveLoss(CalibrationLoss):
 
 
 class AdaFocalLoss(AdaptiveLoss):
-    """gamma <- gamma * exp(+-lambda * gap), through +-switch to the other sign, within [gamma_min, gamma_max]."""
+    """The update gamma * exp(+-lambda * gap), which changes sign at +-switch, within [gamma_min, gamma_max]."""
 
     gammas: Tensor
 
@@ -120,8 +121,8 @@ class AdaFocalLoss(AdaptiveLoss):
         switch = self._values.get("switch", 0.0)
         rate = self._values["update_rate"] * torch.where(self.gammas > 0, 1.0, -1.0)
         grown = self.gammas * torch.exp(rate * gaps)
-        # A gamma near 0 stands for cross entropy; it goes over to the other loss. At exactly 0 the paper's
-        # Algorithm 1 takes the focal branch and switches; its code, which does not, would stay focal.
+        # With a gamma near 0 the loss is cross entropy, and the bin switches to the other loss. At exactly 0 the
+        # paper's Algorithm 1 takes the focal branch and switches; the paper's code would remain focal.
         crossed = torch.full_like(grown, switch).copysign(-self.gammas).where(self.gammas != 0, -switch)
         gammas = torch.where(grown.abs() < switch, crossed, grown)
         largest = min(self._values["gamma_max"], LARGEST_GAMMA)
@@ -129,14 +130,14 @@ class AdaFocalLoss(AdaptiveLoss):
 
 
 class CalFocalLoss(AdaFocalLoss):
-    """gamma = exp(lambda * gap), with no memory."""
+    """The update gamma = exp(lambda * gap), without memory."""
 
     def _fitted(self, gaps: Tensor, predictions: tuple[Tensor, Tensor], **given: Any) -> dict[str, Tensor]:
         return {"gammas": (self._values["update_rate"] * gaps).exp().clamp(max=LARGEST_GAMMA)}
 
 
 class GapTableLoss(AdaptiveLoss):
-    """A weight that goes, with `progress`, from 1 to three gaps: the second, `bin_gaps`, are of bins of equal width."""
+    """A weight that moves with `progress` from 1 to the mean of three gaps; `bin_gaps` are of equal-width bins."""
 
     bin_gaps: Tensor
     class_gaps: Tensor
@@ -159,7 +160,7 @@ class GapTableLoss(AdaptiveLoss):
         return {"bin_gaps": _in_bins(edges, *predictions)["gaps"], **fitted}
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
-        # How many classes there are is known from the first update on.
+        # The number of classes is known only after the first update.
         self.class_gaps = torch.zeros_like(state_dict.get(f"{prefix}class_gaps", self.class_gaps))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
@@ -171,13 +172,13 @@ class GapTableLoss(AdaptiveLoss):
         return multi_label
 
     def weight(self, p: Tensor, labels: Tensor) -> Tensor:
-        """What the table says of examples with these labels (N,), whose probability is p (N,), all of one batch."""
+        """The weights (N,) of the examples of one batch with these labels (N,) and their probabilities p (N,)."""
         if len(self.class_gaps) == 0:
             return torch.ones_like(p)
         valid = labels != IGNORE_INDEX
         n_bins = len(self.bin_gaps)
         bin_gap = self._like("bin_gaps", p)[(p * n_bins).long().clamp(max=n_bins - 1)] * (p < 1)
-        rank = p.argsort(stable=True).argsort()  # rows that do not count have p = 1, and come last
+        rank = p.argsort(stable=True).argsort()  # Ignored rows have p = 1 and come last.
         size = valid.sum() // n_bins
         mass_index = torch.where(size > 0, rank // size.clamp_min(1), n_bins - 1).clamp(max=n_bins - 1)
         mass_gap = self._like("gaps", p)[mass_index]
@@ -187,7 +188,7 @@ class GapTableLoss(AdaptiveLoss):
 
 
 def _equal_masses(confidences: Tensor, n_bins: int) -> Tensor:
-    """Edges (M + 1,) that interpolate the sorted confidences (N,), as in the papers' code."""
+    """The edges (M + 1,), interpolated between the sorted confidences (N,) as in the papers' code."""
     ordered = confidences.sort().values
     last = len(ordered) - 1
     position = torch.arange(n_bins + 1, dtype=torch.float64) * (len(ordered) / n_bins)
@@ -197,8 +198,8 @@ def _equal_masses(confidences: Tensor, n_bins: int) -> Tensor:
 
 
 def _in_bins(edges: Tensor, confidences: Tensor, correct: Tensor) -> dict[str, Tensor]:
-    """Of the bins (low, high]: counts, gaps (mean confidence minus accuracy, or 0) and accuracies (or NaN)."""
-    index = torch.searchsorted(edges, confidences) - 1  # duplicate edges: an empty bin
+    """Counts, gaps (mean confidence minus accuracy; 0 if empty) and accuracies (NaN if empty) of bins (low, high]."""
+    index = torch.searchsorted(edges, confidences) - 1  # Duplicate edges give an empty bin.
     inside = index >= 0
     added = torch.stack([torch.ones_like(confidences), confidences, correct])[:, inside]
     counts, of_confidence, of_correct = edges.new_zeros(3, len(edges) - 1).index_add_(1, index[inside], added)
@@ -216,7 +217,7 @@ def _check_predictions(confidences: Tensor, correct: Tensor) -> None:
     requirement = "confidences and correct to be two (N,) vectors, N >= 1"
     check(fits, requirement, got, "pass one entry per held-out example")
     for name, values in (("confidences", confidences), ("correct", correct)):
-        outside = ~((values >= 0) & (values <= 1))  # NaN too
+        outside = ~((values >= 0) & (values <= 1))  # This is also True for NaN.
         row = int(outside.int().argmax())
         got = f"{values[row].item()} in row {row} ({int(outside.sum())} such)"
         way_out = "pass probabilities, not logits; NaN means the model's logits are NaN"
@@ -251,30 +252,30 @@ def adafocal(
     switch: NonNegative = 0.2,
     **shared: Unpack[Shared],
 ) -> Tensor:
-    r"""AdaFocal: focal loss with a gamma per confidence bin, fitted to held-out predictions as training goes on.
+    r"""AdaFocal: focal loss with a gamma per confidence bin, fitted to held-out predictions during training.
 
-    A bin's gamma grows where held-out predictions are over-confident, and shrinks where they are under-confident. No
-    gamma has to be chosen, as with `focal`, but it needs a calibration split.
+    The gamma of a bin grows if its held-out predictions are over-confident, and falls if they are under-confident.
+    Unlike `focal`, the loss has no gamma to choose, but it needs a calibration split.
 
     $$L = \begin{cases} -(1 - p_y)^{\gamma} \log p_y & \gamma \ge 0 \\
         -(1 + p_y)^{|\gamma|} \log p_y & \gamma < 0 \end{cases} \qquad
         \gamma_b \leftarrow \gamma_b \exp(\pm\lambda (C_b - A_b))$$
 
-    with $C_b$ the mean held-out confidence and $A_b$ the accuracy of bin b, and the sign that of $\gamma_b$.
+    where $C_b$ is the mean held-out confidence and $A_b$ the accuracy of bin b; the sign is that of $\gamma_b$.
 
     Args:
-        n_bins: number M of bins, >= 1, of equal numbers of held-out predictions, which are looked up by p_y. As in the
-            authors' code they are (low, high], which leaves out the smallest confidence, and in training [low, high).
+        n_bins: number M of bins, >= 1, with equally many held-out predictions; p_y selects the bin. As in the authors'
+            code, bins are (low, high] in the update, without the smallest confidence, and [low, high) in training.
         update_rate: λ >= 0.
         gamma_init: γ of all bins before the first update, in [gamma_min, gamma_max].
-        gamma_max: upper limit of γ, >= switch; `math.inf` for none (in files "inf"), as in appendix N.3.
+        gamma_max: upper limit of γ, >= switch; `math.inf` for no limit (in files "inf"), as in appendix N.3.
         gamma_min: lower limit of γ, <= -switch. It warns below -3.59; below -21 float16 gradients may be infinite.
-        switch: S_th >= 0: a bin with |γ| below it goes over to the other loss, at ∓S_th.
+        switch: S_th >= 0. A bin with |γ| < S_th switches to the other loss, and its γ becomes ∓S_th.
 
     Example:
         >>> loss = adafocal(n_bins=2)
         >>> loss.update([0.6, 0.7, 0.8, 0.9], [0, 1, 0, 0])
-        >>> loss.gammas.tolist()  # over-confident in both bins: both gammas grow
+        >>> loss.gammas.tolist()  # Both bins are over-confident, so both gammas grow.
         [1.28..., 2.45...]
     """
     return focal_term(r.ce, r.table.of_bins("gammas", r.p))
@@ -290,20 +291,20 @@ def ada_dual_focal(
     gamma_max: UpperLimit = 20.0,
     **shared: Unpack[Shared],
 ) -> Tensor:
-    r"""AdaDualFocal: dual focal loss with a gamma per bin of the label's lead over its rival.
+    r"""AdaDualFocal: dual focal loss with a gamma per bin of the label's margin over its rival.
 
-    As `adafocal`, whose $C_b$ and $A_b$ these are, but gamma and weight go by the lead p_y - q_j of `dual_focal`, and
-    gamma stays above 0.
+    It adapts like `adafocal`, with the same $C_b$ and $A_b$, but gamma and weight depend on the margin p_y - q_j of
+    `dual_focal`, and gamma is never negative.
 
     $$L = -(1 - p_y + q_j)^{\gamma_b} \log p_y, \qquad \gamma_b \leftarrow \gamma_b \exp(\lambda (C_b - A_b))$$
 
     Args:
-        n_bins: number M of bins, >= 1. As in the authors' code, bins of held-out confidences are looked up by the
-            lead: every lead below the second edge is in the first.
+        n_bins: number M of bins, >= 1. As in the authors' code, the margin selects a bin of held-out confidences:
+            every margin below the second edge is in the first bin.
         update_rate: λ >= 0.
         gamma_init: γ of all bins before the first update, in [0, gamma_max]. The authors' γ and λ on CIFAR-10: 6 and 2
             (ResNet-50, the defaults), 7 and 2 (ResNet-110), 6 and 1 (DenseNet-121), 5 and 0.1 (Wide ResNet).
-        gamma_max: upper limit of γ, >= 0; `math.inf` for none.
+        gamma_max: upper limit of γ, >= 0; `math.inf` for no limit.
 
     Example:
         >>> loss = ada_dual_focal(n_bins=2)
@@ -326,15 +327,15 @@ def calfocal(
 ) -> Tensor:
     r"""CalFocal: focal loss whose gamma is the exponential of the held-out calibration gap.
 
-    The step on the way to `adafocal`, whose $C_b$ and $A_b$ these are: gamma has no memory, so it swings with the gaps,
-    and is never negative. There is no authors' code for it.
+    The paper's intermediate step towards `adafocal`, with the same $C_b$ and $A_b$. Gamma has no memory, so it varies
+    with the gaps; it is never negative. The authors published no code for it.
 
     $$L = -(1 - p_y)^{\gamma} \log p_y, \qquad \gamma = \exp(\lambda (C_b - A_b))
         \quad\text{or}\quad \exp(\lambda (p_y - A_b))$$
 
     Args:
         n_bins: number M of bins, >= 1.
-        update_rate: λ >= 0. With 0, and where there are no held-out predictions, γ is 1.
+        update_rate: λ >= 0. With λ = 0, and in bins without held-out predictions, γ is 1.
         per_sample: False for a gamma per bin (Eq. 3), True for one per example (Eq. 2).
 
     Example:
@@ -353,17 +354,17 @@ def calfocal(
 def ece_ce(r: Rows, *, n_bins: NumberOfBins = 15, **shared: Unpack[Shared]) -> Tensor:
     r"""ECE-CE: cross entropy weighted by the held-out calibration gaps of the example's bins and class.
 
-    It weighs by how miscalibrated predictions like this one are, where `bsce_gra` weighs by how uncertain this
-    one is. Needs a calibration split, like `adafocal`; before the first update it is cross entropy.
+    The weight is the miscalibration of similar predictions; that of `bsce_gra` is the uncertainty of the prediction
+    itself. Like `adafocal`, the loss needs a calibration split; before the first update it is cross entropy.
 
     $$L = -w \log p_y, \qquad w = (1 - t) + \frac{t}{3} (|g_b| + |g_m| + 2 g_y)$$
 
-    with t the share of the training that is done, $g_b$ the gap of the equal-width bin of p_y, $g_m$ that of the
-    equal-mass bin of its rank within the batch, and $g_y$ the class-wise calibration error of the label.
+    where t is the fraction of the training that is done, $g_b$ the gap of the equal-width bin of p_y, $g_m$ that of the
+    equal-mass bin of its rank in the batch, and $g_y$ the classwise calibration error of the label.
 
     Args:
-        n_bins: number M of bins, >= 1, which are those of `adafocal`; p_y = 1 lies in none. The rank is that of the
-            authors' code (the paper gives no formula): of a batch with fewer examples than bins all have the last bin.
+        n_bins: number M of bins, >= 1, as in `adafocal`; p_y = 1 is in no bin. The rank is that of the authors' code
+            (the paper has no formula): in a batch with fewer examples than bins, all are in the last bin.
 
     Example:
         >>> loss = ece_ce(n_bins=2)

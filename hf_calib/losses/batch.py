@@ -1,6 +1,6 @@
 """Cross entropy with a penalty that couples the batch: MMCE, soft-binned ECE, kernel-density ECE, MDCA, AvUC.
 
-A formula reads the micro-batch as `rows.batch`, with the trainer's `gather_batch=True` those of all processes, and
+A formula reads the micro-batch as `rows.batch` (with the trainer's `gather_batch=True`, that of all processes) and
 returns a value per row and the penalty.
 """
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 MMCE_KERNEL_WIDTH = 0.4  # Kumar et al. 2018, section 4
-# Units in the last place of 1 within which two confidences tie for MMCE's kernel.
+# Two confidences within this many units in the last place of 1 are a tie for MMCE's kernel.
 _ULPS_OF_A_TIE = 16
 _EPSILON = 1e-10
-_KERNEL_ELEMENTS = 2**22  # of a block of kernel weights
+_KERNEL_ELEMENTS = 2**22  # The size of a block of kernel weights.
 
 
 @loss(source="Kumar et al. 2018")
@@ -40,21 +40,21 @@ def mmce(
 ) -> tuple[Tensor, Tensor]:
     r"""MMCE: cross entropy plus the maximum mean calibration error of the batch.
 
-    A calibration error without bins, by a kernel on the confidences, in O(N log N) and O(N) memory, where `kde_ece`
-    needs O(N^2). Where confidences are equal up to rounding the kernel has a kink: such a pair has no gradient.
+    The calibration error uses a kernel on the confidences instead of bins. It needs O(N log N) time and O(N) memory;
+    `kde_ece` needs O(N^2). The kernel has a kink at equal confidences, so a pair that ties has no gradient.
 
     $$L = \mathrm{CE} + \lambda\, \mathrm{MMCE}, \qquad
         \mathrm{MMCE}^2 = \frac{1}{N^2} \sum_{i,j} (c_i - r_i)(c_j - r_j) \exp(-|r_i - r_j| / 0.4)$$
 
-    with r the confidence and c = 1 where the predicted class is right.
+    where r is the confidence, and c is 1 if the predicted class is correct and 0 otherwise.
 
     Args:
-        mmce_weight: λ >= 0; at 0 the loss is cross entropy. The default is ours: the 2 that papers quote goes with
-            `authors_code=True`, and without it keeps models from learning.
-        variant: "weighted" takes the mean over right and wrong predictions apart, so that the rarer kind counts
-            as much (0 where all are right, or all wrong); "plain" is the equation above.
-        authors_code: as that does, divide the weighted form by the number of pairs once more, and take no root of the
-            plain one.
+        mmce_weight: λ >= 0; at 0 the loss is cross entropy. The default is ours: the 2 that papers quote is for
+            `authors_code=True`, and prevents models from learning otherwise.
+        variant: "weighted" averages over correct and wrong predictions separately, so that the rarer kind counts
+            equally (0 if all are correct or all are wrong); "plain" is the equation above.
+        authors_code: follow the authors' code, which divides the weighted form by the number of pairs once more and
+            takes no root of the plain form.
 
     Example:
         >>> mmce()(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
@@ -62,9 +62,9 @@ def mmce(
     """
     confidence, order = r.batch.confidence.sort()
     correct = r.batch.correct[order]
-    kinds = torch.stack([correct, 1 - correct]) * r.batch.counts[order]  # right and wrong rows
+    kinds = torch.stack([correct, 1 - correct]) * r.batch.counts[order]  # correct, wrong
     errors = kinds * torch.stack([1 - confidence, -confidence])
-    # (2, 2): sums over the pairs of both kinds, and how many pairs they are.
+    # Both are (2, 2): the sums over the pairs of two kinds, and the numbers of pairs.
     sums = (errors[:, None] * _kernel_products(confidence, errors)).sum(2)
     pairs = kinds.sum(1)[:, None] * kinds.sum(1)
     if variant == "weighted":
@@ -73,15 +73,15 @@ def mmce(
         squared = sums.sum() / pairs.sum().clamp_min(1)
         if authors_code:
             return r.ce, mmce_weight * squared
-    root = (squared.clamp_min(0) + _EPSILON).sqrt()  # whose gradient at 0 is infinite
+    root = (squared.clamp_min(0) + _EPSILON).sqrt()  # The gradient of a root at 0 is infinite.
     return r.ce, mmce_weight * (root.where(pairs.min() > 0, 0) if variant == "weighted" else root)
 
 
 def _kernel_products(confidence: Tensor, errors: Tensor) -> Tensor:
-    """errors (k, N) @ K for rising confidences r, K_ij = exp(-|r_i - r_j| / 0.4), without the (N, N) matrix.
+    """The product errors (k, N) @ K of rising confidences r, K_ij = exp(-|r_i - r_j| / 0.4), without storing K (N, N).
 
-    On one side of its diagonal K is exp(-r_i / 0.4) exp(r_j / 0.4), on the other its inverse: the products are running
-    sums. Where confidences tie, up to rounding, K has a kink: it is 1 there, with gradient 0.
+    On one side of the diagonal K is exp(-r_i / 0.4) exp(r_j / 0.4), on the other the inverse, so that the products are
+    cumulative sums. K has a kink where confidences tie up to rounding; its value there is 1 and its gradient 0.
     """
     fixed = confidence.detach()
     tolerance = _ULPS_OF_A_TIE * torch.finfo(fixed.dtype).eps
@@ -108,20 +108,20 @@ def soft_ece(
 ) -> tuple[Tensor, Tensor]:
     r"""Soft-binned ECE: cross entropy plus an expected calibration error of the batch with soft bins.
 
-    The metric itself, made differentiable; `mmce` and `kde_ece` need no bins.
+    The penalty is the metric in differentiable form; `mmce` and `kde_ece` need no bins.
 
     $$L = \mathrm{CE} + \lambda \sqrt{\sum_b \frac{|b|}{N} (A_b - C_b)^2}$$
 
-    with $A_b$ the accuracy and $C_b$ the mean confidence of bin b, to which a confidence r belongs by the share
-    $\mathrm{softmax}_b(-(r - m_b)^2 / T)$ of its centre $m_b$.
+    where $A_b$ is the accuracy and $C_b$ the mean confidence of bin b with centre $m_b$. A confidence r belongs to bin
+    b by the share $\mathrm{softmax}_b(-(r - m_b)^2 / T)$.
 
     Args:
         ece_weight: λ >= 0; at 0 the loss is cross entropy.
         n_bins: number M of bins, >= 1.
-        variant: "sb_ece" (the equation), or "dece": the L1 norm, memberships of a soft decision tree, and correctness
-            made soft too, by the rank of the label, as in the authors' code (its constant of normalisation included),
-            which trains on DECE alone; here it is added to cross entropy.
-        bin_temperature: T > 0 of the memberships (t_b in DECE). The smaller, the harder the bins.
+        variant: "sb_ece" is the equation. "dece" has the L1 norm, the memberships of a soft decision tree, and a soft
+            correctness from the rank of the label, with the constants of the authors' code. The authors train on DECE
+            alone; here it is added to cross entropy.
+        bin_temperature: T > 0 of the memberships (t_b in DECE); with a smaller T the bins are harder.
         rank_sharpness: t_a > 0 of DECE's soft rank; "sb_ece" does not use it.
 
     Example:
@@ -137,10 +137,10 @@ def soft_ece(
     else:
         ramps = b.confidence[:, None] * (index + 1) - (index / n_bins).cumsum(0)
         members = torch.softmax(ramps / bin_temperature, dim=1)
-        # The authors' smoothing, their constant included.
+        # This is the authors' smoothing with their constant.
         members = (members + 1e-6) / (1 + (n_bins + 1) * 1e-6)
         lead = b.log_probs.exp() - torch.exp(-b.ce)[:, None]
-        # Less the rank of the label: how many classes are ahead of it, which itself counts 1/2.
+        # The rank of the label is subtracted: the number of classes above it, where the label itself counts 1/2.
         accuracy = (1.5 - torch.sigmoid(rank_sharpness * lead).sum(1)).clamp_min(0)
     counted = members * b.counts[:, None]
     size = counted.sum(0)
@@ -162,20 +162,20 @@ def kde_ece(
 ) -> tuple[Tensor, Tensor]:
     r"""KDE-XE: cross entropy plus a kernel-density estimate of the calibration error of the batch.
 
-    The accuracy at each confidence r (c = 1 where the predicted class is right) is estimated from the other examples,
-    without bins. Time O(N^2), where `mmce` needs O(N log N); the kernel is made in blocks of rows.
+    The accuracy at each confidence r (c = 1 if the predicted class is correct) is estimated from the other examples,
+    without bins. The time is O(N^2); `mmce` needs O(N log N). The kernel is computed in blocks of rows.
 
     $$L = \mathrm{CE} + \frac{\lambda}{N} \sum_i
         \left| \frac{\sum_{j \ne i} k(r_i; r_j)\, c_j}{\sum_{j \ne i} k(r_i; r_j)} - r_i \right|$$
 
-    with k the density of Beta(r_j / h + 1, (1 - r_j) / h + 1) at r_i. For kind="canonical" all probabilities p and
-    $e_y$ stand for r and c, in an L1 norm, with the density of Dirichlet(p_j / h + 1): some (N, C) numbers of memory.
+    where k is the density of Beta(r_j / h + 1, (1 - r_j) / h + 1) at r_i. With kind="canonical", p and $e_y$ replace r
+    and c, in an L1 norm, with the density of Dirichlet(p_j / h + 1); this needs several (N, C) arrays.
 
     Args:
         kde_weight: λ >= 0; at 0 the loss is cross entropy.
         bandwidth: h > 0 of the kernel.
-        kind: "top_label", or "canonical", as in both papers. Either is `hf_calib.metrics.kde_calibration_error` of the
-            batch; 0 of a single example. Points are kept 1e-6 away from 0 and 1, where the authors' code has NaN.
+        kind: "top_label", or "canonical" as in both papers. Both equal `hf_calib.metrics.kde_calibration_error` of the
+            batch, or 0 for one example. Points are kept 1e-6 away from 0 and 1, where the authors' code has NaN.
 
     Example:
         >>> kde_ece()(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
@@ -189,16 +189,16 @@ def kde_ece(
         points = b.log_probs.exp()
         gaps = _kernel_means(points, b.one_hot, bandwidth, b.counts) - points
     penalty = (gaps.abs().sum(1) * b.counts).sum() / b.counts.sum().clamp_min(1)
-    return r.ce, kde_weight * penalty.where(b.counts.sum() >= 2, 0)  # an example that stands alone has none
+    return r.ce, kde_weight * penalty.where(b.counts.sum() >= 2, 0)  # One example has no penalty.
 
 
 def _kernel_means(points: Tensor, outcomes: Tensor, bandwidth: float, counts: Tensor) -> Tensor:
     """Means of the other examples' outcomes (N, K), weighted by a kernel around each of the points (N, C).
 
-    The kernel is the density of Dirichlet(point_j / h + 1) at point_i; for C = 2 that is the Beta kernel. Of a large
-    batch its (N, N) weights are made in blocks of rows, and again in the backward pass.
+    The kernel is the density of Dirichlet(point_j / h + 1) at point_i; for C = 2 that is the Beta kernel. For a large
+    batch, its (N, N) weights are computed in blocks of rows, and again in the backward pass.
     """
-    points = points.clamp(1e-6, 1 - 1e-6)  # at 0 and 1 the kernel has no finite logarithm
+    points = points.clamp(1e-6, 1 - 1e-6)  # The logarithm of the kernel is not finite at 0 and 1.
     parameters = points / bandwidth
     log_norm = torch.lgamma(parameters + 1).sum(1) - torch.lgamma((parameters + 1).sum(1))
 
@@ -206,7 +206,7 @@ def _kernel_means(points: Tensor, outcomes: Tensor, bandwidth: float, counts: Te
         log_kernel = (rows.log() @ parameters.T - log_norm).masked_fill(counts == 0, -1e30)
         own = torch.arange(first, first + len(rows), device=rows.device)
         log_kernel = log_kernel.scatter(1, own[:, None], -torch.inf)
-        # Of an example without any other, all of whose entries are masked, the softmax says nothing.
+        # A single example has only masked entries, for which the softmax is not defined.
         return torch.softmax(log_kernel.masked_fill(counts.sum() < 2, 0), dim=1) @ outcomes
 
     size = max(1, _KERNEL_ELEMENTS // max(len(points), 1))
@@ -220,17 +220,17 @@ def _kernel_means(points: Tensor, outcomes: Tensor, bandwidth: float, counts: Te
 def mdca(
     r: Rows, *, mdca_weight: NonNegative = 1.0, gamma: NonNegative = 0.0, **shared: Unpack[Shared]
 ) -> tuple[Tensor, Tensor]:
-    r"""MDCA: cross entropy, or focal loss, plus the gap between mean probabilities and class frequencies in the batch.
+    r"""MDCA: cross entropy or focal loss plus the gap between mean probabilities and class frequencies of the batch.
 
-    It looks at every class, where `mmce` looks at the predicted one. In a batch that is small beside the number of
-    classes it says little. Memory: some (N, C) numbers.
+    The penalty covers every class; that of `mmce` covers the predicted class only. It is of little use in batches with
+    fewer rows than there are classes. It needs memory for several (N, C) arrays.
 
     $$L = (1 - p_y)^\gamma\, \mathrm{CE} + \frac{\lambda}{C} \sum_j
         \Bigl| \frac{1}{N} \sum_i p_{ij} - \frac{1}{N} \sum_i [y_i = j] \Bigr|$$
 
     Args:
         mdca_weight: λ >= 0.
-        gamma: of the focal loss, >= 0; at 0 the loss is cross entropy.
+        gamma: γ >= 0 of the focal loss; at 0 the first term is cross entropy.
 
     Example:
         >>> mdca()(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
@@ -243,28 +243,28 @@ def mdca(
 
 @loss(source="Krishnan and Tickoo 2020 (AvUC), Eq. 3-5")
 def avuc(r: Rows, *, avuc_weight: NonNegative = 1.0, **shared: Unpack[Shared]) -> tuple[Tensor, Tensor]:
-    r"""AvUC: cross entropy plus a cost of being uncertain where right, and certain where wrong.
+    r"""AvUC: cross entropy plus a penalty on uncertain correct predictions and on certain wrong predictions.
 
-    It asks that the entropy tell right from wrong, which serves abstention more than probabilities.
+    It makes the entropy separate correct from wrong predictions, which helps abstention more than calibration.
 
     $$L = \mathrm{CE} + \lambda \log \Bigl(1 + \frac{n_{AU} + n_{IC}}{n_{AC} + n_{IU}}\Bigr)$$
 
-    Of each row, with confidence r and entropy u, an accurate one (A) counts r, an inaccurate one (I) 1 - r, times
-    1 - tanh u where it is certain (C) and tanh u where it is uncertain (U): where u is above a threshold, the middle
-    between the mean entropies of the right and of the wrong rows of the batch.
+    A row with confidence r and entropy u counts r if it is accurate (A) and 1 - r if it is inaccurate (I). This is
+    multiplied by 1 - tanh u if the row is certain (C), and by tanh u if it is uncertain (U). A row is uncertain if u is
+    above a threshold, the midpoint of the mean entropies of the accurate and of the inaccurate rows of the batch.
 
     Args:
-        avuc_weight: λ >= 0. The default is ours, as is the batch's own threshold; the authors' is of an epoch before.
+        avuc_weight: λ >= 0. The default and the batch's own threshold are ours; the authors' is of the last epoch.
 
     Example:
         >>> avuc()(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
         tensor(0.7201)
     """
     entropy = r.batch.entropy
-    kinds = torch.stack([r.batch.correct, 1 - r.batch.correct]) * r.batch.counts  # right and wrong rows
+    kinds = torch.stack([r.batch.correct, 1 - r.batch.correct]) * r.batch.counts  # correct, wrong
     size = kinds.sum(1)
     means = (kinds * entropy.detach()).sum(1) / size.clamp_min(1)
-    threshold = means.sum() / (size > 0).sum().clamp_min(1)  # with one kind, its mean
+    threshold = means.sum() / (size > 0).sum().clamp_min(1)  # If all rows are of one kind, it is their mean.
     certain = (entropy.detach() <= threshold).to(entropy)
     shares = torch.stack([certain * (1 - entropy.tanh()), (1 - certain) * entropy.tanh()])
     weighted = kinds * torch.stack([r.batch.confidence, 1 - r.batch.confidence])
@@ -275,10 +275,10 @@ def avuc(r: Rows, *, avuc_weight: NonNegative = 1.0, **shared: Unpack[Shared]) -
 
 
 def all_gather_rows(rows: list[Tensor]) -> tuple[list[Tensor], int]:
-    """Concatenate (N,) vectors and (N, C) matrices over the processes; and the number of these.
+    """Concatenate (N,) vectors and (N, C) matrices over the processes; return them and the number of processes.
 
-    N may differ between processes: shorter rows are filled up with zeros. Every process then computes the same value
-    from them. Its gradient reaches each process's own slice summed over the processes, which is the full gradient once
+    N may differ between processes; shorter rows are filled up with zeros. Every process then computes the same value
+    from the rows. The gradient of a process's own slice is summed over the processes, so it is the full gradient after
     DDP has averaged it.
     """
     if not (dist.is_available() and dist.is_initialized()):
@@ -302,6 +302,6 @@ class _AllGather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        gradient = gradient.clone(memory_format=torch.contiguous_format)  # not ours to change
+        gradient = gradient.clone(memory_format=torch.contiguous_format)  # The input must not change.
         dist.all_reduce(gradient)
         return gradient.chunk(dist.get_world_size())[dist.get_rank()]

@@ -32,7 +32,7 @@ KEPT_BY_A_HEAD = {defined.Entropy(): "entropy", defined.OtherPowers(2.0): "log_s
 
 
 class Shared(TypedDict, total=False):
-    """What every constructor takes beside the hyperparameters of its loss."""
+    """The arguments of every constructor in addition to the hyperparameters of its loss."""
 
     class_weights: ClassWeights
     problem_type: Literal["single_label_classification", "multi_label_classification"] | None
@@ -47,12 +47,12 @@ class LossEntry:
     source: str
     multi_label: bool
     hyperparameters: Mapping[str, Hyperparameter]
-    formula: Callable[..., Any]  # a value per row; or, of a batch, that and its penalty
+    formula: Callable[..., Any]  # It returns a value per row, or that and the penalty of a batch.
     module: type[CalibrationLoss]
     check: Callable[..., None]
 
     def make(self, given: Mapping[str, Any], refusal: type[Exception]) -> CalibrationLoss:
-        """The loss with what is given by name; a `refusal` of a hyperparameter that it does not have."""
+        """Make the loss from arguments by name; raise `refusal` for a hyperparameter that it does not have."""
         known = self.hyperparameters
         has = "it has: " + (", ".join(f"{key}={each.default!r}" for key, each in known.items()) or "none")
         names = [*known, *Shared.__annotations__]
@@ -71,7 +71,7 @@ class LossEntry:
         return self.module(self.name, values, given.get("class_weights"), given.get("problem_type"))
 
 
-#: The named losses: name -> `LossEntry`.
+#: All losses by name, each a `LossEntry`.
 LOSSES: dict[str, LossEntry] = {}
 
 
@@ -82,12 +82,12 @@ def loss(
     check: Callable[..., None] = lambda **values: None,
     module: type[Module] | None = None,
 ) -> Callable[[Callable[Concatenate[Rows, P], Any]], Callable[P, Module]]:
-    """Make a constructor of a formula of a row's numbers, and enter it into `LOSSES`.
+    """Turn a formula of a row's statistics into a constructor, and add it to `LOSSES`.
 
-    The formula, `name(rows, *, hyperparameters, **shared)`, returns a value per row, (N,), 0 where the label has
-    probability 1; or that and a penalty on the batch. `source` is the reference in the docstring; `multi_label`: it has
-    a meaning for a sigmoid per label, too; `check` is called with all hyperparameters; `module` is the class that is
-    made, whose table the formula reads as `rows.table`.
+    The formula, `name(rows, *, hyperparameters, **shared)`, returns one value per row, (N,), which is 0 if the label
+    has probability 1, or these values and a penalty on the batch. `source` is the reference in the docstring.
+    `multi_label` says whether the loss is also defined for a sigmoid per label. `check` is called with all
+    hyperparameters. `module` is the class of the loss, whose table the formula reads as `rows.table`.
     """
 
     def declare(formula: Callable[Concatenate[Rows, P], Any]) -> Callable[P, Module]:
@@ -115,16 +115,16 @@ def loss(
 def make_loss(
     name: str, *, class_weights: ClassWeights = None, problem_type: str | None = None, **hyperparameters: Any
 ) -> CalibrationLoss:
-    """Make a loss by its name in `LOSSES`, as files and command lines have it; an editor completes constructors.
+    """Make a loss by its name in `LOSSES`, for names from files and command lines; in code, call its constructor.
 
     Args:
-        name: "focal", "dual_focal", "adafocal", ...
-        class_weights: (C,) positive factors; each example's loss (weight x CE and its own penalties) is multiplied by
-            that of its label, and the mean is the weighted mean, as in `F.cross_entropy`. In a multi-label problem they
-            belong to the columns. Penalties on the whole batch are not weighted.
-        problem_type: "single_label_classification" or "multi_label_classification", as in a model's config; None tells
-            them apart by the labels' dtype.
-        **hyperparameters: the loss's own, by name.
+        name: a key of `LOSSES`, such as "focal", "dual_focal" or "adafocal".
+        class_weights: (C,) positive factors. The loss of an example (weight x CE and its own penalties) is multiplied
+            by the factor of its label, and the mean is the weighted mean, as in `F.cross_entropy`. In a multi-label
+            problem a factor belongs to a column. Penalties on the whole batch are not weighted.
+        problem_type: "single_label_classification" or "multi_label_classification", as in a model's config; with None
+            the dtype of the labels decides.
+        **hyperparameters: the hyperparameters of the loss, by name.
 
     Returns:
         An `nn.Module`: `loss(logits, labels, reduction="mean")`, in nats unless its docstring says otherwise.
@@ -140,16 +140,16 @@ def make_loss(
 
 
 class CalibrationLoss(nn.Module):
-    """A calibration loss over logits; make one with `make_loss`.
+    """A calibration loss of logits, made by `make_loss` or a constructor.
 
-    Use it in any PyTorch loop, or as `Trainer(compute_loss_func=loss)`; `CalibrationTrainer` also updates
-    the losses that adapt. Whatever the dtype of the logits, the loss is computed in float32 at least.
+    Use it in any PyTorch loop, or as `Trainer(compute_loss_func=loss)`; `CalibrationTrainer` also updates the losses
+    that adapt. The loss is computed in float32 or float64, whatever the dtype of the logits.
 
     Attributes:
         name: the name in `LOSSES`.
-        hyperparameters: the values of all its hyperparameters, as JSON can hold them: infinity is "inf".
-        couples_batch: whether it has a penalty on the batch as a whole.
-        reads_labels: whether the loss of a row depends on which class its label is, beyond the probabilities.
+        hyperparameters: the values of all hyperparameters in JSON types; infinity is "inf".
+        couples_batch: whether the loss has a penalty on the whole batch.
+        reads_labels: whether the loss of a row depends on the index of its label, not only on the probabilities.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class CalibrationLoss(nn.Module):
         self.name = name
         self.hyperparameters = {k: INFINITY if v == math.inf else v for k, v in values.items()}
         self.multi_label = PROBLEM_TYPES[problem_type]
-        # (N,) and (N, C) rows of this process -> those of all, differentiable, and how many processes there are.
+        # It maps (N,) and (N, C) rows of this process to those of all processes, differentiably, and to their number.
         self.gather: Callable[[list[Tensor]], tuple[list[Tensor], int]] | None = None
         weights = None
         if class_weights is not None:
@@ -178,7 +178,7 @@ class CalibrationLoss(nn.Module):
         self.class_weights: Tensor | None
         self.register_buffer("class_weights", weights, persistent=False)
         self._values = dict(values)
-        # Until the first float labels have been looked at: each look waits for the device.
+        # Float labels are checked once only, because each check waits for the device.
         self._label_kind_is_open = True
         if self.multi_label:
             self.check_multi_label()
@@ -204,21 +204,23 @@ class CalibrationLoss(nn.Module):
         """Compute the loss.
 
         Args:
-            logits: (N, C), or (N, L, C) for token-level labels; any float dtype; or a model's output that has them.
-            labels: (N,) or (N, L) integers in [0, C), -100 to ignore a row; or, for multi-label problems, (N, C) floats
-                in [0, 1], -100 to ignore a decision. Rows of shares that sum to 1, the soft labels of one softmax, are
-                refused, unless `problem_type` says that each class is a sigmoid of its own.
-            reduction: "mean" over the rows that count, "sum", or "none" for a value per row, 0 where ignored, which
-                losses that couple the batch refuse.
-            num_items_in_batch: divide the sum by this instead: how many rows the whole accumulated batch has.
+            logits: (N, C), or (N, L, C) for token-level labels, of any float dtype; or a model's output with logits.
+            labels: (N,) or (N, L) integers in [0, C), -100 to ignore a row; for multi-label problems (N, C) floats in
+                [0, 1], -100 to ignore a decision. Rows that sum to 1 (soft labels of one softmax) raise an error
+                unless `problem_type` says that the problem is multi-label.
+            reduction: "mean" over the rows that are not ignored, "sum", or "none" for a value per row, 0 if ignored.
+                Losses that couple the batch do not support "none".
+            num_items_in_batch: the number of rows in the whole accumulated batch; the sum is divided by it.
 
         Returns:
-            A scalar, or for "none" a tensor shaped like the labels; in nats, float32 or float64. Where the logit of a
-            label is -inf it is the loss's limit: mostly infinite, with the gradient of cross entropy; never NaN.
+            A scalar, or for "none" a tensor shaped like the labels; in nats, float32 or float64. If the logit of a
+            label is -inf, the value is the loss's limit, mostly infinity with cross entropy's gradient; never NaN.
         """
         causal = "CausalLM" in type(logits).__name__ and not torch.compiler.is_compiling()
         if causal and labels.shape == logits.logits.shape[:2]:
-            message = "These are logits of a causal language model, with as many labels. Unless they were "
+            message = (
+                "These are logits of a causal language model with equally many labels. Unless they were "
+            )
             message += "shifted by one position, the model learns to copy its input. Use CalibrationTrainer, "
             warnings.warn(message + "which shifts them, or pass logits[:, :-1], labels[:, 1:].", stacklevel=4)
         logits = logits_of(logits)
@@ -241,18 +243,18 @@ class CalibrationLoss(nn.Module):
         reduction: str = "mean",
         num_items_in_batch: Divisor = None,
     ) -> Tensor:
-        r"""Compute the loss of rows whose logits are gone, from what a fused head has kept of them.
+        r"""Compute the loss of rows without their logits, from statistics that a fused head has kept.
 
-        For language models whose head never makes the logits, such as TRL's: the same formula, and with the gradients
-        of what is passed the same gradient. Losses that need more than that are refused.
+        Use it for language models whose head never stores the logits, such as TRL's. The value is that of `forward`,
+        and so is the gradient if the arguments have one. A loss that needs other statistics raises an error.
 
         Args:
-            log_probs: of the labels, any shape, float; with its gradient.
-            entropy: of each distribution, in nats, for `entropy_regularized`.
+            log_probs: log-probabilities of the labels, float of any shape, with a gradient.
+            entropy: entropy of each distribution in nats, for `entropy_regularized`.
             log_sum_sq_probs: $\log \sum_j p_j^2$, for `bsce_gra`, and, with a gradient, for `brier`, `bsce` and
                 `focal_calibration`.
-            mask: which rows count, bool, shaped like log_probs; None for all.
-            reduction, num_items_in_batch: as for `forward`, also what is returned.
+            mask: bool, shaped like log_probs, True for rows that count; None for all.
+            reduction, num_items_in_batch: as in `forward`, which also describes the result.
 
         Example:
             >>> make_loss("focal", gamma=2.0).from_log_probs(torch.tensor([0.8808, 0.5]).log())
@@ -267,7 +269,7 @@ class CalibrationLoss(nn.Module):
         self._check_kept(given)
 
         def wide(kept: Tensor) -> Tensor:
-            # A row that does not count may hold anything, also NaN, and gets no gradient.
+            # A row that does not count may contain any value, also NaN, and has no gradient.
             return (kept if kept.dtype == torch.float64 else kept.float()).where(counts, 0).flatten()
 
         with _without_autocast(log_probs):
@@ -275,14 +277,14 @@ class CalibrationLoss(nn.Module):
             if entropy is not None:
                 numbers[defined.Entropy()] = wide(entropy)
             if log_sum_sq_probs is not None:
-                # Of the classes but the label, which cancels where the label has nearly all the mass.
+                # The sum excludes the label. It is inaccurate if the label has nearly all the probability.
                 squares = wide(log_sum_sq_probs).exp() - (2 * wide(log_probs)).exp()
                 numbers[defined.OtherPowers(2.0)] = squares.clamp_min(0)
             return self._reduced(numbers, torch.where(counts, 0, IGNORE_INDEX), reduction, num_items_in_batch)
 
     def _check_kept(self, given: Mapping[str, Any]) -> None:
-        """Refuse by name a loss that these numbers do not make."""
-        way_out = "call it on logits, or linear_calibration_loss, or take focal, which needs no more"
+        """Raise for a loss that cannot be computed from these statistics."""
+        way_out = "call it on logits, or linear_calibration_loss, or use focal, which needs only log_probs"
         others = ", ".join(type(each).__name__ for each in self._reads[1:] if each not in KEPT_BY_A_HEAD)
         refused = {
             "couples the batch": self.couples_batch,
@@ -301,18 +303,18 @@ class CalibrationLoss(nn.Module):
                 recorded = RecordingRows(self)
                 value = self._formula(recorded).sum()
                 (slope,) = torch.autograd.grad(value, recorded.read[statistic], allow_unused=True)
-                got = "one without (TRL's log_sum_sq_probs is such a one)"
+                got = "one without (TRL's log_sum_sq_probs has none)"
                 requirement = f"{name} to have a gradient for loss {self.name!r}"
                 check(slope is None, requirement, got, f"{way_out}, or bsce_gra")
 
     def normalizer(self, labels: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """The divisor of the mean: the number of rows that count, or the sum of their class weights, in a dtype."""
+        """Return the divisor of the mean: the number of rows not ignored, or the sum of their class weights."""
         if self.class_weights is not None and not labels.is_floating_point():
             check_labels(labels.flatten(), len(self.class_weights))
         return self._row_weights(labels).sum(dtype=dtype)
 
     def _row_weights(self, labels: Tensor) -> Tensor:
-        """What each row counts for (each decision, if multi-label): its class weight, or True; 0 where ignored."""
+        """The class weight of each row, or of each decision if multi-label; True without weights, 0 if ignored."""
         counts = labels != IGNORE_INDEX
         if self.class_weights is None:
             return counts
@@ -320,7 +322,7 @@ class CalibrationLoss(nn.Module):
         return counts * (weights if labels.is_floating_point() else weights[labels.long().clamp_min(0)])
 
     def _check(self, logits: Tensor, labels: Tensor) -> bool:
-        """Refuse what does not fit, at no cost on the device; return whether the problem is multi-label."""
+        """Check shapes and dtypes without waiting for the device; return whether the problem is multi-label."""
         if not logits.is_floating_point():
             _refuse("logits to be floating point", logits.dtype, "pass the model's raw scores")
         if logits.dim() < 2:
@@ -338,11 +340,11 @@ class CalibrationLoss(nn.Module):
             self.check_multi_label()
         if multi_label and self.multi_label is None and self._label_kind_is_open and not is_traced():
             self._label_kind_is_open = False
-            # `F.cross_entropy` would read them as probabilities of the classes of one softmax.
+            # `F.cross_entropy` would read such rows as probabilities of the classes of one softmax.
             rows = labels.detach().flatten(0, -2).float()
             sum_to_1 = ((rows.sum(1) - 1).abs() < 1e-3) & (rows >= 0).all(1)
             if rows.shape[1] > 1 and bool(sum_to_1.all() & ((rows > 0) & (rows < 1)).any()):
-                way_out = "F.cross_entropy takes them; else set problem_type='multi_label_classification'"
+                way_out = "F.cross_entropy accepts them; else set problem_type='multi_label_classification'"
                 _refuse("labels to be class indices, or one float per class", "rows that sum to 1", way_out)
         if self.class_weights is not None and len(self.class_weights) != logits.shape[-1]:
             requirement = f"class_weights to have one entry for each of the {logits.shape[-1]} classes"
@@ -358,7 +360,7 @@ class CalibrationLoss(nn.Module):
     def _reduced(
         self, numbers: Numbers, labels: Tensor, reduction: str, items: Divisor, shares: Tensor | None = None
     ) -> Tensor:
-        """The formula's values of rows, or their sum or mean; the shares are those of a decision's two outcomes."""
+        """The formula's values of rows, or their sum or mean; `shares` are those of a decision's two outcomes."""
         if reduction not in ("mean", "sum", "none"):
             _refuse("reduction to be one of 'mean', 'sum', 'none'", repr(reduction), "see the docstring")
         if reduction == "none" and self.couples_batch:
@@ -371,7 +373,7 @@ class CalibrationLoss(nn.Module):
             batch = None
             rows = own.sum()
             if self.gather is not None:
-                # Rows that are filled up with 0 are ignored ones.
+                # Rows that are filled up with 0 count as ignored.
                 shifted = (flat - IGNORE_INDEX).to(dtype)
                 (*found, all_own, all_shifted), processes = self.gather([*numbers.values(), own, shifted])
                 all_labels = all_shifted.long() + IGNORE_INDEX
@@ -384,7 +386,7 @@ class CalibrationLoss(nn.Module):
         if shares is not None:
             values = (values * shares).view(2, -1).sum(0)
         is_mean = reduction == "mean" and items is None
-        # Few labels Python looks through in less time than the operations take that this saves.
+        # For few labels, this search in Python takes less time than the operations that it saves.
         few = 0 < len(flat) <= FEW_ROWS and flat.device.type == "cpu" and not is_traced()
         plain = is_mean and penalty is None and self.class_weights is None
         if plain and few and IGNORE_INDEX not in flat.tolist():
@@ -402,19 +404,19 @@ class CalibrationLoss(nn.Module):
 
 
 def _refuse(requirement: str, got: object, way_out: str) -> NoReturn:
-    """As `check`; what is refused on every batch is worded only where it is: `torch.compile` would guard the shapes."""
+    """Raise like `check`; the message is built only here, because `torch.compile` would guard the shapes in it."""
     raise InputValueError(f"expected {requirement}, got {got}; {way_out}")
 
 
 def check_loss(loss: object) -> None:
-    """Raise for what is not a loss of this library, such as its name."""
+    """Raise unless the argument is a loss of this library; its name, for example, is not."""
     if not isinstance(loss, CalibrationLoss):
         way_out = "make it with hf_calib.losses.make_loss(name, **hyperparameters)"
         raise InputTypeError(expected("loss", "be a CalibrationLoss", repr(loss), way_out))
 
 
 def logits_of(outputs: Any) -> Tensor:
-    """The logits of a model's output: a tensor, an object or mapping with `logits`, or a tuple.
+    """Return the logits of a model's output: a tensor, an object or mapping with `logits`, or a tuple.
 
     >>> logits_of((torch.zeros(2, 3), None)).shape
     torch.Size([2, 3])
@@ -428,6 +430,6 @@ def logits_of(outputs: Any) -> Tensor:
 
 
 def _without_autocast(logits: Tensor) -> AbstractContextManager[Any]:
-    """Autocast would run the kernel products of the batch penalties in 16 bits."""
+    """A context without autocast, which would compute the kernel products of the batch penalties in 16 bits."""
     device = logits.device.type
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()

@@ -1,7 +1,7 @@
-r"""The losses of one row: each a formula of its numbers.
+r"""Losses of single rows, each a formula of the row's statistics.
 
-$p_y$ is the probability of the label, $e_y$ is 1 at the label and 0 elsewhere. A loss is proper where its expectation
-is least at the true probabilities: here cross entropy and Brier score only. Papers have titles in docs/papers/index.md.
+$p_y$ is the probability of the label; $e_y$ is 1 at the label and 0 elsewhere. A loss is proper if its expectation is
+lowest at the true probabilities; here only cross entropy and the Brier score are. docs/papers/index.md has the papers.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-# Beyond this the gradient of the inverse focal loss changes sign near p = 0.28 and pushes p_y down.
+# Above this gamma the gradient of the inverse focal loss changes sign near p = 0.28 and lowers p_y.
 MAX_INVERSE_GAMMA = 3.59
 
 
 def warn_of_inverse_gamma(gamma: float) -> None:
-    """Warn, where a loss is made, of an inverse focal gamma that pushes some labels down."""
+    """Warn, when a loss is made, of an inverse focal gamma whose gradient lowers the probability of some labels."""
     if gamma > MAX_INVERSE_GAMMA:
         message = (
             f"The inverse focal gamma is {gamma}, above {MAX_INVERSE_GAMMA}. From there on the gradient "
         )
         message += f"pushes labels down whose probability is near 0.28. Use {MAX_INVERSE_GAMMA} or less."
-        # Its callers are the check of the loss, the entry's `make`, and the constructor or `make_loss`.
+        # The callers are the check of the loss, the entry's `make`, and the constructor or `make_loss`.
         warnings.warn(message, stacklevel=5)
 
 
@@ -47,7 +47,7 @@ def _check_steps(thresholds: Sequence[float], gammas: Sequence[float]) -> None:
 
 
 def _steps(p: Tensor, thresholds: Sequence[float], gammas: Sequence[float]) -> Tensor:
-    """The gamma of the interval [low, high) of the rising thresholds that p lies in."""
+    """The gamma of the interval [low, high) between the rising thresholds that contains p."""
     gamma = torch.full_like(p, gammas[0])
     for threshold, value in zip(thresholds, gammas[1:], strict=True):
         gamma = gamma.masked_fill(p >= threshold, value)
@@ -62,15 +62,15 @@ def _brier_norm(r: Rows, gamma: float, norm: float) -> Tensor:
 def _gradient_form(
     of: Callable[P, CalibrationLoss], title: str, weight: Callable[..., Tensor]
 ) -> Callable[P, CalibrationLoss]:
-    """The twin of a weighted loss, named `_gra`, whose weight is on the gradient only; its options are the same."""
+    """A loss named `_gra` with the weight of another loss on the gradient only, and with the same options."""
     twin = LOSSES[of.__name__]
     formula: Any = wraps(twin.formula)(lambda r, **values: weighted(weight(r, **values).detach(), r.ce))
     name = formula.__name__ = formula.__qualname__ = f"{twin.name}_gra"
     of_twin = inspect.getdoc(twin.formula) or ""
     formula.__doc__ = (
         f"{title}: cross entropy whose gradient is scaled by the weight of `{twin.name}`.\n\n"
-        "The weight w is a constant to the gradient, which is then not that of the value: no example is pushed away\n"
-        "from its label.\n\n$$L = -w \\log p_y, \\qquad \\frac{\\partial L}{\\partial z} = w\\, (p - e_y)$$\n\n"
+        "The weight w is treated as a constant, so the gradient is not that of the value. It never lowers the label's\n"
+        "probability.\n\n$$L = -w \\log p_y, \\qquad \\frac{\\partial L}{\\partial z} = w\\, (p - e_y)$$\n\n"
         f"{of_twin[of_twin.index('Args:') :].replace(f'{twin.name}(', f'{name}(')}"
     )
     source = "Lin et al. 2025 (BSCE-GRA), Eq. 14 and 5.3"
@@ -79,10 +79,10 @@ def _gradient_form(
 
 @loss(multi_label=True)
 def cross_entropy(r: Rows, **shared: Unpack[Shared]) -> Tensor:
-    r"""Cross entropy: the baseline to beat, with a good post-hoc map such as `TemperatureScaling` after it.
+    r"""Cross entropy: the baseline to beat, followed by a post-hoc calibrator such as `TemperatureScaling`.
 
-    It is `F.cross_entropy` of class indices, in less time and memory for large logits. Trained for long, it ends
-    over-confident, which `focal` and its relatives counter.
+    It equals `F.cross_entropy` of class indices and needs less time and memory for large logits. After long training
+    the model is over-confident, which `focal` and similar losses counteract.
 
     $$L = -\log p_y$$
 
@@ -95,15 +95,15 @@ def cross_entropy(r: Rows, **shared: Unpack[Shared]) -> Tensor:
 
 @loss(source="Szegedy et al. 2016, section 7", multi_label=True)
 def label_smoothing(r: Rows, *, smoothing: Share = 0.05, **shared: Unpack[Shared]) -> Tensor:
-    r"""Label smoothing: cross entropy to labels that leave a share ε to all classes alike.
+    r"""Label smoothing: cross entropy with labels that give a share ε to all classes equally.
 
-    The simplest guard against over-confidence, the same for every example, where `focal` goes by p_y. As in PyTorch,
-    the label has a share in ε / C; unlike there, class weights multiply the whole loss of an example.
+    It is the simplest way to limit over-confidence, and is the same for every example; `focal` depends on p_y. As in
+    PyTorch, ε / C also goes to the label; unlike PyTorch, class weights multiply the whole loss of an example.
 
     $$L = -(1 - \varepsilon) \log p_y - \frac{\varepsilon}{C} \sum_j \log p_j$$
 
     Args:
-        smoothing: ε, in [0, 1], of which masked classes (-inf) have no share. The focal papers take 0.05.
+        smoothing: ε, in [0, 1]; masked classes (-inf) get no share. The focal papers use 0.05.
 
     Example:
         >>> label_smoothing(smoothing=0.1)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
@@ -118,8 +118,8 @@ def label_smoothing(r: Rows, *, smoothing: Share = 0.05, **shared: Unpack[Shared
 def brier(r: Rows, **shared: Unpack[Shared]) -> Tensor:
     r"""Brier score: the squared distance of the probabilities from the label.
 
-    Proper as `cross_entropy`, but in [0, 2]: outliers and wrong labels count for less, and learning is slow where the
-    model is confidently wrong. Of a decision of a multi-label problem it is (p - y)^2.
+    It is proper like `cross_entropy`, but bounded by 2: outliers and wrong labels count for less, and learning is slow
+    if the model is confidently wrong. In a multi-label problem the loss of a decision is (p - y)^2.
 
     $$L = \lVert p - e_y \rVert_2^2 = \sum_j (p_j - [j = y])^2$$
 
@@ -132,16 +132,16 @@ def brier(r: Rows, **shared: Unpack[Shared]) -> Tensor:
 
 @loss(source="Lin et al. 2017, Eq. 4; Mukhoti et al. 2020", multi_label=True)
 def focal(r: Rows, *, gamma: NonNegative = 3.0, **shared: Unpack[Shared]) -> Tensor:
-    r"""Focal loss: cross entropy that holds back on examples whose label is already probable.
+    r"""Focal loss: cross entropy with a lower weight for examples whose label is already probable.
 
-    The usual first choice against over-confidence in long trainings; a short fine-tuning ends under-confident, which a
-    temperature repairs. `dual_focal` looks at the rival class too, `adafocal` finds gamma by itself.
+    It is the usual first choice against over-confidence in long runs. After short fine-tuning the model is
+    under-confident, which a temperature corrects. `dual_focal` also uses the rival class; `adafocal` adapts gamma.
 
     $$L = -(1 - p_y)^\gamma \log p_y$$
 
     Args:
-        gamma: γ >= 0; at 0 the loss is cross entropy. With 3, two classes and a posterior of 0.7 its minimum is at
-            0.558. Below 1 the gradient at p_y = 1 is 0, the limit; in the authors' code it is NaN.
+        gamma: γ >= 0; at 0 the loss is cross entropy. With γ = 3, two classes and a posterior of 0.7 the minimum is at
+            0.558. For γ < 1 the gradient at p_y = 1 is its limit 0; in the authors' code it is NaN.
 
     Example:
         >>> focal(gamma=2.0)(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
@@ -157,16 +157,16 @@ focal_gra = _gradient_form(focal, "FL-GRA", lambda r, gamma: modulate(r.rest, ga
 def flsd(
     r: Rows, *, thresholds: Thresholds = (0.2,), gammas: Gammas = (5.0, 3.0), **shared: Unpack[Shared]
 ) -> Tensor:
-    r"""FLSD-53: focal loss with a larger gamma where the label is improbable.
+    r"""FLSD-53: focal loss with a larger gamma for improbable labels.
 
-    A fixed schedule in p_y, where `adafocal` fits one to held-out predictions, and `focal` has one gamma for all.
+    Gamma is a fixed function of p_y. `adafocal` fits it to held-out predictions; `focal` has one gamma for all.
 
     $$L = -(1 - p_y)^\gamma \log p_y, \qquad \gamma = 5 \text{ for } p_y < 0.2, \text{ otherwise } 3$$
 
     Args:
-        thresholds: where gamma changes, and the loss jumps: numbers in [0, 1], strictly rising. The intervals contain
-            their lower end. The authors' code has `thresholds=(0.2, 0.5), gammas=(5, 3, 1)`.
-        gammas: γ >= 0 of each interval, one more than thresholds.
+        thresholds: the values of p_y at which gamma changes and the loss jumps: numbers in [0, 1], strictly rising. An
+            interval contains its lower end. The authors' code has `thresholds=(0.2, 0.5), gammas=(5, 3, 1)`.
+        gammas: γ >= 0 for each interval, one more than thresholds.
 
     Example:
         >>> flsd()(torch.tensor([[0.0, 2.0], [0.0, 0.0]]), torch.tensor([0, 1]))
@@ -182,10 +182,10 @@ flsd_gra = _gradient_form(
 
 @loss(source="Wang et al. 2021", check=lambda gamma: warn_of_inverse_gamma(gamma))
 def inverse_focal(r: Rows, *, gamma: NonNegative = 2.0, **shared: Unpack[Shared]) -> Tensor:
-    r"""Inverse focal loss: cross entropy that pushes probable labels further.
+    r"""Inverse focal loss: cross entropy with a higher weight for examples whose label is probable.
 
-    The opposite of `focal`, for models that end under-confident, or whose over-confidence a post-hoc map takes
-    away afterwards. `adafocal` switches to it, bin by bin, where held-out predictions are under-confident.
+    It is the opposite of `focal`, for models that end under-confident, or whose over-confidence a post-hoc calibrator
+    corrects. `adafocal` switches a bin to this loss if its held-out predictions are under-confident.
 
     $$L = -(1 + p_y)^\gamma \log p_y$$
 
@@ -203,18 +203,18 @@ def inverse_focal(r: Rows, *, gamma: NonNegative = 2.0, **shared: Unpack[Shared]
 def dual_focal(
     r: Rows, *, gamma: NonNegative = 5.0, rival: RankOrNumber = "next", **shared: Unpack[Shared]
 ) -> Tensor:
-    r"""Dual focal loss (DFL): focal loss that goes by the lead of the label over its rival.
+    r"""Dual focal loss (DFL): focal loss whose weight depends on the label's margin over its rival.
 
-    `focal` goes by p_y alone, which leads to under-confidence. As in the authors' code q_j has a gradient, classes that
-    tie with the label are not rivals, and without a class below the label q_j is 0. Classes are compared by logits:
-    small probabilities underflow into ties. The loss jumps where the label changes its rank.
+    The weight of `focal` depends on p_y only, which leads to under-confidence. As in the authors' code, q_j has a
+    gradient, classes that tie with the label are not rivals, and q_j is 0 if no class is below the label. Classes are
+    compared by logits, because small probabilities underflow into ties. The loss jumps when the label's rank changes.
 
     $$L = -(1 - p_y + q_j)^\gamma \log p_y, \qquad q_j = \max \{ p_i : p_i < p_y \}$$
 
     Args:
         gamma: γ >= 0; at 0 the loss is cross entropy. 5 is the paper's choice for CIFAR-10.
-        rival: what q_j is (Table 4). Of the classes below the label "next" (Eq. 3), "second" or "third", or the mean
-            of several: "mean2", "mean3", "mean_all". Or a number in [0, 1), the paper's "fixed dual logit".
+        rival: definition of q_j (Table 4). Among the classes below the label: "next" (Eq. 3), "second", "third", or a
+            mean: "mean2", "mean3", "mean_all". Or a number in [0, 1), the paper's "fixed dual logit".
 
     Example:
         >>> dual_focal(gamma=2.0)(torch.tensor([[2.0, 1.0, 0.0], [0.0, 0.0, 0.0]]), torch.tensor([0, 1]))
@@ -232,15 +232,15 @@ dual_focal_gra = _gradient_form(
 def bsce(r: Rows, *, gamma: NonNegative = 2.0, norm: AtLeastOne = 2.0, **shared: Unpack[Shared]) -> Tensor:
     r"""BSCE: cross entropy weighted by the generalised Brier score of the whole prediction.
 
-    Where `focal` weighs by 1 - p_y alone, this weight sees how the rest is spread over the other classes.
-    `bsce_gra`, the paper's proposal, keeps the weight out of the gradient.
+    The weight of `focal` depends only on 1 - p_y; this weight also depends on the distribution over the other classes.
+    `bsce_gra`, the paper's proposal, treats the weight as a constant.
 
     $$L = -u \log p_y, \qquad u = \lVert p - e_y \rVert_\beta^\gamma$$
 
     Args:
         gamma: γ >= 0; at 0 the loss is cross entropy.
-        norm: β >= 1, of the vector, as in the authors' code, whose default is 1: u is then 2^γ times the focal weight.
-            The paper's Eq. 11 writes a sum of scalar norms, on which β has no effect: `norm=gamma` gives it.
+        norm: order β >= 1 of the vector norm, as in the authors' code. Its default is 1, where u is 2^γ times the focal
+            weight. The paper's Eq. 11 has a sum of scalar norms, on which β has no effect; `norm=gamma` computes it.
 
     Example:
         >>> bsce(gamma=2.0)(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
@@ -263,15 +263,15 @@ def focal_calibration(
 ) -> Tensor:
     r"""Focal calibration loss (FCL): focal loss plus the Brier score.
 
-    The Brier term draws the probabilities back to the posterior: with two classes, γ = 3 and a posterior of 0.7 the
-    minimum is at 0.598 for λ = 0.5 and at 0.683 for λ = 10. The authors' (γ, λ): CIFAR-10 (4, 1.5), CIFAR-100 (2, 0.5),
+    The Brier term moves the minimum towards the posterior: with two classes, γ = 3 and a posterior of 0.7 it is at
+    0.598 for λ = 0.5 and at 0.683 for λ = 10. The authors' (γ, λ) are: CIFAR-10 (4, 1.5), CIFAR-100 (2, 0.5),
     Tiny-ImageNet (3, 0.5), 20 Newsgroups (5, 4.5), AG News (4, 3), FinSen (4, 4).
 
     $$L = -(1 - p_y)^\gamma \log p_y + \lambda \lVert p - e_y \rVert_2^2$$
 
     Args:
         gamma: γ >= 0.
-        brier_weight: λ >= 0, of which more means less under-confidence; at 0 the loss is `focal`.
+        brier_weight: λ >= 0; a larger λ reduces under-confidence; at 0 the loss is `focal`.
         distance: "l2", the squared Euclidean distance, or "l1" (A.15), the sum of absolute differences.
 
     Example:
@@ -284,15 +284,15 @@ def focal_calibration(
 
 @loss(source="Pereyra et al. 2017, Eq. 2; the comparison study")
 def entropy_regularized(r: Rows, *, entropy_weight: NonNegative = 0.1, **shared: Unpack[Shared]) -> Tensor:
-    r"""Entropy regularisation (confidence penalty): cross entropy less a reward for the entropy of p.
+    r"""Entropy regularisation (confidence penalty): cross entropy minus a multiple of the entropy of p.
 
-    `label_smoothing` moves every class towards 1 / C, this one leaves classes alone whose probability is nearly
-    0. With a = γ this loss is at most the focal loss, for every γ >= 0 (the comparison study, Theorem 2).
+    `label_smoothing` moves every class towards 1 / C; this loss hardly changes classes whose probability is nearly 0.
+    With a = γ it is at most the focal loss, for every γ >= 0 (the comparison study, Theorem 2).
 
     $$L = -\log p_y - a\, H(p), \qquad H(p) = -\sum_j p_j \log p_j$$
 
     Args:
-        entropy_weight: a >= 0; at 0 the loss is cross entropy, above it can be negative. The default is ours.
+        entropy_weight: a >= 0; at 0 the loss is cross entropy, above 0 it can be negative. The default is ours.
 
     Example:
         >>> entropy_regularized(entropy_weight=0.1)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
@@ -305,14 +305,14 @@ def entropy_regularized(r: Rows, *, entropy_weight: NonNegative = 0.1, **shared:
 def logit_norm(
     r: Rows, *, norm_weight: NonNegative = 0.01, p: AtLeastOne = 1.0, **shared: Unpack[Shared]
 ) -> Tensor:
-    r"""Logit norm: cross entropy plus the norm of the logits, which keeps them, and the confidence, small.
+    r"""Logit norm: cross entropy plus the norm of the logits, which keeps the logits and the confidence small.
 
-    Where `entropy_regularized` acts on the probabilities, a shift of all logits changes this one.
+    A shift of all logits changes this loss; `entropy_regularized` depends only on the probabilities.
 
     $$L = -\log p_y + a\, \lVert z \rVert_p$$
 
     Args:
-        norm_weight: a >= 0; at 0 the loss is cross entropy. 0.01, and the mean over a batch, are ours.
+        norm_weight: a >= 0; at 0 the loss is cross entropy. The default and the mean over a batch are ours.
         p: order of the norm, >= 1. A masked logit (-inf) counts as 0.
 
     Example:
@@ -328,17 +328,17 @@ def logit_norm(
 def mbls(
     r: Rows, *, margin_weight: NonNegative = 0.1, margin: NonNegative = 10.0, **shared: Unpack[Shared]
 ) -> Tensor:
-    r"""MbLS (margin-based label smoothing): cross entropy plus what the logits' distances exceed a margin by.
+    r"""MbLS (margin-based label smoothing): cross entropy plus the excess of logit distances over a margin.
 
-    `label_smoothing` draws all logits together, also where they are near; this one leaves distances alone up to a
-    margin, so that a model may still be sure. Memory: some (N, C) numbers beside the logits.
+    `label_smoothing` reduces all distances between logits; this loss reduces only distances above the margin, so a
+    model may still be confident. It needs memory for several (N, C) arrays in addition to the logits.
 
     $$L = -\log p_y + \frac{a}{C} \sum_j \max(0,\, \max_k z_k - z_j - m)$$
 
     Args:
         margin_weight: a >= 0; at 0 the loss is cross entropy.
-        margin: m >= 0; the authors take 6 to 10. With 0 it acts like label smoothing. A masked class (-inf) has no
-            distance, and is not counted in C.
+        margin: m >= 0; the authors use 6 to 10. With 0 the loss acts like label smoothing. A masked class (-inf) has
+            no distance and is not counted in C.
 
     Example:
         >>> mbls(margin=1.0)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
@@ -357,9 +357,9 @@ def mbls(
 def dft(r: Rows, **shared: Unpack[Shared]) -> Tensor:
     r"""DFT (dynamic fine-tuning): cross entropy whose gradient is scaled by the label's probability.
 
-    For fine-tuning a strong language model on answers that it could have given itself: tokens that it finds improbable
-    hardly count, where `focal_gra` weighs them most. The gradient, that of `power(exponent=1)`, leads all mass to the
-    most probable class. A label with logit -inf costs 0, not infinity.
+    Use it to fine-tune a strong language model on answers that it could have given itself: improbable tokens hardly
+    count, whereas `focal_gra` gives them the largest weight. The gradient is that of `power(exponent=1)` and moves all
+    probability to the most probable class. The loss of a label with logit -inf is 0, not infinity.
 
     $$L = -\mathrm{sg}(p_y) \log p_y \qquad \text{(sg stops the gradient)}$$
 
@@ -372,11 +372,11 @@ def dft(r: Rows, **shared: Unpack[Shared]) -> Tensor:
 
 @loss(source="Li et al. 2025; Zhang and Sabuncu 2018, Eq. 6")
 def power(r: Rows, *, exponent: Positive = 1.0, **shared: Unpack[Shared]) -> Tensor:
-    r"""Power loss: one minus a power of the label's probability, from cross entropy to the probability itself.
+    r"""Power loss: one minus a power of the label's probability, between cross entropy and the probability.
 
-    The larger the exponent, the less an improbable label counts: for wrong labels, and for fine-tuning a model whose
-    prior is strong. Its minimum is sharper than the posterior η, for a < 1 p ~ η^(1 / (1 - a)); from a = 1 on all mass
-    goes to the most probable class.
+    The larger the exponent, the less an improbable label counts. Use it for wrong labels, or to fine-tune a model with
+    a strong prior. The minimum is sharper than the posterior η: for a < 1, p is proportional to η^(1 / (1 - a)); for
+    a >= 1 all probability goes to the most probable class.
 
     $$L = \frac{1 - p_y^a}{a}$$
 

@@ -1,4 +1,4 @@
-"""Hyperparameters of the losses, as formulas declare them by annotations: a type below, `Literal[...]` or `bool`."""
+"""Hyperparameters of the losses, which a formula declares by annotations: types of this file, `Literal` or `bool`."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from hf_calib.losses.statistics.definitions import RIVALS, RivalRank
 
-INFINITY = "inf"  # as JSON can hold it; YAML reads its .inf by itself
+INFINITY = "inf"  # JSON has no infinity; YAML reads its own .inf.
 
 
 @dataclass(frozen=True)
 class Hyperparameter:
-    """A hyperparameter of a loss: its range in words, "be a finite number and >= 0", and its default."""
+    """A hyperparameter of a loss: its range in words, such as "be a finite number and >= 0", and its default."""
 
     requirement: str
-    read: Callable[[Any], Any]  # raises TypeError or ValueError
+    read: Callable[[Any], Any]  # It raises TypeError or ValueError.
     holds: Callable[[Any], bool] = lambda value: True
     default: Any = None
 
     def parse(self, value: Any) -> Any:
-        """The value in its own type; a TypeError or ValueError outside the range."""
+        """Return the value in the hyperparameter's type; raise TypeError or ValueError if it is out of range."""
         parsed = self.read(value)
         if not self.holds(parsed) or (value is True and parsed is not True):
             raise ValueError

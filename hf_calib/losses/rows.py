@@ -1,4 +1,4 @@
-"""What a loss may read: the numbers of its rows."""
+"""The statistics of rows that the formula of a loss can read."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from hf_calib.losses.statistics import definitions as defined
 from hf_calib.losses.statistics.definitions import CROSS_ENTROPY, IGNORE_INDEX, RivalRank, Statistic, tiny
 from hf_calib.losses.statistics.door import is_traced
 
-Gamma = float | Tensor  # one for all rows, or (N,)
+Gamma = float | Tensor  # A number for all rows, or (N,).
 # A cross entropy above this is that of a label which is masked, by -inf or by the least number of its dtype.
 _IMPOSSIBLE = 1e30
-# So many numbers on the CPU Python looks through in less time than an operation of PyTorch takes.
+# Python searches this many numbers on the CPU in less time than one operation of PyTorch takes.
 FEW_ROWS = 1024
-# Added to a cross entropy of 0, so that the odds of its label are finite.
+# This is added to a cross entropy of 0, so that the odds of the label are finite.
 _LEAST = 1e-30
 
 
 def _number(name: str) -> Tensor:
-    """An attribute of `Rows` that reads a statistic; by its name, which `torch.compile` can follow."""
+    """An attribute of `Rows` that reads a statistic by its name, so that `torch.compile` can trace it."""
     return property(lambda rows: rows._read(getattr(defined, name)()))  # type: ignore[return-value]
 
 
 class Rows:
-    """The numbers of N rows of logits with their labels, (N,) each unless said otherwise, float32 or float64.
+    """The statistics of N rows of logits with labels: (N,), float32 or float64, unless an attribute says otherwise.
 
-    Of an ignored row all are 0, as if its label had probability 1: formulas need no mask. What a formula reads is found
-    by running it once, and only that is computed.
+    All statistics of an ignored row are 0, as if its label had probability 1, so formulas need no mask. A formula is
+    run once to find the statistics that it reads, and only these are computed.
     """
 
     def __init__(
@@ -48,16 +48,16 @@ class Rows:
     entropy = _number("Entropy")
     mean_log_prob = _number("MeanLogProb")
     correct = _number("Correct")
-    log_probs = _number("LogProbs")  # (N, C), which takes that memory
+    log_probs = _number("LogProbs")  # (N, C), and needs this memory.
 
     @property
     def p(self) -> Tensor:
-        """The probability of the label, a constant to the gradient."""
+        """The probability of the label, without a gradient."""
         return torch.exp(-self.ce.detach())
 
     @property
     def rest(self) -> Tensor:
-        """1 - p, exact also where p is nearly 1."""
+        """1 - p, which is accurate even if p is nearly 1."""
         return -torch.expm1(-self.ce)
 
     @property
@@ -66,7 +66,7 @@ class Rows:
         return self._read(defined.LogConfidence()).exp()
 
     def rival(self, rank: RivalRank | float) -> Tensor | float:
-        """The probability of the class ranked below the label, or the mean of several; a constant stays one."""
+        """The probability of the class ranked below the label, or a mean of several; a number is returned unchanged."""
         return self._read(defined.Rival(rank)) if isinstance(rank, str) else rank
 
     def others(self, power: float) -> Tensor:
@@ -79,28 +79,28 @@ class Rows:
 
     @property
     def labels(self) -> Tensor:
-        """(N,) int64, -100 where ignored."""
+        """The labels (N,), int64, -100 if ignored."""
         return self._labels
 
     @property
     def one_hot(self) -> Tensor:
-        """(N, C): 1 at the label, otherwise 0."""
+        """The labels as (N, C): 1 at the label, otherwise 0."""
         classes = self._labels.clamp_min(0)
         return torch.nn.functional.one_hot(classes, self.log_probs.shape[1]).to(self.log_probs)
 
     @property
     def counts(self) -> Tensor:
-        """1, and 0 where the row is ignored."""
+        """The factor of each row (N,): 1, or 0 if the row is ignored."""
         return (self._labels != IGNORE_INDEX).to(next(iter(self._values.values())))
 
     @property
     def batch(self) -> Rows:
-        """The rows of the whole batch, for a penalty on it: of all processes, where they are gathered."""
+        """The rows of the whole batch, for a penalty on it; those of all processes if they are gathered."""
         return self if self._batch is None else self._batch
 
 
 class RecordingRows(Rows):
-    """Two rows whose numbers do not matter: what a formula reads of them is noted."""
+    """Two rows with arbitrary values, which record the statistics that a formula reads."""
 
     def __init__(self, table: Any) -> None:
         half = torch.full((2,), 0.5, device="cpu", requires_grad=True)
@@ -129,24 +129,24 @@ class RecordingRows(Rows):
 
 
 def power_of(base: Tensor, exponent: Gamma) -> Tensor:
-    """base ** exponent for base >= 0, with gradient 0 instead of NaN where base is 0 and exponent below 1."""
+    """base ** exponent for base >= 0, with gradient 0 instead of NaN if base is 0 and exponent below 1."""
     if isinstance(exponent, float) and exponent >= 1:
         return base if exponent == 1 else base.pow(exponent)
     return base.clamp_min(tiny(base)).pow(exponent)
 
 
 def modulate(rest: Tensor, gamma: Gamma) -> Tensor:
-    """(1 - m)^gamma, and (1 + m)^|gamma| for a negative gamma, of rest = 1 - m: one function of a margin m."""
+    """(1 - m)^gamma of a margin m, or (1 + m)^|gamma| for a negative gamma, where rest = 1 - m."""
     if isinstance(gamma, Tensor):
         return power_of(torch.where(gamma >= 0, rest, 2 - rest), gamma.abs())
     return power_of(rest if gamma >= 0 else 2 - rest, abs(gamma))
 
 
 def weighted(weight: Tensor, ce: Tensor) -> Tensor:
-    """weight * CE, where neither value nor gradient is NaN for an impossible label (logit -inf).
+    """weight * CE, whose value and gradient are never NaN, even for an impossible label (logit -inf).
 
-    There the cross entropy is infinite, and 0 times infinity is NaN. So a constant weight of 0 gives 0, and any other
-    weight is a constant to the gradient, which is then that of cross entropy.
+    The cross entropy of such a label is infinite, and 0 times infinity is NaN. Therefore a constant weight of 0 gives
+    0, and any other weight is treated as a constant, so that the gradient is that of cross entropy.
     """
     if not weight.requires_grad:
         return ce.masked_fill(weight == 0, 0) * weight
@@ -154,7 +154,7 @@ def weighted(weight: Tensor, ce: Tensor) -> Tensor:
 
 
 def focal_term(ce: Tensor, gamma: Gamma) -> Tensor:
-    """(1 - p)^gamma CE of the cross entropy, (1 + p)^|gamma| CE for a negative gamma."""
+    """(1 - p)^gamma * CE, or (1 + p)^|gamma| * CE for a negative gamma."""
     if isinstance(gamma, Tensor) or gamma < 0 or not ce.requires_grad or is_traced():
         return weighted(modulate(-torch.expm1(-ce), gamma), ce)
     term: Tensor = _FocalTerm.apply(ce, gamma)
@@ -162,10 +162,10 @@ def focal_term(ce: Tensor, gamma: Gamma) -> Tensor:
 
 
 class _FocalTerm(torch.autograd.Function):
-    """The same for a gamma >= 0, in a third of the operations that autograd takes: of few rows they cost the most.
+    """The focal term for gamma >= 0, in a third of the operations of autograd, which dominate the time for few rows.
 
     With rest = 1 - p the slope is rest^gamma + gamma value p / rest, and p / rest = 1 / (exp(CE) - 1). The exponential
-    linear unit is the one operation that has the sign of both, of the exponential less 1 and of its argument.
+    linear unit is a single operation that computes the exponential minus 1 for one sign of its argument.
     """
 
     @staticmethod
@@ -174,7 +174,7 @@ class _FocalTerm(torch.autograd.Function):
         weight = torch.ops.aten.elu(negative, -1).pow_(gamma)
         value = weight * ce
         slope = torch.addcdiv(weight, value, torch.ops.aten.elu(negative, 1, 1, -1), value=gamma)
-        # Of an impossible label the slope is that of cross entropy. Python finds it sooner than one more operation.
+        # The slope of an impossible label is that of cross entropy. For few rows, Python finds such a label faster.
         if ce.device.type != "cpu" or len(ce) > FEW_ROWS or max(ce.tolist(), default=0) > _IMPOSSIBLE:
             slope.nan_to_num_(nan=1.0)
         ctx.gamma = gamma
@@ -192,6 +192,6 @@ class _FocalTerm(torch.autograd.Function):
 
 
 def has_own_slope(value: Any) -> bool:
-    """Whether what a formula returned is a term whose slope is written here, not made by autograd."""
+    """Whether the value of a formula is a `_FocalTerm`, whose slope does not come from autograd."""
     node = value.grad_fn if isinstance(value, Tensor) else None
     return node is not None and node.name() == "_FocalTermBackward"

@@ -1,4 +1,4 @@
-"""Losses of what is not logits yet: the hidden states and the head of a large vocabulary; texts of a CrossEncoder."""
+"""Losses without logits as input: of hidden states with the head of a large vocabulary, and of a CrossEncoder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hf_calib.losses.loss import CalibrationLoss, check_loss
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX, wide
 from hf_calib.losses.statistics.door import check_labels
 
-# Logits of a chunk: few enough to be little beside the head's weight, enough for its product to be efficient.
+# The number of logits in a chunk: small next to the head's weight, and large enough for an efficient product.
 CPU_CHUNK_ELEMENTS = 2**23
 DEVICE_CHUNK_ELEMENTS = 2**24
 
@@ -31,29 +31,29 @@ def linear_calibration_loss(
     reduction: str = "mean",
     num_items_in_batch: Tensor | float | None = None,
 ) -> Tensor:
-    r"""The loss of the logits `hidden @ weight.T`, which are never there as a whole.
+    r"""Compute the loss of the logits `hidden @ weight.T` in chunks, without storing all logits.
 
-    For language models, whose logits and their gradient are most of a training step's memory. With labels that are
-    shifted by one position, `hidden[:, :-1]` and `labels[:, 1:]`, it is the loss of the next token.
+    Use it for language models, where the logits and their gradient need most of a training step's memory. For the loss
+    of the next token, shift the labels by one position: pass `hidden[:, :-1]` and `labels[:, 1:]`.
 
     $$z = \frac{c \tanh((W h + b) / c)}{T}$$
 
     Args:
-        hidden: (N, H) or (B, L, H), float: the last hidden states.
-        weight: (V, H) of the head, in the dtype of the hidden states, except under autocast; `bias`: (V,).
-        labels: (N,) or (B, L), integers in [0, V), -100 for rows without loss, which cost nothing.
-        loss: from `hf_calib.losses`; any that has a value per row.
+        hidden: (N, H) or (B, L, H), float, the last hidden states.
+        weight: (V, H), the head's weight in the dtype of the hidden states, except under autocast; `bias`: (V,).
+        labels: (N,) or (B, L), integers in [0, V); -100 for rows without loss, which need no computation.
+        loss: a loss of `hf_calib.losses` that has a value per row.
         softcap: c > 0, such as Gemma's `final_logit_softcapping`.
-        temperature: T > 0; a tensor (of one element) gets its gradient.
-        reduction: "mean" over the rows that count, or "sum"; this and `num_items_in_batch` as for the loss itself.
+        temperature: T > 0; a tensor with one element gets a gradient.
+        reduction: "mean" over the rows that are not ignored, or "sum". It and `num_items_in_batch` are as in the loss.
 
     Returns:
         A scalar, in nats, float32 or float64.
 
     Notes:
-        The gradients are made in the forward pass, chunk by chunk: the backward pass only hands them out, once. Those
-        of the weight and the bias are summed in float32 at least. Beside them two chunks of logits are held. Under
-        autocast the product is in autocast's dtype, as that of `torch.nn.Linear`. No gradients of gradients.
+        The gradients are computed in the forward pass, chunk by chunk; the backward pass returns them, once. Those of
+        the weight and the bias are summed in float32 or float64. In addition, two chunks of logits are in memory. Under
+        autocast the product has autocast's dtype, as in `torch.nn.Linear`. Second derivatives are not supported.
 
     >>> from hf_calib.losses import focal
     >>> hidden, weight = torch.randn(6, 4), torch.randn(50, 4)
@@ -64,7 +64,7 @@ def linear_calibration_loss(
     """
     _check(hidden, weight, labels, loss, bias, reduction)
     fits = softcap is None or softcap > 0
-    check(fits, "softcap to be above 0", softcap, "leave it out where there is none")
+    check(fits, "softcap to be above 0", softcap, "leave it out if there is none")
     scale = None if temperature is None else _checked_temperature(temperature).to(hidden.device)
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
@@ -88,7 +88,7 @@ def linear_calibration_loss(
 
 
 class _LinearLoss(torch.autograd.Function):
-    """The sum over rows; the gradients are those of the sum, until the backward pass scales them."""
+    """The sum over rows, whose gradients are computed in the forward pass and scaled in the backward pass."""
 
     @staticmethod
     def forward(
@@ -123,7 +123,7 @@ class _LinearLoss(torch.autograd.Function):
             if not any(needed):
                 continue
             slope, *of_scale = torch.autograd.grad(value, leaves)
-            del product, logits, value, leaves  # so that no third chunk is held
+            del product, logits, value, leaves  # This avoids a third chunk in memory.
             if of_hidden is not None:
                 torch.mm(slope, weight, out=of_hidden[rows])
             if of_weight is not None:
@@ -138,13 +138,13 @@ class _LinearLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # create_graph=True, under which they would pass for constants
-            way_out = "Make the logits, and call the loss on them."
+        if torch.is_grad_enabled():  # With create_graph=True the gradients would count as constants.
+            way_out = "Compute the logits, and call the loss on them."
             raise RuntimeError(f"linear_calibration_loss has no gradients of gradients. {way_out}")
         found, ctx.found = ctx.found, None
         if found is None:
             way_out = "Call it again, or add the losses up before backward."
-            raise RuntimeError(f"Its gradients were handed out by an earlier backward pass. {way_out}")
+            raise RuntimeError(f"An earlier backward pass already used the gradients of this loss. {way_out}")
         pairs = zip(found, ctx.dtypes, strict=True)
         scaled = (None if gradient is None else gradient.mul_(slope).to(dtype) for gradient, dtype in pairs)
         return (None, None, None, None, *scaled)
@@ -157,7 +157,7 @@ def _checked_temperature(temperature: Tensor | float) -> Tensor:
     value = scale.detach()
     if value.device.type == "cpu":
         check(bool(value > 0), "temperature to be above 0", value.item(), "1.0 changes nothing")
-    else:  # the host does not wait for the device, which asserts by itself
+    else:  # The host does not wait; the device itself asserts.
         torch._assert_async(value > 0, "temperature is above 0")
     return scale
 
@@ -166,7 +166,7 @@ def _check(
     hidden: Tensor, weight: Tensor, labels: Tensor, loss: CalibrationLoss, bias: Tensor | None, reduction: str
 ) -> None:
     check_loss(loss)
-    way_out = "make the logits, and call the loss on them"
+    way_out = "compute the logits, and call the loss on them"
     got = f"{loss.name!r}, which couples the batch"
     check(not loss.couples_batch, "loss to have a value per row", got, way_out)
     check(not loss.multi_label, "loss to be single-label", f"a multi-label {loss.name!r}", way_out)
@@ -181,7 +181,7 @@ def _check(
     fits = hidden.dim() >= 2 and weight.dim() == 2 and weight.shape[1] == hidden.shape[-1]
     fits = fits and (bias is None or bias.shape == weight.shape[:1])
     got = " and ".join(str(tuple(tensor.shape)) for tensor in (hidden, *head.values()))
-    requirement = "hidden and weight to be (N, H), (V, H) and, of a bias, (V,)"
+    requirement = "hidden and weight to be (N, H) and (V, H), and bias to be (V,)"
     check(fits, requirement, got, "pass the head's own weight")
     fits = labels.shape == hidden.shape[:-1] and not labels.is_floating_point()
     requirement = f"labels to be integers of shape {tuple(hidden.shape[:-1])}"
@@ -190,14 +190,14 @@ def _check(
 
 
 class for_cross_encoder(torch.nn.Module):  # noqa: N801, it is used as a function
-    """A calibration loss for `sentence_transformers`' CrossEncoderTrainer, in the place of its own losses.
+    """A calibration loss for the CrossEncoderTrainer of `sentence_transformers`, instead of its own losses.
 
-    `CrossEncoderTrainer(model, ..., loss=for_cross_encoder(model, focal(gamma=2.0)))`. With one logit the loss is that
-    of a sigmoid, and labels are 0 and 1; with several that of a softmax, and labels are class indices.
+    Pass it as `CrossEncoderTrainer(model, ..., loss=for_cross_encoder(model, focal(gamma=2.0)))`. With one logit the
+    loss is that of a sigmoid and labels are 0 or 1; with several it is that of a softmax and labels are class indices.
 
     Args:
         model: the `CrossEncoder` that is trained.
-        loss: from `hf_calib.losses`.
+        loss: a loss of `hf_calib.losses`.
     """
 
     def __init__(self, model: Any, loss: Any) -> None:
@@ -213,7 +213,7 @@ class for_cross_encoder(torch.nn.Module):  # noqa: N801, it is used as a functio
         self.loss = loss
 
     def forward(self, inputs: Sequence[Sequence[str]], labels: Tensor, **options: Any) -> Tensor:
-        """Compute the mean loss, in nats, of columns of texts; the options, prompt and task, are the model's."""
+        """Compute the mean loss, in nats, of columns of texts; the model gets the options, such as prompt and task."""
         features = self.model.preprocess(list(zip(*inputs, strict=True)), **options)
         on_device = {k: f.to(self.model.device) if isinstance(f, Tensor) else f for k, f in features.items()}
         scores = self.model(on_device)["scores"]

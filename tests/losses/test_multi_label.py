@@ -87,7 +87,7 @@ def test_soft_labels_of_one_softmax_are_refused() -> None:
     logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
     soft = torch.tensor([[0.2, 0.3, 0.5], [1.0, 0.0, 0.0], [0.0, 0.9, 0.1], [0.4, 0.4, 0.2]])
     with pytest.raises(
-        ValueError, match=r"got rows that sum to 1; F.cross_entropy takes .* set problem_type"
+        ValueError, match=r"got rows that sum to 1; F.cross_entropy accepts .* set problem_type"
     ):
         make_loss("cross_entropy")(logits, soft)
     named = make_loss("cross_entropy", problem_type="multi_label_classification")

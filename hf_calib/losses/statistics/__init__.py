@@ -1,1 +1,1 @@
-"""Row statistics of the logits: the few numbers per example that every loss is made of."""
+"""Row statistics of the logits: the few numbers per example from which every loss is computed."""

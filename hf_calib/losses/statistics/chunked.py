@@ -1,6 +1,6 @@
-"""The statistics of a large matrix block by block of rows, with 1x its memory in all: the gradient.
+"""Statistics of a large matrix, in blocks of rows, with no memory beyond that of the gradient.
 
-The softmax kernels are used as they are: they are fused, and cost less than an exponential by itself.
+PyTorch's softmax kernels are used, because they are fused and cost less than an exponential alone.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from torch import Tensor
 
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX, Block, Numbers, Statistic, Terms, wide
 
-# A block of this many elements stays in a core's cache; on an accelerator it only bounds the scratch memory.
+# A block of this many elements stays in a core's cache; on an accelerator it only limits the scratch memory.
 CPU_BLOCK_ELEMENTS = 2**18
 DEVICE_BLOCK_ELEMENTS = 2**24
 
 
 class _Block(Block):
-    """The same without autograd, of probabilities that are there, the largest logits and their log-probabilities."""
+    """A block without autograd, with probabilities, the largest logits and their log-probabilities given."""
 
     z_max: Tensor
     log_p_max: Tensor
@@ -52,14 +52,14 @@ class _Block(Block):
         return torch.linalg.vecdot(weights, log_ratio) / total + self.log_p_max.squeeze(1)
 
     def finite(self) -> Tensor:
-        return torch.gt(self.z, -torch.inf, out=torch.empty_like(self.z))  # without bools, which are slow
+        return torch.gt(self.z, -torch.inf, out=torch.empty_like(self.z))  # Booleans would be slow.
 
 
 def numbers(
     logits: Tensor, labels: Tensor, statistics: Sequence[Statistic], has_gradient: bool
 ) -> tuple[Numbers, list[Numbers], Tensor | None]:
-    """The numbers of every row, those of each statistic, and the probabilities, which save the gradient a softmax."""
-    keeps = has_gradient and logits.dtype == wide(logits)  # in 16 bits they would be too coarse
+    """The numbers of every row, those of each statistic, and the probabilities, which the gradient reuses."""
+    keeps = has_gradient and logits.dtype == wide(logits)  # 16 bits would be too coarse.
     probs = torch.empty_like(logits, memory_format=torch.contiguous_format) if keeps else None
     found: list[list[Numbers]] = []
     for block in _blocks(logits, labels, probs):
@@ -76,7 +76,7 @@ def numbers(
 
 
 def gradient(logits: Tensor, labels: Tensor, of_rows: Numbers, terms: Terms, probs: Tensor | None) -> Tensor:
-    """The gradient of these coefficients, (N, k) each, in place of the probabilities."""
+    """The gradient (N, C) for these coefficients, (N, k) each, which overwrites the probabilities."""
     whole = torch.empty_like(logits) if probs is None else probs
     size = _rows_per_block(logits)
     alphas = of_rows["alpha"].split(size)
@@ -99,7 +99,7 @@ def gradient(logits: Tensor, labels: Tensor, of_rows: Numbers, terms: Terms, pro
 
 
 def _blocks(logits: Tensor, labels: Tensor, probs: Tensor | None) -> Iterator[_Block]:
-    """Blocks of rows, whose `probs` are a part of these, or a buffer that the next block takes again."""
+    """Blocks of rows, whose `probs` are a part of the probabilities, or a buffer that all blocks share."""
     size = _rows_per_block(logits)
     shape = (2, size, logits.shape[1]) if probs is None else (0,)
     buffers = torch.empty(shape, dtype=wide(logits), device=logits.device)

@@ -1,7 +1,7 @@
-"""The row statistics, each declared once: its value, and its gradient's terms.
+"""Definitions of the row statistics: the value of each, and the terms of its gradient.
 
-The value is made of plain operations, which autograd differentiates on a small matrix. Of a large one the gradient of
-all statistics is one sum, so that it is written once, with coefficients per row:
+The value is computed by plain operations, which autograd differentiates if the matrix is small. For a large matrix, the
+gradient of all statistics is one sum, which is written once, with coefficients per row:
 
     dL/dz = p * (alpha + what each `factor` adds)  +  what each `add_to` adds
 """
@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 IGNORE_INDEX = -100
-# exp() of this is 0 in every dtype: it stands in for -inf where -inf * 0 would give NaN.
+# exp() of this is 0 in every dtype. It replaces -inf where -inf * 0 would be NaN.
 LOG_ZERO = -1e4
 
 RivalRank = Literal["next", "second", "third", "mean2", "mean3", "mean_all"]
-# Which of the classes ranked below the label are its rivals: [first, last) of the ranks; None: all of them.
+# The rivals among the classes ranked below the label: the ranks [first, last), or None for all of them.
 RIVALS: dict[RivalRank, tuple[int, int] | None] = {
     "next": (0, 1),
     "second": (1, 2),
@@ -30,23 +30,23 @@ RIVALS: dict[RivalRank, tuple[int, int] | None] = {
     "mean_all": None,
 }
 
-Numbers = dict[str, Tensor]  # named numbers per row
+Numbers = dict[str, Tensor]  # Numbers per row, by name.
 
 
 def wide(logits: Tensor) -> torch.dtype:
-    """The dtype that is computed in."""
+    """The dtype of the computation."""
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
 def tiny(tensor: Tensor) -> float:
-    """Smallest normal number: a floor below which a power has gradient 0 instead of infinity."""
+    """The smallest normal number, below which a power has gradient 0 instead of infinity."""
     return torch.finfo(tensor.dtype).tiny
 
 
 class Block:
-    """What statistics read of logits z (n, C) and labels, by plain differentiable operations; p = softmax(z).
+    """The quantities that statistics read, by differentiable operations on logits z (n, C); p = softmax(z).
 
-    The labels are a column (n, 1), 0 where ignored.
+    The labels are a column (n, 1), 0 if ignored.
     """
 
     _predicted: Tensor | None = None
@@ -61,60 +61,60 @@ class Block:
         return self.log_probs.exp()
 
     def log_p(self, index: Tensor) -> Tensor:
-        """log p of the classes (n, k)."""
+        """The log-probabilities of the classes with these indices (n, k)."""
         return self.log_probs.gather(1, index)
 
     def other_powers(self, power: float) -> Tensor:
-        """The sum (n,) of p^power over the classes but the label: nothing cancels where that has all the mass."""
+        """The sum (n,) of p^power over the classes except the label, accurate even if the label has all the mass."""
         others = self.probs.scatter(1, self.column, 0)
         return (others.square() if power == 2 else others.clamp_min(tiny(others)).pow(power)).sum(1)
 
     def mean_log(self, weights: Tensor, total: Tensor | float, least: float) -> Tensor:
-        """The mean (n,) of log p, but at least this, with weights (n, C), of which this is the total."""
+        """The mean (n,) of max(log p, least) with weights (n, C), whose sum is the total."""
         return (weights * self.log_probs.clamp_min(least)).sum(1) / total
 
     def finite(self) -> Tensor:
-        """(n, C): 1.0 for a class that is not masked (-inf), otherwise 0."""
+        """The mask (n, C): 1.0 for a class that is not masked (-inf), otherwise 0."""
         return (self.z > -torch.inf).to(self.z.dtype)
 
     @property
     def predicted(self) -> Tensor:
-        """(n, 1) the predicted class: of the logits, not of the probabilities, which underflow into ties."""
-        if self._predicted is None:  # no `cached_property`: `torch.compile` cannot trace Python 3.11's
+        """The predicted class (n, 1), from the logits, because probabilities underflow into ties."""
+        if self._predicted is None:  # `torch.compile` cannot trace the `cached_property` of Python 3.11.
             self._predicted = self.z.argmax(1, keepdim=True)
         return self._predicted
 
 
 class Statistic:
-    """A number per row of logits z with label y (a row of C numbers: `LogProbs`), made of p = softmax(z)."""
+    """A number per row of logits z with label y, computed from p = softmax(z); `LogProbs` has C numbers per row."""
 
     differentiable: ClassVar[bool] = True
 
     def numbers(self, block: Block) -> Numbers:
-        """`value`, (n,), by differentiable operations, and beside it what `coefficients` reads."""
+        """`value` (n,), by differentiable operations, and the numbers that `coefficients` reads."""
         raise NotImplementedError
 
     def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
-        """`alpha`, and what `factor` and `add_to` read, of the slope dL/d(value) and of `numbers`: all (n, k).
+        """`alpha` and the inputs of `factor` and `add_to`, (n, k) each, from the slope dL/d(value) and `numbers`.
 
-        Of every row there are also `z_max`, its largest logit, and `log_p_max`, the log-probability of that.
+        `rows` also contains `z_max`, the largest logit of each row, and its log-probability `log_p_max`.
         """
         raise NotImplementedError
 
     def factor(self, block: Block, coefficients: Numbers) -> Tensor | None:
-        """The term to add to alpha, (n, C), which the caller may overwrite."""
+        """The term (n, C) that is added to alpha, which the caller may overwrite."""
         return None
 
     def add_to(self, gradient: Tensor, block: Block, coefficients: Numbers) -> None:
-        """Add to the gradient (n, C), in place, what is no multiple of p; `block.probs` is gone by then."""
+        """Add the terms that are no multiples of p to the gradient (n, C), in place, without reading `block.probs`."""
 
 
-Terms = Sequence[tuple[Statistic, Numbers]]  # statistics, with their coefficients but alpha
+Terms = Sequence[tuple[Statistic, Numbers]]  # Statistics with their coefficients other than alpha.
 
 
 @dataclass(frozen=True)
 class CrossEntropy(Statistic):
-    """-log p_y, in nats. Gradient: p - e_y."""
+    """The cross entropy -log p_y, in nats. Gradient: p - e_y."""
 
     def numbers(self, block: Block) -> Numbers:
         return {"value": -block.log_p(block.column).squeeze(1)}
@@ -131,7 +131,7 @@ CROSS_ENTROPY = CrossEntropy()
 
 @dataclass(frozen=True)
 class Rival(Statistic):
-    """q, the probability of the class ranked below the label, or the mean of several. Gradient: share_k p_k - q p."""
+    """The probability q of the class ranked below the label, or a mean of several. Gradient: share_k p_k - q p."""
 
     rank: RivalRank
 
@@ -142,7 +142,7 @@ class Rival(Statistic):
 
     def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
         alpha = -slope * rows["value"]
-        if "index" not in rows:  # the kernels make no list of all
+        if "index" not in rows:  # The kernels make no list of all rivals.
             return {"alpha": alpha, "at_below": slope / rows["count"]}
         return {"alpha": alpha, "index": rows["index"], "at_rival": slope * rows["probs"]}
 
@@ -150,14 +150,14 @@ class Rival(Statistic):
         gradient.scatter_add_(1, coefficients["index"], coefficients["at_rival"])
 
     def _below(self, logits: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
-        """Columns (n, k) of the rivals, and the share (n, k) of each in their mean; 0 where there is none.
+        """The columns (n, k) of the rivals, and the share (n, k) of each in their mean; 0 if there is none.
 
         Logits are compared, not probabilities: small probabilities underflow to equal zeros.
         """
         first, last = RIVALS[self.rank] or (0, logits.shape[1])
-        # 1 / (z_j - z_y) is negative for the classes below the label, and lowest for the nearest of them:
-        # this finds the maximum over a mask, far faster than masking does. (-0 - 0 is -0, whose reciprocal
-        # is -inf as if it lay below; -0 + (0 - 0) is 0.)
+        # 1 / (z_j - z_y) is negative for the classes below the label, and lowest for the nearest of them.
+        # Its minimum is found much faster than a maximum over a mask. (-0 - 0 is -0, whose reciprocal is
+        # -inf as if the class were below the label; -0 + (0 - 0) is 0.)
         distance = (logits + (0 - logits.gather(1, column))).reciprocal_()
         if last == 1:
             nearest, index = distance.min(1, keepdim=True)
@@ -171,7 +171,7 @@ class Rival(Statistic):
 
 @dataclass(frozen=True)
 class OtherPowers(Statistic):
-    """S = sum of p_j^b over the classes j != y, with b the power. Gradient: b p_k (p_k^(b-1) [k != y] - S)."""
+    """The sum S of p_j^b over the classes j != y with power b. Gradient: b p_k (p_k^(b-1) [k != y] - S)."""
 
     power: float
 
@@ -189,7 +189,7 @@ class OtherPowers(Statistic):
 
 @dataclass(frozen=True)
 class Entropy(Statistic):
-    """H = -sum of p_j log p_j, in nats. Gradient: -p (log p + H)."""
+    """The entropy H = -sum of p_j log p_j, in nats. Gradient: -p (log p + H)."""
 
     def numbers(self, block: Block) -> Numbers:
         return {"value": -block.mean_log(block.probs, 1, LOG_ZERO)}
@@ -210,7 +210,7 @@ class MeanLogProb(Statistic):
     def numbers(self, block: Block) -> Numbers:
         finite = block.finite()
         count = finite.sum(1)
-        least = torch.finfo(finite.dtype).min  # times 0: 0
+        least = torch.finfo(finite.dtype).min  # Its product with 0 is 0.
         return {"value": block.mean_log(finite, count, least), "count": count}
 
     def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
@@ -222,7 +222,7 @@ class MeanLogProb(Statistic):
 
 @dataclass(frozen=True)
 class LogConfidence(Statistic):
-    """log p of the predicted class. Gradient: e_predicted - p."""
+    """The log-probability of the predicted class. Gradient: e_predicted - p."""
 
     def numbers(self, block: Block) -> Numbers:
         return {"value": block.log_p(block.predicted).squeeze(1), "predicted": block.predicted}
@@ -236,7 +236,7 @@ class LogConfidence(Statistic):
 
 @dataclass(frozen=True)
 class Correct(Statistic):
-    """1 where the predicted class is the label, otherwise 0. No gradient."""
+    """1 if the predicted class is the label, otherwise 0. It has no gradient."""
 
     differentiable = False
 

@@ -1,9 +1,9 @@
-"""The one door to the logits: a few numbers per row, read at once, of which autograd differentiates the losses.
+"""Reduction of logits to row statistics, the only place where a loss reads logits.
 
-Logits on a GPU take the fused path, two Triton kernels. Elsewhere large matrices take the chunked path, which works
-on blocks of rows that fit in the cache and needs no memory beside the logits but for their gradient. Small ones take a
-few plain PyTorch operations: there overhead counts. So does everything under `torch.compile` and `torch.func`, and a
-gradient that is itself differentiated. In a multi-label problem every decision is a sigmoid of its own.
+Logits on a GPU use the fused path, two Triton kernels. Elsewhere, large matrices use the chunked path: blocks of rows
+that fit in the cache, with no additional memory except for the gradient. Small matrices use a few plain PyTorch
+operations, because overhead dominates there; so do `torch.compile`, `torch.func`, and a gradient that is differentiated
+again. In a multi-label problem every decision is a sigmoid of its own.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from hf_calib.losses.statistics import chunked, fused
 from hf_calib.losses.statistics import definitions as defined
 from hf_calib.losses.statistics.definitions import CROSS_ENTROPY, IGNORE_INDEX, Numbers, Statistic, wide
 
-# Matrices up to this many elements take the direct path.
+# Matrices with at most this many elements use the direct path.
 DIRECT_ELEMENTS = 2**16
 
 
 def is_traced() -> bool:
-    """Whether `torch.compile` or a transform of `torch.func` is at work, which take plain operations only."""
+    """Whether `torch.compile` or a transform of `torch.func` is active; both need plain operations."""
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
@@ -34,15 +34,15 @@ def row_statistics(
 ) -> dict[Statistic, Tensor]:
     """Reduce logits (N, C) with labels (N,) to statistics, the first of which is the cross entropy.
 
-    Each is (N,), float32 (float64 for float64 logits), and 0 where an example is ignored. A label outside [0, C) that
-    is not -100 is refused (on a GPU: a device-side assertion). `own_slope`: what is made of a cross entropy alone
-    has a slope of its own.
+    Each is (N,), float32 (float64 for float64 logits), and 0 if an example is ignored. A label outside [0, C) that is
+    not -100 raises an error (on a GPU, a device-side assertion). `own_slope` says that the loss computes the slope of a
+    term of the cross entropy itself.
     """
     try:
         if is_traced():
             values = _direct(logits, labels, statistics)
         elif fused.takes(logits, statistics):
-            check_labels(labels, logits.shape[1])  # the kernels would read elsewhere
+            check_labels(labels, logits.shape[1])  # The kernels would read out of bounds.
             values = _Statistics.apply(logits, labels, statistics, fused)
         elif logits.numel() > DIRECT_ELEMENTS:
             values = _Statistics.apply(logits, labels, statistics, chunked)
@@ -54,13 +54,13 @@ def row_statistics(
             wider = logits.to(wide(logits))
             values = [F.cross_entropy(wider, labels, reduction="none", ignore_index=IGNORE_INDEX)]
     except (IndexError, RuntimeError):
-        check_labels(labels, logits.shape[1])  # PyTorch's indexing error names none
+        check_labels(labels, logits.shape[1])  # PyTorch's own error names no label.
         raise
     return dict(zip(statistics, values, strict=True))
 
 
 def check_labels(labels: Tensor, n_classes: int) -> None:
-    """Refuse labels (N,) that are no class and not ignored, naming one; a GPU is not waited for, it asserts."""
+    """Raise if a label (N,) is neither a class nor ignored, and name it; a GPU asserts without being waited for."""
     wrong = (labels != IGNORE_INDEX) & ((labels < 0) | (labels >= n_classes))
     requirement = f"labels to be in [0, {n_classes}) or {IGNORE_INDEX}"
     if labels.is_cuda:
@@ -76,8 +76,9 @@ def decision_statistics(
 ) -> tuple[dict[Statistic, Tensor], Tensor]:
     """The statistics, each (2 * N * C,), of both outcomes of logits and labels (N, C) in [0, 1].
 
-    "The label applies" has probability sigmoid(z): a row of two outcomes, without other classes. The second result is
-    the share that the label gives to each: a soft label is the mean of its outcomes, an ignored one has none.
+    A label applies with probability sigmoid(z), so a decision is a row with two outcomes. The second result is the
+    share that the label gives to each outcome: a soft label is the mean of its outcomes, and an ignored label has no
+    shares.
     """
     # A masked label (-inf) must not become 0 * inf.
     z = logits.to(wide(logits)).reshape(-1).clamp(-1e30, 1e30)
@@ -93,7 +94,7 @@ def decision_statistics(
 
 
 def _of_valid(values: Tensor, valid: Tensor) -> Tensor:
-    """Values per row, (n,) or (n, k), 0 where the row (n,) is ignored."""
+    """Values per row, (n,) or (n, k), set to 0 if the row (n,) is ignored."""
     return values.where(valid if values.dim() == 1 else valid[:, None], values.new_zeros(()))
 
 
@@ -108,7 +109,7 @@ def _direct(logits: Tensor, labels: Tensor, statistics: Sequence[Statistic]) -> 
 def _differentiable_gradient(
     logits: Tensor, labels: Tensor, statistics: Sequence[Statistic], slopes: Sequence[Tensor | None]
 ) -> Tensor:
-    """The gradient of the statistics for these slopes, itself with a gradient (`create_graph=True`)."""
+    """The gradient of the statistics for these slopes, which can be differentiated again (`create_graph=True`)."""
     values = _direct(logits, labels, statistics)
     used = [(v, s) for v, s in zip(values, slopes, strict=True) if s is not None and v.requires_grad]
     outputs, own = zip(*used, strict=True)
@@ -117,7 +118,7 @@ def _differentiable_gradient(
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """The cross entropy alone, in fewer operations than autograd takes, for a term that has its own slope, too."""
+    """The cross entropy alone, in fewer operations than autograd, for a term that computes its own slope."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
@@ -138,7 +139,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 class _Statistics(torch.autograd.Function):
-    """The statistics with the gradient of `definitions`, by way of `chunked` or of `fused`."""
+    """The statistics with the gradient of `definitions`, computed by `chunked` or `fused`."""
 
     @staticmethod
     def forward(
@@ -171,5 +172,5 @@ class _Statistics(torch.autograd.Function):
                 coefficients = statistic.coefficients(of_rows | numbers, column)
                 of_rows["alpha"] = of_rows["alpha"] + coefficients.pop("alpha")
                 terms.append((statistic, coefficients))
-        probs, ctx.probs = ctx.probs, None  # the gradient takes their place; a second backward starts afresh
+        probs, ctx.probs = ctx.probs, None  # The gradient overwrites them; a second backward recomputes.
         return ctx.way.gradient(logits, labels, of_rows, terms, probs), None, None, None

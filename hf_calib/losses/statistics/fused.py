@@ -1,7 +1,7 @@
-"""The statistics by two Triton kernels: logits are read once forward, and once to write their gradient.
+"""Statistics by two Triton kernels, which read the logits once forward, and once to write their gradient.
 
-For logits on a GPU where Triton is installed, as it is with PyTorch's CUDA builds. Which numbers a statistic takes of
-the kernels, and which it gives them for the gradient, stands here; its formula in `definitions`.
+They are used for logits on a GPU if Triton is installed, as with PyTorch's CUDA builds. This file defines which numbers
+a statistic reads from the kernels and passes to them for the gradient; `definitions` has the formulas.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from hf_calib._errors import printable
 from hf_calib.losses.statistics import definitions as defined
 from hf_calib.losses.statistics.definitions import CROSS_ENTROPY, RIVALS, Numbers, Rival, Statistic, Terms
 
-SWITCH = "HF_CALIB_TRITON"  # "0": never
-_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # which Triton reads at its import, too
+SWITCH = "HF_CALIB_TRITON"  # With "0" the kernels are never used.
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton reads it at its import.
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_LONGEST_BLOCK = 8192  # columns that a program holds at once
+_LONGEST_BLOCK = 8192  # The most columns that a program holds at once.
 _BLOCK_OF_LONG_ROWS = 4096
 
 
 def takes(logits: Tensor, statistics: Sequence[Statistic]) -> bool:
-    """Whether the kernels compute these statistics of these logits."""
+    """Whether the kernels can compute these statistics of these logits."""
     if not (logits.is_cuda or _INTERPRETED):
         return False
     kinds = [type(statistic) for statistic in statistics]
@@ -46,18 +46,18 @@ def takes(logits: Tensor, statistics: Sequence[Statistic]) -> bool:
 
 @cache
 def _works_on(device: torch.device) -> bool:
-    """Whether Triton is there and runs: it compiles at the first call, for which it needs a C compiler."""
+    """Whether Triton is installed and runs; it compiles at the first call, for which it needs a C compiler."""
     if find_spec("triton") is None:
         return False
     try:
         labels = torch.zeros(1, dtype=torch.int64, device=device)
         _found(torch.zeros(1, 2, device=device), labels, (CROSS_ENTROPY,))
     except torch.OutOfMemoryError:
-        raise  # which says nothing of Triton
+        raise  # This error is not about Triton.
     except Exception as error:
         warnings.warn(
             f"Triton's kernels do not run on {device} ({type(error).__name__}: {printable(str(error))[:200]}). "
-            f"The losses take PyTorch's operations, which are slower there. Set {SWITCH}=0 if that is meant.",
+            f"The losses use PyTorch's operations, which are slower there. Set {SWITCH}=0 if that is meant.",
             UserWarning,
             stacklevel=2,
         )
@@ -75,14 +75,14 @@ def numbers(
 
 
 def gradient(logits: Tensor, labels: Tensor, of_rows: Numbers, terms: Terms, _: None) -> Tensor:
-    """The gradient of these coefficients, (N, k) each."""
+    """The gradient (N, C) for these coefficients, (N, k) each."""
     from hf_calib.losses.statistics.kernels import backward_kernel
 
     alpha = of_rows["alpha"]
     found = {"at_label": torch.zeros_like(alpha)}
     for _statistic, coefficients in terms:
         found |= {name: each.contiguous() for name, each in coefficients.items()}
-    of_row = [found.get(name, alpha) for name in _OF_ROW]  # what no flag asks for is not read
+    of_row = [found.get(name, alpha) for name in _OF_ROW]  # Without its flag an entry is not read.
     whole = torch.empty_like(logits, memory_format=torch.contiguous_format)
     with _on_device(logits):
         backward_kernel[(len(logits),)](
@@ -93,7 +93,7 @@ def gradient(logits: Tensor, labels: Tensor, of_rows: Numbers, terms: Terms, _: 
     return whole
 
 
-# What the forward kernel writes of each row, in its order, and the flag that asks for it.
+# The outputs of the forward kernel per row, in its order, and the flag that requests each.
 _FOUND = {
     "z_max": "", "log_sum": "", "z_label": "", "predicted": "PREDICTED", "powers": "POWER", "log_ratios": "ENTROPY",
     "mean": "MEAN", "count": "MEAN", "norm": "NORM", "rivals": "RIVALS", "rival_index": "RIVALS", "below": "BELOW",
@@ -102,7 +102,7 @@ _FOUND = {
 
 
 def _found(logits: Tensor, labels: Tensor, statistics: Sequence[Statistic]) -> SimpleNamespace:
-    """The numbers that the forward kernel writes, (N,) or (N, k); those of ignored rows are not to be read."""
+    """The numbers that the forward kernel writes, (N,) or (N, k); those of ignored rows are undefined."""
     from hf_calib.losses.statistics.kernels import forward_kernel
 
     flags = _flags(statistics, logits)
@@ -125,7 +125,7 @@ def _flags(statistics: Sequence[Statistic], logits: Tensor, *, backward: bool = 
     rival = by_kind.get(Rival)
     first, last = (rival and RIVALS[rival.rank]) or (0, 0)
     block = 1 << max(logits.shape[1] - 1, 1).bit_length()
-    if block > _LONGEST_BLOCK:  # otherwise all columns of a row at once
+    if block > _LONGEST_BLOCK:  # Shorter rows are one block.
         block = _BLOCK_OF_LONG_ROWS
     return {
         "POWER": float(by_kind[defined.OtherPowers].power) if defined.OtherPowers in by_kind else 0.0,
@@ -153,7 +153,7 @@ def _of_rival(statistic: Rival, found: SimpleNamespace) -> Numbers:
     return {"value": probs.sum(1), "index": index.where(exists, 0), "probs": probs}
 
 
-# A statistic's `numbers`, of those that the forward kernel found.
+# The `numbers` of each statistic, from the outputs of the forward kernel.
 _NUMBERS: dict[type[Statistic], Callable[[Any, Any], Numbers]] = {
     defined.CrossEntropy: lambda _, f: {"value": (f.z_max - f.z_label) + f.log_sum},
     Rival: _of_rival,
@@ -172,5 +172,5 @@ _OF_ROW = (
 
 
 def _on_device(logits: Tensor) -> Any:
-    """Triton launches on the current device."""
+    """A context in which Triton launches on the device of the logits."""
     return torch.cuda.device(logits.device) if logits.is_cuda else nullcontext()

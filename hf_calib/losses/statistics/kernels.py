@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def"
-"""The kernels behind `fused`: a program for each row of logits, which reads it once.
+"""Kernels of `fused`: one program for each row of logits, which reads the row once.
 
-The flags are compile-time constants, so that what a loss does not read costs nothing. Rows longer than a block come
-block by block, with a running maximum that everything is relative to. All is computed in WIDE: float32, or float64.
+The flags are compile-time constants, so that statistics which a loss does not read cost nothing. Rows longer than a
+block are read in blocks, relative to a running maximum. Everything is computed in WIDE: float32 or float64.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NEG_INF = tl.constexpr(float("-inf"))
 
 @triton.jit
 def _power(x, exponent: tl.constexpr):
-    """x ** exponent, for x >= 0; a floor keeps the logarithm finite."""
+    """x ** exponent for x >= 0; a floor keeps the logarithm finite."""
     if exponent == 0:
         return x * 0 + 1
     elif exponent == 1:
@@ -30,7 +30,7 @@ def _power(x, exponent: tl.constexpr):
 
 @triton.jit
 def _insert(value, index, v1, i1, v2, i2, v3, i3):
-    """A value into three that fall."""
+    """Insert a value into three descending values."""
     first, second, third = value > v1, value > v2, value > v3
     n3 = tl.where(second, v2, tl.where(third, value, v3))
     j3 = tl.where(second, i2, tl.where(third, index, i3))
@@ -70,7 +70,7 @@ def forward_kernel(
                 argmax = tl.min(tl.where(z == block_max, cols, n_cols), 0)
                 predicted = tl.where(block_max > z_max, argmax.to(tl.int64), predicted)
             new_max = tl.maximum(z_max, block_max)
-            # Of a row that is masked so far, nothing is taken relative to -inf.
+            # If all columns so far are masked, the maximum is -inf and must not be subtracted.
             shift = tl.where(new_max == NEG_INF, 0.0, new_max)
             drop = tl.where(z_max == NEG_INF, LOG_ZERO, z_max - shift)
             e = tl.exp(z - shift)
