@@ -1,11 +1,13 @@
-"""Text from data, made safe for Markdown, and the names of models and data in reports and cards."""
+"""Text from data, made safe for Markdown, names of models and data in reports and cards, and options with help."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import MISSING, field
 from pathlib import Path
+from typing import Any
 
 from hf_calib._errors import check, few
 
@@ -72,3 +74,8 @@ def short_names(sources: Sequence[str]) -> list[str]:
     while len({own[-n_parts:] for own in parts}) < len(parts):
         n_parts += 1
     return ["/".join(own[-n_parts:]) for own in parts]
+
+
+def option(help: str, default: Any = None, **metadata: str) -> Any:
+    """A field of a dataclass of options, with its help; `...` is the default of one that has to be given."""
+    return field(default=MISSING if default is ... else default, metadata={"help": help, **metadata})

@@ -2,14 +2,69 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+from dataclasses import MISSING
 from importlib.metadata import version
-from typing import Annotated
+from inspect import Parameter, Signature
+from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from hf_calib.commands import options
+from hf_calib.commands import console, options
+from hf_calib.models.reading import Names
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_show_locals=False)
+# What stands for a value, by the last word of an option's name or by its type.
+_VALUES = {"column": "NAME", "split": "NAME", "data": "DATA", "output": "FOLDER", "method": "METHOD"}
+_VALUES |= {"Path": "FILE", "Names": "A,B,C", "int": "N", "float": "N", "str": "TEXT", "list[str]": "TEXT"}
+_JSON = typer.Option("--json", help="Print one JSON object, and nothing else, on stdout.")
+
+
+def entry(parameter: Any) -> tuple[str, str]:
+    """An argument or option with what stands for its value, and what it does."""
+    name, default = parameter.metavar or "", parameter.default
+    if parameter.param_type_name == "option":
+        name = " ".join((", ".join((*parameter.opts, *parameter.secondary_opts)), name)).strip()
+    end = "" if default is None or isinstance(default, bool) else f" Default: {default}."
+    return name, f"{parameter.help}{' Required.' if parameter.required else end}"
+
+
+class _Panels:
+    """The `--help` of a command, or of all: options in panels, but for those that specialists need."""
+
+    def format_help(self: Any, context: Any, formatter: Any) -> None:
+        """Print it."""
+        from rich.console import Console
+        from rich.panel import Panel
+        from rich.table import Table
+
+        screen = Console(highlight=False, markup=False)
+        screen.print(f"{self.get_usage(context)}\n\n{self.help}\n")
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for each in self.get_params(context):
+            if not each.hidden:
+                panel = each.rich_help_panel or f"{each.param_type_name.capitalize()}s"
+                panels.setdefault(panel, []).append(entry(each))
+        for name, command in getattr(self, "commands", {}).items():
+            panels.setdefault("Commands", []).append((name, command.help.split("\n")[0]))
+        for panel, entries in panels.items():
+            table = Table.grid(padding=(0, 2, 0, 0))
+            for row in entries:
+                table.add_row(*row)
+            screen.print(Panel(table, title=panel, title_align="left"))
+        screen.print(self.epilog or "")
+
+
+class _Command(_Panels, TyperCommand):
+    """A command."""
+
+
+class _Commands(_Panels, TyperGroup):
+    """All of them."""
+
+
+app = typer.Typer(cls=_Commands, no_args_is_help=True, pretty_exceptions_show_locals=False)
 
 
 def _print_version(asked: bool) -> None:
@@ -26,11 +81,60 @@ def main(version: Annotated[bool, _VERSION] = False) -> None:
     """Classifiers whose probabilities mean what they say."""
 
 
-for _command in (
+def _parameter(kind: type[options.Command], each: Any, hint: Any) -> Parameter:
+    """An argument or option of typer."""
+    about, first = each.metadata, kind.first.split()
+    if hint == Names:  # a,b,c on a command line
+        hint = str | None
+    if "argument" in about:
+        info = typer.Argument(metavar=about["argument"], help=about["help"])
+    else:
+        named = each.type.removesuffix(" | None")
+        value = _VALUES.get(each.name.rpartition("_")[2]) or _VALUES.get(named)
+        info = typer.Option(
+            f"--{about.get('name', each.name.replace('_', '-'))}",
+            help=about["help"],
+            metavar=value or "|".join(re.findall(r"'(\w+)'", named)) or None,
+            rich_help_panel=None if each.name in first else "More",
+            hidden=each.name not in (*first, *kind.more.split()),
+        )
+    default = Parameter.empty if each.default is MISSING else each.default
+    return Parameter(each.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, info])
+
+
+def _add(kind: type[options.Command]) -> None:
+    """Make a dataclass of options the command of its name."""
+    hints = get_type_hints(kind)
+    given = [_parameter(kind, each, hints[each.name]) for each in kind.options()]
+    given.append(
+        Parameter("as_json", Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, _JSON])
+    )
+
+    def run(as_json: bool, **chosen: Any) -> None:
+        with console.exit_codes(), console.stages() as stages, console.progress() as progress:
+            command = kind(**chosen)
+            done = command(progress, stages)
+        # The documents of the others have them.
+        if kind not in (options.Evaluate, options.CompareReports, options.CompareLosses):
+            console.print_warnings(getattr(getattr(done, "report", done), "notes", ()))
+        if as_json:
+            console.print_json(done.to_dict())
+        else:
+            getattr(command.module, "show", console.show)(done)
+            console.print_written(chosen.get("output"))
+
+    run.__signature__ = Signature(given)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in given}
+    name = kind.command()
+    epilog = f"Example: hf-calib {name} {kind.example}\nAll options: docs/command_line.md"
+    app.command(name, cls=_Command, help=inspect.getdoc(kind), epilog=epilog)(run)
+
+
+for _kind in (
     *(options.Evaluate, options.Calibrate, options.Unfold, options.Decide, options.Push, options.Export),
     *(options.CompareReports, options.CompareLosses, options.Demo),
 ):
-    options.add_to(app, _command)
+    _add(_kind)
 
 
 if __name__ == "__main__":  # accelerate launch -m hf_calib.cli

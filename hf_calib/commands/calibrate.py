@@ -101,8 +101,8 @@ def run(options: Calibrate, running: Running) -> Calibration:
 
     sets = {
         "data": rows,
-        "test_data": options.rows("test_data", "test_split"),
-        "target_data": options.rows("target_data", "target_split", labelled=False),
+        "test_data": options.rows("test_data"),
+        "target_data": options.rows("target_data"),
     }
     source = open_source(options.source, sets, options, running, check_labels=check_labels)
     if isinstance(source, ModelSource):

@@ -27,7 +27,7 @@ def run(options: Evaluate, running: Running) -> CalibrationReport:
     reading, ood_data = options, options.ood_data or []
     names = [f"ood_data {name}" for name in short_names(ood_data)]
     outside = {
-        name: RowSet(data, split=options.ood_split, argument="ood_data", labelled=False)
+        name: RowSet(data, argument="ood_data", labelled=False)
         for name, data in zip(names, ood_data, strict=True)
     }
     of_held_rows = {"--ood-data": ood_data, "--soft-labels": options.soft_labels}

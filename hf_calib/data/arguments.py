@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from datasets import Dataset, DatasetDict, concatenate_datasets
 
 from hf_calib._errors import check
-from hf_calib._text import short_names
+from hf_calib._text import option, short_names
 from hf_calib.data.columns import choose_columns, choose_inputs
 from hf_calib.data.docstrings import docstring_dataset
 from hf_calib.data.images import check_images, conversion_note
@@ -22,40 +22,36 @@ _HELD_OUT = 0.2  # of a file alone
 _OF_LABELS = ("label_column", "class_names", "multi_label", "label_separator", "label_columns", "no_label")
 
 
-def _option(help: str, default: Any = None) -> Any:
-    return field(default=default, metadata={"help": help})
-
-
 @dataclass
 class DataArguments:
     """The dataset, and which of its rows and columns are used."""
 
-    dataset: str | None = _option(f"Of the Hub, a local folder, or {BUILT_IN!r}, which needs no network.")
-    dataset_config: str | None = _option("Configuration of a Hub dataset.")
-    dataset_revision: str | None = _option("Branch or commit; refs/convert/parquet where main has a script.")
-    train_file: str | None = _option("csv, tsv, json, jsonl (also .gz) or parquet; used instead of dataset.")
-    calibration_file: str | None = _option("Without it, rows of train are held out.")
-    test_file: str | None = _option("For the report. Without it, test_size of train_file; sentences need it.")
-    test_split: str = _option("'validation' if the test labels are withheld.", "test")
-    text_column: str = _option("Column of texts.", "text")
-    image_column: str = _option("Column of images.", "image")
-    label_column: str = _option("Column of labels.", "label")
-    class_names: list[str] | None = _option("Class names in order of their id.")  # noqa: RUF009
-    multi_label: bool = _option(
+    dataset: str | None = option(f"Of the Hub, a local folder, or {BUILT_IN!r}, which needs no network.")
+    dataset_config: str | None = option("Configuration of a Hub dataset.")
+    dataset_revision: str | None = option("Branch or commit; refs/convert/parquet where main has a script.")
+    train_file: str | None = option("csv, tsv, json, jsonl (also .gz) or parquet; used instead of dataset.")
+    calibration_file: str | None = option("Without it, rows of train are held out.")
+    test_file: str | None = option("For the report. Without it, test_size of train_file; sentences need it.")
+    test_split: str = option("'validation' if the test labels are withheld.", "test")
+    text_column: str = option("Column of texts.", "text")
+    image_column: str = option("Column of images.", "image")
+    label_column: str = option("Column of labels.", "label")
+    class_names: list[str] | None = option("Class names in order of their id.")
+    multi_label: bool = option(
         "A row has any number of labels: a list, or a text with label_separator.", False
     )
-    label_separator: str | None = _option("With multi_label: between the labels of a text, such as '|'.")
-    label_columns: list[str] | None = _option("With multi_label: one column of 0 and 1 for each label.")  # noqa: RUF009
-    no_label: str | None = _option("With multi_label: written where a row has none, such as 'No Finding'.")
-    calibration_size: float = _option("Fraction of calibration_from, or number of rows, to hold out.", 0.1)
-    calibration_from: str = _option("Split to hold them out of; AdaFocal takes test of ImageNet.", "train")
-    test_size: float | None = _option("Draw a new test set of train and test; 0.2 of a train_file alone.")
-    split_seed: int = _option("Seed of the splits; keep it for all runs that are compared.", 0)
-    ood_data: list[str] | None = _option("Files or datasets of inputs of none of the classes.")  # noqa: RUF009
-    ood_split: str = _option("Of these, where they are no files.", "test")
-    max_train_samples: int | None = _option("Use this many random rows.")
-    max_calibration_samples: int | None = _option("Use this many random rows.")
-    max_test_samples: int | None = _option("Use this many random rows.")
+    label_separator: str | None = option("With multi_label: between the labels of a text, such as '|'.")
+    label_columns: list[str] | None = option("With multi_label: one column of 0 and 1 for each label.")
+    no_label: str | None = option("With multi_label: written where a row has none, such as 'No Finding'.")
+    calibration_size: float = option("Fraction of calibration_from, or number of rows, to hold out.", 0.1)
+    calibration_from: str = option("Split to hold them out of; AdaFocal takes test of ImageNet.", "train")
+    test_size: float | None = option("Draw a new test set of train and test; 0.2 of a train_file alone.")
+    split_seed: int = option("Seed of the splits; keep it for all runs that are compared.", 0)
+    ood_data: list[str] | None = option("Files or datasets of inputs of none of the classes.")
+    ood_split: str = option("Of these, where they are no files.", "test")
+    max_train_samples: int | None = option("Use this many random rows.")
+    max_calibration_samples: int | None = option("Use this many random rows.")
+    max_test_samples: int | None = option("Use this many random rows.")
 
 
 def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:

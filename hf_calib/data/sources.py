@@ -99,7 +99,6 @@ def load_file(argument: str, path: Path, cache_dir: str | PathLike[str] | None) 
 def load_rows(
     data: str | PathLike[str],
     *,
-    dataset_config: str | None = None,
     split: str = "test",
     argument: str = "data",
 ) -> Dataset:
@@ -111,7 +110,7 @@ def load_rows(
         return load_file(argument, Path(data), None)
     way_out = "name a file, a folder, or a dataset on the Hub, and one of its splits"
     with _refusals(argument, f"have a split {split!r}", str(data), way_out):
-        return load_dataset(str(data), dataset_config, split=split)
+        return load_dataset(str(data), split=split)
 
 
 def read_column(rows: Dataset, column: str) -> Any:

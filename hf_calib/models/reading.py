@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hf_calib._errors import check, did_you_mean, few
-from hf_calib._text import plain_name
+from hf_calib._text import option, plain_name
 from hf_calib.metrics.checks import refuse
 from hf_calib.predictions.predictions import label_ids
 
@@ -32,34 +32,23 @@ def names_of(given: Names) -> list[str] | None:
 class Reading:
     """How the columns of rows are read, and how many rows run at a time."""
 
-    text_column: str = "text"
-    """Column of texts, or of lists of tokens."""
-    text_pair_column: str | None = None
-    """Column of second texts, for a model of pairs: hypotheses, answers."""
-    image_column: str = "image"
-    """Column of images, for a model that reads them."""
-    label_column: str = "label"
-    """Column of labels, or of lists of tags: class names, or the model's class ids."""
-    class_names: Names = None
-    """The class names in the data, a,b,c in the model's order, if they differ. A model without names takes them as its
-    own."""
-    label_separator: str | None = None
-    """For a model with several labels a row: what stands between them, such as '|'."""
-    label_columns: Names = None
-    """For such a model: columns of 0 and 1, a,b,c, one for each label."""
-    no_label: str | None = None
-    """For such a model: what stands in rows without a label."""
-    max_length: int | None = None
-    """Tokens per text, by default as many as the model reads; longer texts are truncated."""
-    option_scores: Literal["sum", "per_character", "per_byte"] = "sum"
-    """For a log of lm-evaluation-harness: log-likelihoods of whole answers (acc), of their characters (acc_norm) or
-    bytes (acc_bytes)."""
-    by: Names = None
-    """Columns a,b,c: measures the rows of each of their values, and says which differ."""
-    weight_column: str | None = None
-    """Column of the rows' weights."""
-    batch_size: int = 32
-    """Batch size."""
+    text_column: str = option("Column of texts, or of lists of tokens.", "text")
+    text_pair_column: str | None = option("Column of second texts, for a model of pairs.")
+    image_column: str = option("Column of images, for a model that reads them.", "image")
+    label_column: str = option("Column of labels or lists of tags: class names or class ids.", "label")
+    class_names: Names = option("Class names in the data, in the model's order, if they differ from its own.")
+    label_separator: str | None = option("With several labels a row: what stands between them, such as '|'.")
+    label_columns: Names = option("With several labels a row: columns of 0 and 1, one for each label.")
+    no_label: str | None = option("With several labels a row: what stands in rows without a label.")
+    max_length: int | None = option("Tokens per text, by default as many as the model reads.")
+    option_scores: Literal["sum", "per_character", "per_byte"] = option(
+        "For a log of lm-evaluation-harness: log-likelihoods of whole answers (acc), of their characters "
+        "(acc_norm) or bytes (acc_bytes).",
+        "sum",
+    )
+    by: Names = option("Columns: measures the rows of each of their values, and says which differ.")
+    weight_column: str | None = option("Column of the rows' weights.")
+    batch_size: int = option("Batch size.", 32)
 
     def __post_init__(self) -> None:
         for name in ("class_names", "label_columns", "by"):
@@ -84,9 +73,9 @@ class Reading:
 
     def refuse(self, *options: str) -> None:
         """Raise if one of these, which are for models of texts, is given for another."""
-        for option in options:
-            got = getattr(self, option)
-            check(got is None, f"{option} to be given for texts only", got, "leave it out")
+        for name in options:
+            got = getattr(self, name)
+            check(got is None, f"{name} to be given for texts only", got, "leave it out")
 
 
 @dataclass(frozen=True)
@@ -94,7 +83,6 @@ class RowSet:
     """One set of rows that a command names."""
 
     data: str  # a file, a folder or a dataset on the Hub; for predictions, their files
-    dataset_config: str | None = None
     split: str = "test"
     argument: str = "data"  # what errors call it
     labelled: bool = True  # whether its labels are read
@@ -103,8 +91,7 @@ class RowSet:
         """The rows, with the columns as they are."""
         from hf_calib.data.sources import load_rows
 
-        options: Any = {name: getattr(self, name) for name in ("dataset_config", "split", "argument")}
-        return load_rows(self.data, **options)
+        return load_rows(self.data, split=self.split, argument=self.argument)
 
     def source(self) -> dict[str, str]:
         """The name of the data, without folders, and of the split where there are several."""
@@ -114,7 +101,7 @@ class RowSet:
     def options(self, reading: Reading) -> list[str]:
         """Of `hf-calib evaluate`, to read the same rows in the same way; its own defaults are left out."""
         source, words = self.source(), []
-        given: dict[str, Any] = {"data": source["name"], "dataset_config": self.dataset_config}
+        given: dict[str, Any] = {"data": source["name"]}
         if source.get("split", "test") != "test":
             given["split"] = self.split
         for each in fields(Reading):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from hf_calib.cli import app
 from tests.helpers.commands import assert_refused, call, names_in
 from tests.helpers.reports import quick_reports  # noqa: F401
 
@@ -79,9 +82,11 @@ def test_as_a_program_and_without_torch_on_files(workplace: Path, tmp_path: Path
     assert "data:image/" in (tmp_path / "out" / "report.html").read_text()
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["calibrate", "compare-losses", "compare-reports", "decide", "evaluate", "export", "push", "unfold"],
-)
-def test_help_has_an_example(command: str) -> None:
-    assert f"hf-calib {command} " in " ".join(call(command, "--help").stdout.split("Example: ")[1].split())
+@pytest.mark.parametrize("command", [command.name for command in app.registered_commands])
+def test_help_has_an_example_and_fits_a_screen(command: str) -> None:
+    page = CliRunner(env={"COLUMNS": "80"}).invoke(app, [command, "--help"]).stdout
+    lines = page.splitlines()
+    assert len(lines) <= 60
+    assert max(map(len, lines)) <= 80
+    assert f"Example: hf-calib {command} " in page
+    assert not re.search(r"<|\d{6}", page)

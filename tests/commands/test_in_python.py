@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import hf_calib
-from hf_calib._errors import InputTypeError
+from hf_calib._errors import InputTypeError, InputValueError
 from tests.helpers.commands import called_for_json
 from tests.helpers.reports import quick_reports  # noqa: F401
 
@@ -25,6 +25,8 @@ def test_they_give_what_the_command_line_gives(workplace: Path, tmp_path: Path) 
     assert hf_calib.decide(str(predictions), accuracy=0.8).to_dict() == wanted
 
 
-def test_an_option_that_is_not_there() -> None:
+def test_an_option_that_is_not_there_or_out_of_range() -> None:
+    with pytest.raises(InputValueError, match="n_bins to be an integer from 1 to 10000, got 0; leave it out"):
+        hf_calib.evaluate("predictions.npz", n_bins=0)
     with pytest.raises(InputTypeError, match="to be one of evaluate, got outputs; did you mean 'output'"):
         hf_calib.evaluate("predictions.npz", outputs="out")
