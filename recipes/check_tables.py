@@ -44,6 +44,13 @@ STUDIES = {
     "cifar10.md": ("cifar10_resnet20",),
     "tokens_and_labels.md": ("wnut17", "go_emotions"),
 }
+# Pages whose numbers are those of the pages that they link to.
+SUMMARIES = (
+    "explanation/how_many_rows.md",
+    "explanation/temperature.md",
+    "explanation/what_it_costs.md",
+    "faq.md",
+)
 ALL_STUDIES = [name for names in STUDIES.values() for name in names]
 POST_HOC = ("post_hoc.md", "post_hoc_choice.md", "post_hoc_decisions.md")
 COLUMNS = {
@@ -314,9 +321,25 @@ def saved_logits() -> Checked:
     return Checked(found.agree + len(stated_here) - len(wrong), found.wrong + wrong, {})
 
 
+def linked() -> Checked:
+    """The decimal numbers of pages that sum up others: each is printed there, or is on a page that is linked to."""
+    agree, wrong = 0, []
+    for name in SUMMARIES:
+        page = DOCS / name
+        text = page.read_text(encoding="utf-8")
+        targets = {target for target in re.findall(r"\]\(([^)#]+\.md)", text) if target != name}
+        sources = [(page.parent / target).read_text(encoding="utf-8") for target in sorted(targets)]
+        sources += re.findall(r"(?ms)^```text$.*?^```", text)
+        values = [abs(float(number)) for number in DECIMAL.findall(" ".join(sources))]
+        missing = [number for number in stated(text) if not is_among(number, values)]
+        agree += len(stated(text)) - len(missing)
+        wrong += [f"{name}: {number} is on no page that it links to" for number in missing]
+    return Checked(agree, wrong, {})
+
+
 def main() -> int:
     failed = 0
-    for check in (training, saved_logits, language_models, statements, small_claims, post_hoc):
+    for check in (training, saved_logits, language_models, statements, small_claims, post_hoc, linked):
         found = check()
         print(f"{check.__name__}: {found.agree:,} numbers agree with their file, {len(found.wrong)} do not")
         print("".join(f"  {each}\n" for each in found.wrong), end="")
