@@ -8,7 +8,7 @@ tables, made again from the raw results; of papers_length.md the tables, made ag
 logits; of studies.md and docs/papers all decimal numbers, against the JSON files of
 the studies, and the tables of small_claims, made again from its JSON file, whose means are those of its csv file. What
 is not in the repository (intervals and corrected p-values of trainings, and cross-calibration, whose files were not
-kept) is counted, by name.
+kept) is counted, by name. Pages that sum up others may state only the numbers of the pages that they link to.
 """
 
 from __future__ import annotations
