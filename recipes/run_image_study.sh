@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# The image study of docs/results/training.md: ResNet-20 on 10,000 images of CIFAR-10, 30 epochs; hours of a CPU. Killed at any time, the
-# same command goes on where it was.
+# The image study of docs/results/cifar10.md: ResNet-20 on 10,000 images of CIFAR-10, 30 epochs. It takes hours on a
+# CPU. To resume after an interruption, run the same command again.
 #   bash recipes/run_image_study.sh OUTPUT DATA [SEEDS ...]
-# DATA has cifar10/{train,test}.parquet and mnist/test.parquet, with the columns image and label. SEEDS and COMPARE are as in
-# run_studies.sh.
+# DATA contains cifar10/{train,test}.parquet and mnist/test.parquet, with the columns image and label. SEEDS and
+# COMPARE are those of run_studies.sh.
 set -euo pipefail
 output=$1 data=$2 seeds=${*:3}
 here=$(cd "$(dirname "$0")" && pwd)
 losses=cross_entropy,focal,flsd,dual_focal,adafocal,bsce_gra,bsce_gra_authors,focal_calibration_cifar10,$here/configs/losses/mmce.yaml,brier
 
-for seed in ${seeds:-1 42}; do # of the papers' 1, 42 and 71
+for seed in ${seeds:-1 42}; do # the papers: 1, 42 and 71
   hf-calib compare-losses "$here/image_classification.py" --config cifar10_short.yaml --config networks/resnet20.yaml \
     --losses "$losses" --seeds "$seed" --output "$output/cifar10_resnet20" ${COMPARE:---jobs 2} --no-keep-models -- \
     --train_file "$data/cifar10/train.parquet" --test_file "$data/cifar10/test.parquet" --image_column image \

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# The studies of docs/results/training.md with many labels a text and with tokens: an hour or two of a CPU. Killed at any time, the same
-# command goes on where it was.
+# The studies of docs/results/tokens_and_labels.md: several labels per text, and token classification. They take an
+# hour or two on a CPU. To resume after an interruption, run the same command again.
 #   bash recipes/run_label_studies.sh OUTPUT MINILM DATA [SEEDS ...]
-# DATA has goemotions/{train,dev,test} (csv, .gz: text, and labels such as "4 27") and wnut17/{train,dev,test}.jsonl (tokens,
-# and ner_tags as ids). The others are as in run_studies.sh.
+# DATA contains goemotions/{train,dev,test} (csv, .gz: text, and labels such as "4 27") and
+# wnut17/{train,dev,test}.jsonl (tokens, and ner_tags as ids). The other arguments are those of run_studies.sh.
 set -euo pipefail
 output=$1 minilm=$2 data=$3 seeds=${*:4}
 here=$(cd "$(dirname "$0")" && pwd)
 common=(--model "$minilm" --num_train_epochs 3 --bf16 false --train_sampling_strategy group_by_length --disable_tqdm true)
-# Files of ids have no names; these are in the order of WNUT-17's own, as the local copy numbers them.
+# The files contain ids without names. These names are in the order of the ids of WNUT-17.
 tags=(O B-corporation B-creative-work B-group B-location B-person B-product
   I-corporation I-creative-work I-group I-location I-person I-product)
 

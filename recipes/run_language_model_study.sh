@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# The language model study of docs/results/training.md: judges of option tokens (topics, intents, a guard, sentiment) and
-# plain next tokens, by seven losses. Killed at any time, the same command goes on where it was.
+# The language model study of docs/results/language_models.md: judges that answer with one token (topics, intents, a
+# guard, sentiment) and next-token prediction, with seven losses. If interrupted, run the same command again: it
+# resumes.
 #   bash recipes/run_language_model_study.sh OUTPUT DATA [MODEL [SEEDS ...]]
-# DATA is as in language_model_tasks.py. MODEL is on the Hub or on disk: Qwen/Qwen3-0.6B is fine-tuned with adapters, on a
-# GPU. Without one, or "scratch", a decoder of 4.5M parameters is made and pretrained on local text first: an hour or two of
-# two CPU cores in all. COMPARE is as in run_studies.sh.
+# DATA is that of language_model_tasks.py. MODEL is on the Hub or on disk; Qwen/Qwen3-0.6B is fine-tuned with adapters
+# on a GPU. Without MODEL, or with "scratch", a decoder of 4.5M parameters is first pretrained on local text;
+# everything then takes an hour or two on two CPU cores. COMPARE is that of run_studies.sh.
 set -euo pipefail
 output=$1 data=$2 model=${3:-scratch} seeds=${*:4}
 here=$(cd "$(dirname "$0")" && pwd)
@@ -41,6 +42,6 @@ for seed in ${seeds:-0 1 2}; do
     study "$task" language_model --max_train_samples "$rows" --max_test_samples "$test_rows" \
       --calibration_size 500 "${adapters[@]+"${adapters[@]}"}"
   done
-  options=(--methods temperature) # of a vocabulary other maps would take hours, and fold into no head
+  options=(--methods temperature) # Other calibrators take hours on a vocabulary, and cannot be folded.
   study next_token next_token --max_train_tokens "$tokens" --calibration_method temperature
 done

@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# All that a lent GPU should answer, the most wanted first: the kernels' tests and times, then the studies. It writes as it
-# goes, can be cut at any minute, and goes on where it was by the same command. Data and models are on disk or on the Hub.
+# Everything that needs a GPU, in the order of importance: the tests and the speed of the kernels, then the studies.
+# Results are written continuously. To resume after an interruption, run the same command again.
 #   bash recipes/run_on_gpu.sh OUTPUT DATA [BERT [JUDGE]]
-# DATA, GLOVE and AG_NEWS are as in run_text_studies.sh, with cifar10/{train,test}.parquet and what language_model_tasks.py reads; BERT is
-# bert-base-uncased unless given, JUDGE Qwen/Qwen3-0.6B ("scratch": a small decoder that is pretrained first).
+# DATA, GLOVE and AG_NEWS are those of run_text_studies.sh; DATA also contains cifar10/{train,test}.parquet and the
+# files of language_model_tasks.py. BERT is bert-base-uncased by default. JUDGE is Qwen/Qwen3-0.6B by default;
+# "scratch" is a small decoder that is pretrained first. Models are on disk or on the Hub.
 set -uo pipefail
 output=$1 data=$2 bert=${3:-bert-base-uncased} judge=${4:-Qwen/Qwen3-0.6B}
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$output"
 export COMPARE=${COMPARE:---jobs 4}
 
-step() { # NAME COMMAND...: its output in a file; a step that fails does not keep the others from running
+step() { # NAME COMMAND...: write the output to a file; if a step fails, the others still run
   echo "$(date +%T) $1"
   "${@:2}" > "$output/$1.log" 2>&1 || echo "$(date +%T) $1 failed: see $output/$1.log"
 }

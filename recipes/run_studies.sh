@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# The studies of docs/results/training.md: hours of a CPU. Killed at any time, the same command goes on where it was.
+# The text studies of docs/results/training.md. They take hours on a CPU. To resume after an interruption, run the
+# same command again.
 #   bash recipes/run_studies.sh OUTPUT MINILM DATA [SEEDS ...]
-# MINILM is all-MiniLM-L6-v2, by its name on the Hub or its folder. DATA is a folder with files of text and label, csv (.gz)
-# or parquet: ag_news/{train,test}, clinc150/{train,validation,test}, 20newsgroups/{train,test} (raw posts). SEEDS are
-# trained one after the other, those with commas between them (0,1,2) study by study. COMPARE holds what else `hf-calib
-# compare-losses` is given, in place of --jobs 2: --jobs 12 on a large GPU, or --print-commands.
+# MINILM is all-MiniLM-L6-v2, by its name on the Hub or its folder. DATA contains files with text and label, csv (.gz)
+# or parquet: ag_news/{train,test}, clinc150/{train,validation,test}, 20newsgroups/{train,test} (raw posts). "0 1 2"
+# runs all studies with seed 0 first; "0,1,2" runs each study with all three seeds before the next study. COMPARE
+# replaces the options "--jobs 2" of hf-calib compare-losses, for example by "--jobs 12" on a large GPU, or by
+# --print-commands.
 set -euo pipefail
 output=$1 minilm=$2 data=$3 seeds=${*:4}
 here=$(cd "$(dirname "$0")" && pwd)
@@ -13,8 +15,8 @@ common=(--disable_tqdm true --save_total_limit 1)
 ag_news=(--train_file "$(file ag_news/train)" --test_file "$(file ag_news/test)" --max_test_samples 3000)
 clinc150=(--train_file "$(file clinc150/train)" --calibration_file "$(file clinc150/validation)"
   --test_file "$(file clinc150/test)" --max_train_samples 5000 --max_calibration_samples 1000 --max_length 32)
-# Cross entropy's NLL on the validation split after 3 epochs: 2.35, 1.13, 0.59, 5.02 at 1e-4, 2e-4, 4e-4, 8e-4. At 5e-5, as
-# for AG News, 150 classes are learnt to an accuracy of 0.6: a study of its own.
+# The NLL of cross entropy on the validation split after 3 epochs is 2.35, 1.13, 0.59 and 5.02 at learning rates of 1e-4,
+# 2e-4, 4e-4 and 8e-4. At 5e-5, as for AG News, the accuracy on the 150 classes is only 0.6, which is studied separately.
 trains=(--learning_rate 4e-4)
 newsgroups=(--train_file "$(file 20newsgroups/train)" --test_file "$(file 20newsgroups/test)"
   --max_length 250 --per_device_train_batch_size 64 --num_train_epochs 10)
@@ -24,11 +26,11 @@ study() { # NAME CONFIG LOSSES ARGUMENTS...
     ${COMPARE:---jobs 2} --no-keep-models -- "${@:4}" "${common[@]}"
 }
 minilm_study() { # NAME LOSSES ARGUMENTS...
-  # Batches of texts of like length: a quarter to a third less padding.
+  # Batches of texts of similar length have a quarter to a third less padding.
   study "$1" ag_news_minilm.yaml "$2" --model "$minilm" --bf16 false --train_sampling_strategy group_by_length "${@:3}"
 }
 
-mmce=$here/configs/losses/mmce.yaml # the authors' normalisation, which the weight of the papers is for
+mmce=$here/configs/losses/mmce.yaml # the authors' normalisation, to which the weight of the papers belongs
 losses=cross_entropy,label_smoothing,focal,flsd,dual_focal,adafocal_every_10_steps,bsce_gra,bsce_gra_authors
 ag_losses=$losses,focal_calibration_ag_news,$mmce
 clinc_losses=$losses,focal_calibration,$mmce
@@ -36,7 +38,7 @@ ng_losses=$losses,focal_calibration_20newsgroups,$mmce,brier,inverse_focal,adafo
 few=cross_entropy,focal,adafocal_every_10_steps
 
 for seed in ${seeds:-0 1 2}; do
-  # The shortest first, so that a run that is cut short has them of each seed.
+  # The shortest study comes first, so that an interrupted call has finished it for every seed.
   minilm_study ag_news_3_epochs "$ag_losses" "${ag_news[@]}"
   minilm_study ag_news_noise "$few" "${ag_news[@]}" --label_noise 0.2
   study 20newsgroups_cnn 20newsgroups_cnn.yaml "$ng_losses" "${newsgroups[@]}"

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The papers' text settings at full length: the CNN on 20 Newsgroups and AG News, 50 epochs, and BERT on 20 Newsgroups. A
-# training of a CNN takes a CPU core hours. Killed at any time, the same command goes on where it was.
+# The text settings of the papers at full length: the CNN on 20 Newsgroups and AG News, 50 epochs, and BERT on 20
+# Newsgroups. One run of the CNN takes hours on a CPU core. To resume after an interruption, run the same command again.
 #   bash recipes/run_text_studies.sh OUTPUT DATA BERT [SEEDS ...]
-# DATA has 20newsgroups/{train,test}.parquet and ag_news/{train,test}.csv.gz, all 120,000 rows for training; AG_NEWS names
-# another file of them, whose study is then of as many rows as that has. BERT is bert-base-uncased, by its name on the Hub
-# or its folder, or a smaller encoder. GLOVE is glove.6B.100d.txt, the papers' frozen word vectors; without it the CNN
-# learns its own. COMPARE is as in run_studies.sh.
+# DATA contains 20newsgroups/{train,test}.parquet and ag_news/{train,test}.csv.gz, with all 120,000 rows for training;
+# AG_NEWS names another training file. BERT is bert-base-uncased, by its name on the Hub or its folder, or a smaller
+# encoder. GLOVE is glove.6B.100d.txt, the frozen word vectors of the papers; without it the CNN learns its own.
+# COMPARE is that of run_studies.sh.
 set -euo pipefail
 output=$1 data=$2 bert=$3 seeds=${*:4}
 here=$(cd "$(dirname "$0")" && pwd)
@@ -13,7 +13,8 @@ common=(--disable_tqdm true --report_to none)
 newsgroups=(--train_file "$data/20newsgroups/train.parquet" --test_file "$data/20newsgroups/test.parquet")
 ag_news=(--train_file "${AG_NEWS:-$data/ag_news/train.csv.gz}" --test_file "$data/ag_news/test.csv.gz")
 glove=(${GLOVE:+--glove_file "$GLOVE"})
-# The papers' criteria beside the least NLL: the least ECE (dual focal, FCL), the least equal-mass ECE (AdaFocal).
+# In addition to the lowest NLL, the papers' criteria: the lowest ECE (dual focal, FCL) and the lowest
+# equal-mass ECE (AdaFocal).
 methods=temperature,temperature_ece,temperature_adaptive_ece,auto,ensemble_temperature,spline
 
 study() { # NAME CONFIG LOSSES ARGUMENTS...
@@ -21,11 +22,11 @@ study() { # NAME CONFIG LOSSES ARGUMENTS...
     --output "$output/$1" ${COMPARE:---jobs 2} --no-keep-models -- "${@:4}" "${common[@]}"
 }
 
-mmce=$here/configs/losses/mmce.yaml # the authors' normalisation, which the weight of the papers is for
-# The first five are what a CPU may get through.
+mmce=$here/configs/losses/mmce.yaml # the authors' normalisation, to which the weight of the papers belongs
+# The first five fit into the time of a CPU.
 cnn_losses=cross_entropy,focal,dual_focal,focal_calibration_20newsgroups,adafocal,brier,$mmce,label_smoothing,flsd,bsce_gra,bsce_gra_authors
 ag_losses=${cnn_losses/focal_calibration_20newsgroups/focal_calibration_ag_news}
-# The first six are AdaFocal's row of BERT.
+# The first six are those of the AdaFocal paper for BERT.
 bert_losses=cross_entropy,adafocal,flsd,$mmce,brier,label_smoothing,adafocal_every_10_steps,focal,dual_focal,focal_calibration_20newsgroups
 
 for seed in ${seeds:-1 2 3}; do

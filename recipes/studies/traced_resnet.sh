@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# ResNet-20 on 3,000 images of CIFAR-10 with three losses, traced, and its figures: 7 minutes of one core.
+# Train ResNet-20 on 3,000 images of CIFAR-10 with three losses, record the dynamics, and draw the figures: 7 minutes
+# on one core.
 #   bash recipes/studies/traced_resnet.sh OUTPUT [ARGUMENTS OF THE RECIPE ...]
-# such as --dataset FOLDER --image_column image. The trainings themselves go to outputs/traced_resnet.
+# For example: --dataset FOLDER --image_column image. The runs are written to outputs/traced_resnet.
 set -euo pipefail
 output=${1:?name a folder for the figures} trainings=outputs/traced_resnet
 here=$(cd "$(dirname "$0")" && pwd)
