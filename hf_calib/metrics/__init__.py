@@ -1,11 +1,11 @@
-"""Calibration metrics: numpy arrays in, plain floats out.
+"""Calibration metrics: functions of numpy arrays that return floats.
 
-Arguments that a function does not explain mean the same everywhere: probs (N, C) float, rows that sum to 1; labels (N,)
-int in [0, C), or soft labels (N, C) float, rows that sum to 1; n_bins M, at least 1; sample_weight (N,) of at least 0,
-not all 0, None for equal weights; n_resamples, at least 1; seed, of the draws; confidence_level, in (0, 1).
-What a function returns, unless it says otherwise, is a fraction in [0, 1].
+These arguments have the same meaning in every function. probs: (N, C) float, rows that sum to 1. labels: (N,) int in
+[0, C), or soft labels (N, C) float, rows that sum to 1. n_bins: M, at least 1. sample_weight: (N,) of at least 0, not
+all 0; None for equal weights. n_resamples: at least 1. seed: the seed of the draws. confidence_level: in (0, 1).
+Unless a function says otherwise, it returns a fraction in [0, 1].
 
-The state that an evaluation fills batch by batch on the device is in `hf_calib.metrics.streaming`: it needs torch.
+`hf_calib.metrics.streaming` has the state that an evaluation updates in batches on the device; it needs torch.
 """
 
 from hf_calib.metrics.corp import ConfidenceErrors as ConfidenceErrors

@@ -1,4 +1,4 @@
-"""Checks of the arguments that metrics, maps and rules share, and the types of their arrays."""
+"""Checks of the arguments that metrics, calibrators and rules share, and the types of their arrays."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hf_calib._errors import InputTypeError, InputValueError, check, did_you_mea
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 
-# Wide enough for float16 rows and for three decimals in a file; far too narrow for logits or sigmoid outputs.
+# It accepts float16 rows and three decimals in a file, but neither logits nor sigmoid outputs.
 ROW_SUM_TOLERANCE = 1e-3
 RANGE_TOLERANCE = 1e-6
 
-CHUNK_ELEMENTS = 2**16  # a chunk of float64 and its temporaries stay in cache
+CHUNK_ELEMENTS = 2**16  # A chunk of float64 and its temporaries fit in the cache.
 
 
 def row_chunks(n_rows: int, n_columns: int = 1, *, elements: int | None = None) -> Iterator[slice]:
@@ -29,7 +29,7 @@ def row_chunks(n_rows: int, n_columns: int = 1, *, elements: int | None = None) 
 
 
 def as_array(argument: str, values: ArrayLike) -> NDArray[Any]:
-    """Return values as a numpy array; a torch tensor, known by its methods, loses its gradient and comes to the CPU."""
+    """Return values as a numpy array; a torch tensor, known by its methods, is detached and moved to the CPU."""
     if np.ma.is_masked(values):
         got = f"{np.ma.count_masked(values)} masked of {np.size(values)}"
         check(False, f"{argument} to have no masked values", got, "drop the masked rows first")
@@ -38,9 +38,9 @@ def as_array(argument: str, values: ArrayLike) -> NDArray[Any]:
         if hasattr(tensor, "detach"):
             tensor = tensor.detach().cpu()
             narrow = tensor.is_floating_point() and tensor.element_size() < 4
-            return np.asarray(tensor.float() if narrow else tensor)  # numpy has no bfloat16
+            return np.asarray(tensor.float() if narrow else tensor)  # Numpy has no bfloat16.
         return np.asarray(values)
-    except (TypeError, RuntimeError, ValueError) as error:  # rows of different lengths, lists of tensors, ...
+    except (TypeError, RuntimeError, ValueError) as error:  # Rows may have different lengths, or be tensors.
         kind = InputValueError if isinstance(error, ValueError) else InputTypeError
         got = str(error).splitlines()[0].rstrip(".")
         raise kind(expected(argument, "be a numpy array", got, "pass one array of numbers")) from error
@@ -54,14 +54,14 @@ def as_floats(argument: str, values: ArrayLike) -> FloatArray:
 
 
 def check_type(holds: bool, requirement: str, got: object, way_out: str) -> None:
-    """The same as `check`, where a type is wrong."""
+    """Raise like `check`, with a TypeError."""
     if not holds:
         raise InputTypeError(f"expected {requirement}, got {got}; {way_out}")
 
 
 def check_kind(array: NDArray[Any], kinds: str, requirement: str, way_out: str) -> None:
-    """The same, where the kind of a dtype is not one of these."""
-    if array.dtype.kind not in kinds:  # to name a dtype takes longer than all else here
+    """Raise a TypeError unless the kind of the dtype is one of these."""
+    if array.dtype.kind not in kinds:  # Formatting a dtype takes longer than the check.
         check_type(False, requirement, f"dtype {array.dtype}", way_out)
 
 
@@ -71,7 +71,7 @@ def check_shape(argument: str, array: NDArray[Any], shape: tuple[int, ...], way_
 
 
 def check_integer(argument: str, value: Any, least: int, way_out: str, *, most: int = 2**63 - 1) -> int:
-    """Return a whole number in least..most as an int."""
+    """Return an integer from least to most as an int; raise otherwise."""
     check_type(not isinstance(value, bool), f"{argument} to be an integer", value, way_out)
     try:
         number = operator.index(value)
@@ -83,7 +83,7 @@ def check_integer(argument: str, value: Any, least: int, way_out: str, *, most: 
 
 
 def check_n_bins(n_bins: int) -> int:
-    """Return the number of bins as an int; more than 10,000 hold no examples, and their sums outgrow memory."""
+    """Return the number of bins as an int, at most 10,000, because more bins have no examples."""
     return check_integer("n_bins", n_bins, 1, "the papers use n_bins=15", most=10_000)
 
 
@@ -98,7 +98,7 @@ def check_share(argument: str, value: Any, way_out: str) -> float:
 def check_draws(
     n_resamples: int, seed: int, confidence_level: float = 0.95, *, seed_name: str = "seed"
 ) -> np.random.Generator:
-    """Return the generator of so many resamples; a seed has at most 128 bits, as `numpy.random` makes them."""
+    """Check the number of resamples and return the generator; a seed has at most 128 bits, as in `numpy.random`."""
     check_integer("n_resamples", n_resamples, 1, "1000 is usual", most=1_000_000)
     check_share("confidence_level", confidence_level, "use 0.95 for a 95% interval")
     way_out = f"{seed_name}=0 is the default"
@@ -107,25 +107,25 @@ def check_draws(
 
 def check_choice(argument: str, value: str, choices: Sequence[str]) -> None:
     """Raise unless the value is one of the choices."""
-    if value not in choices:  # to look for the nearest name takes longer than a metric of few rows
+    if value not in choices:  # Finding the nearest name is slower than a metric of few rows.
         requirement = f"be one of {', '.join(map(repr, choices))}"
         raise InputValueError(expected(argument, requirement, repr(value), did_you_mean(value, choices)))
 
 
 def check_flag(argument: str, value: Any) -> None:
-    """Raise unless it is True or False: any text, "no" too, would count as true."""
+    """Raise unless the value is True or False, because any text, even "no", would count as true."""
     is_flag = isinstance(value, bool | np.bool_)
     check_type(is_flag, f"{argument} to be True or False", repr(value), "write it without quotes")
 
 
 class RowError(InputValueError):
-    """A row that is no distribution, or has no valid label or weight: its number, then the words of `expected`."""
+    """A row that is no distribution, or has no valid label or weight: its number and the message of `expected`."""
 
     def __str__(self) -> str:
         return self._of_row(0, "")
 
     def at(self, place: str, first: int) -> InputValueError:
-        """The same error, of the row of a file in which the rows of this array start with the first."""
+        """Return the error with the row number of a file in which the rows of this array start at `first`."""
         return InputValueError(self._of_row(first, f" of {place}"))
 
     def _of_row(self, first: int, where: str) -> str:
@@ -136,7 +136,7 @@ class RowError(InputValueError):
 def check_rows(
     probs: NDArray[Any], labels: NDArray[Any], weights: NDArray[Any] | None, n_classes: int
 ) -> None:
-    """Raise unless these are N rows, which may be none, of so many classes."""
+    """Raise unless probs has shape (N, C) with this number of classes; N may be 0."""
     fits = probs.ndim == 2 and probs.shape[1] == n_classes
     way_out = "use one state for each set of classes"
     check(fits, f"probs to have shape (N, {n_classes})", f"shape {probs.shape}", way_out)
@@ -148,7 +148,7 @@ def check_rows(
 
 
 def check_weights(sample_weight: ArrayLike | None, n_examples: int) -> FloatArray | None:
-    """Return weights (N,) as float64, or None where there are none."""
+    """Return weights (N,) as float64, or None if there are none."""
     if sample_weight is None:
         return None
     weights = as_floats("sample_weight", sample_weight)
@@ -164,7 +164,7 @@ def check_probs_and_labels(probs: ArrayLike, labels: ArrayLike) -> tuple[NDArray
 
 
 def check_probs_and_any_labels(probs: ArrayLike, labels: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return probs (N, C) and labels: (N,) int64, or of a float matrix soft labels (N, C) float64; see labels.ndim."""
+    """Return probs (N, C) and labels: (N,) int64, or soft labels (N, C) float64 if they are a float matrix."""
     checked, targets = check_probs(probs), as_array("labels", labels)
     if targets.ndim == 2 and targets.dtype.kind == "f":
         return checked, check_soft_labels(targets, checked.shape, argument="labels")
@@ -174,7 +174,7 @@ def check_probs_and_any_labels(probs: ArrayLike, labels: ArrayLike) -> tuple[NDA
 def check_soft_labels(
     soft_labels: ArrayLike, shape: tuple[int, ...], *, argument: str = "soft_labels"
 ) -> FloatArray:
-    """Return soft labels (N, C) as float64; raise where they are not shares, or not of these rows and classes."""
+    """Return soft labels (N, C) as float64; raise unless they are shares with this number of rows and classes."""
     array = as_array(argument, soft_labels)
     check_shape(argument, array, shape, "pass a share for each example and class, in their order")
     way_out = "divide each row by its sum: soft labels are shares"
@@ -182,18 +182,18 @@ def check_soft_labels(
 
 
 def check_probs(probs: ArrayLike, *, argument: str = "probs", way_out: str = "") -> NDArray[Any]:
-    """Return distributions (N, C) in their own float dtype, for sums in float64; one pass, chunk by chunk."""
+    """Return distributions (N, C) in their own float dtype, for sums in float64; they are checked in one pass."""
     rows = as_array(argument, probs)
     requirement = f"{argument} to hold at least one value, in shape (N, C)"
     shape_way = "pass probs first, then labels; of one positive probability p np.stack([1 - p, p], axis=1)"
     check(rows.ndim == 2 and rows.size > 0, requirement, f"shape {rows.shape}", shape_way)
     check_kind(rows, "f", f"{argument} to be a float array", way_out or f"pass {argument}.astype(float)")
-    range_way = "these look like logits, or such that overflowed: pass scipy.special.softmax(logits, axis=1)"
+    range_way = "these look like logits, or like overflow: pass scipy.special.softmax(logits, axis=1)"
     sum_way = (
         "pass softmax probabilities in float32 or wider, of one sigmoid output p np.hstack([1 - p, p]); several "
         "independent labels are not one distribution"
     )
-    # Narrow floats have no fast matrix product; float32 sums are exact enough for the tolerance.
+    # Narrow floats have no fast matrix product, and float32 sums are accurate enough for the tolerance.
     dtype = np.promote_types(rows.dtype, np.float32)
     ones = np.ones(rows.shape[1], dtype)
     for part in row_chunks(*rows.shape):
@@ -205,7 +205,7 @@ def check_probs(probs: ArrayLike, *, argument: str = "probs", way_out: str = "")
         if not (in_range and off.max() <= ROW_SUM_TOLERANCE):
             low, high = chunk.min(axis=1), chunk.max(axis=1)
             farthest = np.where(-low > high - 1, low, high)
-            finite_way = "drop these rows, or look for what made them, such as a model that has diverged"
+            finite_way = "drop these rows, or find their cause, such as a model that has diverged"
             refuse(~np.isfinite(farthest), argument, "be finite", farthest, finite_way, part.start)
             outside = np.abs(farthest - 0.5) > 0.5 + RANGE_TOLERANCE
             refuse(outside, argument, "lie in [0, 1]", farthest, way_out or range_way, part.start)
@@ -215,7 +215,7 @@ def check_probs(probs: ArrayLike, *, argument: str = "probs", way_out: str = "")
 
 
 def check_labels(labels: NDArray[Any], n_examples: int, n_classes: int) -> NDArray[np.int64]:
-    """Return labels (N,) as int64; raise unless each is the number of a class."""
+    """Return labels (N,) as int64; raise unless each is a class index."""
     way_out = "pass one class index per row of probs, or label distributions as a float (N, C) matrix"
     check_shape("labels", labels, (n_examples,), way_out)
     by_name = "number them by the columns: [names.index(label) for label in labels]"
@@ -236,7 +236,7 @@ def _check_weights(argument: str, weights: NDArray[Any], n_examples: int) -> Non
 def refuse(
     wrong: NDArray[Any], argument: str, requirement: str, values: NDArray[Any], way_out: str, first: int = 0
 ) -> None:
-    """Raise for the first of the values (N, ...) that is wrong (N, ...)."""
+    """Raise for the first of the values (N, ...) where `wrong` (N, ...) is True."""
     if wrong.any():
         place = np.unravel_index(wrong.argmax(), wrong.shape)
         got = f"{values[place]:.6g}" if values.dtype.kind == "f" else f"{values[place]}"

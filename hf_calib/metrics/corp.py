@@ -17,10 +17,10 @@ Score = Literal["brier", "log"]
 
 
 class CorpDecomposition(NamedTuple):
-    """A mean score of the top label, in parts: score = miscalibration - discrimination + uncertainty.
+    """The parts of a mean score of the top label: score = miscalibration - discrimination + uncertainty.
 
-    Recalibration would save the miscalibration. The uncertainty is the score of stating the accuracy for every row, of
-    which recalibrated confidences save the discrimination. Both savings are at least 0.
+    Recalibration would remove the miscalibration. The uncertainty is the score of using the accuracy as the confidence
+    of every row, which recalibrated confidences reduce by the discrimination. All parts are at least 0.
     """
 
     score: float
@@ -30,7 +30,7 @@ class CorpDecomposition(NamedTuple):
 
 
 class CorpCurve(NamedTuple):
-    """The K different confidences, the recalibrated ones, and the ends of a calibrated model's band; each (K,)."""
+    """The K different confidences, their recalibrated values, and the ends of a calibrated model's band; each (K,)."""
 
     confidences: FloatArray
     recalibrated: FloatArray
@@ -45,12 +45,12 @@ def corp_decomposition(probs: ArrayLike, labels: ArrayLike, *, score: Score = "b
 
     $$\bar S = (\bar S(x) - \bar S(\hat x)) - (\bar S(\bar y) - \bar S(\hat x)) + \bar S(\bar y)$$
 
-    with y = 1 where the prediction is right, and $\bar y$ the accuracy. Noise counts as miscalibration; confidences
+    where y is 1 if the prediction is correct, and $\bar y$ is the accuracy. Noise counts as miscalibration. Confidences
     that are equal in float32 are recalibrated together.
 
     Args:
         labels: (N,) int in [0, C).
-        score: "brier", $(x - y)^2$, or "log", the negative log-likelihood of y in nats, of 708 at the most.
+        score: "brier", $(x - y)^2$, or "log", the negative log-likelihood of y in nats, at most 708.
 
     References:
         Dimitriadis, Gneiting and Jordan 2021, Stable reliability diagrams for probabilistic classifiers, Eq. 1 to 3.
@@ -64,7 +64,7 @@ def corp_decomposition(probs: ArrayLike, labels: ArrayLike, *, score: Score = "b
 
 
 def decompose(top: TopLabel, score: Score) -> CorpDecomposition:
-    """The parts for rows whose top label is known."""
+    """The parts for rows with a known top label."""
     _, rows, right = _pooled(top, np.float32)
     n_rows = len(top.confidence)
 
@@ -81,7 +81,7 @@ def decompose(top: TopLabel, score: Score) -> CorpDecomposition:
 
 
 def _pooled(top: TopLabel, dtype: type) -> tuple[FloatArray, IntArray, FloatArray]:
-    """The confidences (K,) that differ in this dtype, the rows (K,) that have each, and the right ones of them."""
+    """The different confidences (K,) in this dtype, the number of rows (K,) with each, and that of correct rows."""
     order = np.argsort(top.confidence)
     ordered = top.confidence[order]
     starts = np.flatnonzero(np.diff(ordered.astype(dtype), prepend=-1))
@@ -90,7 +90,7 @@ def _pooled(top: TopLabel, dtype: type) -> tuple[FloatArray, IntArray, FloatArra
 
 
 def _recalibrated(rows: IntArray, right: FloatArray) -> FloatArray:
-    """The non-decreasing shares (K,) nearest to those of the right ones among the rows."""
+    """The non-decreasing accuracies (K,) nearest to the fractions of correct rows."""
     from scipy.optimize import isotonic_regression
 
     return np.asarray(isotonic_regression(right / rows, weights=rows).x.clip(0, 1))
@@ -106,12 +106,12 @@ def corp_curve(
 ) -> CorpCurve:
     """The recalibrated confidence against the confidence, with the band of a calibrated model.
 
-    For a reliability diagram that no number of bins decides; `hf_calib.plots.corp_diagram` draws it. The band, from
-    labels drawn by the confidences, is pointwise: a calibrated model, too, leaves it somewhere in most samples.
-    `consistency_test` tests all confidences together.
+    It is a reliability diagram that does not depend on a number of bins; `hf_calib.plots.corp_diagram` draws it. The
+    band is from labels drawn from the confidences. It is pointwise: in most samples a calibrated model also leaves it
+    somewhere. `consistency_test` tests all confidences together.
 
     References:
-        That of `corp_decomposition`, consistency bands.
+        Dimitriadis, Gneiting and Jordan 2021, as in `corp_decomposition`, consistency bands.
 
     >>> curve = corp_curve([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]], [0, 0, 1, 0], n_resamples=50)
     >>> curve.recalibrated.tolist()
@@ -122,7 +122,7 @@ def corp_curve(
 
 
 def curve_of(top: TopLabel, *, n_resamples: int, confidence_level: float, seed: int) -> CorpCurve:
-    """The curve for rows whose top label is known."""
+    """The curve for rows with a known top label."""
     rng = checks.check_draws(n_resamples, seed, confidence_level)
     values, rows, right = _pooled(top, np.float32)
     drawn = rng.binomial(rows, values.clip(0, 1), size=(n_resamples, len(values)))
@@ -132,7 +132,7 @@ def curve_of(top: TopLabel, *, n_resamples: int, confidence_level: float, seed: 
 
 
 class ConfidenceErrors(NamedTuple):
-    """E|confidence - accuracy| of the top label: its part of rows that are too sure, of others, and their sum."""
+    """E|confidence - accuracy| of the top label: the parts of over- and under-confident rows, and their sum."""
 
     over: float
     under: float
@@ -144,18 +144,18 @@ def confidence_errors(
 ) -> ConfidenceErrors:
     r"""Split the calibration error of the top label into over- and under-confidence, each a lower bound.
 
-    A recalibration g, an isotonic regression on the other folds, says on which side of it a row's confidence r is; what
-    its outcome y then adds is unbiased:
+    A recalibration g, an isotonic regression on the other folds, decides whether the confidence r of a row is above or
+    below it; given this side, the outcome y contributes without bias:
 
     $$\widehat{\text{over}} = \frac{1}{N} \sum_i [g(r_i) < r_i]\,(r_i - y_i), \qquad
       \widehat{\text{under}} = \frac{1}{N} \sum_i [g(r_i) > r_i]\,(y_i - r_i)$$
 
-    For any g their sum is on average at most the calibration error $E\,|r - P(y = 1 \mid r)|$; each may be negative.
-    The authors' code has a boosted classifier for g.
+    For any g the mean of their sum is at most the calibration error $E\,|r - P(y = 1 \mid r)|$; each may be negative.
+    In the authors' code g is a boosted classifier.
 
     Args:
         labels: (N,) int in [0, C).
-        n_folds: from 2 to N.
+        n_folds: number of folds, from 2 to N.
 
     References:
         "A variational estimator for Lp calibration errors", arXiv 2602.24230; for p = 1 and the top label.
@@ -171,7 +171,7 @@ def confidence_errors(
     top = top_label(*checks.check_probs_and_labels(probs, labels))
     n_rows = len(top.confidence)
     got = f"{n_folds} for {n_rows} rows"
-    check(2 <= n_folds <= n_rows, "n_folds to be from 2 to the number of rows", got, "take 5, or more rows")
+    check(2 <= n_folds <= n_rows, "n_folds to be from 2 to the number of rows", got, "use 5, or more rows")
     folds, recalibrated = rng.permutation(n_rows) % n_folds, np.empty(n_rows)
     for fold in range(n_folds):
         own = folds == fold
@@ -181,7 +181,7 @@ def confidence_errors(
 
 
 def errors_by_side(top: TopLabel, recalibrated: FloatArray) -> ConfidenceErrors:
-    """The errors by the side of its confidence that each row's recalibration (N,) from other rows is on."""
+    """The errors of the rows above and below their recalibrations (N,), which are fitted to other rows."""
     gaps = top.confidence - top.correct
     over = float(gaps[recalibrated < top.confidence].sum() / len(gaps))
     under = float(-gaps[recalibrated > top.confidence].sum() / len(gaps))

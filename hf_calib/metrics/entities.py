@@ -1,4 +1,4 @@
-"""Entities of tagged sentences: how many are found, and whether their confidences are right."""
+"""Entities of tagged sentences: F1, precision and recall, and the calibration of their confidences."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from hf_calib.metrics.checks import FloatArray, IntArray
 from hf_calib.metrics.sums import Interval, TopLabel, draw_counts, interval_of, top_label_error, winners
 
 _BIO = re.compile(r"O|[BI]-.+")
-Span = tuple[str, int, int]  # the type, and the numbers of the first and the last row
+Span = tuple[str, int, int]  # The type, and the indices of the first and the last row.
 
 
 @dataclass(frozen=True, eq=False)
 class Entities:
-    """The K entities that a model predicts in S sentences; made by `find_entities`.
+    """The K entities that a model predicts in S sentences, returned by `find_entities`.
 
-    Each has a span (type, first row, last row), the product and the minimum of the probabilities of its tokens' tags,
-    1 in `correct` where a true entity has the same span, else 0, and the number of its sentence; `n_true` (S,) counts
-    the true entities of each sentence.
+    An entity has a span (type, first row, last row), the product and the minimum of the probabilities of its tokens'
+    tags, `correct` (1 if a true entity has the same span, otherwise 0), and the index of its sentence. `n_true` (S,) is
+    the number of true entities of each sentence.
     """
 
     spans: tuple[Span, ...]
@@ -37,26 +37,26 @@ class Entities:
 
 
 def are_bio(tag_names: Sequence[str]) -> bool:
-    """Whether tags tell entities by B-TYPE, I-TYPE and O."""
+    """Whether the tags are B-TYPE, I-TYPE and O."""
     return all(map(_BIO.fullmatch, tag_names)) and set(tag_names) != {"O"}
 
 
 def find_entities(
     probs: ArrayLike, labels: ArrayLike, sentences: ArrayLike, *, tag_names: Sequence[str]
 ) -> Entities:
-    """Find the entities that a token classifier predicts, their confidences, and whether they are right.
+    """Find the entities that a token classifier predicts, with their confidences and correctness.
 
-    Spans are those of conlleval and seqeval: an I- tag that continues no entity begins one. Confidences are the product
-    of the probabilities of its tokens' predicted tags, as if these were independent, and their minimum.
+    Spans are those of conlleval and seqeval: an I- tag that continues no entity begins one. The confidences are the
+    product of the probabilities of an entity's predicted tags, as if they were independent, and the minimum.
 
     Args:
-        probs: (N, C) float: the tokens that count, sentence by sentence.
+        probs: (N, C) float, the tokens that count, in the order of the sentences.
         labels: (N,) int in [0, C).
         sentences: (N,) int, the same number for all tokens of a sentence.
         tag_names: C names: "O", "B-..." and "I-...".
 
     References:
-        Ramshaw and Marcus 1995 (tags); Tjong Kim Sang and De Meulder 2003 (what is right).
+        Ramshaw and Marcus 1995 (tags); Tjong Kim Sang and De Meulder 2003 (correct entities).
 
     >>> probs = [[0.1, 0.9, 0.0], [0.2, 0.0, 0.8], [0.7, 0.2, 0.1]]
     >>> found = find_entities(probs, [1, 2, 0], [0, 0, 0], tag_names=["O", "B-person", "I-person"])
@@ -76,7 +76,7 @@ def find_entities(
     n_names, wanted = len(tag_names), f"tag_names to be {rows.shape[1]}, one per column"
     check(n_names == rows.shape[1], wanted, n_names, "name the columns of probs in their order")
     others = [name for name in tag_names if not _BIO.fullmatch(name)]
-    way_out = "entities are told by such tags; other tags have calibration per token only"
+    way_out = "only such tags define entities; other tags have calibration per token only"
     check(are_bio(tag_names), "tag_names to be O, B-TYPE and I-TYPE", others or "O only", way_out)
     confidences, predicted = winners(rows)
     spans, true = _spans(predicted, tag_names, begins), set(_spans(targets, tag_names, begins))
@@ -93,7 +93,7 @@ def find_entities(
 
 
 def _spans(tags: IntArray, tag_names: Sequence[str], begins: NDArray[np.bool_]) -> list[Span]:
-    """The entities of the tags (N,), in their order; a sentence begins at some of the rows (N,)."""
+    """The entities of the tags (N,), in their order; `begins` (N,) marks the first row of a sentence."""
     kinds = np.array([name[2:] for name in tag_names])[tags]
     goes_on = np.array([name.startswith("I") for name in tag_names])[tags]
     goes_on &= (kinds == np.roll(kinds, 1)) & ~begins
@@ -113,11 +113,11 @@ def entity_scores(
 ) -> dict[str, Interval]:
     """F1, precision and recall of entities, with intervals, and the calibration error of their confidences.
 
-    An entity that is missed has no confidence: read the recall beside the error. The bootstrap draws sentences.
+    A missed entity has no confidence, so read the recall together with the error. The bootstrap draws sentences.
 
     Returns:
-        "f1", "precision", "recall" (micro; a share of nothing is 0), "ece_product" and "ece_minimum", which have no
-        interval, as resamples add noise to them, and are NaN without an entity.
+        "f1", "precision" and "recall" (micro averages; 0 if the denominator is 0), and "ece_product" and "ece_minimum",
+        which have no interval, because resamples add noise to them, and are NaN without an entity.
 
     >>> probs = [[0.1, 0.9, 0.0], [0.2, 0.0, 0.8], [0.1, 0.6, 0.3]]
     >>> found = find_entities(probs, [1, 2, 0], [0, 0, 1], tag_names=["O", "B-person", "I-person"])
@@ -142,6 +142,6 @@ def entity_scores(
 
 
 def _shares(sums: NDArray[Any]) -> FloatArray:
-    """The first of the sums (..., 4) over each of the others; a share of nothing is 0."""
+    """The first of the sums (..., 4) divided by each of the others; 0 if the divisor is 0."""
     right, of = sums[..., :1], sums[..., 1:]
     return np.divide(right, of, out=np.zeros_like(of), where=of > 0)

@@ -1,8 +1,8 @@
-"""Intervals and tests: the bootstrap, the consistency test, the ECE by test inversion.
+"""Intervals and tests: the bootstrap, the consistency test, and the interval of the ECE by test inversion.
 
-Named options, such as ``n_bins=10``, go to the metric; one with the name of an argument here is bound by
-``functools.partial``. A new metric is a function of probs and labels and a row in `METRICS`, which names it here, in
-reports and in studies.
+Named options, such as ``n_bins=10``, are passed to the metric; an option that has the name of an argument here must be
+bound by ``functools.partial``. A new metric is a function of probs and labels and a row of `METRICS`, whose name is
+then known here, in reports and in studies.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from hf_calib.metrics.checks import FloatArray, IntArray
 from hf_calib.metrics.sums import Binning, BinSums, Interval, SumMetric, mean_of
 
 MetricFunction = Callable[..., float]
-Asked = Sequence[tuple[str | MetricFunction, dict[str, Any]]]  # metrics with their options
-Simulation = Callable[[np.random.Generator], float]  # the metric of labels that it draws
+Asked = Sequence[tuple[str | MetricFunction, dict[str, Any]]]  # Metrics with their options.
+Simulation = Callable[[np.random.Generator], float]  # It draws labels and returns their metric.
 
-_HALVINGS = 30  # of the range of shrinkages, which is wide where a bin is near 1
-_SMALLEST_VARIANCE = 1e-4  # of a bin's label, so that the gap of a bin near 1 can grow too
+_HALVINGS = 30  # The range of shrinkages is wide if a bin is near 1.
+_SMALLEST_VARIANCE = 1e-4  # The variance of a bin near 1, so that its gap can grow too.
 
 
 class Metric(NamedTuple):
-    """A row of `METRICS`, or a user's own function."""
+    """A row of `METRICS`, or a function of the user."""
 
-    function: MetricFunction  # of probs and labels, and the metric's options
-    sums: Callable[..., SumMetric] | None = None  # of the options: resamples then cost O(N) additions
-    of_top: MetricFunction | None = None  # of a `TopLabel`, where the metric reads no more
+    function: MetricFunction  # It has probs, labels and options as arguments.
+    sums: Callable[..., SumMetric] | None = None  # With sums, a resample costs O(N) additions.
+    of_top: MetricFunction | None = None  # The metric of a `TopLabel`, if it needs no more.
 
 
 METRICS = {
@@ -57,7 +57,7 @@ METRICS = {
 
 
 def find_metric(metric: str | MetricFunction) -> Metric:
-    """The row of a name, or one for a function."""
+    """The row with this name, or a new one for a function."""
     if callable(metric):
         return Metric(metric)
     way_out = "for example 'expected_calibration_error'"
@@ -79,16 +79,16 @@ def bootstrap_interval(
 ) -> Interval:
     r"""Bootstrap confidence interval of a metric: the spread over resamples of the examples.
 
-    To say how certain a reported number is; `consistency_test` asks whether it may be chance alone. For the ECE use
-    `calibration_error_interval`: noise makes it larger, and each resample adds noise again, so that the interval here
-    may exclude the value, which comes with a warning.
+    It shows how uncertain a reported number is; `consistency_test` tests whether the number may be due to chance. For
+    the ECE use `calibration_error_interval`: noise makes the ECE larger, and each resample adds noise again, so that
+    the interval here may exclude the value. In that case a warning is given.
 
     Args:
-        metric: the name of a metric of probs and labels, or a function ``metric(probs, labels, **options) -> float``;
-            not `kde_calibration_error`, which would count copies of an example as neighbours.
+        metric: the name of a metric of probs and labels, or a function ``metric(probs, labels, **options) -> float``.
+            `kde_calibration_error` is not supported, because copies of an example would count as neighbours.
 
     Returns:
-        ``Interval(value, low, high)``; the ends are quantiles over the resamples (Efron and Tibshirani 1993, 13.3).
+        ``Interval(value, low, high)``; the ends are quantiles of the resamples (Efron and Tibshirani 1993, 13.3).
 
     >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]]
     >>> bootstrap_interval("accuracy", probs, [0, 1, 1, 0])
@@ -115,7 +115,7 @@ def bootstrap_interval(
 def percentile_intervals(
     asked: Asked, probs: NDArray[Any], labels: NDArray[Any], *, confidence_level: float, **drawing: Any
 ) -> list[Interval]:
-    """`bootstrap_interval` of several metrics, from `resampled_metrics` that are drawn once for all."""
+    """The `bootstrap_interval` of several metrics, from the same `resampled_metrics`."""
     checks.check_draws(**drawing, confidence_level=confidence_level)
     values = [_finite_value(find_metric(name), probs, labels, options) for name, options in asked]
     draws = resampled_metrics(asked, probs, labels, **drawing)
@@ -133,7 +133,7 @@ def resampled_metrics(
     seed: int,
     groups: IntArray | None = None,
 ) -> list[FloatArray]:
-    """Each metric (B,) of B resamples of the rows, the same ones for any other N probs; see `draw_counts`."""
+    """Each metric (B,) for B resamples of the rows, which are the same for any other N probs; see `draw_counts`."""
     evaluate = [_of_counts(find_metric(name), probs, labels, options) for name, options in asked]
     blocks = sums.draw_counts(len(probs), n_resamples, checks.check_draws(n_resamples, seed), groups)
     found = [[each(counts) for each in evaluate] for block in blocks for counts in block]
@@ -143,9 +143,9 @@ def resampled_metrics(
 def _of_counts(
     metric: Metric, probs: NDArray[Any], labels: NDArray[Any], options: dict[str, Any]
 ) -> Callable[[FloatArray], float]:
-    """The metric of a sample that holds each of the N rows counts (N,) times."""
+    """The metric of a sample that contains each of the N rows counts (N,) times."""
     top = sums.top_label(probs, labels)
-    if metric.sums is not None:  # the function has accepted the options
+    if metric.sums is not None:  # The function has accepted the options.
         of_sums = metric.sums(**options)
         add = of_sums.rows(*(top if of_sums.of_top else (probs, labels)))
         return lambda counts: float(of_sums.value(add(counts), counts.sum()))
@@ -174,7 +174,7 @@ def _check_resamples(draws: FloatArray) -> FloatArray:
 
 
 class ConsistencyTest(NamedTuple):
-    """A metric's value, how often chance alone makes it as large, and its mean if calibrated."""
+    """A metric's value, its p-value if the model is calibrated, and its mean if the model is calibrated."""
 
     value: float
     p_value: float
@@ -190,18 +190,18 @@ def consistency_test(
     seed: int = 0,
     **options: Any,
 ) -> ConsistencyTest:
-    r"""Test of the hypothesis that the model is calibrated and the error is chance.
+    r"""Test of the hypothesis that the model is calibrated and its error is due to chance.
 
-    A calibrated model has an error above 0 too; labels drawn from the probabilities show how large. A small p-value
-    says that the model is not calibrated; a large one, that these rows do not show it.
+    A calibrated model also has an error above 0; labels drawn from the probabilities show how large it is. A small
+    p-value means that the model is not calibrated; a large p-value means that these rows do not show it.
 
     $$\tilde y_i^{(b)} \sim p_i, \qquad
     p = \frac{1 + \#\{b : \theta(P, \tilde y^{(b)}) \ge \theta(P, y)\}}{1 + B}$$
 
     Args:
         labels: (N,) int in [0, C).
-        metric: as for `bootstrap_interval`; larger must mean worse.
-        n_resamples: B, draws of labels.
+        metric: as in `bootstrap_interval`; larger values must be worse.
+        n_resamples: B, the number of draws of labels.
 
     Returns:
         ``ConsistencyTest(value, p_value, expected)``. (Bröcker and Smith 2007; as a test Vaicenavicius et al. 2019.)
@@ -220,7 +220,7 @@ def consistency_test(
 
 
 def _simulation(metric: Metric, probs: NDArray[Any], options: dict[str, Any]) -> Simulation:
-    """Of labels drawn from probs (N, C), which stay, as do their bins: only hits are drawn where sums allow it."""
+    """The simulation of labels drawn from fixed probs (N, C); if sums allow it, only the correctness is drawn."""
     (n_rows, n_classes), n_bins = probs.shape, options.get("n_bins", 15)
     of_sums = None if metric.sums is None else metric.sums(**options)
     if of_sums is not None and of_sums.of_top:
@@ -230,7 +230,7 @@ def _simulation(metric: Metric, probs: NDArray[Any], options: dict[str, Any]) ->
     flat, first = cumulated.ravel(), np.arange(0, probs.size, n_classes)
 
     def draw(rng: np.random.Generator) -> IntArray:
-        """The place (N,) of the drawn class of each row, row after row, by halving."""
+        """The column (N,) of the drawn class of each row, found by bisection."""
         points, places, width = rng.random(n_rows), first.copy(), n_classes
         while width > 1:
             half = width // 2
@@ -252,11 +252,11 @@ def _simulation(metric: Metric, probs: NDArray[Any], options: dict[str, Any]) ->
 
 
 def _top_simulation(metric: SumMetric, confidences: FloatArray, n_bins: int, binning: Binning) -> Simulation:
-    """The same of the top label, of which is drawn whether it is right: the last of the sums."""
+    """The simulation for the top label, which draws its correctness, the last of the sums."""
     bins, n_rows = sums.assign_bins(confidences, n_bins, binning), len(confidences)
     # Narrow integers are sorted several times as fast.
     order = np.argsort(bins.astype(np.uint16), kind="stable")
-    chances = np.append(confidences[order], 0.0)  # the last one, never right, ends the last bin
+    chances = np.append(confidences[order], 0.0)  # The last entry is never correct and ends the last bin.
     cuts = np.searchsorted(bins[order], np.arange(n_bins + 1))
     occupied = cuts[:-1] < cuts[1:]
     stated = metric.sums(confidences, np.zeros(n_rows))
@@ -276,7 +276,7 @@ def _tested(value: float, errors: FloatArray) -> ConsistencyTest:
 
 
 def consistency_of_bins(bins: BinSums, *, n_effective: float, n_resamples: int, seed: int) -> ConsistencyTest:
-    """The same for the ECE from the sums (M,) of bins, whose n_effective rows are taken to have its mean confidence."""
+    """The test of the ECE from the sums (M,) of bins; the n_effective rows of a bin get its mean confidence."""
     found = Populations(bins)
     sizes = np.maximum(1, np.rint(found.shares * n_effective)).astype(np.int64)
     hits = np.random.default_rng(seed).binomial(sizes, found.stated, size=(n_resamples, len(sizes)))
@@ -295,19 +295,19 @@ def calibration_error_interval(
 ) -> Interval:
     r"""Confidence interval of the expected calibration error of the top label, by test inversion.
 
-    An error $\theta$ is in the interval if a sample of the likeliest population with this error often has an ECE T as
-    small, and as large, as the data's, t:
+    An error $\theta$ is in the interval if samples of the likeliest population with this error often have an ECE T that
+    is as small, and as large, as the ECE t of the data:
 
     $$\{\theta : P_\theta(T \le t) > \tfrac{\alpha}{2} \text{ and } P_\theta(T \ge t) > \tfrac{\alpha}{2}\}$$
 
     Args:
         labels: (N,) int in [0, C).
-        binning: as for `expected_calibration_error`.
-        n_resamples: samples drawn at each error that is tried.
+        binning: as in `expected_calibration_error`.
+        n_resamples: number of samples drawn at each error that is tried.
 
     Returns:
-        ``Interval(value, low, high)``: the ECE of the data, whose noise may put it above the interval; ``low`` is 0
-        where chance alone explains it. (Efron and Tibshirani 1993, 12.3; DiCiccio and Romano 1990.)
+        ``Interval(value, low, high)``: the ECE of the data, which may be above the interval because of noise. ``low``
+        is 0 if chance alone explains the ECE. (Efron and Tibshirani 1993, 12.3; DiCiccio and Romano 1990.)
 
     >>> top = np.random.default_rng(0).uniform(0.5, 1.0, 2000)
     >>> labels = np.random.default_rng(1).random(2000) >= top
@@ -320,12 +320,12 @@ def calibration_error_interval(
     top = sums.top_label(*checks.check_probs_and_labels(probs, labels))
     bins = sums.bin_sums(top, n_bins, binning)
     found = interval_of_bins(bins, n_resamples=n_resamples, confidence_level=confidence_level, seed=seed)
-    # Quantile bins leave out the row of the smallest confidence.
+    # Quantile bins leave out the row with the smallest confidence.
     return found._replace(value=float(sums.binned_error(bins, len(top.confidence))))
 
 
 class Populations:
-    r"""The likeliest populations with an error: each gap of the data's bins (M,) is made smaller, or larger.
+    r"""The likeliest populations with a given error: all gaps of the data's bins (M,) are reduced or increased.
 
     $$|g_m(\lambda)| = \max(0, |g_m| - \lambda C_m (1 - C_m)), \qquad
     \theta(\lambda) = \sum_m \frac{|B_m|}{N} |g_m(\lambda)|$$
@@ -339,28 +339,28 @@ class Populations:
         self.gaps = (confidence - correct) / self.counts
         self.value = float(self.shares @ np.abs(self.gaps))
         self._variances = np.maximum(self.stated * (1 - self.stated), _SMALLEST_VARIANCE)
-        self.most = float((np.abs(self.gaps) / self._variances).max())  # no gap is left
+        self.most = float((np.abs(self.gaps) / self._variances).max())  # Above it all gaps are 0.
         self.least = -float((1 / self._variances).max())
 
     def accuracies(self, shrinkage: FloatArray | float) -> FloatArray:
-        """Of the bins (..., M), by the shrinkage (...)."""
+        """The accuracies of the bins (..., M) for shrinkages (...)."""
         over = self.gaps >= 0
         sizes = np.maximum(0.0, np.abs(self.gaps) - np.asarray(shrinkage)[..., None] * self._variances)
-        # A gap that is too large for its own side turns to the other, where there is more room.
+        # A gap that is too large for its own side changes its sign, where more is possible.
         turns = (sizes > np.where(over, self.stated, 1 - self.stated)) & (over == (self.stated < 0.5))
         return np.clip(np.where(over != turns, self.stated - sizes, self.stated + sizes), 0.0, 1.0)
 
     def errors(self, shrinkage: FloatArray | float) -> FloatArray:
-        """Their calibration errors (...)."""
+        """The calibration errors (...) for shrinkages (...)."""
         return np.asarray(np.abs(self.stated - self.accuracies(shrinkage)) @ self.shares)
 
 
 def interval_of_bins(bins: BinSums, *, n_resamples: int, confidence_level: float, seed: int) -> Interval:
-    """The same from the sums (M,) of the bins."""
+    """The interval from the sums (M,) of the bins."""
     found, rng = Populations(bins), np.random.default_rng(seed)
-    # Rows fall into other bins in another sample.
+    # In another sample, rows are in other bins.
     drawn = rng.multinomial(int(found.n_rows), found.shares, size=n_resamples)
-    of_hits = int(rng.integers(2**63))  # the same at each error that is tried, so that they are told apart
+    of_hits = int(rng.integers(2**63))  # One seed for all errors that are tried makes them comparable.
     tail, near = (1 - confidence_level) / 2, 1e-12 + 1e-9 * found.value
 
     def errors(shrinkage: float) -> FloatArray:
@@ -374,7 +374,7 @@ def interval_of_bins(bins: BinSums, *, n_resamples: int, confidence_level: float
 
 
 def _crossing(of: Populations, holds: Callable[[float], Any]) -> float:
-    """The largest shrinkage at which this holds, as it does from there on downwards; the least if nowhere."""
+    """The largest shrinkage at which the condition holds, as it does below; the least if it never holds."""
     most, least = of.most, of.least
     if holds(most):
         return most

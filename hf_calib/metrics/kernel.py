@@ -1,4 +1,4 @@
-"""Calibration error by kernel density estimation on the simplex, of the top label or of whole distributions."""
+"""Calibration error of the top label or of whole distributions, by kernel density estimation on the simplex."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hf_calib._errors import check
 from hf_calib.metrics.checks import FloatArray, check_choice, check_probs_and_any_labels, row_chunks
 from hf_calib.metrics.sums import top_label
 
-BANDWIDTHS = np.concatenate([np.logspace(-5, -1, 15), np.linspace(0.2, 1, 5)])  # the authors' grid
-_MARGIN = 1e-6  # distance to 0 and 1 that is kept, where the kernel has no finite logarithm
-_MOST_FOR_BANDWIDTH = 1000  # examples; the choice takes 20 passes over all pairs
-_BLOCK = 2**18  # pairs whose temporaries are in memory at once
+BANDWIDTHS = np.concatenate([np.logspace(-5, -1, 15), np.linspace(0.2, 1, 5)])  # This is the authors' grid.
+_MARGIN = 1e-6  # The least distance to 0 and 1, where the logarithm of the kernel is infinite.
+_MOST_FOR_BANDWIDTH = 1000  # The most examples, because the choice needs 20 passes over all pairs.
+_BLOCK = 2**18  # The pairs whose temporaries are in memory at the same time.
 
 
 def kde_calibration_error(
@@ -29,24 +29,24 @@ def kde_calibration_error(
 ) -> float:
     r"""Calibration error by kernel density estimation (ECE-KDE), of the top label or of all probabilities.
 
-    For the canonical error, of the whole distribution, not of each class alone (`classwise_calibration_error`); for the
-    top label `smooth_calibration_error` is far cheaper than its O(N^2) time.
+    Use it for the canonical error of the whole distribution; `classwise_calibration_error` treats each class alone. For
+    the top label, `smooth_calibration_error` is much cheaper than its O(N^2) time.
 
     $$\left(\frac{1}{N} \sum_i \lVert \hat\eta(p_i) - p_i \rVert_q^q\right)^{1/q}, \qquad
     \hat\eta(p_i) = \frac{\sum_{j \ne i} k(p_i; p_j) \, y_j}{\sum_{j \ne i} k(p_i; p_j)}$$
 
-    with $k(\cdot; p_j)$ the Dirichlet density of parameters $p_j / h + 1$; a confidence c is the point (c, 1 - c).
+    where $k(\cdot; p_j)$ is the Dirichlet density of parameters $p_j / h + 1$; a confidence c is the point (c, 1 - c).
 
     Args:
-        probs: of at least two rows.
-        bandwidth: h, at least 1e-8; None takes the most likely of 20 from 1e-5 to 1, each point left out in turn, on at
-            most 1,000 rows. With many classes the canonical error mostly shows it.
+        probs: (N, C) float with at least two rows.
+        bandwidth: h, at least 1e-8; None selects the most likely of 20 values from 1e-5 to 1 by leave-one-out, on at
+            most 1,000 rows. With many classes the canonical error depends mainly on h.
         kind: "top_label", or "canonical", which sums over the classes, to at most 2 (l1) or 1.42 (l2).
         norm: q, "l1" or "l2".
 
     References:
         Popordanoska et al. 2022, A consistent and differentiable Lp canonical calibration error estimator, Eq. 9.
-        Unlike in their code, the l2 error is a root, and no log h favours the smallest h.
+        Unlike in the authors' code, the l2 error is a root, and no term log h favours the smallest h.
 
     >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]
     >>> round(kde_calibration_error(probs, [0, 1, 1], bandwidth=0.1), 4)
@@ -57,7 +57,7 @@ def kde_calibration_error(
     check_choice("norm", norm, ("l1", "l2"))
     way_out = "the density around an example is estimated from the others"
     check(len(checked) >= 2, "probs to hold at least 2 examples", f"shape {checked.shape}", way_out)
-    # Below 1e-8, log-kernels are differences of numbers too large to tell them apart.
+    # Below 1e-8 log-kernels are inaccurate, because they are differences of very large numbers.
     fits = bandwidth is None or 1e-8 <= bandwidth < np.inf
     check(fits, "bandwidth to be finite and at least 1e-08", bandwidth, "bandwidth=None chooses one")
     if kind == "top_label":
@@ -68,7 +68,7 @@ def kde_calibration_error(
     points = predicted.clip(_MARGIN, 1 - _MARGIN)
     if kind == "top_label":
         points = np.hstack([points, 1 - points])
-    means = np.empty(outcomes.shape)  # around each point, without its own outcome
+    means = np.empty(outcomes.shape)  # The means around each point exclude its own outcome.
     for rows, kernel, _ in _kernel_blocks(points, bandwidth or _choose_bandwidth(points)):
         means[rows] = kernel @ outcomes / kernel.sum(axis=1, keepdims=True)
     gaps = np.abs(means - predicted)
@@ -76,10 +76,10 @@ def kde_calibration_error(
 
 
 def _choose_bandwidth(points: FloatArray) -> float:
-    """The bandwidth of the grid under which points (N, K) are most likely, each by the density of the others."""
+    """The bandwidth of the grid with the highest leave-one-out likelihood of the points (N, K)."""
     if len(points) > _MOST_FOR_BANDWIDTH:
         chosen = np.random.default_rng(0).choice(len(points), _MOST_FOR_BANDWIDTH, replace=False)
-        # Sorted first, so that the order of the rows does not matter.
+        # The points are sorted so that the order of the rows does not matter.
         points = points[np.lexsort(points.T)[chosen]]
     likelihoods = []
     for bandwidth in BANDWIDTHS:
@@ -89,7 +89,7 @@ def _choose_bandwidth(points: FloatArray) -> float:
 
 
 def _kernel_blocks(points: FloatArray, bandwidth: float) -> Iterator[tuple[slice, FloatArray, FloatArray]]:
-    """Rows of the kernel matrix, 0 on the diagonal, each divided by its largest; and the logarithms of these."""
+    """Rows of the kernel matrix, 0 on the diagonal, divided by the largest of each row; and the logarithms of these."""
     parameters = points / bandwidth
     normaliser = gammaln(parameters + 1).sum(axis=1) - gammaln((parameters + 1).sum(axis=1))
     for rows in row_chunks(len(points), len(points), elements=_BLOCK):

@@ -1,4 +1,4 @@
-"""Metrics of several labels a row, each a problem of two outcomes, by how often a resample holds each row."""
+"""Metrics of several labels per row, each a problem with two outcomes, for resamples of the rows."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hf_calib.metrics.ranking import area_under_roc, average_precision, tally
 from hf_calib.metrics.scores import SMALLEST_PROBABILITY
 from hf_calib.metrics.sums import BinSums, in_bins, uniform_bins
 
-UNKNOWN = -100  # a label that is not known: its decision is left out
+UNKNOWN = -100  # An unknown label, whose decision is left out.
 
 
 class Decisions(NamedTuple):
-    """Checked probabilities (N, C) float64 with their labels, and which of these are known; both (N, C) bool."""
+    """Checked probabilities (N, C) float64, their labels (N, C) bool, and the mask (N, C) bool of known labels."""
 
     probs: FloatArray
     true: NDArray[np.bool_]
@@ -29,16 +29,16 @@ def check_label_probs(probs: ArrayLike, *, argument: str = "probs") -> FloatArra
     """Return probabilities (N, C) of independent labels as float64 in [0, 1]."""
     rows = as_array(argument, probs)
     check_kind(rows, "f", f"{argument} to be a float array", f"pass {argument}.astype(float)")
-    way_out = "pass one row an example, and one column a label"
+    way_out = "pass one row per example and one column per label"
     requirement = f"{argument} to have shape (N, C), N and C at least 1"
     check(rows.ndim == 2 and rows.size > 0, requirement, f"shape {rows.shape}", way_out)
-    inside = (rows >= -RANGE_TOLERANCE) & (rows <= 1 + RANGE_TOLERANCE)  # NaN is not
+    inside = (rows >= -RANGE_TOLERANCE) & (rows <= 1 + RANGE_TOLERANCE)  # This is False for NaN.
     refuse(~inside, argument, "lie in [0, 1]", rows, "pass sigmoid(logits)")
     return np.clip(rows.astype(np.float64), 0, 1)
 
 
 def check_decisions(probs: ArrayLike, labels: ArrayLike, *, argument: str = "probs") -> Decisions:
-    """Probabilities (N, C) in [0, 1], and labels (N, C) of 0 and 1, or -100 where one is not known."""
+    """Check probabilities (N, C) in [0, 1] and labels (N, C) of 0 and 1, or -100 if unknown."""
     rows = check_label_probs(probs, argument=argument)
     targets = as_array("labels", labels)
     check_shape("labels", targets, rows.shape, f"pass 0 or 1 for each column of {argument}")
@@ -50,13 +50,13 @@ def check_decisions(probs: ArrayLike, labels: ArrayLike, *, argument: str = "pro
 
 
 def label_bins(decisions: Decisions, n_bins: int) -> BinSums:
-    """The sums (C, M) of each label's probabilities and outcomes in bins of equal width."""
+    """The sums (C, M) of the probabilities and outcomes of each label in equal-width bins."""
     sizes, gaps, true, _, _ = LabelMetrics(decisions, n_bins).sums(np.ones(len(decisions.probs)))
     return BinSums(sizes, gaps + true, true)
 
 
 class LabelMetrics:
-    """Metrics by label, and over all decisions together, of resamples of N fixed rows."""
+    """Metrics of each label and of all decisions together, for resamples of N fixed rows."""
 
     def __init__(self, decisions: Decisions, n_bins: int) -> None:
         n_labels = decisions.probs.shape[1]
@@ -71,11 +71,11 @@ class LabelMetrics:
         self._ranked = [(self._rows[each], tally(probs[each], true[each])) for each in members]
 
     def sums(self, counts: FloatArray) -> FloatArray:
-        """(5, C, M) in the bins of each label: decisions, gaps, true ones, squared errors and nats."""
+        """Sums (5, C, M) in the bins of each label: decisions, gaps, true decisions, squared errors and nats."""
         return self._add(counts[self._rows]).reshape(self._shape)
 
     def evaluate(self, counts: NDArray[Any]) -> dict[str, FloatArray]:
-        """Each metric (R, C + 1), the last column of all decisions, of counts (R, N) of each row; NaN if undefined."""
+        """Each metric (R, C + 1) for counts (R, N) of the rows; the last column is all decisions; NaN if undefined."""
         found = [self._of_sample(each.astype(np.float64)) for each in counts]
         return {name: np.stack([each[name] for each in found]) for name in found[0]}
 
@@ -96,7 +96,7 @@ class LabelMetrics:
 
 
 def macro(by_label: Mapping[str, NDArray[Any]]) -> dict[str, FloatArray]:
-    """The mean (R,) of each metric (R, C + 1) over the labels for which it is defined; NaN where it is for none."""
+    """The mean (R,) of each metric (R, C + 1) over the labels for which it is defined; NaN if there is none."""
     means = {}
     for name, values in by_label.items():
         n_defined = (~np.isnan(values[:, :-1])).sum(axis=1)

@@ -1,4 +1,4 @@
-"""Rankings by confidence: selective prediction, and out-of-distribution detection."""
+"""Metrics of rankings by confidence: selective prediction and out-of-distribution detection."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ OOD_SCORES = {
     "max_logit": "Maximum logit",
     "energy": "Energy",
 }
-ACCEPTED = 0.95  # of the familiar inputs, where the false positive rate is taken
+ACCEPTED = 0.95  # The fraction of in-distribution inputs accepted, at which the false positive rate is read.
 
-# Uncertainties (N,) of rows (N, C) that are sorted, so that the order of the classes breaks no tie.
+# Uncertainties (N,) of rows (N, C), which are sorted so that the order of the classes breaks no tie.
 _OF_LOGITS: dict[str, Callable[[FloatArray], FloatArray]] = {
-    # The logarithm of the odds against the top class: near 1, probabilities themselves are all alike.
+    # The log-odds against the top class, because probabilities near 1 hardly differ.
     "max_probability": lambda rows: logsumexp(rows[:, :-1] - rows[:, -1:], axis=1),
     "entropy": lambda rows: -(softmax(rows, axis=1) * log_softmax(rows, axis=1)).sum(axis=1),
     "max_logit": lambda rows: -rows[:, -1],
     "energy": lambda rows: -logsumexp(rows, axis=1),
 }
 _OF_PROBS: dict[str, Callable[[FloatArray], FloatArray]] = {
-    # Probabilities that rounding put just below 0 count as 0.
+    # Probabilities that are below 0 by rounding count as 0.
     "entropy": lambda rows: entr(np.maximum(rows, 0)).sum(axis=1),
     "max_probability": lambda rows: -rows[:, -1],
 }
 
 
 class RiskCoverage(NamedTuple):
-    """The error rate (N,) among the most confident share (N,) of the examples."""
+    """The coverages (N,), and the error rates (N,) among so many of the most confident examples."""
 
     coverage: FloatArray
     risk: FloatArray
 
 
 def area_under_risk_coverage(probs: ArrayLike, labels: ArrayLike) -> float:
-    r"""Area under the risk-coverage curve (AURC): the error rate, averaged over how much is answered.
+    r"""Area under the risk-coverage curve (AURC): the error rate averaged over all coverages.
 
-    For a classifier that may abstain; no recalibration that keeps the order changes it. Confidences that are equal in
-    float32 share their errors evenly.
+    Use it for a classifier that may abstain. A calibrator that keeps the order of the confidences does not change it.
+    Confidences that are equal in float32 share their errors evenly.
 
     $$\frac{1}{N} \sum_{k=1}^{N} \frac{\text{errors among the } k \text{ most confident}}{k}$$
 
@@ -61,7 +61,7 @@ def area_under_risk_coverage(probs: ArrayLike, labels: ArrayLike) -> float:
 
 
 def mean_risk(top: TopLabel) -> float:
-    """The AURC of rows whose top label is known."""
+    """The AURC of rows with a known top label."""
     return float(risk_coverage_curve(top.confidence.astype(np.float32), top.correct).risk.mean())
 
 
@@ -69,7 +69,7 @@ def risk_coverage_curve(confidences: ArrayLike, correct: ArrayLike) -> RiskCover
     """The error rate among the k most confident predictions, for every k; `area_under_risk_coverage` is its mean.
 
     Args:
-        confidences: (N,) float, of any range: only their order counts. Equal ones share their errors evenly.
+        confidences: (N,) float of any range; only the order counts. Equal confidences share their errors evenly.
         correct: (N,) of 0 and 1, or bool; fractions for soft labels.
 
     >>> risk_coverage_curve([0.9, 0.8, 0.7, 0.6], [1, 1, 0, 1]).risk.round(3)
@@ -100,7 +100,7 @@ Tally = Callable[[NDArray[Any]], tuple[FloatArray, FloatArray]]
 
 
 def tally(scores: FloatArray, true: NDArray[np.bool_]) -> Tally:
-    """Of counts (N,) of the rows: how many false and true ones (K + 1,) have the 0 to K largest different scores."""
+    """The numbers (K + 1,) of false and true rows with the 0 to K largest different scores, for counts (N,) of rows."""
     different, places = np.unique(-scores, return_inverse=True)
     n_slots = len(different) + 1
     slots = n_slots * true + 1 + places
@@ -113,33 +113,33 @@ def tally(scores: FloatArray, true: NDArray[np.bool_]) -> Tally:
 
 
 def area_under_roc(false: FloatArray, true: FloatArray) -> float:
-    """The probability that a true row is before a false one, a tie counting half; NaN where one is missing."""
+    """The probability that a true row is before a false one, where a tie counts half; NaN if either is missing."""
     n_pairs = false[-1] * true[-1]
     return float(np.diff(false) @ (true[1:] + true[:-1]) / 2 / n_pairs) if n_pairs else np.nan
 
 
 def average_precision(false: FloatArray, true: FloatArray) -> float:
-    """The mean precision at the true rows; NaN without one."""
+    """The mean precision at the true rows; NaN if there is none."""
     precision = true[1:] / np.maximum((true + false)[1:], 1)
     return float(np.diff(true) @ precision / true[-1]) if true[-1] else np.nan
 
 
 class OodDetection(NamedTuple):
-    """The area under the ROC curve, the share from elsewhere accepted where 95% of the familiar are, and the curve."""
+    """The AUROC, the fraction of OOD inputs accepted if 95% of in-distribution inputs are, and the ROC curve."""
 
     auroc: Interval
     fpr95: Interval
-    curve: tuple[FloatArray, FloatArray]  # shares of both that are flagged as the threshold falls
+    curve: tuple[FloatArray, FloatArray]  # The fractions of both that are flagged as the threshold falls.
 
 
 def ood_auroc(probs_in: ArrayLike, probs_out: ArrayLike, *, score: str = "entropy") -> float:
-    r"""AUROC of out-of-distribution detection: how well uncertainty separates unfamiliar inputs from familiar ones.
+    r"""AUROC of out-of-distribution (OOD) detection: how well uncertainty separates OOD inputs from the test set.
 
-    $P(u_\text{out} > u_\text{in}) + \tfrac12 P(u_\text{out} = u_\text{in})$; `ood_detection` takes logits, and gives
-    intervals.
+    The value is $P(u_\text{out} > u_\text{in}) + \tfrac12 P(u_\text{out} = u_\text{in})$. `ood_detection` accepts
+    logits and has intervals.
 
     Args:
-        probs_in: (N, C), the model's test set; probs_out: (N', C), inputs from elsewhere.
+        probs_in: (N, C) float, the model's test set; probs_out: (N', C) float, OOD inputs.
         score: the uncertainty u: "entropy" as in the papers, or "max_probability", which counts negatively.
 
     References:
@@ -164,16 +164,16 @@ def ood_detection(
     confidence_level: float = 0.95,
     seed: int = 0,
 ) -> dict[str, OodDetection]:
-    r"""AUROC and false positive rate of out-of-distribution detection by several scores of logits, with intervals.
+    r"""AUROC and false positive rate of out-of-distribution (OOD) detection by scores of logits, with intervals.
 
-    An input is flagged where its score is above a threshold: "max_probability", "entropy", "max_logit" and "energy" are
+    An input is flagged if its score is above a threshold. "max_probability", "entropy", "max_logit" and "energy" are
 
     $$-\max_c p_c, \quad -\sum_c p_c \log p_c, \quad -\max_c z_c, \quad -\log \sum_c e^{z_c}$$
 
     Args:
-        logits_in: (N, C), the model's test set; logits_out: (N', C), inputs from elsewhere. Both are resampled.
-        scores: the first two also go with the logarithms of probabilities. (Hendrycks and Gimpel 2017; Hendrycks et al.
-            2022, maximum logit; Liu et al. 2020, energy.)
+        logits_in: (N, C) float, the model's test set; logits_out: (N', C) float, OOD inputs. Both are resampled.
+        scores: names of scores; the first two are also valid for logarithms of probabilities. (Hendrycks and Gimpel
+            2017; Hendrycks et al. 2022, maximum logit; Liu et al. 2020, energy.)
 
     >>> found = ood_detection([[4.0, 0.0], [0.0, 2.0]], [[0.5, 0.0], [0.0, 3.0]], scores=["energy"])
     >>> found["energy"].auroc.value
@@ -206,7 +206,7 @@ def ood_detection(
 def _tallies(
     kind: str, inside: NDArray[Any], outside: NDArray[Any], scores: list[Callable[[FloatArray], FloatArray]]
 ) -> list[Tally]:
-    """By each of the uncertainties of rows (N, C) and (N', C); those from elsewhere are the true ones."""
+    """The tallies for each uncertainty of rows (N, C) and (N', C), where OOD rows are the true ones."""
     requirement = f"{kind}_out to have {inside.shape[1]} columns"
     got, way_out = f"{outside.shape[1]} columns", f"pass the {kind} of one model on both sets"
     check(outside.shape[1] == inside.shape[1], requirement, got, way_out)
@@ -218,7 +218,7 @@ def _tallies(
 
 
 def _rates(false: FloatArray, true: FloatArray) -> tuple[float, float]:
-    """The area under the curve, and the share of true rows not flagged where `ACCEPTED` of the false ones are not."""
+    """The AUROC, and the fraction of true rows that are not flagged if `ACCEPTED` of the false rows are not."""
     accepted = false[-1] - false
     last = np.count_nonzero(accepted >= ACCEPTED * false[-1]) - 1
     return area_under_roc(false, true), float(1 - true[last] / true[-1])

@@ -1,4 +1,4 @@
-"""Calibration errors of bins, proper scores and accuracy; see `hf_calib.metrics` for the common arguments."""
+"""Binned calibration errors, proper scores and accuracy; `hf_calib.metrics` explains the common arguments."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ def expected_calibration_error(
 ) -> float:
     r"""Expected calibration error (ECE) of the top label.
 
-    The usual number, of the predicted class only; `classwise_calibration_error` looks at every class. With
-    ``binning="quantile"`` it is the adaptive ECE (AdaECE, ECE-EM): better when most confidences are near 1. With the
-    accuracy $A_m$ and the mean confidence $C_m$ of bin $B_m$,
+    This is the metric that papers report, of the predicted class only; `classwise_calibration_error` covers every
+    class. With ``binning="quantile"`` it is the adaptive ECE (AdaECE, ECE-EM), which is better if most confidences are
+    near 1. With the accuracy $A_m$ and the mean confidence $C_m$ of bin $B_m$,
 
     $$\mathrm{ECE}_p = \left(\sum_{m=1}^{M} \frac{|B_m|}{N} |A_m - C_m|^p\right)^{1/p}$$
 
     Args:
-        binning: "uniform", equal-width bins (lower, upper]; "quantile", bins between interpolated quantiles, without
-            the smallest confidence and its ties unless all are equal, as in the papers' code; "equal_mass", the sorted
-            examples cut into M parts, so that the order of equal confidences at a cut matters.
-        norm: "l1"; "l2", the root of the weighted squared gaps; "max", the largest gap.
-        debias: subtract what sampling noise alone adds, down to 0; not for "max". For l2 $A_m (1 - A_m) / (n_m - 1)$
-            of each squared gap; for l1 the expected excess of a gap with normal noise.
-        sample_weight: for binning="uniform" without debias.
+        binning: "uniform": equal-width bins (lower, upper]. "quantile": bins between interpolated quantiles, without
+            the smallest confidence and its ties unless all are equal, as in the papers' code. "equal_mass": the sorted
+            examples in M parts, so that the order of equal confidences at a cut matters.
+        norm: "l1", "l2" (the root of the weighted squared gaps) or "max" (the largest gap).
+        debias: subtract the error that sampling noise alone adds, down to 0; not for "max". For l2 this is
+            $A_m (1 - A_m) / (n_m - 1)$ per squared gap, for l1 the expected excess of a gap with normal noise.
+        sample_weight: as above, only for binning="uniform" without debias.
 
     References:
-        Guo et al. 2017; Nguyen and O'Connor 2015 (equal mass); Mukhoti et al. 2020 (the code compared with);
+        Guo et al. 2017; Nguyen and O'Connor 2015 (equal mass); Mukhoti et al. 2020 (whose code gives the same values);
         Kumar et al. 2019 (debiased).
 
     >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]
@@ -72,7 +72,7 @@ def maximum_calibration_error(
 ) -> float:
     """Maximum calibration error (MCE): the largest gap of any equal-width bin (Naeini et al. 2015).
 
-    For a worst-case view; noisy, since a bin with one example counts as much as one with thousands.
+    It shows the worst case, but is noisy: a bin with one example counts as much as a bin with thousands.
 
     >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]
     >>> round(maximum_calibration_error(probs, [0, 1, 1]), 6)
@@ -86,8 +86,8 @@ def classwise_calibration_error(
 ) -> float:
     r"""Classwise ECE: the ECE of each class's probability, averaged over all C classes (Kull et al. 2019).
 
-    For use where every probability matters, not the winner's alone (`expected_calibration_error`); it is smaller with
-    more classes. With $A_{m,c}$ how often class c is true, and $C_{m,c}$ its mean probability, in bin m,
+    Use it if every probability matters; `expected_calibration_error` covers the predicted class only. The value falls
+    with the number of classes. With the frequency $A_{m,c}$ of class c and its mean probability $C_{m,c}$ in bin m,
 
     $$\frac{1}{C} \sum_{c} \sum_{m} \frac{|B_{m,c}|}{N} |A_{m,c} - C_{m,c}|$$
 
@@ -103,13 +103,13 @@ def negative_log_likelihood(
 ) -> float:
     r"""Mean negative log-likelihood (NLL) of the true class.
 
-    The score that training and temperature scaling minimise; unlike `brier_score` it punishes confident errors hardest.
+    Training and temperature scaling minimise it. Unlike `brier_score` it is dominated by confident errors.
 
-    $$-\frac{1}{N} \sum_i \log p_{i, y_i} \quad\text{or, of soft labels,}\quad
+    $$-\frac{1}{N} \sum_i \log p_{i, y_i} \quad\text{or, for soft labels,}\quad
     -\frac{1}{N} \sum_i \sum_c \eta_{i,c} \log p_{i,c}$$
 
     Returns:
-        Nats per example, at least 0; a probability of 0, as of float16 below 6e-8, counts as 708.4 nats.
+        Nats per example, at least 0. A probability of 0 (in float16, below 6e-8) counts as 708.4 nats.
 
     >>> round(negative_log_likelihood([[0.5, 0.5], [0.25, 0.75]], [0, 0]), 6)
     1.039721
@@ -120,8 +120,8 @@ def negative_log_likelihood(
 def brier_score(probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike | None = None) -> float:
     r"""Brier score: mean squared distance between the probabilities and the one-hot label (Brier 1950).
 
-    A proper score in [0, 2], less moved by single confident errors than `negative_log_likelihood`; of two classes it is
-    twice that of scikit-learn. Soft labels take the place of $[c = y_i]$.
+    It is a proper score in [0, 2], less sensitive to single confident errors than `negative_log_likelihood`. For two
+    classes it is twice scikit-learn's value. Soft labels replace $[c = y_i]$.
 
     $$\frac{1}{N} \sum_i \sum_c (p_{i,c} - [c = y_i])^2$$
 
@@ -134,8 +134,8 @@ def brier_score(probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike
 def root_brier_score(probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike | None = None) -> float:
     """Square root of the Brier score, an upper bound of the calibration error of all classes; in [0, sqrt(2)].
 
-    No binning can hide miscalibration from it: the l2 calibration error of the whole vector is never larger, at any
-    sample size (Gruber and Buettner 2022).
+    It needs no bins, which can hide miscalibration: the l2 calibration error of the whole vector is never larger, at
+    any sample size (Gruber and Buettner 2022).
 
     >>> round(root_brier_score([[0.5, 0.5], [0.25, 0.75]], [0, 1]), 6)
     0.559017
@@ -155,14 +155,14 @@ def brier_decomposition(
 ) -> BrierDecomposition:
     r"""Split the Brier score into calibration (what recalibration can remove) and refinement (what it cannot).
 
-    Tells why one model's `brier_score` is better than another's. With the means of probabilities and labels in each
-    equal-width bin of confidence, a row's classes in order of probability, so that no class cancels another,
+    The parts show why one model has a better `brier_score` than another. The means of probabilities and labels are
+    those of equal-width bins of confidence, with a row's classes sorted by probability, so that none cancels another:
 
     $$\text{calibration} = \sum_m \frac{n_m}{N} \|\bar p_m - \bar y_m\|^2$$
 
     Returns:
-        Both at least 0; their sum is the Brier score. With few examples in a bin, noise counts as calibration error.
-        (Murphy 1973; Stephenson et al. 2008.)
+        Both parts, at least 0; their sum is the Brier score. With few examples per bin, noise counts as calibration
+        error. (Murphy 1973; Stephenson et al. 2008.)
 
     >>> parts = brier_decomposition([[0.75, 0.25], [0.25, 0.75], [0.75, 0.25], [0.75, 0.25]], [0, 1, 0, 0])
     >>> (parts.calibration, parts.refinement)
@@ -174,7 +174,7 @@ def brier_decomposition(
 
 
 def accuracy(probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike | None = None) -> float:
-    """Fraction of examples whose most probable class is the true one; the first of tied classes counts.
+    """Fraction of examples whose most probable class is the true class; of tied classes the first is predicted.
 
     With soft labels it is the mean share of the predicted class.
 
@@ -187,9 +187,9 @@ def accuracy(probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike | 
 def true_calibration_error(probs: ArrayLike, labels: ArrayLike) -> float:
     r"""True calibration error: the mean distance of the predicted distribution from the true one.
 
-    Unlike `expected_calibration_error` it judges each example, so nothing cancels. It needs the true class
-    probabilities $\eta$, (N, C): those of a known generator, or the shares of many annotators, whose scatter is part of
-    the value, which is sqrt(2) at most (Lin et al. 2025, Eq. 1).
+    Unlike in `expected_calibration_error`, errors of different examples cannot cancel. It needs the true class
+    probabilities $\eta$, (N, C), of a known generator, or the shares of many annotators, whose sampling noise then adds
+    to the value. It is at most sqrt(2) (Lin et al. 2025, Eq. 1).
 
     $$\frac{1}{N} \sum_i \|p_i - \eta_i\|_2$$
 
@@ -211,7 +211,7 @@ def _checked(
 
 
 def shares_right(probs: NDArray[Any], labels: NDArray[Any]) -> FloatArray:
-    """How right the predicted class (N,) of each row is."""
+    """The correctness (N,) of the predicted class of each row."""
     return sums.top_label(probs, labels).correct
 
 
@@ -228,13 +228,13 @@ def distances(probs: NDArray[Any], labels: NDArray[Any]) -> FloatArray:
 
 
 def squared_distances(probs: NDArray[Any], labels: NDArray[Any]) -> FloatArray:
-    """Their squares."""
+    """The squared distances (N,)."""
     gaps = sums.residuals(probs, labels)
     return np.einsum("nc,nc->n", gaps, gaps)
 
 
 def _ordered_gaps(probs: NDArray[Any], labels: NDArray[Any], *, n_bins: int) -> Adder:
-    """In bins of confidence (M, 2 + C): rows, squares and gaps, of classes from most to least probable."""
+    """Sums (M, 2 + C) in bins of confidence: rows, squares and gaps, of classes from most to least probable."""
     order = np.argsort(-probs, axis=1, kind="stable") + np.arange(0, probs.size, probs.shape[1])[:, None]
     gaps = sums.residuals(probs, labels).reshape(-1)[order]
     columns = np.column_stack([np.ones(len(gaps)), np.einsum("nc,nc->n", gaps, gaps), gaps])
@@ -245,5 +245,5 @@ def _ordered_gaps(probs: NDArray[Any], labels: NDArray[Any], *, n_bins: int) -> 
 def _brier_parts(added: FloatArray, n: Any) -> tuple[float, float]:
     counts, squares, gaps = added[:, 0], added[:, 1], added[:, 2:]
     calibration = (np.einsum("mc,mc->m", gaps, gaps) / np.where(counts > 0, counts, 1)).sum() / n
-    # Rounding alone can make the refinement negative: it is a variance.
+    # The refinement is a variance, which only rounding can make negative.
     return float(calibration), float(max(squares.sum() / n - calibration, 0.0))

@@ -1,4 +1,4 @@
-"""Smooth calibration errors: a kernel in place of bins, its reliability curve, and a supremum over witnesses."""
+"""Smooth calibration errors: a kernel instead of bins, its reliability curve, and a supremum over witnesses."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from hf_calib._errors import check
 from hf_calib.metrics.checks import FloatArray, check_probs_and_any_labels, row_chunks
 from hf_calib.metrics.sums import TopLabel, top_label
 
-# The first four decide the value to the last digit, and are relplot's.
-_BANDWIDTH_STEPS = 1024  # the bandwidths that are tried are multiples of 1/1024
-_CELLS = 2000  # in twice the unit interval, at the least
-_POINTS = 200  # at which the error is summed, at the least
-_EMPTY = 1e-4  # examples that are added everywhere, so that an empty stretch is not 0/0
-_SMALLEST_BANDWIDTH = 1e-4  # a grid has ten cells to a bandwidth: below this it outgrows the data
-_NEGLIGIBLE = 1e-10  # of the largest density: less is the rounding of the FFT
-_CHUNK = 2**15  # examples whose temporaries stay in cache, which is three times as fast for a million
+# The first four constants are relplot's and determine the value to the last digit.
+_BANDWIDTH_STEPS = 1024  # Bandwidths are multiples of 1/1024.
+_CELLS = 2000  # The least number of cells in twice the unit interval.
+_POINTS = 200  # The least number of points at which the error is summed.
+_EMPTY = 1e-4  # Examples that are added everywhere, so that an empty range is not 0/0.
+_SMALLEST_BANDWIDTH = 1e-4  # A grid has ten cells per bandwidth; below this it is larger than the data.
+_NEGLIGIBLE = 1e-10  # A smaller fraction of the largest density is rounding of the FFT.
+_CHUNK = 2**15  # Temporaries of this many examples stay in cache, which is 3 times as fast.
 
 Spread = Callable[[int], FloatArray]
 
 
 class SmoothReliability(NamedTuple):
-    """Accuracy, NaN where no example is near, and density of the confidences at equidistant points of [0, 1]."""
+    """Accuracy (NaN if no example is near) and density of the confidences at equidistant points of [0, 1]."""
 
     grid: FloatArray
     accuracy: FloatArray
@@ -40,19 +40,19 @@ class SmoothReliability(NamedTuple):
 def smooth_calibration_error(probs: ArrayLike, labels: ArrayLike, *, bandwidth: float | None = None) -> float:
     r"""Smooth calibration error (smECE) of the top label.
 
-    The calibration error without bins, in O(N) time: no edge decides it, unlike `expected_calibration_error`.
+    It has no bins, so unlike `expected_calibration_error` it does not depend on edges. It needs O(N) time.
 
     $$\mathrm{smECE}_\sigma = \int_0^1 |\hat r_\sigma(t)| \, \mathrm{d}t, \qquad
     \hat r_\sigma(t) = \frac{1}{N} \sum_i K_\sigma(t, c_i) (c_i - a_i)$$
 
-    with $c_i$ the confidence, $a_i$ whether it is right and $K_\sigma$ a Gaussian reflected at 0 and 1.
+    where $c_i$ is the confidence, $a_i$ the correctness (0 or 1), and $K_\sigma$ a Gaussian reflected at 0 and 1.
 
     Args:
         bandwidth: the kernel's width in [0.0001, 1]; None finds the fixed point $\sigma = \mathrm{smECE}_\sigma$.
 
     References:
-        Blasiok and Nakkiran 2023, Smooth ECE: principled reliability diagrams via kernel smoothing. Equal to relplot's:
-        the fixed point is rounded up to a multiple of 1/1024, at least 2; the kernel is cut off at a distance of 1/2.
+        Blasiok and Nakkiran 2023, Smooth ECE: principled reliability diagrams via kernel smoothing. As in relplot, the
+        fixed point is a multiple of 1/1024, rounded up and at least 2/1024; the kernel is cut off at a distance of 1/2.
 
     >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]
     >>> round(smooth_calibration_error(probs, [0, 1, 1]), 4)
@@ -62,7 +62,7 @@ def smooth_calibration_error(probs: ArrayLike, labels: ArrayLike, *, bandwidth: 
 
 
 def smooth_error(top: TopLabel, *, bandwidth: float | None = None) -> float:
-    """The smECE of rows whose top label is known."""
+    """The smECE of rows with a known top label."""
     fits = bandwidth is None or _SMALLEST_BANDWIDTH <= bandwidth <= 1
     check(fits, f"bandwidth to lie in [{_SMALLEST_BANDWIDTH}, 1]", bandwidth, "bandwidth=None chooses one")
     spread = _spread(top.confidence, top.confidence - top.correct)
@@ -75,8 +75,8 @@ def smooth_reliability(
     """The kernel regression of correctness on confidence, by default at the bandwidth of the error."""
     if bandwidth is None:
         bandwidth = _fixed_point(_spread(confidences, confidences - correct))
-    rows = _spread(confidences, correct)(_grid_size(bandwidth) | 1)  # odd, to centre the kernel on a point
-    rows[:, [0, -1]] *= 2  # an end point is its own mirror image: here both count
+    rows = _spread(confidences, correct)(_grid_size(bandwidth) | 1)  # An odd size has a centre.
+    rows[:, [0, -1]] *= 2  # An end point is its own mirror image, so it counts twice.
     mass, hits = _smooth(rows, bandwidth).clip(0)
     near = mass > _NEGLIGIBLE * mass.max()
     accuracy = np.where(near, hits, np.nan) / np.where(near, mass, 1)
@@ -86,7 +86,7 @@ def smooth_reliability(
 
 
 def _spread(confidences: FloatArray, values: FloatArray) -> Spread:
-    """Number and sum of values (2, G) at G equidistant points of [0, 1]; an example is shared by the two nearest."""
+    """Numbers and sums of values (2, G) at G equidistant points of [0, 1]; the two nearest share an example."""
 
     @cache
     def rows(size: int) -> FloatArray:
@@ -112,21 +112,21 @@ def _error(spread: Spread, bandwidth: float) -> float:
 
 
 def _fixed_point(spread: Spread) -> float:
-    """The smallest bandwidth, to 1/1024, that is not below its error."""
+    """The smallest multiple of 1/1024 that, as a bandwidth, is not below its error."""
     widths = np.arange(_BANDWIDTH_STEPS) / _BANDWIDTH_STEPS
     step = bisect_left(widths, True, key=lambda width: width > widths[1] and width >= _error(spread, width))
     return step / _BANDWIDTH_STEPS
 
 
 def _grid_size(bandwidth: float) -> int:
-    """G: ten points to a bandwidth, and no fewer than 1001."""
+    """The number of points G: ten per bandwidth, and at least 1001."""
     return max(_CELLS, round(20 / bandwidth)) // 2 + 1
 
 
 def _smooth(rows: FloatArray, bandwidth: float) -> FloatArray:
     """Convolve rows (..., G) with a Gaussian, mirrored at both ends, cut off at half the interval."""
-    # A row and its mirror image make one period, so the FFT's wrap-around is the mirror. For an even G the kernel's
-    # middle lies between two points, as in the authors' code.
+    # A row and its mirror image are one period, so the wrap-around of the FFT is the mirror. For an even G the middle
+    # of the kernel is between two points, as in the authors' code.
     size = rows.shape[-1]
     offsets = np.linspace(-0.5, 0.5, size)
     kernel = np.exp(-0.5 * (offsets / bandwidth) ** 2) / (np.sqrt(2 * np.pi) * bandwidth)
@@ -144,12 +144,12 @@ def _at(points: FloatArray, row: FloatArray) -> FloatArray:
 def smooth_calibration_error_dual(probs: ArrayLike, labels: ArrayLike) -> float:
     r"""Smooth calibration error (smCE) of the top label, by its definition as a supremum.
 
-    Between half and all of the distance to calibration; the papers' tables have its estimate by a kernel,
-    `smooth_calibration_error`. Exact up to rounding, in O(N log N).
+    It is between half of and the whole distance to calibration. The papers' tables have its estimate by a kernel,
+    `smooth_calibration_error`. The value is exact up to rounding, in O(N log N) time.
 
     $$\mathrm{smCE} = \sup_\eta \frac{1}{N} \sum_i \eta(c_i) \, (a_i - c_i)$$
 
-    with $c_i$ the confidence, $a_i$ whether it is right, and $\eta$ any 1-Lipschitz function from [0, 1] to [-1, 1].
+    where $c_i$ is the confidence, $a_i$ the correctness, and $\eta$ any 1-Lipschitz function from [0, 1] to [-1, 1].
 
     References:
         Blasiok et al. 2023, A unifying theory of distance from calibration; Focal calibration loss, Definition 2.2.
@@ -162,16 +162,16 @@ def smooth_calibration_error_dual(probs: ArrayLike, labels: ArrayLike) -> float:
 
 
 def smooth_error_dual(top: TopLabel) -> float:
-    """The smCE of rows whose top label is known."""
+    """The smCE of rows with a known top label."""
     # A function that is 1-Lipschitz between neighbours is so between all pairs. So the supremum is a linear program
     # over the N values of the witness: |w_{i+1} - w_i| <= d_i = c_{i+1} - c_i and |w_i| <= 1. With S_i the sum of
     # the first i residuals, its dual is
     #     min  sum_i d_i |S_i - P_i|  +  sum_i |p_i|,    P_i = p_1 + ... + p_i,    P_N = S_N:
-    # each residual is cancelled where it is, at a price of 1, or carried along the line at a price of d.
-    # No two p differ in sign: to cancel both costs 2, to carry one to the other costs at most 1, the
-    # length of [0, 1]. Hence their prices add up to |S_N|, P rises from 0 to S_N (or falls, which the sign below
-    # takes care of), and what remains is the monotone fit to S with weights d, whose bounds merely clip the fit
-    # without them. Tied confidences have d = 0, so that their order does not matter.
+    # each residual is cancelled in place at a cost of 1, or moved along the line at a cost of d.
+    # No two p differ in sign: to cancel both costs 2, to move one to the other costs at most 1, the
+    # length of [0, 1]. Hence their costs add up to |S_N|, P rises from 0 to S_N (or falls, which the sign below
+    # handles), and the rest is the monotone fit to S with weights d, whose bounds merely clip the unbounded
+    # fit. Tied confidences have d = 0, so their order does not matter.
     order = np.argsort(top.confidence)
     distances = np.diff(top.confidence[order])
     running = np.cumsum((top.correct - top.confidence)[order]) / len(order)
@@ -183,10 +183,10 @@ def smooth_error_dual(top: TopLabel) -> float:
 
 
 def _monotone_fit(values: FloatArray, weights: FloatArray) -> FloatArray:
-    """The nondecreasing (N,) with the least weighted sum of absolute differences from the values (N,)."""
+    """The non-decreasing sequence (N,) with the least weighted sum of absolute differences to the values (N,)."""
     # The least sum over the fits so far whose last value is at most x is convex in x, and constant from some x on:
-    # `heap` holds the points where its slope changes, largest first, and by how much. A new value adds its own
-    # slopes, -weight and +weight, and what rises is cut off.
+    # `heap` contains the points where its slope changes, largest first, and the changes. A new value adds its own
+    # slopes, -weight and +weight, and the rising part is cut off.
     heap: list[tuple[float, float]] = []
     best_last = np.empty_like(values)
     for i, (value, weight) in enumerate(zip(values.tolist(), weights.tolist(), strict=True)):
@@ -196,5 +196,5 @@ def _monotone_fit(values: FloatArray, weights: FloatArray) -> FloatArray:
             excess -= heappop(heap)[1]
         heapreplace(heap, (heap[0][0], heap[0][1] - excess))
         best_last[i] = -heap[0][0]
-    # From the last one backwards: each the best that does not exceed the next.
+    # Backwards from the last value, each is the best that does not exceed the next.
     return np.minimum.accumulate(best_last[::-1])[::-1]

@@ -1,4 +1,4 @@
-"""Calibration metrics of any number of rows: float64 sums that are updated, merged, sent, and read."""
+"""Calibration metrics of any number of rows, from float64 sums that are updated, merged, sent and read."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from hf_calib.metrics.sums import (
     winners,
 )
 
-_FORMAT = "hf_calib CalibrationState 3"  # the last word is the version
+_FORMAT = "hf_calib CalibrationState 3"  # The last word is the version.
 _MOST_SLICES = 1_000
 
-# Confidences are counted in cells, within which 1 - p varies by a factor of 1 + 2^-12, as they bunch near 1. Of the
-# fraction's 52 bits a cell has the first 12, in each of the 24 halvings of 1 - p down to float32's resolution near 1.
+# Confidences are counted in cells, within which 1 - p varies by a factor of 1 + 2^-12, because many are near 1. A cell
+# has the first 12 of the 52 bits of the fraction, in each of the 24 halvings of 1 - p down to float32's resolution.
 _CELL_BITS, _OCTAVES = 12, 24
 N_CELLS = _OCTAVES << _CELL_BITS
 
-# What an evaluation logs, by key: eval_ece, and eval_ece_calibrated with the map. Trainer, cards and reports read it.
+# The metrics that an evaluation logs, by key, such as eval_ece, and eval_ece_calibrated with the calibrator.
 LOGGED_METRICS = {
     "accuracy": "Accuracy",
     "nll": "Negative log-likelihood (nats)",
@@ -52,19 +52,19 @@ def lower_is_better(log_key: str) -> bool:
 
 
 class RowScores(NamedTuple):
-    """A chunk of n rows, scored: fields but the first are (n,), or lists of such, see `terms_of`."""
+    """The scores of a chunk of n rows; all fields but the first are (n,), or lists of such arrays; see `terms_of`."""
 
-    columns: NDArray[Any]  # (C, n), the probabilities
+    columns: NDArray[Any]  # The probabilities (C, n).
     weights: FloatArray | None
-    at_label: IntArray  # the place in the columns of each row's label
-    at_top: IntArray  # and of its first most probable class
+    at_label: IntArray  # The index of each row's label in the columns.
+    at_top: IntArray  # The index of its first most probable class.
     confidence: FloatArray
     in_bin: list[FloatArray]
     scores: list[FloatArray]
 
 
 def terms_of(ones: Any, confidence: Any, correct: Any, nll: Any, brier: Any) -> tuple[list[Any], list[Any]]:
-    """What each row (n,) adds to its bin, and to the scores of its group; of numpy's arrays and of torch's tensors."""
+    """The terms that each row (n,) adds to its bin and to the scores of its group, for numpy and torch."""
     gap = confidence - correct
     in_bin = [ones, confidence, confidence * confidence, correct]
     return in_bin, [ones, nll, nll * nll, brier, brier * brier, gap, gap * gap]
@@ -73,7 +73,7 @@ def terms_of(ones: Any, confidence: Any, correct: Any, nll: Any, brier: Any) -> 
 def score_chunks(
     probs: NDArray[Any], labels: NDArray[Any], weights: NDArray[Any] | None
 ) -> Iterator[tuple[slice, RowScores]]:
-    """Score rows that were checked, chunk by chunk; fastest where columns of probs lie in one piece (order F)."""
+    """Score checked rows in chunks, which is fastest if columns of probs are contiguous (order F)."""
     for part in checks.row_chunks(len(probs), max(4, probs.shape[1])):
         columns = np.ascontiguousarray(probs[part].T)
         n = columns.shape[1]
@@ -93,13 +93,13 @@ def score_chunks(
 
 
 class GroupSums(NamedTuple):
-    """What the metrics of the top label and the proper scores need of G groups of rows."""
+    """Sums of G groups of rows for the metrics of the top label and the proper scores."""
 
-    bins: FloatArray  # (5, G, M): rows, weights, confidences, their squares, and right ones in bins of confidence
-    scores: FloatArray  # (7, G): squares of weights; then NLL, Brier score, and confidence minus correct, with squares
+    bins: FloatArray  # (5, G, M): rows, weights, confidences, their squares, correct rows.
+    scores: FloatArray  # (7, G): squared weights; NLL, Brier, confidence minus correct, with squares.
 
     def n_rows(self) -> IntArray:
-        """Rows (G,)."""
+        """The numbers of rows (G,)."""
         return self.bins[0].sum(axis=1).astype(np.intp)
 
     def bin_sums(self) -> BinSums:
@@ -107,7 +107,7 @@ class GroupSums(NamedTuple):
         return BinSums(*self.bins[[1, 2, 4]])
 
     def effective_rows(self) -> FloatArray:
-        """Rows (G,); of rows with weights as many as would tell as much (Kish 1965)."""
+        """The numbers of rows (G,); for rows with weights, the effective sample sizes (Kish 1965)."""
         mass = self.bins[1].sum(axis=1)
         return np.divide(mass**2, self.scores[0], out=np.zeros_like(mass), where=mass > 0)
 
@@ -122,27 +122,27 @@ class GroupSums(NamedTuple):
 
 
 class SliceSums:
-    """The sums of the groups of rows that a column names, such as countries; a new name makes a new group."""
+    """The sums of groups of rows, which are named by a column such as the country; a new name makes a new group."""
 
     def __init__(self, column: str, n_bins: int, names: Sequence[str] = ()) -> None:
         self.column, self.n_bins, self.names = column, n_bins, list(names)
         self.groups = GroupSums(np.zeros((5, len(names), n_bins)), np.zeros((7, len(names))))
 
     def add(self, rows: RowScores, codes: IntArray, names: Sequence[str]) -> None:
-        """Add a chunk of n rows, whose groups are names[codes]."""
+        """Add a chunk of n rows with groups names[codes]."""
         groups = self._places(names)[codes]
         slots = groups * self.n_bins + uniform_bins(rows.confidence, self.n_bins)
         add_to(self.groups.bins, slots, rows.in_bin)
         add_to(self.groups.scores, groups, rows.scores)
 
     def merge(self, other: SliceSums) -> None:
-        """Add the rows of others."""
+        """Add the sums of another instance."""
         places = self._places(other.names)
         for mine, theirs in zip(self.groups, other.groups, strict=True):
             mine[:, places] += theirs
 
     def _places(self, names: Sequence[str]) -> IntArray:
-        """The numbers of groups by their names; raise where there are more than 1,000."""
+        """The indices of the groups with these names; raise if there are more than 1,000 groups."""
         numbers = {name: number for number, name in enumerate(dict.fromkeys([*self.names, *names]))}
         requirement = f"column {self.column!r} to have at most {_MOST_SLICES:,} different values"
         way_out = "group them in a column of their own"
@@ -154,36 +154,36 @@ class SliceSums:
 
 
 def cells_of(confidence: FloatArray) -> IntArray:
-    """The cell, 0 to `N_CELLS` - 1, of each confidence (n,), float64; they go up with the confidence."""
+    """The cell, 0 to `N_CELLS` - 1, of each confidence (n,), float64; cells rise with the confidence."""
     rest = np.clip(1.0 - confidence, 2.0**-_OCTAVES, 1 - 2.0**-53)
     return (1023 << _CELL_BITS) - 1 - (rest.view(np.int64) >> (52 - _CELL_BITS))
 
 
 def empty_sums(n_classes: int, n_bins: int, *, by_class: bool) -> dict[str, FloatArray]:
-    """The sums of a state of no rows, but for its cells; without those of classes unless they are wanted."""
-    # As of `GroupSums`: bins of the classes that are predicted, and scores of all rows.
+    """The sums of a state without rows, except for its cells; `by_class` decides about sums of classes."""
+    # As in `GroupSums`: bins by predicted class, and scores of all rows.
     sums = {"bins": np.zeros((5, n_classes if by_class else 1, n_bins)), "scores": np.zeros((7, 1))}
     if by_class:
-        # In bins of each class's probability: rows, probabilities, rows of the class. Then squares of probabilities.
+        # Rows, probabilities and rows of the class in bins of each class's probability, then squared probabilities.
         sums |= {"class_bins": np.zeros((3, n_classes, n_bins)), "class_squares": np.zeros(n_classes)}
     return sums
 
 
 class CalibrationState:
-    r"""Calibration metrics from sums that merge: for rows in batches, shards, processes or an engine's workers.
+    r"""Calibration metrics from sums that can be merged, for rows in batches, shards, processes or workers.
 
-    For more rows than memory holds, in plain numpy, so that any engine can run it: a state for each part, `merge`, and
-    `compute`, which gives what the functions of `hf_calib.metrics` give for all rows, up to rounding. For logits on a
-    GPU there is `hf_calib.metrics.streaming`, which ends in such a state.
+    Use it if the rows do not fit in memory. It needs only numpy, so any engine can run it: make a state for each part,
+    `merge` them, and `compute` the metrics, which equal those of the functions of `hf_calib.metrics` for all rows, up
+    to rounding. For logits on a GPU use `hf_calib.metrics.streaming`, which returns such a state.
 
     Args:
-        n_classes: C.
-        by_class: whether there are sums of each class, for the classwise ECE; without them a vocabulary has room.
+        n_classes: number of classes C.
+        by_class: whether to keep sums of each class, for the classwise ECE; pass False for a large vocabulary.
 
     Notes:
-        A state holds O(C M) sums, and counts of rows in 98,304 cells of the confidence p, within which $1 - p$ varies
-        by a factor of at most $1 + 2^{-12}$. Equal-mass bins, quantiles and the area under the risk-coverage curve
-        come from these cells, and are near those of the rows.
+        A state has O(C M) sums, and counts of rows in 98,304 cells of the confidence p, within which $1 - p$ varies by
+        a factor of at most $1 + 2^{-12}$. Equal-mass bins, quantiles and the area under the risk-coverage curve are
+        computed from these cells, and are close to those of the rows.
 
     >>> state = CalibrationState(n_classes=2)
     >>> state.update(np.array([[0.9, 0.1], [0.2, 0.8]]), np.array([0, 0]))
@@ -201,7 +201,7 @@ class CalibrationState:
         self.sums["cells"] = np.zeros((3, N_CELLS))
 
     def update(self, probs: ArrayLike, labels: ArrayLike, weights: ArrayLike | None = None) -> None:
-        """Add rows with labels (N,), or none if one is wrong; fastest where columns of probs are in one piece each."""
+        """Add rows with labels (N,), or none if one is invalid; this is fastest if columns of probs are contiguous."""
         rows, targets = checks.as_array("probs", probs), checks.as_array("labels", labels)
         own = None if weights is None else checks.as_floats("weights", weights)
         checks.check_rows(rows, targets, own, self.n_classes)
@@ -209,7 +209,7 @@ class CalibrationState:
             self.add_scores(scores)
 
     def add_scores(self, rows: RowScores) -> None:
-        """Add a chunk of checked rows that others look at, too."""
+        """Add a chunk of checked and scored rows."""
         ones, mass, stated, _, right = rows.in_bin
         add_to(self.sums["cells"], cells_of(rows.confidence), [mass, stated, right])
         self.sums["scores"][:, 0] += [ones @ term for term in rows.scores]
@@ -222,7 +222,7 @@ class CalibrationState:
         if rows.weights is not None:
             own, masses = np.tile(mass, (self.n_classes, 1)), weighted * mass
         terms = [own.reshape(-1), masses.reshape(-1)]
-        if self.n_classes > 3:  # few probabilities lie above the first edge, and only those need a bin
+        if self.n_classes > 3:  # Only the few probabilities above the first edge need a bin.
             upper, bins = above_first_edge(flat, self.n_bins)
             slots = bins + upper // n * self.n_bins
             for sums, each in zip(self.sums["class_bins"], terms, strict=False):
@@ -243,7 +243,7 @@ class CalibrationState:
         self.sums["class_squares"] += np.einsum("cn,cn->c", rows.columns, masses)
 
     def merge(self, other: CalibrationState) -> CalibrationState:
-        """Add the rows of another state to this one, which is returned, for `functools.reduce`."""
+        """Add the rows of another state to this one, and return this one, for use with `functools.reduce`."""
         for name in ("n_classes", "n_bins", "by_class"):
             mine, theirs = getattr(self, name), getattr(other, name)
             way_out = "merge states that were made alike"
@@ -253,13 +253,13 @@ class CalibrationState:
         return self
 
     def compute(self) -> dict[str, float]:
-        """All metrics so far, in the order of `LOGGED_METRICS`; nll is in nats, all others but brier are fractions."""
-        self.top_label.n_rows()  # raises where there are none
+        """Return all metrics in the order of `LOGGED_METRICS`: nll in nats, brier in [0, 2], the others fractions."""
+        self.top_label.n_rows()  # It raises if there are none.
         ranked = self.equal_mass_bins()
         return self.compute_with(binned_error(ranked, ranked.counts.sum()))
 
     def compute_with(self, adaptive_ece: Any) -> dict[str, float]:
-        """The same, where the adaptive ECE is known."""
+        """The metrics of `compute` with a given adaptive ECE."""
         top, bins = self.top_label, self.bins
         found = {name: top.mean(name)[0][0] for name in ("accuracy", "nll", "brier")}
         found["ece"], found["adaptive_ece"] = binned_error(bins, bins.counts.sum()), adaptive_ece
@@ -270,7 +270,7 @@ class CalibrationState:
 
     @property
     def top_label(self) -> GroupSums:
-        """The sums by confidence bin, and of the proper scores, of one group."""
+        """Return the sums of all rows as one group: by confidence bin, and of the proper scores."""
         bins = self.sums["bins"].sum(axis=1, keepdims=True)
         got = "only rows of weight 0" if self.n_rows else "none"
         check(bool(bins[1].any()), "the state to have rows", got, "update it with predictions first")
@@ -278,12 +278,12 @@ class CalibrationState:
 
     @property
     def n_rows(self) -> int:
-        """Rows that were seen."""
+        """The number of rows."""
         return int(self.sums["bins"][0].sum())
 
     @property
     def weighted(self) -> bool:
-        """Whether rows have weights other than 1: for none, the sum of (w - 1)^2 is 0."""
+        """Whether any weight is not 1, in which case the sum of (w - 1)^2 is not 0."""
         rows, mass = self.sums["bins"][:2].sum(axis=(1, 2))
         return bool(rows != mass or mass != self.sums["scores"][0, 0])
 
@@ -293,21 +293,21 @@ class CalibrationState:
         return BinSums(*(sums[0] for sums in self.top_label.bin_sums()))
 
     def equal_mass_bins(self) -> BinSums:
-        """The sums (M,) of bins that hold equal shares of the rows, cut between cells."""
+        """Return the sums (M,) of bins with equal shares of the rows; edges are between cells."""
         below = np.pad(np.cumsum(self.sums["cells"], axis=1), [(0, 0), (1, 0)])
         n = below[0, -1]
         ranks = np.arange(1, self.n_bins) * n / self.n_bins
         if not self.weighted:
-            # So many rows are not above the papers' edge, which is the confidence of the last of them.
+            # This many rows are not above the papers' edge, which is the confidence of the last of them.
             ranks = np.floor(ranks) + 1
-        # The cell of an edge lies below it as a whole, since rows that tie with an edge do.
+        # The whole cell of an edge counts as below it, because rows that tie with an edge do.
         cuts = np.searchsorted(below[0, 1:], np.minimum(ranks, n)) + 1
         return BinSums(*np.diff(below[:, [0, *cuts.clip(max=N_CELLS), N_CELLS]]))
 
     def area_under_risk_coverage(self) -> float:
-        """The AURC of rows without weights, with the errors of a cell evenly spread over its rows."""
+        """Return the AURC of rows without weights; the errors of a cell are spread evenly over its rows."""
         requirement = "area_under_risk_coverage to be asked of rows without weights"
-        check(not self.weighted, requirement, "weights", "take it without weights")
+        check(not self.weighted, requirement, "weights", "compute it without weights")
         counts, wrong = self._from_the_top()
         rows, errors = np.cumsum([counts, wrong], axis=1) - [counts, wrong]
         rate = wrong / counts
@@ -315,46 +315,46 @@ class CalibrationState:
         return float(area.sum() / counts.sum())
 
     def risk_coverage(self) -> tuple[FloatArray, FloatArray]:
-        """Up to 1,000 points of the curve: the share of rows that is kept, and the error rate among them."""
+        """Return up to 1,000 points of the curve: the coverages, and the error rates of the kept rows."""
         kept, errors = np.cumsum(self._from_the_top(), axis=1)
         shown = np.unique(np.linspace(0, len(kept) - 1, min(1_000, len(kept))).astype(int))
         return kept[shown] / kept[-1], errors[shown] / kept[shown]
 
     def _from_the_top(self) -> FloatArray:
-        """Rows and wrong ones (2, cells) of the cells that have any, the most confident first."""
+        """The numbers of rows and of errors (2, cells) of the cells with rows, the most confident first."""
         counts, _, right = self.sums["cells"][:, ::-1]
         return np.stack([counts, counts - right])[:, counts > 0]
 
     def confidence_quantile(self, level: float) -> float:
-        """The confidence below which a share of the rows lies: the mean of the cell where it is reached."""
+        """Return the confidence below which this fraction of the rows lies: the mean of the cell that contains it."""
         counts, confidence, _ = self.sums["cells"][:, self.sums["cells"][0] > 0]
         up_to = np.cumsum(counts)
         cell = np.searchsorted(up_to, level * up_to[-1]).clip(max=len(counts) - 1)
         return float(confidence[cell] / counts[cell])
 
     def class_bins(self) -> BinSums:
-        """The sums (C, M) of each class's probability, in bins of it."""
-        got, way_out = f"{self.n_classes:,} classes", "take what looks at the predicted class only"
+        """Return the sums (C, M) in bins of each class's probability."""
+        got, way_out = f"{self.n_classes:,} classes", "use metrics of the predicted class only"
         check(self.by_class, "the sums of classes to be asked of fewer", got, way_out)
         return BinSums(*self.sums["class_bins"])
 
     def classes(self) -> FloatArray:
-        """Of each class (7, C): rows of it, its probabilities and their squares; then of the rows where it is predicted
-        their mass, right ones, confidences and squares of these."""
+        """Return sums (7, C) of each class: its rows, its probabilities and their squares; and, of the rows where it is
+        predicted, their weights, the correct ones, the confidences and their squares."""
         _, probabilities, true = (sums.sum(axis=1) for sums in self.class_bins())
         _, mass, confidence, squares, right = self.sums["bins"].sum(axis=2)
         own_squares = self.sums["class_squares"]
         return np.stack([true, probabilities, own_squares, mass, right, confidence, squares])
 
     def to_bytes(self) -> bytes:
-        """The state, to be sent or stored: a line of JSON, and numbers, none of which runs when read."""
+        """Return the state as bytes to send or store: a line of JSON and numbers; reading them executes no code."""
         header = json.dumps([_FORMAT, self.n_classes, self.n_bins, self.by_class])
         numbers = np.concatenate([sums.ravel() for sums in self.sums.values()])
         return header.encode() + b"\n" + zlib.compress(numbers.astype("<f8").tobytes(), 1)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> CalibrationState:
-        """The state that `to_bytes` wrote."""
+        """Read a state that `to_bytes` wrote."""
         try:
             header, packed = bytes(data).split(b"\n", 1)
             written, n_classes, n_bins, by_class = json.loads(header)

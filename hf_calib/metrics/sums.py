@@ -1,7 +1,7 @@
-"""Metrics as sums over the rows, and the bins: (lower, upper], as in the papers' code, and the same everywhere.
+"""Metrics as sums over rows, and bins, which are (lower, upper] in all metrics, as in the papers' code.
 
-A `SumMetric` serves all rows at once, rows with weights, bootstrap resamples (weights are counts), and chunks of rows.
-The errors of the predicted class read a `TopLabel` in the place of probs and labels.
+A `SumMetric` is computed from all rows at once, rows with weights, bootstrap resamples (whose weights are counts), or
+chunks of rows. The errors of the predicted class read a `TopLabel` instead of probs and labels.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ Norm = Literal["l1", "l2", "max"]
 BINNINGS: tuple[Binning, ...] = get_args(Binning)
 NORMS: tuple[Norm, ...] = get_args(Norm)
 
-Adder = Callable[[Any], FloatArray]  # of weights (N,), or None for equal ones: the sums
+Adder = Callable[[Any], FloatArray]  # It maps weights (N,), or None for equal weights, to sums.
 
-_NEAR_AN_EDGE = 4e-7  # farther from every edge, relatively, rounding of float32 cannot matter
-_BLOCK_ELEMENTS = 2**20  # drawn at a time: a block of resamples stays in cache or near it
-SAME = 1e-12  # values this near to each other differ by rounding only
-_FEW_CLASSES = 32  # up to here a comparison class by class is three times as fast as argmax
+_NEAR_AN_EDGE = 4e-7  # Rounding of float32 does not matter at this relative distance.
+_BLOCK_ELEMENTS = 2**20  # A block of resamples of this size stays in or near the cache.
+SAME = 1e-12  # A difference this small is due to rounding.
+_FEW_CLASSES = 32  # For so few classes, comparing them one by one is 3 times as fast as argmax.
 
 
 class SumMetric(NamedTuple):
-    """A metric of sums over the rows: what they add, and what the sums of n rows are worth."""
+    """A metric of sums over rows: the terms of each row, and the value of the sums of n rows."""
 
-    rows: Callable[..., Adder]  # of probs and labels, or of the columns of a `TopLabel`
+    rows: Callable[..., Adder]  # It reads probs and labels, or the columns of a `TopLabel`.
     value: Callable[[FloatArray, Any], Any]
     of_top: bool = False
-    chunked: bool = True  # whether sums of chunks add up, as those of bins that depend on all rows do not
+    chunked: bool = True  # False if the bins depend on all rows, so that sums of chunks do not add up.
 
     def __call__(self, first: NDArray[Any], second: NDArray[Any], weights: FloatArray | None = None) -> float:
         n = len(first) if weights is None else weights.sum()
         return float(self.value(self.sums(first, second, weights), n))
 
     def sums(self, first: NDArray[Any], second: NDArray[Any], weights: Any = None) -> FloatArray:
-        """Chunk by chunk: temporaries stay small, and long sums do not drift."""
+        """The sums, computed in chunks, so that temporaries stay small and long sums accurate."""
         total: Any = 0.0
         for part in row_chunks(*first.shape) if self.chunked else [slice(None)]:
             own = None if weights is None else weights[part]
@@ -51,7 +51,7 @@ class SumMetric(NamedTuple):
 
 
 def mean_of(row: Callable[[NDArray[Any], NDArray[Any]], FloatArray], *, root: bool = False) -> SumMetric:
-    """The mean of a value (N,) of each row, or its square root."""
+    """A metric that is the mean of a value (N,) per row, or the square root of the mean."""
 
     def rows(probs: NDArray[Any], labels: NDArray[Any]) -> Adder:
         values = np.concatenate([row(probs[part], labels[part]) for part in row_chunks(*probs.shape)])
@@ -64,7 +64,7 @@ def mean_of(row: Callable[[NDArray[Any], NDArray[Any]], FloatArray], *, root: bo
 
 
 class Interval(NamedTuple):
-    """A value and the ends of its confidence interval, which need not hold it; without any, both are None."""
+    """A value and the ends of its confidence interval, which may exclude the value; both are None if there is none."""
 
     value: float
     low: Any = None
@@ -72,7 +72,7 @@ class Interval(NamedTuple):
 
 
 def interval_of(value: float, draws: FloatArray, confidence_level: float) -> Interval:
-    """The percentile interval of resampled values (B,); where all are equal, they are the value."""
+    """The percentile interval of resampled values (B,), and the value if all resamples are equal to it."""
     if np.abs(draws - value).max() <= SAME:
         return Interval(value, value, value)
     low, high = np.quantile(draws, [(1 - confidence_level) / 2, (1 + confidence_level) / 2])
@@ -82,7 +82,7 @@ def interval_of(value: float, draws: FloatArray, confidence_level: float) -> Int
 def draw_counts(
     n_rows: int, n_resamples: int, rng: np.random.Generator, groups: IntArray | None = None
 ) -> Iterator[FloatArray]:
-    """How often each resample drew each row, (R, N) for blocks of R; with groups (N,), from 0 on, of whole groups."""
+    """Counts (R, N) of each row in blocks of R resamples; with groups (N,), numbered from 0, whole groups are drawn."""
     n = n_rows if groups is None else int(groups.max()) + 1
     for part in row_chunks(n_resamples, n_rows, elements=_BLOCK_ELEMENTS):
         drawn = rng.integers(0, n, (part.stop - part.start, n))
@@ -91,18 +91,18 @@ def draw_counts(
 
 
 class TopLabel(NamedTuple):
-    """The confidence (N,) of the first most probable class, float64, and how right it is (N,): 0 or 1, or a share."""
+    """The confidence (N,), float64, of the first most probable class, and its correctness (N,): 0 or 1, or a share."""
 
     confidence: FloatArray
     correct: FloatArray
 
     def part(self, rows: Any) -> TopLabel:
-        """The same of some of the rows."""
+        """The same columns for some of the rows."""
         return TopLabel(self.confidence[rows], self.correct[rows])
 
 
 def top_label(probs: NDArray[Any], labels: NDArray[Any]) -> TopLabel:
-    """Reduce probs (N, C) and labels, (N,) or soft (N, C), of which the share of the predicted class counts."""
+    """Reduce probs (N, C) and labels, (N,) or soft (N, C); of a soft label, the share of the predicted class counts."""
     confidence, predicted = winners(probs)
     correct = labels[np.arange(len(probs)), predicted] if labels.ndim == 2 else predicted == labels
     return TopLabel(confidence, correct.astype(np.float64))
@@ -129,7 +129,7 @@ def residuals(probs: NDArray[Any], labels: NDArray[Any]) -> FloatArray:
     if labels.ndim == 2:
         gaps -= labels
     else:
-        gaps.reshape(-1)[labels + np.arange(0, gaps.size, gaps.shape[1])] -= 1  # one index is faster than two
+        gaps.reshape(-1)[labels + np.arange(0, gaps.size, gaps.shape[1])] -= 1  # One index is fast.
     return gaps
 
 
@@ -137,20 +137,20 @@ def residuals(probs: NDArray[Any], labels: NDArray[Any]) -> FloatArray:
 
 
 class BinSums(NamedTuple):
-    """Sums over the examples of each bin; the last axis, M long, runs over the bins."""
+    """Sums over the examples of each bin; the last axis, of length M, is that of the bins."""
 
     counts: FloatArray
     confidence: FloatArray
     correct: FloatArray
 
     def means(self) -> tuple[FloatArray, FloatArray]:
-        """Mean confidence and accuracy of each bin; NaN where it is empty."""
+        """The mean confidence and the accuracy of each bin; NaN for an empty bin."""
         members = np.where(self.counts > 0, self.counts, np.nan)
         return self.confidence / members, self.correct / members
 
 
 def uniform_edges(n_bins: int) -> FloatArray:
-    """The M + 1 edges of equal-width bins on [0, 1]: k/M is at its edge or below in float32 and in float64."""
+    """The M + 1 edges of equal-width bins on [0, 1]; k/M is not above its edge in float32 and float64."""
     edges = np.arange(n_bins + 1) / n_bins
     return np.maximum(edges, edges.astype(np.float32).astype(np.float64))
 
@@ -158,7 +158,7 @@ def uniform_edges(n_bins: int) -> FloatArray:
 def quantile_edges(ranked: FloatArray, n_bins: int, ends: IntArray | None = None) -> FloatArray:
     """The M + 1 edges of the papers' equal-mass bins, interpolated between sorted confidences (N,).
 
-    With ends (N,), of a sample that holds each of them up to its end.
+    With ends (N,), the edges are those of a sample that contains each confidence up to its end.
     """
     n = len(ranked) if ends is None else ends[-1]
     ranks = np.arange(n_bins + 1) * (n / n_bins)
@@ -174,20 +174,20 @@ def uniform_bins(values: NDArray[Any], n_bins: int) -> IntArray:
     lower = (wide * (n_bins * (1 - _NEAR_AN_EDGE))).astype(np.int32)
     bins = (wide * (n_bins * (1 + _NEAR_AN_EDGE))).astype(np.int32).clip(0, n_bins - 1)
     near = lower != bins
-    if near.any():  # a few values: only these are looked up among the edges
+    if near.any():  # Only these few values are searched among the edges.
         bins[near] = np.searchsorted(uniform_edges(n_bins)[1:-1], wide[near], side="left")
     return bins.astype(np.intp)
 
 
 def above_first_edge(values: NDArray[Any], n_bins: int) -> tuple[IntArray, IntArray]:
-    """The places of values (K,) that may lie above the first of the equal-width bins, and the bins of these."""
-    # None is missing, since a cast of 1 / n_bins keeps the order.
+    """The indices of values (K,) that may be above the first equal-width bin, and their bins."""
+    # No value is missing, because a cast of 1 / n_bins keeps the order.
     places = np.flatnonzero(values >= 1 / n_bins)
     return places, uniform_bins(values[places], n_bins)
 
 
 def assign_bins(confidences: FloatArray, n_bins: int, binning: Binning) -> IntArray:
-    """The bin of each confidence (N,) under any kind of binning; M for one that lies in no bin."""
+    """The bin of each confidence (N,) for any kind of binning; M if it is in no bin."""
     if binning == "uniform":
         return uniform_bins(confidences, n_bins)
     order = _ranking(confidences, binning)
@@ -198,20 +198,20 @@ def assign_bins(confidences: FloatArray, n_bins: int, binning: Binning) -> IntAr
 
 
 def _ranking(confidences: FloatArray, binning: Binning) -> IntArray:
-    """The order (N,) of the confidences: only "equal_mass" cuts between equal ones, which then keep their own."""
+    """The order (N,) of the confidences, stable for "equal_mass", which alone may cut between equal confidences."""
     return np.argsort(confidences, kind="stable" if binning == "equal_mass" else None)
 
 
 def _cuts(ranked: FloatArray, n_bins: int, binning: Binning, ends: IntArray | None = None) -> IntArray:
-    """Before which sorted confidence each equal-mass bin starts, and the last one ends; see `quantile_edges`."""
-    if binning == "equal_mass":  # as `numpy.array_split` cuts them
+    """The positions among the sorted confidences at which equal-mass bins start and the last one ends."""
+    if binning == "equal_mass":  # The cuts are those of `numpy.array_split`.
         share, more = divmod(len(ranked) if ends is None else ends[-1], n_bins)
         parts = np.arange(n_bins + 1)
         return parts * share + np.minimum(parts, more)
-    # The papers' code drops the smallest one and its ties, as their bins are open below.
+    # The papers' code drops the smallest confidence and its ties, because its bins are open below.
     cuts = np.searchsorted(ranked, quantile_edges(ranked, n_bins, ends), side="right")
     cuts = cuts if ends is None else ends[cuts - 1] * (cuts > 0)
-    cuts[0] %= cuts[-1]  # where that would drop everything, all are one bin
+    cuts[0] %= cuts[-1]  # If that would drop everything, all are in one bin.
     return cuts
 
 
@@ -222,7 +222,7 @@ def add_to(sums: FloatArray, slots: IntArray, terms: Iterable[FloatArray | float
 
 
 def in_bins(bins: IntArray, n_bins: int, *columns: FloatArray | float) -> Adder:
-    """J columns (N,) in bins (N,) whatever the weights: sums (J, M)."""
+    """Sums (J, M) of J columns (N,) in bins (N,) that do not depend on the weights."""
 
     def add(weights: FloatArray | None) -> FloatArray:
         sums = np.zeros((len(columns), n_bins))
@@ -233,11 +233,11 @@ def in_bins(bins: IntArray, n_bins: int, *columns: FloatArray | float) -> Adder:
 
 
 def binned_rows(top: TopLabel, n_bins: int, binning: Binning = "uniform") -> Adder:
-    """The `BinSums` (3, M) of any sample of the rows, which cuts equal-mass bins anew: runs of its sorted rows."""
+    """The `BinSums` (3, M) of any sample of the rows; each sample has its own equal-mass bins of its sorted rows."""
     if binning == "uniform":
         return in_bins(uniform_bins(top.confidence, n_bins), n_bins, 1.0, *top)
     order = _ranking(top.confidence, binning)
-    ranked = np.zeros((3, len(order) + 1))  # the last row, of zeros, ends the last bin
+    ranked = np.zeros((3, len(order) + 1))  # The last row is 0 and ends the last bin.
     ranked[0, :-1], ranked[1, :-1], ranked[2, :-1] = 1, top.confidence[order], top.correct[order]
 
     def add(counts: FloatArray | None) -> FloatArray:
@@ -249,7 +249,7 @@ def binned_rows(top: TopLabel, n_bins: int, binning: Binning = "uniform") -> Add
             ends = own[:-1].astype(np.intp).cumsum()
             cuts = _cuts(ranked[1, :-1], n_bins, binning, ends)
             rows = np.searchsorted(ends, cuts, side="right")
-            # A bin may hold some of the copies of a row, and the next one the others.
+            # The copies of a row may be divided between a bin and the next.
             columns, divided = own * ranked, np.diff((cuts - ends[rows - 1] * (rows > 0)) * ranked[:, rows])
         return np.add.reduceat(columns, rows, axis=1)[:, :-1] * (rows[1:] > rows[:-1]) + divided
 
@@ -262,7 +262,7 @@ def bin_sums(top: TopLabel, n_bins: int, binning: Binning = "uniform") -> BinSum
 
 
 def binned_error(sums: BinSums, n: Any, norm: Norm = "l1", *, debias: bool = False) -> FloatArray:
-    """The calibration error (...) of the sums (..., M) of bins of n (...) rows."""
+    """The calibration error (...) from the sums (..., M) of the bins of n (...) rows."""
     if norm == "l1" and not debias:
         return gap_error(sums.confidence - sums.correct, n)
     members = np.where(sums.counts > 0, sums.counts, 1)
@@ -271,9 +271,9 @@ def binned_error(sums: BinSums, n: Any, norm: Norm = "l1", *, debias: bool = Fal
         return np.asarray(gaps.max(axis=-1))
     accuracy = sums.correct / members
     variances = np.maximum(accuracy * (1 - accuracy), 0)
-    if norm == "l1":  # less what the gap grows by, on average, when the accuracy is drawn again
+    if norm == "l1":  # The mean growth of a gap when the accuracy is drawn again is subtracted.
         terms = 2 * gaps - mean_size(gaps, np.sqrt(variances / members))
-    elif debias:  # a bin of one example has no unbiased square
+    elif debias:  # A bin with one example has no unbiased square.
         terms = np.where(sums.counts > 1, gaps**2 - variances / np.maximum(members - 1, 1), 0)
     else:
         terms = gaps**2
@@ -282,7 +282,7 @@ def binned_error(sums: BinSums, n: Any, norm: Norm = "l1", *, debias: bool = Fal
 
 
 def mean_size(means: FloatArray, deviations: FloatArray) -> FloatArray:
-    """E|X| of normal X."""
+    """The mean E|X| of a normal X."""
     sizes = np.abs(means)
     ratio = np.divide(sizes, deviations, out=np.full_like(sizes, np.inf), where=deviations > 0)
     spread = deviations * np.sqrt(2 / np.pi) * np.exp(-(ratio**2) / 2)
@@ -298,7 +298,7 @@ def top_label_sums(
     n_bins: int = 15, binning: Binning = "uniform", norm: Norm = "l1", debias: bool = False
 ) -> SumMetric:
     """The expected or the maximum calibration error of the top label."""
-    gaps_only = binning == "uniform" and norm == "l1" and not debias  # for speed: one column for three
+    gaps_only = binning == "uniform" and norm == "l1" and not debias  # One column instead of three is faster.
 
     def rows(confidence: FloatArray, correct: FloatArray) -> Adder:
         if gaps_only:
@@ -312,7 +312,7 @@ def top_label_sums(
 
 
 def top_label_error(top: TopLabel, **options: Any) -> float:
-    """The same of rows whose top label is known."""
+    """The error of rows whose top label is known."""
     return top_label_sums(**options)(*top)
 
 
@@ -322,7 +322,7 @@ def classwise_sums(n_bins: int = 15) -> SumMetric:
 
 
 def _class_rows(probs: NDArray[Any], labels: NDArray[Any], *, n_bins: int) -> Adder:
-    """Few probabilities lie above the first edge: the first bin's sum is that of all, one product, less the others."""
+    """Sums of classes. Few values are above the first edge, so the first bin is the sum of all minus the other bins."""
     gaps = residuals(probs, labels)
     n_classes = probs.shape[1]
     upper, bins = above_first_edge(probs.reshape(-1), n_bins)
@@ -346,19 +346,19 @@ def class_gaps(sums: BinSums) -> FloatArray:
 
 
 SweepNorm = Literal["l1", "l2"]
-_ROUNDING = 1e-12  # means of fewer than a million 0/1 labels that differ at all differ by more
+_ROUNDING = 1e-12  # Different means of fewer than a million 0/1 labels differ by more.
 
 
 def ece_sweep(probs: ArrayLike, labels: ArrayLike, *, norm: SweepNorm = "l1") -> float:
     r"""Expected calibration error with the largest number of equal-mass bins whose accuracies do not decrease.
 
-    Few bins hide errors, many measure noise: bins are made finer until a more confident one is right less often
-    (Roelofs et al. 2022). The value depends on the order of equal confidences at a cut.
+    Few bins hide errors and many bins measure noise. The number of bins grows until a more confident bin has a lower
+    accuracy (Roelofs et al. 2022). The value depends on the order of equal confidences at a cut.
 
     $$M^* = \max \{ M < N : A_1 \le A_2 \le \ldots \le A_{M'} \text{ for all } M' \le M \}$$
 
     Args:
-        norm: "l1"; or "l2", the root of the weighted squared gaps, which is the authors' default.
+        norm: "l1" or "l2". "l2" is the root of the weighted squared gaps, the authors' default.
 
     >>> probs = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]]
     >>> round(ece_sweep(probs, [0, 0, 1, 1]), 6)
@@ -369,12 +369,12 @@ def ece_sweep(probs: ArrayLike, labels: ArrayLike, *, norm: SweepNorm = "l1") ->
 
 
 def sweep_error(top: TopLabel, *, norm: SweepNorm = "l1") -> float:
-    """The same of rows whose top label is known."""
+    """The error of rows whose top label is known."""
     confidences, correct = top.part(np.argsort(top.confidence, kind="stable"))
     n_examples, running = len(correct), np.append(0.0, np.cumsum(correct))
-    # Whatever the bins of outcomes in order, their means are in order too.
+    # If the outcomes are in order, so are the means of their bins.
     n_bins = max(n_examples - 1, 1) if (np.diff(correct) >= 0).all() else 1
-    bounds = -(-np.arange(n_bins + 1) * n_examples // n_bins)  # example i is in bin floor(i M / N)
+    bounds = -(-np.arange(n_bins + 1) * n_examples // n_bins)  # Example i is in bin floor(i M / N).
     for finer in range(n_bins + 1, n_examples):
         candidate = -(-np.arange(finer + 1) * n_examples // finer)
         accuracy = np.diff(running[candidate]) / np.diff(candidate)
