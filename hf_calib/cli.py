@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import json
+import os
 import re
 from dataclasses import MISSING
 from importlib.metadata import version
@@ -18,6 +20,7 @@ from hf_calib.models.reading import Names
 # What stands for a value, by the last word of an option's name or by its type.
 _VALUES = {"column": "NAME", "split": "NAME", "data": "DATA", "output": "FOLDER", "method": "METHOD"}
 _VALUES |= {"Path": "FILE", "Names": "A,B,C", "int": "N", "float": "N", "str": "TEXT", "list[str]": "TEXT"}
+_NAMED = Parameter.KEYWORD_ONLY
 _JSON = typer.Option("--json", help="Print one JSON object, and nothing else, on stdout.")
 
 
@@ -27,7 +30,8 @@ def entry(parameter: Any) -> tuple[str, str]:
     if parameter.param_type_name == "option":
         name = " ".join((", ".join((*parameter.opts, *parameter.secondary_opts)), name)).strip()
     end = "" if default is None or isinstance(default, bool) else f" Default: {default}."
-    return name, f"{parameter.help}{' Required.' if parameter.required else end}"
+    again = " May be repeated." if getattr(parameter, "multiple", False) else ""
+    return name, f"{parameter.help}{again}{' Required.' if parameter.required else end}"
 
 
 class _Panels:
@@ -99,29 +103,28 @@ def _parameter(kind: type[options.Command], each: Any, hint: Any) -> Parameter:
             hidden=each.name not in (*first, *kind.more.split()),
         )
     default = Parameter.empty if each.default is MISSING else each.default
-    return Parameter(each.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, info])
+    return Parameter(each.name, _NAMED, default=default, annotation=Annotated[hint, info])
 
 
 def _add(kind: type[options.Command]) -> None:
     """Make a dataclass of options the command of its name."""
     hints = get_type_hints(kind)
     given = [_parameter(kind, each, hints[each.name]) for each in kind.options()]
-    given.append(
-        Parameter("as_json", Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, _JSON])
-    )
+    given.append(Parameter("as_json", _NAMED, default=False, annotation=Annotated[bool, _JSON]))
 
     def run(as_json: bool, **chosen: Any) -> None:
-        with console.exit_codes(), console.stages() as stages, console.progress() as progress:
+        with console.telling() as told:
             command = kind(**chosen)
-            done = command(progress, stages)
+            done = command(*told)
         # The documents of the others have them.
         if kind not in (options.Evaluate, options.CompareReports, options.CompareLosses):
             console.print_warnings(getattr(getattr(done, "report", done), "notes", ()))
         if as_json:
-            console.print_json(done.to_dict())
+            print(json.dumps(done.to_dict(), allow_nan=False))
         else:
             getattr(command.module, "show", console.show)(done)
-            console.print_written(chosen.get("output"))
+            if chosen.get("output") is not None:
+                print(f"\nWritten to {chosen['output']}: {', '.join(sorted(os.listdir(chosen['output'])))}")
 
     run.__signature__ = Signature(given)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in given}

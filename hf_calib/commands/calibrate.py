@@ -111,7 +111,7 @@ def run(options: Calibrate, running: Running) -> Calibration:
         return calibrate_model(
             source,
             options.output,
-            lambda default: fit_and_report(make(source.kind, default), source, options),
+            lambda default: fit_and_report(make(source.predictions().kind, default), source, options),
         )
     if source.is_held and options.weight_column is None:
         return _calibrate_held(source, options, make)
@@ -120,7 +120,6 @@ def run(options: Calibrate, running: Running) -> Calibration:
 
 def show(done: Calibration) -> None:
     """The report before and after, the fitted parameters, and the rows that they were fitted on."""
-    console.print_document(done.report.document())
     numbers = {name: value for name, value in done.numbers.items() if isinstance(value, float)}
     if "weight" in numbers:  # one number for all logits: people know it as a temperature
         numbers = {"T": 1 / numbers["weight"]}
@@ -145,7 +144,7 @@ def show(done: Calibration) -> None:
             else f"Saved beside the model, as {why}: hf_calib.pipeline with the saved model {gives} A plain "
             "pipeline is not calibrated by it."
         )
-    console.print_lines(lines)
+    console.show(done.report, *lines)
 
 
 def _moved(prior: PriorEstimate, names: Sequence[str]) -> list[str]:
@@ -292,7 +291,7 @@ def _calibrate_held(source: FileSource, options: Calibrate, make: Callable[..., 
     """Write the reported rows to predictions.npz, and those of the target data to target.npz."""
     names = ("predictions.npz", "target.npz")
     _check_apart(source, options.output, names)
-    done = fit_and_report(make(source.kind), source, options)
+    done = fit_and_report(make(source.predictions().kind), source, options)
     report = done.report
     assert report.after is not None
     about: Any = {"class_names": source.predictions().class_names}

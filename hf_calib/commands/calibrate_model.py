@@ -58,7 +58,7 @@ def calibrate_model(source: ModelSource, output: Path, fit: Callable[[str], Cali
         undone.append(f"{source.model} had {title} in its head, which {end}")
     recorded = check_can_be_folded(model)
     training = {key: value for key, value in recorded.items() if key not in OF_THE_MAP}
-    loses_bias = head_loses_bias(model, len(source.class_names))
+    loses_bias = head_loses_bias(model, len(source.classifier.class_names))
     done = fit("temperature" if loses_bias else "auto")
     source.running.stages(f"saving to {output}")
 
@@ -77,7 +77,7 @@ def calibrate_model(source: ModelSource, output: Path, fit: Callable[[str], Cali
     plain, served = standalone_copy(model), done.served
     plain.config.calibration = {**training, **fitting}
     # Of tokens a pipeline gives the score of the tag only, by which no map beside the model can be checked.
-    is_lost = loses_bias and source.kind is not TOKENS and saved_map.has_bias(served)
+    is_lost = loses_bias and source.predictions().kind is not TOKENS and saved_map.has_bias(served)
     done.folded = saved_map.method_of(served) in FOLDABLE_SCALERS and not is_lost
     with whole_folder(output, replace_model) as folder:
         weights, difference = _write(folder, source, plain, served, about, folds=done.folded)

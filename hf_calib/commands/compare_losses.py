@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-import yaml
 
-from hf_calib._errors import InputValueError, check, did_you_mean, expected
-from hf_calib.commands.console import interruptible, print_document, print_progress
-from hf_calib.models.reading import names_of
+from hf_calib._errors import check, did_you_mean
+from hf_calib.commands import console
 from hf_calib.study.launch import Cells, Executor, Launch, Local, Submitit, printed
 from hf_calib.study.measured import METHODS, check_methods
 from hf_calib.study.plan import CELL, Cell, content_hash, recorded, resolved, variants, write_plan
@@ -29,35 +27,35 @@ if TYPE_CHECKING:
     from hf_calib.commands.options import CompareLosses
     from hf_calib.commands.source import Running
 
-_OF_THE_REPORT = ("source", "methods", "variance")
-
 
 def run(options: CompareLosses, running: Running) -> StudyResults:
     """Train what is missing of a script's study, then measure it; or measure a study's folder again."""
     study = Path(options.source)
     if study.is_dir():
-        others = [each for each in fields(options) if each.name not in _OF_THE_REPORT]
-        given = [each.name for each in others if getattr(options, each.name) not in (each.default, [])]
+        plain = type(options)(source=options.source, methods=options.methods, variance=options.variance)
+        names = [each.name for each in fields(plain)]
+        given = [name for name in names if getattr(options, name) not in (getattr(plain, name), [])]
         got, way_out = f"a study's folder with {', '.join(given)}", "pass the script to train more"
         check(not given, "a script to be given with these arguments", got, way_out)
     else:
-        way_out = "write --output study"
-        check(options.output is not None, "--output to name the study's folder", "none", way_out)
+        named = options.output is not None
+        check(named, "--output to name the study's folder", "none", "write --output study")
         launch, cells = planned(options)
         study = next(iter(cells.values())).parent.parent
         if options.print_commands:
             printed(launch, cells, print)
             raise typer.Exit
-        executor = _submitit(options.submitit) if options.submitit else Local(options.jobs)
-        with interruptible(f"The same command goes on where it was: {study}"):
-            train(launch, cells, executor, say=print_progress)
-    methods = names_of(options.methods)
-    return report_study(study, methods=methods, variance=options.variance, stages=running.stages)
+        settings, way_out = _value(options.submitit or "{}"), """write '{"timeout_min": 600}', or '{}'"""
+        check(isinstance(settings, dict), "--submitit to be a JSON object", repr(options.submitit), way_out)
+        executor = Local(options.jobs) if options.submitit is None else Submitit(settings)
+        with console.interruptible(f"The same command goes on where it was: {study}"):
+            train(launch, cells, executor, say=console.print_progress)
+    return report_study(study, methods=options.methods, variance=options.variance, stages=running.stages)
 
 
 def show(results: StudyResults) -> None:
     """The main table, the advice, and what is missing; all else is in the report."""
-    print_document(document_of(results))
+    console.show(document_of(results))
 
 
 def planned(options: CompareLosses) -> tuple[Launch, dict[Cell, Path]]:
@@ -73,13 +71,13 @@ def planned(options: CompareLosses) -> tuple[Launch, dict[Cell, Path]]:
     check(program is not None, "--launcher to begin with a program", repr(launcher), way_out)
     configs = tuple(_config(word, script).absolute() for word in options.config or ())
     launch = Launch(script.absolute(), configs, tuple(options.words or ()), launcher, options.keep_models)
-    methods = names_of(options.methods) or METHODS
+    methods, given = options.methods or METHODS, options.seeds or ()
     check_methods(methods)
-    are_seeds = re.fullmatch(r"\d+(,\d+)*", options.seeds) is not None
-    check(are_seeds, "--seeds to be whole numbers", repr(options.seeds), "write 0,1,2")
-    seeds = check_seeds([int(word) for word in options.seeds.split(",")])
+    are_seeds = all(re.fullmatch(r"\d+", seed) for seed in given)
+    check(are_seeds, "--seeds to be whole numbers", repr(",".join(given)), "write 0,1,2")
+    seeds = check_seeds([int(seed) for seed in given])
     words = script.name, configs, launch.arguments
-    losses = variants(names_of(options.losses) or (), parse_grid(options.grid or ()), launch.script)
+    losses = variants(options.losses or (), parse_grid(options.grid or ()), launch.script)
     # Once for a loss: this reads its file, and hashes the data.
     found = [(loss, resolved(*words, loss)) for loss in losses]
     cells = [Cell(loss, seed, given) for seed in seeds for loss, given in found]
@@ -120,28 +118,20 @@ def parse_grid(words: Sequence[str]) -> dict[str, list[Any]]:
     """
     grid: dict[str, list[Any]] = {}
     for word in words:
-        name, _, text = word.partition("=")
-        try:
-            values = [_number(value) for value in yaml.safe_load(f"[{text}]")]
-        except yaml.YAMLError:
-            values = []
-        way_out = "write for example gamma=1,2,3"
-        check(bool(name and values), "--grid to be name=value,value", repr(word), way_out)
-        grid[name] = [*grid.get(name, []), *values]
+        name, _, values = word.partition("=")
+        check(
+            bool(name and values),
+            "--grid to be name=value,value",
+            repr(word),
+            "write for example gamma=1,2,3",
+        )
+        grid[name] = [*grid.get(name, []), *map(_value, values.split(","))]
     return grid
 
 
-def _number(value: Any) -> Any:
-    """A value of YAML; 1e-3, which it takes for text, is a number."""
+def _value(text: str) -> Any:
+    """A number, true or false, or a text."""
     try:
-        return float(value) if isinstance(value, str) else value
+        return json.loads(text)
     except ValueError:
-        return value
-
-
-def _submitit(text: str) -> Submitit:
-    try:
-        return Submitit(dict(**json.loads(text)))
-    except (ValueError, TypeError) as error:
-        way_out = """write '{"timeout_min": 600}', or '{}'"""
-        raise InputValueError(expected("--submitit", "be a JSON object", repr(text), way_out)) from error
+        return text

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from hf_calib._errors import check
 from hf_calib._files import check_output, whole_folder
-from hf_calib.commands import console
 from hf_calib.commands.source import Running, name_of
 from hf_calib.predictions import open_predictions
 from hf_calib.report import Comparison, read_report
@@ -37,11 +36,6 @@ def run(options: CompareReports, running: Running) -> Comparison:
         with whole_folder(output) as folder:
             comparison.write(folder)
     return comparison
-
-
-def show(done: Comparison) -> None:
-    """The table."""
-    console.print_document(done.document())
 
 
 def _report_of(source: str, options: CompareReports, running: Running) -> Mapping[str, Any]:

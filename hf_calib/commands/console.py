@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -11,15 +10,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from hf_calib._errors import InputError, printable
-
-if TYPE_CHECKING:
-    from hf_calib.report import Document
 
 _PATIENCE = 1.0  # seconds before a stage is named
 
@@ -35,21 +30,6 @@ class Done:
     def to_dict(self) -> dict[str, Any]:
         """The record with the warnings."""
         return {**self.record, "notes": list(self.notes)}
-
-
-def show(done: Done) -> None:
-    """Print the lines of a result."""
-    print_lines(done.lines)
-
-
-@contextmanager
-def exit_codes() -> Iterator[None]:
-    """End with code 2 and one line on stderr for an error in the input; everything else is a bug, code 1."""
-    try:
-        yield
-    except InputError as error:
-        print(f"hf-calib: {printable(error)}", file=sys.stderr)
-        raise typer.Exit(2) from None
 
 
 @contextmanager
@@ -71,9 +51,23 @@ def interruptible(way_on: str) -> Iterator[None]:
 
 
 @contextmanager
-def stages() -> Iterator[Callable[[str], None]]:
-    """Yield a function that names a stage as it begins; stderr names those that take longer than a second."""
-    timer = threading.Timer(_PATIENCE, print)
+def telling() -> Iterator[tuple[Callable[[int, int | None], None], Callable[[str], None]]]:
+    """Yield what moves a bar on stderr, by rows just done of all, and what names a stage that takes more than a second.
+
+    An error in the input ends with code 2 and one line on stderr; everything else is a bug, code 1.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    columns = (TextColumn("rows"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bars, timer = Progress(*columns, console=Console(stderr=True)), threading.Timer(_PATIENCE, print)
+
+    def move(done: int, total: int | None) -> None:
+        bars.start()
+        if not bars.tasks or bars.tasks[-1].finished:
+            bars.add_task("", total=total)
+        bars.advance(bars.tasks[-1].id, done)
 
     def begin(stage: str) -> None:
         nonlocal timer
@@ -83,32 +77,15 @@ def stages() -> Iterator[Callable[[str], None]]:
         timer.start()
 
     try:
-        yield begin
-    finally:
-        timer.cancel()
-
-
-@contextmanager
-def progress(title: str = "rows") -> Iterator[Callable[[int, int | None], None]]:
-    """Show a bar on stderr, moved by calling (how many are just done, how many there are, if known)."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    bars = Progress(*columns, console=Console(stderr=True))
-
-    def move(done: int, total: int | None) -> None:
-        bars.start()
-        if not bars.tasks or bars.tasks[-1].finished:
-            bars.add_task(title, total=total)
-        bars.advance(bars.tasks[-1].id, done)
-
-    try:
-        yield move
-    finally:
-        if bars.tasks:  # it prints a line where it was never started
-            bars.stop()
+        try:
+            yield move, begin
+        finally:
+            timer.cancel()
+            if bars.tasks:  # it prints a line where it was never started
+                bars.stop()
+    except InputError as error:
+        print(f"hf-calib: {printable(error)}", file=sys.stderr)
+        raise typer.Exit(2) from None
 
 
 def print_progress(line: str) -> None:
@@ -123,36 +100,15 @@ def print_warnings(warnings: Iterable[str]) -> None:
         print(f"hf-calib: warning: {printable(warning)}", file=sys.stderr)
 
 
-def print_json(record: Any) -> None:
-    """One object on stdout."""
-    print(json.dumps(record, allow_nan=False))
-
-
-def print_document(document: Document) -> None:
-    """The blocks of a document that a terminal can show."""
+def show(*parts: Any) -> None:
+    """Print documents, those of reports, and lines, which are wrapped and whose brackets are no markup."""
     from rich.console import Console
 
-    document.show(Console())
-
-
-def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table alone."""
-    from hf_calib.report.document import Document, Table
-
-    print_document(Document("", [Table(title, header, rows, title=title)]))
-
-
-def print_lines(lines: Iterable[str]) -> None:
-    """Sentences, wrapped; brackets in them are no markup."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    for line in lines:
-        console.print(line, markup=False)
-
-
-def print_written(output: Path | None) -> None:
-    """Where the files are."""
-    if output is not None:
-        names = ", ".join(sorted(path.name for path in output.iterdir()))
-        print(f"\nWritten to {output}: {names}")
+    screen = Console()
+    for part in parts:
+        if isinstance(part, Done):
+            show(*part.lines)
+        elif isinstance(part, str):
+            screen.print(part, markup=False, highlight=False)
+        else:
+            getattr(part, "document", lambda part=part: part)().show(screen)

@@ -18,6 +18,7 @@ from hf_calib.decisions import AbstainRule, CostRule, Decisions, PredictionSets
 from hf_calib.decisions.rules import Part, Rule, measure_parts, percent, promise_curve
 from hf_calib.predictions.predictions import LabelKind, Predictions, check_same_classes
 from hf_calib.report import DecisionSection, report_on_predictions
+from hf_calib.report.document import Table
 
 if TYPE_CHECKING:
     from hf_calib.commands.options import Decide
@@ -61,9 +62,9 @@ def run(options: Decide, running: Running) -> Decided:
     source = open_source(options.source, sets, options, running, check_labels=check_labels)
     if isinstance(source, FileSource):
         source.sample()
-        check_labels(source.kind)
-    rule = make_rule(source.class_names)
-    n_rows, is_split = source.n_rows(), "test_data" not in source.sets
+        check_labels(source.predictions().kind)
+    names, n_rows = source.size()
+    rule, is_split = make_rule(names), "test_data" not in source.sets
     try:
         rule.check_rows(n_rows - -(-n_rows // _FOLDS) * is_split)
     except InputValueError as error:
@@ -83,9 +84,9 @@ def run(options: Decide, running: Running) -> Decided:
 
 def show(decided: Decided) -> None:
     """A rule's results, and the rows they are from."""
-    console.print_table(f"Decisions of {decided.name}", *decided.section.table())
-    lines = decided.section.sentences()
-    console.print_lines([*lines, f"Measured on {decided.held_out}, with 95% intervals."])
+    title, measured = f"Decisions of {decided.name}", f"Measured on {decided.held_out}, with 95% intervals."
+    table = Table(title, *decided.section.table(), title=title)
+    console.show(table, *decided.section.sentences(), measured)
 
 
 def choose_rule(options: Decide) -> Callable[[Sequence[str]], Rule]:

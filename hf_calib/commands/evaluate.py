@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from hf_calib._errors import check
 from hf_calib._files import check_output
 from hf_calib._text import short_names
-from hf_calib.commands import console
 from hf_calib.commands.source import FileSource, ModelSource, Running, check_kind, open_source
 from hf_calib.models.reading import RowSet
 from hf_calib.predictions.formats import load_soft_labels
@@ -53,11 +52,6 @@ def run(options: Evaluate, running: Running) -> CalibrationReport:
     return report
 
 
-def show(report: CalibrationReport) -> None:
-    """The metrics with their intervals, and the diagnosis."""
-    console.print_document(report.document())
-
-
 def _measure(source: FileSource | ModelSource, options: Evaluate, running: Running) -> CalibrationReport:
     """The report on the rows, of what kind they are."""
     if isinstance(source, FileSource) and not source.is_held:
@@ -67,8 +61,8 @@ def _measure(source: FileSource | ModelSource, options: Evaluate, running: Runni
         return report_on_table(table, name, options.n_bins, **counted)
     told: Any = {"class_names": options.class_names}
     if options.soft_labels is not None:
-        n_rows = source.n_rows()
-        told["soft_labels"] = load_soft_labels(options.soft_labels, n_rows, len(source.class_names))
+        names, n_rows = source.size()
+        told["soft_labels"] = load_soft_labels(options.soft_labels, n_rows, len(names))
     predicted = source.predictions()
     running.stages(f"measuring {len(predicted):,} rows")
     report = report_on_predictions(predicted, source.name, options.n_bins, **told)
@@ -81,9 +75,7 @@ def _sections(source: FileSource | ModelSource, names: list[str]) -> tuple[OodSe
     sets = ["data", *names]
     found = source.predictions()
     states = [{"data": found.as_logits(), **{name: source.logits(name) for name in names}}]
-    if isinstance(source, FileSource):
-        source.check_same_scores(sets)
-    else:
+    if isinstance(source, ModelSource):
         from hf_calib.export.unfold import can_be_unfolded, unfold
 
         model = source.classifier.model

@@ -103,9 +103,6 @@ def _load(options: Export, trust_remote_code: bool) -> tuple[Path, Classifier]:
     check(not (folder / ADAPTER_CONFIG).is_file(), "the model to have no adapters beside it", source, way_out)
     # Loading says what is wrong with a model without a task.
     task = find_task(source, trust_remote_code=trust_remote_code) or TASKS["text"]
-    requirement = "the model to be a classifier of texts, tokens or images"
-    is_run = task.classifier is not None
-    check(is_run, requirement, f"a model for {task.pipeline}", "export a fine-tuned classifier")
     classifier = load_classifier(source, task, trust_remote_code=trust_remote_code)
     if not folder.is_dir():
         folder = Path(snapshot_download(source, allow_patterns=[*_REPORT, *_OF_ITS_PROBABILITIES]))

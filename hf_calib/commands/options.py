@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from hf_calib._errors import InputTypeError, check, did_you_mean, expected
 from hf_calib._text import option
-from hf_calib.models.reading import Names, Reading, RowSet
+from hf_calib.models.reading import Names, Reading, RowSet, names_of
 from hf_calib.predictions.predictions import MULTI_LABEL, SINGLE_LABEL
 
 if TYPE_CHECKING:
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 METHODS = dict.fromkeys((*SINGLE_LABEL.maps, *MULTI_LABEL.maps))
 _OF_SETS_AND_TABLES = "label_separator label_columns no_label option_scores weight_column n_bins workers"
+_LOSSES = "cross_entropy,focal,dual_focal,adafocal,bsce_gra"
 _BINS = "Number of bins of the binned calibration errors."
 _TRUST = "Run code that comes with the model."
+_SOURCE: Any = {"default": ..., "argument": "MODEL_OR_PREDICTIONS"}
 _CLASSIFIER = "A classifier of texts, tokens or images, on the Hub or in a folder"
 # The least and the greatest value of an integer.
 _RANGES = {"n_bins": (1, 10_000), "workers": (1, 2**10), "jobs": (0, 2**10), "seed": (0, 2**32 - 1)}
@@ -43,10 +45,12 @@ class Command:
             value, kind = getattr(self, each.name), str(each.type).removesuffix(" | None")
             if kind == "Path" and isinstance(value, str):
                 object.__setattr__(self, each.name, Path(value))
+            if kind == "Names":
+                object.__setattr__(self, each.name, names_of(value))
             if kind == "int" and value is not None:
                 low, high = _RANGES.get(each.name, (1, 2**20))
-                requirement = f"{each.name} to be an integer from {low} to {high}"
                 is_one = isinstance(value, int) and low <= value <= high
+                requirement = f"{each.name} to be an integer from {low} to {high}"
                 check(is_one, requirement, repr(value), "leave it out for the default")
 
     @classmethod
@@ -75,19 +79,13 @@ class Command:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows(Reading, Command):
+class Rows(Command, Reading):
     """Rows that a model is run over, or predictions: the options that several commands share."""
 
-    data: str | None = option(
-        "Labelled rows for a model: a csv, json or parquet file, a folder, or on the Hub."
-    )
+    data: str | None = option("Labelled rows for a model: a csv, json or parquet file, folder or Hub name.")
     trust_remote_code: bool = option(_TRUST, False)
     n_bins: int = option(_BINS, 15)
     workers: int | None = option("Threads for predictions that are not held at once; one a CPU, at most 8.")
-
-    def __post_init__(self) -> None:
-        Reading.__post_init__(self)
-        Command.__post_init__(self)
 
     def rows(self, name: str = "data") -> RowSet | None:
         """The set of rows that an option names; None where there are none."""
@@ -103,37 +101,23 @@ class Evaluate(Rows):
     first = "data text_column label_column split output by ood_data soft_labels"
     more = "text_pair_column class_names label_separator max_length batch_size trust_remote_code"
     source: list[str] = option(
-        f"{_CLASSIFIER}; or predictions: .npz, .csv, .tsv or .parquet files of logits or probabilities with "
-        "labels, a folder of such files, a glob, or an address (s3://, gs://, hf://); or a .jsonl log of "
-        "lm-evaluation-harness.",
-        ...,
-        argument="MODEL_OR_PREDICTIONS",
+        f"{_CLASSIFIER}; or predictions, logits or probabilities with labels: .npz, .csv, .tsv or .parquet files, "
+        "a folder of these, a glob or an address (s3://, gs://, hf://), or a .jsonl log of lm-evaluation-harness.",
+        **_SOURCE,
     )
     split: str = option("Split of a Hub dataset or folder.", "test")
     output: Path | None = option("Folder for report.md, .html, .json and the figures.")
-    ood_data: list[str] | None = option(
-        "Inputs of none of the classes, without labels, or a file of predictions of such inputs: reports how "
-        "well the model's uncertainty separates them. May be repeated."
-    )
-    soft_labels: Path | None = option(
-        "A .npz file with an array soft_labels: the share of annotators that named each class, for each row. "
-        "Reports the calibration against these, too."
-    )
+    ood_data: list[str] | None = option("Inputs of none of the classes: reports how well they are separated.")
+    soft_labels: Path | None = option("A .npz file of soft_labels, annotators' shares by row and class.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured(Rows):
     """Rows to fit on, and others to measure on."""
 
-    source: str = option(
-        f"{_CLASSIFIER}; or a .npz, .csv, .tsv or .parquet file of logits or probabilities with labels.",
-        ...,
-        argument="MODEL_OR_PREDICTIONS",
-    )
+    source: str = option(f"{_CLASSIFIER}; or predictions, see evaluate.", **_SOURCE)
     split: str = option("Split to fit on, of a Hub dataset or folder; not the training split.", "validation")
-    test_data: str | None = option(
-        "Other labelled rows to measure on. Without these, parts of the data are held out."
-    )
+    test_data: str | None = option("Other labelled rows, to measure on; by default parts of the data.")
     test_split: str = option("Split of the test data.", "test")
     seed: int = option("Seed for drawing parts of the data.", 0)
 
@@ -148,8 +132,8 @@ class Calibrate(Measured):
     without = "by"
     output: Path = option("Folder for the calibrated model, or for calibrated predictions.npz.", ...)
     target_data: str | None = option(
-        "Rows as the model will see them, without labels. Their class frequencies are estimated, and "
-        "corrected for where they differ from the data's. Test data should then be such rows, too."
+        "Rows as the model will see them, without labels: the calibrator is corrected for their class "
+        "frequencies. Test data should then be such rows, too."
     )
     method: str | None = option(
         f"Post-hoc calibrator: {', '.join(METHODS)}. By default auto, or temperature with a criterion and for heads "
@@ -166,22 +150,13 @@ class Decide(Measured):
     first = "data text_column label_column output test_data accuracy costs alpha"
     more = "by_class sets delta split trust_remote_code"
     without = f"{_OF_SETS_AND_TABLES} by"
-    accuracy: float | None = option(
-        "Share of the answers that are to be right; other inputs are handed over. 0.95 by default."
-    )
+    accuracy: float | None = option("Share of answers to be right, 0.95 by default; hands over the rest.")
     delta: float = option("Chance that the promised accuracy fails.", 0.05)
     by_class: bool = option("Promise the accuracy, or the coverage of sets, for every class.", False)
-    costs: Path | None = option(
-        "Instead of an accuracy: a csv file of costs, with true classes in the first column and decisions in "
-        "the header, the last one perhaps 'abstain'."
-    )
-    alpha: float | None = option(
-        "Instead of an accuracy: sets of classes that miss the true class for at most this share of inputs."
-    )
+    costs: Path | None = option("A csv file of costs, true classes by decisions, instead of an accuracy.")
+    alpha: float | None = option("For sets of classes: share of inputs whose set misses the true class.")
     sets: Literal["lac", "aps"] = option("How sets are made, for alpha.", "lac")
-    output: Path | None = option(
-        "Folder for decisions.json, perhaps the model's, and for a report in its folder decisions."
-    )
+    output: Path | None = option("Folder for decisions.json, perhaps the model's, and for a report.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +180,7 @@ class Push(Command):
     example = "calibrated me/my-model"
     first = "private revision no_fold create_pr"
     folder: Path = option("Folder of a calibrated model, or output folder of a run.", ..., argument="FOLDER")
-    repo: str = option("Repository on the Hub, owner/name or your own name.", ..., argument="REPO")
+    repo: str = option("Repository on the Hub, owner/name or a name of yours.", ..., argument="REPO")
     private: bool = option("Make a new repository private.", False)
     revision: str | None = option("Branch, main by default; created from main if it does not exist.")
     no_fold: bool = option("Push the folder unchanged, calibrated or not.", False)
@@ -232,9 +207,7 @@ class CompareReports(Command):
 
     example = "measured calibrated other_predictions.npz"
     first = "label_column n_bins output"
-    sources: list[str] = option(
-        "Files of predictions, report.json files, or folders with one.", ..., argument="FILES"
-    )
+    sources: list[str] = option("Predictions, report.json files, or folders with one.", ..., argument="FILES")
     label_column: str = option("Column of the labels, of predictions that are tables.", "label")
     n_bins: int = option(_BINS, 15)
     output: Path | None = option("Folder for comparison.md, .html, .json and the figure.")
@@ -259,35 +232,18 @@ class CompareLosses(Command):
         argument="SCRIPT_OR_STUDY",
     )
     words: list[str] | None = option("Arguments of the script, after --.", argument="ARGUMENTS")
-    config: list[str] | None = option(
-        "YAML file of the script, or the name of one in configs/ next to it. May be repeated."
-    )
-    losses: Names = option(
-        "Losses: names, YAML files, or names of files in configs/losses next to the script.",
-        "cross_entropy,focal,dual_focal,adafocal,bsce_gra",
-    )
-    seeds: str = option("Seeds of the runs.", "0,1,2")
-    grid: list[str] | None = option(
-        "Values of a hyperparameter, gamma=1,2,3, for the losses that have it. May be repeated."
-    )
+    config: list[str] | None = option("YAML file of the script, or the name of one in configs/ next to it.")
+    losses: Names = option("Names, YAML files, or names in configs/losses next to the script.", _LOSSES)
+    seeds: Names = option("Seeds of the runs.", "0,1,2")
+    grid: list[str] | None = option("Values of a hyperparameter, gamma=1,2,3, for losses that have it.")
     methods: Names = option("Post-hoc calibrators to compare; temperature,auto by default.")
-    variance: Literal["own", "pooled"] = option(
-        "Variance of differences over seeds: each pair of losses has its own, or it is pooled over all "
-        "losses, which finds more with few seeds where the losses vary alike.",
-        "own",
-    )
+    variance: Literal["own", "pooled"] = option("Variance over seeds: of a pair of losses, or of all.", "own")
     output: Path | None = option("Folder of the study.")
     jobs: int = option("Runs at a time, which share CPU threads and GPUs. 0: one on each visible GPU.", 1)
     launcher: str | None = option("What starts a script, such as 'torchrun --nproc_per_node 2'.")
     print_commands: bool = option("Print a line for each run that is missing, and end.", False)
-    submitit: str | None = option(
-        """Train as jobs of Slurm, by submitit: its parameters, '{"slurm_partition": "gpu"}'."""
-    )
-    keep_models: bool = option(
-        "Keep each run's calibrated model; checkpoints are removed.",
-        True,
-        name="keep-models/--no-keep-models",
-    )
+    submitit: str | None = option("""Train as Slurm jobs, with parameters: '{"slurm_partition": "gpu"}'.""")
+    keep_models: bool = option("Keep the calibrated models.", True, name="keep-models/--no-keep-models")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,11 +287,6 @@ def calibrate(source: str, output: str, **options: Any) -> Calibration:
     Raises:
         InputError: a ValueError or TypeError where model, data or options are wrong.
         RuntimeError: if a pipeline with the saved model gives other probabilities; output is then not made.
-
-    >>> calibrate("missing.csv", "out", methd="vector")
-    Traceback (most recent call last):
-    ...
-    hf_calib._errors.InputTypeError: expected option to be one of calibrate, got methd; did you mean 'method'?
     """
     return _done(Calibrate, source=source, output=output, **options)
 

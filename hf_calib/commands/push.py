@@ -14,7 +14,8 @@ from hf_calib._hub import check_destination, with_owner
 from hf_calib.cards import write_card
 from hf_calib.cards.card import usage_lines
 from hf_calib.cards.facts import REPORT_FOLDER
-from hf_calib.commands.console import Done, print_lines, print_warnings
+from hf_calib.commands import console
+from hf_calib.commands.console import Done
 from hf_calib.decisions.saved import FILE as DECISIONS
 from hf_calib.export.folder import ADAPTER_CONFIG, CONFIG, copy_files, files_of, standalone_copy, write_folded
 from hf_calib.export.heads import head_loses_bias
@@ -43,7 +44,7 @@ def run(options: Push, running: Running) -> Done:
 
     def announce(changes: Changes) -> None:
         announced.append(changes)
-        print_warnings(changes.lines())
+        console.print_warnings(changes.lines())
 
     with tempfile.TemporaryDirectory() as scratch:
         source = folder
@@ -91,7 +92,7 @@ def run(options: Push, running: Running) -> Done:
 
 def show(done: Done) -> None:
     """What was uploaded, where the commit is, and how to use the model; what is to be copied is not wrapped."""
-    print_lines(done.lines[:1])
+    console.show(done.lines[0])
     print(*done.lines[1:], sep="\n")
 
 

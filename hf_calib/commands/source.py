@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -24,18 +24,11 @@ from hf_calib.predictions.predictions import (
     rows_in_both,
     suffix_of,
 )
-from hf_calib.predictions.table import MOST_ROWS_HELD, Table, open_predictions
+from hf_calib.predictions.table import MOST_ROWS_HELD, open_predictions
 
 # Models need torch and transformers, which commands on files of predictions start without.
 if TYPE_CHECKING:
     from hf_calib.models.tasks import Task
-
-# Called with the name of a stage as it begins.
-Stages = Callable[[str], None]
-
-
-def ignore_stage(stage: str) -> None:
-    """The stages of a caller who does not want to see them."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +37,7 @@ class Running:
 
     trust_remote_code: bool = False
     progress: OnRows = ignore_rows
-    stages: Stages = ignore_stage
+    stages: Callable[[str], None] = lambda stage: None  # called with the name of a stage as it begins
 
 
 @dataclass
@@ -75,19 +68,9 @@ class Source:
         """(N, C) of a set, whose labels are not read."""
         return self.predictions(name).as_logits()
 
-    @property
-    def kind(self) -> LabelKind:
-        """Of the labels."""
-        return self.predictions().kind
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """C names, or numbers."""
-        return self.predictions().names
-
-    def n_rows(self) -> int:
-        """Of the data."""
-        return len(self.predictions())
+    def size(self) -> tuple[tuple[str, ...], int]:
+        """The names of the classes, or numbers, and how many rows the data have."""
+        return self.predictions().names, len(self.predictions())
 
     def n_shared(self) -> int:
         """How many of the test rows are also among the others."""
@@ -104,14 +87,13 @@ class FileSource(Source):
     """Files of predictions of one model."""
 
     files: list[str] = field(kw_only=True)
-    tables: dict[str, Table] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.tables = {}
         for name, each in self.sets.items():
             self.running.stages(f"reading {each.data}")
-            files = self.files if name == "data" else [each.data]
             columns = self.reading.of_tables if each.labelled else {"label_column": None}
-            self.tables[name] = open_predictions(files, **columns)
+            self.tables[name] = open_predictions(self.files if name == "data" else each.data, **columns)
 
     @property
     def is_held(self) -> bool:
@@ -119,30 +101,28 @@ class FileSource(Source):
         return all(table.fits_into_memory() for table in self.tables.values())
 
     def _predict(self, name: str) -> Predictions:
-        table, rows = self.tables[name], self.sets[name]
-        requirement = f"{rows.argument} to have at most {MOST_ROWS_HELD:,} rows here"
-        check(table.fits_into_memory(), requirement, _count(table), "name some of the files")
-        found = table.load()
+        found, rows = self.tables[name].load(), self.sets[name]
         if not rows.labelled:
-            check_same_classes(_TITLES[rows.argument], self.predictions(), found)
+            what = {"target_data": "the target data", "ood_data": "the data from elsewhere"}[rows.argument]
+            check_same_classes(what, self.predictions(), found)
+            kinds = [
+                "logits" if each.probs is None else "probabilities" for each in (self.predictions(), found)
+            ]
+            requirement = f"{what} to hold {kinds[0]}, as {os.path.basename(self.sets['data'].data)} does"
+            fits = rows.argument == "target_data" or kinds[0] == kinds[1]
+            check(fits, requirement, kinds[1], "use predictions of one kind")
         return found
 
     def sample(self) -> None:
-        """Of tables that do not fit into memory, go on with a sample, and note it."""
+        """Use a sample of tables that do not fit into memory, and note it."""
         for name, table in self.tables.items():
             if not table.fits_into_memory():
                 found = self.found[name] = draw_sample(table, most=MOST_ROWS_HELD)
+                n_all = "more" if table.n_rows is None else f"{table.n_rows:,}"
                 drawn = "drawn by hashes of their files' names and their numbers"
-                sample = f"a sample of {len(found):,} of the {_count(table)} rows, {drawn}"
-                self.notes.append(f"The rows of {name} are {sample}.")
-
-    def check_same_scores(self, sets: Sequence[str]) -> None:
-        """Refuse logits beside probabilities."""
-        kinds = ["logits" if self.predictions(name).probs is None else "probabilities" for name in sets]
-        for kind in kinds[1:]:
-            where = os.path.basename(self.sets["data"].data)
-            requirement = f"the data from elsewhere to hold {kinds[0]}, as {where} does"
-            check(kind == kinds[0], requirement, kind, "use predictions of one kind")
+                self.notes.append(
+                    f"The rows of {name} are a sample of {len(found):,} of the {n_all} rows, {drawn}."
+                )
 
 
 @dataclass
@@ -157,9 +137,6 @@ class ModelSource(Source):
     def __post_init__(self) -> None:
         from hf_calib.models.classifier import load_classifier
 
-        requirement = "the model to be a classifier of texts, tokens or images"
-        got, way_out = f"a model for {self.task.pipeline}", "evaluate a file of its predictions"
-        check(self.task.classifier is not None, requirement, got, way_out)
         self.rows = {}
         for name, each in self.sets.items():
             self.running.stages(f"reading {each.data}")
@@ -167,17 +144,10 @@ class ModelSource(Source):
         self.running.stages(f"loading {self.model}")
         trusted, names = self.running.trust_remote_code, self.reading.class_names
         self.classifier = load_classifier(self.model, self.task, trust_remote_code=trusted, class_names=names)
+        self._batches: Any = {"batch_size": self.reading.batch_size, "on_progress": self.running.progress}
 
-    @property
-    def kind(self) -> LabelKind:
-        return self.classifier.task.labels
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return self.classifier.class_names
-
-    def n_rows(self) -> int:
-        return len(self.rows["data"])
+    def size(self) -> tuple[tuple[str, ...], int]:
+        return self.classifier.class_names, len(self.rows["data"])
 
     def _predict(self, name: str) -> Predictions:
         found = self.classifier.predict(self._inputs(name), **self._batches)
@@ -185,10 +155,6 @@ class ModelSource(Source):
 
     def logits(self, name: str) -> NDArray[Any]:
         return self.classifier.logits(self._inputs(name), **self._batches)
-
-    @property
-    def _batches(self) -> dict[str, Any]:
-        return {"batch_size": self.reading.batch_size, "on_progress": self.running.progress}
 
     def _inputs(self, name: str) -> Any:
         """Of a set; every row of all sets is checked before the first is predicted."""
@@ -230,16 +196,8 @@ def open_source(
 ) -> FileSource | ModelSource:
     """Open the predictions, or read every set of rows and load the model; nothing is predicted yet.
 
-    Args:
-        source: a model, or one or several files of predictions.
-        sets: by name, "data" the first, of which there is none beside predictions; None for those not given.
-        reading: how columns are read.
-        running: whom to tell.
-        check_labels: refuses options that do not go with the kind of the labels, as early as that is known.
-
-    Raises:
-        ValueError: if source or data are missing, unreadable or do not go together.
-        TypeError: if columns or arrays are of the wrong kind.
+    `sets` are by name, "data" first, of which there are none for predictions; None for those that are not given.
+    `check_labels` refuses options that do not fit the kind of the labels, as early as that is known.
     """
     data = sets["data"]
     given = {name: each for name, each in sets.items() if each is not None}
@@ -250,7 +208,7 @@ def open_source(
         given = {"data": RowSet(few(files)), **given}
         found = FileSource(name_of(few(files)), given, reading, running, files=files)
         if found.is_held:
-            check_labels(found.kind)
+            check_labels(found.predictions().kind)
         return found
     way_out = "name labelled texts: a file, a folder or a dataset on the Hub"
     check(data is not None, "data to be given with a model", "none", way_out)
@@ -278,24 +236,11 @@ def name_of(source: str) -> str:
 
 def check_kind(kind: LabelKind, reading: Reading, single_only: Mapping[str, object]) -> None:
     """Refuse options of several labels a row for a model with one class, and `single_only` the other way round."""
-    of_label_sets = (reading.label_separator, reading.label_columns, reading.no_label)
-    options = "--label-separator, --label-columns and --no-label"
-    requirement = f"{options} to go with a model whose problem_type is multi_label_classification"
-    check(
-        not any(of_label_sets) or kind is MULTI_LABEL, requirement, "one with a class a row", "leave them out"
-    )
-    for option, value in single_only.items():
-        got, way_out = "one with several labels a row", "leave it out"
-        check(
-            not value or kind is not MULTI_LABEL,
-            f"{option} to go with a model with one class a row",
-            got,
-            way_out,
-        )
-
-
-def _count(table: Table) -> str:
-    return "more" if table.n_rows is None else f"{table.n_rows:,}"
-
-
-_TITLES = {"target_data": "the target data", "ood_data": "the data from elsewhere"}
+    of_sets = "--label-separator, --label-columns and --no-label"
+    asked = any((reading.label_separator, reading.label_columns, reading.no_label))
+    for option, given in {of_sets: asked, **single_only}.items():
+        several = option == of_sets
+        what = "whose problem_type is multi_label_classification" if several else "with one class a row"
+        got = "one with a class a row" if several else "one with several labels a row"
+        fits = not given or several == (kind is MULTI_LABEL)
+        check(fits, f"{option} to go with a model {what}", got, "leave it out")

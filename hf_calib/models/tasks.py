@@ -46,8 +46,12 @@ class Task:
     @property
     def classifier_class(self) -> Any:
         """The class that reads its inputs and runs its models."""
-        assert self.classifier is not None
-        module, name = self.classifier.split(".")
+        requirement, way_out = (
+            "the model to be a classifier of texts, tokens or images",
+            "use its predictions",
+        )
+        check(self.classifier is not None, requirement, f"a model for {self.pipeline}", way_out)
+        module, name = str(self.classifier).split(".")
         return getattr(import_module(f"hf_calib.models.{module}"), name)
 
     @property
