@@ -5,7 +5,7 @@
     python recipes/best_epoch.py --table best_epoch.csv
 
 Each run adds its epochs to the results: `eval_loss` and `eval_nll_calibrated` of the held-out rows, and the test rows'
-metrics. A seed that is there already is not run again.
+metrics. Seeds that are in the results are not run again.
 """
 
 import sys

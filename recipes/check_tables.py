@@ -1,14 +1,16 @@
-"""Check the numbers of docs/results against the files that they are from, and say which have no file.
+"""Compare the numbers in docs/results with the result files, and list the numbers that have no file.
 
     python recipes/check_tables.py
 
-Of docs/results/language_models.md the tables, made again from `report.json` of each study; of the pages on trainings
-the means and differences of each study's table, against `results.csv` of the study; of the pages on post-hoc maps the
-tables, made again from the raw results; of papers_length.md the tables, made again from saved
-logits; of studies.md and docs/papers all decimal numbers, against the JSON files of
-the studies, and the tables of small_claims, made again from its JSON file, whose means are those of its csv file. What
-is not in the repository (intervals and corrected p-values of trainings, and cross-calibration, whose files were not
-kept) is counted, by name. Pages that sum up others may state only the numbers of the pages that they link to.
+The tables of docs/results/language_models.md are computed again from the `report.json` of each study. The pages on runs
+are compared with `results.csv` of each study: the means and differences of its table. The tables of the pages on
+post-hoc calibrators are computed again from the raw results, and those of papers_length.md from saved logits. All
+decimal numbers of studies.md and docs/papers are compared with the JSON files of the studies; the tables of
+small_claims are computed again from its JSON file, whose means are those of its csv file.
+
+Numbers without a file in the repository are counted by name: intervals and corrected p-values of runs, and
+cross-calibration, whose files were not kept. A page that summarises others may only state numbers of the pages that it
+links to.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Print what a study's report leaves out: other errors and other maps, of the predictions of its trainings.
+"""Print further metrics and calibrators for the runs of a study, which its report does not contain.
 
     python recipes/further_metrics.py OUTPUT/guard ... > tables.md
 
-For each loss, means over the seeds: the ECE of 15 bins, of L2 norm without the bias of noise, of as many equal-mass
-bins as stay in order (sweep), the largest of a bin (MCE) and by kernels (KDE), before and after the temperature; and
-the NLL after a temperature, after the one of the least ECE, after an ensemble of temperature, identity and uniform
-(ETS), and after a spline.
+The tables have means over the seeds for each loss. Before and after the temperature: the ECE with 15 bins, the debiased
+L2 error, the ECE by sweep (as many equal-mass bins as stay monotonic), the maximum calibration error (MCE) and the
+kernel ECE (KDE). The NLL after a temperature, after the temperature with the lowest ECE, after ensemble temperature
+scaling (ETS), and after a spline.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
     python recipes/image_classification.py --config recipes/configs/cifar10_vit.yaml --output_dir outputs/cifar10
 
-On several GPUs put `accelerate launch --config_file recipes/accelerate/8_gpus.yaml` or
-`torchrun --nproc_per_node 8` in place of `python`. No torchvision is needed.
+On several GPUs, replace `python` by `accelerate launch --config_file recipes/accelerate/8_gpus.yaml` or by
+`torchrun --nproc_per_node 8`. torchvision is not needed.
 
 The networks of the papers, trained from scratch:
 

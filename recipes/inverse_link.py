@@ -1,9 +1,9 @@
-"""The closed-form inverse link on trained models, beside the temperature.
+"""Compare the closed-form inverse link with the temperature on trained models.
 
     python recipes/inverse_link.py study/cells/focal-seed0-* study/cells/bsce_gra-seed0-*
 
-Each run is the output folder of a recipe, or of a run of `hf-calib compare-losses`: the loss stands in results.json,
-the logits in its predictions.safetensors.
+Each run is the output folder of a recipe, or of a run of `hf-calib compare-losses`: the loss is in results.json,
+the logits are in predictions.safetensors.
 """
 
 import argparse

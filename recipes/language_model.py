@@ -1,10 +1,10 @@
-"""Fine-tune a language model as a judge, whose classes are a few next tokens, and save it calibrated.
+"""Fine-tune a language model as a judge that answers with one of a few tokens, and save it calibrated.
 
     python recipes/language_model.py --config recipes/configs/ag_news_qwen3.yaml \
         --config recipes/configs/losses/focal.yaml --output_dir outputs/ag_news_qwen3
 
-On several GPUs put `accelerate launch --config_file recipes/accelerate/8_gpus.yaml` in place of `python`, or
-`recipes/accelerate/fsdp.yaml` for a model that does not fit on one.
+On several GPUs, replace `python` by `accelerate launch --config_file recipes/accelerate/8_gpus.yaml`. For a model that
+does not fit on one GPU, use `recipes/accelerate/fsdp.yaml`.
 """
 
 import json

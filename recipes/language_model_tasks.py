@@ -1,12 +1,13 @@
-"""Write the tasks of the language model study from the data sets: texts to learn from, and four kinds of answers.
+"""Write the files of the language model study from the datasets: texts for pretraining and next tokens, and four tasks.
 
     python recipes/language_model_tasks.py DATA OUTPUT
 
-DATA has the sets as their authors publish them: ag_news/{train_20k,test}.csv.gz, 20newsgroups/{train,test}.parquet,
-clinc150/{train,test}.csv.gz and goemotions/{train,test}.csv.gz with their label_names.json, clinc150/domains.json.
-OUTPUT gets, as jsonl: pretraining; next_token (posts of 20 Newsgroups); topics (AG News); intents (the 15 of CLINC150's
-banking); guard (is a request about money? half of the rows are); sentiment (comments of GoEmotions with one emotion,
-positive or negative by the authors' grouping).
+DATA contains the datasets as published by their authors: ag_news/{train_20k,test}.csv.gz,
+20newsgroups/{train,test}.parquet, clinc150/{train,test}.csv.gz and goemotions/{train,test}.csv.gz with their
+label_names.json, clinc150/domains.json. OUTPUT will contain, as jsonl: pretraining; next_token (posts of 20
+Newsgroups); topics (AG News); intents (the 15 banking intents of CLINC150); guard (is a request about money? true for
+half of the rows); sentiment (comments of GoEmotions with one emotion, positive or negative as grouped by the
+authors).
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
     python recipes/regimes.py recipes/results
 
-Reads results.csv of the studies NAME_N_epochs in the folder. Each small point is a training, each line the mean over
-seeds; where there is one seed, the marker is hollow and the line dotted.
+Reads results.csv of the studies NAME_N_epochs in the folder. A small point is one run, and a line is the mean over
+seeds. With one seed, the marker is hollow and the line is dotted.
 """
 
 import itertools
@@ -15,7 +15,7 @@ import numpy as np
 import pandas
 from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which are told apart without red and green; and a marker and dashes for each loss.
+# Okabe and Ito's colours are distinguishable without red and green. Each loss also has its own marker and dashes.
 COLOURS = [
     "#000000",
     "#E69F00",

@@ -1,4 +1,4 @@
-"""Print the tables of docs/results on trained losses from the studies of a run_*.sh.
+"""Print the tables of docs/results that compare losses, from the studies of a run_*.sh script.
 
 python recipes/results_tables.py OUTPUT > tables.md
 """

@@ -1,10 +1,10 @@
-"""Make a small language model to pretrain where none can be had: a Llama with random weights, and its tokenizer.
+"""Make a small language model for pretraining, if none can be downloaded: a Llama with random weights, and a tokenizer.
 
     python recipes/small_decoder.py FOLDER TEXTS.jsonl [--words World Sports Business Technology yes no A B C]
     python recipes/next_token.py --model FOLDER --train_file TEXTS.jsonl --output_dir outputs/pretrained
 
-4.5 million parameters by default: hours of a CPU core for a few million tokens. The words are one token each after a
-space, so that they can be answers; the texts are rows with `text`.
+It has 4.5 million parameters by default; a few million tokens take hours on a CPU core. Each of the words is one token
+after a space, so that it can be an answer. The texts are rows with `text`.
 """
 
 import argparse

@@ -3,8 +3,8 @@
     python recipes/text_classification.py --config recipes/configs/20newsgroups_bert.yaml \
         --config recipes/configs/losses/adafocal_every_10_steps.yaml --output_dir outputs/20newsgroups
 
-On several GPUs put `accelerate launch --config_file recipes/accelerate/8_gpus.yaml` or
-`torchrun --nproc_per_node 8` in place of `python`.
+On several GPUs, replace `python` by `accelerate launch --config_file recipes/accelerate/8_gpus.yaml` or by
+`torchrun --nproc_per_node 8`.
 """
 
 from dataclasses import dataclass, field

@@ -3,8 +3,8 @@
     python recipes/token_classification.py --config recipes/configs/wnut17_minilm.yaml \
         --config recipes/configs/losses/focal.yaml --output_dir outputs/wnut17
 
-On several GPUs put `accelerate launch --config_file recipes/accelerate/8_gpus.yaml` or
-`torchrun --nproc_per_node 8` in place of `python`.
+On several GPUs, replace `python` by `accelerate launch --config_file recipes/accelerate/8_gpus.yaml` or by
+`torchrun --nproc_per_node 8`.
 """
 
 from dataclasses import dataclass, field

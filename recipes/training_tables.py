@@ -1,10 +1,10 @@
-"""Print tables of docs/results with one row a training: its other metrics, beside what results_tables.py prints.
+"""Print tables of docs/results with one row per run: metrics that results_tables.py does not print.
 
     python recipes/training_tables.py OUTPUT/cifar10_resnet20 [--soft_labels CIFAR10H.npz] > tables.md
 
-That is the class-wise ECE, how well --ood_data were told apart, F1 and ECE of entities, ranking and ECE of many labels,
-and the errors against annotators: the .npz file has the array probs, a row of their shares for each test row, in the
-order of the data.
+The metrics are the classwise ECE, OOD detection with --ood_data, F1 and ECE of entities, ranking and ECE of multi-label
+models, and the errors against annotators. For the latter, the .npz file has the array probs: for each test row, in the
+order of the data, the share of annotators that chose each class.
 """
 
 import argparse

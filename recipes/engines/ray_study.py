@@ -1,10 +1,10 @@
-"""The trainings of a study as tasks of a Ray cluster:
+"""Train the runs of a study as tasks of a Ray cluster:
 
 hf-calib compare-losses recipes/text_classification.py ... --output study --print-commands > lines.txt
 python recipes/engines/ray_study.py lines.txt
 
-All machines need the study's folder, and the Python and the data of the machine that printed the lines, at one place. A
-task that is lost with its machine begins again on another one, from its newest checkpoint.
+All machines need the folder of the study, the Python environment and the data at the same paths as the machine that
+printed the commands. A task that is lost with its machine restarts on another one, from its newest checkpoint.
 """
 
 import shlex

@@ -1,4 +1,4 @@
-"""What reproduces the five papers: networks, toys, studies of gradients, dynamics of a training, protocols, figures.
+"""Code to reproduce the five papers: networks, toy problems, gradients, training dynamics, protocols, figures.
 
-Recipes import it from beside them: `python recipes/RECIPE.py` puts their folder on the path. The library never does.
+The recipes are next to this package, so `python recipes/RECIPE.py` puts it on the path. The library never imports it.
 """

@@ -1,4 +1,4 @@
-"""Calibration as a training goes on: `TrainingTrace` records it, `Trace` reads the record, figures sort its rows."""
+"""Calibration during training: `TrainingTrace` records it, and `Trace` reads the record for figures."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class TrainingTrace(TrainerCallback):
         self.is_recording = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """What is evaluated now is the best model, or has a map."""
+        """Stop recording: later evaluations are of the best model, or with a calibrator."""
         self.is_recording = False
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

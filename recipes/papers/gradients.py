@@ -1,4 +1,4 @@
-"""How a loss weighs its examples: the weight of the cross entropy, the factor of its gradient, the last layer."""
+"""Weights of the cross entropy, factors of its gradient, and gradients of the last layer, for each loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images of a test: noise that a classifier was not trained on; ten crops of each, the protocol of CheXNet."""
+"""Test images with noise that a classifier was not trained on, and ten crops of each, as in CheXNet."""
 
 from __future__ import annotations
 

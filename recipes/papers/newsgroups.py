@@ -1,4 +1,4 @@
-"""The papers' 20 Newsgroups: posts of which only the header is cut; and labels with noise, for studies of it."""
+"""The papers' 20 Newsgroups, posts without their headers only; and label noise for studies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images decoded once and kept as bytes, and their transform, a whole batch at a time: so that a CPU feeds a GPU."""
+"""Images decoded once and kept as bytes, and a transform of whole batches, so that a CPU keeps up with a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Toys whose true class probabilities are known, so that calibration is measured without bins."""
+"""Toy problems with known class probabilities, so that calibration is measured without bins."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@
 
 Dual focal loss (Tao et al. 2023), figure 4: ECE by epoch, its moving average with factor 0.5, maximum logits, the
 probability of the label's rival. AdaFocal (Ghosh et al. 2022), figure 34 (appendix M): maximum logits of training rows
-by the epoch at which they were learned. Here the global-pooling CNN, smaller, on a part of 20 Newsgroups.
-About 3 minutes.
+by the epoch at which they were learned. The network is a smaller global-pooling CNN on a part
+of 20 Newsgroups. It takes about 3 minutes.
 """
 
 import time

@@ -1,14 +1,14 @@
 """Do the weights of the focal, dual focal and Brier-weighted losses follow the true calibration error?
 
-Five Gaussians in the plane, whose class probabilities are known: a small network is trained on 5 x 10,000 points with
-cross entropy, and on fresh points the weight that each loss would give is correlated with the distance of the
-prediction from the truth. After Lin et al. 2025, "Uncertainty weighted gradients for model calibration", section 4.3,
-which reports .550 (focal), .638 (dual focal) and .664 (generalised Brier) over 5 runs. A second row takes the error of
-the authors' notebook (evaluate1.ipynb): with its sign, at the label that was drawn, the posterior less the prediction.
-
     python recipes/studies/five_gaussians.py
 
-takes about a minute of one core, 40 runs; `--seeds 0 1 2 3 4` are as many as the paper has.
+A small network is trained with cross entropy on 5 x 10,000 points of five Gaussians in the plane, whose class
+probabilities are known. On new points, the weight of each loss is correlated with the distance of the prediction from
+the true probability. This follows Lin et al. 2025, "Uncertainty weighted gradients for model calibration", section 4.3,
+which reports .550 (focal), .638 (dual focal) and .664 (generalised Brier) over 5 runs. A second row uses the error of
+the authors' notebook (evaluate1.ipynb): the posterior minus the prediction, with its sign, at the label that was drawn.
+
+40 runs take about a minute on one core. `--seeds 0 1 2 3 4` runs as many as the paper.
 """
 
 import argparse

@@ -1,17 +1,17 @@
-"""How each loss weighs its examples: weights over three classes, factors of the gradient, regions of confidence.
+"""Weights and gradient factors of the losses over three classes, and regions of over- and under-confidence.
 
-All closed forms through the library's own losses, no training:
+    python recipes/studies/gradient_factors.py
+
+All are closed forms, computed by the losses of the library; nothing is trained:
 
 - the weight u of the cross entropy and the factor of its gradient over the probabilities of three classes (Lin et
   al. 2025, "Uncertainty weighted gradients for model calibration", Fig. 2);
 - that factor g(p, gamma) against the probability of the label, with the range in which the inverse focal loss pushes
   the label down (the same paper's Fig. 1; Ghosh et al. 2022, "AdaFocal", on limits of gamma);
 - phi and the regions of over- and under-confidence of focal and dual focal loss (Tao et al. 2023, "Dual focal loss for
-  calibration", Fig. 1), and what the minimisers really do: p less the posterior that leads to it.
+  calibration", Fig. 1), compared with the minimisers of the losses: p minus the posterior that leads to it.
 
-    python recipes/studies/gradient_factors.py
-
-takes a few seconds.
+It takes a few seconds.
 """
 
 import argparse

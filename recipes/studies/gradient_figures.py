@@ -1,4 +1,4 @@
-"""Figures of the study of gradients: factors against the label's probability, and regions of confidence."""
+"""Figures of gradient_factors.py: factors against the probability of the label, and regions of confidence."""
 
 import numpy as np
 from matplotlib.figure import Figure

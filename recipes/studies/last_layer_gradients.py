@@ -3,10 +3,10 @@
     python recipes/studies/last_layer_gradients.py --data sklearn/20newsgroups
 
 Figures 4 and 5 of "Uncertainty weighted gradients for model calibration" (BSCE-GRA): the norm of each training
-example's gradient in the last layer, against its Brier score, at four times of the training, and the density of
-these norms by loss; with the ECE on the test set over the training. The paper trains ResNet-50 on CIFAR-10 for
-350 epochs; here it is a global-pooling CNN of one convolution on posts of 20 Newsgroups, at the same shares of
-the training. Takes about 5 minutes on 2 cores.
+example's gradient in the last layer, against its Brier score, at four points of the run, and the density of
+these norms by loss; with the ECE on the test set during the run. The paper trains ResNet-50 on CIFAR-10 for
+350 epochs; here it is a global-pooling CNN of one convolution on posts of 20 Newsgroups, at the same
+fractions of the run. It takes about 5 minutes on 2 cores.
 """
 
 import argparse

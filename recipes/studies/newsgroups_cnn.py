@@ -1,4 +1,4 @@
-"""The global-pooling CNN on 20 Newsgroups, as several studies train it: their options, the data, one training."""
+"""The global-pooling CNN on 20 Newsgroups, shared by several studies: options, data, and one run."""
 
 import argparse
 import tempfile

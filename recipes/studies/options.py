@@ -1,4 +1,4 @@
-"""Types of the studies' options, so that a wrong value is reported before anything is trained."""
+"""Types of the options of the studies, which report a wrong value before anything is trained."""
 
 import argparse
 import sys

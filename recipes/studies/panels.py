@@ -1,4 +1,4 @@
-"""Small panels with the same axes, as the studies of a training draw them: lines, spreads over rows, groups of rows."""
+"""Small panels with shared axes for the studies of training dynamics: lines, spreads over rows, groups of rows."""
 
 from __future__ import annotations
 

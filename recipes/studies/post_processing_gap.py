@@ -2,11 +2,11 @@
 
     python recipes/studies/post_processing_gap.py --data sklearn/20newsgroups
 
-After Figure 6 of "Focal calibration loss" (FCL) and its Theorem 4.5, by which a larger weight of the Brier
-term leaves a smaller post-processing gap: heat maps of the ECE and of the Brier score's gap on the test set
-against gamma and lambda, and the test NLL by epoch. The gap is shown in two forms: over 1-Lipschitz *updates* of
-the confidence, as in Blasiok et al. 2023, and over 1-Lipschitz *maps*, as in FCL's Definition 2.3. The network is
-a global-pooling CNN of one convolution on posts of 20 Newsgroups. Takes about 6 minutes on 2 cores.
+This follows Figure 6 of "Focal calibration loss" (FCL) and its Theorem 4.5, according to which a larger weight of the
+Brier term gives a smaller post-processing gap. The heat maps show the ECE and the gap of the Brier score on the test
+set against gamma and lambda; another figure shows the test NLL by epoch. The gap has two forms: over 1-Lipschitz
+*updates* of the confidence, as in Blasiok et al. 2023, and over 1-Lipschitz *maps*, as in Definition 2.3 of FCL. The
+network is a global-pooling CNN with one convolution on posts of 20 Newsgroups. It takes about 6 minutes on 2 cores.
 """
 
 import argparse

@@ -1,13 +1,13 @@
-"""What the papers prove, in numbers: the statements at drawn posteriors and predictions, by the losses themselves.
+"""Numerical checks of the papers' theorems and lemmas at random posteriors and predictions.
 
     python recipes/studies/proofs.py
 
-About "Focal calibration loss" (FCL), Theorems 4.1 and 4.5 and appendices A.3 to A.9; "Dual focal loss", Theorem 1 and
-Lemma 1; "Uncertainty weighted gradients" (BSCE-GRA), the theorem of 4.3 and Eq. 12; and Theorems 1 and 2 of the
-comparison study. The minimum of an expected loss is found in float64, on a grid and then by Brent's method for two
-classes, by simplex steps for three; BSCE-GRA, of which only the gradient counts, ends where its mean is 0. Left: what
-a recalibration could gain, by either loss, against the prediction. Right: how far the minimum is from the posterior.
-Takes a minute.
+The statements are Theorems 4.1 and 4.5 and appendices A.3 to A.9 of "Focal calibration loss" (FCL), Theorem 1 and Lemma
+1 of "Dual focal loss", the theorem of section 4.3 and Eq. 12 of "Uncertainty weighted gradients" (BSCE-GRA), and
+Theorems 1 and 2 of the comparison study. The minimum of an expected loss is found in float64: for two classes on a grid
+and then by Brent's method, for three by the simplex method. For BSCE-GRA, which is defined by its gradient, it is where
+the mean gradient is 0. The left panel shows how much a recalibration could gain, under either loss, against the
+prediction; the right panel shows the distance of the minimum from the posterior. It takes a minute.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""The papers' tables of losses and their settings in small, beside cross entropy with a temperature.
+"""The papers' tables of losses and settings, on a small scale and next to cross entropy with a temperature.
 
     python recipes/studies/small_claims.py
 
 Weight on the loss or on the gradient (BSCE-GRA, Table 2); rivals, gammas, AdaDualFocal and KDE-XE (dual focal, Tables
 4, 13, 3 and 10); L1 and L2 (FCL, A.15); CalFocal, the number of bins and the frequency of updates (AdaFocal, 5.1, H
-and I). The small CNN on a part of 20 Newsgroups: gammas and temperatures follow validation rows, and all is measured
-on test rows that nothing else sees. 43 settings, three seeds: half an hour of one core. Each run is a row of the csv
-file as soon as it is done, and `--resume` repeats none that is there.
+and I). The small CNN is trained on a part of 20 Newsgroups. Gammas and temperatures are fitted to validation rows, and
+all metrics are on test rows that are used for nothing else. 43 settings with three seeds take half an hour on one core.
+Each run is written to the csv file as soon as it ends, and `--resume` skips the runs in that file.
 """
 
 import argparse

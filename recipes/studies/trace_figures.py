@@ -1,4 +1,4 @@
-"""Figures of traced trainings, as several studies draw them: what `TrainingTrace` recorded of each, by its name."""
+"""Figures of recorded runs, shared by several studies: the `TrainingTrace` of each run, by its name."""
 
 import numpy as np
 from panels import group_boxes, small_multiples, spread_by_epoch

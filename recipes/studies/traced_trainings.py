@@ -1,11 +1,12 @@
-"""The figures of your own trainings: what `training_trace: true` has recorded of one or of several.
+"""Figures of the dynamics of your own runs, recorded with `training_trace: true`.
 
     python recipes/studies/traced_trainings.py outputs/cross_entropy outputs/adafocal --output figures
 
-Each folder is a training's `output_dir`, whose name is the name in the figures. As in AdaFocal (Ghosh et al. 2022,
-figures 1, 2, 5, 34) and in dual focal loss (Tao et al. 2023, figure 4): the ECE by epoch, the gap of each bin, training
-rows beside validation rows in common bins, maximum logits, the rival's probability, rows by when they were learned, and
-the gammas of a loss that has a table of them. Takes seconds; `traced_resnet.sh` trains a ResNet-20 to look at.
+Each folder is the `output_dir` of a run, and its name is the name in the figures. The figures are those of AdaFocal
+(Ghosh et al. 2022, figures 1, 2, 5, 34) and of dual focal loss (Tao et al. 2023, figure 4): the ECE by epoch, the gap
+of each bin, training and validation rows in common bins, maximum logits, the probability of the rival, the epoch at
+which rows are learned, and the gammas of an adaptive loss. It takes seconds. `traced_resnet.sh` trains a ResNet-20 as
+an example.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The base of the papers' image networks: pixels in, logits and loss out."""
+"""The base class of the papers' image networks, from pixels to logits and loss."""
 
 from __future__ import annotations
 
