@@ -62,7 +62,7 @@ def reports(folder: Path) -> Iterator[tuple[str, Any]]:
         for state, each in zip(states, (probs, softer), strict=True):
             state.update(each, labels, own)
         yield name, report_on_states(states[0], after=states[1], confidence_level=0.9, seed=3)
-    yield "decisions", hf_calib.decide(source, accuracy=0.5, method="temperature")
+    yield "decisions", hf_calib.decide(source, accuracy=0.5)
     yield "calibration", hf_calib.calibrate(source, str(folder / "new"), method="temperature").report
 
 

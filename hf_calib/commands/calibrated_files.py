@@ -1,0 +1,117 @@
+"""Files that `hf-calib calibrate` writes for predictions: calibrated probabilities, and the report on them."""
+
+from __future__ import annotations
+
+from functools import partial
+from inspect import signature
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow
+from pyarrow.parquet import ParquetWriter
+
+from hf_calib._errors import check
+from hf_calib._files import whole_file, whole_folder
+from hf_calib.commands.source import FileSource, Running, name_of
+from hf_calib.metrics import CalibrationState
+from hf_calib.predictions import one_pass, save_predictions
+from hf_calib.predictions.predictions import SINGLE_LABEL, Predictions
+from hf_calib.predictions.table import File, Table
+from hf_calib.report import CalibrationReport
+from hf_calib.report.making import report_of
+from hf_calib.scaling import SCALERS
+from hf_calib.scaling.saved_map import method_of
+
+if TYPE_CHECKING:
+    from hf_calib.commands.calibrate import Calibration
+    from hf_calib.commands.options import Calibrate
+
+_HELD = ("predictions.npz", "target.npz")  # of the reported rows, and of the target data
+
+
+def check_files(
+    source: FileSource, applied: Table, options: Calibrate, scaler: Any, *, is_held: bool
+) -> None:
+    """Raise where the files do not go with the options or each other, or one that is read would be written over."""
+    weighted, output = options.weight_column is not None, options.output
+    read = {Path(file.path).resolve() for each in source.tables.values() for file in each.files}
+    written = _HELD if is_held else map(_written, applied.files)
+    apart = not read & {(output / name).resolve() for name in written}
+    way_out = "name another folder: the calibrated files have the same names"
+    check(apart, "output to be another folder than the predictions'", output, way_out)
+    requirement = "--target-data to go with rows that are held"
+    got = "weights, or more rows than are held at once"
+    check(is_held or "target_data" not in source.sets, requirement, got, "leave it out")
+    taken = {name: signature(SCALERS[name].load().fit).parameters for name in SINGLE_LABEL.maps}
+    known = [name for name, each in taken.items() if "sample_weight" in each]
+    got = f"{method_of(scaler)}, which has no weighted form"
+    requirement = f"--weight-column to go with a method of {', '.join(known)}"
+    check(not weighted or method_of(scaler) in known, requirement, got, "name one of these")
+    names = source.tables["data"].class_names
+    got = f"{len(names)} classes and {len(applied.class_names)}, or other names"
+    same = is_held or names == applied.class_names
+    check(same, "the test data to have the same classes", got, "use predictions of one model")
+
+
+def write_held(done: Calibration, source: FileSource) -> None:
+    """Write the reported rows to predictions.npz, and those of the target data to target.npz."""
+    report = done.report
+    assert report.after is not None
+    calibrated: Any = {"probs": report.after.probs, "class_names": source.predictions().class_names}
+    with whole_folder(Path(done.output)) as folder:
+        save_predictions(Predictions(report.labels, **calibrated), folder / _HELD[0])
+        if done.prior is not None:
+            probs = done.served.predict_proba(source.logits("target_data"))
+            np.savez(folder / _HELD[1], probs=probs, class_names=np.array(report.class_names, dtype=np.str_))
+        report.save(folder)
+
+
+def write_files(
+    scaler: Any, table: Table, running: Running, options: Calibrate, *, half: int | None
+) -> CalibrationReport:
+    """Write every file calibrated, whole or not at all, and the scaler; report on a half of the rows, or all."""
+    output, n_bins, n_files = options.output, options.n_bins, len(table.files)
+    scaler.save_pretrained(output)
+    running.stages(f"calibrating {n_files:,} files")
+    work, tally = partial(_calibrate_file, table, scaler, output, n_bins, half=half), one_pass.Tally()
+    for each in one_pass.over_parts(work, table.files, options.workers):
+        tally.merge(each)
+        running.progress(each.n_rows, table.n_rows)
+    report = report_of(tally, name_of(table.name), table.class_names, n_bins, n_files)
+    report.save(output)
+    return report
+
+
+def _calibrate_file(
+    table: Table, scaler: Any, output: Path, n_bins: int, file: File, *, half: int | None
+) -> one_pass.Tally:
+    """Write a file with calibrated probabilities in place of its scores; sum both, of a half of the rows or all."""
+    scores, writer = [f"prob_{name}" for name in table.class_names], None
+    before, after = (CalibrationState(n_classes=len(scores), n_bins=n_bins) for _ in range(2))
+    tally = one_pass.Tally({"before": before, "after": after})
+    with whole_file(output / _written(file)) as path:
+        for part in (part for part in table.parts if part.file is file):
+            kept = [name for name in part.fragment.physical_schema.names if name not in table.columns.scores]
+            for first, batch in table.batches(part, more=kept):
+                rows: Any = batch.table
+                found = scaler.predict_proba(batch.as_logits())
+                used: Any = slice(None)
+                if half is not None:
+                    used = one_pass.half_of(part.hashes(first, len(rows))) == half
+                weights = None if batch.weights is None else batch.weights[used]
+                before.update(batch.probs[used], batch.labels[used], weights)
+                after.update(found[used], batch.labels[used], weights)
+                columns = [*map(pyarrow.array, found.T), *map(rows.column, kept)]
+                written = pyarrow.RecordBatch.from_arrays(columns, [*scores, *kept])
+                writer = writer or ParquetWriter(path, written.schema)
+                writer.write_batch(written)
+                tally.n_rows += len(rows)
+        check(writer is not None, f"{file.name} to have rows", "none", "leave it out")
+        writer.close()  # type: ignore[union-attr]
+    return tally
+
+
+def _written(file: File) -> PurePosixPath:
+    """Where a calibrated file is, below the output folder."""
+    return PurePosixPath("predictions", file.name.removesuffix(".gz")).with_suffix(".parquet")
