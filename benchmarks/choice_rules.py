@@ -1,17 +1,19 @@
-"""Rules by which `AutoScaling` could choose, each judged on networks that had no part in choosing the rule.
+"""Compare rules by which `AutoScaling` could choose, on networks that were not used to choose the rule.
 
     OMP_NUM_THREADS=1 python benchmarks/choice_rules.py --data ../shared/data outputs/posthoc/*.npz \
         --results benchmarks/results/choice_rules.csv
 
-The networks are those of benchmarks/small_networks.py and, as files, of benchmarks/posthoc_training.py. From the pool
-of each, 50, 100, 300, 1,000 and 3,000 calibration rows are drawn --draws times; the candidates of `AutoScaling` are
-cross-validated once, and each rule chooses among them. A line of the results is a network, a number of rows, a draw and
-a rule, with the mean NLL on the test rows of the logits as they are, of the temperature, and of the map that was taken.
+The networks are those of benchmarks/small_networks.py and the files of benchmarks/posthoc_training.py. From the pool of
+each, 50, 100, 300, 1,000 and 3,000 calibration rows are drawn --draws times. The candidates of `AutoScaling` are
+cross-validated once per draw, and each rule chooses among them. A line of the results is a network, a number of rows, a
+draw and a rule, with the mean NLL on the test rows of the unchanged logits, of the temperature, and of the chosen
+calibrator.
 
-The tables: each rule over all settings (a network and a number of rows, the mean over its draws), less the
-temperature; then the nested evidence. The data sets, in alphabetical order, go in turn into two halves; the rule with
-the lowest mean on one half, among those whose worst setting there is at most .002 nats above the temperature, is judged
-on the other. A run that was stopped goes on where it was; without files and --data it only prints.
+The first table has the mean difference of each rule from the temperature over all settings; a setting is a network and
+a number of rows, averaged over its draws. The second table is nested: the datasets, in
+alphabetical order, are assigned alternately to two halves. The rule with the lowest mean on one half, among those whose
+worst setting there is at most .002 nats above the temperature, is measured on the other half. An interrupted run
+resumes. Without files and --data, only the tables are printed.
 """
 
 from __future__ import annotations

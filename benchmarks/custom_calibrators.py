@@ -1,6 +1,6 @@
-"""Our maps as calibrators of probmetrics: for CalArena (probkit/CalArena, arXiv 2605.30188) and what else takes these.
+"""Our calibrators in the interface of probmetrics, for CalArena (probkit/CalArena, arXiv 2605.30188).
 
-    python benchmarks/custom_calibrators.py outputs/posthoc/*.npz   # beside probmetrics' own, on logits of ours
+    python benchmarks/custom_calibrators.py outputs/posthoc/*.npz   # next to those of probmetrics, on our logits
 
 `CALIBRATORS` has them by name: `AutoScaling`, and the structured maps with the penalty that cross-validation takes and
 the temperature of the mapped rows out of fold on top. CalArena itself was not at hand: that it takes a `Calibrator` is

@@ -1,4 +1,4 @@
-"""Images a second that one process gives to a network: decoded each time and one by one, or once and a batch at a time.
+"""Images per second that one process loads: decoded every time one by one, or decoded once and transformed in batches.
 
     OMP_NUM_THREADS=1 PYTHONPATH=recipes python benchmarks/image_loading.py [IMAGES.parquet]
 

@@ -1,9 +1,9 @@
-"""Predictions of many rows: `hf-calib evaluate` beside a plain read of the same columns by pyarrow, and its memory.
+"""Time and memory of `hf-calib evaluate` on many rows, compared with reading the same columns by pyarrow.
 
 python benchmarks/large_data.py [--rows 100000000] [--shards 200] [--folder FOLDER] [--by country]
 
 The files are float32 probabilities of 4 classes with labels and a column of 12 countries, as pyarrow writes them.
-The command's time is that of the whole program, with its start and the report; that of a pass is of the pass alone.
+The time of the command includes its start and the report; the time of a pass is that of the pass only.
 """
 
 from __future__ import annotations

@@ -4,12 +4,12 @@
     python benchmarks/losses.py --device cuda --losses focal dual_focal
 
 Each round times every loss once, cross entropy first, so that a change of the machine's load meets all of
-them; the table gives medians over the rounds. Memory is the most that is held at once beside the logits, in
-units of the logits.
+them; the table gives medians over the rounds. Memory is the peak in addition to the logits, in units of
+the logits.
 
-On the CPU much of the time goes into fresh large buffers: the system hands out their pages one by one.
-Cross entropy needs three of them, these losses one. To time the arithmetic alone, let the process keep what
-it frees: MALLOC_TRIM_THRESHOLD_=4000000000 MALLOC_MMAP_THRESHOLD_=2000000000 (glibc).
+On the CPU much of the time is spent on allocating large buffers, page by page. Cross entropy needs three of them,
+these losses one. To time only the arithmetic, let the process keep freed memory: MALLOC_TRIM_THRESHOLD_=4000000000
+MALLOC_MMAP_THRESHOLD_=2000000000 (glibc).
 """
 
 from __future__ import annotations

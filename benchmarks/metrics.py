@@ -5,13 +5,13 @@
     OMP_NUM_THREADS=1 python benchmarks/metrics.py --jobs ece smooth
 
 Each round times every package once, ours first, so that a change of the machine's load meets all of them; the
-table gives medians over the rounds, and medians of the ratios within a round. What takes longer than
-`--patience` seconds is timed in the first round only. The values stand beside the times: a fast wrong answer
-is no gain. Each package gets the data in the form that it is fastest with (torchmetrics float32 tensors).
+table gives medians over the rounds, and medians of the ratios within a round. Functions that take longer than
+`--patience` seconds are timed in the first round only. The values are printed next to the times, since a fast
+function may be wrong. Each package gets the data in the form that it is fastest with (torchmetrics float32 tensors).
 
 Values that differ for a reason: torchmetrics has bins [lower, upper) and adds up in float32.
 
-Memory is the most that is held at once beside the input, in units of the input: allocations of numpy as
+Memory is the peak in addition to the input, in units of the input: allocations of numpy as
 tracemalloc sees them, of torch as its profiler does.
 """
 

@@ -1,13 +1,13 @@
-"""Fine-tune MiniLM on four text data sets, on two of them until it over-fits, and keep its logits.
+"""Fine-tune MiniLM on four text datasets, on two of them until it over-fits, and save its logits.
 
     python benchmarks/posthoc_training.py --data ../shared/data --model MINILM --output outputs/posthoc
 
-`MINILM` is sentence-transformers/all-MiniLM-L6-v2, or a folder that holds it. The data folder holds each set in a
-folder of its own, as its authors publish it: CSV or Parquet files with a text and a label column.
+`MINILM` is sentence-transformers/all-MiniLM-L6-v2, or a folder that contains it. The data folder has one folder per
+dataset, as published by its authors: CSV or Parquet files with a text and a label column.
 
-Each training is cross entropy by `CalibrationTrainer` on part of the training split; the pool that calibration rows
+Each run trains with cross entropy in `CalibrationTrainer` on part of the training split; the pool that calibration rows
 are drawn from (validation rows, or training rows that were left out) and the test rows are predicted at its end. One
-file per training, NAME-SEED.npz, is written last and whole; a training whose file is there is not run again.
+file per run, NAME-SEED.npz, is written at the end. A run whose file exists is skipped.
 """
 
 from __future__ import annotations

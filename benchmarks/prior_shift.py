@@ -2,11 +2,11 @@
 
     python benchmarks/prior_shift.py outputs/posthoc
 
-The folder holds clinc150-0.npz and ag_news-0.npz by benchmarks/posthoc_training.py. Maps are fitted on the pool of
-each, which has the source's frequencies, and all is measured on test rows: those of clinc150 as they are (18% out of
-scope, 3% in the pool), those of AG News as they are (no shift), and drawn so that classes have 60, 20, 15 and 5%.
-The estimates see no test label. "true" knows the shares of the test rows; "covered" is the part of the classes whose
-true share lies in the interval; s is the time of the fit or of the estimate with its 200 resamples.
+The folder contains clinc150-0.npz and ag_news-0.npz from benchmarks/posthoc_training.py. Calibrators are fitted to
+the pool of each, which has the class frequencies of the source. The test rows are those of clinc150 (18% out of
+scope, 3% in the pool), those of AG News (no shift), and those of AG News sampled so that the classes have 60, 20, 15
+and 5%. The estimates use no test label. "true" uses the true shares of the test rows; "covered" is the share of
+classes whose true share is in the interval; s is the time of the fit or of the estimate with its 200 resamples.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def main() -> None:
         "ignore", UserWarning
     )  # separable data, and corrections that are refused, are in the table
     clinc150, ag_news = (np.load(args.folder / f"{name}-0.npz") for name in ("clinc150", "ag_news"))
-    compare("clinc150, test rows as they are; class 150 is out of scope", clinc150, args.maps, shown=150)
-    compare("AG News, test rows as they are", ag_news, args.maps, shown=0)
+    compare("clinc150, all test rows; class 150 is out of scope", clinc150, args.maps, shown=150)
+    compare("AG News, all test rows", ag_news, args.maps, shown=0)
     labels = ag_news["test_labels"]
     rng = np.random.default_rng(0)
     n_rows = int(min(np.bincount(labels) / SHARES))
@@ -58,7 +58,8 @@ def compare(title: str, arrays: Any, maps: list[str], *, shown: int, rows: Any =
     share, source_share = true[shown] / len(labels), np.mean(pool_labels == shown)
     print(f"share of class {shown}: {source_share:.3f} in the pool, {share:.3f} in the test\n")
     print(
-        f"| map | prior | share of class {shown} [95%] | sum of errors | covered | p | NLL | ECE | accuracy | s |"
+        f"| calibrator | prior | share of class {shown} [95%] | sum of errors | covered | p | NLL | ECE "
+        "| accuracy | s |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|")
 

@@ -1,15 +1,15 @@
-"""Time of the fitted temperature and of the linear maps, as ratios to other libraries, in the same run.
+"""Time of fitting a temperature and linear calibrators, as ratios to other libraries, in the same run.
 
     OMP_NUM_THREADS=1 python benchmarks/scaling.py
     OMP_NUM_THREADS=1 python benchmarks/scaling.py --jobs nll
 
 Negative log-likelihood: against `CalibratedClassifierCV(FrozenEstimator(...), method="temperature")`, the
 public way, which also predicts the examples fold by fold; and against the fit that it calls, alone, which is
-the fairer comparison. "above the optimum" is the mean NLL at the T that was found, in float64, less the least
-there is, in nats.
+the fairer comparison. "above the optimum" is the mean NLL at the T that was found, in float64, minus the lowest
+possible one, in nats.
 
-Expected calibration error on the grid 0.1, 0.2, ..., 10: against the way of the focal_calibration repository,
-written again here. For each T it divides all logits, in torch, takes the cross entropy, divides them again,
+Expected calibration error on the grid 0.1, 0.2, ..., 10: against the method of the focal_calibration repository,
+reimplemented here. For each T it divides all logits, in torch, takes the cross entropy, divides them again,
 takes the softmax, the largest probability of each row, and 15 masks, one per bin. Its second line leaves out
 the cross entropy, which a search by calibration error does not need. A round times it on five of the 100
 temperatures, unless --full-grid is given, and multiplies.

@@ -1,10 +1,10 @@
-"""Values of losses, metrics, maps, decisions and reports on fixed inputs: did a refactoring change any?
+"""Values of losses, metrics, calibrators, decisions and reports on fixed inputs, to find changes by a refactoring.
 
     python benchmarks/values.py > before.json                       # in a checkout of the old code
     python benchmarks/values.py > after.json                        # some: values.py losses metrics maps decisions
     python benchmarks/values.py before.json after.json [tolerance]  # what differs by more than 1e-12, and by how much
 
-Both runs need one machine and the same packages. Of an array its shape is kept, and eight sums with random signs.
+Both runs need the same machine and packages. An array is recorded by its shape and eight sums with random signs.
 """
 
 from __future__ import annotations
