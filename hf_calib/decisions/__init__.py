@@ -1,4 +1,4 @@
-"""Decisions from probabilities: when to answer, at what cost, which labels, which set of classes."""
+"""Decisions from probabilities: abstention, costs, thresholds of labels, and prediction sets."""
 
 from hf_calib.decisions.rules import AbstainRule, CostRule, LabelThresholds, PredictionSets
 from hf_calib.decisions.saved import Decisions

@@ -1,4 +1,4 @@
-"""The test behind every promised accuracy: how many of the most confident rows may be answered; results of rules."""
+"""The test behind every guaranteed accuracy, which finds the answerable rows; results of rules."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hf_calib._errors import check
 from hf_calib.metrics.checks import FloatArray, IntArray, check_share, row_chunks
 from hf_calib.metrics.sums import Interval, interval_of
 
-NEVER, ALWAYS = 1.0, 0.0  # thresholds: a probability is never above the first, and always above the second
-# Starts of the tested sequence, errors that the first tolerates, and how many times its rows there have to be.
+NEVER, ALWAYS = 1.0, 0.0  # No probability is above the first, every one above the second.
+# Starts of the tested sequence, errors that the first start tolerates, and the factor of rows required for it.
 _LADDER = ((3, 1, 12), (2, 1, 4), (1, 1, 2), (1, 0, 1))
 
 
 def check_promise(argument: str, promised: float, delta: float) -> None:
-    """Raise unless an accuracy can be promised at all."""
+    """Raise unless an accuracy can be guaranteed at all."""
     check_share("delta", delta, "0.05 lets the promise fail for one draw of calibration rows in 20")
     way_out = f"no number of rows proves that every answer is right: 0.99 takes {rows_needed(0.99, delta):,}"
     check(promised != 1, f"{argument} to be below 1", promised, way_out)
@@ -27,7 +27,7 @@ def check_promise(argument: str, promised: float, delta: float) -> None:
 
 
 def check_rows_for(promised: float, delta: float, n_rows: int, argument: str = "accuracy") -> None:
-    """Raise where rows are so few that the promise could not be kept even if all of them were right."""
+    """Raise if the rows are too few to guarantee the accuracy even if all of them were correct."""
     needed = rows_needed(promised, delta)
     most = math.floor(1000 * delta ** (1 / max(n_rows, 1))) / 1000
     requirement = f"be at least {needed:,} to promise {argument}={promised:g} with delta={delta:g}"
@@ -36,16 +36,16 @@ def check_rows_for(promised: float, delta: float, n_rows: int, argument: str = "
 
 
 def rows_needed(promised: float, delta: float) -> int:
-    """The least number of rows that can promise an accuracy: if all are right, the chance of that is delta."""
+    """Return the least number of rows that can guarantee an accuracy if all of them are correct."""
     return math.ceil(math.log(delta) / math.log(promised))
 
 
 def starts(n_rows: int, promised: float, delta: float) -> IntArray:
-    """Where the sequence of tests starts, at numbers of rows; none where these are too few."""
+    """The numbers of rows at which the sequence of tests starts; empty if the rows are too few."""
     for n_starts, errors, times in _LADDER:
         level = delta / n_starts
         rows = np.arange(errors + 1, 10 * rows_needed(promised, level) + 10 * errors + 10)
-        first = int(rows[np.argmax(bdtr(errors, rows, 1 - promised) <= level)])  # the least that passes
+        first = int(rows[np.argmax(bdtr(errors, rows, 1 - promised) <= level)])  # The least to pass.
         if first * times <= n_rows:
             return np.geomspace(first, n_rows, n_starts + 1).round().astype(np.intp)[:-1]
     return np.array([], dtype=np.intp)
@@ -54,28 +54,29 @@ def starts(n_rows: int, promised: float, delta: float) -> IntArray:
 def certified_threshold(
     scores: FloatArray, right: NDArray[Any], promised: float, delta: float, tested: IntArray | None = None
 ) -> float:
-    r"""The lowest score above which at least the promised share is right, with confidence 1 - delta.
+    r"""Return the lowest score above which at least the promised share is correct, with confidence 1 - delta.
 
-    For each number m of rows, from the first that can pass up to all N, the m rows of the highest scores are
-    tested: with k wrong ones of m, the hypothesis "less than the promised share a is right" has
+    For each number m of rows, from the first that can pass up to all N, the m rows with the highest scores are tested.
+    If k of them are wrong, the hypothesis "less than the promised share a is correct" has the p-value
 
     $$p_m = P(\text{Bin}(m, 1 - a) \le k).$$
 
-    A test at every m would need a level of delta / N each (Bonferroni). Tested in their order, all can have the same
-    level, if the first that fails ends it; but a sequence that starts with the fewest rows often fails there by chance.
-    So there are up to three starts, at numbers of rows that grow by a constant factor, which share delta, and a
-    sequence that reaches the next start adds its level to that one's (a fallback test). The first start is where one
-    error is tolerated, as soon as there are twice as many rows: how they lie depends on N only, so that one row more
-    changes little. In simulations (`tests/decisions/test_abstain.py`) more rows answer more, from 60 to 3,000.
+    Independent tests at every m would each need the level delta / N (Bonferroni). A sequence of tests in a fixed order
+    can use the full level for each, if it stops at the first that fails; but a sequence that starts with the fewest
+    rows often fails there by chance. Therefore there are up to three starts, at numbers of rows that grow by a constant
+    factor and share delta; a sequence that reaches the next start adds its level to that start's (a fallback test). The
+    first start tolerates one error if there are twice as many rows. The starts depend on N only, so one more row
+    changes little. In simulations (`tests/decisions/test_abstain.py`) more rows answer more inputs, from 60 to 3,000
+    rows.
 
-    Scores (N,) are in [0, 1], `right` (N,) bool is whether answering is right, `tested` where the sequence starts (None
-    for `starts`). Answer where the score is *above* what is returned: 1 promises nothing, 0 answers all. Rows of equal
-    scores are answered together or not at all: a threshold lies below the last of them that passed in a random order.
+    Scores (N,) are in [0, 1]; `right` (N,) bool says whether the answer is correct; `tested` are the starts (None for
+    `starts`). Inputs with a score *above* the threshold are answered: 1 answers none, 0 answers all. Rows with equal
+    scores are answered together or not at all: the threshold is below the last that passed in a random order.
 
     Notes:
-        The p-values stay valid: given the (m + 1)-th highest score, the rows above it are a random sample of all that
-        are above it. So does the order, also where accuracy does not grow with the score: between two scores at which
-        the accuracy of all above them is a, rows are wrong with probability 1 - a, however many were drawn.
+        The p-values are valid: given the (m + 1)-th highest score, the rows above it are a random sample of all rows
+        above it. The order is valid even if accuracy does not grow with the score: between two scores above which the
+        accuracy is a, rows are wrong with probability 1 - a, however many were drawn.
 
     References:
         Angelopoulos et al. 2021, "Learn then Test" (fixed sequences with several starts); Wiens 2003
@@ -87,7 +88,7 @@ def certified_threshold(
         return NEVER
     shuffled = np.random.default_rng(0).permutation(n_rows)
     order = shuffled[np.argsort(-scores[shuffled], kind="stable")]
-    lower = np.append(scores[order][1:], ALWAYS)  # the (m + 1)-th highest, for m = 1..N
+    lower = np.append(scores[order][1:], ALWAYS)  # The (m + 1)-th highest score, for m = 1..N.
     p_values = bdtr(np.cumsum(~right[order]), np.arange(1, n_rows + 1), 1 - promised)
 
     passed = np.zeros(n_rows, dtype=bool)
@@ -99,12 +100,12 @@ def certified_threshold(
         passed[start - 1 : start - 1 + reached] = True
         if reached < len(fails):
             level = 0.0
-    passed &= lower < scores[order]  # not between equal scores
+    passed &= lower < scores[order]  # A threshold is not between equal scores.
     return float(lower[passed][-1]) if passed.any() else NEVER
 
 
 Results = dict[str, Interval]
-# What `measure` of the rules may return, and how tables name it.
+# The results that `measure` of the rules may return, with their titles in tables.
 TITLES = {
     "answered": "Inputs answered",
     "accuracy": "Accuracy of the answers",
@@ -117,7 +118,7 @@ TITLES = {
 
 
 class PromiseCurve(NamedTuple):
-    """Of each promised accuracy: the share answered, and the accuracy of the answers, None where there are none."""
+    """Promised accuracies, with the coverage and the accuracy of the answers at each; None if nothing is answered."""
 
     promised: tuple[float, ...]
     answered: tuple[float, ...]
@@ -125,7 +126,7 @@ class PromiseCurve(NamedTuple):
 
 
 def share(flags: NDArray[np.bool_], confidence_level: float = 0.95) -> Interval:
-    """How many of N are true, with the exact interval of Clopper and Pearson."""
+    """Return the fraction of N values that are true, with the exact interval of Clopper and Pearson."""
     n, k = len(flags), int(np.count_nonzero(flags))
     tail = (1 - confidence_level) / 2
     low = betaincinv(k, n - k + 1, tail) if k else 0.0
@@ -134,7 +135,7 @@ def share(flags: NDArray[np.bool_], confidence_level: float = 0.95) -> Interval:
 
 
 def mean(values: ArrayLike, confidence_level: float = 0.95, seed: int = 0) -> Interval:
-    """A mean with its percentile bootstrap interval, of 1,000 resamples."""
+    """Return a mean with its percentile bootstrap interval from 1,000 resamples."""
     sample: FloatArray = np.asarray(values, dtype=np.float64)
     n, rng = len(sample), np.random.default_rng(seed)
     parts = row_chunks(1000, n, elements=2**20)
@@ -143,7 +144,7 @@ def mean(values: ArrayLike, confidence_level: float = 0.95, seed: int = 0) -> In
 
 
 def answers(decided: NDArray[np.int64], labels: NDArray[np.int64]) -> Results:
-    """The share of inputs answered, and the accuracy of the answers unless there are none."""
+    """Return the coverage and, if anything is answered, the accuracy of the answers."""
     answered = decided >= 0
     found = {"answered": share(answered)}
     if answered.any():

@@ -1,4 +1,4 @@
-"""The rules: a decision for each row of probabilities is a score and a threshold, which calibration rows choose."""
+"""Decision rules: a score for each row of probabilities, and a threshold fitted to calibration rows."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ Self = TypeVar("Self", bound="Rule")
 
 
 class Rule(ABC):
-    """A decision for each row of probabilities; subclasses are dataclasses of their options."""
+    """Base class of the decision rules, which are dataclasses of their options."""
 
     kind: ClassVar[str]  # its name in decisions.json
     fitted: ClassVar[tuple[str, ...]] = ("thresholds_",)  # arrays (C,) in [0, 1] that `fit` makes
     results: ClassVar[str] = ""  # what `measure` found, in words that follow the promise
-    independent: ClassVar[bool] = False  # whether the columns are labels, any number of which are true
+    independent: ClassVar[bool] = False  # True if any number of the columns may be true labels.
 
     thresholds_: FloatArray
 
     def fit(self: Self, probs: ArrayLike, labels: ArrayLike) -> Self:
-        """Fit on calibration rows, probs (N, C) and labels (N,), of independent labels (N, C); return the rule."""
+        """Fit to calibration rows, probs (N, C) and labels (N,), or (N, C) of independent labels; return the rule."""
         rows, targets = self._labelled(probs, labels)
         self.check_rows(len(rows))
         self._fit(rows, targets)
         return self
 
     def predict(self, probs: ArrayLike) -> NDArray[Any]:
-        """Decide on rows of probabilities (N, C): (N,) int, -1 for "hand over"; of sets and of labels (N, C) bool."""
+        """Return the decisions on probs (N, C): classes (N,) int, -1 for "hand over"; sets and labels (N, C) bool."""
         n_classes = self.n_classes
         rows = check_label_probs(probs) if self.independent else checks.check_probs(probs)
         way_out = "pass probabilities of the model it was fitted for"
@@ -69,41 +69,41 @@ class Rule(ABC):
         return self._decide(_as_served(rows))
 
     def measure(self, probs: ArrayLike, labels: ArrayLike, *, decided: NDArray[Any] | None = None) -> Results:
-        """Results on other rows, by the names of `measured.TITLES`; `decided` by other rules of this kind, if given."""
+        """Return the results on other rows by the names of `promise.TITLES`; `decided` are given decisions, if any."""
         chosen = self.predict(probs) if decided is None else decided
         return self._results(chosen, *self._labelled(probs, labels))
 
     @abstractmethod
     def promise(self) -> str:
-        """The rule in words, to end a sentence that begins with "It"."""
+        """Return the rule in words that complete a sentence starting with "It"."""
 
     def sentence(self, measured: Mapping[str, Interval], rows: str) -> str:
-        """The rule in a sentence, with what was measured on these rows, if anything was."""
+        """Return the rule in a sentence, with its results on the named rows if there are any."""
         found = {name: interval.value for name, interval in measured.items()}
         return f"It {self.promise()}{self.results.format(**found, rows=rows) if found else ''}."
 
     def check_rows(self, n_rows: int) -> None:  # noqa: B027, most rules need no number of rows
-        """Raise where so few calibration rows cannot keep the promise."""
+        """Raise if this number of calibration rows is too small for the guarantee."""
 
     def options(self) -> dict[str, Any]:
-        """The arguments that it was made with, of JSON's own types."""
+        """Return the constructor arguments in JSON types."""
         return {field.name: np.asarray(getattr(self, field.name)).tolist() for field in fields(self)}  # type: ignore[arg-type]
 
     @property
     def n_classes(self) -> int:
-        """C of the rows that it was fitted on."""
+        """The number of classes C of the calibration rows."""
         way_out = "call fit(probs, labels) with calibration rows first"
         check(hasattr(self, "thresholds_"), f"{type(self).__name__} to be fitted", "a new one", way_out)
         return len(self.thresholds_)
 
     @property
     def answers_nothing(self) -> bool:
-        """Whether every input is handed over, so that there is nothing worth saving."""
+        """Whether every input is handed over, so that the rule need not be saved."""
         return False
 
     @abstractmethod
     def _fit(self, probs: FloatArray, labels: NDArray[Any]) -> None:
-        """Choose the thresholds."""
+        """Find the thresholds."""
 
     @abstractmethod
     def _decide(self, probs: FloatArray) -> NDArray[Any]:
@@ -113,7 +113,7 @@ class Rule(ABC):
         raise NotImplementedError
 
     def _labelled(self, probs: ArrayLike, labels: ArrayLike) -> tuple[FloatArray, NDArray[Any]]:
-        """Checked probs (N, C), as they are served, and labels: (N,), or (N, C) bool where they are independent."""
+        """Checked probs (N, C), rounded as they are served, and labels: (N,), or (N, C) bool if independent."""
         if self.independent:
             decisions = check_decisions(probs, labels)
             way_out = "pass no row whose labels are not known"
@@ -124,7 +124,7 @@ class Rule(ABC):
 
 
 def measure_parts(rule: Rule, parts: Sequence[Part]) -> Results:
-    """A rule on the other rows of all parts, as it was fitted in each: on other data, or of folds by cross-fitting."""
+    """The results of a rule on the other rows of all parts, fitted in each: new data, or folds of cross-fitting."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         decided = [copy.copy(rule).fit(probs, labels).predict(others) for probs, labels, others, _ in parts]
@@ -133,7 +133,7 @@ def measure_parts(rule: Rule, parts: Sequence[Part]) -> Results:
 
 
 def promise_curve(rule: AbstainRule, parts: Sequence[Part], accuracies: Sequence[float]) -> PromiseCurve:
-    """What rules like this one do that promise each of the accuracies for which all parts have rows enough."""
+    """The results of the rule for each promised accuracy for which all parts have enough rows."""
     fewest = min(len(np.asarray(labels)) for _, labels, _, _ in parts)
     possible = [a for a in accuracies if fewest >= promises.rows_needed(a, rule.delta)]
     found = [measure_parts(replace(rule, accuracy=accuracy), parts) for accuracy in possible]
@@ -142,18 +142,18 @@ def promise_curve(rule: AbstainRule, parts: Sequence[Part], accuracies: Sequence
 
 
 def percent(value: float) -> str:
-    """A share as people write it, such as 95% or 99.9%."""
+    """A share as a percentage without trailing zeros, such as 95% or 99.9%."""
     return f"{100 * value:.4g}%"
 
 
 def _as_served(probs: NDArray[Any]) -> FloatArray:
-    """Round probabilities to float32, as a pipeline gives them; in float64, within [0, 1]."""
-    # A threshold between two that differ in float64 only would let more rows pass once these are served.
+    """Probabilities in [0, 1], float64, rounded to float32 as in the output of a pipeline."""
+    # If two values differ in float64 only, a threshold between them would accept more rows in a pipeline.
     return np.clip(probs.astype(np.float32), 0, 1).astype(np.float64)
 
 
 def _warn_of(noun: str, chosen: NDArray[np.bool_], said: str) -> None:
-    """Warn, in words with a place for them, of classes or labels: "class 3", or "classes 0, 2, 5"; of none, nothing."""
+    """Warn of classes or labels, if any, in a text with a place for "class 3" or "classes 0, 2, 5"."""
     numbers = np.flatnonzero(chosen).tolist()
     plural = {"class": "classes"}.get(noun, f"{noun}s")
     if numbers:
@@ -163,24 +163,25 @@ def _warn_of(noun: str, chosen: NDArray[np.bool_], said: str) -> None:
 
 @dataclass(kw_only=True, eq=False)
 class AbstainRule(Rule):
-    r"""Answer with the most probable class where its probability is high enough; else -1, "hand over".
+    r"""Answer with the most probable class if its probability is high enough; otherwise -1, "hand over".
 
-    For "answer when you are 95% right". The threshold is the lowest confidence above which the answers are
-    right at least that often, which is promised, not estimated: of users who each draw calibration rows of their
-    own, at most a share `delta` gets a rule whose answers are right less often,
+    Use it for requirements such as "95% of the answers must be correct". The threshold is the lowest confidence above
+    which the accuracy is guaranteed, not only estimated: if many users draw calibration rows of their own, at most a
+    fraction `delta` of them get a rule with a lower accuracy,
 
-    $$P\big(\,P(\text{right} \mid \text{answered}) \ge a\,\big) \ge 1 - \delta.$$
+    $$P\big(\,P(\text{correct} \mid \text{answered}) \ge a\,\big) \ge 1 - \delta.$$
 
-    It holds for inputs that are drawn as the calibration rows are, whether or not the probabilities are calibrated.
-    Where the model does not reach it, everything is handed over. The test: `decisions.promise.certified_threshold`.
+    The guarantee holds for inputs with the distribution of the calibration rows, even if the probabilities are not
+    calibrated. If the model cannot reach a, everything is handed over. `decisions.promise.certified_threshold` explains
+    the test.
 
     Args:
-        accuracy, delta: a and delta, in (0, 1); it takes log(delta) / log(a) rows, 59 for 0.95 and 299 for 0.99.
-        by_class: promise it for the answers of every class, all together with confidence 1 - delta. A class that is
-            predicted too seldom is always handed over.
+        accuracy, delta: a and delta, in (0, 1). They need log(delta) / log(a) rows, 59 for 0.95 and 299 for 0.99.
+        by_class: guarantee the accuracy for the answers of every class, for all classes together with confidence
+            1 - delta. A class that is predicted too seldom is always handed over.
 
     Attributes:
-        thresholds_: (C,) a prediction of this class is answered if its probability is above it.
+        thresholds_: (C,) a prediction of a class is answered if its probability is above the threshold.
 
     References:
         Geifman and El-Yaniv 2017, "Selective classification for deep neural networks".
@@ -232,7 +233,7 @@ class AbstainRule(Rule):
         *,
         accuracies: Sequence[float],
     ) -> PromiseCurve:
-        """What rules like this one, which promise these accuracies, do on other rows; too high ones are left out."""
+        """Return the results on other rows of rules with these accuracies, without those that are too high."""
         return promise_curve(self, [(probs, labels, other_probs, other_labels)], accuracies)
 
     def _fit(self, probs: FloatArray, labels: IntArray) -> None:
@@ -245,7 +246,7 @@ class AbstainRule(Rule):
             _warn_of("class", self.thresholds_ == NEVER, said)
             return
         right = (probs.argmax(axis=1) == labels).mean()
-        # The larger the accuracy, the less is answered.
+        # A larger accuracy means a lower coverage.
         lower = [k / 100 for k in range(50, math.ceil(100 * self.accuracy - 1e-9))]
         failing = bisect_left(lower, True, key=lambda a: (self._thresholds(probs, labels, a) == NEVER).all())
         less = f" ({lower[failing - 1]:g} would answer some)" if failing else ""
@@ -263,7 +264,7 @@ class AbstainRule(Rule):
         return answers(decided, labels)
 
     def _thresholds(self, rows: FloatArray, targets: IntArray, accuracy: float) -> FloatArray:
-        """The thresholds (C,) for a promised accuracy."""
+        """The thresholds (C,) for a guaranteed accuracy."""
         confidences, predicted = winners(rows)
         right, n_classes = predicted == targets, rows.shape[1]
         if not self.by_class:
@@ -291,23 +292,23 @@ class AbstainRule(Rule):
 
 @dataclass(eq=False)
 class CostRule(Rule):
-    r"""Take the decision whose expected cost is least; where that is the last column, -1, "hand over".
+    r"""Make the decision with the lowest expected cost; if that is the last column of C + 1, -1, "hand over".
 
-    For errors that cost different amounts, or where handing over has a price. Unlike the other rules it believes
-    the probabilities, so it is as good as they are calibrated:
+    Use it if errors have different costs, or if handing over has a cost. Unlike the other rules it relies on the
+    probabilities, so they must be calibrated:
 
     $$\arg\min_d \sum_y p_y\, \text{costs}_{y d}.$$
 
-    Nothing is estimated, and `predict` needs no `fit`. Of equal costs the first column is taken.
+    Nothing is estimated, and `predict` needs no `fit`. If costs are equal, the first column is used.
 
     Args:
-        costs: (C, C) float, what it costs to decide d (column) where y (row) is true, in any unit, gains below
-            0; or (C, C + 1), whose last column is what it costs to hand over.
+        costs: (C, C) float, the cost of decision d (column) if y (row) is true, in any unit, negative for gains; or
+            (C, C + 1), where the last column is the cost of handing over.
 
     References:
         Chow 1970 (handing over at a cost); Elkan 2001, "The foundations of cost-sensitive learning".
 
-    >>> rule = CostRule([[0, 1, 0.3], [10, 0, 0.3]])  # to miss class 1 costs 10, to hand over 0.3
+    >>> rule = CostRule([[0, 1, 0.3], [10, 0, 0.3]])  # Missing class 1 costs 10, handing over 0.3.
     >>> rule.predict([[0.99, 0.01], [0.9, 0.1], [0.2, 0.8]])
     array([ 0, -1,  1])
     """
@@ -323,7 +324,7 @@ class CostRule(Rule):
         is_matrix = costs.ndim == 2 and len(costs) >= 2 and costs.shape[1] - costs.shape[0] in (0, 1)
         way_out, got = "a row a class, a column a decision, the last to hand over", f"shape {costs.shape}"
         check(is_matrix, "costs to have shape (C, C) or (C, C + 1) with C at least 2", got, way_out)
-        allowed = np.abs(costs) <= _LARGEST_COST  # NaN is not
+        allowed = np.abs(costs) <= _LARGEST_COST  # This is False for NaN.
         row, column = np.unravel_index(allowed.argmin(), costs.shape)
         got = f"{costs[row, column]} in row {row}, column {column}"
         way_out = "give a decision that must never be taken a cost that is large; only their ratios matter"
@@ -339,14 +340,14 @@ class CostRule(Rule):
         return f"takes the decision of least expected cost{', or hands over where that is cheaper' * (columns - rows)}"
 
     def _fit(self, probs: FloatArray, labels: IntArray) -> None:
-        self.predict(probs)  # which refuses other classes than those of the costs
+        self.predict(probs)  # It raises for a wrong number of classes.
 
     def _decide(self, probs: FloatArray) -> IntArray:
         decided = (probs @ self._costs).argmin(axis=1)
         return np.where(decided == self.n_classes, -1, decided)
 
     def _results(self, decided: NDArray[Any], probs: FloatArray, labels: IntArray) -> Results:
-        paid = self._costs[labels, decided]  # -1 is the last column
+        paid = self._costs[labels, decided]  # -1 is the last column.
         argmax = self._costs[labels, probs.argmax(axis=1)]
         found = {"cost": mean(paid), "cost_argmax": mean(argmax), "saving": mean(argmax - paid)}
         return answers(decided, labels) | found
@@ -354,23 +355,23 @@ class CostRule(Rule):
 
 @dataclass(kw_only=True, eq=False)
 class PredictionSets(Rule):
-    r"""All classes that are probable enough, so that the true one is among them with probability 1 - alpha.
+    r"""Return all classes that are probable enough, so that the set has the true class with probability 1 - alpha.
 
-    For a person or a second model that chooses among few candidates. The promise, unlike that of `AbstainRule`, is an
-    average over calibration rows and inputs alike, and none is handed over. With scores s of the N calibration rows,
-    and q the k-th smallest of them, k = ceil((N + 1) (1 - alpha)):
+    Use it if a person or a second model chooses among few candidates. Unlike that of `AbstainRule`, the guarantee is an
+    average over calibration rows and inputs, and no input is handed over. With the scores s of the N calibration rows,
+    and the k-th smallest of them q, where k = ceil((N + 1) (1 - alpha)):
 
     $$\{c : s_c \le q\}, \quad s_c = 1 - p_c \text{ (lac)}, \quad s_c = \sum_{j : p_j > p_c} p_j \text{ (aps)}.$$
 
     Args:
-        alpha: in (0, 1), the share of sets that may miss the true class.
-        method: "lac" gives the smallest sets on average if the probabilities are right, and an empty one where no class
-            is probable enough; "aps" gives larger sets where the model is unsure, and the most probable class in each.
-        by_class: hold the promise for the inputs of every true class, with a threshold for each. A class of fewer than
-            1 / alpha - 1 rows is in every set.
+        alpha: in (0, 1), the fraction of sets that may miss the true class.
+        method: "lac" has the smallest sets on average if the probabilities are correct, and an empty set if no class is
+            probable enough. "aps" has larger sets if the model is uncertain, always with the most probable class.
+        by_class: guarantee 1 - alpha for the inputs of every true class, with a threshold for each. A class with fewer
+            than 1 / alpha - 1 rows is in every set.
 
     Attributes:
-        thresholds_: (C,) a class is in the set if its score is at most this.
+        thresholds_: (C,) a class is in the set if its score is at most the threshold.
 
     References:
         Sadinle, Lei and Wasserman 2019 (LAC; also by class); Romano, Sesia and Candès 2020 (APS; without the random
@@ -424,7 +425,7 @@ class PredictionSets(Rule):
         return {"coverage": covered, "size": mean(decided.sum(axis=1))}
 
     def _scores(self, probs: FloatArray) -> FloatArray:
-        """(N, C) the score of each class, at most 1."""
+        """The scores (N, C) of the classes, at most 1."""
         if self.method == "lac":
             return 1 - probs
         order = np.argsort(-probs, axis=1, kind="stable")
@@ -440,28 +441,29 @@ class PredictionSets(Rule):
 
 @dataclass(kw_only=True, eq=False)
 class LabelThresholds(Rule):
-    r"""Predict each label of a multi-label model where its probability is above a threshold of its own.
+    r"""Predict each label of a multi-label model if its probability is above its own threshold.
 
-    Instead of 0.5 for all, which is best for none of F1, precision and costs. With $m$ predictions, $t$ of them
-    true, of $P$ rows that have the label, the threshold is the one that on the calibration rows has
+    A threshold of 0.5 for all labels is not the best for F1, precision or costs. With $m$ predictions, $t$ of which are
+    true, and $P$ rows that have the label, the threshold is the one that has on the calibration rows
 
     - "f1_macro": the largest F1 of the label, $2 t / (m + P)$;
     - "f1_micro": together with the others, the largest $2 \sum t / (\sum m + \sum P)$;
-    - "precision": the most predictions of which a share of at least `precision` is right, which is promised with
-      confidence 1 - delta for all labels together, as `AbstainRule` does for classes;
-    - "cost": the least $c_1 (m - t) + c_2 (P - t)$.
+    - "precision": the most predictions with a fraction of correct ones of at least `precision`, which is guaranteed
+      with confidence 1 - delta for all labels together, as in `AbstainRule` for classes;
+    - "cost": the lowest $c_1 (m - t) + c_2 (P - t)$.
 
     Args:
-        criterion: one of these.
+        criterion: one of these names.
         precision, delta: in (0, 1), for "precision" only.
-        costs: (c_1, c_2), each above 0, of a false positive and of a false negative; for "cost" only.
-        min_positives: a label that fewer rows have gets the threshold that is best for all labels together, with
-            a warning; a promised precision does not hold for it.
+        costs: (c_1, c_2), the costs of a false positive and of a false negative, each above 0; for "cost" only.
+        min_positives: a label with fewer rows gets the best threshold of all labels together, with a warning; its
+            precision is not guaranteed.
 
     Attributes:
-        thresholds_: (C,) a label is predicted if its probability is above it. It lies midway between the two that it
-            separates; for "precision" it is the lower one. A probability of 0 is never predicted.
-        pooled_: (C,) bool, which labels have the threshold of all.
+        thresholds_: (C,) a label is predicted if its probability is above the threshold, which is midway between the
+            two probabilities that it separates, or for "precision" the lower one. A probability of 0 is never
+            predicted.
+        pooled_: (C,) bool, True for labels with the common threshold.
 
     References:
         Lipton, Elkan and Naryanaswamy 2014, "Optimal thresholding of classifiers to maximize F1 measure".
@@ -529,7 +531,7 @@ class LabelThresholds(Rule):
         return probs > self.thresholds_
 
     def _best(self, columns: list[tuple[FloatArray, NDArray[np.bool_]]]) -> list[float]:
-        """The threshold of each (probs, labels)."""
+        """The best threshold for each pair (probs, labels)."""
         if self.precision is not None:
             delta = self.delta / max(len(columns), 1)
             for probs, _ in columns:
@@ -548,7 +550,7 @@ class LabelThresholds(Rule):
 
 
 def _cuts(probs: FloatArray, labels: NDArray[np.bool_]) -> Cuts:
-    """All thresholds that differ in what they predict, from the highest, which predicts nothing."""
+    """All thresholds with different predictions, from the highest, which predicts nothing."""
     order = np.argsort(-probs, kind="stable")
     ordered = probs[order]
     ends = np.append(np.flatnonzero(ordered[1:] < ordered[:-1]), len(ordered) - 1)  # of runs of ties
@@ -558,9 +560,9 @@ def _cuts(probs: FloatArray, labels: NDArray[np.bool_]) -> Cuts:
 
 
 def _largest_micro_f1(cuts: list[Cuts]) -> float:
-    """By Dinkelbach's method for the largest ratio of sums: where the best cuts for a ratio have no larger one."""
+    """The thresholds of the largest micro F1, a ratio of sums, by Dinkelbach's method."""
     before, f1 = -1.0, 0.0
-    while f1 > before:  # fewer than ten times
+    while f1 > before:  # This needs fewer than ten steps.
         best = [(m, hits, (2 * hits - f1 * m).argmax()) for _, m, hits in cuts]
         right = sum(int(hits[i]) for _, hits, i in best)
         size = sum(int(m[i] + hits[-1]) for m, hits, i in best)

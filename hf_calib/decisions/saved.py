@@ -1,4 +1,4 @@
-"""Decisions saved beside a model, as plain data, and applied to what its pipeline returns."""
+"""Decisions that are saved with a model as plain data, and applied to the output of its pipeline."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _WAY_OUT = f"save them with Decisions.save, or hf-calib decide --output; this ve
 
 @dataclass(frozen=True, eq=False)
 class Decisions:
-    """A fitted rule with the names of the model's classes, which is saved beside the model.
+    """A fitted rule with the class names of a model, which is saved with the model.
 
-    Calling it decides on what a plain pipeline returns, `decisions(pipe(texts, top_k=None))`, or on
-    probabilities (N, C), and names the classes. For class numbers call `decisions.rule.predict(probs)`.
+    Call it on the output of a plain pipeline, `decisions(pipe(texts, top_k=None))`, or on probabilities (N, C); it
+    returns class names. For class indices call `decisions.rule.predict(probs)`.
 
     Args:
-        rule: fitted on probabilities as the model serves them.
-        class_names: C of them, in the model's order.
-        measured: what `rule.measure` found on rows that it was not fitted on; or nothing.
-        n_measured: how many rows those were.
-        fingerprint: of the model's weights, by `hf_calib.export.folder.fingerprint`; None if unknown.
+        rule: a rule fitted to probabilities as the model serves them.
+        class_names: C names in the model's order.
+        measured: results of `rule.measure` on rows that it was not fitted to; may be empty.
+        n_measured: number of those rows.
+        fingerprint: hash of the model's weights by `hf_calib.export.folder.fingerprint`; None if unknown.
 
     >>> rule = CostRule([[0, 1, 0.3], [10, 0, 0.3]])
     >>> decisions = Decisions(rule, ("ham", "spam"))
@@ -59,15 +59,15 @@ class Decisions:
         check(named, f"class_names to be {n_classes} different names", few(names), way_out)
 
     def __call__(self, outputs: Any) -> list[Any]:
-        """For each text the name of a class, or None for "hand over"; of labels and of sets, a list of names.
+        """Return for each text a class name, or None for "hand over"; for labels and sets, a list of names.
 
-        Outputs are what `pipe(texts, top_k=None)` returns, of one text, of a list of texts, or one by one as for a
-        dataset of them; or probs (N, C) in the model's order.
+        Outputs are the result of `pipe(texts, top_k=None)` for one text, a list of texts or a dataset (one by one), or
+        probs (N, C) in the model's order.
         """
         if isinstance(outputs, Iterator):
             outputs = list(outputs)
         if isinstance(outputs, list):
-            if not outputs:  # no texts
+            if not outputs:  # There are no texts.
                 return []
             texts = [outputs] if isinstance(outputs[0], Mapping) else outputs
             outputs = [self._scores(row, i) for i, row in enumerate(texts)]
@@ -77,7 +77,7 @@ class Decisions:
         return [self.class_names[c] if c >= 0 else None for c in decided]
 
     def _scores(self, row: Any, text: int) -> ArrayLike:
-        """What a pipeline says of a text, in the model's order; probabilities as they are."""
+        """The scores of a text from a pipeline in the model's order; probabilities are unchanged."""
         if not (isinstance(row, list) and all(isinstance(entry, Mapping) for entry in row)):
             return row
         found = {entry.get("label"): entry.get("score") for entry in row}
@@ -90,13 +90,13 @@ class Decisions:
         return np.array([found[name] for name in names], float)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write decisions.json into a folder, the model's: the whole file or nothing."""
+        """Write decisions.json to the folder of the model, completely or not at all."""
         text = json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
         with whole_file(Path(folder) / FILE) as unfinished:
             unfinished.write_text(text, encoding="utf-8")
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of decisions.json, in JSON's own types."""
+        """Return the content of decisions.json in JSON types."""
         return {
             "version": VERSION,
             "rule": self.rule.kind,
@@ -112,10 +112,10 @@ class Decisions:
     def from_pretrained(
         cls, name: str | os.PathLike[str], *, revision: str | None = None, token: str | None = None
     ) -> Decisions:
-        """Load the decisions.json of a model, whose config.json has to have the same classes.
+        """Load the decisions.json of a model whose config.json has the same classes.
 
-        It comes from a folder or, where there is none of that name, from a repository on the Hub, of a branch, tag or
-        commit (`revision`), with a token, None being the stored one.
+        The model is a folder or, if there is none with this name, a repository on the Hub. `revision` is a branch, tag
+        or commit; `token` is None for the stored token.
         """
         try:
             folder = Path(name)
@@ -134,7 +134,7 @@ class Decisions:
             raise InputValueError(expected("the decisions", "be loadable", got, _WAY_OUT)) from error
         decisions = cls.from_dict(record, str(folder / FILE))
         by_id = settings.get("id2label") or dict(enumerate(decisions.class_names))
-        names = tuple(str(by_id[c]) for c in sorted(by_id, key=int))  # "10" may stand before "2"
+        names = tuple(str(by_id[c]) for c in sorted(by_id, key=int))  # "10" may be before "2".
         requirement = f"the classes of the decisions to be those of config.json ({few(names)})"
         got = f"{few(decisions.class_names)} in {folder / FILE}"
         way_out = "fit the rule again on probabilities of this model"
@@ -143,26 +143,26 @@ class Decisions:
 
     @classmethod
     def from_dict(cls, record: Any, source: str = FILE) -> Decisions:
-        """Decisions from the result of `to_dict`."""
+        """Return decisions from the result of `to_dict`."""
         try:
             if record["version"] != VERSION or record["rule"] not in RULES:
                 raise ValueError(f"the rule {record['rule']!r} of version {record['version']!r}")
             rule = RULES[record["rule"]](**record["options"])
             for name in rule.fitted:
                 values = np.array(record["fitted"][name])
-                if values.ndim != 1 or not ((values >= 0) & (values <= 1)).all():  # false for NaN too
+                if values.ndim != 1 or not ((values >= 0) & (values <= 1)).all():  # This is False for NaN.
                     raise ValueError(f"{name} that are not one number in [0, 1] for each class")
                 setattr(rule, name, values)
             found = record["measured"].items()
             measured = {name: Interval(*interval) for name, interval in found if name in TITLES}
             weights = record.get("fingerprint")
             decisions = cls(rule, record["class_names"], measured, record["n_measured"], weights)
-            decisions.sentence()  # raises where one of the results is missing
+            decisions.sentence()  # It raises if a result is missing.
             return decisions
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             reason = "no " * isinstance(error, KeyError) + printable(error)[:300]
             raise InputValueError(expected(source, "hold decisions", reason, _WAY_OUT)) from error
 
     def sentence(self) -> str:
-        """The decisions in one sentence, with their measured results if there are any."""
+        """Return the decisions in one sentence, with their measured results if there are any."""
         return self.rule.sentence(self.measured, f"on {self.n_measured:,} rows that it was not fitted on")

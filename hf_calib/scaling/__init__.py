@@ -1,7 +1,7 @@
-"""Post-hoc calibration: scikit-learn estimators that are fitted on held-out logits and labels, and shifts of priors.
+"""Post-hoc calibrators: scikit-learn estimators fitted to held-out logits and labels, and corrections of priors.
 
-Arguments that a class does not explain mean the same everywhere: the page of reference, `docs/reference/scaling.md`,
-says them once. The classes are loaded when they are first used, so that the command line can read the table at once.
+Arguments that a class does not explain have the same meaning in every class; `docs/reference/scaling.md` explains them.
+The classes are imported at their first use, so that the command line can read the table without delay.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 
 class ScalerEntry(NamedTuple):
-    """One row of `SCALERS`.
+    """A row of `SCALERS`.
 
     Args:
-        name, module: of the class, and where it is in `hf_calib.scaling`.
-        needs: "labels" (N,) of single-label data, "label_matrix" (N, C) of multi-label data, or the
-            "training_loss" or "priors", and then no labels; or labels and the "groups" (N,) of the rows.
-        foldable, bias: whether `hf_calib.fold` can write it into the head, and whether that then needs a bias.
+        name, module: name of the class, and its module in `hf_calib.scaling`.
+        needs: "labels" (N,) of single-label data, "label_matrix" (N, C) of multi-label data, "groups" (N,) of the rows
+            in addition to labels, or, without labels, the "training_loss" or "priors".
+        foldable, bias: whether `hf_calib.fold` can write it into the head, and whether the head then needs a bias.
     """
 
     name: str
@@ -49,12 +49,12 @@ class ScalerEntry(NamedTuple):
     bias: bool = False
 
     def load(self) -> Any:
-        """The class; scikit-learn is imported here, not with the table."""
+        """Return the class. Scikit-learn is imported here, not with the table."""
         return getattr(import_module(f"hf_calib.scaling.{self.module}"), self.name)
 
 
-#: The scalers: name of the method -> `ScalerEntry`. Names are those of the command line and of a model's
-#: `config.calibration`; foldable ones come first.
+#: All calibrators by method name, each a `ScalerEntry`, foldable ones first. The command line and the
+#: `config.calibration` of a model use these names.
 SCALERS: dict[str, ScalerEntry] = {
     "temperature": ScalerEntry("TemperatureScaling", "affine", "labels", True),
     "per_label_temperature": ScalerEntry("PerLabelTemperatureScaling", "affine", "label_matrix", True),
@@ -72,7 +72,7 @@ SCALERS: dict[str, ScalerEntry] = {
     "grouped": ScalerEntry("GroupedScaling", "auto", "groups"),
     "inverse_link": ScalerEntry("InverseLink", "inverse", "training_loss"),
 }
-# What the commands offer: their models and files of predictions have one label per row.
+# The methods of the commands, whose models and files of predictions have one label per row.
 SINGLE_LABEL_SCALERS = {method: entry for method, entry in SCALERS.items() if entry.needs == "labels"}
 FOLDABLE_SCALERS = {method: entry for method, entry in SCALERS.items() if entry.foldable}
 

@@ -1,4 +1,4 @@
-"""Checks of logits and labels, the base classes of scalers, and the affine map that many of them are."""
+"""Checks of logits and labels, the base classes of calibrators, and affine maps."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from huggingface_hub import CommitInfo
     from typing_extensions import Self
 
-_LARGEST = 1e100  # whose squares are finite
-_LARGEST_MIXED = 1e12  # a matrix spreads the rounding of each logit to all
+_LARGEST = 1e100  # Its square is finite.
+_LARGEST_MIXED = 1e12  # A matrix spreads the rounding of each logit to all.
 
 
 class Scaler(ClassifierMixin, BaseEstimator):
-    """A post-hoc scaler, as all in `SCALERS`: a classifier of scikit-learn, and a folder or repository to keep it in.
+    """Base class of all calibrators in `SCALERS`: a scikit-learn classifier that can be saved, loaded and pushed.
 
-    What `fit` finds is in attributes whose names end with "_"; these are what is saved.
+    The attributes that `fit` sets have names that end with "_"; these are saved.
 
     >>> import tempfile
     >>> from hf_calib.scaling import TemperatureScaling
@@ -45,13 +45,13 @@ class Scaler(ClassifierMixin, BaseEstimator):
     predict_proba: Callable[[ArrayLike], FloatArray]
 
     def predict(self, logits: ArrayLike) -> NDArray[np.int64]:
-        """The number of the most probable class of each row; with several labels a row 0 or 1 for each."""
+        """Return the index of the most probable class of each row, or 0 or 1 for each label with `multi_label`."""
         probs = self.predict_proba(logits)
         return (probs > 0.5).astype(np.int64) if self.multi_label else probs.argmax(axis=-1)
 
     @property
     def classes_(self) -> NDArray[np.int64]:
-        """The numbers of the classes, 0..C-1, once it is fitted."""
+        """The class indices 0..C-1, once the calibrator is fitted."""
         for name in ("n_classes_", "_n_seen", "bias_", "temperatures_"):
             found = getattr(self, name, None)
             if found is not None:
@@ -59,14 +59,14 @@ class Scaler(ClassifierMixin, BaseEstimator):
         raise AttributeError(f"{type(self).__name__} does not know its classes")
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Write the fitted scaler into a folder, new or that of its model, where `hf_calib.pipeline` finds it."""
+        """Save the fitted calibrator to a new folder, or to that of its model, where `hf_calib.pipeline` finds it."""
         save_map(self, Path(folder) / MAP_NAME)
 
     @classmethod
     def from_pretrained(
         cls, name: str | os.PathLike[str], *, revision: str | None = None, token: str | bool | None = None
     ) -> Self:
-        """Load a fitted scaler, bit for bit, of this class (`Scaler`: of any), from a folder or else from the Hub."""
+        """Load a fitted calibrator of this class (with `Scaler`, of any class) unchanged, from a folder or the Hub."""
         scaler = load_pretrained(name, revision=revision, token=token).scaler
         other = type(scaler).__name__
         way_out = f"use {other}.from_pretrained, or Scaler.from_pretrained for any of them"
@@ -74,7 +74,7 @@ class Scaler(ClassifierMixin, BaseEstimator):
         return scaler
 
     def push_to_hub(self, repo_id: str, **where: Any) -> CommitInfo:
-        """Add the fitted scaler to a repository, new or a model's; `where`: revision, token, private, create_pr."""
+        """Push the fitted calibrator to a new repository or a model's; `where`: revision, token, private, create_pr."""
         from hf_calib._hub import Destination, push_files
 
         with tempfile.TemporaryDirectory() as folder:
@@ -84,7 +84,7 @@ class Scaler(ClassifierMixin, BaseEstimator):
 
 
 class LogitScaling(Scaler):
-    """A scaler whose probabilities are the softmax of the logits that it maps to or, with `multi_label`, sigmoids."""
+    """A calibrator whose probabilities are the softmax of the mapped logits or, with `multi_label`, their sigmoids."""
 
     weight_: FloatArray
     bias_: FloatArray
@@ -97,11 +97,11 @@ class LogitScaling(Scaler):
 
 
 class AffineMap(NamedTuple):
-    r"""z -> weight z + bias, in float64, as `hf_calib.fold` writes it into a model's head.
+    r"""The affine map weight z + bias of logits z in float64, which `hf_calib.fold` writes into a model's head.
 
     Args:
-        weight: () or (C,), which multiplies the logits and keeps masked classes masked, or (C, C), which mixes them,
-            and has no value where a class is masked.
+        weight: () or (C,), which multiplies the logits and keeps masked classes masked; or (C, C), which mixes them
+            and is not defined for masked classes.
         bias: (C,), or None.
 
     >>> double = AffineMap(np.array(2.0))
@@ -114,14 +114,14 @@ class AffineMap(NamedTuple):
     bias: FloatArray | None = None
 
     def __call__(self, logits: ArrayLike) -> FloatArray:
-        """Map logits of any shape that ends in C; the result is a new array."""
+        """Return the mapped logits, a new array; the shape of the logits must end in C."""
         mapped = np.array(logits, dtype=np.float64)
         if self.weight.ndim == 2:
             refuse_masks(mapped)
             mapped = mapped @ self.weight.T
         elif (self.weight > 0).all():
             mapped *= self.weight
-        else:  # where the product of -inf with the weight would mask nothing
+        else:  # The product of -inf with this weight would not mask the class.
             masked = np.isneginf(mapped)
             mapped[masked] = 0
             mapped *= self.weight
@@ -131,7 +131,7 @@ class AffineMap(NamedTuple):
         return mapped
 
     def then(self, following: AffineMap) -> AffineMap:
-        """The one map that this one and a following one are together."""
+        """Return the composition of this map and a following map."""
         own, other = self.weight, following.weight
         weight = other @ own if own.ndim == other.ndim == 2 else np.asarray(other * own)
         if own.ndim == 2 and other.ndim == 1:
@@ -140,7 +140,7 @@ class AffineMap(NamedTuple):
 
 
 def softmax_in_place(logits: FloatArray) -> FloatArray:
-    """Turn logits into probabilities along the last axis; no second array is made."""
+    """Replace logits by probabilities along the last axis, in place."""
     largest = logits.max(axis=-1, keepdims=True)
     bare = np.isneginf(largest)
     got = f"-inf for every class in {bare.sum()} rows"
@@ -152,19 +152,19 @@ def softmax_in_place(logits: FloatArray) -> FloatArray:
 
 
 def blocks(logits: NDArray[Any]) -> Iterator[tuple[slice, FloatArray]]:
-    """Walk over the rows of an (N, C) array, widened to float64 block by block, never as a whole."""
+    """Iterate over blocks of rows of an (N, C) array, each converted to float64."""
     for rows in row_chunks(*logits.shape):
         yield rows, logits[rows].astype(np.float64)
 
 
 def as_logits(logits: ArrayLike) -> NDArray[Any]:
-    """Check logits of any shape that ends in classes. -inf is allowed: it masks a class."""
+    """Check logits of any shape that ends in the classes. -inf is allowed and masks a class."""
     logits = checks.as_array("logits", logits)
     checks.check_kind(logits, "fiu", "logits to hold real numbers", "pass an array of floats")
     holds = logits.ndim > 0 and logits.size > 0
     check(holds, "logits to hold at least one example", f"shape {logits.shape}", "pass an (N, C) array")
     rows = logits.reshape(-1, logits.shape[-1])
-    fine = rows.max() < np.inf  # a maximum of NaN is not
+    fine = rows.max() < np.inf  # This is False for NaN.
     bad = 0 if fine else np.count_nonzero(~(rows.max(axis=1) < np.inf))
     got = f"NaN or +inf in {bad} of {len(rows)} rows"
     check(not bad, "logits to be finite (or -inf for a masked class)", got, "check the model's output")
@@ -180,28 +180,26 @@ def as_fitted_logits(logits: ArrayLike, n_classes: int) -> FloatArray:
 
 
 def as_matrix(logits: ArrayLike, *, least_columns: int) -> NDArray[Any]:
-    """Check (N, C) logits to fit on."""
+    """Check logits (N, C) for `fit`."""
     logits = as_logits(logits)
     shape = f"shape {logits.shape}"
     check(logits.ndim == 2, "logits to have shape (N, C)", shape, "use logits.reshape(-1, num_labels)")
     way_out = "for one logit per example, pass multi_label=True, which uses the sigmoid"
     check(logits.shape[1] >= least_columns, "logits to have at least 2 classes", shape, way_out)
     low, high = float(logits.min()), float(logits.max())
-    way_out = "divide them by a number, which a temperature makes up for"
+    way_out = "divide them by a number, which a temperature compensates for"
     check(high <= _LARGEST, f"logits to be at most {_LARGEST:g}", f"{high:g}", way_out)
     within = logits.shape[1] > 1 and low >= 0 and high <= 1 and ((logits > 0) & (logits < 1)).any()
     if within and np.abs(logits.sum(axis=1, dtype=np.float64) - 1).max() <= checks.ROW_SUM_TOLERANCE:
-        problem = (
-            "The logits lie in [0, 1] and their rows sum to 1, as probabilities do. Maps of these are bad."
-        )
+        problem = "The logits are in [0, 1] and their rows sum to 1, like probabilities. Calibrators of these are poor."
         warnings.warn(f"{problem} Pass numpy.log(probs) instead.", UserWarning, stacklevel=4)
     return logits
 
 
 def as_class_labels(labels: ArrayLike, logits: NDArray[Any]) -> NDArray[np.int64]:
-    """Check one class number per row of the logits."""
+    """Check one class index per row of the logits."""
     labels = checks.as_array("labels", labels)
-    way_out = "pass one class number per example (multi_label=True takes 0/1 labels of shape (N, C))"
+    way_out = "pass one class index per example (multi_label=True takes 0/1 labels of shape (N, C))"
     checks.check_shape("labels", labels, logits.shape[:1], way_out)
     numbers = checks.check_labels(labels, *logits.shape)
     _refuse_masked(logits[np.arange(len(numbers)), numbers])
@@ -209,7 +207,7 @@ def as_class_labels(labels: ArrayLike, logits: NDArray[Any]) -> NDArray[np.int64
 
 
 def as_binary_labels(labels: ArrayLike, logits: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    """Check a 0/1 label for every logit; return where it is 1, and where it tells something (None: everywhere)."""
+    """Check a 0/1 label for every logit; return the masks of 1 and of known labels (None if all are known)."""
     labels = checks.as_array("labels", labels)
     requirement, got = f"labels to have the logits' shape {logits.shape}", f"shape {labels.shape}"
     way_out = "multi_label=True takes a 0/1 label for every logit"
@@ -232,7 +230,7 @@ def _refuse_masked(of_labels: NDArray[Any]) -> None:
 
 
 def refuse_masks(logits: NDArray[Any]) -> None:
-    """Raise if a class is masked: a map that mixes the classes would mask all of them."""
+    """Raise if a class is masked, because a calibrator that mixes the classes would mask all of them."""
     masked = n_masked(logits)
     got = f"{masked} of -inf, or beyond {_LARGEST_MIXED:g}"
     way_out = "use VectorScaling or TemperatureScaling, which keep masked classes masked"
@@ -240,6 +238,6 @@ def refuse_masks(logits: NDArray[Any]) -> None:
 
 
 def n_masked(logits: NDArray[Any]) -> int:
-    """How many logits are -inf, or so large that they stand for it, such as the lowest number of a dtype."""
+    """The number of logits that are -inf or stand for it, such as the lowest number of a dtype."""
     rows = logits.reshape(-1, logits.shape[-1])
     return sum(int(np.count_nonzero(np.abs(block) > _LARGEST_MIXED)) for _, block in blocks(rows))

@@ -1,8 +1,8 @@
-"""Affine maps of the logits by maximum likelihood, which fold into a classification head: presets of one fit.
+"""Affine calibrators by maximum likelihood, which can be folded into a classification head.
 
-Maps z -> W z + b differ in W, a vector or a matrix, in features, and in the ridges, which draw W to 1 / T. Newton's
-method finds the minimum, from T, until a step would gain less than 1e-7 nats per example. A ridge of
-1e-6 (|T W - I|^2 + |b|^2) bounds what data do not determine: a class that is absent, or separated from the others.
+The calibrators W z + b differ in W (a vector or a matrix), in the features, and in the ridges, which shrink W to 1 / T.
+Newton's method starts at T and stops when a step would gain less than 1e-7 nats per example. A ridge of
+1e-6 (|T W - I|^2 + |b|^2) bounds parameters that the data do not determine, of absent or perfectly separated classes.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 Criterion = Literal["nll", "ece", "adaptive_ece"]
 
 PAPERS_GRID = np.arange(1, 101) / 10
-_MANY_CLASSES = 32  # for which exponentials are most of the time
-_MASSES = 2**20  # in memory at once
-RIDGE = 1e-6  # of parameters without a penalty, which data may not determine
+_MANY_CLASSES = 32  # Exponentials then take most of the time.
+_MASSES = 2**20  # The most in memory at the same time.
+RIDGE = 1e-6  # For parameters without a penalty, which the data may not determine.
 
 
 class AffineScaling(LogitScaling):
-    """A scaler that is an affine map of the logits, once it is fitted, and folds into a classification head."""
+    """A calibrator whose fit is an affine map of the logits, which can be folded into a classification head."""
 
     def affine_map(self) -> AffineMap:
         """The affine map that `fold` writes into a classification head."""
@@ -43,31 +43,32 @@ class AffineScaling(LogitScaling):
 
     def transform(self, logits: ArrayLike) -> FloatArray:
         """Return the mapped logits in float64; logits of any shape that ends in C."""
-        known = getattr(self, "classes_", None)  # a temperature from a file does not tell how many there are
+        known = getattr(self, "classes_", None)  # A temperature from a file has no number of classes.
         rows = as_logits(logits).astype(np.float64) if known is None else as_fitted_logits(logits, len(known))
         return self.affine_map()(rows)
 
 
 class TemperatureScaling(AffineScaling):
-    r"""Divide the logits by one temperature: T > 1 softens an over-confident model, T < 1 sharpens another.
+    r"""Divide the logits by a temperature: T > 1 for an over-confident model, T < 1 for an under-confident one.
 
     $$\hat p = \mathrm{softmax}(z / T)$$
 
-    `fit` warns where data do not determine T: where every label is ranked first, "nll" smooths the labels by
-    1 / (N + 1); where labels score no better than the average class, T is the upper bound; of equal logits 1.
+    `fit` warns if the data do not determine T. If every label is ranked first, "nll" smooths the labels by 1 / (N + 1).
+    If labels score no better than the average class, T is the upper bound. If all logits of a row are equal, T is 1.
 
     Args:
         criterion: "nll", the negative log-likelihood, solved exactly (Guo et al. 2017), or the noisier calibration
             error with equal-width ("ece") or equal-mass bins ("adaptive_ece") on a grid, as in Mukhoti et al. 2020.
-        grid: temperatures (G,) > 0, the first of the best of which is taken; None: 0.1, 0.2, ..., 10, for "nll" none.
-        n_bins: bins of the calibration errors.
+        grid: (G,) temperatures > 0, of which the first best is selected; None: 0.1, 0.2, ..., 10, but no grid for
+            "nll".
+        n_bins: number of bins of the calibration errors.
 
     Attributes:
-        temperature_: T, a float, in [1e-5, 1e5] unless a grid says otherwise.
+        temperature_: T, a float, in [1e-5, 1e5] unless a grid is given.
 
     >>> logits = np.array([[4.0, 0.0], [4.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
     >>> scaler = TemperatureScaling().fit(logits, [0, 0, 0, 0])
-    >>> round(scaler.temperature_, 4)  # right three times in four: p = 3/4 needs z / T = log 3
+    >>> round(scaler.temperature_, 4)  # 3 of 4 are correct, and p = 3/4 needs z / T = log 3.
     3.641
     """
 
@@ -80,7 +81,7 @@ class TemperatureScaling(AffineScaling):
         self.multi_label = multi_label
 
     def fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Choose the temperature; weights (N,) are for "nll" and one label a row."""
+        """Find the temperature; weights (N,) are allowed for "nll" and one label per row."""
         check_choice("criterion", self.criterion, get_args(Criterion))
         check_n_bins(self.n_bins)
         grid = as_floats("grid", PAPERS_GRID if self.grid is None else self.grid)
@@ -108,7 +109,7 @@ class TemperatureScaling(AffineScaling):
         return AffineMap(np.array(1 / temperature))
 
     def _best_of(self, grid: FloatArray, loss: ScaledLoss) -> float:
-        """The first of the best temperatures; of a large search, only the finalists are scored exactly."""
+        """The first of the best temperatures; in a large search, only the finalists are scored exactly."""
         if self.criterion == "nll":
             return float(min(grid, key=lambda temperature: loss.at(1 / temperature)[0]))
         n, c = loss.rows.logits.shape
@@ -116,7 +117,7 @@ class TemperatureScaling(AffineScaling):
         octaves = int(np.ceil(np.log2(grid.max() / grid.min())))
         if c >= _MANY_CLASSES and octaves <= min(8, len(grid) / 5):
             near = np.array([error(1 / each, loss.correct) for each in loss.near_masses(1 / grid, octaves)])
-            # A confidence on the edge of a bin may change sides: each moves a score by up to 2 / N.
+            # A confidence on the edge of a bin may change its bin, which changes a score by up to 2 / N.
             grid = grid[near <= near.min() + 1e-6 + 8 / n]
         scores: list[float] = []
         for part in row_chunks(len(grid), n, elements=_MASSES):
@@ -126,26 +127,26 @@ class TemperatureScaling(AffineScaling):
 
 
 class PerLabelTemperatureScaling(AffineScaling):
-    r"""Divide each label's logit by its own temperature: sigmoid outputs, not all over- or under-confident alike.
+    r"""Divide each label's logit by its own temperature, if the labels of a model need different corrections.
 
-    With few examples of a label `TemperatureScaling(multi_label=True)` is steadier. Decisions at 1/2 stay.
+    With few examples per label, `TemperatureScaling(multi_label=True)` is less noisy. Decisions at 1/2 do not change.
 
     $$\hat p_c = \sigma(z_c / T_c)$$
 
     Attributes:
-        temperatures_: T, (C,), in [1e-5, 1e5], each fitted alone, as by `TemperatureScaling`.
-        shared_temperature_: the best single temperature, a float: that of labels without examples of both kinds.
+        temperatures_: T, (C,), in [1e-5, 1e5], each fitted alone as in `TemperatureScaling`.
+        shared_temperature_: the best single temperature, a float, used for labels without examples of both kinds.
 
     >>> logits = np.array([[4.0, 1.0], [4.0, -1.0], [4.0, 1.0], [-4.0, -1.0]])
     >>> scaler = PerLabelTemperatureScaling().fit(logits, [[1, 1], [0, 0], [1, 0], [0, 0]])
-    >>> scaler.temperatures_.round(3)  # right three times in four: p = 3/4 needs z / T = log 3
+    >>> scaler.temperatures_.round(3)  # 3 of 4 are correct, and p = 3/4 needs z / T = log 3.
     array([3.641, 0.91 ])
     """
 
     multi_label = True
 
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> PerLabelTemperatureScaling:
-        """Choose the temperatures."""
+        """Find the temperatures."""
         rows = Rows.checked(logits, labels, multi_label=True)
         self.shared_temperature_ = ScaledLoss(rows).best_temperature()
         self.temperatures_, open_ones = temperatures_by_label(rows, self.shared_temperature_)
@@ -165,7 +166,7 @@ class PerLabelTemperatureScaling(AffineScaling):
 
 
 def temperatures_by_label(rows: Rows, shared: float) -> tuple[FloatArray, list[int]]:
-    """The temperature of each label of sigmoids, the shared one where there is none, and the undetermined labels."""
+    """The temperature of each label, the shared one if it is undetermined, and the undetermined labels."""
     found, undetermined = np.full(rows.logits.shape[1], shared), []
     for label in range(len(found)):
         column = rows.two_classes(label)
@@ -178,20 +179,20 @@ def temperatures_by_label(rows: Rows, shared: float) -> tuple[FloatArray, list[i
 
 
 class LinearFit(LogitScaling):
-    """What the presets share: Newton's method from the best temperature, under the ridges that each of them says."""
+    """Base class of the affine fits: Newton's method from the best temperature, with the ridges of the subclass."""
 
-    _mixes: ClassVar[bool] = False  # whether the weight is a matrix
-    _from_temperature: ClassVar[bool] = False  # also where that is at a bound
+    _mixes: ClassVar[bool] = False  # Whether the weight is a matrix.
+    _from_temperature: ClassVar[bool] = False  # Whether to start there even at a bound.
 
     def fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Find the weights and the biases; N in a default penalty is Kish's, (sum of weights)^2 / (sum of squares)."""
+        """Find weights and biases; N of a default penalty is Kish's, (sum of weights)^2 / (sum of squared weights)."""
         return self._fit(Rows.checked(logits, labels, sample_weight))
 
     def solve(self, rows: Rows, temperature: float, *fit: Any) -> AffineMap:
-        """The map of checked rows, from their temperature; further arguments are those of `fit_affine`."""
-        if not self._from_temperature and temperature in BOUNDS:  # which is not the scale of the logits
+        """The affine map of checked rows, started at their temperature; other arguments are those of `fit_affine`."""
+        if not self._from_temperature and temperature in BOUNDS:  # A bound is not the scale of the logits.
             loss = ScaledLoss(rows)
-            temperature = loss.shortfall - loss.drift or 1.0  # the largest logit less the average one
+            temperature = loss.shortfall - loss.drift or 1.0  # The largest logit minus the average.
         return fit_affine(rows, temperature, self._ridges(rows), *fit)
 
     def _fit(self, rows: Rows) -> Self:
@@ -200,7 +201,7 @@ class LinearFit(LogitScaling):
         loss = ScaledLoss(rows)
         temperature = loss.best_temperature()
         self.weight_, self.bias_ = self.solve(rows, temperature)  # type: ignore[assignment]
-        if self._from_temperature or temperature not in BOUNDS:  # else it has no part in the map
+        if self._from_temperature or temperature not in BOUNDS:  # Otherwise the temperature is not used.
             loss.warn(temperature, stacklevel=4)
         return self
 
@@ -211,19 +212,19 @@ class LinearFit(LogitScaling):
 class VectorScaling(AffineScaling, LinearFit):
     r"""Give each class its own scale and offset (Guo et al. 2017, section 4.2).
 
-    With few examples of a class `StructuredVectorScaling` is safer.
+    With few examples per class, `StructuredVectorScaling` is safer.
 
     $$\hat p = \mathrm{softmax}(w \odot z + b)$$
 
     >>> logits = np.array([[3.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 3.0]] * 3)
-    >>> labels = np.array([0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 1])  # more often class 1 than the logits say
-    >>> VectorScaling().fit(logits, labels).predict_proba(logits).mean(axis=0).round(4)  # as often as the labels
+    >>> labels = np.array([0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 1])  # Class 1 is too improbable in the logits.
+    >>> VectorScaling().fit(logits, labels).predict_proba(logits).mean(axis=0).round(4)  # the class frequencies
     array([0.3333, 0.6667])
     """
 
 
 class PenalisedMatrixFit(LinearFit):
-    """A full matrix over features of the logits, with ODIR penalties."""
+    """Base class of full matrices over features of the logits, with ODIR penalties."""
 
     _mixes = True
 
@@ -234,7 +235,7 @@ class PenalisedMatrixFit(LinearFit):
         self.bias_penalty = bias_penalty
 
     def _ridges(self, rows: Rows) -> Ridges:
-        way_out = "None takes a default that follows the numbers of classes and examples"
+        way_out = "None uses a default that depends on the numbers of classes and examples"
         for name, value in self.get_params().items():
             holds = value is None or (isinstance(value, Real) and 0 <= float(value) < np.inf)
             check(holds, f"{name} to be a finite number of at least 0", repr(value), way_out)
@@ -249,18 +250,18 @@ class PenalisedMatrixFit(LinearFit):
 class MatrixScaling(AffineScaling, PenalisedMatrixFit):
     r"""Map the logits by a full matrix and an offset, for a model that confuses certain pairs of classes.
 
-    The C (C + 1) parameters are penalised (ODIR: Kull et al. 2019, section 3, with w for T w).
+    The C (C + 1) parameters have the ODIR penalty (Kull et al. 2019, section 3, with w replaced by T w).
 
     $$\hat p = \mathrm{softmax}(W z + b), \qquad \min_{W, b} \mathrm{NLL}
       + \frac{\lambda}{C (C - 1)} \sum_{i \ne j} (T w_{ij})^2 + \frac{\mu}{C} \sum_j b_j^2$$
 
     Args:
         off_diagonal_penalty: λ >= 0. None: 10 C^2 (C - 1) / N, a normal prior of variance 1 / (20 C) for each T w_{ij}.
-        bias_penalty: \mu >= 0. None: C / (2 N), a standard normal prior for each bias, in nats.
+        bias_penalty: μ >= 0. None: C / (2 N), a standard normal prior for each bias, in nats.
 
     >>> rng = np.random.default_rng(0)
     >>> logits = rng.normal(size=(2000, 3))
-    >>> mixed = logits @ [[1, 0, 0], [0, 1, 0], [0, 1, 1]]  # the third logit counts for the second class too
+    >>> mixed = logits @ [[1, 0, 0], [0, 1, 0], [0, 1, 1]]  # The third logit also raises the second class.
     >>> scaler = MatrixScaling().fit(logits, (mixed + rng.gumbel(size=(2000, 3))).argmax(axis=1))
     >>> (scaler.weight_[1] - scaler.weight_[0]).round(1)  # near -1, 1, 1
     array([-1.1,  0.9,  0.8])
@@ -270,7 +271,7 @@ class MatrixScaling(AffineScaling, PenalisedMatrixFit):
 class DirichletScaling(PenalisedMatrixFit):
     r"""Map the log-probabilities by a full matrix and an offset (Kull et al. 2019, section 2).
 
-    `MatrixScaling`, with its arguments, where a model's logits are not at hand: pass log-probabilities.
+    It has the arguments of `MatrixScaling`. Use it if the logits are not available, and pass log-probabilities.
 
     $$\hat p = \mathrm{softmax}(W \ln \mathrm{softmax}(z) + b)$$
 
@@ -292,18 +293,18 @@ class DirichletScaling(PenalisedMatrixFit):
 
 
 class StructuredVectorScaling(AffineScaling, LinearFit):
-    r"""`VectorScaling` with a ridge (Berta et al. 2026, SVS), safe with few examples of a class, or none.
+    r"""`VectorScaling` with a ridge (Berta et al. 2026, SVS), which is safe with few or no examples of a class.
 
     $$\hat p = \mathrm{softmax}((1 + v) \odot z / T + b), \qquad \min_{v, b} \mathrm{NLL}
       + \lambda \frac{C}{N} (|v|^2 + |b|^2)$$
 
     Args:
-        penalty: λ > 0, a multiple of the paper's strength.
-        multi_label: sigmoid((1 + v) z / T + b), label by label, with one T for all of them. Here, as for two classes,
-            it is Platt's map of z, or z_1 - z_0, with the ridge λ (4 v^2 + b^2) / N.
+        penalty: λ > 0, a multiple of the paper's penalty.
+        multi_label: if True, the calibrator is sigmoid((1 + v) z / T + b) for each label, with one T. As for two
+            classes, this is Platt scaling of z, or of z_1 - z_0, with the ridge λ (4 v^2 + b^2) / N.
 
     >>> scaler = StructuredVectorScaling().fit(3 * np.eye(3)[[0, 1, 2, 2] * 15], [0, 1, 2, 0] * 15)
-    >>> scaler.predict_proba(3 * np.eye(3)).diagonal().round(2)  # class 2: right every other time
+    >>> scaler.predict_proba(3 * np.eye(3)).diagonal().round(2)  # Class 2 is correct in half of its rows.
     array([0.93, 0.85, 0.53])
     """
 
@@ -314,7 +315,7 @@ class StructuredVectorScaling(AffineScaling, LinearFit):
         self.multi_label = multi_label
 
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> Self:  # type: ignore[override]  # no weights
-        """Find the temperature, then the weights and the biases."""
+        """Find the temperature, then the weights and biases."""
         return self._fit(Rows.checked(logits, labels, multi_label=self.multi_label))
 
     def solve(self, rows: Rows, temperature: float, *fit: Any) -> AffineMap:
@@ -325,7 +326,7 @@ class StructuredVectorScaling(AffineScaling, LinearFit):
             return AffineMap(*np.array([[found.weight[0], 2 * found(np.zeros(2))[1]] for found in maps]).T)
         if n_classes > 2:
             return super().solve(rows, temperature, *fit)
-        # The map of the difference of the logits; a row with a masked class tells nothing.
+        # The difference of the logits is mapped; a row with a masked class contains no information.
         rows = rows[np.isfinite(rows.logits).all(axis=1)]
         half = (rows.logits[:, 1:].astype(np.float64) - rows.logits[:, :1]) / 2
         found = AffineMap(np.full(2, 1 / temperature), np.zeros(2))
@@ -337,7 +338,7 @@ class StructuredVectorScaling(AffineScaling, LinearFit):
 
     def _ridges(self, rows: Rows) -> Ridges:
         holds = isinstance(self.penalty, Real) and 0 < float(self.penalty) < np.inf
-        way_out = "1 is the strength of the paper; a smaller one trusts the data more"
+        way_out = "1 is the paper's penalty; a smaller one trusts the data more"
         check(holds, "penalty to be a finite number above 0", repr(self.penalty), way_out)
         n, c = rows.logits.shape
         own = self.penalty * c / n
@@ -347,13 +348,13 @@ class StructuredVectorScaling(AffineScaling, LinearFit):
 class StructuredMatrixScaling(StructuredVectorScaling):
     r"""`StructuredVectorScaling` with weights M between classes, diagonal 0 (SMS); safer than `MatrixScaling`.
 
-    Two classes get the map of `StructuredVectorScaling`.
+    For two classes it equals `StructuredVectorScaling`.
 
     $$\hat p = \mathrm{softmax}((I + \mathrm{diag}(v) + M) z / T + b), \qquad \min_{v, M, b} \mathrm{NLL}
       + \lambda \frac{C}{N} (|v|^2 + |b|^2) + \lambda \frac{C (C - 1)}{N} |M|^2$$
 
     >>> scaler = StructuredMatrixScaling().fit(3 * np.eye(3)[[0, 1, 2, 2] * 15], [0, 1, 2, 1] * 15)
-    >>> scaler.predict_proba(3 * np.eye(3)).round(2)[2]  # class 2: every other time 1
+    >>> scaler.predict_proba(3 * np.eye(3)).round(2)[2]  # Half of class 2 is class 1.
     array([0.07, 0.42, 0.51])
     """
 

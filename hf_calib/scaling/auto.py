@@ -1,4 +1,4 @@
-"""Maps that cross-validation chooses: the affine map that suits the data, and maps of groups of rows."""
+"""Calibrators selected by cross-validation: an affine calibrator, and calibrators of groups of rows."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from hf_calib.scaling.affine import AffineMap, AffineScaling
 from hf_calib.scaling.newton import LEFT_TO_GAIN, Ridges, Rows, ScaledLoss, fit_affine
 from hf_calib.scaling.saved_map import method_of
 
-_MATRIX_COST = 5e8  # N C^2, above which each fit of a matrix would take seconds
-_CHOSEN_ON = 20_000  # rows that choose: enough to tell a thousandth of a nat
-_ROUGHLY = 1e-5  # nats per row, short of the minimum, that the fits on parts of the rows may be
-# With few rows the freer of a dozen candidates look best where they fail, and standard errors miss the rare row that is
+_MATRIX_COST = 5e8  # N C^2 above which a fit of a matrix would take seconds.
+_CHOSEN_ON = 20_000  # The rows used: enough to detect 0.001 nats.
+_ROUGHLY = 1e-5  # The distance to the minimum of the fits in folds, in nats per row.
+# With few rows, candidates with many parameters look best by chance, and standard errors miss the rare row that is
 # wrong with high confidence. By benchmarks/choice_rules.py no setting ends more than .002 nats above the temperature.
 _STANDARD_ERRORS, _OF_FREE_MAPS = 2, 3
-_MANY = 1000  # rows, from which on freer maps need no more than the others
-_ENOUGH = 300  # rows, from which on the logits may stay
-_FIRM = "(penalty=1)"  # maps with this penalty are never far from a temperature
-_CLEARLY_WORSE = 2  # standard errors: maps that are freer still are then worse too
-_FEWEST_WRONG = 5  # rows: on 50 right ones a free map ended .47 nats above the temperature
-_PENALTIES = (1.0, 0.1, 0.01, 0.001)  # from the simplest map to the freest
-_BASES = ("temperature", "structured_vector", "vector")  # maps that do not mix the classes
-_OF_GROUPS = (np.inf, 100.0, 10.0, 1.0, 0.1)  # from one map for all to the freest
+_MANY = 1000  # From this number of rows, all candidates need the same margin.
+_ENOUGH = 300  # From this number of rows, the logits may stay uncalibrated.
+_FIRM = "(penalty=1)"  # With this penalty the fit is never far from a temperature.
+_CLEARLY_WORSE = 2  # In standard errors; less regularised ones are then worse too.
+_FEWEST_WRONG = 5  # Wrong rows; with none of 50, one fit ended .47 nats above the temperature.
+_PENALTIES = (1.0, 0.1, 0.01, 0.001)  # From the most to the least regularised.
+_BASES = ("temperature", "structured_vector", "vector")  # They do not mix the classes.
+_OF_GROUPS = (np.inf, 100.0, 10.0, 1.0, 0.1)  # From one calibrator for all to the least regularised.
 
 
 @dataclass
 class _Candidate:
-    """A map that is compared, and what cross-validation found."""
+    """A candidate and its results in the cross-validation."""
 
-    scaler: Any  # one that folds, or None for the logits as they are
+    scaler: Any  # It can be folded; None means no calibration.
     n_parameters: int
     left_out: str | None = None
     losses: FloatArray | None = None  # (N,)
-    on_top: float = 1.0  # the temperature of the mapped rows
+    on_top: float = 1.0  # The temperature of the mapped rows.
 
     def __post_init__(self) -> None:
         self.method = "identity" if self.scaler is None else method_of(self.scaler)
@@ -54,7 +54,7 @@ class _Candidate:
         return AffineMap(np.array(1.0)) if self.scaler is None else self.scaler.solve(*fit)
 
     def judged(self, of_temperature: FloatArray, choice: str) -> dict[str, Any]:
-        """Its entry in `results_`."""
+        """The candidate's entry in `results_`."""
         losses = () if self.losses is None else (self.losses, self.losses - of_temperature)
         numbers = [number for each in losses for number in _mean_and_error(each)]
         names = ("nll", "standard_error", "difference", "difference_standard_error")
@@ -64,21 +64,21 @@ class _Candidate:
 
 
 class AutoScaling(AffineScaling):
-    r"""Choose the affine map of the logits that suits the data, by cross-validation, and fit it.
+    r"""Select an affine calibrator by cross-validation, and fit it.
 
-    It compares the logits as they are with a temperature, vectors and matrices, structured ones with several penalties;
-    of several labels a row with `PerLabelTemperatureScaling`, and no matrix. Each is judged, and used, with a
-    temperature on top, fitted on rows held out. The page of reference has the rule.
+    It compares no calibration, a temperature, vectors and matrices, structured ones with several penalties. With
+    several labels per row it compares `PerLabelTemperatureScaling` instead of matrices. Each candidate is evaluated and
+    used with an additional temperature, fitted to held-out rows. `docs/reference/scaling.md` has the rule.
 
     Args:
-        n_folds: random parts of the cross-validation, at least 2; with fewer rows, one part per row.
-        random_state: seed of the parts.
+        n_folds: number of random folds of the cross-validation, at least 2; with fewer rows, one fold per row.
+        random_state: seed of the folds.
 
     Attributes:
-        choice_: the chosen method, a key of `SCALERS` or "identity", such as "structured_matrix(penalty=0.1)".
-        results_: a dict per candidate: "method", "penalty", "n_parameters", "nll" (cross-validated, nats a row),
+        choice_: the selected method, a key of `SCALERS` or "identity", such as "structured_matrix(penalty=0.1)".
+        results_: a dict per candidate: "method", "penalty", "n_parameters", "nll" (cross-validated, nats per row),
             "standard_error", "difference" to the temperature, "difference_standard_error", "chosen", and "left_out",
-            why it was not tried, or None.
+            the reason why it was not tried, or None.
 
     >>> rng = np.random.default_rng(0)
     >>> logits = rng.normal(scale=2, size=(1000, 3))
@@ -94,21 +94,21 @@ class AutoScaling(AffineScaling):
         self.random_state = random_state
 
     def __repr__(self, *args: Any) -> str:
-        """The settings; once fitted, the choice, and the temperature where the map is one."""
+        """Return the settings and, once fitted, the choice, with T if it is a temperature."""
         settings = super().__repr__(*args)
         choice = getattr(self, "choice_", "")
         temperature = f", T = {1 / float(self.weight_):.4g}" if choice == "temperature" else ""
         return f"{settings}: {choice}{temperature}" if choice else settings
 
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> AutoScaling:
-        """Choose the map, and fit it."""
+        """Select the calibrator and fit it."""
         check_integer("n_folds", self.n_folds, 2, "5 is enough; more folds cost more fits")
         rows = Rows.checked(logits, labels, multi_label=self.multi_label)
-        if rows.known is not None:  # a part of rows that tell nothing could not be judged
+        if rows.known is not None:  # Rows without a known label contain no information.
             rows = rows[rows.known.any(axis=1)]
         n = len(rows)
-        # Not stratified by class: parts with the frequencies of the sample would reward a map that learns these,
-        # by what it loses on rows whose frequencies are not those of the sample.
+        # Folds are not stratified by class. With the frequencies of the sample in each fold, a calibrator that
+        # learns these frequencies would look better than it is on other rows.
         rng = check_draws(1, self.random_state, seed_name="random_state")
         folds = rng.permutation(np.arange(n) % min(self.n_folds, n))
         sample = rng.choice(n, _CHOSEN_ON, replace=False) if n > _CHOSEN_ON else slice(None)
@@ -119,7 +119,7 @@ class AutoScaling(AffineScaling):
         self.choice_ = choose(losses)
         self.results_ = [each.judged(losses["temperature"], self.choice_) for each in candidates.values()]
         chosen = candidates[self.choice_]
-        if n > _CHOSEN_ON:  # fits of all rows need less of a temperature on top than those of the sample
+        if n > _CHOSEN_ON:  # Fits of all rows need less of an additional temperature.
             _cross_validate([[chosen]], rows, folds)
         loss = ScaledLoss(rows)
         temperature = loss.best_temperature()
@@ -131,12 +131,12 @@ class AutoScaling(AffineScaling):
 
 
 def _candidates(rows: Rows) -> list[list[_Candidate]]:
-    """Families of maps, each from the simplest to the freest."""
+    """Families of candidates, each from the most to the least regularised."""
     n, c = rows.logits.shape
     wrong = (rows.logits > 0 if rows.sigmoid else rows.logits.argmax(axis=1)) != rows.labels
     n_wrong = np.count_nonzero(wrong if rows.known is None else wrong & rows.known)
     why_not = no_matrix = None
-    if n == 1:  # a freer map would be judged by the row that it was fitted on
+    if n == 1:  # A candidate would be evaluated on the row that it was fitted to.
         why_not = "one row does not tell more than a temperature"
     elif n_wrong < _FEWEST_WRONG:
         why_not = f"{n_wrong} wrong rows do not tell more than a temperature"
@@ -159,7 +159,7 @@ def _candidates(rows: Rows) -> list[list[_Candidate]]:
 
 
 def _cross_validate(families: list[list[_Candidate]], rows: Rows, folds: NDArray[np.int64]) -> None:
-    """Find the losses of the maps, and leave out those that are freer than a clearly worse one of their family."""
+    """Find the losses of the candidates; skip those less regularised than a clearly worse one of their family."""
     splits = list(_parts(folds))
     temperatures = [ScaledLoss(rows[train]).best_temperature() for train, _ in splits]
     mapped = np.empty(rows.logits.shape)
@@ -188,14 +188,14 @@ def _cross_validate(families: list[list[_Candidate]], rows: Rows, folds: NDArray
 
 
 def _parts(folds: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
-    """The rows to fit on and to judge by, fold by fold; with one row, that one for both."""
+    """The masks of training and held-out rows of each fold; a single row is used for both."""
     for fold in range(folds.max() + 1):
         held_out = folds == fold
         yield (held_out if held_out.all() else ~held_out), held_out
 
 
 def choose(losses: Mapping[str, FloatArray], standard_errors: float | None = None) -> str:
-    """Name the map of the least d + k SE(d) by the rule of `AutoScaling`, or with one k, `standard_errors`, for all."""
+    """Return the name with the lowest d + k SE(d), k by the rule of `AutoScaling` or `standard_errors` for all."""
     n_rows = len(losses["temperature"])
 
     def upper_end(name: str) -> float:
@@ -212,26 +212,27 @@ def _mean_and_error(values: FloatArray) -> tuple[float, float]:
 
 
 class GroupedScaling(LogitScaling):
-    r"""Give each group of rows its own scale and offset of each class, drawn to the map of all rows.
+    r"""Give each group of rows its own scale and offset of each class, shrunk towards the calibrator of all rows.
 
     $$\hat p = \mathrm{softmax}((1 + v_g) \odot m(z) + b_g), \qquad \min_{v_g, b_g} \mathrm{NLL}_g
       + \lambda \frac{C}{N_g} (|v_g|^2 + |b_g|^2)$$
 
     Args:
-        base: the common map m: "temperature", "structured_vector", "vector", or "auto": the second rather than the
-            first where its cross-validated loss is less by two standard errors.
-        n_folds, random_state: as of `AutoScaling`.
+        base: the common calibrator m: "temperature", "structured_vector" or "vector". "auto" selects
+            "structured_vector" over "temperature" if its cross-validated loss is lower by two standard errors.
+        n_folds, random_state: as in `AutoScaling`.
 
     Attributes:
-        groups_, sizes_: (G,) the names of the groups, in order, and the rows of each.
-        weights_, biases_: (G + 1, C), of all rows, then of each group.
-        choice_: λ, "penalty=1", or "one map for all"; with "auto" the common map first: "structured_vector, penalty=1".
-            It is the largest of infinity, 100, 10, 1, .1 whose cross-validated loss is within a standard error.
+        groups_, sizes_: (G,) the names of the groups, in order, and their numbers of rows.
+        weights_, biases_: (G + 1, C) for all rows, then for each group.
+        choice_: λ as "penalty=1", or "one map for all"; with "auto" after the base: "structured_vector, penalty=1". λ
+            is the largest of infinity, 100, 10, 1 and 0.1 whose cross-validated loss is within a standard error of the
+            best.
 
     >>> rng = np.random.default_rng(0)
     >>> logits = rng.normal(scale=2, size=(4000, 3))
     >>> groups = np.repeat(["art", "law"], 2000)
-    >>> offsets = np.where(groups[:, None] == "law", [0, 0, 1.5], 0)  # the third answer is right more often
+    >>> offsets = np.where(groups[:, None] == "law", [0, 0, 1.5], 0)  # In law the third class is more frequent.
     >>> labels = (logits / 2 + offsets + rng.gumbel(size=(4000, 3))).argmax(axis=1)
     >>> scaler = GroupedScaling().fit(logits, labels, groups=groups)
     >>> scaler.groups_, round(float(scaler.biases_[2, 2]), 1)
@@ -244,7 +245,7 @@ class GroupedScaling(LogitScaling):
         self.random_state = random_state
 
     def fit(self, logits: ArrayLike, labels: ArrayLike, *, groups: ArrayLike) -> GroupedScaling:
-        """Fit the common map, choose the ridge, and fit each group's; groups (N,) are words or integers."""
+        """Fit the common calibrator, select λ, and fit each group; groups (N,) are words or integers."""
         check_choice("base", self.base, ("auto", *_BASES))
         check_integer("n_folds", self.n_folds, 2, "5 is enough; more folds cost more fits")
         rows = Rows.checked(logits, labels)
@@ -259,7 +260,7 @@ class GroupedScaling(LogitScaling):
         return self
 
     def transform(self, logits: ArrayLike, *, groups: ArrayLike | None = None) -> FloatArray:
-        """Return the mapped logits (N, ..., C) in float64; unknown groups (N,), or none, get the common map."""
+        """Return the mapped logits (N, ..., C) in float64; rows of other groups (N,) use the common calibrator."""
         check_is_fitted(self, "weights_")
         rows = as_fitted_logits(logits, self.n_classes_)
         maps = list(map(AffineMap, self.weights_, self.biases_))
@@ -270,13 +271,13 @@ class GroupedScaling(LogitScaling):
         return _mapped(rows, numbers, maps)
 
     def predict_proba(self, logits: ArrayLike, *, groups: ArrayLike | None = None) -> FloatArray:
-        """Return the calibrated probabilities in float64; arguments as of `transform`."""
+        """Return the calibrated probabilities in float64; the arguments are those of `transform`."""
         return softmax_in_place(self.transform(logits, groups=groups))
 
     def _chosen(self, rows: Rows, numbers: IntArray) -> tuple[str, float]:
-        """The common map's method, and the penalty."""
+        """The method of the common calibrator, and the penalty."""
         rng = check_draws(1, self.random_state, seed_name="random_state")
-        if len(rows) > _CHOSEN_ON:  # λ weighs the offsets of groups, not rows: a sample tells it, too
+        if len(rows) > _CHOSEN_ON:  # A sample is enough to select λ.
             sample = rng.choice(len(rows), _CHOSEN_ON, replace=False)
             rows, numbers = rows[sample], numbers[sample]
         bases, n = _BASES[:2] if self.base == "auto" else (self.base,), len(rows)
@@ -286,7 +287,7 @@ class GroupedScaling(LogitScaling):
         commons = {base: [_common(base, rows[train]) for train, _ in splits] for base in bases}
 
         def held_out(base: str, penalty: float) -> FloatArray:
-            """The loss of each row under the maps of the other parts (N,)."""
+            """The loss (N,) of each row with the fits of the other folds."""
             losses = np.empty(n)
             for (train, test), common in zip(splits, commons[base], strict=True):
                 maps = self._maps(rows[train], numbers[train], penalty, common, _ROUGHLY)
@@ -307,7 +308,7 @@ class GroupedScaling(LogitScaling):
     def _maps(
         self, rows: Rows, numbers: IntArray, penalty: float, common: AffineMap, nats: float
     ) -> list[AffineMap]:
-        """The common map, and that of each group, whose numbers start at 1; of groups without rows the common one."""
+        """The maps of all rows and of each group, numbered from 1; a group without rows has the common map."""
         maps = [common] * (len(self.groups_) + 1)
         mapped = rows.with_logits(common(rows.logits))
         for number in np.unique(numbers) if penalty < np.inf else ():
@@ -318,14 +319,14 @@ class GroupedScaling(LogitScaling):
 
 
 def _common(base: str, rows: Rows) -> AffineMap:
-    """The map of all rows, with a weight and a bias for each class."""
+    """The common map of all rows, with a weight and a bias for each class."""
     found = SCALERS[base].load()().solve(rows, ScaledLoss(rows).best_temperature())
     c = rows.logits.shape[1]
     return found.then(AffineMap(np.ones(c), np.zeros(c)))
 
 
 def _mapped(logits: NDArray[Any], numbers: IntArray, maps: list[AffineMap]) -> FloatArray:
-    """The logits of each row under the map of its number."""
+    """The logits of each row, mapped by the map with its number."""
     mapped = np.empty(logits.shape)
     for number in np.unique(numbers):
         own = numbers == number

@@ -1,4 +1,4 @@
-"""Maps of probabilities: histogram binning, isotonic curves, splines, and a mixture with the scaled probabilities."""
+"""Calibrators of probabilities: histogram binning, isotonic regression, splines, and ensemble temperature scaling."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from hf_calib.scaling.newton import Rows, ScaledLoss
 Binning = Literal["uniform", "equal_mass"]
 Multiclass = Literal["one_vs_rest", "joint"]
 
-_OWN_SHARE = 1e-9  # of the model's own probability, which ranks ties (Zhang et al. 2020)
-_FURTHEST = np.log(30)  # from the temperature of the likelihood that of the squared error is looked for
+_OWN_SHARE = 1e-9  # The share of the model's probability, which breaks ties (Zhang et al. 2020).
+_FURTHEST = np.log(30)  # The range around the temperature of the likelihood.
 
 
 class ClassProbabilityScaling(Scaler):
-    """A scaler that maps probabilities class by class; `predict_proba` makes the rows sum to 1."""
+    """A calibrator of the probability of each class; `predict_proba` makes the rows sum to 1."""
 
-    _fit_curves: Callable[[FloatArray, FloatArray, FloatArray], None]  # of probs, hits and weights
-    _recalibrated: Callable[[FloatArray], FloatArray]  # of probs (N, C)
+    _fit_curves: Callable[[FloatArray, FloatArray, FloatArray], None]  # It fits to probs, hits and weights.
+    _recalibrated: Callable[[FloatArray], FloatArray]  # It maps probs (N, C).
 
     def fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Any:
-        """Fit the curves. Bins of equal mass hold equal numbers of examples, whatever the weights."""
+        """Fit the curves. Equal-mass bins have equal numbers of examples, whatever the weights."""
         rows = Rows.checked(logits, labels, sample_weight)
         self.n_classes_ = rows.logits.shape[1]
         hits = (rows.labels[:, None] == np.arange(self.n_classes_)).astype(np.float64)
@@ -41,11 +41,11 @@ class ClassProbabilityScaling(Scaler):
         return self
 
     def class_scores(self, logits: ArrayLike) -> FloatArray:
-        """Return how often each class is right, whatever the others say: rows do not sum to 1; a masked class has 0."""
+        """Return the calibrated frequency of each class alone; rows do not sum to 1, and a masked class has 0."""
         return self._scores_and_probs(logits)[0]
 
     def predict_proba(self, logits: ArrayLike) -> FloatArray:
-        """Return `class_scores` with rows scaled to sum to 1, of the shape of the logits, in float64."""
+        """Return `class_scores` with rows scaled to sum to 1, in the shape of the logits, float64."""
         scores, probs = self._scores_and_probs(logits)
         scores += _OWN_SHARE * probs
         return scores / scores.sum(axis=-1, keepdims=True)
@@ -56,7 +56,7 @@ class ClassProbabilityScaling(Scaler):
         masked = np.isneginf(wide)
         probs = softmax_in_place(wide)
         scores = self._recalibrated(probs.reshape(-1, self.n_classes_)).reshape(probs.shape)
-        scores[masked] = 0  # the lowest bin may have a frequency above 0
+        scores[masked] = 0  # The lowest bin may have a frequency above 0.
         return scores, probs
 
 
@@ -67,16 +67,16 @@ class HistogramBinning(ClassProbabilityScaling):
       m_k(p) = \sum_i [y_i = k]\,[p_{ik} \in b(p)]\ /\ \sum_i [p_{ik} \in b(p)]$$
 
     Args:
-        n_bins: M, bins per class. One in which nothing was seen keeps its midpoint.
-        binning: "uniform": equal-width bins; "equal_mass": each class's own, better with many classes.
+        n_bins: M, the number of bins per class. An empty bin keeps its midpoint.
+        binning: "uniform" for equal-width bins; "equal_mass" for the quantiles of each class, better with many classes.
 
     Attributes:
-        edges_: (C, M + 1) of the bins (lower, upper]; the first and last also take what lies beyond.
-        frequencies_: (C, M) m in [0, 1], which `class_scores` gives.
+        edges_: (C, M + 1) edges of the bins (lower, upper]; the first and the last bin have no outer limit.
+        frequencies_: (C, M) m in [0, 1], which `class_scores` returns.
 
     >>> logits = np.log([[0.9, 0.1], [0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])
     >>> scaler = HistogramBinning(n_bins=2).fit(logits, np.array([0, 0, 1, 1]))
-    >>> scaler.predict_proba(logits[:1]).round(4)  # class 0 was right in 2 of 3
+    >>> scaler.predict_proba(logits[:1]).round(4)  # Class 0 is correct in 2 of 3.
     array([[0.6667, 0.3333]])
     """
 
@@ -104,22 +104,23 @@ class HistogramBinning(ClassProbabilityScaling):
 class IsotonicScaling(ClassProbabilityScaling):
     r"""Map probabilities to frequencies by a rising curve (Zadrozny & Elkan 2002; joint: Zhang et al. 2020).
 
-    It takes about a thousand rows: with few the curve's ends are 0 and 1, and one surprise costs 20 nats or more.
+    It needs about a thousand rows: with few rows the ends of the curve are 0 and 1, and one error there costs 20 nats
+    or more.
 
     $$\hat p_{ik} \propto m(p_{ik}) + 10^{-9} p_{ik}, \qquad
       m = \arg\min_{m\ \mathrm{rising}} \sum_i (m(p_{ik}) - [y_i = k])^2$$
 
     Args:
-        multiclass: "one_vs_rest": a curve for each class. "joint": one curve for all N C probabilities; it needs fewer
-            examples, and keeps the ranking of the classes.
+        multiclass: "one_vs_rest" for a curve per class. "joint" for one curve of all N C probabilities, which needs
+            fewer examples and keeps the ranking of the classes.
 
     Attributes:
-        sizes_: (K,) int, how many knots each curve has: C curves, or 1 if "joint".
+        sizes_: (K,) int, the number of knots of each curve: C curves, or 1 if "joint".
         knots_, frequencies_: (S,) the knots and m there, curve after curve; linear between them, constant beyond.
 
     >>> logits = np.log([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4], [0.2, 0.8]])
     >>> scaler = IsotonicScaling("joint").fit(logits, np.array([0, 1, 0, 1]))
-    >>> scaler.class_scores(logits[:1]).round(4)  # of 0.6, 0.8, 0.9, 0.9 three were right
+    >>> scaler.class_scores(logits[:1]).round(4)  # 3 of 0.6, 0.8, 0.9, 0.9 are correct.
     array([[0.75, 0.25]])
     """
 
@@ -139,7 +140,7 @@ class IsotonicScaling(ClassProbabilityScaling):
 
     def _recalibrated(self, probs: FloatArray) -> FloatArray:
         ends = np.cumsum(self.sizes_)[:-1]
-        columns = probs.T if len(self.sizes_) > 1 else probs.reshape(1, -1)  # one curve for all probabilities
+        columns = probs.T if len(self.sizes_) > 1 else probs.reshape(1, -1)  # All share one curve.
         curves = zip(columns, np.split(self.knots_, ends), np.split(self.frequencies_, ends), strict=True)
         return np.stack([np.interp(p, knots, found) for p, knots, found in curves], axis=1)
 
@@ -149,20 +150,20 @@ class SplineScaling(Scaler):
 
     $$h(i / N) = \frac{1}{N} \sum_{k \le i} (c_k - s_k), \qquad r(s_i) = s_i + h'(i / N)$$
 
-    with s_1 <= ... <= s_N the confidences, c_i whether the i-th is right, and h' the derivative of the natural cubic
-    spline nearest to h. r is linear between the s_i, constant beyond them, and cut to [0, 1]. The predicted class gets
-    r, or as much as keeps it first; the others share the rest in proportion.
+    where s_1 <= ... <= s_N are the confidences, c_i is the correctness of the i-th, and h' is the derivative of the
+    natural cubic spline nearest to h. r is linear between the s_i, constant beyond them, and clipped to [0, 1]. The
+    predicted class gets r, or more if it would not stay first; the other classes share the rest in proportion.
 
     Args:
-        n_knots: knots, at equal steps of i / N, at least 4.
+        n_knots: number of knots, at equal steps of i / N, at least 4.
 
     Attributes:
-        scores_, accuracies_: (S,) the different confidences that were seen, rising, and r there.
+        scores_, accuracies_: (S,) the different confidences of the calibration rows, rising, and r there.
 
     >>> rng = np.random.default_rng(0)
     >>> logits = rng.normal(size=(2000, 3))
     >>> labels = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
-    >>> scaler = SplineScaling().fit(3 * logits, labels)  # three times over-confident
+    >>> scaler = SplineScaling().fit(3 * logits, labels)  # The logits are 3 times too large.
     >>> scaler.predict_proba(np.array([[3.0, 0.0, 0.0]])).round(2)  # softmax gives 0.91
     array([[0.62, 0.19, 0.19]])
     """
@@ -171,8 +172,8 @@ class SplineScaling(Scaler):
         self.n_knots = n_knots
 
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> SplineScaling:
-        """Fit the curve, on at least `n_knots` rows."""
-        check_integer("n_knots", self.n_knots, 4, "the paper takes 6")
+        """Fit the curve to at least `n_knots` rows."""
+        check_integer("n_knots", self.n_knots, 4, "the paper uses 6")
         rows = Rows.checked(logits, labels)
         n, requirement = len(rows), f"logits to hold at least n_knots={self.n_knots} rows"
         check(n >= self.n_knots, requirement, f"{n} examples", "use TemperatureScaling")
@@ -180,7 +181,7 @@ class SplineScaling(Scaler):
         levels, level, sizes = np.unique(confidences, return_inverse=True, return_counts=True)
         # Equal confidences share their mean accuracy, and the mean slope.
         gaps = np.bincount(level, rows.logits.argmax(axis=1) == rows.labels) / sizes - levels
-        # One spline for each knot, 1 there and 0 at the others: all splines are their weighted sums.
+        # All splines are weighted sums of one spline per knot, which is 1 there and 0 at the other knots.
         knots = np.linspace(0, 1, self.n_knots)
         basis = make_interp_spline(knots, np.eye(self.n_knots), bc_type="natural")
         steps = np.linspace(0, 1, n)
@@ -191,46 +192,46 @@ class SplineScaling(Scaler):
         return self
 
     def predict_confidence(self, logits: ArrayLike) -> FloatArray:
-        """Return r, how often the predicted class is right, for logits (..., C): shape (...), in [0, 1]."""
+        """Return r, the calibrated confidence (...) in [0, 1] of the predicted class, for logits (..., C)."""
         check_is_fitted(self, "scores_")
         confidences = softmax_in_place(as_fitted_logits(logits, self.n_classes_)).max(axis=-1)
         return np.interp(confidences, self.scores_, self.accuracies_)
 
     def predict_proba(self, logits: ArrayLike) -> FloatArray:
-        """Return the probabilities, of the shape of the logits, in float64; rows sum to 1."""
+        """Return the probabilities in the shape of the logits, float64; rows sum to 1."""
         confidence = self.predict_confidence(logits).reshape(-1)
         rows = as_fitted_logits(logits, self.n_classes_).reshape(-1, self.n_classes_)
         predicted = np.arange(len(rows)), rows.argmax(axis=1)
         rows[predicted] = -np.inf
-        alone = np.isneginf(rows.max(axis=1))  # all other classes are masked
+        alone = np.isneginf(rows.max(axis=1))  # All other classes are masked.
         rows[~alone] = softmax_in_place(rows[~alone])
         rows[alone], confidence[alone] = 0.0, 1.0
         runner_up = rows.max(axis=1)
-        confidence = np.maximum(confidence, runner_up / (1 + runner_up))  # at least on a level
+        confidence = np.maximum(confidence, runner_up / (1 + runner_up))  # At least a tie.
         rows *= (1 - confidence)[:, None]
-        rows[predicted] = np.maximum(confidence, np.nextafter(rows.max(axis=1), 1))  # and ahead of it
+        rows[predicted] = np.maximum(confidence, np.nextafter(rows.max(axis=1), 1))  # It stays first.
         return rows.reshape(np.shape(logits))
 
 
 class EnsembleTemperatureScaling(Scaler):
     r"""Mix the temperature-scaled, the plain and the uniform probabilities (Zhang et al. 2020, 3.2).
 
-    The ranking of the classes stays. T alone, and then w, minimise the Brier score.
+    The ranking of the classes does not change. T minimises the Brier score first, and then w does.
 
     $$\hat p = w_1 \, \mathrm{softmax}(z / T) + w_2 \, \mathrm{softmax}(z) + w_3 / C$$
 
     Attributes:
-        temperature_: T, a float, within a factor of 30 of that of the likelihood.
-        weights_: w, (3,), of at least 0 with sum 1. In a row with masked classes, w_3 is spread over the others.
+        temperature_: T, a float, within a factor of 30 of the temperature of the likelihood.
+        weights_: w, (3,), each at least 0, with sum 1. In a row with masked classes, w_3 is spread over the others.
 
     >>> logits = np.array([[4.0, 0.0], [4.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
     >>> scaler = EnsembleTemperatureScaling().fit(logits, np.array([0, 0, 0, 0]))
-    >>> scaler.predict_proba(logits[:1]).round(4)  # right three times in four
+    >>> scaler.predict_proba(logits[:1]).round(4)  # 3 of 4 are correct.
     array([[0.75, 0.25]])
     """
 
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> EnsembleTemperatureScaling:
-        """Choose the temperature, then the weights; it warns where data do not determine T."""
+        """Find the temperature, then the weights; warn if the data do not determine T."""
         rows = Rows.checked(logits, labels)
         loss = ScaledLoss(rows)
         self.temperature_ = loss.best_temperature()
@@ -259,20 +260,20 @@ class EnsembleTemperatureScaling(Scaler):
         check_is_fitted(self, "weights_")
         first, second, third = _parts(as_fitted_logits(logits, self.n_classes_), self.temperature_)
         mixture = self.weights_[0] * first + self.weights_[1] * second + self.weights_[2] * third
-        if self.weights_[2] > 1 - _OWN_SHARE:  # the uniform part alone would rank nothing
+        if self.weights_[2] > 1 - _OWN_SHARE:  # The uniform part alone would rank nothing.
             mixture += _OWN_SHARE * (second - third)
         return mixture
 
 
 def _parts(logits: FloatArray, temperature: float) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """The scaled, the plain and the uniform probabilities; the logits are overwritten."""
+    """The scaled, the plain and the uniform probabilities, which overwrite the logits."""
     allowed = np.isfinite(logits)
     scaled = softmax_in_place(logits / temperature)
     return scaled, softmax_in_place(logits), allowed / allowed.sum(axis=-1, keepdims=True)
 
 
 def _least_squares_temperature(rows: Rows, likely: float) -> float:
-    """A coarse grid around the likely T, as |p|^2 - 2 p_y is not convex, then closely at its best point."""
+    """The T of the least Brier score: a coarse grid, as the score is not convex, then a search at its best point."""
 
     def error(log_temperature: float) -> float:
         total = 0.0

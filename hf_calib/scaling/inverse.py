@@ -1,4 +1,4 @@
-"""The inverse link: from the probabilities that a known loss leads to, back to the posterior."""
+"""The inverse link: the posterior from the probabilities that minimise a known loss."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from hf_calib.scaling._base import LogitScaling, as_class_labels, as_logits, as_
 if TYPE_CHECKING:
     from hf_calib.losses import CalibrationLoss
 
-# Losses whose gradients determine the posterior: those of the label's p alone, and of other classes' p, too.
+# Losses whose gradients determine the posterior: functions of the label's p alone, or of all p.
 _OF_P = ("cross_entropy", "focal", "focal_gra", "inverse_focal", "flsd", "flsd_gra", "adafocal", "calfocal")
 _OF_OTHERS = ("brier", "bsce", "bsce_gra", "focal_calibration", "label_smoothing", "entropy_regularized")
 INVERTIBLE = (*_OF_P, "dual_focal", "dual_focal_gra", "ada_dual_focal", *_OF_OTHERS)
 
-_FURTHEST = -33.0  # of a logit below the largest: beyond, the rounding of p hides 1 - p from a loss of logits
+_FURTHEST = -33.0  # The least logit below the largest at which 1 - p is not lost to rounding.
 _ROUNDING = 1e-12
-_TRACE = 1e-9  # of p, which keeps the order of classes that get the same
-_GRADIENTS = 2**21  # in memory at once
+_TRACE = 1e-9  # The share of p that keeps the order of tied classes.
+_GRADIENTS = 2**21  # The most in memory at the same time.
 
 
 class InverseLink(LogitScaling):
@@ -36,10 +36,11 @@ class InverseLink(LogitScaling):
       \text{for a loss } \varphi(p_y):\ \hat\eta_k \propto \frac{1}{-\varphi'(p_k)}$$
 
     Args:
-        loss: of `hf_calib.scaling.inverse.INVERTIBLE`, as after the training. Class weights are divided out.
+        loss: a loss of `hf_calib.scaling.inverse.INVERTIBLE` in its state after training. Class weights are divided
+            out.
 
-    It assumes the minimum of the expected loss: it harms a network that has over-fitted. Losses that read more than the
-    label's p cost C^3 operations a row. Classes whose η would rank otherwise than their p share it.
+    It assumes that the network minimises the expected loss, so it harms a network that has over-fitted. Losses that
+    depend on more than the label's p need C^3 operations per row. Classes whose ranks by η and p differ share their η.
 
     >>> from hf_calib.losses import make_loss
     >>> InverseLink(make_loss("focal", gamma=3)).predict_proba(np.log([[0.558, 0.442]])).round(2)
@@ -50,16 +51,16 @@ class InverseLink(LogitScaling):
         self.loss = loss
 
     def fit(self, logits: ArrayLike, labels: ArrayLike | None = None) -> InverseLink:
-        """Check the loss, logits and labels, if given; nothing is fitted."""
+        """Check the loss, and the logits and labels if given; nothing is fitted."""
         matrix = as_matrix(logits, least_columns=2)
         self._check(matrix.shape[1])
         if labels is not None:
             as_class_labels(labels, matrix)
         return self
 
-    @np.errstate(divide="ignore")  # the log of 0 is -inf
+    @np.errstate(divide="ignore")  # The log of 0 is -inf.
     def transform(self, logits: ArrayLike) -> FloatArray:
-        """Return the log of the posterior, in nats and float64: logits again, which another scaler can be fitted to."""
+        """Return the log of the posterior in nats, float64: logits to which another calibrator can be fitted."""
         checked = as_logits(logits)
         rows = checked.reshape(-1, checked.shape[-1])
         self._check(rows.shape[1])
@@ -71,12 +72,12 @@ class InverseLink(LogitScaling):
         for part in row_chunks(len(rows), rows.shape[1] ** (1 if by_p else 2), elements=_GRADIENTS):
             block = rows[part].astype(np.float64)
             order = np.argsort(-block, axis=1, kind="stable")
-            z = np.take_along_axis(block, order, axis=1)  # falling, so that masked classes are the last
+            z = np.take_along_axis(block, order, axis=1)  # Descending, so that masked classes are last.
             z -= z[:, :1]
             log_p = z - np.log1p(np.exp(z[:, 1:]).sum(axis=1, keepdims=True))
             log_eta = log_p + (_gain_by_p(loss, log_p) if by_p else _gain(loss, z))
             np.put_along_axis(result[part], order, _in_order_of(log_p, log_eta), axis=1)
-        if weights is not None:  # the loss sees the posterior times the weights
+        if weights is not None:  # The loss depends on the posterior times the weights.
             result -= np.log(weights.detach().double().numpy())
             result -= logsumexp(result, axis=1, keepdims=True)
         return result.reshape(checked.shape)
@@ -89,8 +90,8 @@ class InverseLink(LogitScaling):
         return True
 
     def _check(self, n_classes: int) -> None:
-        """Raise unless the loss has an inverse link, for that number of classes."""
-        from hf_calib.losses.loss import check_loss  # here, because it imports torch
+        """Raise unless the loss has an inverse link for this number of classes."""
+        from hf_calib.losses.loss import check_loss  # This import loads torch.
 
         loss, way_out = self.loss, f"use a loss among {', '.join(INVERTIBLE)}, or fit TemperatureScaling"
         check_loss(loss)
@@ -103,18 +104,18 @@ class InverseLink(LogitScaling):
 
 
 def _gain_by_p(loss: Any, log_p: FloatArray) -> FloatArray:
-    """log(eta / p), up to a number per row: -log a of a gradient a_y (p - e_y), whose a is -dL / d log p_y."""
+    """log(eta / p) up to a constant per row: -log a for a gradient a_y (p - e_y), where a is -dL / d log p_y."""
     allowed = np.where(np.isneginf(log_p), 0, log_p)
     pulls = -_gradient(lambda own: loss.from_log_probs(own, reduction="sum"), allowed)
-    # Classes whose gradient pushes them down get all of the mass, in equal parts.
+    # Classes whose probability the gradient lowers share all of the mass equally.
     return np.where(pulls < 0, -np.log(1e-12) - (1 - _TRACE) * log_p, -np.log(np.maximum(pulls, 1e-300)))
 
 
 def _gain(loss: Any, z: FloatArray) -> FloatArray:
-    """log(eta / p), up to a number per row, by the equation itself, of falling logits; -inf where eta is negative."""
+    """log(eta / p) up to a constant per row, by solving the equation for descending logits; -inf for a negative eta."""
     # The gradient for a label moves mass to it from the other classes, and sums to 0: eta is the stationary
-    # distribution of a Markov chain with these rates. Eliminating one class after the other (Grassmann, Taksar and
-    # Heyman 1985), from the least probable on, subtracts nothing, so that small probabilities keep their digits.
+    # distribution of a Markov chain with these rates. Eliminating one class after another (Grassmann, Taksar and Heyman
+    # 1985), starting with the least probable, needs no subtraction, so small probabilities stay accurate.
     import torch
 
     n, c = z.shape
@@ -142,8 +143,8 @@ def _gradient(function: Callable[[Any], Any], values: FloatArray) -> FloatArray:
 
 
 def _in_order_of(log_p: FloatArray, log_eta: FloatArray) -> FloatArray:
-    """log eta, rows that sum to 1, of falling p. Classes that rank otherwise are pooled, and ties get the mean."""
-    # The global minimum ranks the classes as eta does, and what lies in its jump through a tie belongs to the tie.
+    """log eta for descending p, with rows that sum to 1. Classes in another order are pooled, and ties get the mean."""
+    # The global minimum ranks the classes like eta; posteriors in its jump through a tie belong to the tie.
     log_eta -= log_eta.max(axis=1, keepdims=True)
     log_eta -= logsumexp(log_eta, axis=1, keepdims=True)
     rises = log_eta[:, 1:] > log_eta[:, :-1] + _ROUNDING

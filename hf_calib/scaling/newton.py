@@ -1,7 +1,7 @@
-"""The affine fit: checked rows of logits with labels, and the weight and bias of their least penalised loss.
+"""The affine fit: checked rows of logits with labels, and the weight and bias with the lowest penalised loss.
 
-Newton's steps are solved by conjugate gradients. Their preconditioner adds what is right for weight and bias of each
-class alone to what is nearly right for a matrix: a Kronecker product of one curvature with a number for each class.
+Newton's steps are solved by conjugate gradients. The preconditioner is the sum of the exact curvature of the weight and
+bias of each class, and an approximation for a matrix: a Kronecker product of one curvature with a number per class.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from scipy.special import log_expit, log_softmax
 from hf_calib.metrics.checks import FloatArray, check_flag, check_weights
 from hf_calib.scaling._base import AffineMap, as_binary_labels, as_class_labels, as_matrix, blocks
 
-LEFT_TO_GAIN = 1e-7  # nats per example, before the last step
+LEFT_TO_GAIN = 1e-7  # In nats per example, before the last step.
 _MAX_STEPS = 200
-_MAX_PRODUCTS = 250  # with the Hessian, for one step
-_KEPT = 2**20  # probabilities of a vector map's rows that are kept for the products; more are computed again
-_LEAST_STEP = 1e-8  # of Newton's: where not even that lowers the value, rounding is all there is
+_MAX_PRODUCTS = 250  # Products with the Hessian for one step.
+_KEPT = 2**20  # The most probabilities kept for products; the rest is recomputed.
+_LEAST_STEP = 1e-8  # If not even this Newton step lowers the value, only rounding is left.
 
-# Cosine similarities need a T near 0.01, raw scores of 10,000 one near 10,000. A larger T would make
-# probabilities so equal that float32 no longer ranks them.
+# Cosine similarities need a T near 0.01, and raw scores of 10,000 a T near 10,000. With a larger T the
+# probabilities would be so equal that float32 no longer ranks them.
 BOUNDS = (1e-5, 1e5)
-_SMALL_STEP = 1e-5  # of Newton's method, in log T: after it twice as many digits are right
-_FAR = np.log(4)  # of bisection
-_MOST_STEPS = 100  # bisection alone would need about 40
-_SAMPLE_STEP = 16  # of many rows, every 16th gives the first guess
-_MASKED = -1e150  # stands for -inf, whose product with a weight of 0 would be NaN
+_SMALL_STEP = 1e-5  # In log T; after a Newton step this small, twice as many digits are correct.
+_FAR = np.log(4)  # The farthest step of bisection.
+_MOST_STEPS = 100  # Bisection alone would need about 40.
+_SAMPLE_STEP = 16  # With many rows, every 16th row gives the first guess.
+_MASKED = -1e150  # It replaces -inf, whose product with a weight of 0 would be NaN.
 
 Linear = Callable[[FloatArray], FloatArray]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Checked logits (N, C) and labels: the class of each row (N,), or of sigmoids whether each label is 1 (N, C)."""
+    """Checked logits (N, C) and labels: the class of each row (N,), or for sigmoids the mask (N, C) of labels 1."""
 
     logits: NDArray[Any]
     labels: NDArray[Any]
-    weights: FloatArray | None = None  # (N,) above 0 with mean 1
-    known: NDArray[np.bool_] | None = None  # (N, C) of sigmoids: where there is an example; None: everywhere
+    weights: FloatArray | None = None  # (N,), above 0 with mean 1.
+    known: NDArray[np.bool_] | None = None  # (N, C) for sigmoids; None if all are known.
 
     @classmethod
     def checked(
         cls, logits: ArrayLike, labels: ArrayLike, weights: ArrayLike | None = None, multi_label: bool = False
     ) -> Rows:
-        """The rows that count, of what a user passes."""
+        """Check the arguments of a user, and return the rows that count."""
         check_flag("multi_label", multi_label)
         matrix = as_matrix(logits, least_columns=1 if multi_label else 2)
         if multi_label:
@@ -75,13 +75,13 @@ class Rows:
         return replace(self, logits=logits)
 
     def two_classes(self, column: int | slice = slice(None)) -> Rows:
-        """The known examples of one label of sigmoids, or of all: rows of two classes with the logits -z/2 and z/2."""
+        """The known examples of one label or of all labels, as rows of two classes with the logits -z/2 and z/2."""
         known = slice(None) if self.known is None else self.known[:, column]
         half = self.logits[:, column][known].ravel().astype(np.float64) / 2
         return Rows(np.stack([-half, half], axis=1), self.labels[:, column][known].ravel().astype(np.int64))
 
     def losses(self, logits: FloatArray) -> FloatArray:
-        """The negative log-likelihood of each row (N,) with other logits."""
+        """The negative log-likelihood (N,) of each row with other logits."""
         if self.sigmoid:
             losses = log_expit(np.where(self.labels, logits, -logits))
             return -losses.sum(axis=1, where=True if self.known is None else self.known)
@@ -94,7 +94,7 @@ def warn_undetermined(what: str, stacklevel: int) -> None:
 
 
 class ScaledLoss:
-    """The mean NLL of rows as a function of beta = 1 / T; its slopes for 0 and infinity are `drift` and `shortfall`."""
+    """The mean NLL of rows as a function of beta = 1 / T, with the slopes `drift` at 0 and `shortfall` at infinity."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows = rows.two_classes() if rows.sigmoid else rows
@@ -114,7 +114,7 @@ class ScaledLoss:
         self.is_constant = self.drift == 0 == self.shortfall
 
     def problem(self, temperature: float) -> str | None:
-        """Why the data do not determine the best temperature, if they do not."""
+        """The reason why the data do not determine the best temperature, or nothing."""
         if self.is_constant:
             return "the logits of each row are equal"
         if self.shortfall == 0:
@@ -124,13 +124,13 @@ class ScaledLoss:
         return f"the best one is out of {BOUNDS}" if temperature in BOUNDS else None
 
     def warn(self, temperature: float, stacklevel: int = 3) -> None:
-        """Say what the data do not determine; `stacklevel` 3 is the caller of the method that calls this one."""
+        """Warn if the data do not determine T; `stacklevel` 3 is the caller of the method that calls this one."""
         problem = self.problem(temperature)
         if problem:
             warn_undetermined(f"the temperature: {problem}. It is {temperature:g}", stacklevel + 1)
 
     def _gaps(self) -> Iterator[tuple[slice, FloatArray]]:
-        """The logits, less the largest of their rows."""
+        """The logits minus the largest logit of the row."""
         for part, block in blocks(self.rows.logits):
             block -= self.largest[part, None]
             if block.min() < _MASKED:
@@ -138,7 +138,7 @@ class ScaledLoss:
             yield part, block
 
     def at(self, beta: float) -> tuple[float, float, float]:
-        """Value, slope and curvature."""
+        """The value, the slope and the curvature at beta."""
         totals = np.zeros(3)
         for part, gaps in self._gaps():
             terms = gaps * beta
@@ -156,7 +156,7 @@ class ScaledLoss:
     def masses(self, betas: FloatArray) -> dict[float, FloatArray]:
         """The softmax denominators (N,) at each beta: the largest probability of a row is 1 / mass."""
         found = {beta: np.empty(len(self.rows)) for beta in betas.tolist()}
-        roots = [beta for beta in found if beta / 2 not in found]  # of others, exponentials are squares
+        roots = [beta for beta in found if beta / 2 not in found]  # Other exponentials are squares.
         for part, gaps in self._gaps():
             ones, powers = np.ones(gaps.shape[1]), np.empty_like(gaps)
             for beta in roots:
@@ -168,8 +168,8 @@ class ScaledLoss:
         return found
 
     def near_masses(self, betas: FloatArray, octaves: int) -> Iterator[FloatArray]:
-        """The same in the order of the betas, to 1e-9 of each exponential, from four exponentials and their squares."""
-        # At all gaps alike exp(beta gap) is a sum, by least squares, of its values at four betas an octave.
+        """The `masses` in the order of the betas, accurate to 1e-9, from four exponentials and their squares."""
+        # For all gaps, exp(beta gap) is a least-squares sum of its values at four betas per octave.
         roots = betas.min() * 2.0 ** (np.arange(4) / 4 - 1)
         nodes = np.outer(2.0 ** np.arange(octaves + 3), roots).ravel()
         samples = -np.append(0, np.geomspace(1e-3, 50, 200)) / betas.min()
@@ -179,25 +179,25 @@ class ScaledLoss:
         return (row @ masses for row in weights.T)
 
     def best_temperature(self, guess: float | None = None) -> float:
-        """The T within `BOUNDS` of the least value; 1 where no T changes it."""
+        """The T within `BOUNDS` with the lowest value; 1 if the value does not depend on T."""
         if self.is_constant:
             return 1.0
         if self.drift >= 0:
             return BOUNDS[1]
         if guess is None and len(self.rows) >= 100 * _SAMPLE_STEP:
             guess = ScaledLoss(self.rows[::_SAMPLE_STEP]).best_temperature()
-        # Where each label is ranked first, as if one more example had an unknown label.
+        # If each label is ranked first, one more example with an unknown label is added.
         target = self.shortfall or -self.drift / (len(self.rows) + 1)
         low, high = -np.log(BOUNDS[::-1])
-        # Where a sample does not tell more, labels stand out by about 3 nats.
+        # Without better information, labels are assumed to be about 3 nats ahead.
         beta = -3 / self.drift if guess is None or guess == BOUNDS[1] else 1 / guess
         log_beta, step = np.log(beta).clip(low, high), np.inf
         for _ in range(_MOST_STEPS):
             beta = np.exp(log_beta)
             _, slope, curvature = self.at(beta)
-            gap = self.shortfall - slope  # falls to the target
+            gap = self.shortfall - slope  # It falls to the target.
             low, high = (low, log_beta) if gap < target else (log_beta, high)
-            # Newton's step between logarithms, as the gap's is nearly straight, or bisection where it does not shrink.
+            # A Newton step of the logarithms, where the gap is nearly linear, or bisection if it does not shrink.
             newton = np.log(gap / target) * gap / (beta * curvature) if min(gap, curvature) > 0 else np.inf
             pays = low < log_beta + newton < high and abs(newton) < abs(step) / 2
             step = newton if pays else np.clip((low + high) / 2 - log_beta, -_FAR, _FAR)
@@ -209,7 +209,7 @@ class ScaledLoss:
 
 
 class Ridges(NamedTuple):
-    """Factors, for the mean loss, of the squares of weight - 1, of the bias and, of a matrix, of the other weights."""
+    """Factors of the squares of weight - 1, of the bias and, for a matrix, of the other weights in the mean loss."""
 
     own: float
     bias: float
@@ -219,7 +219,7 @@ class Ridges(NamedTuple):
 def fit_affine(
     rows: Rows, unit: float, ridges: Ridges, start: AffineMap | None = None, nats: float = LEFT_TO_GAIN
 ) -> AffineMap:
-    """The map whose mean loss, with ridges as of a map of logits / unit, is within about `nats` of the least."""
+    """The affine map whose mean loss, with the ridges of a map of logits / unit, is within `nats` of the lowest."""
     loss = _PenalisedLoss(rows, unit, ridges)
     theta = loss.parameters(start or AffineMap(np.array(1 / unit)))
     value, gradient, product, divide = loss(theta)
@@ -229,7 +229,7 @@ def fit_affine(
             return loss.map(theta + step)
         size = 1.0
         while (trial := loss(theta + size * step))[0] > value - 1e-4 * size * gain:
-            # The minimum of the parabola through both values and the slope, which is -2 gain.
+            # This is the minimum of the parabola through both values and the slope, which is -2 gain.
             excess = trial[0] - value + 2 * gain * size
             parabola = gain * size / excess if np.isfinite(excess) else 0.0
             size *= min(max(parabola, 0.1), 0.5)
@@ -241,18 +241,18 @@ def fit_affine(
 
 
 def _newton_step(gradient: FloatArray, product: Linear, divide: Linear, nats: float) -> tuple[Any, float]:
-    """Newton's step, the more exact the nearer it ends, and by how much it lowers the quadratic model."""
+    """A Newton step, which is more exact near the minimum, and its decrease of the quadratic model."""
     step, residual = np.zeros_like(gradient), -gradient
     direction = divide(residual)
     size = float(np.vdot(residual, direction))
-    # An inexact end of the step costs about its square.
+    # The error of an inexact step costs about its square.
     enough = max(size * min(0.1, size), nats**2)
     for _ in range(_MAX_PRODUCTS):
         if size <= enough:
             break
         curved = product(direction)
         curvature = float(np.vdot(direction, curved))
-        if curvature <= 0:  # flat, up to rounding
+        if curvature <= 0:  # The loss is flat up to rounding.
             break
         step += size / curvature * direction
         residual -= size / curvature * curved
@@ -263,7 +263,7 @@ def _newton_step(gradient: FloatArray, product: Linear, divide: Linear, nats: fl
 
 
 class _PenalisedLoss:
-    """The mean loss of logits / unit with its ridges, as a function of the rows b, w or of the rows b, W'."""
+    """The mean loss of logits / unit with its ridges, as a function of the rows b and w, or b and W'."""
 
     def __init__(self, rows: Rows, unit: float, ridges: Ridges) -> None:
         self.rows, self.unit, self.ridges, self.mixes = rows, unit, ridges, ridges.between is not None
@@ -272,29 +272,29 @@ class _PenalisedLoss:
         self.identity = np.vstack([np.zeros(c), own])
         self.factors = np.vstack([np.full(c, ridges.bias), np.where(own, ridges.own, self.between)])
         self.masks = rows.logits.min() == -np.inf
-        # Products only lead to the minimum: single precision is enough, unless directions may be nearly flat.
+        # Single precision is enough for the products, unless some directions may be nearly flat.
         self.narrow: Any = np.float32 if min(self.between, ridges.bias) > 1e-6 else np.float64
         self.weights = np.ones(len(rows)) if rows.weights is None else rows.weights
 
     def parameters(self, found: AffineMap) -> FloatArray:
-        """Those of a map of the logits."""
+        """The parameters of an affine map of the logits."""
         weight = found.weight * self.unit
         own = weight.T if weight.ndim == 2 else weight * self.identity[1:]
         return np.vstack([found(np.zeros(own.shape[1])), own])
 
     def map(self, theta: FloatArray) -> AffineMap:
-        """The map of the logits that has these parameters."""
+        """The affine map of the logits with these parameters."""
         weight = theta[1:].T if self.mixes else theta[1]
         return AffineMap(weight / self.unit, theta[0] - theta[0].mean())
 
     def __call__(self, theta: FloatArray) -> tuple[float, FloatArray, Linear, Linear]:
-        """The value, the gradient, the product with the Hessian, and the division by something like it."""
+        """The value, the gradient, the product with the Hessian, and the preconditioner."""
         n, c = self.rows.logits.shape
         value: Any = 0.0
-        mixed: Any = 0.0  # p (1 - p) x_i x_j, for the division by a matrix's curvature
-        sums, squares = np.zeros((2, 3, c))  # of p and of p^2, times 1, x, x^2
+        mixed: Any = 0.0  # p (1 - p) x_i x_j, for the preconditioner of a matrix.
+        sums, squares = np.zeros((2, 3, c))  # Sums of p and of p^2, times 1, x and x^2.
         gradient = np.zeros_like(theta)
-        kept = []  # for the products
+        kept = []  # They are kept for the products.
         for weights, labels, features, probs, losses in self._blocks(theta):
             own = np.arange(len(labels)), labels
             value += losses @ weights
@@ -356,7 +356,7 @@ class _PenalisedLoss:
         return divide
 
     def _blocks(self, theta: FloatArray) -> Iterator[tuple[FloatArray, ...]]:
-        """Walk over weights, labels, features (0 if masked), probabilities and losses of the rows."""
+        """Iterate over weights, labels, features (0 if masked), probabilities and losses of the rows."""
         for part, features in blocks(self.rows.logits):
             labels = self.rows.labels[part]
             features *= 1 / self.unit

@@ -1,4 +1,4 @@
-"""Class frequencies: estimated in unlabelled data, and corrected for in a model's probabilities."""
+"""Class frequencies: their estimation from unlabelled data, and the correction of a model's probabilities."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from hf_calib.scaling._base import as_fitted_logits, as_matrix
 from hf_calib.scaling.affine import AffineMap, AffineScaling
 from hf_calib.scaling.newton import Rows, ScaledLoss
 
-LEVEL = 0.05  # of the test; the intervals have 1 - LEVEL
-_BLOCK = 2**22  # weights of resamples in memory at once
-_ALIKE = 1e-6  # probabilities of one text differ by less, however it is padded
-_MOST_LEAPS, _MOST_CYCLES = 200, 2000  # after the leaps EM alone goes on, which never loses
-_NATS, _NATS_OF_RESAMPLE = 1e-9, 1e-4  # that the last step of EM gains in all
-_PSEUDO_ROWS = 2.0 ** np.arange(-1, 8)  # for each class, among which held-out rows choose
+LEVEL = 0.05  # The level of the test; intervals have 1 - LEVEL.
+_BLOCK = 2**22  # The weights of resamples in memory at the same time.
+_ALIKE = 1e-6  # Padding changes the probabilities of a text by less.
+_MOST_LEAPS, _MOST_CYCLES = 200, 2000  # After the leaps plain EM continues, which never gets worse.
+_NATS, _NATS_OF_RESAMPLE = 1e-9, 1e-4  # The total gain of the last EM step.
+_PSEUDO_ROWS = 2.0 ** np.arange(-1, 8)  # Per class; held-out rows select one.
 _FOLDS = 5
-_MORE = 4  # times as many rows for the correction: noise costs labels more than it costs the rows' likelihood
-_GAIN = 0.01  # nats a row that a temperature gains on the source's rows, where they are not calibrated
+_MORE = 4  # The correction uses so many times more rows, because it is more sensitive to noise.
+_GAIN = 0.01  # The gain in nats per row from which source rows count as not calibrated.
 
 
 class PriorCorrection(AffineScaling):
-    r"""Move the biases of a model to other class frequencies than it was trained or calibrated with.
+    r"""Correct a model for class frequencies that differ from those of its training or calibration data.
 
-    For resampled training, or label shift (Saerens et al. 2002, Eq. 2.4). It works without `fit`.
+    Use it after training on resampled data, or for label shift (Saerens et al. 2002, Eq. 2.4). It needs no `fit`.
 
     $$\hat p_k \propto p_k\, \pi^{target}_k / \pi^{train}_k, \qquad z_k + \log \pi^{target}_k - \log \pi^{train}_k$$
 
     Args:
         train_prior: (C,) the frequencies that the probabilities assume, such as the mean probability of held-out rows:
             floats above 0 that sum to 1, or class counts as integers.
-        target_prior: (C,) the frequencies where the model is used, given likewise.
-        scaler: a fitted scaler that folds, applied first, or None.
+        target_prior: (C,) the frequencies in the model's application, in the same form.
+        scaler: a fitted calibrator that can be folded and is applied first, or None.
 
     >>> correction = PriorCorrection(train_prior=[0.5, 0.5], target_prior=[0.9, 0.1])
     >>> correction.predict_proba(np.log([[0.5, 0.5], [0.1, 0.9]]))
@@ -57,12 +57,12 @@ class PriorCorrection(AffineScaling):
         checks.check_type(folds, "scaler to be an affine map of the logits", got, way_out)
 
     def fit(self, logits: ArrayLike, labels: ArrayLike | None = None) -> PriorCorrection:
-        """Check the logits; labels are not read."""
+        """Check the logits; the labels are not used."""
         as_fitted_logits(as_matrix(logits, least_columns=2), self.n_classes_)
         return self
 
     def affine_map(self) -> AffineMap:
-        """The affine map that `fold` writes into a head: the scaler's map, and then the bias."""
+        """The affine map that `fold` writes into a head: that of the scaler, then the bias."""
         train, target = self.priors().values()
         own = AffineMap(np.ones(len(train)), np.log(target) - np.log(train))
         return own if self.scaler is None else self.scaler.affine_map().then(own)
@@ -75,7 +75,7 @@ class PriorCorrection(AffineScaling):
         return True
 
     def priors(self) -> dict[str, FloatArray]:
-        """The shares of both, under the names of the arguments."""
+        """Both priors by the names of the arguments."""
         both = {name: _as_prior(name, getattr(self, name)) for name in ("train_prior", "target_prior")}
         train, target = map(len, both.values())
         way_out = "give each class its share, in the order of the logits"
@@ -84,7 +84,7 @@ class PriorCorrection(AffineScaling):
 
 
 def _as_prior(argument: str, values: Any) -> FloatArray:
-    """The shares (C,) of a prior or of class counts, which are above 0, in float64."""
+    """The shares (C,), float64, of a prior or of class counts; all must be above 0."""
     given = checks.as_array(argument, values)
     numbers = checks.as_floats(argument, given)
     got, way_out = f"shape {given.shape}", "give one share per class"
@@ -102,14 +102,14 @@ def _as_prior(argument: str, values: Any) -> FloatArray:
 
 @dataclass(frozen=True, eq=False)
 class PriorEstimate:
-    """The class frequencies in unlabelled data; made by `estimate_prior`.
+    """Class frequencies of unlabelled data, returned by `estimate_prior`.
 
     Attributes:
-        prior: (C,) the estimated shares, above 0, and their `interval` (C, 2) of 95%, which is not shrunk.
-        train_prior: (C,) the shares that the probabilities assume; `pseudo_rows` of it shrink the estimate.
-        p_value: of the test that the frequencies are those of the source.
-        corrected_to: (C,) the shares that `correction` takes, shrunk further than `prior`.
-        calibrated: False where the source's labels told that the probabilities are not.
+        prior: (C,) the estimated shares, above 0, and their 95% `interval` (C, 2), which is not shrunk.
+        train_prior: (C,) the shares that the probabilities assume; `pseudo_rows` rows of it shrink the estimate.
+        p_value: p-value of the test that the frequencies are those of the source.
+        corrected_to: (C,) the shares that `correction` uses, shrunk further than `prior`.
+        calibrated: False if the source's labels show that the probabilities are not calibrated.
     """
 
     prior: FloatArray
@@ -132,7 +132,7 @@ class PriorEstimate:
         return self.shifted and self.calibrated
 
     def correction(self, scaler: Any = None) -> PriorCorrection:
-        """The correction to these frequencies, after a fitted scaler if given; it warns where it is none."""
+        """Return the correction to these frequencies, after a fitted scaler if given; warn if nothing is corrected."""
         if self.corrects:
             return PriorCorrection(self.train_prior, self.corrected_to, scaler)
         problem, way_out = "probabilities are not calibrated", "calibrate them"
@@ -144,7 +144,7 @@ class PriorEstimate:
         return PriorCorrection(self.train_prior, self.train_prior, scaler)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, of JSON's own types."""
+        """Return all attributes in JSON types."""
         everything = vars(self) | {"shifted": self.shifted}
         return {name: np.asarray(value).tolist() for name, value in everything.items()}
 
@@ -158,24 +158,24 @@ def estimate_prior(
     n_resamples: int = 200,
     seed: int = 0,
 ) -> PriorEstimate:
-    r"""Estimate how often each class occurs in unlabelled data, and whether that differs from the source.
+    r"""Estimate the frequency of each class in unlabelled data, and test whether it differs from the source.
 
-    By EM (Saerens et al. 2002, 2.3), for label shift, where each class looks as before, and calibrated probabilities.
+    It uses EM (Saerens et al. 2002, 2.3), and assumes label shift (inputs of each class are unchanged) and calibration.
 
     $$\hat\pi = \arg\max_q \sum_i \log \sum_k \frac{q_k}{\pi^{train}_k} p_k(x_i)$$
 
     Args:
-        probs: (N, C) probabilities of the unlabelled target rows, at least two that differ.
-        source_probs: (M, C) those of rows of the source, best ones that the map was not fitted on. Their mean is the
-            train prior, so that a bias that is left in the calibration is not taken for a shift.
-        source_labels: (M,) int, by which it warns where the probabilities are not calibrated.
-        train_prior: (C,) without source rows: the shares that the probabilities assume, taken as exact.
-        n_resamples, seed: of the intervals (Bayesian bootstrap) and of the test, by permutations of source and target
-            rows or, without source rows, by the likelihood ratio.
+        probs: (N, C) probabilities of the unlabelled target rows, at least two of which differ.
+        source_probs: (M, C) probabilities of source rows, ideally rows to which the calibrator was not fitted. Their
+            mean is the train prior, so that a remaining bias of the calibration does not count as a shift.
+        source_labels: (M,) int, used to warn if the probabilities are not calibrated.
+        train_prior: (C,) the shares that the probabilities assume, if there are no source rows; they count as exact.
+        n_resamples, seed: of the intervals (Bayesian bootstrap) and of the test, which permutes source and target rows
+            or, without source rows, is a likelihood-ratio test.
 
     Returns:
-        The shares, shrunk towards the train prior as if by more rows of it, as many of C / 2, C, ... 128 C as give
-        held-out rows the highest likelihood.
+        The shares, shrunk towards the train prior by additional rows of it: the number among C / 2, C, ..., 128 C for
+        which held-out rows have the highest likelihood.
 
     >>> probs = np.repeat([[0.9, 0.1], [0.1, 0.9]], [800, 200], axis=0)
     >>> found = estimate_prior(probs, train_prior=[0.5, 0.5])
@@ -225,7 +225,7 @@ def estimate_prior(
 
 
 def _chosen_pseudo_rows(target: FloatArray, train: FloatArray, rng: np.random.Generator) -> float:
-    """How many rows of the train prior (C, 1), with EM on the other rows, make held-out rows the most likely."""
+    """The number of rows of the train prior (C, 1) for which held-out rows are most likely after EM on the others."""
     rows = len(train) * _PSEUDO_ROWS
     folds = rng.permutation(np.arange(len(target)) % min(_FOLDS, len(target)))
     likelihood = np.zeros(len(rows))
@@ -237,7 +237,7 @@ def _chosen_pseudo_rows(target: FloatArray, train: FloatArray, rng: np.random.Ge
 
 
 def _is_calibrated(probs: FloatArray, source_labels: ArrayLike) -> bool:
-    """Whether no temperature would make the source's rows clearly more likely; warn if not."""
+    """Whether no temperature makes the source's rows clearly more likely; warn otherwise."""
     labels = checks.check_labels(checks.as_array("source_labels", source_labels), *probs.shape)
     rows = Rows(np.log(np.maximum(probs, np.finfo(np.float64).tiny)), labels)
     temperature = ScaledLoss(rows).best_temperature()
@@ -253,7 +253,7 @@ def _is_calibrated(probs: FloatArray, source_labels: ArrayLike) -> bool:
 def _maximum_likelihood(
     probs: FloatArray, train: FloatArray, weights: Any, added: FloatArray, start: FloatArray, nats: float
 ) -> FloatArray:
-    """The shares (C, B) by EM for the train priors (C, B or 1), until no step gains `nats` in all."""
+    """The shares (C, B) by EM for the train priors (C, B or 1), until a step gains less than `nats` in total."""
     total = weights.sum(axis=0) + added.sum(axis=0)
     found, train = np.broadcast_to(start, added.shape).copy(), np.broadcast_to(train, added.shape)
     running = np.arange(added.shape[1])
@@ -273,7 +273,7 @@ def _maximum_likelihood(
         if not goes_on.all():
             kept = (each[:, goes_on] for each in (train, weights, added, shares, once, twice))
             train, weights, added, shares, once, twice = kept
-        if cycle < _MOST_LEAPS:  # squared extrapolation of the logarithms (Varadhan and Roland 2008)
+        if cycle < _MOST_LEAPS:  # Squared extrapolation of logarithms (Varadhan and Roland 2008).
             change = np.log(once / shares)
             bend = np.log(twice / once) - change
             ratio = (change**2).sum(axis=0) / np.maximum((bend**2).sum(axis=0), 1e-300)
@@ -285,7 +285,7 @@ def _maximum_likelihood(
 
 def _permutation_test(target: FloatArray, source: FloatArray, n_resamples: int, rng: Any) -> float:
     """The p-value of the sum of the fourth powers of all classes' z-scores, among random splits of all rows."""
-    # Squares would drown one class that moves among many; the largest alone misses many that move a little.
+    # Squares would hide one changed class among many; the largest score would miss many small changes.
     n, rows = len(target), np.concatenate([target, source])
     rows = rows[:, rows.std(axis=0) > 1e-12]
     scores = (rows - rows.mean(axis=0)) / rows.std(axis=0)

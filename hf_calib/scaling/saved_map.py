@@ -1,4 +1,4 @@
-"""Fitted scalers as files: calibration.json, in a folder or on the Hub."""
+"""Fitted calibrators as files: calibration.json, in a folder or on the Hub."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from hf_calib.metrics.checks import as_array
 from hf_calib.scaling import FOLDABLE_SCALERS, SCALERS
 
 MAP_NAME = "calibration.json"
-POOLER_CONFIG = "vllm_pooler_config"  # the entry that holds what `pooler_config` returns
-OF_PAIRS = {"of": "pairs"}  # the entry of a map of two rewards, which one logit makes
-PACKAGES = ("hf_calib", "transformers", "torch", "scikit-learn")  # those with a part in a map
+POOLER_CONFIG = "vllm_pooler_config"  # The entry with the result of `pooler_config`.
+OF_PAIRS = {"of": "pairs"}  # The entry of a calibrator of pairs of rewards.
+PACKAGES = ("hf_calib", "transformers", "torch", "scikit-learn")  # Their versions are saved.
 _OWN = {"method", "settings", "parameters", "weight", "bias", "date", "versions"}
 
 
 class SavedMap(NamedTuple):
-    """Result of `load_map`: the scaler as it was fitted, bit for bit, and the entries that `save_map` was given."""
+    """The result of `load_map`: the fitted calibrator, bit for bit, and the further entries of `save_map`."""
 
     scaler: Any
     about: dict[str, Any]
 
 
 def save_map(scaler: Any, path: str | os.PathLike[str], about: Mapping[str, Any] | None = None) -> None:
-    """Write a fitted scaler, with what is known about it, to a JSON file; whole or not at all.
+    """Write a fitted calibrator and facts about it to a JSON file, completely or not at all.
 
-    It holds "method" (its name in `SCALERS`), "settings" (constructor arguments), "parameters" (what was fitted),
-    "date", "versions" of the packages and, of a scaler that folds, "weight" and "bias" (or null).
+    The file has "method" (its name in `SCALERS`), "settings" (constructor arguments), "parameters" (fitted values),
+    "date", "versions" of the packages and, if the calibrator can be folded, "weight" and "bias" (or null).
 
     Args:
-        path: of the file, or of an existing folder for its calibration.json.
-        about: further entries, such as which rows it was fitted on; of JSON's own types.
+        path: the file, or an existing folder for a calibration.json.
+        about: further entries in JSON types, such as the rows that it was fitted to.
 
     >>> import tempfile
     >>> from hf_calib.scaling import PriorCorrection
@@ -57,19 +57,19 @@ def save_map(scaler: Any, path: str | os.PathLike[str], about: Mapping[str, Any]
 
 
 def load_map(path: str | os.PathLike[str]) -> SavedMap:
-    """Read what `save_map` wrote to a file, or to the calibration.json of a folder; ValueError for any other file."""
+    """Load a calibrator from a file of `save_map` or the calibration.json of a folder; ValueError for other files."""
     try:
         record = json.loads(_file(path).read_bytes())
         about = {key: value for key, value in record.items() if key not in _OWN}
         return SavedMap(_from_record(record), about)
-    except Exception as error:  # whatever a damaged or foreign file makes of a reader, a constructor or a map
+    except Exception as error:  # A damaged or foreign file may cause any error.
         got = f"a file that cannot be read ({type(error).__name__}: {printable(error)[:300]})"
         way_out = "save the map again with hf_calib.scaling.save_map, or fit it again"
         raise InputValueError(expected(str(_file(path)), "hold a fitted map", got, way_out)) from error
 
 
 def load_pretrained(name: str | os.PathLike[str], **where: Any) -> SavedMap:
-    """The map in a folder, or in a repository on the Hub."""
+    """Load the calibrator in a folder, or in a repository on the Hub."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
@@ -82,14 +82,14 @@ def load_pretrained(name: str | os.PathLike[str], **where: Any) -> SavedMap:
 
 
 def download(repo_id: str, **where: Any) -> SavedMap:
-    """The map in a repository; raises what `hf_hub_download` raises where there is none."""
+    """Download the calibrator of a repository; raise like `hf_hub_download` if there is none."""
     from huggingface_hub import hf_hub_download
 
     return load_map(hf_hub_download(repo_id, MAP_NAME, **where))
 
 
 def _as_record(scaler: Any) -> Any:
-    """A fitted scaler, of JSON's own types."""
+    """A fitted calibrator in JSON types."""
     method = method_of(scaler)
     check_finite(scaler)
     affine = scaler.affine_map()._asdict() if method in FOLDABLE_SCALERS else {}
@@ -103,12 +103,12 @@ def _as_record(scaler: Any) -> Any:
         settings["loss"] = about | {"state": loss.state_dict()}
     record = {"method": method, "settings": settings, "parameters": parameters, **affine}
     whole = json.dumps(record, default=lambda values: as_array("the record", values).tolist())
-    # Some numbers that describe a fit may not be finite, such as the errors of a single row.
+    # Some numbers about a fit may not be finite, such as the errors of a single row.
     return json.loads(whole, parse_constant=lambda _: None)
 
 
 def _from_record(record: dict[str, Any]) -> Any:
-    """The scaler that `_as_record` was given; what no fit leaves raises one error or another."""
+    """The calibrator of a record of `_as_record`; any other record raises some error."""
     method, settings = record["method"], dict(record["settings"])
     check(method in SCALERS, "method to be a scaler", repr(method), did_you_mean(method, SCALERS))
     for name, value in settings.items():
@@ -131,12 +131,12 @@ def _loss_from_record(record: dict[str, Any]) -> Any:
 
     loss = make_loss(record["name"], class_weights=record["class_weights"], **record["hyperparameters"])
     state = {name: torch.from_numpy(np.array(value, float)) for name, value in record["state"].items()}
-    loss.load_state_dict(state)  # where null has become NaN again
+    loss.load_state_dict(state)  # Null has become NaN again.
     return loss
 
 
 def method_of(scaler: Any, folds: bool = False) -> str:
-    """The method of a scaler, or of the one that it is derived from; TypeError for any other object."""
+    """The method name of a calibrator or of its base class; TypeError for any other object."""
     entries = FOLDABLE_SCALERS if folds else SCALERS
     methods = {(f"hf_calib.scaling.{entry.module}", entry.name): method for method, entry in entries.items()}
     for kind in type(scaler).__mro__:
@@ -150,13 +150,13 @@ def method_of(scaler: Any, folds: bool = False) -> str:
 
 
 def fitted_numbers(scaler: Any) -> dict[str, Any]:
-    """The fitted parameters, where these are at most a number per class."""
+    """The fitted parameters, if these are at most one number per class."""
     arrays = {name[:-1]: np.asarray(value) for name, value in vars(scaler).items() if name.endswith("_")}
     return {name: a.tolist() for name, a in arrays.items() if a.ndim <= 1 and a.dtype.kind in "fiu"}
 
 
 def check_finite(scaler: Any) -> None:
-    """Raise if a scaler is not fitted, has NaN or infinity among its numbers, or gives them for logits of 0."""
+    """Raise if a calibrator is not fitted, or has NaN or infinity in its numbers or in its result for logits of 0."""
     check_is_fitted(scaler)
     numbers = [value for value in vars(scaler).values() if isinstance(value, float | np.ndarray)]
     zeros = np.zeros((1, len(getattr(scaler, "classes_", (0, 1)))))
@@ -166,22 +166,22 @@ def check_finite(scaler: Any) -> None:
 
 
 def recorded_in(config: Any) -> dict[str, Any]:
-    """The record of a map in a model's config (object, or dict of a config.json): a copy, empty if there is none."""
+    """A copy of the calibrator's record in a model's config (object or dict); empty if there is none."""
     found = config.get("calibration") if isinstance(config, Mapping) else getattr(config, "calibration", None)
     return dict(found) if isinstance(found, Mapping) else {}
 
 
 def has_bias(scaler: Any) -> bool:
-    """Whether a scaler is fitted, and its map adds something to the logits."""
+    """Whether a calibrator is fitted and adds a bias to the logits."""
     try:
         bias = scaler.affine_map().bias
-    except AttributeError:  # NotFittedError is one
+    except AttributeError:  # NotFittedError is an AttributeError.
         return False
     return bias is not None and bool(bias.any())
 
 
 def pooler_config(scaler: Any) -> dict[str, float] | None:
-    """What `vllm serve --pooler-config` takes for sigmoid((logit - mean) / sigma); None for a map of several logits."""
+    """The value of `vllm serve --pooler-config` for sigmoid((logit - mean) / sigma); None with several logits."""
     weight, bias = scaler.affine_map() if method_of(scaler) in FOLDABLE_SCALERS else (np.zeros(1), None)
     if bias is None or bias.size != 1 or not weight.any():
         return None
@@ -189,7 +189,7 @@ def pooler_config(scaler: Any) -> dict[str, float] | None:
 
 
 def config_record(scaler: Any) -> dict[str, Any]:
-    """The record of a fitted map for a model's config; a C x C map is recorded by a hash."""
+    """The record of a fitted calibrator for a model's config; a C x C weight is recorded by a hash."""
     method, temperature = method_of(scaler, folds=True), temperature_of(scaler)
     if method == "prior_correction":
         first = scaler.scaler
@@ -207,7 +207,7 @@ def config_record(scaler: Any) -> dict[str, Any]:
 
 
 def temperature_of(scaler: Any) -> float | None:
-    """T of a fitted map that divides all logits by one number; None for any other map."""
+    """T of a fitted calibrator that divides all logits by one number; None for any other."""
     if method_of(scaler, folds=True) == "temperature":
         return float(scaler.temperature_)
     weight = scaler.affine_map().weight
@@ -215,14 +215,14 @@ def temperature_of(scaler: Any) -> float | None:
 
 
 def map_title(method: str, choice: str | None = None) -> str:
-    """A map's name in a sentence, such as "auto scaling (structured matrix, penalty 0.1)"."""
+    """A calibrator's name in a sentence, such as "auto scaling (structured matrix, penalty 0.1)"."""
     title = method.replace("_", " ") + " scaling" * (method != "prior_correction")
     chosen = (choice or "").replace("_", " ").replace("(", ", ").replace("=", " ").rstrip(")")
     return f"{title} ({chosen})" if chosen else title
 
 
 def title_of(scaler: Any) -> str:
-    """The title of a fitted scaler."""
+    """The name of a fitted calibrator in a sentence."""
     return map_title(method_of(scaler), getattr(scaler, "choice_", None))
 
 

@@ -303,7 +303,7 @@ class TestOddInput:
 
     def test_probabilities_are_no_logits(self, name: str) -> None:
         logits, labels = sampled(name)
-        with pytest.warns(UserWarning, match=r"as probabilities do\. .* Pass numpy\.log\(probs\) instead"):
+        with pytest.warns(UserWarning, match=r"like probabilities\. .* Pass numpy\.log\(probs\) instead"):
             MAKE[name]().fit(np.exp(log_softmax(logits, axis=1)).astype(np.float32), labels)
 
     def test_other_classes_than_those_of_fit(self, name: str) -> None:
