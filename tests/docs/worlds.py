@@ -229,19 +229,8 @@ def many_rows(folder: Path, hub: Hub) -> None:
     texts_of(named(), 3000, 7).to_csv(folder / "more.csv", index=False)
 
 
-MAKE_THEIR_OWN = (
-    *(
-        "calibrate",
-        "fine_tune_bert",
-        "lora",
-        "no_rows_to_spare",
-        "best_epoch",
-        "other_trainers",
-        "own_script",
-    ),
-    *("resume", "search", "your_own", "class_weights", "binary"),
-)
-
+MAKE_THEIR_OWN = {"calibrate", "fine_tune_bert", "lora", "no_rows_to_spare", "best_epoch", "binary"}
+MAKE_THEIR_OWN |= {"resume", "search", "your_own", "class_weights", "other_trainers", "own_script"}
 
 # What a page finds, where that is not `texts`.
 WORLDS: dict[str, Callable[[Path, Hub], None]] = {
