@@ -43,6 +43,7 @@ extensions = [
     "gallery_figures",
     "math_in_browser",
     "plain_text",
+    "typography",
 ]
 
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}  # the gallery is written in the latter
@@ -62,6 +63,7 @@ autodoc_type_aliases = {name: name for name in ("ArrayLike", "FloatArray", "IntA
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
 python_use_unqualified_type_names = True
+toc_object_entries_show_parents = "hide"
 python_maximum_signature_line_length = 80
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
@@ -85,6 +87,7 @@ sphinx_gallery_conf = {
     "remove_config_comments": True,
     "plot_gallery": True,
     "capture_repr": (),
+    "show_signature": False,
     "write_computation_times": False,
     "image_scrapers": (scrape,),
 }

@@ -6,7 +6,6 @@ import re
 from textwrap import indent
 from typing import Any
 
-from docutils import nodes
 from sphinx.application import Sphinx
 from transformers import TrainingArguments
 
@@ -46,16 +45,8 @@ def without_ranges(
     return _ALIAS.sub(r"\1", _RANGE.sub(r"\1", signature)) if signature else signature, returned
 
 
-def with_dashes(app: Sphinx, tree: nodes.document) -> None:
-    """Write the dash before a description, which Sphinx leaves to smart quotes, as one."""
-    for text in [each for each in tree.findall(nodes.Text) if " -- " in each]:
-        if not isinstance(text.parent, (nodes.literal, nodes.FixedTextElement)):
-            text.parent.replace(text, nodes.Text(text.replace(" -- ", " \N{EN DASH} ")))
-
-
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect to autodoc, before napoleon does; called by Sphinx."""
-    app.connect("doctree-read", with_dashes)
     app.connect("autodoc-process-signature", without_ranges)
     app.connect("autodoc-process-docstring", with_formulas, priority=100)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
