@@ -7,7 +7,7 @@ import json
 import os
 import re
 from dataclasses import MISSING
-from importlib.metadata import version
+from importlib import metadata
 from inspect import Parameter, Signature
 from typing import Annotated, Any, get_type_hints
 
@@ -61,35 +61,26 @@ class _Panels:
 
 
 class _Command(_Panels, TyperCommand):
-    """A command."""
+    """One of `_Commands`."""
 
 
 class _Commands(_Panels, TyperGroup):
-    """All of them."""
+    """All commands."""
 
 
 app = typer.Typer(cls=_Commands, no_args_is_help=True, pretty_exceptions_show_locals=False)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
-        print(f"hf-calib {version('hf_calib')}")
-        raise typer.Exit
-
-
-_VERSION = typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
-
-
-@app.callback()
-def main(version: Annotated[bool, _VERSION] = False) -> None:
+@app.callback(invoke_without_command=True)
+def main(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     """Classifiers whose probabilities mean what they say."""
+    if version:
+        print(f"hf-calib {metadata.version('hf_calib')}")
 
 
 def _parameter(kind: type[options.Command], each: Any, hint: Any) -> Parameter:
     """An argument or option of typer."""
     about, first = each.metadata, kind.first.split()
-    if hint == Names:  # a,b,c on a command line
-        hint = str | None
     if "argument" in about:
         info = typer.Argument(metavar=about["argument"], help=about["help"])
     else:
@@ -103,6 +94,7 @@ def _parameter(kind: type[options.Command], each: Any, hint: Any) -> Parameter:
             hidden=each.name not in (*first, *kind.more.split()),
         )
     default = Parameter.empty if each.default is MISSING else each.default
+    hint = str | None if hint == Names else hint  # a,b,c on a command line
     return Parameter(each.name, _NAMED, default=default, annotation=Annotated[hint, info])
 
 
@@ -133,10 +125,7 @@ def _add(kind: type[options.Command]) -> None:
     app.command(name, cls=_Command, help=inspect.getdoc(kind), epilog=epilog)(run)
 
 
-for _kind in (
-    *(options.Evaluate, options.Calibrate, options.Unfold, options.Decide, options.Push, options.Export),
-    *(options.CompareReports, options.CompareLosses, options.Demo),
-):
+for _kind in options.COMMANDS:
     _add(_kind)
 
 

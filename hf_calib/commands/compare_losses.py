@@ -86,10 +86,10 @@ def planned(options: CompareLosses) -> tuple[Launch, dict[Cell, Path]]:
 
 
 def _config(word: str, script: Path) -> Path:
-    """A YAML file, or the name of one in the folder `configs` beside the script."""
-    beside = {path.name: path for path in script.parent.glob("configs/*.yaml")}
-    path = beside.get(word, Path(word)) if not Path(word).is_file() else Path(word)
-    way_out = did_you_mean(word, beside) if beside else "check the path"
+    """A YAML file, or the one of this name in the folder `configs` next to the script."""
+    folder = script.parent / "configs"
+    path = Path(word) if Path(word).is_file() else folder / word
+    way_out = did_you_mean(word, [each.name for each in folder.glob("*.yaml")])
     check(path.is_file(), "--config to name an existing YAML file", repr(word), way_out)
     return path
 

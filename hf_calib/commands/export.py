@@ -21,7 +21,7 @@ from hf_calib.export.folder import ADAPTER_CONFIG, copy_files, standalone_copy
 from hf_calib.export.heads import synthetic_batch
 from hf_calib.export.programs import FORMATS, check_packages, load_program, logits_of, write_program
 from hf_calib.models.classifier import Classifier, load_classifier
-from hf_calib.models.tasks import TASKS, find_task
+from hf_calib.models.tasks import find_task
 from hf_calib.models.texts import TextClassifier
 from hf_calib.scaling import FOLDABLE_SCALERS
 from hf_calib.scaling.saved_map import MAP_NAME, load_map, method_of, recorded_in, save_map, title_of
@@ -101,8 +101,7 @@ def _load(options: Export, trust_remote_code: bool) -> tuple[Path, Classifier]:
     source, folder = options.model, Path(options.model)
     way_out = "export the folder of trainer.save_calibrated_model(...), which merges them"
     check(not (folder / ADAPTER_CONFIG).is_file(), "the model to have no adapters beside it", source, way_out)
-    # Loading says what is wrong with a model without a task.
-    task = find_task(source, trust_remote_code=trust_remote_code) or TASKS["text"]
+    task = find_task(source, trust_remote_code=trust_remote_code)
     classifier = load_classifier(source, task, trust_remote_code=trust_remote_code)
     if not folder.is_dir():
         folder = Path(snapshot_download(source, allow_patterns=[*_REPORT, *_OF_ITS_PROBABILITIES]))

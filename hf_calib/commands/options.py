@@ -131,10 +131,7 @@ class Calibrate(Measured):
     more = "text_pair_column class_names label_separator max_length batch_size trust_remote_code seed"
     without = "by"
     output: Path = option("Folder for the calibrated model, or for calibrated predictions.npz.", ...)
-    target_data: str | None = option(
-        "Rows as the model will see them, without labels: the calibrator is corrected for their class "
-        "frequencies. Test data should then be such rows, too."
-    )
+    target_data: str | None = option("Unlabelled rows like those to come; corrects for class frequencies.")
     method: str | None = option(
         f"Post-hoc calibrator: {', '.join(METHODS)}. By default auto, or temperature with a criterion and for heads "
         "without a bias. Linear ones fold into a model's head; others are saved next to it, for hf_calib.pipeline."
@@ -226,8 +223,7 @@ class CompareLosses(Command):
     first = "config losses seeds grid methods output jobs launcher"
     more = "variance print_commands submitit keep_models"
     source: str = option(
-        "A recipe, or your script that accepts its arguments and ends with train_and_report; or the folder "
-        "of a study, which is measured again without training.",
+        "A recipe, or your script; or the folder of a study to measure again.",
         ...,
         argument="SCRIPT_OR_STUDY",
     )
@@ -256,6 +252,9 @@ class Demo(Command):
     epochs: int = option("Epochs of each of the three runs.", 10)
     max_per_class: int = option("Examples per class; fewer are faster.", 1500)
     seed: int = option("Seed of the data split and the runs.", 0)
+
+
+COMMANDS = (Evaluate, Calibrate, Unfold, Decide, Push, Export, CompareReports, CompareLosses, Demo)
 
 
 def evaluate(source: str | Sequence[str], **options: Any) -> CalibrationReport:

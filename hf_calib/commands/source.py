@@ -132,40 +132,34 @@ class ModelSource(Source):
     is_held: ClassVar = True
     model: str = field(kw_only=True)
     task: Task = field(kw_only=True)
-    encoded: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         from hf_calib.models.classifier import load_classifier
 
-        self.rows = {}
+        self.rows, self.inputs = {}, {}
         for name, each in self.sets.items():
             self.running.stages(f"reading {each.data}")
             self.rows[name] = each.load()
         self.running.stages(f"loading {self.model}")
         trusted, names = self.running.trust_remote_code, self.reading.class_names
         self.classifier = load_classifier(self.model, self.task, trust_remote_code=trusted, class_names=names)
+        for name, each in self.sets.items():
+            self.running.stages(f"checking {len(self.rows[name]):,} {self.task.inputs}")
+            how: Any = {"name": each.data, "labelled": each.labelled}
+            self.inputs[name] = self.classifier.encode(self.rows[name], self.reading, **how)
+        self.notes += [each.note for each in self.inputs.values() if each.note is not None]
+        self.running.stages(f"predicting {sum(map(len, self.rows.values())):,} rows")
         self._batches: Any = {"batch_size": self.reading.batch_size, "on_progress": self.running.progress}
 
     def size(self) -> tuple[tuple[str, ...], int]:
         return self.classifier.class_names, len(self.rows["data"])
 
     def _predict(self, name: str) -> Predictions:
-        found = self.classifier.predict(self._inputs(name), **self._batches)
+        found = self.classifier.predict(self.inputs[name], **self._batches)
         return self.reading.with_columns(found, self.rows[name])
 
     def logits(self, name: str) -> NDArray[Any]:
-        return self.classifier.logits(self._inputs(name), **self._batches)
-
-    def _inputs(self, name: str) -> Any:
-        """Of a set; every row of all sets is checked before the first is predicted."""
-        if not self.encoded:
-            for other, each in self.sets.items():
-                self.running.stages(f"checking {len(self.rows[other]):,} {self.task.inputs}")
-                how: Any = {"name": each.data, "labelled": each.labelled}
-                self.encoded[other] = self.classifier.encode(self.rows[other], self.reading, **how)
-            self.notes += [each.note for each in self.encoded.values() if each.note is not None]
-            self.running.stages(f"predicting {sum(map(len, self.rows.values())):,} rows")
-        return self.encoded[name]
+        return self.classifier.logits(self.inputs[name], **self._batches)
 
     def about(self) -> dict[str, Any]:
         from hf_calib.export.folder import fingerprint
@@ -194,7 +188,7 @@ def open_source(
     *,
     check_labels: Callable[[LabelKind], None],
 ) -> FileSource | ModelSource:
-    """Open the predictions, or read every set of rows and load the model; nothing is predicted yet.
+    """Open the predictions, or load the model and check every row of all sets; nothing is predicted yet.
 
     `sets` are by name, "data" first, of which there are none for predictions; None for those that are not given.
     `check_labels` refuses options that do not fit the kind of the labels, as early as that is known.
@@ -212,13 +206,11 @@ def open_source(
         return found
     way_out = "name labelled texts: a file, a folder or a dataset on the Hub"
     check(data is not None, "data to be given with a model", "none", way_out)
-    from hf_calib.models.tasks import TASKS, find_task
+    from hf_calib.models.tasks import find_task
 
     task = find_task(files[0], trust_remote_code=running.trust_remote_code)
-    if task is not None:
-        check_labels(task.labels)
-    # Loading says what is wrong with a model without a task.
-    return ModelSource(name_of(files[0]), given, reading, running, model=files[0], task=task or TASKS["text"])
+    check_labels(task.labels)
+    return ModelSource(name_of(files[0]), given, reading, running, model=files[0], task=task)
 
 
 def name_of(source: str) -> str:

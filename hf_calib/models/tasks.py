@@ -138,16 +138,16 @@ def check_problem(config: Any, task: Task) -> None:
     check(fits, f"the model to {requirement}", got, way_out)
 
 
-def find_task(source: str | Path, *, trust_remote_code: bool = False) -> Task | None:
-    """The task of a model by its config; None if the config cannot be read, which is left to the loading."""
+def find_task(source: str | Path, *, trust_remote_code: bool = False) -> Task:
+    """The task of a model by its config; of texts if that does not say it, as loading says what is wrong then."""
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
     except _UNLOADABLE:
-        return None
+        return TASKS["text"]
     task = task_of(config.to_dict())
     if task is None and type(config) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING and not config.architectures:
         return TASKS["image"]
-    return task
+    return task or TASKS["text"]
 
 
 @contextmanager
