@@ -7,8 +7,9 @@ import re
 from importlib.metadata import metadata
 
 import numpy as np
-from before_and_after import probabilities
+from before_and_after import RUNS, probabilities
 from results_tables import PAPERS
+from safetensors.numpy import load_file
 from saved_runs import FOLDERS, in_percent, runs
 
 import hf_calib
@@ -24,9 +25,6 @@ def test_the_example_uses_real_names() -> None:
     imported = [node for node in ast.walk(ast.parse(example)) if isinstance(node, ast.ImportFrom)]
     assert {alias.name for node in imported for alias in node.names} <= set(hf_calib.__all__)
     assert example in (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-
-
-def test_the_number_of_losses() -> None:
     assert f"**{len(LOSSES)} losses**" in README
 
 
@@ -44,11 +42,13 @@ def test_the_numbers_of_the_run_are_those_of_its_logits() -> None:
     before, after, labels = probabilities("cross_entropy")
     right = [np.mean(probs.argmax(axis=1) == labels) for probs in (before, after)]
     errors = [expected_calibration_error(probs, labels) for probs in (before, after)]
+    n_rows = len(load_file(RUNS / "cross_entropy.safetensors")["calibration_labels"])
     for text in (README, (ROOT / "docs" / "index.md").read_text(encoding="utf-8")):
         words = " ".join(text.split())
         assert f"right on {right[0]:.0%} of the test posts" in words
         assert f"a mean confidence of {before.max(axis=1).mean():.0%}" in words
-        assert f"ECE {errors[0]:.3f} before and {errors[1]:.3f} after one temperature" in words
+        after_it = f"{errors[1]:.3f} after one temperature, fitted to {n_rows} rows"
+        assert f"ECE {errors[0]:.3f} before and {after_it}" in words
         assert f"accuracy {right[0]:.3f} before and after" in words
     assert f"{right[0]:.3f}" == f"{right[1]:.3f}"
 
