@@ -41,7 +41,7 @@ def rows(name: str) -> Rows:
 
 
 def labels_per_row() -> Rows:
-    """Logits (400, 6) of several labels a row, some of which are not known."""
+    """Logits (400, 6) of several labels per row, some of which are not known."""
     rng = np.random.default_rng(6)
     logits = 2 * rng.normal(size=(400, 6)) - 1
     labels = (rng.random((400, 6)) < expit(logits / 2)).astype(np.int64)

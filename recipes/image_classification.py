@@ -86,7 +86,7 @@ class ModelArguments:
     ten_crop: int | None = field(
         default=None,
         metadata={
-            "help": "Report the mean over ten crops an image, too, of images resized to this height and width: 256 for "
+            "help": "Also report the mean over ten crops per image, resized to this height and width before: 256 for "
             "crops of 224. The saved model sees one image."
         },
     )
@@ -124,7 +124,7 @@ with training_args.main_process_first():
         unlabelled = dataset["test"].remove_columns("label")
         elsewhere["gaussian noise"] = gaussian_noise(unlabelled, seed=data_args.split_seed)
 labels = label_maps(dataset)
-dataset = multi_hot(dataset)  # several labels a row become floats
+dataset = multi_hot(dataset)  # several labels per row become floats
 
 # Model and image processor.
 if model_args.model in IMAGE_NETWORKS:

@@ -54,7 +54,7 @@ with training_args.main_process_first():
     dataset = load_study_data(data_args)
     elsewhere = load_ood(data_args)
 labels = label_maps(dataset)
-dataset = multi_hot(dataset)  # several labels a row become floats
+dataset = multi_hot(dataset)  # several labels per row become floats
 
 # Model and tokenizer.
 if model_args.model == "global_pooling_cnn":

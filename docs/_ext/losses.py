@@ -16,7 +16,7 @@ FIGURES = Path("_build") / "loss_figures"
 
 
 class LossesTable(SphinxDirective):
-    """Every loss in a row: from `LOSSES` and, a line a loss in the body, when to take it and what it costs."""
+    """A table with one row per loss: from `LOSSES` and, one line per loss in the body, when to use it and its cost."""
 
     has_content = True
 

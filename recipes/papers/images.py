@@ -127,12 +127,12 @@ def write_ten_crop_report(
     test = Predictions(labels, logits=logits, class_names=names, validate=False)
     report = report_on(trainer, test, scaler, name) if finite else None
     if report is None:
-        why = "some of the model's logits are NaN or infinite on them, or several labels a row are soft"
+        why = "some of the model's logits are NaN or infinite on them, or several labels per row are soft"
         way_out = "Train with a smaller learning rate, or in higher precision."
         warnings.warn(f"There is no report on ten crops: {why}. {way_out}", stacklevel=2)
         return
     report.save(folder)
-    print("Mean of ten crops an image; what is saved sees one image, as above:")
+    print("Mean of ten crops per image; what is saved sees one image, as above:")
     print(results_table(report, None if scaler is None else in_words(scaler)))
 
 
@@ -145,7 +145,7 @@ def _predict_views(trainer: CalibrationTrainer, views: Sequence[Any]) -> tuple[N
 
 
 def logits_of_mean(logits: NDArray[np.float64], *, multi_label: bool) -> NDArray[np.float64]:
-    """Logits (N, C) whose softmax, or sigmoid of several labels a row, is the mean probability over V views (V, N, C).
+    """Logits (N, C) whose softmax (sigmoid for several labels per row) is the mean probability over V views (V, N, C).
 
     >>> two = np.log([[[0.9, 0.1]], [[0.5, 0.5]]])
     >>> np.exp(logits_of_mean(two, multi_label=False)).round(6)

@@ -89,7 +89,7 @@ for seed in args.seeds:
         print(
             f"{name:<34} epoch {run['epoch_seconds']:6.2f} s, updates {run['update_seconds']:6.3f} s an epoch "
             f"({100 * run['share_of_epoch']:5.2f}%), of it bins and gammas {1000 * run['table_seconds']:.2f} ms an "
-            f"update; {run['passes_per_epoch']:.2f} passes over held-out rows an epoch beyond the evaluations",
+            f"update; {run['passes_per_epoch']:.2f} passes over held-out rows per epoch beyond the evaluations",
             flush=True,
         )
 
