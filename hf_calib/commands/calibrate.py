@@ -20,7 +20,7 @@ from hf_calib.commands.source import FileSource, ModelSource, Running, check_kin
 from hf_calib.predictions import one_pass
 from hf_calib.predictions.predictions import SINGLE_LABEL, TOKENS, LabelKind, Predictions, check_same_classes
 from hf_calib.report import CalibrationReport, report_on_predictions
-from hf_calib.report.rows import with_interval
+from hf_calib.report.document import with_interval
 from hf_calib.scaling import FOLDABLE_SCALERS, SCALERS, PriorEstimate, estimate_prior, saved_map
 from hf_calib.scaling.saved_map import fitted_numbers, method_of
 

@@ -20,8 +20,8 @@ from hf_calib.plots import gamma_dynamics, save_figure
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.training import PREDICTIONS, TrainingPredictions
 from hf_calib.report import CalibrationReport
+from hf_calib.report.document import with_interval
 from hf_calib.report.multi_label import TITLES
-from hf_calib.report.rows import with_interval
 from hf_calib.scaling.saved_map import title_of
 from hf_calib.trainer.calibration_map import in_words
 from hf_calib.trainer.saving import report_of, write_results

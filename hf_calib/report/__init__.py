@@ -4,10 +4,9 @@ from hf_calib.metrics.sums import Interval
 from hf_calib.report.comparison import Comparison, read_report
 from hf_calib.report.document import Document
 from hf_calib.report.making import calibration_report, report_on_predictions, report_on_states
-from hf_calib.report.measured import MEASURES, Measure, Measured
+from hf_calib.report.measured import MEASURES, BinRow, ClassRow, Measure, Measured
 from hf_calib.report.multi_label import LABEL_MEASURES
 from hf_calib.report.report import CalibrationReport
-from hf_calib.report.rows import BinRow, ClassRow
 from hf_calib.report.sections import (
     SOFT_MEASURES,
     DecisionSection,

@@ -15,8 +15,7 @@ from hf_calib._errors import InputValueError, check, expected
 from hf_calib.metrics.sums import BinSums, Interval, add_to, uniform_bins
 from hf_calib.plots.binned import reliability_of_sums
 from hf_calib.report.diagnosis import outside_intervals
-from hf_calib.report.document import Bullets, Document, Figures, Table, draw
-from hf_calib.report.rows import Cells, p_cell, table_of
+from hf_calib.report.document import Bullets, Cells, Document, Figures, Table, draw, p_cell, table_of
 
 
 @dataclass(frozen=True)

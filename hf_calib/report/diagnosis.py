@@ -11,8 +11,8 @@ from scipy.stats import t
 
 from hf_calib.metrics.scores import negative_logs
 from hf_calib.metrics.sums import Interval, top_label
-from hf_calib.report.measured import MEASURES, Measured
-from hf_calib.report.rows import BinRow, ClassRow, p_in_words
+from hf_calib.report.document import p_in_words
+from hf_calib.report.measured import MEASURES, BinRow, ClassRow, Measured
 
 if TYPE_CHECKING:
     from hf_calib.report.report import CalibrationReport

@@ -1,19 +1,23 @@
-"""Documents of plain text, tables and figures, rendered and escaped: Markdown, one HTML page, and the terminal."""
+"""Documents of text, tables and figures, rendered and escaped as Markdown, HTML and for the terminal; their cells."""
 
 from __future__ import annotations
 
 import base64
 import io
 import json
+import math
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
 
 from hf_calib._text import markdown_table, safe
+from hf_calib.metrics.sums import Interval
 from hf_calib.plots.style import write_image
 
 if TYPE_CHECKING:
@@ -23,6 +27,10 @@ if TYPE_CHECKING:
 
 # Letters of a line on a terminal: of the first column at least, of the other headers at most.
 _TITLE, _WORD, _LONG_WORD = 20, 16, 18
+
+
+T = TypeVar("T")
+Cells = tuple[list[str], list[list[str]]]  # a header, and rows
 
 
 class Image(NamedTuple):
@@ -200,3 +208,81 @@ def _template() -> Template:
     environment.filters["base64"] = lambda data: base64.b64encode(data).decode("ascii")
     text = files("hf_calib.report").joinpath("page.html.jinja").read_text("utf-8")
     return environment.from_string(text)
+
+
+# ---- Cells of tables, and values of records ----
+
+
+def p_cell(p_value: float) -> str:
+    """A p-value as tables show it: none below the least that 1,000 resamples can give.
+
+    >>> p_cell(0.6543), p_cell(1 / 1001)
+    ('0.65', '< 0.001')
+    """
+    return "< 0.001" if p_value < 0.001 else f"{p_value:.2g}"
+
+
+def p_in_words(p_value: float) -> str:
+    """A p-value as sentences state it."""
+    return f"p {'' if p_value < 0.001 else '= '}{p_cell(p_value)}"
+
+
+def with_interval(value: float, low: float | None, high: float | None, form: str = ".4f") -> str:
+    """A metric as the tables show it.
+
+    >>> with_interval(0.05, 0.04, 0.061), with_interval(0.05, None, None), with_interval(np.nan, None, None)
+    ('0.0500 [0.0400, 0.0610]', '0.0500', 'not defined')
+    """
+    if math.isnan(value):
+        return "not defined"
+    shown = format(value, form)
+    return shown if low is None or high is None else f"{shown} [{low:{form}}, {high:{form}}]"
+
+
+def cell(found: Interval, form: str = ".4f") -> str:
+    """The same of an interval."""
+    return with_interval(found.value, found.low, found.high, form)
+
+
+def columns(before: T, after: T | None) -> dict[str, T]:
+    """Values before and after calibration, by the name of their table column."""
+    return {"value": before} if after is None else {"before": before, "after": after}
+
+
+def table_of(corner: str, titles: Mapping[str, str], states: Mapping[str, Mapping[str, Interval]]) -> Cells:
+    """Each metric that any state has, by the titles of their keys."""
+    rows = [
+        [title, *(cell(found[key]) if key in found else "" for found in states.values())]
+        for key, title in titles.items()
+        if any(key in found for found in states.values())
+    ]
+    return [corner, *states], rows
+
+
+def table_of_rows(rows: Sequence[Any], columns: Mapping[str, Callable[[Any], str]]) -> Cells:
+    """A table of columns, each with what it shows of a row."""
+    return list(columns), [[shown(row) for shown in columns.values()] for row in rows]
+
+
+def titled(metrics: Mapping[str, Interval], titles: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Metrics as a record has them, each with its title."""
+    return {key: {"title": titles[key], **found._asdict()} for key, found in metrics.items()}
+
+
+def plain(value: Any) -> Any:
+    """A value of JSON's own types, without curves and fields that are not compared; None where no number is finite.
+
+    >>> plain({"ece": Interval(0.5, float("nan")), "names": ("a", "b")})
+    {'ece': {'value': 0.5, 'low': None, 'high': None}, 'names': ['a', 'b']}
+    """
+    if is_dataclass(value):
+        value = {each.name: getattr(value, each.name) for each in fields(value) if each.compare}
+    elif hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {key: plain(each) for key, each in value.items() if key != "curve"}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value

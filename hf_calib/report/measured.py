@@ -1,4 +1,4 @@
-"""One set of probabilities, measured: what a report has of the state before and after calibration."""
+"""One set of probabilities, measured: metrics, bins and classes of a report, before or after calibration."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
+from scipy.special import betainc, ndtr, ndtri
 
 import hf_calib.metrics as metrics
 from hf_calib.metrics import CalibrationState, ConsistencyTest
@@ -21,13 +21,23 @@ from hf_calib.metrics.intervals import (
     percentile_intervals,
 )
 from hf_calib.metrics.state import LOGGED_METRICS, GroupSums, score_chunks
-from hf_calib.metrics.sums import BinSums, Interval, binned_error, class_gaps, uniform_bins, winners
-from hf_calib.report.rows import BinRow, ClassRow, Coins, bin_rows, class_rows
+from hf_calib.metrics.sums import (
+    BinSums,
+    Interval,
+    binned_error,
+    class_gaps,
+    uniform_bins,
+    uniform_edges,
+    winners,
+)
 
 MAX_EXAMPLES_FOR_KDE = 2_000  # the kernel calibration error compares every pair of examples
 # Rows that a metric which is called for each resample may read in all of them: seconds, not minutes.
 _BUDGET = 1e7
 _MOST_CALLS, _FEWEST_CALLS = 200, 50
+_AS_GOOD_AS_0 = 1e-9
+_AS_GOOD_AS_NORMAL = 10_000.0  # a variance
+_REACH = 10  # standard deviations, beyond which nothing counts
 
 
 class Settings(NamedTuple):
@@ -119,6 +129,37 @@ MEASURES: dict[str, Measure] = {
 }
 # Of rows with weights, what has a weighted form beside what their sums tell.
 _OF_WEIGHTS = ("brier_calibration", "brier_refinement")
+
+
+@dataclass(frozen=True)
+class BinRow:
+    """The examples of one confidence bin, or of a run of them."""
+
+    lower: float
+    upper: float
+    count: int
+    confidence: float  # mean confidence
+    accuracy: float
+    gap: float  # confidence - accuracy: above 0 is over-confident
+    contribution: float  # |gap| count / N: these add up to the ECE
+    p_value: float  # of such a gap, either way, if the confidences were right
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """One class: how often it occurs, how likely it was said to be, and how far its predictions hold."""
+
+    index: int
+    name: str
+    support: int  # examples of the class
+    frequency: float  # support / N
+    mean_probability: float  # over all N examples; equals the frequency if calibrated
+    class_gap: float  # the class's term of the classwise calibration error
+    predicted: int  # examples for which it is the most probable class
+    precision: float | None  # how often it is right then; None if it is never predicted
+    confidence: float | None  # mean confidence then
+    p_value: float  # of confidence - precision, if the confidences were right
+    frequency_p_value: float  # of frequency - mean_probability, if the probabilities were right
 
 
 class Overall(NamedTuple):
@@ -259,3 +300,135 @@ def measure_all(
             interval = calibration_error_interval(probs, labels, **bins, **settings.drawing)
             found[key] = interval._replace(value=found[key].value)
     return {key: found[key] for key in asked}, n_resamples
+
+
+def bin_rows(
+    sums: BinSums, coins: Coins, *, counts: NDArray[Any] | None = None, scale: float = 1.0
+) -> tuple[BinRow, ...]:
+    """The equal-width bins that hold examples, from the lowest.
+
+    Sums and coins are of M bins; where they are of weights, counts (M,) are rows, and scale effective rows a weight.
+    """
+    edges, total = uniform_edges(len(sums.counts)), float(sums.counts.sum())
+    rows = []
+    for m in np.flatnonzero(sums.counts).tolist():
+        mass, confidence, right = (float(part[m]) for part in sums)
+        count = int(mass if counts is None else counts[m])
+        gap, p_value = (confidence - right) / mass, coins.group(m).p_value(right * scale)
+        stated, accuracy, part = min(confidence / mass, 1.0), right / mass, abs(gap) * mass / total
+        lower, upper = edges[m : m + 2].tolist()
+        rows.append(BinRow(lower, upper, count, stated, accuracy, gap, part, p_value))
+    return tuple(rows)
+
+
+def class_rows(
+    state: CalibrationState, names: tuple[str, ...], predicted: Coins, classes: Coins, scale: float
+) -> tuple[ClassRow, ...]:
+    """One row a class; the coins are those of its predictions, and of its probabilities in all rows."""
+    total, gaps = float(state.bins.counts.sum()), class_gaps(state.class_bins())
+    to_rows, rows = state.n_rows / total, []
+    for c, (name, sums) in enumerate(zip(names, state.classes().T.tolist(), strict=True)):
+        true, probability, _, mass, right, confidence, _ = sums
+        found = ClassRow(
+            index=c,
+            name=name,
+            support=round(true * to_rows),
+            frequency=true / total,
+            mean_probability=probability / total,
+            class_gap=float(gaps[c]),
+            predicted=round(mass * to_rows),
+            precision=right / mass if mass else None,
+            confidence=confidence / mass if mass else None,
+            p_value=predicted.group(c).p_value(right * scale) if mass else 1.0,
+            frequency_p_value=classes.group(c).p_value(true * scale),
+        )
+        rows.append(found)
+    return tuple(rows)
+
+
+def worst_bins(rows: tuple[BinRow, ...], limit: int = 5) -> tuple[BinRow, ...]:
+    """The bins that add most to the ECE, worst first; those with the largest gap are the emptiest ones."""
+    return tuple(sorted(rows, key=lambda row: (-row.contribution, row.lower))[:limit])
+
+
+class Coins(NamedTuple):
+    """Independent coins, summed up; each field may be an array, of one sum each.
+
+    Those with a chance p of at least 1/2 are summed apart, as the sum of both kinds can be far from normal on either
+    side: a thousand coins at .999 and a thousand at .001.
+    """
+
+    likely: Any  # how many have such a chance
+    heads: Any  # the sum of p of the others
+    heads_variance: Any  # that of p (1 - p) of the others
+    tails: Any  # the sum of 1 - p of the likely ones
+    tails_variance: Any  # that of p (1 - p) of the likely ones
+
+    @classmethod
+    def of(cls, chances: NDArray[Any], groups: NDArray[np.intp] | None = None, n_groups: int = 1) -> Coins:
+        """Coins with these chances, (N,) summed within groups (N,), or (N, C) within columns."""
+        wide = np.clip(np.ravel(chances).astype(np.float64), 0, 1)
+        if chances.ndim == 2:
+            n_groups = chances.shape[1]
+            groups = np.tile(np.arange(n_groups), len(chances))
+        slots = np.zeros(len(wide), np.intp) if groups is None else groups
+        likely = wide >= 0.5
+        rarer = np.where(likely, 1 - wide, wide)
+        variances = rarer * (1 - rarer)
+        parts = (likely, rarer * ~likely, variances * ~likely, rarer * likely, variances * likely)
+        found = cls(*(np.bincount(slots, part, n_groups).astype(np.float64) for part in parts))
+        return found if groups is not None else found.group(0)
+
+    @classmethod
+    def of_sums(cls, count: Any, chances: Any, squares: Any) -> Coins:
+        """Coins that are known by their number, the sum of their chances and that of the squares of these.
+
+        They are taken as all likely or all unlikely, as those of a bin are.
+
+        >>> [round(coins.p_value(7), 6) for coins in (Coins.of_sums(10, 9.0, 8.1), Coins.of(np.full(10, 0.9)))]
+        [0.140382, 0.140382]
+        """
+        variance = np.maximum(chances - squares, 0.0)
+        likely = np.greater_equal(chances, count / 2)
+        tails = np.maximum(count - chances, 0.0) * likely
+        return cls(count * likely, chances * ~likely, variance * ~likely, tails, variance * likely)
+
+    def group(self, number: int) -> Coins:
+        """One of the sums."""
+        return Coins(*(float(field[number]) for field in self))
+
+    def p_value(self, n_heads: float) -> float:
+        """How likely a number of heads as far from the mean is, either way: twice the smaller tail, at most 1.
+
+        The seldom heads, and the seldom tails, are each taken as binomial with their mean and variance, of a number
+        of coins that need not be whole; that is near the truth in both of its limits, the normal and the Poisson one
+        (Ehm 1991, "Binomial approximation to the Poisson binomial distribution"; Choi and Xia 2002).
+        """
+        excess = n_heads - self.likely  # heads of the unlikely less tails of the likely
+        variance = self.heads_variance + self.tails_variance
+        if variance > _AS_GOOD_AS_NORMAL:
+            z = (excess - self.heads + self.tails) / np.sqrt(variance)
+            half = 0.5 / np.sqrt(variance)
+            return float(min(1.0, 2 * min(ndtr(z + half), ndtr(half - z))))
+        heads, first_heads = _distribution(self.heads, self.heads_variance)
+        tails, first_tails = _distribution(self.tails, self.tails_variance)
+        together = np.convolve(heads, tails[::-1])
+        place = round(excess - first_heads + first_tails + len(tails) - 1)
+        at_most = together[: max(0, place + 1)].sum()
+        at_least = together[max(0, place) :].sum()
+        return float(min(1.0, 2 * min(at_most, at_least)))
+
+
+def _distribution(mean: float, variance: float) -> tuple[FloatArray, int]:
+    """The probabilities of numbers of heads from the second result on, beyond which they are as good as 0."""
+    if mean <= 0:
+        return np.ones(1), 0
+    reach = _REACH * np.sqrt(variance) + _REACH
+    first = max(0, int(mean - reach))
+    counts = np.arange(first, int(mean + reach) + 2, dtype=np.float64)
+    share = max(1 - variance / mean, _AS_GOOD_AS_0)  # of each coin, which goes to 0 in the Poisson limit
+    coins = mean / share
+    inside = counts < coins
+    at_most = np.ones(len(counts))
+    at_most[inside] = betainc(coins - counts[inside], counts[inside] + 1, 1 - share)
+    return np.diff(at_most, prepend=0.0), first

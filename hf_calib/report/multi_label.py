@@ -15,8 +15,8 @@ from hf_calib.metrics.sums import BinSums, Interval, interval_of, uniform_bins
 from hf_calib.plots import label_reliability_grid
 from hf_calib.plots.binned import all_labels_reliability
 from hf_calib.plots.rows import label_errors_chart
-from hf_calib.report.measured import Measured, Overall, Settings
-from hf_calib.report.rows import Cells, Coins, bin_rows, cell
+from hf_calib.report.document import Cells, cell
+from hf_calib.report.measured import Coins, Measured, Overall, Settings, bin_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,9 +17,24 @@ from hf_calib.plots.binned import classes_of_sums, reliability_of_sums
 from hf_calib.plots.curves import risk_coverage_of_curves
 from hf_calib.report import multi_label, sections
 from hf_calib.report.diagnosis import claims, diagnose, warn
-from hf_calib.report.document import Block, Bullets, Document, Figures, Lead, Section, Table, draw
-from hf_calib.report.measured import MEASURES, Measured, Settings
-from hf_calib.report.rows import Cells, columns, p_cell, plain, table_of, table_of_rows, titled, worst_bins
+from hf_calib.report.document import (
+    Block,
+    Bullets,
+    Cells,
+    Document,
+    Figures,
+    Lead,
+    Section,
+    Table,
+    columns,
+    draw,
+    p_cell,
+    plain,
+    table_of,
+    table_of_rows,
+    titled,
+)
+from hf_calib.report.measured import MEASURES, Measured, Settings, worst_bins
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -73,9 +88,8 @@ class CalibrationReport:
     # (N,) int; or (N, C) of 1, 0 and -100 for several labels a row; None where rows were summed.
     labels: Any = field(default=None, repr=False, compare=False)
     notes: tuple[str, ...] = ()  # of whoever made the report, added to the warnings
-    about: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # the rows and the weights, see `hf_calib.cards.facts`
+    # The rows and the weights, see `hf_calib.cards.facts`.
+    about: Mapping[str, Any] = field(default_factory=dict)
     n_files: int | None = None  # that the rows of one pass are from
     decisions: sections.DecisionSection | None = None
     entities: sections.EntitySection | None = None
@@ -174,25 +188,20 @@ class CalibrationReport:
             }
         titles = {"prevalence": "Prevalence", **multi_label.LABEL_MEASURES}
         labels = [{**plain(each), "metrics": titled(each.metrics, titles)} for each in measured.labels]
-        gap = Interval(*measured.overall[:3])
-        return record | {"gap": gap, "labels": labels}
+        return record | {"gap": Interval(*measured.overall[:3]), "labels": labels}
 
     def summary(self) -> str:
         """One line on what was measured."""
         words = [str(self.about[key]) for key in ("name", "split", "part") if self.about.get(key)]
-        of, is_held, (n_bins, _, n_resamples, seed) = (
-            ", ".join(words),
-            self.before.state is None,
-            self.settings,
-        )
+        of, (n_bins, _, n_resamples, seed) = ", ".join(words), self.settings
         files = "" if self.n_files is None else f" in {self.n_files:,} file{'s' * (self.n_files != 1)}"
         counts = [f"{self.n_examples:,} examples{files}", f"{len(self.class_names):,} classes"]
         if self.multi_label:
-            counts[1:] = [
-                f"{len(self.class_names):,} labels",
-                f"{self.before.overall.n_examples:,} decisions",
-            ]
-        drawn, end = (f" from {n_resamples:,} resamples", "") if is_held else ("", " From sums, in one pass.")
+            n_decisions = self.before.overall.n_examples
+            counts[1:] = [f"{len(self.class_names):,} labels", f"{n_decisions:,} decisions"]
+        drawn, end = f" from {n_resamples:,} resamples", ""
+        if self.before.state is not None:
+            drawn, end = "", " From sums, in one pass."
         intervals = f"intervals of {self.settings.level}{drawn}, seed {seed}.{end}"
         return f"{of and f'{of}: '}{', '.join(counts)}, {n_bins} bins; {intervals}"
 
@@ -220,9 +229,7 @@ class CalibrationReport:
         if state is None:
             slow = "The kernel ECE is computed for 2 to 2,000 examples. The area under the risk-coverage curve is "
             return [*notes, f"{slow}resampled at most 200 times, and not above 200,000 examples."]
-        missing = "; ".join(
-            measure.title for key, measure in MEASURES.items() if key not in self.before.metrics
-        )
+        missing = "; ".join(each.title for key, each in MEASURES.items() if key not in self.before.metrics)
         notes += [
             "Sums of all rows are exact. The adaptive ECE and the area under the risk-coverage curve are from "
             "cells: confidences are counted in 98,304 cells, and those of one cell are not told apart.",

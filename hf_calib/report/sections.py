@@ -20,9 +20,21 @@ from hf_calib.metrics.ranking import OOD_SCORES, OodDetection, ood_detection
 from hf_calib.metrics.state import GroupSums, SliceSums
 from hf_calib.metrics.sums import BinSums, Interval, binned_error
 from hf_calib.plots.rows import slice_diagram
-from hf_calib.report.document import Block, Bullets, Section, Table
-from hf_calib.report.measured import MEASURES, Measure, Settings, measure_all
-from hf_calib.report.rows import Cells, Coins, cell, columns, p_cell, plain, table_of, table_of_rows, titled
+from hf_calib.report.document import (
+    Block,
+    Bullets,
+    Cells,
+    Section,
+    Table,
+    cell,
+    columns,
+    p_cell,
+    plain,
+    table_of,
+    table_of_rows,
+    titled,
+)
+from hf_calib.report.measured import MEASURES, Coins, Measure, Settings, measure_all
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

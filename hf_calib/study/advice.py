@@ -9,7 +9,7 @@ import numpy as np
 import pandas
 
 from hf_calib._errors import few
-from hf_calib.report.rows import p_in_words
+from hf_calib.report.document import p_in_words
 from hf_calib.study.statistics import LEVEL
 
 if TYPE_CHECKING:

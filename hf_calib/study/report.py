@@ -11,8 +11,19 @@ from typing import TYPE_CHECKING, Any
 from hf_calib._errors import printable
 from hf_calib._files import whole_folder
 from hf_calib.plots import difference_diagram
-from hf_calib.report.document import Block, Bullets, Document, Figures, Image, Lead, Section, Table, draw
-from hf_calib.report.rows import p_cell, with_interval
+from hf_calib.report.document import (
+    Block,
+    Bullets,
+    Document,
+    Figures,
+    Image,
+    Lead,
+    Section,
+    Table,
+    draw,
+    p_cell,
+    with_interval,
+)
 from hf_calib.study.advice import MAIN_METRICS, UNSCALED, map_name, of_metric, pair_name
 from hf_calib.study.results import StudyResults
 from hf_calib.study.statistics import LEVEL
@@ -50,17 +61,14 @@ def document_of(results: StudyResults, figure: Image | None = None) -> Document:
         columns = {(UNSCALED, "accuracy"): "accuracy"}
         for metric, short in MAIN_METRICS.items():
             columns |= {(method, metric): f"{short}\n{map_name(method)}" for method in results.methods}
-        caption = (
-            f"{', '.join(results.metrics[key] for key in ('accuracy', *MAIN_METRICS))}: means over the seeds"
-        )
+        names = ", ".join(results.metrics[key] for key in ("accuracy", *MAIN_METRICS))
+        caption = f"{names}: means over the seeds"
         means = Table(caption, *mean_table(results, columns), title=title, stacked=True)
         differences = Table("Differences to the baseline", *difference_table(results, [*MAIN_METRICS]))
         blocks.append(Section(title, [means, *([differences] if differences.rows else [])]))
         if figure is not None:
-            captions = {
-                "differences": "Differences to the baseline with 95% intervals; below 0 is better. Each panel has a "
-                "scale of its own."
-            }
+            said = "Differences to the baseline with 95% intervals; below 0 is better."
+            captions = {"differences": f"{said} Each panel has a scale of its own."}
             blocks.append(Section("Figure", [Figures({"differences": figure}, captions)]))
         others = [_of_metric(results, key) for key in results.metrics if key not in MAIN_METRICS]
         blocks.append(Section("Other metrics", others))

@@ -27,7 +27,7 @@ from transformers import (
 
 from hf_calib.commands.demo import train_tokenizer
 from hf_calib.data import docstring_dataset
-from hf_calib.report.rows import with_interval
+from hf_calib.report.document import with_interval
 from hf_calib.scaling.saved_map import load_map
 from hf_calib.trainer.calibration_map import in_words
 from tests.helpers.places import ROOT

@@ -11,7 +11,7 @@ from scipy.special import expit, softmax
 from scipy.stats import binom
 
 from hf_calib.report import CalibrationReport, calibration_report
-from hf_calib.report.rows import Coins
+from hf_calib.report.measured import Coins
 from tests.helpers.sampled import labels_by
 
 CLAIMS = re.compile(

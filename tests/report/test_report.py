@@ -17,7 +17,7 @@ from scipy.special import softmax
 import hf_calib.metrics as metrics
 from hf_calib.report import MEASURES, CalibrationReport, calibration_report
 from hf_calib.report.diagnosis import claims, misjudged_frequencies, significant_runs
-from hf_calib.report.rows import worst_bins
+from hf_calib.report.measured import worst_bins
 from tests.helpers.reports import cells
 from tests.helpers.sampled import predictions
 
