@@ -17,6 +17,7 @@ from hf_calib.cards.facts import REPORT_FOLDER
 from hf_calib.commands import console
 from hf_calib.commands.console import Done
 from hf_calib.decisions.saved import FILE as DECISIONS
+from hf_calib.decisions.saved import OUTDATED
 from hf_calib.export.folder import ADAPTER_CONFIG, CONFIG, copy_files, files_of, standalone_copy, write_folded
 from hf_calib.export.heads import head_loses_bias
 from hf_calib.export.hub import Changes, push_folder
@@ -58,10 +59,7 @@ def run(options: Push, running: Running) -> Done:
             if why:
                 notes.append(f"{why}. A plain transformers pipeline is not calibrated; hf_calib.pipeline is.")
             elif (folder / DECISIONS).is_file():
-                notes.append(
-                    f"{DECISIONS} is not pushed: its rule was fitted on the probabilities from before the map. Fit it "
-                    "again with hf-calib decide, on the pushed model."
-                )
+                notes.append(OUTDATED)
         if is_calibrated:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", UserWarning)

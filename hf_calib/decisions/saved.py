@@ -20,6 +20,11 @@ from hf_calib.metrics.sums import Interval
 
 FILE = "decisions.json"
 VERSION = 1
+#: A note where a map is folded into a model that has a rule beside it.
+OUTDATED = (
+    f"{FILE} is left out: its rule was fitted on the probabilities from before the map. Fit it again with hf-calib "
+    "decide, for the model that has the map in its head."
+)
 RULES: dict[str, type[Rule]] = {r.kind: r for r in (AbstainRule, CostRule, LabelThresholds, PredictionSets)}
 _WAY_OUT = f"save them with Decisions.save, or hf-calib decide --output; this version reads version {VERSION}"
 

@@ -39,6 +39,14 @@ class LabelKind(NamedTuple):
     independent: bool  # whether examples are independent draws, as the promises of decisions need
     maps: tuple[str, ...]  # the post-hoc methods that go with it
 
+    def probabilities(self, logits: NDArray[Any]) -> NDArray[np.float64]:
+        """(N, C), in float64: the softmax of logits, or their sigmoid."""
+        wide = logits.astype(np.float64)
+        if self.sigmoid:
+            return np.asarray(expit(wide))
+        with np.errstate(invalid="ignore"):  # rows with inf become NaN, which is refused
+            return np.asarray(softmax(wide, axis=1))
+
 
 SINGLE_LABEL = LabelKind("single-label", "rows", "classes", False, True, tuple(SINGLE_LABEL_SCALERS))
 TOKENS = LabelKind("token", "tokens", "classes", False, False, tuple(SINGLE_LABEL_SCALERS))
@@ -136,13 +144,7 @@ class Predictions:
 
     def probabilities(self) -> NDArray[Any]:
         """(N, C): `probs`, or the softmax of `logits` in float64, or their sigmoid for several labels a row."""
-        if self.logits is None:
-            return self.scores
-        wide = self.logits.astype(np.float64)
-        if self.kind.sigmoid:
-            return expit(wide)
-        with np.errstate(invalid="ignore"):  # rows with inf become NaN, which is refused
-            return softmax(wide, axis=1)
+        return self.scores if self.logits is None else self.kind.probabilities(self.logits)
 
     def as_logits(self) -> NDArray[Any]:
         """(N, C): `logits`, or the logarithm of `probs`, whose softmax they are; 0 counts as 1e-38."""

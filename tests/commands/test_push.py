@@ -128,7 +128,7 @@ def test_a_map_that_does_not_fold_is_pushed_beside_the_model(unfolded: Path, hub
 def test_a_rule_for_other_weights_stays_here(unfolded: Path, hub: Hub) -> None:
     RULE.save(unfolded)
     pushed = called_for_json(unfolded, "me/model")
-    assert any(note.startswith("decisions.json is not pushed: its rule") for note in pushed["notes"])
+    assert any(note.startswith("decisions.json is left out: its rule") for note in pushed["notes"])
     assert "decisions.json" not in hub.files["me/model"]["main"]
     assert (unfolded / "decisions.json").is_file()
 
