@@ -12,9 +12,8 @@ from hf_calib._text import short_names
 from hf_calib.commands.source import FileSource, ModelSource, Running, check_kind, open_source
 from hf_calib.models.reading import RowSet
 from hf_calib.predictions.formats import load_soft_labels
-from hf_calib.report import CalibrationReport, OodSection, ood_section, report_on_predictions
+from hf_calib.report import CalibrationReport, ood_section, report_on_predictions
 from hf_calib.report.making import report_on_table
-from hf_calib.scaling.saved_map import recorded_in
 
 if TYPE_CHECKING:
     from hf_calib.commands.options import Evaluate
@@ -23,30 +22,37 @@ if TYPE_CHECKING:
 def run(options: Evaluate, running: Running) -> CalibrationReport:
     """The report; predictions of more rows than are held at once are measured in one pass."""
     check_output(options.output)
-    reading, ood_data = options, options.ood_data or []
-    names = [f"ood_data {name}" for name in short_names(ood_data)]
     outside = {
-        name: RowSet(data, argument="ood_data", labelled=False)
-        for name, data in zip(names, ood_data, strict=True)
+        f"ood_data {name}": RowSet(data, argument="ood_data", labelled=False)
+        for name, data in zip(short_names(options.ood_data or []), options.ood_data or [], strict=True)
     }
-    of_held_rows = {"--ood-data": ood_data, "--soft-labels": options.soft_labels}
-    of_rows = {**of_held_rows, "--by": reading.by, "--weight-column": reading.weight_column}
+    of_held_rows = {"--ood-data": outside, "--soft-labels": options.soft_labels}
+    of_rows = {**of_held_rows, "--by": options.by, "--weight-column": options.weight_column}
     source = open_source(
         options.source,
         {"data": options.rows(), **outside},
-        reading,
+        options,
         running,
-        check_labels=partial(check_kind, reading=reading, single_only=of_rows),
+        check_labels=partial(check_kind, reading=options, single_only=of_rows),
     )
-    if not source.is_held or reading.weight_column is not None:
+    if not source.is_held or options.weight_column is not None:
         for option, value in of_held_rows.items():
             got = "weights, or rows for one pass"
             requirement = f"{option} to go with one file of rows that are held"
             check(not value, requirement, got, "leave it out")
     report: Any = _measure(source, options, running)
-    if names:
+    if outside:
         running.stages("predicting inputs from elsewhere")
-        report = replace(report, out_of_distribution=_sections(source, names))
+        found = source.predictions()
+        sections = [
+            ood_section(
+                name.removeprefix("ood_data "),
+                (found.as_logits(), source.logits(name)),
+                probabilities=found.logits is None,
+            )
+            for name in outside
+        ]
+        report = replace(report, out_of_distribution=tuple(sections))
     if options.output is not None:
         report.save(options.output)
     return report
@@ -68,26 +74,3 @@ def _measure(source: FileSource | ModelSource, options: Evaluate, running: Runni
     report = report_on_predictions(predicted, source.name, options.n_bins, **told)
     found: CalibrationReport = replace(report, about=source.about(), notes=(*report.notes, *source.notes))
     return found
-
-
-def _sections(source: FileSource | ModelSource, names: list[str]) -> tuple[OodSection, ...]:
-    """How well inputs from elsewhere are separated; of a model with a map in its head, also without the map."""
-    sets = ["data", *names]
-    found = source.predictions()
-    states = [{"data": found.as_logits(), **{name: source.logits(name) for name in names}}]
-    if isinstance(source, ModelSource):
-        from hf_calib.export.unfold import can_be_unfolded, unfold
-
-        model = source.classifier.model
-        if recorded_in(model.config).get("folded") and can_be_unfolded(model):
-            source.running.stages("predicting without the map")
-            unfold(model)
-            states.insert(0, {name: source.logits(name) for name in sets})
-    return tuple(
-        ood_section(
-            name.removeprefix("ood_data "),
-            *((logits["data"], logits[name]) for logits in states),
-            probabilities=found.logits is None,
-        )
-        for name in names
-    )

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 from transformers.utils import cached_file
 
-from hf_calib._errors import InputValueError, check
+from hf_calib._errors import check
 from hf_calib.export.fold import OF_THE_MAP, check_is_plain, classifier_of
 from hf_calib.export.folder import KEPT_HEAD, read_kept_head
 from hf_calib.export.heads import has_tied_head, norms_of_hidden_size, restore, tensors_of
@@ -59,14 +59,6 @@ def unfold(model: _Model, *, revision: str | None = None) -> _Model:
     if not config.calibration:
         del config.calibration
     return model
-
-
-def can_be_unfolded(model: Any) -> bool:
-    """Whether a folded model's head from before the fold was kept beside it."""
-    try:
-        return bool(_heads_and_kept(model, None))
-    except InputValueError:
-        return False
 
 
 def _heads_and_kept(model: Any, revision: str | None) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
