@@ -1,15 +1,15 @@
 """The Hugging Face Trainer with a calibration loss, its arguments and its callbacks.
 
-What `CalibrationMixin` overrides of `Trainer`, why, and the test that fails when upstream changes it:
+Methods of `Trainer` that `CalibrationMixin` overrides, the reason, and the test that fails if upstream changes them:
 
     | name | why | test |
     | --- | --- | --- |
     | `compute_loss` | the calibration loss, without the model computing its own | test_loss_scaling.py |
     | `get_batch_samples` | the normalizer of the global batch; rows that accelerate repeats | test_loss_scaling.py |
-    | `train` | data and checkpoint are checked first; arguments that have changed | test_training_again.py |
-    | `evaluate` | a fit before it, nested evaluations, which dataset it was | test_evaluation.py |
+    | `train` | checks of data and checkpoint; changed arguments | test_training_again.py |
+    | `evaluate` | a fit before it, nested evaluations, the name of the dataset | test_evaluation.py |
     | `evaluation_loop` | the calibration sums of the pass, by `preprocess_logits_for_metrics` | test_evaluation.py |
-    | `save_model` | the gammas and the map beside the model | test_calibration_map.py |
+    | `save_model` | the gammas and the calibrator next to the model | test_calibration_map.py |
     | `push_to_hub` | the calibrated model in one commit | ../export/test_hub.py |
     | `create_model_card` | the section on calibration | ../cards/test_card.py |
 """

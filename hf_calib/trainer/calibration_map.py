@@ -1,4 +1,4 @@
-"""The calibration map of a training: whether it goes with the model, one fit for all processes, its checkpoints."""
+"""The calibrator of a run: its checks, the fit on one process for all, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from hf_calib.language_models.label_tokens import is_causal, without_adapters
 from hf_calib.scaling import FOLDABLE_SCALERS, AutoScaling, TemperatureScaling, saved_map
 from hf_calib.scaling.saved_map import SavedMap, has_bias, load_map, map_title, method_of
 
-# Entries of calibration.json that a model's config does without.
+# Entries of calibration.json that a model's config does not have.
 _BESIDE_THE_CONFIG = ("class_names", "base_model", "data", "fingerprint", "metrics")
 Array = NDArray[Any]
 
 
 def scaler_of(trainer: Any) -> Any:
-    """What a trainer's arguments say; for "auto" a temperature where a bias would be lost."""
+    """The calibrator of a trainer's arguments; for "auto" a temperature if a bias would be lost."""
     config, model = trainer.calibration_config, trainer.unwrapped_model
     scaler = config.make_scaler()
     if model is None or not isinstance(scaler, AutoScaling):
         return scaler
     options = trainer.answers is not None
     if config.calibration_method is None and is_causal(model) and not options:
-        return None  # of a vocabulary it would take minutes and gigabytes that nobody has asked for
+        return None  # For a vocabulary it would take minutes and gigabytes.
     return TemperatureScaling() if options or head_loses_bias(model, trainer.n_classes) else scaler
 
 
-# ---- What goes with what ----
+# ---- Checks ----
 
 
 def check_goes_with(scaler: Any, trainer: Any) -> None:
-    """Refuse a scaler that does not go with the problem or the model's head; "auto" is judged once it is fitted."""
+    """Raise if a calibrator does not fit the problem or the model's head; "auto" is checked after its fit."""
     check_problem(scaler, trainer.calibration_loss.multi_label)
     method, model, n_classes = method_of(scaler, folds=True), trainer.unwrapped_model, trainer.n_classes
     title, way_out = map_title(method), "use calibration_method='temperature'"
@@ -56,7 +56,7 @@ def check_goes_with(scaler: Any, trainer: Any) -> None:
 
 
 def check_problem(scaler: Any, multi_label: bool | None) -> None:
-    """Refuse a scaler that does not go with the labels, as far as it is known whether a row has several."""
+    """Raise if a calibrator does not fit the labels, if it is known whether a row has several."""
 
     def goes(other: Any) -> bool:
         return "multi_label" in other.get_params() or other.multi_label == multi_label
@@ -73,9 +73,9 @@ def check_problem(scaler: Any, multi_label: bool | None) -> None:
 
 
 def fit_once(accelerator: Accelerator, scaler: Any, logits: Array, labels: Array) -> None:
-    """Fit on the first process, whose numbers the others take: the map is the same everywhere, bit for bit.
+    """Fit on the first process and copy the numbers to the others, so that the calibrator is identical everywhere.
 
-    What the fit raises there is a RuntimeError on the other processes.
+    An error of the fit there is a RuntimeError on the other processes.
     """
     if "multi_label" in scaler.get_params():
         scaler.set_params(multi_label=labels.ndim == 2)
@@ -94,11 +94,11 @@ def fit_once(accelerator: Accelerator, scaler: Any, logits: Array, labels: Array
     vars(scaler).update(outcome[0])
 
 
-# ---- What is recorded ----
+# ---- Records ----
 
 
 def take(trainer: Any, fitted: SavedMap | None) -> None:
-    """Let it be the trainer's map, which the model's config records; or forget the one that was."""
+    """Set the trainer's calibrator and record it in the model's config; None removes it."""
     trainer.fitted_map, config = fitted, trainer.model_config
     if fitted is not None and config is not None:
         about = {key: value for key, value in fitted.about.items() if key not in _BESIDE_THE_CONFIG}
@@ -108,7 +108,7 @@ def take(trainer: Any, fitted: SavedMap | None) -> None:
 
 
 def is_in(fitted: SavedMap | None, path: Path) -> bool:
-    """Whether a calibration.json holds this map."""
+    """Whether a calibration.json contains this calibrator."""
     try:
         found = load_map(path).scaler
     except ValueError:
@@ -122,7 +122,7 @@ def _record(scaler: Any) -> dict[str, Any]:
 
 
 def map_of_checkpoint(checkpoint: str | os.PathLike[str], scaler: Any) -> SavedMap | None:
-    """The map that was saved with a checkpoint, if there is one of this scaler's method."""
+    """The calibrator saved with a checkpoint, if there is one with this method."""
     file = Path(checkpoint) / saved_map.MAP_NAME
     if not file.is_file():
         return None
@@ -131,6 +131,6 @@ def map_of_checkpoint(checkpoint: str | os.PathLike[str], scaler: Any) -> SavedM
 
 
 def in_words(scaler: Any) -> str:
-    """The map's title, with its temperature where it has one: "auto scaling (temperature), T = 1.234"."""
+    """The calibrator's name, with its temperature if it has one: "auto scaling (temperature), T = 1.234"."""
     temperature = saved_map.temperature_of(scaler)
     return saved_map.title_of(scaler) + ("" if temperature is None else f", T = {temperature:.3f}")

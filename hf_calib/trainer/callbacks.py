@@ -1,7 +1,7 @@
-"""Callbacks: gammas that follow held-out predictions, and the calibration map.
+"""Callbacks that update gammas from held-out predictions and fit the calibrator.
 
-`CalibrationTrainer` adds them by itself, as its arguments say; pass one to it only to choose its settings in Python.
-They also work beside the stock `Trainer`, given the trainer and the rows.
+`CalibrationTrainer` adds them according to its arguments; pass a callback only to choose its settings in Python. They
+also work with the stock `Trainer`, if they get the trainer and the rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Kind = TypeVar("Kind", bound=TrainerCallback)
 
 
 class CalibrationCallback(TrainerCallback):
-    """A callback of a `CalibrationTrainer`, which introduces itself; or of a stock trainer, given with rows."""
+    """A callback of a `CalibrationTrainer`, which registers itself, or of a stock trainer, passed with rows."""
 
     def __init__(self, trainer: Any = None, calibration_dataset: Any = None) -> None:
         way_out = "leave both out for a CalibrationTrainer, which has its own rows"
@@ -46,7 +46,7 @@ class CalibrationCallback(TrainerCallback):
             raise RuntimeError(expected(type(self).__name__, "be used by a CalibrationTrainer", got, way_out))
 
     def held_out_pass(self, *, n_samples: int | None = None, keep_logits: bool = False) -> Evaluation:
-        """As `CalibrationTrainer.held_out_pass`, for a stock trainer too."""
+        """Run `CalibrationTrainer.held_out_pass`, also for a stock trainer."""
         if not self.is_of_a_stock_trainer:
             return self.trainer.held_out_pass(n_samples=n_samples, keep_logits=keep_logits)
         current = Evaluation(self.trainer.accelerator, keep_values=math.inf if keep_logits else 0)
@@ -54,19 +54,19 @@ class CalibrationCallback(TrainerCallback):
 
 
 class AdaFocalCallback(CalibrationCallback):
-    """Updates the table of an adaptive loss (AdaFocal, AdaDualFocal, CalFocal, ECE-CE) from held-out predictions.
+    """Callback that updates an adaptive loss (AdaFocal, AdaDualFocal, CalFocal, ECE-CE) from held-out predictions.
 
-    By default at each evaluation, and after each epoch where there are no evaluations. Frequent updates help short
-    trainings (AdaFocal, appendix I). The table is in every checkpoint, and in `trainer.state.log_history` for
+    By default it updates at each evaluation, or after each epoch if there are no evaluations. Frequent updates help
+    short runs (AdaFocal, appendix I). The table is in every checkpoint, and in `trainer.state.log_history` for
     `hf_calib.plots.gamma_dynamics`. Trackers and the console get `gamma_mean`, `gamma_min` and `gamma_max`.
 
     Args:
-        every_n_steps: instead, optimizer steps between updates, at least 1.
-        n_samples: for updates by steps, examples of a fixed random subset; None for the whole calibration split.
-        schedule: {epoch: steps}, rising: `{25: 100, 40: 1}` updates as by default in the first 25 epochs, every 100
-            optimizer steps in the next 15, and then at every step. Not with `every_n_steps`.
+        every_n_steps: number of optimizer steps between updates, at least 1, instead of the default.
+        n_samples: size of a fixed random subset for updates by steps; None for the whole calibration split.
+        schedule: {epoch: steps}, rising. `{25: 100, 40: 1}` updates as by default in the first 25 epochs, every 100
+            optimizer steps in the next 15, and then at every step. Not allowed with `every_n_steps`.
         trainer: a stock Trainer whose `compute_loss_func` is the loss.
-        calibration_dataset: with it, the held-out rows.
+        calibration_dataset: the held-out rows for this stock Trainer.
 
     References:
         Ghosh et al. 2022, Algorithm 1; the schedule: Fig. 53.
@@ -94,7 +94,7 @@ class AdaFocalCallback(CalibrationCallback):
 
     @property
     def adaptive_loss(self) -> Any:
-        """The one whose table follows held-out predictions."""
+        """The loss whose table is updated."""
         return getattr(self.trainer, "calibration_loss", None) or self.trainer.compute_loss_func
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -109,7 +109,7 @@ class AdaFocalCallback(CalibrationCallback):
                 load_loss_state(self.adaptive_loss, _checkpoint(args, state))
 
     def update(self, done: Evaluation | None = None, *, n_samples: int | None = None) -> None:
-        """Update the table and log it, from a pass that is at hand, or else from one over the held-out rows."""
+        """Update the table and log it, from a given pass, or from a new pass over the held-out rows."""
         found = (done or self.held_out_pass(n_samples=n_samples)).raw
         loss, trainer, state = self.adaptive_loss, self.trainer, self.trainer.state
         check_labelled(found is not None)
@@ -117,7 +117,7 @@ class AdaFocalCallback(CalibrationCallback):
         gaps = found.class_gaps if loss.reads_labels else None
         progress = state.global_step / max(state.max_steps, 1)
         loss.update(*found.top_label, class_gaps=gaps, progress=progress)
-        # The numbers of all bins are for figures, which read them here; nobody reads sixty numbers in a line.
+        # The numbers of all bins are for figures, which read them here; they are too many for a log line.
         table = loss.log_values()
         state.log_history.append({**table, "epoch": state.epoch, "step": state.global_step})
         gammas = [value for name, value in table.items() if name.startswith("gamma_")]
@@ -125,21 +125,21 @@ class AdaFocalCallback(CalibrationCallback):
             due = trainer.control.should_log
             mean = sum(gammas) / len(gammas)
             trainer.log({"gamma_mean": mean, "gamma_min": min(gammas), "gamma_max": max(gammas)})
-            trainer.control.should_log = due  # the training loss may still have to be logged
+            trainer.control.should_log = due  # The training loss may still have to be logged.
 
     def _interval(self, state: Any) -> int | None:
-        """Optimizer steps between updates in the epoch of the last step; None for updates as by default."""
-        epoch = max(0, math.ceil(state.epoch) - 1)  # after the last step of epoch 24 it is 25.0
+        """The optimizer steps between updates in the epoch of the last step; None for the default."""
+        epoch = max(0, math.ceil(state.epoch) - 1)  # After the last step of epoch 24 it is 25.0.
         begun = [steps for first, steps in self.schedule.items() if epoch >= first]
         return begun[-1] if begun else self.every_n_steps
 
     def _is_due(self, state: Any) -> bool:
-        """Whether updates are as by default, and there was none at this step, where several sets are evaluated."""
+        """Whether updates are as by default, and there was none at this step for another evaluation set."""
         last = [entry["step"] for entry in state.log_history[-200:] if "calibration_gap_00" in entry]
         return self._interval(state) is None and state.global_step not in last
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # Here, and not at the end of an epoch, after whose last step a training may have been saved and resumed.
+        # It is not at the end of an epoch, because a run may be saved and resumed after the last step.
         by_epochs = args.eval_strategy in (IntervalStrategy.NO, IntervalStrategy.EPOCH)
         is_end = state.global_step > 0 and (state.epoch == int(state.epoch) or control.should_training_stop)
         if by_epochs and is_end and self._is_due(state):
@@ -151,15 +151,15 @@ class AdaFocalCallback(CalibrationCallback):
             self.update(n_samples=self.n_samples)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # Evaluations after the training change nothing. The one on start of a resumed training was followed by an
-        # update before it stopped.
+        # Evaluations after training change nothing. The evaluation at the start of a resumed run was followed by an
+        # update before the run stopped.
         if self._training and state.global_step != self._resumed_at and self._is_due(state):
             done = getattr(self.trainer, "last_evaluation", None)
             at_hand = done is not None and done.dataset is self.trainer.calibration_split
             self.update(done if at_hand else None)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.is_of_a_stock_trainer and args.should_save:  # ours saves the table with the model
+        if self.is_of_a_stock_trainer and args.should_save:  # CalibrationTrainer saves it with the model.
             save_loss_state(self.adaptive_loss, _checkpoint(args, state))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -170,17 +170,17 @@ class AdaFocalCallback(CalibrationCallback):
 
 
 class CalibrationMapCallback(CalibrationCallback):
-    """Fits a scaler that folds on the calibration split, and has it reported beside the raw probabilities.
+    """Callback that fits a foldable calibrator to the calibration split, whose metrics are then logged, too.
 
-    At the end, after the best model was loaded, the evaluation set is evaluated once more, so that every metric is
-    logged before and after (`eval_ece`, `eval_ece_calibrated`, ...). A fit or an evaluation that fails there is warned
-    of. The map is `fitted` of this callback; beside a stock Trainer, fold it with `hf_calib.fold`.
+    At the end, after the best model is loaded, the evaluation set is evaluated again, so that every metric is logged
+    before and after calibration (`eval_ece`, `eval_ece_calibrated`, ...). If the fit or this evaluation fails, a
+    warning is given. The calibrator is the attribute `fitted`; with a stock Trainer, fold it with `hf_calib.fold`.
 
     Args:
-        scaler: not fitted, with settings of its own; each fit is of a copy.
-        strategy: "end", or "evaluate" to fit before each evaluation during the training too.
+        scaler: a calibrator that is not fitted, with its settings; each fit uses a copy.
+        strategy: "end", or "evaluate" to also fit before each evaluation during training.
         trainer: a stock Trainer.
-        calibration_dataset: with it, the rows to fit on.
+        calibration_dataset: the rows to fit to, for this stock Trainer.
 
     >>> from hf_calib.scaling import MatrixScaling
     >>> CalibrationMapCallback(MatrixScaling(off_diagonal_penalty=1.0)).scaler
@@ -195,7 +195,7 @@ class CalibrationMapCallback(CalibrationCallback):
         self.fitted: Any = None
 
     def before_evaluate(self, step: int) -> None:
-        """Called by the trainer before each evaluation during the training; several sets make one."""
+        """Run before each evaluation during training; several evaluation sets count as one."""
         if self.strategy == "evaluate" and (step != self._last_step or self.trainer.fitted_map is None):
             self._last_step = step
             self._fit()
@@ -224,7 +224,7 @@ class CalibrationMapCallback(CalibrationCallback):
 
 
 def _or_warn(work: Callable[[], Any], failure: str, way_out: str) -> Any:
-    """Do it; but nothing (a model whose logits are NaN, a broken row) is a reason to lose a training."""
+    """Run the work, and warn if it fails, because no error here (NaN logits, a broken row) may end a run."""
     try:
         return work()
     except Exception as error:
@@ -234,11 +234,11 @@ def _or_warn(work: Callable[[], Any], failure: str, way_out: str) -> Any:
 
 
 class TemperatureScalingCallback(CalibrationMapCallback):
-    """Fits a temperature: `CalibrationMapCallback` with `TemperatureScaling`.
+    """Callback that fits a temperature: `CalibrationMapCallback` with `TemperatureScaling`.
 
     Args:
         criterion: "nll" (exact), "ece" or "adaptive_ece" (the papers' grid).
-        **settings: of `CalibrationMapCallback`.
+        **settings: the arguments of `CalibrationMapCallback`.
 
     References:
         Guo et al. 2017; the papers' grid: Mukhoti et al. 2020.
@@ -253,25 +253,25 @@ class TemperatureScalingCallback(CalibrationMapCallback):
         super().__init__(self.scaling, **settings)
 
 
-# ---- Those of a CalibrationTrainer ----
+# ---- Callbacks of a CalibrationTrainer ----
 
 
 def renew(trainer: Any) -> None:
-    """Put the callbacks that a configuration asks for in the place of those that were made before."""
+    """Replace the earlier callbacks by those of a configuration."""
     handler, config, scaler = trainer.callback_handler, trainer.calibration_config, scaler_of(trainer)
     wanted: dict[type[TrainerCallback], Any] = {AdaFocalCallback: None, CalibrationMapCallback: None}
     if isinstance(trainer.calibration_loss, AdaptiveLoss):
         updates = {"every_n_steps": config.gamma_update_steps, "n_samples": config.gamma_update_samples}
         wanted[AdaFocalCallback] = AdaFocalCallback(**updates, schedule=config.gamma_update_schedule)
     strategy = {"strategy": config.calibration_strategy}
-    if isinstance(scaler, TemperatureScaling):  # remove_callback is asked for this one
+    if isinstance(scaler, TemperatureScaling):  # remove_callback gets this class.
         wanted[CalibrationMapCallback] = TemperatureScalingCallback(criterion=scaler.criterion, **strategy)
     elif scaler is not None:
         wanted[CalibrationMapCallback] = CalibrationMapCallback(scaler, **strategy)
     for kind, callback in wanted.items():
         earlier = trainer.made_callbacks.get(kind)
         if earlier is not None and earlier not in handler.callbacks:
-            continue  # the user has removed it, for good
+            continue  # The user has removed it.
         if earlier is not None:
             handler.callbacks.remove(earlier)
         is_own = callback is not None and own_callback(trainer, kind) is None
@@ -282,7 +282,7 @@ def renew(trainer: Any) -> None:
 
 
 def arrange(trainer: Any) -> None:
-    """Keep the last of each kind of ours, before those that close what is logged: the gammas, and then the map."""
+    """Keep the last of each of our callbacks, gammas before calibrator, before those that close the log."""
     callbacks = trainer.callback_handler.callbacks
     kinds = AdaFocalCallback, CalibrationMapCallback
     ours = [own for kind in kinds if (own := own_callback(trainer, kind)) is not None]
@@ -292,22 +292,22 @@ def arrange(trainer: Any) -> None:
 
 
 def own_callback(trainer: Any, kind: type[Kind]) -> Kind | None:
-    """A trainer's callback of a kind; of several, the last."""
+    """The last callback of this type in a trainer."""
     return next((c for c in reversed(trainer.callback_handler.callbacks) if isinstance(c, kind)), None)
 
 
 def scaler_to_fit(trainer: Any) -> Any:
-    """A copy of the callback's scaler, or else what the arguments say, or else a temperature."""
+    """A copy of the callback's calibrator, otherwise that of the arguments, otherwise a temperature."""
     callback = own_callback(trainer, CalibrationMapCallback)
     scaler = scaler_of(trainer) if callback is None else clone(callback.scaler)
     return TemperatureScaling() if scaler is None else scaler
 
 
-# ---- Options, here and in the arguments ----
+# ---- Checks of options, also in the arguments ----
 
 
 def check_updates(names: Sequence[str], steps: Any, schedule: Any, samples: Any) -> dict[int, int] | None:
-    """Refuse settings of updates that do not go together; return the schedule, whose epochs may be words as in JSON."""
+    """Raise for update settings that do not fit together; return the schedule, whose epochs may be JSON strings."""
     given = schedule if isinstance(schedule, Mapping) else {}
     epochs = [int(key) if isinstance(key, str) and key.isdecimal() else key for key in given]
     whole = bool(given) and all(type(number) is int for number in [*epochs, *given.values()])
@@ -323,7 +323,7 @@ def check_updates(names: Sequence[str], steps: Any, schedule: Any, samples: Any)
 
 
 def check_option(name: str, value: object, options: tuple[str, ...]) -> None:
-    """Refuse a setting that is none of the options."""
+    """Raise unless a setting is one of the options."""
     check(value in options, f"{name} to be one of {options}", repr(value), did_you_mean(value, options))
 
 

@@ -1,4 +1,4 @@
-"""Checks before a training: what would fail late is refused, what would mislead is warned of."""
+"""Checks before training: errors for what would fail later, and warnings of what would mislead."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _DECISIONS = "give 0 or 1 per class, or -100 to ignore a decision"
 
 
 def check_model(trainer: Any) -> None:
-    """Refuse a model that is not a classifier, and a loss that does not fit it."""
+    """Raise for a model that is not a classifier, and for a loss that does not fit it."""
     asked, loss, model = trainer.calibration_config.loss, trainer.calibration_loss, trainer.unwrapped_model
     once = trainer.compute_loss_func is None or asked == "cross_entropy"
-    got = f"compute_loss_func beside loss={asked!r}"
+    got = f"compute_loss_func and loss={asked!r}"
     check(once, "the loss to be given once", got, "leave one of them out")
     adapts = own_callback(trainer, AdaFocalCallback) is None or isinstance(loss, AdaptiveLoss)
     way_out = "use loss='adafocal', or leave the callback out"
@@ -44,7 +44,7 @@ def check_model(trainer: Any) -> None:
 
 
 def check_data(trainer: Any) -> None:
-    """Refuse data that a training would fail on or be misled by, and warn of what its numbers will not say."""
+    """Raise for data on which training would fail later, and warn of splits that make metrics misleading."""
     arrange(trainer)
     _name_objective(trainer)
     adafocal, fitting = own_callback(trainer, AdaFocalCallback), own_callback(trainer, CalibrationMapCallback)
@@ -70,7 +70,7 @@ def check_data(trainer: Any) -> None:
 
 
 def _check_labels(trainer: Any, dataset: Any, role: str) -> None:
-    """Refuse labels that are missing, names or out of range, where the column tells."""
+    """Raise for labels that are missing, names or out of range, if the dataset has a label column."""
     what, found = f"labels of the {role} split to be", read_labels(dataset, trainer.label_key)
     if found is None:
         return
@@ -78,7 +78,7 @@ def _check_labels(trainer: Any, dataset: Any, role: str) -> None:
     got = f"None in row {missing[0]} ({len(missing)} such rows)" if len(missing) else ""
     way_out = "label these rows, drop them, or give -100 to ignore them"
     check(not got, f"{what} given in every row", got, way_out)
-    if len(values) == 0 or dataset.format["type"] == "custom":  # a transform may number them
+    if len(values) == 0 or dataset.format["type"] == "custom":  # A transform may number them.
         return
     way_out = "number them: dataset.class_encode_column('label'), the same names in each split"
     is_name = isinstance(values[0], str)
@@ -92,11 +92,11 @@ def _check_labels(trainer: Any, dataset: Any, role: str) -> None:
     requirement, way_out = f"in [0, {n_classes})", "set num_labels when the model is loaded, or relabel"
     wrong = (values != IGNORE_INDEX) & ~((values >= 0) & (values < (n_classes or math.inf)))
     if multi_label if multi_label is not None else values.dtype.kind == "f":
-        hard = role == "calibration"  # a map and gammas are fitted to these
+        hard = role == "calibration"  # Calibrator and gammas are fitted to these.
         requirement, way_out = "0 or 1" if hard else "in [0, 1]", _DECISIONS
         fits = np.isin(values, (0, 1)) if hard else (values >= 0) & (values <= 1)
         wrong = (values != IGNORE_INDEX) & ~fits
-    # A collator of the user's may change them too.
+    # A user's collator may change them, too.
     is_stock = str(getattr(trainer.data_collator, "__module__", "")).startswith("transformers.")
     if is_stock and wrong.any():
         rows = found.rows[wrong]
@@ -105,7 +105,7 @@ def _check_labels(trainer: Any, dataset: Any, role: str) -> None:
 
 
 def _name_objective(trainer: Any) -> None:
-    """Let a hyperparameter search judge by the metric of a name; by default by the NLL, not by the Trainer's sum."""
+    """Return the objective of a hyperparameter search by name; the default is the NLL instead of the Trainer's sum."""
     name = getattr(trainer, "compute_objective", None)
     name = "eval_nll" if name is default_compute_objective else name
     if isinstance(name, str):
@@ -117,17 +117,17 @@ def _name_objective(trainer: Any) -> None:
 
 
 def check_decisions(labels: Tensor) -> None:
-    """Refuse multi-label targets outside [0, 1] in a batch."""
-    right = ((labels >= 0) & (labels <= 1)) | (labels == IGNORE_INDEX)  # NaN is neither
+    """Raise for multi-label targets outside [0, 1] in a batch."""
+    right = ((labels >= 0) & (labels <= 1)) | (labels == IGNORE_INDEX)  # This is False for NaN.
     requirement = "multi-label labels to be in [0, 1]"
-    if not labels.is_cpu:  # without waiting for the device
+    if not labels.is_cpu:  # This does not wait for the device.
         torch._assert_async(right.all(), f"expected {requirement}; {_DECISIONS}")
     elif not right.all():
         check(False, requirement, labels[~right][0].item(), _DECISIONS)
 
 
 def _warn_of_roles(trainer: Any, fitted: str) -> None:
-    """Warn if a split plays two roles, or if nothing tells which split to fit on."""
+    """Warn if a split has two roles, or if no split is given for the fit."""
     train, calibration, evaluation = trainer.train_dataset, trainer.calibration_split, trainer.eval_dataset
     reported = list(evaluation.values()) if isinstance(evaluation, dict) else [evaluation]
     what, hold_out = fitted[0].upper() + fitted[1:], "Hold some examples out as calibration_dataset."
@@ -150,7 +150,7 @@ def _warn_of_roles(trainer: Any, fitted: str) -> None:
 
 
 def _warn_of_split_batches(trainer: Any) -> None:
-    """Warn of a penalty over the batch that will see only a part of it: a mean does not care how a batch is cut."""
+    """Warn of a penalty on the batch that will be computed on parts of it."""
     args, name, gathers = trainer.args, trainer.calibration_loss.name, trainer.calibration_config.gather_batch
     rows = args.train_batch_size * (args.world_size if gathers else 1)
     whole = args.train_batch_size * args.world_size * args.gradient_accumulation_steps

@@ -1,4 +1,4 @@
-"""The loss and the calibration map of a training as fields: of the Trainer's arguments, or of a config beside them."""
+"""Fields for the loss and the calibrator of a run: in the Trainer's arguments, or in a separate config."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hf_calib.trainer.callbacks import STRATEGIES, check_option, check_updates
 
 if TYPE_CHECKING:
     ClassWeights = list[float] | str | None
-else:  # HfArgumentParser takes one type per field: words, which become numbers unless they are "balanced"
+else:  # HfArgumentParser allows one type per field: strings, which are parsed unless they are "balanced".
     ClassWeights = list[str] | None
 
 Kind = TypeVar("Kind")
@@ -38,7 +38,7 @@ _saved_with_a_model: ContextVar[bool] = ContextVar("_saved_with_a_model", defaul
 
 
 def documented(fields: type[Kind]) -> type[Kind]:
-    """Give the fields of a dataclass, as the help of their options, what its docstring says of them."""
+    """Add the descriptions in a dataclass's docstring to its fields, as the help of command-line options."""
     for name, text in re.findall(r"^ {8}(\w+): (.+(?:\n {12}.+)*)", fields.__doc__ or "", re.MULTILINE):
         field: Any = fields.__dataclass_fields__.get(name)  # type: ignore[attr-defined]
         if field is not None:
@@ -49,37 +49,37 @@ def documented(fields: type[Kind]) -> type[Kind]:
 @documented
 @dataclass(repr=False)
 class CalibrationConfig:
-    """Configuration of a `CalibrationMixin`: the loss, the updates of its gammas, and the calibration map.
+    """Configuration of a `CalibrationMixin`: the loss, the updates of its gammas, and the calibrator.
 
-    `CalibrationTrainingArguments` has these fields too. Where a trainer's arguments are of another class, the config is
-    passed beside them.
+    `CalibrationTrainingArguments` has these fields too. If a trainer's arguments are of another class, pass the config
+    in addition to them.
 
     Args:
-        loss: Name of the loss, see hf_calib.losses.LOSSES: adafocal, dual_focal, focal, ...
+        loss: Name of the loss in hf_calib.losses.LOSSES: adafocal, dual_focal, focal, ...
         loss_kwargs: Hyperparameters of the loss, as JSON: '{"gamma": 3.0}'.
         class_weights: One positive weight per class, in the order of the model's labels; or 'balanced': N / (C n_c),
             from the n_c labels of each class in the training split.
         n_bins: Number of bins of the reported calibration errors.
-        gamma_update_steps: Update an adaptive loss (adafocal, ada_dual_focal, calfocal, ece_ce) every so many optimizer
-            steps. Default: at each evaluation, or at the end of each epoch where eval_strategy is 'no'.
-        gamma_update_schedule: Instead of gamma_update_steps: from which epoch on to update every how many optimizer
-            steps, as JSON: '{"25": 100, "40": 1}'. Before the first of these epochs, as by default.
-        gamma_update_samples: With gamma_update_steps or gamma_update_schedule: for updates by steps, use a fixed random
-            subset of this many examples of the calibration split. Default: all of it.
-        calibration_method: The map of the logits that is fitted on the calibration split and folded into the saved
-            model: auto, temperature, per_label_temperature, vector, matrix, structured_vector, structured_matrix, or
-            none for no map. Default: auto; a temperature where temperature_criterion is ece or adaptive_ece, and for
-            heads without a bias; none for causal LMs.
-        temperature_criterion: What a temperature minimises on the calibration split: nll (exact), ece or adaptive_ece
-            (grid 0.1 to 10, as in the papers), or none for no temperature.
-        calibration_strategy: When the calibration map is fitted: 'end' of the training, or at each 'evaluate' too.
+        gamma_update_steps: Number of optimizer steps between updates of an adaptive loss (adafocal, ada_dual_focal,
+            calfocal, ece_ce). Default: an update at each evaluation, or after each epoch if eval_strategy is 'no'.
+        gamma_update_schedule: Instead of gamma_update_steps: the number of optimizer steps between updates from an
+            epoch on, as JSON: '{"25": 100, "40": 1}'. Before the first of these epochs, updates are as by default.
+        gamma_update_samples: With gamma_update_steps or gamma_update_schedule: size of a fixed random subset of the
+            calibration split that is used for updates by steps. Default: the whole split.
+        calibration_method: The calibrator that is fitted to the calibration split and folded into the saved model:
+            auto, temperature, per_label_temperature, vector, matrix, structured_vector, structured_matrix, or none.
+            Default: auto; temperature if temperature_criterion is ece or adaptive_ece, and for heads without a bias;
+            none for causal LMs.
+        temperature_criterion: The metric that a temperature minimises on the calibration split: nll (exact), ece or
+            adaptive_ece (grid 0.1 to 10, as in the papers), or none for no temperature.
+        calibration_strategy: When the calibrator is fitted: at the 'end' of training, or also at each 'evaluate'.
         gather_batch: Compute the penalties that couple the batch (mmce, soft_ece, kde_ece, mdca, avuc) over the
-            micro-batches of all processes instead of each process's own.
-        loss_reduction: 'mean' over the rows of the whole batch of an optimizer step, or, to reproduce the image papers,
-            their 'sum', which goes with max_grad_norm=2.
+            micro-batches of all processes instead of those of each process.
+        loss_reduction: 'mean' over the rows of the whole batch of an optimizer step, or the 'sum', which reproduces
+            the image papers and needs max_grad_norm=2.
 
     Raises:
-        ValueError: for an unknown loss or hyperparameter, or a value out of range, before any data is touched.
+        ValueError: if the loss or a hyperparameter is unknown, or a value is out of range; before data are read.
 
     >>> CalibrationConfig(loss="focal", loss_kwargs={"gamma": 2.0}).make_loss().hyperparameters
     {'gamma': 2.0}
@@ -102,7 +102,7 @@ class CalibrationConfig:
         self.check_calibration()
 
     def check_calibration(self) -> None:
-        """Refuse what is out of range, or does not go together."""
+        """Raise if a value is out of range or two values do not fit together."""
         self.loss_kwargs = read_mapping(self.loss_kwargs)
         for name, options in _OPTIONS.items():
             check_option(name, getattr(self, name), options)
@@ -118,34 +118,34 @@ class CalibrationConfig:
         self.gamma_update_schedule = check_updates(names, *updates)
         self.make_scaler()
         weights = _plain(self.class_weights)
-        if isinstance(weights, list) and weights != ["balanced"]:  # words, on the command line
+        if isinstance(weights, list) and weights != ["balanced"]:  # Strings come from the command line.
             weights = [float(each) if isinstance(each, str) else each for each in weights]
         self.class_weights = "balanced" if weights == ["balanced"] else weights
         self.make_loss()
 
     def settings(self) -> str:
-        """Everything that loss, callbacks and map are made from, to see whether it has changed."""
+        """The settings of loss, callbacks and calibrator, for comparison with earlier settings."""
         names = [*CalibrationConfig.__dataclass_fields__, "label_smoothing_factor"]
         return repr([getattr(self, name, None) for name in names])
 
     def make_loss(self, problem_type: str | None = None, balanced: list[float] | None = None) -> Any:
-        """The `CalibrationLoss` that this describes, for a model's `problem_type`; None goes by the labels' dtype."""
+        """Return the configured `CalibrationLoss` for a model's `problem_type`; with None the labels' dtype decides."""
         name, kwargs = self.loss, dict(self.loss_kwargs or {})  # type: ignore[arg-type]
-        smoothing = getattr(self, "label_smoothing_factor", 0)  # of a Trainer's arguments
+        smoothing = getattr(self, "label_smoothing_factor", 0)  # From the Trainer's arguments.
         if smoothing != 0:
             name, kwargs = "label_smoothing", {"smoothing": smoothing}
         weights: Any = balanced if self.class_weights == "balanced" else self.class_weights
         return make_loss(name, class_weights=weights, problem_type=problem_type, **kwargs)
 
     def make_scaler(self) -> Any:
-        """The scaler, not fitted, that this describes; None for no calibration map."""
+        """Return the configured calibrator, not fitted; None for no calibration."""
         method, criterion = self.calibration_method, self.temperature_criterion
         if method is None:
             method = "auto" if criterion == "nll" else "temperature"
         check_option("calibration_method", method, CALIBRATION_METHODS)
         goes_together = method in ("temperature", "none") or criterion == "nll"
         requirement = "temperature_criterion to be given with calibration_method='temperature' only"
-        way_out = "set calibration_method='none' for no map" if criterion == "none" else "leave it out"
+        way_out = "set calibration_method='none' for no calibrator" if criterion == "none" else "leave it out"
         check(goes_together, requirement, f"{criterion!r} with calibration_method={method!r}", way_out)
         if "none" in (method, criterion):
             return None
@@ -158,18 +158,18 @@ class CalibrationConfig:
 @documented
 @dataclass(repr=False)
 class CalibrationTrainingArguments(CalibrationConfig, TrainingArguments):
-    """Arguments of `CalibrationTrainer`: those of `TrainingArguments`, plus the loss and the calibration map.
+    """Arguments of `CalibrationTrainer`: those of `TrainingArguments`, the loss and the calibrator.
 
-    Also from the command line (`transformers.HfArgumentParser`), or a YAML file with overrides (`parse_arguments`).
+    `transformers.HfArgumentParser` reads them from the command line, `parse_arguments` from a YAML file with overrides.
 
-    With `load_best_model_at_end`, `metric_for_best_model` may be one of the calibration metrics
-    (`eval_adaptive_ece`, `eval_nll`, ...); the smaller is then the better, unless `greater_is_better` says
-    otherwise. Those of the calibration map (`eval_nll_calibrated`, ...) need `calibration_strategy="evaluate"`.
-    With an adaptive loss the default is `nll`: the loss itself is another one at each evaluation.
+    With `load_best_model_at_end`, `metric_for_best_model` may be a calibration metric (`eval_adaptive_ece`, `eval_nll`,
+    ...); smaller values are then better, unless `greater_is_better` is set. Metrics of the calibrator
+    (`eval_nll_calibrated`, ...) need `calibration_strategy="evaluate"`. With an adaptive loss the default is `nll`,
+    because the loss itself changes between evaluations.
 
     Args:
         answer_options: For a causal language model that answers with one of a few tokens, such as ' A' ' B' ' C' ' D':
-            loss, metrics and temperature are over these. Each row has one of them as its only label.
+            loss, metrics and temperature use only these tokens. Each row has one of them as its only label.
 
     >>> CalibrationTrainingArguments("out", loss="focal", report_to="none").make_loss().hyperparameters
     {'gamma': 3.0}
@@ -185,7 +185,7 @@ class CalibrationTrainingArguments(CalibrationConfig, TrainingArguments):
             self.metric_for_best_model = "nll"
         metric = self.metric_for_best_model or ""
         if self.greater_is_better is None and lower_is_better(metric):
-            self.greater_is_better = False  # the base class takes all but losses for scores
+            self.greater_is_better = False  # The base class assumes that larger is better except for losses.
         TrainingArguments.__post_init__(self)
         self.check_calibration()
         smoothing = self.label_smoothing_factor
@@ -200,7 +200,7 @@ class CalibrationTrainingArguments(CalibrationConfig, TrainingArguments):
 
 @contextmanager
 def hub_token_left_out() -> Iterator[None]:
-    """Within it, pickled arguments have no `hub_token`: `training_args.bin` is uploaded beside the model."""
+    """A context in which pickled arguments have no `hub_token`, as `training_args.bin` is uploaded with the model."""
     outer = _saved_with_a_model.set(True)
     try:
         yield
@@ -209,13 +209,13 @@ def hub_token_left_out() -> Iterator[None]:
 
 
 def _plain(value: Any) -> Any:
-    """A number of NumPy or PyTorch, or an array of them, as JSON can hold it; infinity as "inf"."""
+    """A number or array of NumPy or PyTorch in JSON types; infinity is "inf"."""
     plain = value.tolist() if hasattr(value, "tolist") else [*value] if isinstance(value, tuple) else value
     return "inf" if isinstance(plain, float) and plain == math.inf else plain
 
 
 def _from_json(value: Any) -> Any:
-    """A text of the command line parsed as JSON; what is none stays as it is, for the check that follows to refuse."""
+    """A string of the command line parsed as JSON; other strings stay unchanged, and a later check rejects them."""
     try:
         return json.loads(value) if isinstance(value, str) else value
     except json.JSONDecodeError:
@@ -223,7 +223,7 @@ def _from_json(value: Any) -> Any:
 
 
 def read_mapping(value: Any) -> dict[str, Any] | None:
-    """Hyperparameters, which are JSON on the command line."""
+    """Return the mapping of hyperparameters, which is a JSON string on the command line."""
     given = _from_json(value)
     requirement = "loss_kwargs to be a mapping of hyperparameters, or JSON of one"
     fits = given is None or isinstance(given, dict)

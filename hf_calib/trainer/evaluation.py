@@ -1,4 +1,4 @@
-"""One pass of a trainer's model over a dataset: its calibration sums, and its logits only where they are asked for."""
+"""A pass of a trainer's model over a dataset: its calibration sums and, if requested, its logits."""
 
 from __future__ import annotations
 
@@ -33,41 +33,41 @@ from hf_calib.scaling.affine import AffineMap
 from hf_calib.scaling.saved_map import temperature_of
 from hf_calib.trainer import labels as of_labels
 
-_SUMMED_AT_ONCE = 2**16  # logits, at least
-_MAPPED_AT_ONCE = 2**20  # logits: their copy stays small, however large batch and vocabulary are
+_SUMMED_AT_ONCE = 2**16  # At least this many logits.
+_MAPPED_AT_ONCE = 2**20  # It limits the copy of logits for large batches and vocabularies.
 Arrays = tuple[NDArray[Any], NDArray[Any]]
 
 
 @dataclass(eq=False)
 class Evaluation:
-    """Takes the batches of a pass on this process; ends with the same numbers on every process."""
+    """The batches of a pass on this process, which end in the same metrics on every process."""
 
-    # What a report on them costs stays below 80 MB and half a minute, of which its resampling of rows takes most where
-    # classes are few: each row counts as this many values at least, so there are 50,000 at most.
+    # A report on this many values needs less than 80 MB and half a minute. With few classes, most of the time is for
+    # resampling rows, so each row counts as at least this many values, and there are at most 50,000 rows.
     FEW_VALUES: ClassVar[int] = 20_000_000
     VALUES_OF_A_ROW: ClassVar[int] = 400
-    # A temperature's standard error is below 1% with so many tokens, and so many logits take half a GiB in float32.
+    # With this many tokens a temperature's standard error is below 1%; this many logits need half a GiB in float32.
     MOST_TOKENS: ClassVar[int] = 20_000
     MOST_LOGITS: ClassVar[int] = 2**27
 
     accelerator: Accelerator
     prefix: str = ""
     n_bins: int = 15
-    keep_values: float = 0  # of logits, at most
-    sample_tokens: bool = False  # keep a random sample of them: a vocabulary's logits would fill the memory
+    keep_values: float = 0  # The most logits to keep.
+    sample_tokens: bool = False  # Keep a random sample, because logits of a vocabulary are large.
     dataset: Any = None
-    calibration_map: Any = None  # a fitted scaler that folds, whose metrics are computed beside the raw ones
+    calibration_map: Any = None  # A fitted calibrator, whose metrics are computed, too.
 
     def __post_init__(self) -> None:
         self.raw: StreamingCalibration | None = None
         self.calibrated: StreamingCalibration | None = None
         self.rows: list[tuple[Tensor, Tensor]] = []
-        self.lengths: list[Tensor] = []  # of the sentences in `rows`, where labels are of tokens
+        self.lengths: list[Tensor] = []  # Lengths of the sentences in `rows` of tokens.
         self._waiting, self._n_waiting = list[tuple[Tensor, Tensor]](), 0
-        self._n_rows, self._share = 0, 1.0  # and of the labelled tokens, the share that is kept
+        self._n_rows, self._share = 0, 1.0  # The share of labelled tokens that is kept.
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
-        """Take a batch: logits (N, ..., C), labels (N, ...), or float labels like the logits (multi-label)."""
+        """Add a batch: logits (N, ..., C) with labels (N, ...), or with float labels of their shape if multi-label."""
         logits, multi_label = logits.detach(), labels.is_floating_point()
         if self.raw is None:
             self.raw = StreamingCalibration(n_bins=self.n_bins, multi_label=multi_label)
@@ -76,10 +76,10 @@ class Evaluation:
                 self.calibrated = StreamingCalibration(n_bins=self.n_bins, multi_label=multi_label)
                 self._mapped = on_device(self.calibration_map.affine_map(), logits)
             if multi_label and self.keep_values < math.inf:
-                self.keep_values = 0  # there is no report that resamples these
+                self.keep_values = 0  # No report resamples these.
         if self.keep_values and labels.dim() == 2 and not (multi_label or self.sample_tokens):
             self.lengths.append(self.accelerator.gather_for_metrics((labels != IGNORE_INDEX).sum(dim=1)))
-        # The last batch is filled up with repeats, to be even over processes.
+        # The last batch is filled up with repeats, so that processes have equal batches.
         state, n_own = self.accelerator.gradient_state, len(labels)
         if state.end_of_dataloader and state.remainder > 0:
             n_own = of_labels.n_own_rows(state.remainder, self.accelerator.process_index, n_own)
@@ -87,12 +87,12 @@ class Evaluation:
         targets = labels[:n_own].reshape(rows.shape if multi_label else -1)
         self._waiting.append((rows, targets))
         self._n_waiting += rows.numel()
-        gathers = self.keep_values and self.accelerator.num_processes > 1  # each batch, to keep the order
+        gathers = self.keep_values and self.accelerator.num_processes > 1  # to keep the order
         if gathers or self._n_waiting >= _SUMMED_AT_ONCE:
             self._sum_up()
 
     def _sum_up(self) -> None:
-        """Add the batches that wait to the sums: one update takes as long as one of a small batch."""
+        """Add the waiting batches to the sums in one update, which takes no longer than that of a small batch."""
         if self._waiting and self.raw is not None:
             rows, targets = (torch.cat(parts) for parts in zip(*self._waiting, strict=True))
             self._waiting, self._n_waiting = [], 0
@@ -105,12 +105,12 @@ class Evaluation:
                 self._keep(rows, targets)
 
     def _keep(self, logits: Tensor, labels: Tensor) -> None:
-        """Gather the labelled rows of a batch, in the order of the dataset."""
+        """Gather the labelled rows of a batch in the order of the dataset."""
         known = _labelled(labels)
         if self._share < 1:
             known &= torch.rand(len(known), generator=self._random, device=known.device) < self._share
         logits, labels = logits[known].float(), labels[known]
-        if self.accelerator.num_processes > 1:  # each has another number of rows
+        if self.accelerator.num_processes > 1:  # Processes have different numbers of rows.
             pad = partial(self.accelerator.pad_across_processes, pad_index=IGNORE_INDEX)
             logits, labels = self.accelerator.gather((pad(logits), pad(labels)))
             known = _labelled(labels)
@@ -124,7 +124,7 @@ class Evaluation:
             self.keep_values, self.rows, self.lengths = 0, [], []
 
     def _halve(self) -> None:
-        """Keep a random half of the tokens, the same on every process, and of those to come a smaller share."""
+        """Keep a random half of the tokens, the same on every process, and a smaller share of later tokens."""
         self._share /= 2
         generator = torch.Generator().manual_seed(int(1 / self._share))
         kept = torch.rand(self._n_rows, generator=generator) < 0.5
@@ -133,7 +133,7 @@ class Evaluation:
         self._n_rows = int(kept.sum())
 
     def finish(self) -> None:
-        """Merge the processes; called by all of them, once, after the last batch."""
+        """Merge the sums of the processes; each calls it once, after the last batch."""
         self._sum_up()
         for state in self._states():
             state.all_reduce()
@@ -142,25 +142,25 @@ class Evaluation:
             self.rows = [(logits, labels)]
 
     def metrics(self) -> dict[str, float]:
-        """The calibration metrics of the pass, by log key; none where no batch had labels."""
+        """Return the calibration metrics of the pass by log key; empty if no batch had labels."""
         endings = zip(("", "_calibrated"), self._states(), strict=False)
         found = {f"{self.prefix}_{k}{end}": v for end, state in endings for k, v in _compute(state).items()}
         temperature = None if self.calibrated is None else temperature_of(self.calibration_map)
         return found | ({} if temperature is None else {"temperature": temperature})
 
     def logits_and_labels(self) -> Arrays:
-        """(N, C) float32 logits and the labels of all rows that are not ignored, if logits were kept.
+        """Return the logits (N, C) float32 and the labels of all rows that are not ignored, if logits were kept.
 
-        Multi-label rows count if one of their decisions does; the others are -100.
+        A multi-label row counts if any of its decisions does; unknown decisions are -100.
         """
         check_labelled(bool(self.rows) and len(self.rows[0][1]) > 0)
         logits, labels = self.rows[0]
         return logits.numpy(), labels.numpy()
 
     def predictions(self, names: Mapping[int, str]) -> Predictions:
-        """`logits_and_labels` with the names of the classes by their numbers; logits may be NaN.
+        """Return `logits_and_labels` with the class names by class index; logits may be NaN.
 
-        Where labels are of tokens, `sentences` (N,) is the number of each one's sentence.
+        For labels of tokens, `sentences` (N,) is the index of each token's sentence.
         """
         logits, labels = self.logits_and_labels()
         class_names = tuple(str(names.get(i, i)) for i in range(logits.shape[1]))
@@ -174,15 +174,15 @@ class Evaluation:
 
 
 def _labelled(labels: Tensor) -> Tensor:
-    """(N,) whether labels (N,), or one of (N, C), are not ignored."""
+    """The mask (N,) of rows whose label (N,), or any of (N, C), is not ignored."""
     known = labels != IGNORE_INDEX
     return known.any(dim=1) if known.dim() == 2 else known
 
 
 def on_device(mapping: AffineMap, logits: Tensor) -> Callable[[Tensor], Tensor]:
-    """A map of logits (N, C) like these, in float32, or in float64 if they are; -inf stays -inf."""
+    """The calibrator as a function of logits (N, C) like these, in float32 or their float64; -inf stays -inf."""
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    # In two steps: the device may have no float64.
+    # There are two steps because the device may not support float64.
     parts = [None if part is None else torch.as_tensor(part).to(dtype).to(logits.device) for part in mapping]
 
     @torch.no_grad()
@@ -203,14 +203,14 @@ def on_device(mapping: AffineMap, logits: Tensor) -> Callable[[Tensor], Tensor]:
 def _compute(state: StreamingCalibration) -> dict[str, float]:
     try:
         return state.compute()
-    except ValueError as error:  # a model that has diverged: say so, but leave the decision to the user
+    except ValueError as error:  # The model has diverged; the user decides what to do.
         logged = "They are logged as NaN. Check the model's logits and the labels."
         warnings.warn(f"This evaluation has no calibration metrics: {error}. {logged}", stacklevel=2)
         return dict.fromkeys(LOGGED_METRICS, math.nan)
 
 
 def check_labelled(found: bool) -> None:
-    """Refuse a split without labels, to fit gammas or a map on."""
+    """Raise if a split for gammas or the calibrator has no labels."""
     check(found, "the calibration split to have labelled examples", "none", "check its label column")
 
 
@@ -220,14 +220,14 @@ def check_labelled(found: bool) -> None:
 def run(
     trainer: Any, current: Evaluation, loop: Callable[..., EvalLoopOutput], loader: Any, loss_only: bool
 ) -> EvalLoopOutput:
-    """A pass by the trainer's `evaluation_loop`, whose hook for the logits is where each batch is taken."""
-    if isinstance(get_sampler(loader), LengthGroupedSampler):  # which is for training
+    """Run the trainer's `evaluation_loop`, whose hook for the logits reads each batch."""
+    if isinstance(get_sampler(loader), LengthGroupedSampler):  # That sampler is for training.
         loader.set_sampler(SequentialSampler(loader.dataset))
     hooks = trainer.preprocess_logits_for_metrics, trainer.compute_metrics
     next_token = is_causal(trainer.accelerator.unwrap_model(trainer.model))
 
     def take(logits: Any, labels: Any) -> Any:
-        seen = vars(trainer).pop("seen", None)  # what a compute_loss of ours read of this batch
+        seen = vars(trainer).pop("seen", None)  # Our compute_loss has read this batch.
         if seen is None and isinstance(labels, Tensor):
             seen = logits_of(logits), of_labels.aligned_labels(labels, next_token=next_token)
         if seen is not None:
@@ -247,22 +247,22 @@ def run(
 
 
 def loader_of(trainer: Any, dataset: Any, n_samples: int | None) -> Any:
-    """A loader of a dataset, or of a fixed random subset; made once, since accelerate remembers every one."""
-    made = vars(trainer).setdefault("loaders_of_splits", {})  # with the datasets, whose ids are kept by that
+    """The loader of a dataset or of a fixed random subset, made once, because accelerate keeps every loader."""
+    made = vars(trainer).setdefault("loaders_of_splits", {})  # It keeps the datasets and their ids.
     if (id(dataset), n_samples) not in made:
         rows = dataset
         if n_samples is not None and n_samples < len(dataset):
             generator = torch.Generator().manual_seed(trainer.args.seed)
             rows = Subset(dataset, torch.randperm(len(dataset), generator=generator)[:n_samples].tolist())
-        # get_eval_dataloader would, with persistent workers, give the loader of the evaluation set.
+        # With persistent workers, get_eval_dataloader would return the loader of the evaluation set.
         made[id(dataset), n_samples] = dataset, trainer.get_test_dataloader(rows)
     return made[id(dataset), n_samples][1]
 
 
 def held_out(trainer: Any, split: Any, current: Evaluation, *, n_samples: int | None = None) -> Evaluation:
-    """A pass over a split in the middle of a training, or over a fixed random subset of it.
+    """Run a pass over a split, or a fixed random subset of it, during training.
 
-    Mode, random streams, log and progress bars of the training are left as found.
+    Mode, random states, log and progress bars of the run are unchanged afterwards.
     """
     loader, handler = loader_of(trainer, split, n_samples), trainer.callback_handler
     modes = [(module, module.training) for module in trainer.model.modules()]

@@ -1,4 +1,4 @@
-"""Labels as the loss and the metrics read them; of a judge, a few options at one position of each row."""
+"""Labels in the form that losses and metrics read, and the answer options of a judge."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from hf_calib._errors import check, few
 from hf_calib.language_models.label_tokens import is_causal, keeps_positions, option_tokens, without_adapters
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 
-PLACES = "answer_places"  # in a batch of a judge: (N,) the position whose logits are for the answer
+PLACES = "answer_places"  # (N,) in a judge's batch: the position whose logits predict the answer.
 
 
 class Labels(NamedTuple):
     """The labels of a split, flattened."""
 
     values: NDArray[Any]
-    rows: NDArray[np.int64]  # the row of each value
-    missing: NDArray[np.int64]  # rows where a label is None
+    rows: NDArray[np.int64]  # The row of each value.
+    missing: NDArray[np.int64]  # Rows with a label of None.
 
 
 def read_labels(dataset: Any, label_key: str) -> Labels | None:
-    """The labels of a `datasets.Dataset` from its column; None for other datasets."""
+    """Return the labels of a `datasets.Dataset` from its column; None for other datasets."""
     columns = dataset.column_names if isinstance(dataset, datasets.Dataset) else ()
     name = next((name for name in (label_key, "label", "label_ids") if name in columns), None)
     if name is None:
         return None
     values = dataset.with_format("arrow")[name][:].combine_chunks()
     rows, missing = np.arange(len(values)), []
-    while True:  # of lists: one label per token or class
+    while True:  # Lists have one label per token or class.
         absent = values.is_null().to_numpy(zero_copy_only=False)
         missing.append(rows[absent])
         if not hasattr(values, "value_parent_indices"):
@@ -49,7 +49,7 @@ def read_labels(dataset: Any, label_key: str) -> Labels | None:
 
 
 def balanced_weights(trainer: Any) -> list[float]:
-    """Weights N / (C n_c) of the training split, which give every class the same share of the loss."""
+    """Return weights N / (C n_c) of the training split, which give every class the same share of the loss."""
     found, way_out = read_labels(trainer.train_dataset, trainer.label_key), "give one number per class"
     counted = np.empty(0) if found is None or trainer.answers is not None else found.values
     requirement = "class_weights to be given as numbers where the training split has no class indices"
@@ -63,7 +63,7 @@ def balanced_weights(trainer: Any) -> list[float]:
 
 
 def aligned_labels(labels: Tensor, *, next_token: bool) -> Tensor:
-    """Labels at the positions of their logits: shifted for `next_token`; (N, 1) class indices become (N,).
+    """Return labels at the positions of their logits: shifted for `next_token`; (N, 1) class indices become (N,).
 
     >>> aligned_labels(torch.tensor([[5, 6, 7]]), next_token=True)
     tensor([[   6,    7, -100]])
@@ -74,16 +74,16 @@ def aligned_labels(labels: Tensor, *, next_token: bool) -> Tensor:
     return labels.squeeze(1) if one_column else labels
 
 
-# ---- Rows that are repeated, so that all processes have equal batches ----
+# ---- Repeated rows, which give all processes equal batches ----
 
 
 def n_own_rows(rows_left: int, process: int, size: int) -> int:
-    """Of a process's `size` rows in the last batch, those that are not repeats."""
+    """Return how many of a process's `size` rows in the last batch are not repeats."""
     return min(max(rows_left - process * size, 0), size)
 
 
 def ignore_repeated_rows(batch: Any, key: str, loader: Any, accelerator: Accelerator) -> None:
-    """Ignore the rows that accelerate adds from the start of the epoch to the last batch of a loader."""
+    """Ignore the rows from the start of the epoch that accelerate adds to the last batch of a loader."""
     shards = getattr(loader, "batch_sampler", None)
     is_last = accelerator.gradient_state.end_of_dataloader and key in batch
     if not (is_last and isinstance(shards, BatchSamplerShard)) or shards.num_processes == 1:
@@ -95,17 +95,17 @@ def ignore_repeated_rows(batch: Any, key: str, loader: Any, accelerator: Acceler
         labels = labels.clone() if labels.is_floating_point() else labels.long().clone()
         if len(labels) == size:
             labels[n_own:] = IGNORE_INDEX
-        elif n_own < size:  # rows end to end in one, without padding: each begins at position 0
+        elif n_own < size:  # Packed rows without padding each begin at position 0.
             starts = (batch["position_ids"][0] == 0).nonzero() if "position_ids" in batch else [0]
             labels[:, starts[n_own] if n_own < len(starts) else labels.shape[1] :] = IGNORE_INDEX
         batch[key] = labels
 
 
 def number_of_classes(model: Any) -> int | None:
-    """The model's number of labels, for a language model the size of its vocabulary; None if it does not say."""
+    """Return the model's number of labels, or the vocabulary size of a language model; None if unknown."""
     model = without_adapters(model)
     name, config = type(model).__name__, getattr(model, "config", None)
-    if name.endswith("ForMultipleChoice"):  # its classes are the choices of each question
+    if name.endswith("ForMultipleChoice"):  # The classes are the choices of each question.
         return None
     if name.endswith("ForMaskedLM") or getattr(model, "can_generate", bool)():
         return getattr(config.get_text_config(), "vocab_size", None)  # type: ignore[union-attr]
@@ -116,7 +116,7 @@ def number_of_classes(model: Any) -> int | None:
 
 
 class AnswerOptions:
-    """Reads classes off token labels, and their logits off a language model at the answers' positions."""
+    """Conversion of token labels to option indices, and of a language model's logits to those of the options."""
 
     def __init__(self, model: Any, tokenizer: Any, texts: Sequence[str]) -> None:
         requirement = "the model to be a causal language model for answer_options"
@@ -130,7 +130,7 @@ class AnswerOptions:
         self._keeps_positions = keeps_positions(model)
 
     def batch(self, collator: Callable[[Any], Any], rows: Any) -> dict[str, Any]:
-        """A collated batch whose labels (N, L) of tokens have become the option of each row (N,), and its place."""
+        """Return a collated batch with the option (N,) and its place instead of token labels (N, L)."""
         batch = collator(rows)
         labels = batch["labels"]
         counted = labels != IGNORE_INDEX
@@ -145,7 +145,7 @@ class AnswerOptions:
         return batch
 
     def logits(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        """(N, K) the options' logits before the answer of each row; the model makes no others where it can."""
+        """Return the options' logits (N, K) before each row's answer; if possible, the model computes no others."""
         inputs = dict(inputs)
         places = inputs.pop(PLACES)
         if self._keeps_positions:
@@ -154,7 +154,7 @@ class AnswerOptions:
         return model(**inputs).logits[rows, places][:, self.tokens]
 
     def check(self, labels: Labels, role: str) -> None:
-        """Refuse a split that has not one option's token as the label of each row, before any training."""
+        """Raise before training unless each row of a split has exactly one option token as its label."""
         counted = labels.values != IGNORE_INDEX
         values, rows = labels.values[counted], labels.rows[counted]
         wrong = ~np.isin(values, self.tokens)

@@ -1,4 +1,4 @@
-"""What a training writes: tables of losses, models as trained and calibrated, records, reports and cards."""
+"""Files of a run: tables of losses, models as trained and calibrated, records, reports and cards."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ REPORT = f"{REPORT_FOLDER}/report.json"
 
 
 def save_loss_state(loss: AdaptiveLoss, directory: str | os.PathLike[str]) -> None:
-    """Write the loss's table into the directory, with the loss's name and hyperparameters: all of it or nothing."""
+    """Write the loss's table with its name and hyperparameters to the directory, completely or not at all."""
     table = {name: value.contiguous() for name, value in loss.state_dict().items()}
     metadata = {"loss": loss.name, "hyperparameters": json.dumps(loss.hyperparameters)}
     with whole_file(Path(directory) / LOSS_STATE_NAME) as unfinished:
@@ -52,7 +52,7 @@ def save_loss_state(loss: AdaptiveLoss, directory: str | os.PathLike[str]) -> No
 
 
 def load_loss_state(loss: AdaptiveLoss, directory: str | os.PathLike[str]) -> None:
-    """Restore the table that `save_loss_state` wrote, here or where a push puts it, if it is of this very loss."""
+    """Restore the table of `save_loss_state`, also from the place of a push, if it is of the same loss."""
     paths = Path(directory, LOSS_STATE_NAME), Path(directory, PUSHED_LOSS_STATE)
     found = [path for path in paths if path.is_file()]
     got = "no such file, without which the loss would start over"
@@ -64,7 +64,7 @@ def load_loss_state(loss: AdaptiveLoss, directory: str | os.PathLike[str]) -> No
             recorded = file.metadata() or {}
             table = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         ours, theirs = json.loads(json.dumps(loss.hyperparameters)), json.loads(recorded["hyperparameters"])
-        # One that the file does not have was added after it was written.
+        # A tensor that is missing was introduced after the file was written.
         if recorded["loss"] != loss.name or any(ours.get(name) != value for name, value in theirs.items()):
             raise ValueError(f"the table of loss {recorded['loss']!r} with {theirs}")
         loss.load_state_dict(table)
@@ -74,14 +74,14 @@ def load_loss_state(loss: AdaptiveLoss, directory: str | os.PathLike[str]) -> No
 
 
 def newest_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
-    """The newest checkpoint that was written to its end, the Trainer's state; None if there is none."""
+    """The newest complete checkpoint, whose last file is the Trainer's state; None if there is none."""
     states = Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*/{TRAINER_STATE_NAME}")
     steps = {path: path.parent.name.rpartition("-")[2] for path in states}
     for path in sorted((p for p in steps if steps[p].isdecimal()), key=lambda p: -int(steps[p])):
         try:
             json.loads(path.read_text(encoding="utf-8"))
             return str(path.parent)
-        except ValueError:  # cut short
+        except ValueError:  # The file is incomplete.
             continue
     return None
 
@@ -90,7 +90,7 @@ def newest_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
 
 
 def warn_not_folded(trainer: Any) -> None:
-    """Say once that a model is saved as trained, although there is a map."""
+    """Log once that a model is saved as trained although there is a calibrator."""
     if trainer.fitted_map is not None and not trainer.said_not_folded and trainer.is_world_process_zero():
         trainer.said_not_folded = True
         logger.warning(
@@ -101,7 +101,7 @@ def warn_not_folded(trainer: Any) -> None:
 
 
 def save_beside(trainer: Any, folder: Path) -> None:
-    """Write the gammas and the map beside a saved model; those of an earlier training are not this model's."""
+    """Write gammas and calibrator next to a saved model, and remove those of an earlier run."""
     fitted = trainer.fitted_map
     if isinstance(trainer.calibration_loss, AdaptiveLoss):
         save_loss_state(trainer.calibration_loss, folder)
@@ -114,7 +114,7 @@ def save_beside(trainer: Any, folder: Path) -> None:
 
 
 def save_calibrated(trainer: Any, output_dir: str | os.PathLike[str]) -> None:
-    """Save the model with its map folded in, over anything: a push replaces what the training has left."""
+    """Save the model with the folded calibrator, over anything: a push replaces the files of the run."""
     fitted = trainer.fitted_map
     got = "no map" if trainer.calibration_config.make_scaler() is None else "none yet"
     way_out = "train with a calibration_dataset, or call fit_calibration_map()"
@@ -136,7 +136,7 @@ def save_calibrated(trainer: Any, output_dir: str | os.PathLike[str]) -> None:
 
 
 def push(trainer: Any, message: str | None, card: dict[str, Any]) -> Any:
-    """Save the calibrated model and its card in the output folder, and push that in one commit."""
+    """Save the calibrated model and its card in the output folder, and push it in one commit."""
     args, create_pr = trainer.args, card.pop("create_pr", False)
     about = {"message": message or "End of training", "create_pr": create_pr}
     about["run_as_future"] = not card.pop("blocking", True)
@@ -147,12 +147,12 @@ def push(trainer: Any, message: str | None, card: dict[str, Any]) -> Any:
     trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
     repo_id = trainer.hub_model_id or args.hub_model_id or Path(args.output_dir).absolute().name
     running = getattr(trainer, "push_in_progress", None)
-    if running is not None:  # one of the training's own, which reads the same folder
+    if running is not None:  # A push of the Trainer reads the same folder.
         running.wait_until_done()
     save_calibrated(trainer, args.output_dir)
 
     def upload() -> Any:
-        # With its owner, without whom the card's lines would not find it.
+        # The name needs its owner, so that the card's code works.
         trainer.hub_model_id = with_owner(repo_id, about["token"])
         if isinstance(trainer.calibration_loss, AdaptiveLoss):
             save_loss_state(trainer.calibration_loss, args.output_dir)
@@ -166,7 +166,7 @@ def push(trainer: Any, message: str | None, card: dict[str, Any]) -> Any:
 
 
 def raise_everywhere(work: Callable[[], Any], *, here: bool) -> Any:
-    """Do some work on this process or on others; where it fails, all of them raise, and none waits for it."""
+    """Run work on this process or others; if it fails, all processes raise, so that none waits forever."""
     done, failed = None, None
     try:
         done = work() if here else None
@@ -181,7 +181,7 @@ def raise_everywhere(work: Callable[[], Any], *, here: bool) -> Any:
 
 
 def complete_card(trainer: Any) -> None:
-    """Repair the stock card, and add the section on calibration once a map is fitted."""
+    """Correct the stock card, and add the section on calibration if a calibrator is fitted."""
     if not trainer.is_world_process_zero():
         return
     folder, base_model = Path(trainer.args.output_dir), getattr(trainer.model_config, "_name_or_path", None)
@@ -195,7 +195,7 @@ def complete_card(trainer: Any) -> None:
 
 
 def about_map(trainer: Any, scaler: Any, split: str, n_examples: int) -> dict[str, Any]:
-    """What calibration.json says beside a map: the loss, the rows and the base model, as far as they are recorded."""
+    """The further entries of calibration.json: the loss, the rows and the base model, as far as recorded."""
     loss, held_out, names = trainer.calibration_loss, trainer.calibration_split, trainer.class_names
     own = "evaluation" if trainer.calibration_dataset is None else "calibration"
     rows = _described(held_out)
@@ -215,13 +215,13 @@ def about_map(trainer: Any, scaler: Any, split: str, n_examples: int) -> dict[st
         "folded": False,
         "data": {role: rows for role, rows in roles.items() if rows},
         "base_model": base if is_hub_name(base) else None,
-        "class_names": [names[number] for number in sorted(names)],  # which adapters do not know
+        "class_names": [names[number] for number in sorted(names)],  # Adapters do not have them.
     }
     return {key: value for key, value in known.items() if value is not None}
 
 
 def _described(dataset: Any) -> dict[str, Any]:
-    """How many rows, but for a stream; and the name, with its owner where the files came from the Hub."""
+    """The number of rows, except for a stream, and the name, with its owner if the files are from the Hub."""
     info, found = getattr(dataset, "info", None), {}
     with suppress(TypeError, NotImplementedError):
         found["n"] = len(dataset)
@@ -232,14 +232,14 @@ def _described(dataset: Any) -> dict[str, Any]:
 
 
 def with_map(trainer: Any) -> Any:
-    """The last evaluation, if it measured the map that the trainer has now."""
+    """The last evaluation, if it was with the trainer's current calibrator."""
     evaluation = trainer.last_evaluation
     measured = evaluation is not None and evaluation.calibrated is not None
     return evaluation if measured and evaluation.calibration_map is trainer.calibration_map else None
 
 
 def measured(trainer: Any) -> dict[str, Any]:
-    """The entry "metrics" of calibration.json: the metrics before and after the map, on which rows."""
+    """The entry "metrics" of calibration.json: the metrics before and after calibration, and their rows."""
     evaluation = with_map(trainer)
     if evaluation is None:
         return {}
@@ -252,9 +252,9 @@ def measured(trainer: Any) -> dict[str, Any]:
 
 
 def report_of(trainer: Any, outside: Mapping[str, Any] | None = None) -> CalibrationReport | None:
-    """The report on the last evaluation, before and after a map, with sections on logits (N, C) from outside by name.
+    """Return the report on the last evaluation before and after calibration, with sections on OOD logits by name.
 
-    None where no logits were kept, and as for `report_on`.
+    It is None if no logits were kept, and in the cases of `report_on`.
     """
     evaluation, scaler = trainer.last_evaluation, trainer.calibration_map
     if evaluation is None or not evaluation.rows:
@@ -273,9 +273,9 @@ def report_of(trainer: Any, outside: Mapping[str, Any] | None = None) -> Calibra
 def report_on(
     trainer: Any, predictions: Predictions, scaler: Any, name: str | None = None
 ) -> CalibrationReport | None:
-    """The report on logits, before and after a fitted scaler or None; by default its name is the loss's.
+    """Return the report on logits before and after a fitted calibrator or None; the default name is the loss's.
 
-    None without finite logits, and for soft labels of a multi-label model, which are neither 0 nor 1.
+    It is None without finite logits, and for multi-label labels that are neither 0 nor 1.
     """
     logits: Any = predictions.logits
     hard = predictions.labels.ndim == 1 or np.isin(predictions.labels, (0, 1, -100)).all()
@@ -288,14 +288,14 @@ def report_on(
 def write_results(
     trainer: Any, folder: Path, outside: Mapping[str, Any] | None = None
 ) -> CalibrationReport | None:
-    """Write what the last evaluation showed into the folder of a model with the trainer's map, where the card looks.
+    """Write the results of the last evaluation to the folder of a model with the trainer's calibrator, for the card.
 
-    Returns the report in the folder `calibration`; None, and only metrics, where no logits of this map were kept.
+    Return the report in the folder `calibration`, or None, with only metrics written, if no such logits were kept.
     """
     path, fitted, evaluation = folder / MAP_NAME, trainer.fitted_map, with_map(trainer)
     if not is_in(fitted, path):
         save_map(fitted.scaler, path, fitted.about)
-    (folder / REPORT).unlink(missing_ok=True)  # of an earlier evaluation
+    (folder / REPORT).unlink(missing_ok=True)  # It is of an earlier evaluation.
     record = json.loads(path.read_text(encoding="utf-8"))
     record.pop("metrics", None)
     record |= {key: value for key, value in fitted.about.items() if key != "folded"} | measured(trainer)
@@ -310,7 +310,7 @@ def write_results(
 
 
 def _rows(trainer: Any, evaluation: Any) -> dict[str, Any]:
-    """Which rows an evaluation was on, and how many of them the map was fitted on."""
+    """The rows of an evaluation, and the number of rows to which the calibrator was fitted."""
     dataset, raw, precision = evaluation.dataset, evaluation.raw, trainer.accelerator.mixed_precision
     is_train = dataset is not None and dataset is trainer.train_dataset
     split = "evaluation" if evaluation.prefix == "eval" else evaluation.prefix
@@ -318,7 +318,7 @@ def _rows(trainer: Any, evaluation: Any) -> dict[str, Any]:
     if precision in ("bf16", "fp16"):
         rows["autocast"] = precision
     if raw is not None and not raw.multi_label:
-        rows["n"] = len(raw.top_label.correct)  # of tokens
+        rows["n"] = len(raw.top_label.correct)  # The number of tokens.
     if dataset is not None and dataset is trainer.calibration_split:
         rows["seen"] = rows.get("n") or trainer.fitted_map.about["n_examples"]
     return rows

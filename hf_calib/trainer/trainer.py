@@ -1,4 +1,4 @@
-"""`CalibrationTrainer`: the Hugging Face Trainer with a calibration loss, metrics and a calibration map."""
+"""`CalibrationTrainer`: the Hugging Face Trainer with a calibration loss, metrics and a calibrator."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from hf_calib.trainer.saving import load_loss_state, newest_checkpoint
 
 
 class CalibrationMixin(Trainer):
-    """The calibration of a `Trainer`: put it before any subclass, `class Mine(CalibrationMixin, TheirTrainer)`.
+    """Mixin that adds calibration to a subclass of `Trainer`: `class Mine(CalibrationMixin, TheirTrainer)`.
 
-    `CalibrationTrainer`, which says what it adds, is this with the stock `Trainer`. One that makes its batches or its
-    logits in its own way overrides `logits_and_labels`; one with a `compute_loss` of its own is left alone, and its
-    evaluations have the metrics where its `prediction_step` returns logits and labels. With `compute_loss_func` the
-    loss is that function, scaled as the stock Trainer does.
+    `CalibrationTrainer` is the mixin with the stock `Trainer`, and describes what it adds. If a trainer makes its
+    batches or logits in another way, override `logits_and_labels`. A trainer with its own `compute_loss` keeps it, and
+    its evaluations have the metrics if its `prediction_step` returns logits and labels. With `compute_loss_func` the
+    loss is that function, scaled as in the stock Trainer.
 
     Args:
-        calibration: the `CalibrationConfig`, where the trainer's arguments are not one; others as `CalibrationTrainer`.
+        calibration: a `CalibrationConfig`, if `args` has no such fields; other arguments as in `CalibrationTrainer`.
     """
 
     args: Any
@@ -49,10 +49,10 @@ class CalibrationMixin(Trainer):
     fitted_map: SavedMap | None = None
     last_evaluation: Evaluation | None = None
     answers: AnswerOptions | None = None
-    not_for_the_model: tuple[str, ...] = (PLACES,)  # tensors of a batch, besides the labels
-    example_batch: dict[str, Tensor] | None = None  # that a folded head is checked on
+    not_for_the_model: tuple[str, ...] = (PLACES,)  # Tensors of a batch other than labels.
+    example_batch: dict[str, Tensor] | None = None  # A folded head is checked on it.
     said_not_folded = False
-    during_training = False  # from its begin until a callback ends it after the last step
+    during_training = False  # A callback ends it after the last step.
     _resume_from: str | None = None
 
     def __init__(
@@ -66,12 +66,12 @@ class CalibrationMixin(Trainer):
         self.calibration_dataset = calibration_dataset
         self.made_callbacks: dict[type, Any] = {}
         super().__init__(*args, **kwargs)
-        # Whether labels are in the batches, and not made from them by a trainer of another kind.
+        # False if a trainer of another kind makes the labels from its batches.
         self.reads_labels = type(self).logits_and_labels is CalibrationMixin.logits_and_labels
-        if self.reads_labels:  # whether or not the model's forward takes them too
+        if self.reads_labels:  # The model's forward may read them, too.
             self.label_names = self.label_names or ["labels"]
         self.label_key = str(self.label_names[0]) if self.label_names else "labels"
-        self.model_accepts_loss_kwargs = False  # not to be guessed from the model's signature
+        self.model_accepts_loss_kwargs = False  # The Trainer must not infer it from the model.
         self.originals = set() if self.model is None else loaded_from(self.model)
         options: list[str] | None = getattr(self.args, "answer_options", None)
         if options is not None:
@@ -85,17 +85,17 @@ class CalibrationMixin(Trainer):
 
     @property
     def calibration_map(self) -> Any:
-        """The fitted scaler, or None; the one object that metrics, records and saving go by."""
+        """The fitted calibrator, or None; metrics, records and saving all use this object."""
         return None if self.fitted_map is None else self.fitted_map.scaler
 
     @property
     def temperature(self) -> float | None:
-        """T, where the fitted calibration map divides the logits by one number; else None."""
+        """T if the fitted calibrator divides the logits by one number, otherwise None."""
         return None if self.fitted_map is None else temperature_of(self.fitted_map.scaler)
 
     @property
     def calibration_split(self) -> Any:
-        """The dataset for gammas and map; `calibration_dataset`, else one evaluation set, else None."""
+        """The dataset for gammas and calibrator: `calibration_dataset`, a single evaluation set, or None."""
         if self.calibration_dataset is not None:
             return self.calibration_dataset
         return None if isinstance(self.eval_dataset, dict) else self.eval_dataset
@@ -107,24 +107,24 @@ class CalibrationMixin(Trainer):
 
     @property
     def model_config(self) -> Any:
-        """The model's config; None for a network that has none of the usual kind."""
+        """The model's config; None if the network has no `transformers` config."""
         config = getattr(self.unwrapped_model, "config", None)
         return config if isinstance(config, PreTrainedConfig) else None
 
     @property
     def class_names(self) -> dict[int, str]:
-        """The names of the classes by their numbers; empty if the model has none."""
+        """The class names by class index; empty if the model has none."""
         if self.answers is not None:
             return dict(enumerate(self.answers.names))
         return getattr(self.model_config, "id2label", None) or {}
 
     def _make_loss(self) -> None:
-        """Make the loss and the callbacks that the configuration asks for."""
+        """Make the configured loss and callbacks."""
         config, model = self.calibration_config, self.unwrapped_model
         self._made_from = config.settings()
         self._next_token = self.answers is None and is_causal(model)
         options = None if self.answers is None else self.answers.tokens
-        # Of loss and metrics; None if the model does not say.
+        # The problem type of loss and metrics; None if unknown.
         self.n_classes = of_labels.number_of_classes(model) if options is None else len(options)
         problem_type = getattr(self.model_config, "problem_type", None)
         balanced = of_labels.balanced_weights(self) if config.class_weights == "balanced" else None
@@ -137,10 +137,10 @@ class CalibrationMixin(Trainer):
     # ---- Training ----
 
     def train(self, resume_from_checkpoint: Any = None, trial: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Train as `Trainer.train` does; ValueError first for data or a checkpoint that do not go with loss or model.
+        """Train like `Trainer.train`; first raise ValueError if data or checkpoint do not fit the loss or the model.
 
-        `resume_from_checkpoint=True` takes the newest complete one in `output_dir`; the table of an adaptive loss and
-        the calibration map are restored with it. Where the settings of loss or map have changed, both are made anew.
+        `resume_from_checkpoint=True` uses the newest complete checkpoint in `output_dir` and also restores the table of
+        an adaptive loss and the calibrator. If the settings of loss or calibrator have changed, both are made again.
         """
         if resume_from_checkpoint is True:
             folder, way_out = self.args.output_dir, "pass resume_from_checkpoint=FOLDER, or train without it"
@@ -154,16 +154,16 @@ class CalibrationMixin(Trainer):
             with hub_token_left_out():
                 return super().train(self._resume_from, trial, *args, **kwargs)
         finally:
-            self.is_in_train = self.during_training = False  # also after an error
+            self.is_in_train = self.during_training = False  # This is also set after an error.
 
     def _set_up_training(self) -> None:
-        """Loss, map and gammas as this training starts with them: new ones, or those of its checkpoint."""
+        """Set loss, calibrator and gammas for the start of a run: new ones, or those of its checkpoint."""
         load_saved_names(self.model)
         self.calibration_config.check_calibration()
         if self.model_init is not None or self._made_from != self.calibration_config.settings():
-            self._make_loss()  # a new model starts with a new table
+            self._make_loss()  # A new model needs a new table.
         checks.check_data(self)
-        maps.take(self, None)  # further training undoes an earlier calibration
+        maps.take(self, None)  # Further training invalidates an earlier calibrator.
         fitting = own_callback(self, CalibrationMapCallback)
         if self._resume_from is not None and isinstance(self.calibration_loss, AdaptiveLoss):
             load_loss_state(self.calibration_loss, self._resume_from)
@@ -172,19 +172,19 @@ class CalibrationMixin(Trainer):
         self.last_evaluation = None
 
     def _begin_training(self, begin: Callable[..., Any], *given: Any) -> Any:
-        """What the callbacks' handler does, once they are those of this training."""
-        if self.model_init is not None:  # the model is there, and a trial of a search has set its arguments
+        """Run the handler's begin event, once the callbacks are those of this run."""
+        if self.model_init is not None:  # A trial of a search has set its arguments.
             self._set_up_training()
-        callbacks.arrange(self)  # the Trainer may have made them anew from a checkpoint's state
+        callbacks.arrange(self)  # The Trainer may have restored callbacks from a checkpoint.
         self.during_training = True
         return begin(*given)
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:
-        """The micro-batches of one optimizer step, and the loss's normalizer over all processes."""
+        """Return the micro-batches of one optimizer step, and the loss's normalizer over all processes."""
         batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self.compute_loss_func is not None:
             return batches, count
-        # Another compute_loss need not know ignored rows.
+        # Another compute_loss may not support ignored rows.
         if batches and type(self).compute_loss is CalibrationMixin.compute_loss:
             loader = self.callback_handler.train_dataloader
             of_labels.ignore_repeated_rows(batches[-1], self.label_key, loader, self.accelerator)
@@ -200,11 +200,11 @@ class CalibrationMixin(Trainer):
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """The calibration loss; the model is called without labels, so it does not compute its own.
+        """Return the calibration loss; the model is called without labels, so it does not compute its own loss.
 
-        It is a sum over the rows of this micro-batch, divided by the weights of the rows of the global batch (by 1
-        for a sum; `get_batch_samples`), times the processes, over which DDP averages the gradients, and the
-        accumulation steps, unless the Trainer leaves these out. Without `num_items_in_batch`: the mean of this batch.
+        The loss is the sum over the rows of this micro-batch, divided by the sum of weights of the global batch (1 for
+        loss_reduction="sum"; see `get_batch_samples`), times the number of processes, over which DDP averages, and the
+        accumulation steps if the Trainer divides by them. Without `num_items_in_batch` it is the mean of this batch.
         """
         if self.compute_loss_func is not None:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
@@ -213,34 +213,34 @@ class CalibrationMixin(Trainer):
             of_labels.ignore_repeated_rows(inputs, self.label_key, loader, self.accelerator)
         outputs, logits, labels = self.logits_and_labels(model, inputs)
         logits = logits_of(logits)
-        if self.calibration_loss.multi_label is None:  # the first batch decides
+        if self.calibration_loss.multi_label is None:  # The first batch decides.
             self.calibration_loss.multi_label = labels.is_floating_point()
             if labels.is_floating_point():
                 self.calibration_loss.check_multi_label()
-                if self.model_config is not None:  # pipelines read it, and would apply a softmax
+                if self.model_config is not None:  # Pipelines read it, and would otherwise apply a softmax.
                     self.model_config.problem_type = "multi_label_classification"
         if self.calibration_loss.multi_label and labels.is_floating_point():
             checks.check_decisions(labels)
         if not model.training:
-            num_items_in_batch = None  # the loss of an evaluation batch is its own mean
-            self.seen = (logits, labels)  # for the pass that is under way
+            num_items_in_batch = None  # The loss of an evaluation batch is its mean.
+            self.seen = (logits, labels)  # For the current pass.
             if self.example_batch is None:
                 tensors = {name: v for name, v in inputs.items() if isinstance(v, Tensor) and v.dim()}
                 names = tensors.keys() - {self.label_key, *self.not_for_the_model}
                 self.example_batch = {name: tensors[name][:4].cpu() for name in names}
         loss = self.calibration_loss(logits, labels, num_items_in_batch=num_items_in_batch)
         if num_items_in_batch is not None:
-            scaled = getattr(self, "loss_is_scaled_for_ga", False)  # which transformers < 5.19 does not have
+            scaled = getattr(self, "loss_is_scaled_for_ga", False)  # transformers < 5.19 has none
             steps = 1 if scaled else getattr(self, "current_gradient_accumulation_steps", 1)
             loss = loss * (self.accelerator.num_processes * steps)
-        if isinstance(outputs, tuple | Tensor):  # the Trainer takes the logits from behind the loss
+        if isinstance(outputs, tuple | Tensor):  # The Trainer reads logits after the loss.
             outputs = (loss, *outputs) if isinstance(outputs, tuple) else (loss, outputs)
         return (loss, outputs) if return_outputs else loss
 
     def logits_and_labels(self, model: Any, inputs: dict[str, Any]) -> tuple[Any, Any, Tensor]:
-        """One forward: what `prediction_step` returns, the logits (..., C), and the label of each.
+        """Run one forward; return the outputs for `prediction_step`, the logits (..., C) and their labels.
 
-        The model is called without labels. A trainer whose batches or logits are made otherwise overrides this.
+        The model is called without labels. Override this method if batches or logits are made in another way.
         """
         key, way_out = self.label_key, "check the dataset's label column and the data collator"
         check(inputs.get(key) is not None, f"the batch to have {key!r}", f"only {sorted(inputs)}", way_out)
@@ -254,10 +254,10 @@ class CalibrationMixin(Trainer):
     # ---- Evaluation ----
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, keep_logits: bool = False, **kwargs: Any) -> Any:
-        """Evaluate as `Trainer.evaluate` does, with the calibration metrics among the results.
+        """Evaluate like `Trainer.evaluate`, and add the calibration metrics to the results.
 
-        With `keep_logits` all logits and labels of a dataset are kept for `last_evaluation.logits_and_labels()`. For
-        the model card they are kept where a map is fitted, the training is over, and they are few (50,000 rows).
+        With `keep_logits`, all logits and labels are kept for `last_evaluation.logits_and_labels()`. For the model card
+        they are also kept if a calibrator is fitted, training has ended, and there are at most 50,000 rows.
         """
         callback = own_callback(self, CalibrationMapCallback)
         if callback is not None and self.during_training and self.calibration_split is not None:
@@ -268,11 +268,11 @@ class CalibrationMixin(Trainer):
         return super().evaluate(eval_dataset, *args, **kwargs)
 
     def evaluation_loop(self, dataloader: Any, description: str, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        """The pass of `Trainer` in the order of the rows, with the calibration metrics."""
+        """Run the Trainer's loop in the order of the rows, and add the calibration metrics."""
         kwargs |= dict(zip(("prediction_loss_only", "ignore_keys", "metric_key_prefix"), args, strict=False))
         prefix, loss_only = kwargs.get("metric_key_prefix", "eval"), kwargs.pop("prediction_loss_only", None)
         loss_only = self.args.prediction_loss_only if loss_only is None else loss_only
-        # During the training nobody asks for the logits, and each evaluation would gather them.
+        # During training the logits are not needed, and each evaluation would gather them.
         few = Evaluation.FEW_VALUES if self.fitted_map is not None and not self.during_training else 0
         dataset, keep_logits = vars(self).pop("_asked", (None, False))
         n_bins, keep = self.calibration_config.n_bins, math.inf if keep_logits else few
@@ -282,33 +282,33 @@ class CalibrationMixin(Trainer):
         output = run(self, current, loop, dataloader, loss_only)
         if description == "Evaluation":
             self.last_evaluation = current
-        # A metric of that name from the user's compute_metrics takes precedence.
+        # A metric with this name from the user's compute_metrics takes precedence.
         return output._replace(metrics=current.metrics() | (output.metrics or {}))
 
     # ---- Calibration ----
 
     def held_out_pass(self, *, n_samples: int | None = None, keep_logits: bool = False) -> Evaluation:
-        """Run the model over the calibration split; mode, random streams, log and progress bars stay as found.
+        """Run the model on the calibration split; mode, random states, log and progress bars are unchanged afterwards.
 
-        `n_samples` takes a fixed random subset of this size only. `keep_logits` keeps logits and labels, of a causal
-        language model those of a random sample of the tokens, at most 20,000 and half a GiB.
+        With `n_samples`, only a fixed random subset of this size is used. `keep_logits` keeps logits and labels; for a
+        causal language model, those of a random sample of tokens, at most 20,000 and half a GiB.
         """
         n_bins, keep = self.calibration_config.n_bins, math.inf if keep_logits else 0
         current = Evaluation(self.accelerator, "", n_bins, keep, self._next_token)
         return held_out(self, self.calibration_split, current, n_samples=n_samples)
 
     def fit_calibration_map(self, scaler: Any = None) -> Any:
-        """Fit a map of the logits on the calibration split, record it in the config, and report it from then on.
+        """Fit a calibrator to the calibration split, record it in the config, and use it in all later evaluations.
 
-        The model's weights stay as they are: `save_calibrated_model` folds the map into what it saves. A fit that fails
-        leaves no map. Of a causal language model, the rows are a sample of the tokens; see `held_out_pass`.
+        The model's weights do not change; `save_calibrated_model` folds the calibrator into the saved copy. If the fit
+        fails, there is no calibrator. For a causal language model the rows are a sample of tokens (`held_out_pass`).
 
         Args:
-            scaler: any of `SCALERS` that folds; it is fitted in place and returned. None takes a copy of the
-                `CalibrationMapCallback`'s, or else what the arguments say, or else a temperature.
+            scaler: a foldable calibrator of `SCALERS`, which is fitted in place and returned. None uses a copy of that
+                of the `CalibrationMapCallback`, otherwise that of the arguments, otherwise a temperature.
 
         Raises:
-            TypeError, ValueError: if the scaler cannot be folded, or does not go with the split or with the model.
+            TypeError, ValueError: if the calibrator cannot be folded, or does not fit the split or the model.
         """
         requirement = "calibration_dataset to be given to fit a calibration map"
         check(self.calibration_split is not None, requirement, "none", "pass it to the trainer")
@@ -323,20 +323,20 @@ class CalibrationMixin(Trainer):
         return scaler
 
     def fit_temperature(self, scaling: TemperatureScaling | None = None) -> float:
-        """Fit a temperature as `fit_calibration_map` does, by default the callback's or by the NLL; return T > 0."""
+        """Fit a temperature like `fit_calibration_map`, by default that of the callback or by the NLL; return T > 0."""
         own = callbacks.scaler_to_fit(self) if scaling is None else scaling
         scaling = own if isinstance(own, TemperatureScaling) else TemperatureScaling()
         return float(self.fit_calibration_map(scaling).temperature_)
 
     def use_calibration_map(self, scaler: Any, *, split: str, n_examples: int) -> None:
-        """Take a map that was fitted elsewhere, for example on out-of-fold logits, as if it had been fitted here.
+        """Use a calibrator that was fitted elsewhere, for example to out-of-fold logits.
 
         Args:
-            scaler: fitted on logits of this model, and the same on every process; any of `SCALERS` that folds.
-            split, n_examples: what it was fitted on, as the record and the model card call it, and how many rows.
+            scaler: a foldable calibrator of `SCALERS`, fitted to logits of this model, the same on every process.
+            split, n_examples: name of the fitted rows in the record and the model card, and their number.
 
         Raises:
-            TypeError, ValueError: if it cannot be folded, has NaN, or does not go with the problem or the model.
+            TypeError, ValueError: if it cannot be folded, has NaN, or does not fit the problem or the model.
         """
         maps.check_goes_with(scaler, self)
         check_finite(scaler)
@@ -345,7 +345,7 @@ class CalibrationMixin(Trainer):
     # ---- Saving ----
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model as trained, as `Trainer` does, and the map beside it; see `save_calibrated_model`."""
+        """Save the model as trained, like `Trainer`, and the calibrator next to it; see `save_calibrated_model`."""
         if not _internal_call:
             saving.warn_not_folded(self)
         with hub_token_left_out():
@@ -356,26 +356,26 @@ class CalibrationMixin(Trainer):
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def save_calibrated_model(self, output_dir: str | os.PathLike[str]) -> None:
-        """Save a copy of the model with the calibration map folded into its head.
+        """Save a copy of the model with the calibrator folded into its head.
 
-        `transformers.pipeline` on the directory gives the map's probabilities, without code of ours. It holds float32
-        weights, adapters merged, the tokenizer or image processor, and the map as numbers in `calibration.json`. It
-        appears whole or, after an OSError, stays as it was; other weights there are removed.
+        A `transformers.pipeline` of the directory returns calibrated probabilities without this library. The directory
+        has float32 weights with merged adapters, the tokenizer or image processor, and the calibrator's numbers in
+        `calibration.json`. It is written completely or, after an OSError, unchanged; other weights in it are removed.
 
         Raises:
-            ValueError: if no map was fitted, or the model has no head it can be folded into; if output_dir is where the
-                model was loaded from, or holds adapters.
+            ValueError: if no calibrator was fitted, or it cannot be folded into the model's head; if the model was
+                loaded from output_dir, or output_dir contains adapters.
         """
         check_overwrites_no_original(output_dir, self.originals | loaded_from(self.model))
         saving.save_calibrated(self, output_dir)
 
     def push_to_hub(self, commit_message: str | None = "End of training", *where: Any, **kwargs: Any) -> Any:
-        """Push the calibrated model in one commit; without a map, what `Trainer.push_to_hub` pushes.
+        """Push the calibrated model in one commit; without a calibrator, push like `Trainer.push_to_hub`.
 
-        The output folder then holds the calibrated model with its card. Weights in the repository that would be loaded
-        in place of it are removed in the same commit; see `hf_calib.export.push_folder`, also for what is raised.
+        The output folder then has the calibrated model with its card. Weights in the repository that would be loaded
+        instead are removed in the same commit; `hf_calib.export.push_folder` describes this and the errors.
         `blocking`, `token`, `revision` and `private` are those of `Trainer.push_to_hub`; `create_pr=True` opens a pull
-        request, and what else there is, is for `create_model_card`. Returns the commit, or a future of it.
+        request, and all other arguments are for `create_model_card`. Return the commit, or a future of it.
         """
         kwargs |= dict(zip(("blocking", "token", "revision", "private"), where, strict=False))
         if self.fitted_map is not None:
@@ -386,41 +386,41 @@ class CalibrationMixin(Trainer):
         return super().push_to_hub(commit_message, **kwargs)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write the Trainer's model card; once a map is fitted, with calibration, and the report in `calibration`."""
+        """Write the Trainer's model card; with a calibrator, add its section and write the report in `calibration`."""
         super().create_model_card(*args, **kwargs)
         saving.complete_card(self)
 
 
 class CalibrationTrainer(CalibrationMixin):
-    """A `Trainer` that trains with a calibration loss and reports how calibrated the model is.
+    """A `Trainer` that trains with a calibration loss, logs calibration metrics, and calibrates the model.
 
-    * The loss that `args.loss` names is computed in float32 from the logits and the labels, which the model never sees;
-      that of an optimizer step is the mean over the whole global batch, however that is cut.
-    * `eval_accuracy`, `eval_ece`, `eval_adaptive_ece`, `eval_classwise_ece`, `eval_mce`, `eval_nll` and `eval_brier`
-      come with each evaluation, with no extra forward pass and without keeping logits.
-    * The gammas of losses that adapt follow the calibration split, and are saved in every checkpoint.
-    * A calibration map (`args.calibration_method`) is fitted on the calibration split at the end, and the same metrics
-      come with it, `eval_ece_calibrated` and so on; `save_calibrated_model` writes a directory that a plain
-      `transformers.pipeline` serves calibrated.
+    * The loss named by `args.loss` is computed in float32 from logits and labels; the model gets no labels. The loss of
+      an optimizer step is the mean over the whole global batch, whatever its division into micro-batches.
+    * Each evaluation has `eval_accuracy`, `eval_ece`, `eval_adaptive_ece`, `eval_classwise_ece`, `eval_mce`,
+      `eval_nll` and `eval_brier`, with no extra forward pass and without keeping logits.
+    * The gammas of losses that adapt are updated from the calibration split, and are saved in every checkpoint.
+    * A calibrator (`args.calibration_method`) is fitted to the calibration split at the end. The same metrics are then
+      logged with it, as `eval_ece_calibrated` and so on, and `save_calibrated_model` writes a directory from which a
+      plain `transformers.pipeline` returns calibrated probabilities.
 
     Args:
-        model: a classifier whose output has `logits`, of sequences, tokens or images, multi-label too; or a causal
+        model: a classifier of sequences, tokens or images, also multi-label, whose output has `logits`; or a causal
             language model, whose logits at position t are compared with the label at t + 1.
         args: `CalibrationTrainingArguments`.
-        calibration_dataset: held-out examples for the gammas and the calibration map, like `eval_dataset`;
-            used for nothing else. None uses the evaluation set for both, with a warning, and nothing of several.
-        **kwargs: the other arguments of `Trainer`. Of several callbacks of one kind of ours, the last counts.
+        calibration_dataset: held-out examples for the gammas and the calibrator, in the form of `eval_dataset`; not
+            used for anything else. None uses a single evaluation set for both, with a warning.
+        **kwargs: the other arguments of `Trainer`. If several callbacks of this library have one type, the last counts.
 
     Raises:
-        TypeError, ValueError: for arguments that do not fit together; before any training.
+        TypeError, ValueError: if arguments do not fit together, before any training.
 
     Notes:
-        Checkpoints hold the model as trained, and the map beside it, which a resumed training has again. A head without
-        a bias (GPT-2's) cannot hold a map with one. Rows that accelerate repeats to fill the last batch of an epoch on
-        several processes are ignored, but for those of streams.
+        Checkpoints have the model as trained and, separately, the calibrator, which a resumed run restores. A head
+        without a bias (GPT-2's) cannot hold a calibrator with a bias. Rows that accelerate repeats to fill the last
+        batch of an epoch on several processes are ignored, except in streams.
 
-        A subclass with a `compute_loss` of its own returns the mean over its micro-batch, which is averaged over
-        accumulation steps and processes; set `loss_is_scaled_for_ga=True` if it is normalised already.
+        A subclass with its own `compute_loss` returns the mean over its micro-batch, which is averaged over
+        accumulation steps and processes; set `loss_is_scaled_for_ga=True` if the loss is already normalised.
 
     Example::
 

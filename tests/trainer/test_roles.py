@@ -160,7 +160,7 @@ def test_arguments_that_do_not_fit_are_refused_at_once(tmp_path: Path) -> None:
     def own_loss(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
         return outputs.logits.sum()
 
-    message = "expected the loss to be given once, got compute_loss_func beside loss='focal'"
+    message = "expected the loss to be given once, got compute_loss_func and loss='focal'"
     focal = arguments(tmp_path, loss="focal")
     with pytest.raises(ValueError, match=message):
         CalibrationTrainer(tiny_bert(), focal, compute_loss_func=own_loss)

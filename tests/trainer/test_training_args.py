@@ -101,7 +101,7 @@ def test_the_map_is_chosen_unless_the_arguments_say_which(
         ),
         (
             {"calibration_method": "vector", "temperature_criterion": "none"},
-            "got 'none' with .*'vector'; set calibration_method='none' for no map",
+            "got 'none' with .*'vector'; set calibration_method='none' for no calibrator",
         ),
         (
             {"loss": "focal", "label_smoothing_factor": 0.1},
