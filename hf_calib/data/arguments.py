@@ -1,4 +1,4 @@
-"""Data arguments of the recipes: which dataset to load, and which of its rows and columns to use."""
+"""Data arguments of the recipes: the dataset, and the rows and columns to use."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from hf_calib.data.sources import load_rows, load_splits
 from hf_calib.data.splits import draw_test, limit_samples, split_calibration
 
 BUILT_IN = "docstrings"
-_HELD_OUT = 0.2  # of a file alone
+_HELD_OUT = 0.2  # For a single file.
 _OF_LABELS = ("label_column", "class_names", "multi_label", "label_separator", "label_columns", "no_label")
 
 
 @dataclass
 class DataArguments:
-    """The dataset, and which of its rows and columns are used."""
+    """The dataset, and the rows and columns to use."""
 
     dataset: str | None = option(f"Of the Hub, a local folder, or {BUILT_IN!r}, which needs no network.")
     dataset_config: str | None = option("Configuration of a Hub dataset.")
@@ -55,13 +55,13 @@ class DataArguments:
 
 
 def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
-    """The splits train, calibration and test, with columns `text` and `label`; or `image`, `label` and `row`.
+    """Load the splits train, calibration and test, with columns `text` and `label`, or `image`, `label` and `row`.
 
-    The column `row` names an image's row in its split, "row 17 of train", for errors of images that are decoded later.
+    The column `row` is the place of an image, such as "row 17 of train", for errors when it is decoded later. Raise
     ValueError if data are missing, unreadable or empty, or do not fit.
     """
     test_size, one_file = args.test_size, bool(args.train_file and not args.test_file)
-    if args.multi_label:  # before data are loaded
+    if args.multi_label:  # Data are not loaded yet.
         way_out = "leave one of the two out"
         is_read = args.train_file is not None or args.dataset != BUILT_IN
         check(is_read, f"dataset {BUILT_IN!r} to go with one label a row", "multi_label", way_out)
@@ -87,15 +87,15 @@ def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
 
 
 def splits_of(args: DataArguments, test_split: str | None) -> DatasetDict:
-    """The splits as they are."""
-    source = None if args.train_file else args.dataset  # a file on the command line, a name in the config
+    """Load the splits without changing them."""
+    source = None if args.train_file else args.dataset  # A file overrides the config's name.
     given = {f"{role}_file": getattr(args, f"{role}_file") for role in ("train", "calibration", "test")}
     of_the_hub = {"dataset_config": args.dataset_config, "revision": args.dataset_revision}
     return load_splits(source, test_split=test_split, **of_the_hub, **given)
 
 
 def held_out(dataset: DatasetDict, args: DataArguments, *, stratify: bool = True) -> DatasetDict:
-    """The splits with one for calibration, each of at most so many rows."""
+    """Return the splits with one for calibration, each with at most the given number of rows."""
     size, source = rows_or_share(args.calibration_size), args.calibration_from
     dataset = split_calibration(dataset, size=size, seed=args.split_seed, stratify=stratify, source=source)
     limits = {name: value for name, value in vars(args).items() if name.startswith("max_")}
@@ -103,10 +103,10 @@ def held_out(dataset: DatasetDict, args: DataArguments, *, stratify: bool = True
 
 
 def load_ood(args: DataArguments, *, images: bool = False) -> dict[str, Dataset]:
-    """The inputs of `ood_data` by name, each with the column `text`, or `image` and `row`.
+    """Load the inputs of `ood_data` by name, each with the column `text`, or `image` and `row`.
 
-    A file or folder is named by the last two parts of its path, or by more where two would have one name. ValueError
-    if data are missing, unreadable or empty, have no such column, or are given twice.
+    A file or folder is named by the last two parts of its path, or by more if two names would be equal. Raise
+    ValueError if data are missing, unreadable or empty, have no such column, or are given twice.
     """
     found, sources = {}, args.ood_data or []
     for source, name in zip(sources, short_names(sources), strict=True):
@@ -121,7 +121,7 @@ def _input_column(args: DataArguments, images: bool) -> dict[str, Any]:
 
 
 def _checked_images(rows: Dataset, name: str) -> Dataset:
-    """With the rows' names; refuse an image that cannot be read, and say what becomes of those that are not RGB."""
+    """Add the rows' names; raise for an unreadable image, and print how images that are not RGB are converted."""
     if note := conversion_note(check_images(rows, name), name):
         warnings.warn(note, stacklevel=3)
     places = Dataset.from_dict({"row": [f"row {number} of {name}" for number in range(len(rows))]})
@@ -129,12 +129,12 @@ def _checked_images(rows: Dataset, name: str) -> Dataset:
 
 
 def rows_or_share(size: float) -> float | int:
-    """A size as the splits take it: a number of rows from 1 on, a share below."""
+    """Return a size for the splits: a number of rows if it is at least 1, otherwise a fraction."""
     return int(size) if size >= 1 else size
 
 
 def label_maps(dataset: DatasetDict) -> dict[str, Any]:
-    """`num_labels`, `id2label` and `label2id` for `from_pretrained`; for several labels a row `problem_type`, too."""
+    """Return `num_labels`, `id2label`, `label2id` and, with several labels per row, `problem_type` for a config."""
     train = dataset["train"]
     several = has_several_labels(train)
     names = (train.features["label"].feature if several else train.features["label"]).names
@@ -142,6 +142,6 @@ def label_maps(dataset: DatasetDict) -> dict[str, Any]:
 
 
 def maps_of(names: list[str]) -> dict[str, Any]:
-    """The entries of a config on its classes."""
+    """Return the entries of a config about its classes."""
     label2id = {name: i for i, name in enumerate(names)}
     return {"num_labels": len(names), "id2label": dict(enumerate(names)), "label2id": label2id}

@@ -1,4 +1,4 @@
-"""One form for any classification data: columns `text` or `image`, and `label` as a ClassLabel, or a list of these."""
+"""A common form of classification data: columns `text` or `image`, and `label`, a ClassLabel or a list of them."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ def choose_columns(
     label_columns: Sequence[str] | None = None,
     no_label: str | None = None,
 ) -> DatasetDict:
-    """Keep the input and the label of every row, under fixed names, and check them.
+    """Keep the input and the label of every row under fixed names, and check them.
 
     Args:
-        dataset: splits with any columns, `train` among them.
-        text_column: the column of str; give this one or `image_column`.
+        dataset: splits with any columns, one of them named `train`.
+        text_column: the column of texts (str); pass it or `image_column`.
         image_column: the column of images: a datasets Image, encoded bytes with their path, or paths.
         label_column: the column of labels. Texts become classes in sorted order, integers (also as floats) must count
-            from 0, a ClassLabel keeps its names; with `multi_label` lists of these, or texts with a separator.
-        class_names: the class names in order of their id, if the data do not name them.
-        multi_label: whether a row has any number of labels, also none.
-        label_separator: between the labels of a text: " " for "4 27", "|" for "Mass|Nodule".
-        label_columns: instead of `label_column`, one column of 0 and 1 for each label, named by it.
-        no_label: what stands in rows without a label, such as "No Finding".
+            from 0, and a ClassLabel keeps its names. With `multi_label`: lists of these, or texts with a separator.
+        class_names: class names in the order of their ids, if the data do not name them.
+        multi_label: whether a row has any number of labels, including none.
+        label_separator: separator of the labels in a text: " " for "4 27", "|" for "Mass|Nodule".
+        label_columns: instead of `label_column`, one column of 0 and 1 per label, with the label's name.
+        no_label: value of rows without a label, such as "No Finding".
 
     Returns:
-        The same splits with two columns: `text`, or `image` (encoded: `ImageTransform` decodes it), and `label`, the
-        same ClassLabel in every split, or with `multi_label` a list of these (see `multi_hot`).
+        The splits with two columns: `text` or `image` (encoded; `ImageTransform` decodes it), and `label`, the same
+        ClassLabel in every split, or with `multi_label` a list of them (see `multi_hot`).
 
     Raises:
-        ValueError: if a column is missing, a split is empty, a value is missing or blank, a label is none of the names,
-            or two classes look the same.
-        TypeError: if a column holds anything but texts, images or classes.
+        ValueError: if a column is missing, a split is empty, a value is missing or blank, a label is not among the
+            names, or two classes look the same.
+        TypeError: if a column contains other values than texts, images or classes.
 
     >>> rows = Dataset.from_dict({"headline": ["up", "down"], "topic": ["markets", "art"]})
     >>> chosen = choose_columns(DatasetDict({"train": rows}), text_column="headline", label_column="topic")
@@ -74,7 +74,7 @@ def choose_columns(
     names, ids = encoded or _encode_labels(dataset, label_column, class_names)
     of_one = ClassLabel(names=list(names))
     features = Features({"label": datasets.Sequence(of_one) if multi_label else of_one})
-    # Side by side, so that changing the labels does not rewrite the images.
+    # The columns are concatenated, so that changing labels does not rewrite images.
     labels = {name: Dataset.from_dict({"label": rows}, features=features) for name, rows in ids.items()}
     return DatasetDict({name: concatenate_datasets([inputs[name], labels[name]], axis=1) for name in dataset})
 
@@ -82,9 +82,9 @@ def choose_columns(
 def choose_inputs(
     rows: Dataset, *, name: str, text_column: str | None = None, image_column: str | None = None
 ) -> Dataset:
-    """Keep the inputs of rows whose labels are not read, as the column `text` or `image`, and check them.
+    """Keep the inputs of rows without reading labels, as the column `text` or `image`, and check them.
 
-    If there is no such column, the only one of its kind is taken. Errors call the data by `name`.
+    If there is no such column, the only column of its type is used. Error messages call the data by `name`.
 
     >>> rows = Dataset.from_dict({"utterance": ["play jazz"], "intent": [3]})
     >>> choose_inputs(rows, name="others", text_column="text")[0]
@@ -98,10 +98,10 @@ def choose_inputs(
 
 
 def _inputs(name: str, split: Dataset, kind: str, column: str) -> Dataset:
-    """A split's column `text`, or `image` without decoding."""
+    """The column `text` of a split, or `image` without decoding."""
     check_columns(name, split, column)
     feature = split.features[column]
-    if not (_fits(feature, "text") or _fits(feature, kind)):  # texts may be paths of images
+    if not (_fits(feature, "text") or _fits(feature, kind)):  # Texts may be paths of images.
         requirement, way_out = f"hold {kind}s in split {name!r}", f"choose another {kind}_column"
         raise InputTypeError(expected(f"column {column!r}", requirement, feature, way_out))
     chosen = split.select_columns([column])
@@ -112,7 +112,7 @@ def _inputs(name: str, split: Dataset, kind: str, column: str) -> Dataset:
 def _encode_labels(
     dataset: DatasetDict, column: str, class_names: Sequence[str] | None
 ) -> tuple[ClassNames, dict[str, list[int]]]:
-    """The class names, and every split's labels as ids; of a ClassLabel by its names, unless others are given."""
+    """The class names, and the labels of all splits as ids; a ClassLabel uses its own names unless others are given."""
     labels = {name: _stored_labels(name, split, column) for name, split in dataset.items()}
     declared = {name: split.features[column] for name, split in dataset.items()}
     if class_names is None:
@@ -134,18 +134,18 @@ def _encode_labels(
 
 
 def _stored_labels(name: str, split: Dataset, column: str) -> list[Any]:
-    """Texts or integers."""
+    """The labels as texts or integers."""
     check_columns(name, split, column)
     feature, values = split.features[column], read_column(split, column).to_pylist()
     if is_of(feature, "bool"):
         return [str(value) for value in values]
     if is_of(feature, "float") and all(value.is_integer() for value in values):
-        values = [int(value) for value in values]  # pandas writes integers so where some were missing
+        values = [int(value) for value in values]  # Pandas writes integers as floats if some are missing.
     elif not is_of(feature, *TEXTS, *INTEGERS):
         requirement = f"hold one class in each row, as a text or an integer, in split {name!r}"
         way_out = "choose another label_column"
         raise InputTypeError(expected(f"column {column!r}", requirement, feature, way_out))
-    # The Hub marks labels that are withheld by -1.
+    # The Hub marks withheld labels by -1.
     way_out = 'use another, for example test_split="validation"'
     check(-1 not in values, f"split {name!r} to be labelled", -1, way_out)
     blank = [i for i, value in enumerate(values) if not str(value).strip()]

@@ -1,4 +1,4 @@
-"""The built-in text dataset: which library does the first paragraph of this docstring come from?"""
+"""The built-in text dataset: first paragraphs of docstrings, labelled by their library."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ LIBRARIES = ("numpy", "scipy", "sklearn", "pandas", "torch", "transformers")
 MASK = "library"
 
 _MIN_CHARACTERS, _MAX_CHARACTERS = 40, 400
-# Much is held out: the ECE of a perfectly calibrated model is about 0.02 on 3,000 rows and 0.04 on 1,000.
+# Large parts are held out: a perfectly calibrated model has an ECE of about 0.02 on 3,000 rows and 0.04 on 1,000.
 _CALIBRATION_SHARE = 0.25
 _TEST_SHARE = 0.4
-# Test code says little about its library, and vendored code belongs to another one.
+# Test code is hardly specific to its library, and vendored code belongs to another one.
 _SKIPPED_PARTS = {"tests", "test", "testing", "conftest.py", "externals", "_vendor"}
-# Long names are masked inside identifiers too ("TorchScript"), the two abbreviations only as words.
+# Long names are also masked inside identifiers ("TorchScript"), the two abbreviations only as words.
 _LIBRARY_NAMES = re.compile(
     r"(?:numpy|scipy|scikit[- ]?learn|sklearn|pandas|(?:py)?torch|transformers|hugging ?face)|\b(?:np|pd)\b",
     re.IGNORECASE,
@@ -37,20 +37,20 @@ _LIBRARY_NAMES = re.compile(
 def docstring_dataset(
     *, max_per_class: int = 1100, seed: int = 0, libraries: Sequence[str] = LIBRARIES
 ) -> DatasetDict:
-    """Build a hard text classification dataset of real text, the docstrings of installed libraries.
+    """Build a difficult text classification dataset of real text, the docstrings of installed libraries.
 
-    For trying things out without a network. The text is the first paragraph of a public docstring, of 40 to 400
-    characters, with the names of the libraries masked; the label is the library. Many paragraphs fit several libraries.
-    The rows depend on the installed versions: results are not for others to reproduce.
+    Use it to try things out without a network. A text is the first paragraph of a public docstring, with 40 to 400
+    characters and masked names of libraries; its label is the library. Many paragraphs fit several libraries. The rows
+    depend on the installed versions, so results cannot be reproduced elsewhere.
 
     Args:
-        max_per_class: int >= 10; a library is scanned until it has given this many paragraphs.
-        seed: draws the three splits and the order of the rows.
-        libraries: import names of the classes, at least two; one that is not installed is left out.
+        max_per_class: number of paragraphs per library, int >= 10; a library may have fewer.
+        seed: seed of the three splits and of the order of the rows.
+        libraries: import names of the classes, at least two; libraries that are not installed are left out.
 
     Returns:
-        DatasetDict of `train` (35%), `calibration` (25%) and `test` (40%), each with the same shares of the classes and
-        the columns `text` (str) and `label` (ClassLabel), held in memory.
+        A DatasetDict in memory with `train` (35%), `calibration` (25%) and `test` (40%), which have equal class
+        frequencies and the columns `text` (str) and `label` (ClassLabel).
 
     >>> dataset = docstring_dataset(max_per_class=20, libraries=("numpy", "scipy"))
     >>> {split: len(rows) for split, rows in dataset.items()}, dataset["train"].features["label"].names
@@ -59,7 +59,7 @@ def docstring_dataset(
     check(max_per_class >= 10, "max_per_class to be at least 10", max_per_class, "the default is 1100")
     texts: dict[str, dict[str, None]] = {}
     was_enabled = gc.isenabled()
-    gc.disable()  # syntax trees are millions of small objects without cycles: half of the time went to the collector
+    gc.disable()  # Collection would take half of the time for syntax trees, which have no cycles.
     try:
         for library in libraries:
             new = (text for text in _paragraphs(library) if not any(text in own for own in texts.values()))
@@ -89,7 +89,7 @@ def docstring_dataset(
 
 
 def _paragraphs(library: str) -> Iterator[str]:
-    """Of the files of a library, none of which is imported, in an order that is fixed but scattered over it."""
+    """The paragraphs of a library's files, which are not imported, in a fixed order that is spread over the library."""
     spec = importlib.util.find_spec(library)
     root = Path(next(iter((spec and spec.submodule_search_locations) or ["nowhere"])))
     files = (path.relative_to(root) for path in root.rglob("*.py"))
@@ -97,9 +97,9 @@ def _paragraphs(library: str) -> Iterator[str]:
     for path in sorted(kept, key=lambda path: (zlib.crc32(path.as_posix().encode()), path.as_posix())):
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # other people's invalid escape sequences
+                warnings.simplefilter("ignore")  # Their code may have invalid escape sequences.
                 tree = ast.parse((root / path).read_bytes())
-        except (OSError, SyntaxError, ValueError):  # unreadable, a template, or written for another Python
+        except (OSError, SyntaxError, ValueError):  # It may be unreadable, a template, or for another Python.
             continue
         for docstring in _public_docstrings(tree):
             first = re.split(r"\n\s*\n", docstring, maxsplit=1)[0]

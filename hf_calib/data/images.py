@@ -1,4 +1,4 @@
-"""Image transforms: from the stored form to `pixel_values`, with Pillow and a transformers image processor."""
+"""Image transforms from stored images to `pixel_values`, with Pillow and a transformers image processor."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from transformers import BaseImageProcessor, PreTrainedConfig
 
-# From its own module: the package's name asks for torchvision in transformers 5.17, whatever the backend.
+# It is imported from its own module, because the package requires torchvision in transformers 5.17.
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from hf_calib._errors import InputValueError, check, expected
 
 _DECODER = datasets.Image()
-_UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # Pillow's, for a broken file
+_UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # from Pillow
 _REPLACE = "remove or replace this row"
 _END_OF_JPEG = b"\xff\xd9"
-_SMALLEST_AREA = 0.08  # of the image, as in Inception training
+_SMALLEST_AREA = 0.08  # As a fraction of the image, as in Inception training.
 _LARGEST_ASPECT = 4 / 3
 
 
 @dataclass(frozen=True)
 class ImageTransform:
-    """Turn stored images into `pixel_values`, for `dataset.with_transform`; torchvision is not needed.
+    """Convert stored images to `pixel_values`, for `dataset.with_transform`; torchvision is not needed.
 
-    Use one with `crop` and `flip` for train, and a plain one for the other splits; the Trainer needs
-    `remove_unused_columns=False`. Draws are of torch's generator, which the Trainer seeds.
+    Use a transform with `crop` and `flip` for train, and a plain one for the other splits. The Trainer needs
+    `remove_unused_columns=False`. Random draws use torch's generator, which the Trainer seeds.
 
     Args:
-        processor: an image processor on the PIL backend, as `load_image_processor` gives it; it resizes and normalises.
-        crop: "pad" shifts the image by up to `padding`, over black (CIFAR); "resized" crops 8% to 100% of the area and
-            changes the aspect ratio by up to 4/3 (photographs); "none" for evaluation.
-        flip: mirror half of the images; not for digits or text.
-        padding: of "pad", in pixels on each side; None for an eighth of the side, 4 at 32.
+        processor: an image processor with the PIL backend from `load_image_processor`, which resizes and normalises.
+        crop: "pad" shifts the image by up to `padding` over black (CIFAR); "resized" crops 8% to 100% of the area and
+            changes the aspect ratio by up to 4/3 (photographs); "none" is for evaluation.
+        flip: whether to mirror half of the images; not for digits or text.
+        padding: padding of "pad" in pixels on each side; None for an eighth of the side, which is 4 at 32.
 
     Raises:
-        ValueError: if `crop` is unknown; when called, if an image cannot be read or has more than 8 bits a channel,
-            with its row where the dataset has the column `row`, as `load_data` makes it.
+        ValueError: if `crop` is unknown; when called, if an image cannot be read or has more than 8 bits per channel.
+            The message has its row if the dataset has the column `row` of `load_data`.
 
     >>> from transformers import ViTImageProcessorPil
     >>> transform = ImageTransform(ViTImageProcessorPil(size={"height": 8, "width": 8}), crop="pad", flip=True)
@@ -82,16 +82,16 @@ class ImageTransform:
 
 
 def load_image_processor(source: str | Path, *, trust_remote_code: bool = False) -> Any:
-    """A model's image processor, of a folder or the Hub, on the PIL backend: it resizes alike without torchvision."""
+    """Load a model's image processor from a folder or the Hub, with the PIL backend (without torchvision)."""
     return AutoImageProcessor.from_pretrained(source, backend="pil", trust_remote_code=trust_remote_code)
 
 
 def collate_images(examples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-    """Stack the examples of `ImageTransform`: the Trainer's `data_collator`; ValueError if the images differ in shape.
+    """Stack the examples of `ImageTransform`, as the Trainer's `data_collator`; ValueError if shapes differ.
 
     Returns:
-        `pixel_values` (N, 3, H, W) and, where the examples have them, `labels` (N,) int64, or (N, C) float32 where each
-        has a list of floats.
+        `pixel_values` (N, 3, H, W) and, if the examples have labels, `labels` (N,) int64, or (N, C) float32 for lists
+        of floats.
 
     >>> batch = collate_images([{"pixel_values": torch.zeros(3, 8, 8), "labels": 1}] * 2)
     >>> batch["pixel_values"].shape, batch["labels"]
@@ -109,10 +109,10 @@ def collate_images(examples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Ten
 
 
 def check_images(rows: datasets.Dataset, name: str) -> Counter[str]:
-    """Count the images of each mode of Pillow ("RGB", "L", ...), and refuse one that cannot be read or has over 8 bits.
+    """Count the images of each Pillow mode ("RGB", "L", ...); raise for unreadable images and those with over 8 bits.
 
-    Of a JPEG the header and the end are read, of a PNG the checksums; an image in another format, or one whose end is
-    missing, is decoded. The ValueError names the row, and `name`, which is of the rows with the column `image`.
+    The check reads the header and the end of a JPEG and the checksums of a PNG. It decodes images in other formats or
+    without an end. The ValueError has the row and `name`, the name of the rows with the column `image`.
 
     >>> images = datasets.Dataset.from_dict({"image": [Image.new("L", (8, 8))]})
     >>> check_images(images.cast_column("image", datasets.Image(decode=False)), "train")
@@ -128,7 +128,7 @@ def check_images(rows: datasets.Dataset, name: str) -> Counter[str]:
 
 
 def conversion_note(modes: Mapping[str, int], name: str) -> str | None:
-    """How images that are not RGB are converted, in two sentences; None where all are RGB.
+    """Return two sentences on the conversion of images that are not RGB, or None if all are RGB.
 
     >>> conversion_note({"RGB": 8, "L": 1, "RGBA": 1}, "test")
     '2 of the 10 images of test are converted to RGB (1 L, 1 RGBA). Grey is repeated, and transparency dropped.'
@@ -143,29 +143,29 @@ def conversion_note(modes: Mapping[str, int], name: str) -> str | None:
 
 
 def check_reads_rgb(config: PreTrainedConfig) -> None:
-    """Raise for a network of other than three channels: images come as RGB, here and in transformers' pipelines."""
+    """Raise unless the model has three channels, because images are RGB here and in transformers' pipelines."""
     channels = getattr(config, "num_channels", 3)
     way_out = "set num_channels=3; grey images are repeated in each"
     check(channels == 3, "the model to read three channels", f"num_channels={channels}", way_out)
 
 
 def decode_at(place: str | None, stored: Image.Image | Mapping[str, Any]) -> Image.Image:
-    """An RGB image from a Pillow one, or from encoded bytes or a path as `datasets` stores them.
+    """Return an RGB image from a Pillow image, or from encoded bytes or a path as `datasets` stores them.
 
-    Errors name the place, such as "row 17 of train", if it is known.
+    Error messages name the place, such as "row 17 of train", if it is known.
     """
     with _errors_at(place, stored):
         image = stored if isinstance(stored, Image.Image) else _DECODER.decode_example(_with_bytes(stored))
         _check_bits(image)
-    if "transparency" in image.info:  # else Pillow warns
+    if "transparency" in image.info:  # Otherwise Pillow warns.
         image = image.convert("RGBA")
     return image.convert("RGB")
 
 
 def _checked_mode(stored: Mapping[str, Any]) -> str:
-    """The mode of a stored image; raises where it cannot be read."""
+    """The mode of a stored image; raise if it cannot be read."""
     contents = _with_bytes(stored)["bytes"]
-    if contents is None:  # a file that is missing, or within an archive
+    if contents is None:  # The file is missing or in an archive.
         check(stored.get("path") is not None, "image to be readable", "neither bytes nor a path", _REPLACE)
         return decode_at(None, stored).mode
     with Image.open(io.BytesIO(contents)) as image:
@@ -179,7 +179,7 @@ def _checked_mode(stored: Mapping[str, Any]) -> str:
 
 
 def _with_bytes(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """With the contents of a local file, which Pillow would leave open where it cannot read it."""
+    """The image with the contents of a local file, which Pillow would leave open if it cannot read it."""
     path, contents = stored.get("path"), stored.get("bytes")
     if contents is None and path is not None and os.path.isfile(path):
         contents = Path(path).read_bytes()
@@ -187,19 +187,19 @@ def _with_bytes(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_bits(image: Image.Image) -> None:
-    has_8_bits = not image.mode.startswith(("I", "F"))  # Pillow would clip these values at 255
+    has_8_bits = not image.mode.startswith(("I", "F"))  # Pillow would clip them at 255.
     check(has_8_bits, "image to have 8 bits a channel", f"mode {image.mode!r}", "scale it to 0..255 first")
 
 
 @contextmanager
 def _errors_at(place: str | None, stored: Any) -> Iterator[None]:
-    """Say what Pillow's errors mean, and where the image is."""
+    """A context that explains Pillow's errors and names the place of the image."""
     try:
         yield
     except _UNREADABLE as error:
         message = str(error)
         if not isinstance(error, InputValueError):
-            is_unknown = isinstance(error, UnidentifiedImageError)  # which names an object in memory
+            is_unknown = isinstance(error, UnidentifiedImageError)  # It names an object in memory.
             cause = "it is in no format that Pillow knows" if is_unknown else message
             contents = stored.get("bytes") or b""
             got = stored.get("path") or f"{len(contents)} bytes starting with {contents[:16]!r}"
@@ -212,7 +212,7 @@ def _draw(low: float = 0.0, high: float = 1.0) -> float:
 
 
 def border(size: int, padding: int | None) -> int:
-    """Pixels beside a side of this size; an eighth of it by default: the usual 4 at 32."""
+    """Return the padding of a side of this size in pixels; by default an eighth, which is the usual 4 at 32."""
     return max(1, round(size / 8)) if padding is None else padding
 
 
@@ -224,7 +224,7 @@ def _padded_crop(image: Image.Image, padding: int | None) -> Image.Image:
 
 
 def _resized_crop(image: Image.Image, padding: int | None) -> Image.Image:
-    """A random part; the processor gives it its final size."""
+    """A random part of the image, which the processor resizes."""
     width, height = image.size
     area = width * height * _draw(_SMALLEST_AREA, 1.0)
     aspect = math.exp(_draw(-math.log(_LARGEST_ASPECT), math.log(_LARGEST_ASPECT)))

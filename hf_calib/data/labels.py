@@ -1,4 +1,4 @@
-"""Labels: where they stand in a table, and how names, ids and lists of these become ids of classes."""
+"""Labels: their layout in a table, and the conversion of names, ids and lists to class ids."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ZERO_OR_ONE = (0, 1, "0", "1")
 
 
 class ClassNames(tuple[str, ...]):
-    """The names of C classes in order of their id, and the one way from labels to ids.
+    """The names of C classes in the order of their ids, and the conversion of labels to ids.
 
     >>> names = ClassNames(["joy", "fear"])
     >>> names.ids([["fear"], [], ["joy", "fear"]], "the labels", "check them"), names.ids([["1"]], "", "")
@@ -28,10 +28,10 @@ class ClassNames(tuple[str, ...]):
     """
 
     def ids(self, rows: Sequence[Sequence[Any]], what: str, way_out: str) -> list[list[int]]:
-        """The ids of lists of labels: names, or ids as integers; texts are ids where all are numbers and no name is.
+        """Return the ids of lists of labels, which are names or ids; texts are ids if all are numbers and no name is.
 
         Raises:
-            ValueError: if a label is none of these; the message names `what` and the row.
+            ValueError: if a label is neither a name nor an id; the message has `what` and the row.
         """
         found = {label for row in rows for label in row}
         known: dict[Any, int] = {name: i for i, name in enumerate(self)} | {i: i for i in range(len(self))}
@@ -46,7 +46,7 @@ class ClassNames(tuple[str, ...]):
 
     @classmethod
     def of(cls, labels: Iterable[Any], noun: str) -> ClassNames:
-        """Those of the labels of train: texts in sorted order; integers, which have to be 0, 1, 2 and so on."""
+        """Return the class names of train: sorted texts, or integers, which must be 0, 1, 2 and so on."""
         found = sorted(set(labels))
         if all(isinstance(label, int) for label in found):
             way_out = f"pass class_names for all {noun} from 0 on, or write the labels as texts"
@@ -60,7 +60,7 @@ class ClassNames(tuple[str, ...]):
 
 
 def check_columns(name: str, rows: Dataset, *columns: str, way_out: str = "remove these rows") -> None:
-    """Refuse a split without rows, without these columns, or with a gap in one."""
+    """Raise if a split has no rows, lacks one of these columns, or has a missing value in one."""
     check(len(rows) > 0, f"split {name!r} to have rows", 0, "check the file or the split's name")
     for column in columns:
         there = rows.column_names
@@ -78,21 +78,21 @@ def is_of(feature: object, *kinds: str) -> bool:
 
 
 def has_several_labels(rows: Dataset) -> bool:
-    """Whether the column `label` of `choose_columns` holds a list of labels in each row."""
+    """Whether the column `label` of `choose_columns` has a list of labels in each row."""
     return isinstance(getattr(rows.features["label"], "feature", None), ClassLabel)
 
 
 @dataclass(frozen=True)
 class LabelLayout:
-    """Where the labels of a row stand: in a column of lists, or of texts with a separator, or in a 0/1 column each."""
+    """The layout of a row's labels: a column of lists, of texts with a separator, or a 0/1 column per label."""
 
     column: str = "label"
     columns: Sequence[str] | None = None
-    separator: str | None = None  # such as " " or "|"; blanks around a label do not count
-    no_label: str | None = None  # what stands where a row has none; an empty list or text says so too
+    separator: str | None = None  # Such as " " or "|"; blanks around a label are ignored.
+    no_label: str | None = None  # The value of rows without labels, besides an empty list or text.
 
     def read(self, name: str, split: Dataset) -> list[list[str]]:
-        """The labels of each row, as written: names, or ids; an error names the row.
+        """Return the labels of each row as written, names or ids; errors name the row.
 
         >>> rows = Dataset.from_dict({"label": ["Mass|Nodule", "No Finding"]})
         >>> LabelLayout(separator="|", no_label="No Finding").read("train", rows)
@@ -117,13 +117,13 @@ class LabelLayout:
             requirement = f"hold lists of labels, or texts with a separator, in split {name!r}"
             way_out = "choose another label_column, or give the 0/1 columns as label_columns"
             raise InputTypeError(expected(f"column {self.column!r}", requirement, feature, way_out))
-        elif not is_list:  # a file where no row has two
+        elif not is_list:  # A file in which no row has two labels.
             values = [[value] for value in values]
         written = [[_written(inner, label, name, i) for label in row] for i, row in enumerate(values)]
         return [[label for label in row if label and label != self.no_label] for row in written]
 
     def names(self, train: Dataset, rows: Sequence[Sequence[str]]) -> ClassNames:
-        """Those of the data: of the columns or the ClassLabel, or the labels of train in sorted order."""
+        """Return the names in the data: of the columns or the ClassLabel, or the sorted labels of train."""
         if self.columns is not None:
             return ClassNames(self.columns)
         feature = train.features[self.column]
@@ -138,7 +138,7 @@ class LabelLayout:
 def encode_label_sets(
     dataset: DatasetDict, layout: LabelLayout, class_names: Sequence[str] | None
 ) -> tuple[ClassNames, dict[str, list[list[int]]]]:
-    """The names of the labels, and the ids of every row of every split, each once and in order."""
+    """Return the names of the labels, and the ids of each row of all splits, without repeats and in order."""
     read = {name: layout.read(name, split) for name, split in dataset.items()}
     names = ClassNames(class_names or layout.names(dataset["train"], read["train"]))
     differ, way_out = len(set(names)) == len(names) > 0, "check label_column and class_names"
@@ -147,7 +147,7 @@ def encode_label_sets(
 
 
 def label_set_ids(name: str, rows: Sequence[Sequence[str]], names: Sequence[str]) -> list[list[int]]:
-    """The ids of each row's labels, each once and in order; rows of a 0 or 1 for each label are refused."""
+    """Return the ids of each row's labels, without repeats and in order; raise for rows with a 0 or 1 per label."""
     if {label for row in rows for label in row} <= {"0", "1"}:
         i, row = next(((i, row) for i, row in enumerate(rows) if len(set(row)) < len(row)), (0, []))
         way_out = "of a 0 or 1 for each label, keep the ids of the 1s, or make columns of them: label_columns"
@@ -158,7 +158,7 @@ def label_set_ids(name: str, rows: Sequence[Sequence[str]], names: Sequence[str]
 
 
 def multi_hot_matrix(label_sets: Sequence[Sequence[int]], n_classes: int) -> NDArray[np.float32]:
-    """(N, C) float32, 1 where a row has the label.
+    """Return a matrix (N, C) float32, 1 if the row has the label.
 
     >>> multi_hot_matrix([[0, 2], []], 3)
     array([[1., 0., 1.],
@@ -171,9 +171,9 @@ def multi_hot_matrix(label_sets: Sequence[Sequence[int]], n_classes: int) -> NDA
 
 
 def multi_hot(dataset: DatasetDict) -> DatasetDict:
-    """Turn the lists of ids of several labels a row into C float32 of 0 or 1, as a trainer takes them.
+    """Convert the id lists of several labels per row to C float32 of 0 or 1, the form for a trainer.
 
-    One label a row stays as it is. The names are then no longer in the dataset: take `label_maps` before.
+    Data with one label per row do not change. Afterwards the dataset has no names, so call `label_maps` before.
 
     >>> feature = Features({"label": datasets.Sequence(ClassLabel(names=["joy", "fear"]))})
     >>> rows = Dataset.from_dict({"label": [[1], []]}, features=feature)
@@ -192,7 +192,7 @@ def multi_hot(dataset: DatasetDict) -> DatasetDict:
 
 
 def _written(feature: Any, label: Any, split: str, row: int) -> str:
-    """A label as text, of a ClassLabel its name; -1, which is how the Hub marks withheld ones, is refused."""
+    """A label as text, or the name of a ClassLabel; raise for -1, which marks withheld labels on the Hub."""
     names = feature.names if isinstance(feature, ClassLabel) else None
     is_id = isinstance(label, int) and 0 <= label < (len(names) if names else np.inf)
     way_out = "use another split, or leave the label out: a row without labels has an empty list"
@@ -202,7 +202,7 @@ def _written(feature: Any, label: Any, split: str, row: int) -> str:
 
 
 def _zeros_and_ones(name: str, split: Dataset, column: str) -> list[bool]:
-    """Whether each row has the label; texts are from a csv file with a cell that is no number."""
+    """Whether each row has the label; a csv column has texts if one of its cells is not a number."""
     values = read_column(split, column).to_pylist()
     wrong = next(
         (f"{value!r} in row {i}" for i, value in enumerate(values) if value not in _ZERO_OR_ONE), None

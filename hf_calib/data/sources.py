@@ -1,4 +1,4 @@
-"""Data sources: the Hub, a local folder, or one file per split; and columns, as they are stored."""
+"""Data sources: the Hub, a local folder, or one file per split, with columns as they are stored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from datasets.exceptions import DatasetGenerationError
 
 from hf_calib._errors import InputValueError, check, did_you_mean, expected
 
-# `keep_default_na=False`: without it the texts "NA", "null" and "None", and empty ones, become missing.
+# Without `keep_default_na=False` the texts "NA", "null" and "None" and empty texts would become missing values.
 _CSV: dict[str, object] = {"keep_default_na": False}
 _READERS: dict[str, tuple[str, dict[str, object]]] = {
     ".csv": ("csv", _CSV),
@@ -37,20 +37,20 @@ def load_splits(
     test_file: str | PathLike[str] | None = None,
     cache_dir: str | PathLike[str] | None = None,
 ) -> DatasetDict:
-    """Load train, test and, where there is one, calibration data, with the columns as they are; code is never run.
+    """Load train, test and, if there is one, calibration data, with unchanged columns; no code is run.
 
-    The calibration data are the first of the splits `calibration`, `validation`, `valid`, `val` and `dev` that exists;
-    without one, see `split_calibration`.
+    The calibration data are the first existing split of `calibration`, `validation`, `valid`, `val` and `dev`. If there
+    is none, use `split_calibration`.
 
     Args:
-        source: name of a dataset on the Hub, or a local folder: of images (`train/CLASS/x.png`, `test/CLASS/y.png`), or
-            of csv, json or parquet files named by split. Give it or the files.
-        dataset_config: configuration of a Hub dataset that has several.
-        revision: branch or commit of a Hub dataset; refs/convert/parquet where main has nothing but a script.
-        test_split: the split that becomes `test`: "validation" if the labels of "test" are withheld, as in GLUE, None
+        source: name of a dataset on the Hub, or a local folder of images (`train/CLASS/x.png`, `test/CLASS/y.png`) or
+            of csv, json or parquet files named by split. Pass it or the files.
+        dataset_config: configuration of a Hub dataset with several configurations.
+        revision: branch or commit of a Hub dataset; refs/convert/parquet if main has only a script.
+        test_split: the split that becomes `test`: "validation" if the labels of "test" are withheld, as in GLUE; None
             if there is none yet (see `draw_test`).
-        train_file: .csv, .tsv, .json, .jsonl (also with .gz) or .parquet; so are the other two.
-        cache_dir: where `datasets` keeps what it has read, if not in its own cache.
+        train_file: a .csv, .tsv, .json, .jsonl (also with .gz) or .parquet file, like the other two files.
+        cache_dir: cache folder of `datasets`, if not the default.
 
     Raises:
         ValueError: if neither or both are given, or a split or file is missing or unreadable.
@@ -68,7 +68,7 @@ def load_splits(
         for role in ("train",) if test_split is None else ("train", "test"):
             requirement = f"{role}_file to be given beside the other files"
             check(role in given, requirement, None, "train and test are needed")
-        for role, path in given.items():  # before the first one is read
+        for role, path in given.items():  # Files are not read yet.
             _reader(f"{role}_file", path)
         return DatasetDict({role: load_file(f"{role}_file", path, cache_dir) for role, path in given.items()})
     with _refusals("dataset", "be loadable", source, "name a folder, or a dataset on the Hub"):
@@ -88,7 +88,7 @@ def load_file(argument: str, path: Path, cache_dir: str | PathLike[str] | None) 
     try:
         return load_dataset(kind, data_files=str(path), split="train", cache_dir=cache_dir, **options)
     except (StopIteration, DatasetGenerationError, OSError, ValueError) as error:
-        # All that datasets says: StopIteration of an empty json file, no data of a csv file of nothing but names.
+        # These are the errors of datasets for an empty json file, and for a csv file with names only.
         no_rows = isinstance(error, StopIteration) or "corresponds to no data" in str(error)
         check(not no_rows, f"{argument} to have rows", f"none in {path}", "check the file")
         cause = error.__cause__ or error
@@ -102,9 +102,9 @@ def load_rows(
     split: str = "test",
     argument: str = "data",
 ) -> Dataset:
-    """Load the rows of one split with their columns: of a file, which is one, or of a dataset on the Hub or a folder.
+    """Load the rows of one split with their columns, from a file, or from a dataset on the Hub or in a folder.
 
-    ValueError if there is no such file, dataset or split, or it is unreadable; the message names the argument.
+    Raise ValueError if the file, dataset or split does not exist or is unreadable; the message has the argument.
     """
     if os.path.isfile(data) or Path(data).suffix in (*_READERS, ".gz"):
         return load_file(argument, Path(data), None)
@@ -114,13 +114,13 @@ def load_rows(
 
 
 def read_column(rows: Dataset, column: str) -> Any:
-    """One column as a pyarrow ChunkedArray: nothing is decoded, and rows follow the dataset's selection."""
+    """Return a column as a pyarrow ChunkedArray, without decoding, for the selected rows of the dataset."""
     return rows.select_columns([column]).with_format("arrow")[:].column(column)
 
 
 @contextmanager
 def _refusals(argument: str, requirement: str, source: str, way_out: str) -> Iterator[None]:
-    """Say in one sentence what the Hub's errors and those of `datasets` mean."""
+    """A context that explains the errors of the Hub and of `datasets` in one sentence."""
     try:
         yield
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:

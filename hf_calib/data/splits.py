@@ -1,4 +1,4 @@
-"""Splits: train, calibration and test. Every draw is reproducible from a seed."""
+"""Splits into train, calibration and test. Every draw is reproducible from a seed."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ def split_calibration(
     stratify: bool = True,
     source: str = "train",
 ) -> DatasetDict:
-    """Give a dataset a calibration split: the one that it has, or else a part of train or of test.
+    """Return a dataset with a calibration split, which is taken from train or test if there is none.
 
-    Gammas and the temperature are fitted on these rows, so they are in neither train nor test.
+    Gammas and the temperature are fitted to these rows, so they are neither in train nor in test.
 
     Args:
-        dataset: as `choose_columns` returns it. One that has a `calibration` split comes back as it is.
+        dataset: a result of `choose_columns`. A dataset with a `calibration` split is returned unchanged.
         size: a fraction of `source` in (0, 1), or a number of rows (int >= 1).
-        seed: the same seed draws the same rows, which keep their order.
-        stratify: keep the class frequencies of `source`, and a row of each class there; not of several labels a row.
-        source: the split that gives the rows: "train", or "test", as where ImageNet's validation images are halved.
+        seed: seed of the draw; the rows keep their order.
+        stratify: whether to keep the class frequencies of `source`, with at least one row of each class left there;
+            ignored with several labels per row.
+        source: the split from which rows are taken: "train", or "test" to halve, for example, ImageNet's validation
+            set.
 
     Raises:
-        ValueError: if `size` leaves no row, or with `stratify` less than one row of each class, for `source`.
+        ValueError: if `size` leaves no row in `source`, or with `stratify` no row of some class.
 
     >>> rows = Dataset.from_dict({"text": list("abcdefgh"), "label": [0, 1] * 4})
     >>> splits = split_calibration(DatasetDict({"train": rows, "test": rows}), size=0.25)
@@ -47,10 +49,10 @@ def split_calibration(
 
 
 def draw_test(dataset: DatasetDict, *, size: float | int, seed: int = 0) -> DatasetDict:
-    """Merge train and test, where there is one, and draw another test split from them at random, by class.
+    """Merge train and test, if there is one, and draw a new stratified random test split from them.
 
-    For datasets without a test split, or with one by date (20 Newsgroups). A text that stands there twice may now be in
-    both; a `calibration` split stays. `size` is of all rows, as in `split_calibration`.
+    Use it for datasets without a test split, or with a split by date (20 Newsgroups). A repeated text may then be in
+    both splits. A `calibration` split does not change. `size` refers to all rows, as in `split_calibration`.
 
     >>> rows = Dataset.from_dict({"text": list("abcdefgh"), "label": [0, 1] * 4})
     >>> splits = draw_test(DatasetDict({"train": rows.select(range(6)), "test": rows.select([6, 7])}), size=0.5)
@@ -58,7 +60,7 @@ def draw_test(dataset: DatasetDict, *, size: float | int, seed: int = 0) -> Data
     {'train': [0, 0, 1, 1], 'test': [0, 0, 1, 1]}
     """
     merged = concatenate_datasets([dataset[name] for name in ("train", "test") if name in dataset])
-    # Not the stream of `split_calibration`, which draws from what this one leaves.
+    # The stream differs from that of `split_calibration`, which draws from the remaining rows.
     rest, drawn = _drawn(merged, size, np.random.default_rng([seed, 1]))
     return DatasetDict({**dataset, "train": rest, "test": drawn})
 
@@ -73,8 +75,8 @@ def limit_samples(
 ) -> DatasetDict:
     """Keep a random subset of each split, for a quick trial.
 
-    Each limit is an int >= 1, or None for all rows. The same seed keeps the same rows, in their order, and a smaller
-    subset lies within a larger one.
+    Each limit is an int >= 1, or None for all rows. The same seed keeps the same rows in their order, and a smaller
+    subset is a part of a larger one.
 
     >>> rows = Dataset.from_dict({"text": list("abcdefgh"), "label": [0, 1] * 4})
     >>> limit_samples(DatasetDict({"train": rows}), max_train_samples=3)["train"].num_rows
@@ -92,13 +94,13 @@ def limit_samples(
 
 
 def draw_rows(labels: np.ndarray, n_rows: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw rows by class frequency, leaving at least one row of every class; sorted indices."""
+    """Return sorted indices of rows drawn by class frequency, with at least one row of every class left."""
     classes, counts = np.unique(labels, return_counts=True)
     requirement = f"size to leave at least one of {len(labels)} rows for each of {len(classes)} classes"
     check(1 <= n_rows <= len(labels) - len(classes), requirement, f"{n_rows} rows", "ask for fewer rows")
     quotas = counts * n_rows / len(labels)
     taken = np.floor(quotas).astype(int)
-    while taken.sum() < n_rows:  # largest remainders first
+    while taken.sum() < n_rows:  # Largest remainders come first.
         taken[np.argmax(np.where(taken < counts - 1, quotas - taken, -np.inf))] += 1
     drawn = [rng.permutation(np.flatnonzero(labels == c))[:k] for c, k in zip(classes, taken, strict=True)]
     return np.sort(np.concatenate(drawn))
@@ -107,7 +109,7 @@ def draw_rows(labels: np.ndarray, n_rows: int, rng: np.random.Generator) -> np.n
 def _drawn(
     whole: Dataset, size: float | int, rng: np.random.Generator, *, stratify: bool = True
 ) -> tuple[Dataset, Dataset]:
-    """What is left of the rows, and those drawn, by class where each has one."""
+    """The remaining rows and the drawn rows, stratified if each row has one class."""
     is_fraction = isinstance(size, float) and 0 < size < 1
     is_count = isinstance(size, int) and not isinstance(size, bool) and size >= 1
     requirement = "size to be a fraction in (0, 1) or a number of rows"

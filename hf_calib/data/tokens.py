@@ -1,4 +1,4 @@
-"""Tagged sentences: columns `tokens` and `tags`, and labels for the sub-words of a tokenizer."""
+"""Tagged sentences: columns `tokens` and `tags`, and labels of a tokenizer's sub-words."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 
 
 def load_tagged(args: DataArguments) -> DatasetDict:
-    """The splits train, calibration and test of tagged sentences, with columns `tokens` and `tags`.
+    """Load the splits train, calibration and test of tagged sentences, with columns `tokens` and `tags`.
 
-    `text_column` has the tokens of a sentence, `label_column` its tags. It raises as `choose_tokens`, and a ValueError
-    if an argument is not for sentences.
+    `text_column` has the tokens of a sentence, and `label_column` its tags. Raise the errors of `choose_tokens`, and a
+    ValueError if an argument does not apply to sentences.
     """
     for name in ("ood_data", "test_size", "multi_label", "label_separator", "label_columns", "no_label"):
         got, way_out = getattr(args, name), "leave it out: it is for labels of whole texts or images"
@@ -42,16 +42,16 @@ def choose_tokens(
     """Keep the tokens and the tags of every sentence of every split, under fixed names, and check them.
 
     Args:
-        dataset: splits with any columns, `train` among them.
+        dataset: splits with any columns, one of them named `train`.
         tokens_column: the column of lists of str, which becomes `tokens`.
-        tags_column: the column of as long lists of tags: names, a ClassLabel, or ids of `tag_names`. It becomes `tags`,
-            the same ClassLabel in every split.
-        tag_names: the tags in order of their id; by default those of the ClassLabel, or of train in sorted order, "O"
-            first.
+        tags_column: the column of lists of tags, one per token: names, a ClassLabel, or ids of `tag_names`. It becomes
+            `tags`, the same ClassLabel in every split.
+        tag_names: tags in the order of their ids; by default those of the ClassLabel, or the sorted tags of train with
+            "O" first.
 
     Raises:
-        ValueError: if a column is missing, a split is empty, a sentence has no token, or not one tag for each, a tag is
-            none of the names, or ids have no names.
+        ValueError: if a column is missing, a split is empty, a sentence has no token or not one tag per token, a tag is
+            not among the names, or ids have no names.
 
     >>> rows = Dataset.from_dict({"words": [["Ada", "sleeps"]], "tags": [["B-person", "O"]]})
     >>> chosen = choose_tokens(DatasetDict({"train": rows}), tokens_column="words", tags_column="tags")
@@ -74,7 +74,7 @@ def choose_tokens(
 def read_sentences(
     rows: Dataset, tokens_column: str, tags_column: str, *, name: str
 ) -> tuple[list[list[str]], list[list[Any]]]:
-    """The tokens and the tags of each sentence, as many, checked; tags of a ClassLabel come back as their names."""
+    """Return the checked tokens and tags of each sentence; tags of a ClassLabel are returned as names."""
     check(len(rows) > 0, f"{name} to have rows", 0, "check the file or the split's name")
     found = []
     for argument, column, what, kinds in (
@@ -95,13 +95,13 @@ def read_sentences(
             got = f"{len(own or ())} tokens and {len(of_own or ())} tags in row {i}, or one that is missing"
             raise InputValueError(expected(f"each row of {name}", requirement, got, "correct or remove it"))
     inner = rows.features[tags_column].feature
-    if isinstance(inner, ClassLabel):  # -1 is how the Hub marks what is withheld, and no name
+    if isinstance(inner, ClassLabel):  # The Hub marks withheld tags by -1.
         tags = [[inner.names[tag] if tag >= 0 else tag for tag in row] for row in tags]
     return tokens, tags
 
 
 def tag_ids(tags: Sequence[Sequence[Any]], names: Sequence[str], *, name: str) -> list[list[int]]:
-    """The ids of tags that are names, or ids already; ValueError if one is not among them, which names its row."""
+    """Return the ids of tags that are names or ids; raise ValueError with the row if a tag is unknown."""
     way_out = "choose another split or label_column, or name all tags, in order of their id, as class_names"
     return ClassNames(names).ids(tags, f"the tags of {name}", way_out)
 
@@ -117,22 +117,22 @@ def _names_in(rows: Dataset, column: str, tags: list[list[Any]]) -> list[str]:
 
 
 def tag_maps(dataset: DatasetDict) -> dict[str, Any]:
-    """`num_labels`, `id2label` and `label2id` of the tags, for `from_pretrained`."""
+    """Return `num_labels`, `id2label` and `label2id` of the tags, for `from_pretrained`."""
     return maps_of(dataset["train"].features["tags"].feature.names)
 
 
 def tokenize_words(rows: Dataset, tokenizer: Any, *, max_length: int | None = None) -> Dataset:
-    """Cut the tokens of sentences into sub-words: the first one of each has its tag as label, the others -100.
+    """Tokenize sentences into sub-words; the first sub-word of a token has its tag as label, the others -100.
 
-    It warns of tokens that the model does not read. ValueError if the tokenizer cannot tell the word of a sub-word.
+    Warn of tokens that the model does not read. Raise ValueError if the tokenizer has no map from sub-words to words.
 
     Args:
-        rows: as `choose_tokens` returns a split.
-        tokenizer: a fast one. Of a byte-level kind (RoBERTa, GPT-2) it must be loaded with `add_prefix_space=True`.
-        max_length: the most sub-words of a sentence; longer ones are truncated. None for no limit.
+        rows: a split from `choose_tokens`.
+        tokenizer: a fast tokenizer; a byte-level one (RoBERTa, GPT-2) must be loaded with `add_prefix_space=True`.
+        max_length: the largest number of sub-words of a sentence, which is truncated; None for no limit.
 
     Returns:
-        A dataset of `input_ids` and what else the tokenizer gives, and `labels`, as long.
+        A dataset with the tokenizer's outputs, such as `input_ids`, and `labels` of the same length.
 
     >>> from tokenizers import Tokenizer, models, pre_tokenizers
     >>> from transformers import PreTrainedTokenizerFast
@@ -149,7 +149,7 @@ def tokenize_words(rows: Dataset, tokenizer: Any, *, max_length: int | None = No
 
 
 def encode_words(rows: Dataset, tokenizer: Any, max_length: int | None) -> tuple[Dataset, str | None]:
-    """The result of `tokenize_words`, and a sentence on words that the model does not read, if any."""
+    """Return the result of `tokenize_words`, and a sentence on words that the model does not read, if any."""
     got, way_out = type(tokenizer).__name__, "load a fast one: it has tokenizer.json"
     check(tokenizer.is_fast, "the tokenizer to tell the words of its sub-words", got, way_out)
 

@@ -1,6 +1,6 @@
 """Figures of calibration.
 
-matplotlib is imported when one is drawn, and pyplot never, so that no global state changes.
+matplotlib is imported when a figure is drawn, and pyplot is never imported, so no global state changes.
 """
 
 from hf_calib.plots.binned import (

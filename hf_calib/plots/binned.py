@@ -1,4 +1,4 @@
-"""Figures in bins: reliability of predictions, classes and labels, and histograms of right and wrong predictions."""
+"""Binned figures: reliability of predictions, classes and labels, and histograms of correct and wrong predictions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COUNTS_BAND = 0.42  # the part of a histogram's height that belongs to its numbers
+_COUNTS_BAND = 0.42  # The part of a histogram's height for its numbers.
 _RIGHT: dict[str, Any] = {"color": style.BLUE, "edgecolor": "white"}
 _OVER: dict[str, Any] = {"color": style.PEACH, "edgecolor": style.VERMILION, "hatch": "////"}
 _UNDER: dict[str, Any] = {"color": style.SKY, "edgecolor": style.BLUE, "hatch": "\\\\\\\\"}
@@ -37,19 +37,18 @@ _UNDER: dict[str, Any] = {"color": style.SKY, "edgecolor": style.BLUE, "hatch": 
 def reliability_diagram(
     panels: Mapping[str, tuple[ArrayLike, ArrayLike]], *, n_bins: int = 15, title: str | None = None
 ) -> Figure:
-    """Draw accuracy against confidence, one panel for each name, side by side.
+    """Draw accuracy against confidence, with one panel for each name.
 
-    For one model, or a few to compare, for example before and after temperature. For several models, each
+    Use it for one model, or to compare a few, for example before and after a temperature. For several models, each
     before and after, use `reliability_grid`.
 
-    In each panel a bar is the accuracy of a confidence bin, and its hatched part the distance from there to
-    the bin's mean confidence, in one colour where the model is over-confident and in another where it is
-    under-confident. Below is the share of examples in each bin, with their number, and two lines, the mean
-    confidence and the overall accuracy: the model is over-confident on the whole if the mean confidence is to
-    the right.
+    In each panel a bar is the accuracy of a confidence bin, and its hatched part the distance to the bin's mean
+    confidence, in one colour if the bin is over-confident and in another if it is under-confident. Below is the
+    fraction of examples in each bin, with their number, and two lines at the mean confidence and the overall
+    accuracy. If the mean confidence is to the right, the model is over-confident on the whole.
 
     Args:
-        panels: name -> (confidences, correct), each (N,): of the top label in [0, 1], and 1 or 0.
+        panels: name -> (confidences, correct), each (N,): confidences in [0, 1], and correct 1 or 0.
         n_bins: M, the number of equal-width bins (lower, upper].
 
     References:
@@ -68,7 +67,7 @@ def reliability_grid(
     n_bins: int = 15,
     title: str | None = None,
 ) -> Figure:
-    """Draw reliability diagrams in rows and columns, for example before and after temperature x losses.
+    """Draw reliability diagrams in rows and columns, for example before and after a temperature x losses.
 
     The panels are those of `reliability_diagram`.
 
@@ -95,11 +94,11 @@ def reliability_of_sums(
     n_rows: Mapping[str, int] | None = None,
     title: str | None = None,
 ) -> Figure:
-    """The same from the sums (M,) of the equal-width bins.
+    """Draw `reliability_grid` from the sums (M,) of the equal-width bins.
 
     Args:
         rows: row name -> column name -> sums.
-        n_rows: column name -> rows, where the counts of the bins are sums of weights.
+        n_rows: column name -> number of rows, if the counts of the bins are sums of weights.
     """
     columns = list(next(iter(rows.values())))
     for row, panels in rows.items():
@@ -132,7 +131,7 @@ def reliability_of_sums(
 
 
 def _draw_accuracy(axes: Axes, sums: BinSums) -> None:
-    """Bars up to the accuracy; the hatched part lies between accuracy and mean confidence."""
+    """Draw bars up to the accuracy, with a hatched part between accuracy and mean confidence."""
     shown = sums.counts > 0
     edges = uniform_edges(len(shown))
     left, width = edges[:-1][shown], np.diff(edges)[shown]
@@ -149,7 +148,7 @@ def _draw_accuracy(axes: Axes, sums: BinSums) -> None:
 
 
 def _draw_counts(axes: Axes, sums: BinSums) -> None:
-    """The share of the bins, their numbers above it where these can be read."""
+    """Draw the fractions of the bins, with their numbers if there is space."""
     edges = uniform_edges(len(sums.counts))
     share = sums.counts / sums.counts.sum()
     look: Any = {"color": "#BDBDBD", "edgecolor": "white", "linewidth": 0.4}
@@ -164,7 +163,7 @@ def _draw_counts(axes: Axes, sums: BinSums) -> None:
 
 
 def _short(count: float) -> str:
-    """A count in at most four or five characters."""
+    """A count in at most five characters."""
     if count < 10_000:
         return f"{count:.0f}"
     return f"{count / 1e3:.0f}k" if count < 999_500 else f"{count / 1e6:.1f}M"
@@ -173,13 +172,13 @@ def _short(count: float) -> str:
 def confidence_histogram(
     panels: Mapping[str, tuple[ArrayLike, ArrayLike]], *, n_bins: int = 20, title: str | None = None
 ) -> Figure:
-    """Draw how confidences are spread where the prediction is right (up) and where it is wrong (down).
+    """Draw the distribution of the confidences of correct predictions (up) and of wrong predictions (down).
 
-    For seeing whether confidence separates right from wrong, which a reliability diagram does not show: the two
-    halves of a useful model have different shapes. Each half is in shares of its own examples.
+    It shows whether confidence separates correct from wrong predictions, which a reliability diagram does not show: if
+    it does, the two halves have different shapes. Each half has fractions of its own examples.
 
     Args:
-        panels: name -> (confidences, correct), each (N,), as for `reliability_diagram`.
+        panels: name -> (confidences, correct), each (N,), as in `reliability_diagram`.
         n_bins: M, the number of equal-width bins (lower, upper].
 
     >>> figure = confidence_histogram({"model": ([0.9, 0.8, 0.7], [1, 0, 1])})
@@ -198,7 +197,7 @@ def confidence_histogram(
             style.unit_ticks(axes, "x")
             style.write_above(axes, name, 5, fontsize=9, fontweight="bold")
         style.plain_axes(*grid)
-        # The same height up and down and in every panel, with room for the words.
+        # The height is the same up and down and in every panel, with space for the words.
         height = max(np.abs(axes.get_ylim()).max() for axes in grid) * 1.15
         step = 10.0 ** np.floor(np.log10(height))
         step *= 0.5 if height / step < 2.5 else 1 if height / step < 5 else 2
@@ -210,7 +209,7 @@ def confidence_histogram(
 
 
 def _draw_half(axes: Axes, top: TopLabel, word: str, correct: int, n_bins: int) -> None:
-    """The shares of the bins among what is right, upwards, or wrong, downwards."""
+    """Draw the fractions of the bins among correct predictions, upwards, or wrong ones, downwards."""
     edges = uniform_edges(n_bins)
     half = top.confidence[top.correct == correct]
     share = np.bincount(uniform_bins(half, n_bins), minlength=n_bins) / max(len(half), 1)
@@ -236,19 +235,19 @@ def class_reliability_grid(
     max_classes: int = 12,
     title: str | None = None,
 ) -> Figure:
-    r"""Draw, for each class, how often it is true against the probability that it was given.
+    r"""Draw the frequency of each class against its predicted probability.
 
-    For finding the classes that a `reliability_diagram`, which looks at predictions only, averages away. A
-    point is a bin of the class's probabilities over all N examples, its area grows with their number, and its
-    bar is a 95% Wilson interval. The number is the class's term of the classwise calibration error. Of more
-    than `max_classes` classes, those with the largest such error are drawn, and the figure says so.
+    It shows errors of single classes, which cancel in a `reliability_diagram` of the predicted class. A point is a
+    bin of the class's probabilities over all N examples; its area grows with the number of examples, and its bar is
+    a 95% Wilson interval. The number is the class's term of the classwise calibration error. If there are more than
+    `max_classes` classes, those with the largest error are drawn, and the figure says so.
 
     Args:
         probs: (N, C) float, rows that sum to 1.
         labels: (N,) int in [0, C).
         class_names: C names; default "0", "1", ...
         n_bins: M, the number of equal-width bins (lower, upper].
-        max_classes: panels at most.
+        max_classes: the largest number of panels.
 
     References:
         Kull et al. 2019 (classwise calibration); Wilson 1927.
@@ -274,7 +273,7 @@ def classes_of_sums(
     title: str | None = None,
     words: tuple[str, str, str] = ("class", "classes", "examples"),
 ) -> Figure:
-    """The same from the sums (C, M) of the bins of each class."""
+    """Draw `class_reliability_grid` from the sums (C, M) of the bins of each class."""
     shown = np.argsort(-class_gaps(sums), kind="stable")[:max_classes]
     worst = f"{len(shown)} of {len(names)} {words[1]}: those with the largest error"
     panels = [BinSums(*(total[c] for total in sums)) for c in shown]
@@ -291,17 +290,17 @@ def label_reliability_grid(
     max_labels: int = 12,
     title: str | None = None,
 ) -> Figure:
-    """Draw, for each of several labels a row, how often it applies against the probability that it was given.
+    """Draw the frequency of each label of a multi-label model against its predicted probability.
 
-    The panels are those of `class_reliability_grid`, whose rows have one class each; here the probabilities of a row
-    need not sum to 1. The number is the label's calibration error, and the labels with the largest come first.
+    The panels are those of `class_reliability_grid`, but the probabilities of a row need not sum to 1. The number is
+    the label's calibration error, and the labels with the largest errors come first.
 
     Args:
         probs: (N, C) float in [0, 1].
-        labels: (N, C) of 0 and 1, and -100 where a label is not known.
+        labels: (N, C) of 0 and 1, and -100 for an unknown label.
         class_names: C names; default "0", "1", ...
         n_bins: M, the number of equal-width bins (lower, upper].
-        max_labels: panels at most.
+        max_labels: the largest number of panels.
 
     >>> probs = [[0.9, 0.7], [0.8, 0.2], [0.3, 0.1]]
     >>> figure = label_reliability_grid(probs, [[1, 1], [1, 0], [0, 0]], class_names=["Mass", "Nodule"])
@@ -315,10 +314,10 @@ def label_reliability_grid(
 
 
 def all_labels_reliability(sums: Mapping[str, BinSums]) -> Figure:
-    """The same for the decisions on all labels together, one panel for each name, such as before and after.
+    """Draw the reliability of the decisions on all labels together, with one panel for each name.
 
     Args:
-        sums: of each label's bins (C, M).
+        sums: name -> sums (C, M) of each label's bins.
     """
     totals = [BinSums(*(each.sum(axis=0) for each in by_label)) for by_label in sums.values()]
     return _draw_panels(list(sums), totals, _OF_LABELS)
@@ -327,7 +326,7 @@ def all_labels_reliability(sums: Mapping[str, BinSums]) -> Figure:
 def _draw_panels(
     names: Sequence[str], panels: Sequence[BinSums], words: tuple[str, str, str], *titles: str | None
 ) -> Figure:
-    """A grid of small reliability diagrams, each with its name, its error and how often it is true."""
+    """Draw a grid of small reliability diagrams, each with its name, its error and its frequency."""
     n_columns = min(_COLUMNS, len(panels))
     n_rows = math.ceil(len(panels) / n_columns)
     with style.drawing(max(3.4, 0.5 + 1.6 * n_columns), 0.75 + 1.75 * n_rows, *titles) as figure:
@@ -351,7 +350,7 @@ def _draw_bins(axes: Axes, sums: BinSums) -> None:
     counts, stated, frequency = (each[shown] for each in (sums.counts, *sums.means()))
     style.draw_diagonal(axes)
     axes.vlines(stated, *_wilson(frequency, counts), color=style.SKY, linewidth=2.2)
-    # Sizes follow the logarithm: in most classes nearly all examples lie in the first bin.
+    # Sizes are logarithmic, because the first bin has nearly all examples of most classes.
     sizes = 5 + 22 * np.log1p(counts) / np.log1p(counts.sum())
     axes.scatter(stated, frequency, s=sizes, color=style.BLUE, linewidth=0, zorder=3, clip_on=False)
     style.unit_ticks(axes)
@@ -359,7 +358,7 @@ def _draw_bins(axes: Axes, sums: BinSums) -> None:
 
 
 def _wilson(frequency: FloatArray, counts: FloatArray) -> FloatArray:
-    """The 95% interval (2, M) of a frequency; unlike the normal one it has a width at 0 and at 1."""
+    """The 95% interval (2, M) of a frequency, which unlike the normal interval has a width at 0 and 1."""
     z = float(ndtri(0.975))
     middle = (frequency + z**2 / (2 * counts)) / (1 + z**2 / counts)
     reach = z / (1 + z**2 / counts) * np.sqrt(frequency * (1 - frequency) / counts + (z / (2 * counts)) ** 2)

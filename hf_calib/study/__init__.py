@@ -1,4 +1,4 @@
-"""Studies: several losses trained over seeds on one's own data, and compared with intervals."""
+"""Studies: several losses trained with several seeds on your data, and compared with intervals."""
 
 from hf_calib.study.study import compare
 

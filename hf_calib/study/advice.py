@@ -1,4 +1,4 @@
-"""Advice and notes of a study in sentences: what its numbers say, and what they cannot."""
+"""Advice and notes of a study in sentences: the conclusions from its numbers, and their limits."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from hf_calib.study.statistics import LEVEL
 if TYPE_CHECKING:
     from hf_calib.study.results import StudyResults
 
-Pair = tuple[str, str]  # loss and method
+Pair = tuple[str, str]  # Loss and method.
 
-UNSCALED = "none"  # the method of the network as trained
-MAIN_METRICS = {"nll": "NLL", "ece": "ECE"}  # with their short names, for headers and axes
+UNSCALED = "none"  # The method of the model as trained.
+MAIN_METRICS = {"nll": "NLL", "ece": "ECE"}  # Short names for headers and axes.
 
-_PRIMARY = "nll"  # proper: nothing but the true probabilities has a smaller mean
+_PRIMARY = "nll"  # It is proper: the true probabilities have the lowest mean.
 _FEW_CALIBRATION_ROWS = 200
 
 
 def map_name(method: str) -> str:
-    """A post-hoc map as tables and figures name it."""
+    """The name of a post-hoc calibrator in tables and figures."""
     return "no map" if method == UNSCALED else method
 
 
 def pair_name(loss: str, method: str) -> str:
-    """A loss with its map.
+    """The name of a loss with its calibrator.
 
     >>> pair_name("focal", "temperature"), pair_name("focal", "none")
     ('focal with temperature', 'focal without a map')
@@ -39,7 +39,7 @@ def pair_name(loss: str, method: str) -> str:
 
 
 def advise(results: StudyResults) -> Iterator[str]:
-    """Sentences that follow from the numbers of a study alone."""
+    """Return sentences that follow from the numbers of a study alone."""
     if results.baseline is None:
         yield "No training could be measured, so there is nothing to compare: see what is missing."
         return
@@ -101,7 +101,7 @@ def _on_the_primary_metric(results: StudyResults, baseline: Pair) -> Iterator[st
 
 
 def notes_on_statistics(results: StudyResults) -> Iterator[str]:
-    """How intervals and p-values are to be read, and what the study could have found."""
+    """Return sentences on how to read intervals and p-values, and on the power of the study."""
     if results.baseline is None:
         return
     fewest, most = (int(results.means["n_seeds"].agg(which)) for which in ("min", "max"))
@@ -157,7 +157,7 @@ def notes_on_statistics(results: StudyResults) -> Iterator[str]:
 
 
 def of_metric(table: pandas.DataFrame, metric: str) -> pandas.DataFrame:
-    """The rows of a metric, by loss and method."""
+    """Return the rows of a metric by loss and method."""
     return table[table.index.isin([metric], level="metric")].droplevel("metric")
 
 
@@ -168,7 +168,7 @@ def _names(pairs: Iterable[Pair]) -> str:
 def _beyond_chance(results: StudyResults, metric: str, *, sign: int) -> list[Pair]:
     """The pairs whose difference to the baseline has this sign and a corrected p below .05.
 
-    In a study of several seeds the p of a pair with one is passed over: it is of the test rows alone.
+    In a study of several seeds the p of a pair with one seed is ignored, because it covers the test rows only.
     """
     found = of_metric(results.differences, metric)
     found = found[found["n_seeds"] >= min(2, results.means["n_seeds"].max())]

@@ -1,4 +1,4 @@
-"""The trainings of a study as processes: here side by side, as jobs of a scheduler, or as printed commands."""
+"""The runs of a study as processes: parallel on this machine, as jobs of a scheduler, or as printed commands."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from hf_calib.study.plan import (
 
 try:
     import fcntl
-except ImportError:  # Windows: two studies that run in one folder are not kept apart there
+except ImportError:  # On Windows, two studies in one folder are not separated.
     fcntl = None  # type: ignore[assignment]
 
 Process = subprocess.Popen[bytes]
-Say = Callable[[str], None]  # takes a line of progress
-Cells = Mapping[Cell, Path]  # with their folders
+Say = Callable[[str], None]  # Its argument is a line of progress.
+Cells = Mapping[Cell, Path]  # With their folders.
 
-_PATIENCE = 10.0  # seconds that a process has to end before it is killed
+_PATIENCE = 10.0  # Seconds before a process that does not end is killed.
 _LOOK_AGAIN = 0.1  # seconds
 _LAST_LINES = 12
-_PORTS = range(20_000, 30_000)  # below those that Linux, macOS and Windows give to connections
+_PORTS = range(20_000, 30_000)  # Below the ports that systems give to connections.
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How the trainings of a study are started: the launcher, such as torchrun, stands before the script."""
+    """The start of a study's runs; the launcher, such as torchrun, precedes the script."""
 
     script: Path
     configs: tuple[Path, ...] = ()
@@ -55,7 +55,7 @@ class Launch:
     keep_models: bool = True
 
     def command(self, cell: Cell, folder: Path) -> list[str]:
-        """The command line of one training, from its newest complete checkpoint if it has one."""
+        """Return the command line of a run, from its newest complete checkpoint if it has one."""
         from hf_calib.trainer.saving import newest_checkpoint
 
         variant, checkpoint = cell.variant, newest_checkpoint(folder)
@@ -71,9 +71,9 @@ class Launch:
         ]
 
     def start(self, cell: Cell, folder: Path, environment: Mapping[str, str]) -> Process | None:
-        """A process that trains one cell; None where another process trains it, or has just finished.
+        """Start a process that trains one cell; return None if another process trains it or has just finished.
 
-        Whoever trains it holds the lock on its folder: two studies do not train it at once.
+        The process holds the lock on its folder, so that two studies do not train a cell at the same time.
         """
         with open(folder / ".lock", "wb") as lock, open(folder / LOG, "ab") as log:
             if fcntl is not None:
@@ -81,23 +81,23 @@ class Launch:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     return None
-                except OSError:  # a file system without locks, as some of clusters: nobody can have it
+                except OSError:  # Some file systems of clusters have no locks.
                     pass
             if is_finished(folder):
                 return None
-            (folder / FAILED).unlink(missing_ok=True)  # of an earlier try
+            (folder / FAILED).unlink(missing_ok=True)  # It is of an earlier try.
             return subprocess.Popen(
                 self.command(cell, folder),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **environment},
-                start_new_session=True,  # Ctrl-C reaches the study, which ends them one and all
-                pass_fds=() if fcntl is None else (lock.fileno(),),  # locked while any of them lives
+                start_new_session=True,  # Ctrl-C reaches the study, which ends all processes.
+                pass_fds=() if fcntl is None else (lock.fileno(),),  # It is locked while any process runs.
             )
 
     def finish(self, folder: Path, code: int) -> str | None:
-        """Tidy up after a process has ended; return why it failed, or None."""
+        """Clean up after a process has ended; return the reason of its failure, or None."""
         if is_finished(folder):
             clean_up(folder, keep_model=self.keep_models)
             return None
@@ -112,18 +112,18 @@ class Launch:
         return reason
 
     def missing(self, cells: Cells) -> dict[Cell, Path]:
-        """Those to train; others are tidied up, which a study that was killed, or a printed command, did not."""
+        """Return the cells to train; clean up finished ones, in case a killed study or a printed command did not."""
         for folder in filter(is_finished, cells.values()):
             clean_up(folder, keep_model=self.keep_models)
         return {cell: folder for cell, folder in cells.items() if not is_finished(folder)}
 
 
-# Trains the cells of a study that are not finished, and returns those that failed, and why.
+# It trains the unfinished cells of a study, and returns the failures with their reasons.
 Executor = Callable[[Launch, Cells, Say], dict[Cell, str]]
 
 
 def printed(launch: Launch, cells: Cells, say: Say) -> dict[Cell, str]:
-    """An executor that says a line for a shell for each training, without secrets, and trains nothing."""
+    """Executor that prints a shell command without secrets for each run, and trains nothing."""
     for cell, folder in cells.items():
         if not is_finished(folder):
             say(for_shell(launch.command(cell, folder)))
@@ -132,7 +132,7 @@ def printed(launch: Launch, cells: Cells, say: Say) -> dict[Cell, str]:
 
 @dataclass(frozen=True)
 class Local:
-    """An executor that trains `jobs` side by side here (0: one on each GPU), which share out threads and GPUs."""
+    """Executor that runs `jobs` processes in parallel here (0: one per GPU), with shares of threads and GPUs."""
 
     jobs: int = 1
 
@@ -175,7 +175,7 @@ class Local:
 
 
 def _stop(processes: Sequence[Process]) -> None:
-    """End processes, and those that they started; all are asked before the first wait, and killed after a while."""
+    """End processes and their children: all are asked first, and killed later if they do not end."""
     for process in processes:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGTERM)
@@ -190,7 +190,7 @@ def _stop(processes: Sequence[Process]) -> None:
 
 @dataclass(frozen=True)
 class Submitit:
-    """An executor that trains as jobs of a scheduler such as Slurm, by parameters of submitit's AutoExecutor."""
+    """Executor that runs jobs of a scheduler such as Slurm, with parameters of submitit's AutoExecutor."""
 
     parameters: Mapping[str, Any]
 
@@ -217,7 +217,7 @@ class Submitit:
         for cell, job in jobs.items():
             try:
                 reason = job.result()
-            except Exception as error:  # whatever the scheduler did to it
+            except Exception as error:  # The scheduler may cause any error.
                 reason = f"the job failed: {error}"
                 mark_failed(waiting[cell], reason)
             failed |= {} if reason is None else {cell: reason}
@@ -228,7 +228,7 @@ class Submitit:
 
 
 def _train(launch: Launch, cell: Cell, folder: Path) -> str | None:
-    """Train one cell where a scheduler has put it; return why it failed, or None."""
+    """Train one cell in a job of a scheduler; return the reason of its failure, or None."""
     while (process := launch.start(cell, folder, {})) is None:
         if is_finished(folder):
             return None
@@ -256,14 +256,14 @@ def _progress(n_finished: int, n_failed: int, n_cells: int) -> str:
 
 
 def _last_lines(folder: Path) -> str:
-    """The end of a training's output; of a progress bar, what it showed last."""
+    """The end of a run's output, with the last state of progress bars."""
     text = (folder / LOG).read_bytes()[-(2**14) :].decode("utf-8", errors="replace")
     lines = [line.rpartition("\r")[2].rstrip() for line in text.split("\n")]
     return "\n".join([line for line in lines if line][-_LAST_LINES:])
 
 
 def environments(jobs: int, launch: Launch) -> list[dict[str, str]]:
-    """The environment variables of each job: its share of GPUs, and of threads unless OMP_NUM_THREADS is set."""
+    """Return the environment of each job: its share of GPUs and, unless OMP_NUM_THREADS is set, of threads."""
     made: list[dict[str, str]] = [{} for _ in range(jobs)]
     visible = _visible_gpus() if jobs > 1 else []
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -273,9 +273,9 @@ def environments(jobs: int, launch: Launch) -> list[dict[str, str]]:
             environment["OMP_NUM_THREADS"] = str(max(1, n_cores // jobs))
         if visible:
             own = visible[slot::jobs] or [visible[slot % len(visible)]]
-            # With several, the Trainer would enlarge the batch.
+            # With several GPUs, the Trainer would enlarge the batch.
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(own[:1] if launch.launcher is None else own)
-        if launch.launcher is not None:  # torchrun and accelerate would all meet at the same port
+        if launch.launcher is not None:  # torchrun and accelerate would all use the same port.
             environment["MASTER_PORT"] = environment["PET_MASTER_PORT"] = str(ports[slot])
     return made
 

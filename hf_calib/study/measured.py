@@ -1,4 +1,4 @@
-"""The trainings of a study measured: a table of every metric of each training, before and after post-hoc maps."""
+"""Measurement of the runs of a study: every metric of each run, before and after post-hoc calibration."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ from hf_calib.study.plan import CELLS, FAILED, is_finished, read_plan, recorded
 from hf_calib.study.results import NUMBERS, StudyResults, Variance
 from hf_calib.study.statistics import unbiased_error
 
-# Of one label per row, and of tokens.
+# For one label per row, and for tokens.
 STUDY_METRICS: dict[str, Measure] = {
     key: MEASURES[key]
     for key in ("nll", "accuracy", "brier", "ece", "adaptive_ece", "classwise_ece", "smooth_ece")
 } | {"aurc": MEASURES["area_under_risk_coverage"]}
-# Of several labels a row: over all decisions, each label of each row one, as the trainer logs them. Their Brier score
-# is (p - y)^2, half of that of two classes.
+# For several labels per row, metrics are over all decisions, one per label and row, as the trainer logs them. Their
+# Brier score is (p - y)^2, half of that of two classes.
 DECISION_METRICS = ("nll", "accuracy", "brier", "ece")
-# Errors that differences are of without what noise adds to each -> their bins.
+# Errors whose differences are computed without the noise in each -> their bins.
 UNBIASED: dict[str, Binning] = {"ece": "uniform", "adaptive_ece": "quantile"}
-# A resample adds the noise of each class's error again: intervals held the error in 0 to 80% of cases. No report has
-# any of the smooth error either.
+# A resample adds the noise of each class's error again, so intervals contained the error in only 0 to 80% of cases.
+# Reports have no interval of the smooth error either.
 WITHOUT_INTERVAL = frozenset({"classwise_ece", "smooth_ece"})
-# Temperatures by another criterion than the NLL, as the papers take them.
+# Temperatures by other criteria than the NLL, as in the papers.
 _BY_CRITERION = {"temperature_ece": "ece", "temperature_adaptive_ece": "adaptive_ece"}
-MAPS = tuple(dict.fromkeys((*SINGLE_LABEL.maps, *_BY_CRITERION, *MULTI_LABEL.maps)))  # of any kind
+MAPS = tuple(dict.fromkeys((*SINGLE_LABEL.maps, *_BY_CRITERION, *MULTI_LABEL.maps)))  # For any kind of task.
 METHODS = ("temperature", "auto")
 N_BINS = 15
 _FEWEST_RESAMPLES = 50
-# Of a metric that sorts the rows of each; its standard error is then within 14% for 19 of 20 draws.
+# For a metric that sorts the rows; the standard error is then within 14% for 19 of 20 draws.
 _MOST_ORDERED = 100
-_ROWS_RESAMPLED = 4e8  # test rows of a cell with a method, of all of a study: a minute or two
+_ROWS_RESAMPLED = 4e8  # Test rows of all cells and methods: a minute or two.
 
-Key = tuple[str, int]  # loss and seed
+Key = tuple[str, int]  # Loss and seed.
 
 
 def measure_study(
@@ -65,10 +65,10 @@ def measure_study(
     variance: Variance = "own",
     stages: Callable[[str], None] = lambda stage: None,
 ) -> StudyResults:
-    """Measure the finished trainings of a study, before and after post-hoc maps, and compare them.
+    """Measure the finished runs of a study, before and after post-hoc calibration, and compare them.
 
-    The maps are fitted on the calibration rows of each training, and cost no training. One that the kind of task does
-    not have is left out, with a note. A large study takes fewer resamples. Each stage is named as it begins.
+    The calibrators are fitted to the calibration rows of each run and need no training. A calibrator that does not
+    exist for the kind of task is left out, with a note. A large study has fewer resamples. Each stage is announced.
     """
     plan = read_plan(folder)
     all_methods = check_methods(methods)
@@ -76,7 +76,7 @@ def measure_study(
     stages("reading predictions")
     folders, missing = find_cells(folder, plan)
     numbers: list[tuple[Any, ...]] = []
-    remarks: dict[str, list[str]] = {}  # with their cells; those that differ by numbers only are told once
+    remarks: dict[str, list[str]] = {}  # By cell; remarks that differ only in numbers are given once.
     n_test, n_classes, n_calibration, kind = 0, 0, 0, SINGLE_LABEL
     for i, key in enumerate(filter(folders.get, product(plan["losses"], plan["seeds"])), 1):
         stages(f"measuring {key[0]}, seed {key[1]} ({i} of {len(folders)})")
@@ -123,7 +123,7 @@ def measure_study(
 
 
 def check_methods(methods: Sequence[str]) -> tuple[str, ...]:
-    """`UNSCALED` first, then the maps in the order given; raises for one that there is not."""
+    """Return `UNSCALED`, then the calibrators in the given order; raise for an unknown one."""
     for method in methods:
         known, way_out = method in (*MAPS, UNSCALED), did_you_mean(method, MAPS)
         check(known, "methods to be post-hoc maps", repr(method), way_out)
@@ -131,25 +131,25 @@ def check_methods(methods: Sequence[str]) -> tuple[str, ...]:
 
 
 def metrics_of(kind: LabelKind) -> tuple[str, ...]:
-    """The keys of the metrics of a kind of task."""
+    """Return the keys of the metrics of a kind of task."""
     return DECISION_METRICS if kind.sigmoid else tuple(STUDY_METRICS)
 
 
 def find_cells(study: Path, plan: Mapping[str, Any]) -> tuple[dict[Key, Path], dict[Key, str]]:
-    """The folders of the trainings that study.json lists and can be compared, and why the others cannot be.
+    """Return the folders of the runs in study.json that can be compared, and the reasons why others cannot be.
 
-    A loss and seed that it lists twice is the later one.
+    If a loss and seed is listed twice, the later run counts.
     """
     listed = {key: study / CELLS / name for name, key in plan["cells"].items()}
     missing: dict[Key, str] = {}
-    tested: dict[Key, str] = {}  # what the rows of a comparison share
+    tested: dict[Key, str] = {}  # The rows of a comparison must be the same.
     for key, folder in listed.items():
         if not is_finished(folder):
             missing[key] = str(recorded(folder / FAILED, "reason") or "not finished")
             continue
         try:
             test = TrainingPredictions.load(folder / PREDICTIONS).test
-            replace(test)  # checks the rows: those of a training that diverged are NaN
+            replace(test)  # This checks the rows; those of a diverged run are NaN.
         except InputError as error:
             missing[key] = f"its predictions cannot be measured: {error}"
             continue
@@ -167,7 +167,7 @@ def find_cells(study: Path, plan: Mapping[str, Any]) -> tuple[dict[Key, Path], d
 
 
 def _probabilities(predictions: TrainingPredictions, method: str, remarks: list[str]) -> NDArray[np.float64]:
-    """Of the test rows, after a map that is fitted on the calibration rows; with the warnings of the fit."""
+    """The probabilities of the test rows after a calibrator fitted to the calibration rows, and the fit's warnings."""
     test, calibration = predictions.test, predictions.calibration
     if method == UNSCALED:
         return test.probabilities()
@@ -180,7 +180,7 @@ def _probabilities(predictions: TrainingPredictions, method: str, remarks: list[
         scaler.set_params(multi_label=True)
     if calibration is None:
         raise InputError("the training had no calibration rows")
-    rows = replace(calibration)  # checked
+    rows = replace(calibration)  # This checks the rows.
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         scaler.fit(rows.as_logits().astype(np.float64), rows.labels)
@@ -191,16 +191,16 @@ def _probabilities(predictions: TrainingPredictions, method: str, remarks: list[
 def _measure(
     test: Predictions, probs: NDArray[np.float64], n_resamples: int, seed: int
 ) -> list[tuple[Any, ...]]:
-    """The rows of a training with a map, from the metric on (see `NUMBERS`)."""
+    """The table rows of a run with a calibrator, from the metric on (see `NUMBERS`)."""
     labels, groups = test.labels.astype(np.int64), None
-    if test.sentences is not None:  # these are drawn, and never parts of them
+    if test.sentences is not None:  # Whole sentences are drawn.
         groups = np.unique(test.sentences, return_inverse=True)[1]
-    if test.kind.sigmoid:  # decisions are rows of two classes, and those of a row are drawn together
+    if test.kind.sigmoid:  # Decisions are rows of two classes; those of a row are drawn together.
         known = labels != UNKNOWN
         applies, labels = probs[known], labels[known]
         probs = np.stack([1 - applies, applies], axis=1)
         groups = np.unique(np.nonzero(known)[0], return_inverse=True)[1]
-    numbers: dict[str, tuple[float, Any]] = {}  # value, and resamples (R,) or NaN
+    numbers: dict[str, tuple[float, Any]] = {}  # A value, and resamples (R,) or NaN.
     drawn: Any = {"seed": seed, "groups": groups}
     counted: dict[str, tuple[str, dict[str, Any]]] = {}
     ordered: dict[str, tuple[str, dict[str, Any]]] = {}

@@ -1,4 +1,4 @@
-"""The plan of a study: its trainings with their configurations, study.json, and what each leaves in its folder."""
+"""The plan of a study: its runs with their configurations, study.json, and the files of each run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hf_calib.predictions.training import PREDICTIONS
 STUDY, CELLS = "study.json", "cells"
 CELL, RESULTS, LOG, FAILED = "cell.json", "results.json", "log.txt", "failed.json"
 _RESUMED_ANYWAY = (
-    "leave it out: what is finished is skipped, what was interrupted goes on from its newest checkpoint"
+    "leave it out: finished runs are skipped, interrupted runs resume from their newest checkpoint"
 )
 _SET_BY_THE_STUDY = {
     "loss": "list it in --losses",
@@ -32,15 +32,15 @@ _SET_BY_THE_STUDY = {
     "resume": _RESUMED_ANYWAY,
     "resume_from_checkpoint": _RESUMED_ANYWAY,
 }
-_WITHOUT_EFFECT = {"logging_dir", "cache_dir", "run_name", "report_to", "disable_tqdm"}  # on what is trained
+_WITHOUT_EFFECT = {"logging_dir", "cache_dir", "run_name", "report_to", "disable_tqdm"}  # on the model
 _SECRET = re.compile(r"(^|[-_=])(token|secret|password|api[-_]key)(=|$)", re.IGNORECASE)
 _KEY_LENGTH = 12
-_MOST_HASHED = 2**30  # bytes; of a larger file the size and the time count
+_MOST_HASHED = 2**30  # In bytes; for larger files size and time are used.
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A loss as a study compares it, by the label in its report; perhaps with a YAML file of further arguments."""
+    """A loss of a study with the label in its report, and possibly a YAML file with further arguments."""
 
     label: str
     loss: str
@@ -50,7 +50,7 @@ class Variant:
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """A training of a study; arguments (name -> words) are those of all seeds, and files the hash of their content."""
+    """A run of a study; arguments (name -> words) are the same for all seeds, and files are hashes of their content."""
 
     variant: Variant
     seed: int
@@ -58,12 +58,12 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """The hash of the configuration: another one is another cell."""
+        """The hash of the configuration, which identifies the cell."""
         return hash_of(self.arguments)
 
     @property
     def name(self) -> str:
-        """Of its folder in `cells/`: readable, and unique by the key."""
+        """The name of its folder in `cells/`, which is readable, and unique by the key."""
         readable = re.sub(r"[^\w.=-]+", "_", self.variant.label)[:60]
         return f"{readable}-seed{self.seed}-{self.key}"
 
@@ -72,9 +72,9 @@ class Cell:
 
 
 def variants(losses: Sequence[str], grid: Mapping[str, Sequence[Any]], script: Path | None) -> list[Variant]:
-    """The losses that words name, once for each combination of the grid's values that they take.
+    """Return the named losses, each with every combination of the grid's values for its hyperparameters.
 
-    A word is a name in `LOSSES`, a YAML file with `loss: ...`, or the name of one in configs/losses beside the script.
+    A word is a name in `LOSSES`, a YAML file with `loss: ...`, or the name of one in configs/losses next to the script.
     """
     from hf_calib.losses import LOSSES, make_loss
 
@@ -95,7 +95,7 @@ def variants(losses: Sequence[str], grid: Mapping[str, Sequence[Any]], script: P
             way_out = "name each loss once, and give its files different names"
             check(label not in found, "losses to differ", f"{label!r} twice", way_out)
             found[label] = Variant(label, base.loss, {**base.hyperparameters, **changed}, base.config)
-            make_loss(base.loss, **found[label].hyperparameters)  # raises before any training does
+            make_loss(base.loss, **found[label].hyperparameters)  # It raises before any run.
     return list(found.values())
 
 
@@ -114,16 +114,14 @@ def _variant(word: str, script: Path | None) -> Variant:
     loss = config.get("loss")
     requirement = f"{path} to name its loss, as in `loss: focal`"
     check(loss in LOSSES, requirement, repr(loss), did_you_mean(loss, LOSSES))
-    further = (
-        config.keys() - _SET_BY_THE_STUDY
-    )  # a script that reads no YAML files needs to know of these only
+    further = config.keys() - _SET_BY_THE_STUDY  # A script without YAML files needs only these.
     return Variant(path.stem, str(loss), config.get("loss_kwargs") or {}, path if further else None)
 
 
 def resolved(
     script: str, configs: Sequence[Path], arguments: Sequence[str], variant: Variant | None = None
 ) -> dict[str, Any]:
-    """The script's arguments for all trainings, or those of one loss: later files win, and words win over files."""
+    """Return the script's arguments for all runs or one loss; later files override earlier ones, and words files."""
     from hf_calib.experiments.config_file import read_config
     from hf_calib.losses import make_loss
 
@@ -137,24 +135,24 @@ def resolved(
     found |= given(arguments)
     found = {name: _content(value) for name, value in found.items() if changes_training(name)}
     if variant is not None:
-        # With the defaults, which another version may change.
+        # Defaults are included, because another version may change them.
         loss = make_loss(variant.loss, **variant.hyperparameters)
         found |= {"loss": variant.loss, "loss_kwargs": loss.hyperparameters}
     return found
 
 
 def changes_training(name: str) -> bool:
-    """Whether an argument is of the script, and its value part of a configuration."""
+    """Whether an argument of the script is part of a configuration."""
     return name not in {*_SET_BY_THE_STUDY, *_WITHOUT_EFFECT} and not is_secret(name)
 
 
 def is_secret(name: str) -> bool:
-    """Whether an argument's value is for nobody else to read."""
+    """Whether an argument's value is secret."""
     return _SECRET.search(name) is not None
 
 
 def before_secret(word: str) -> str | None:
-    """The part of a word before the value of a secret, as of an environment variable; None if it holds none.
+    """Return the part of a word before a secret value, for example of an environment variable; None without one.
 
     >>> before_secret("--env=HF_TOKEN=hf_x"), before_secret("--learning_rate=0.1")
     ('--env=HF_TOKEN=', None)
@@ -164,7 +162,7 @@ def before_secret(word: str) -> str | None:
 
 
 def given(arguments: Sequence[str]) -> dict[str, Any]:
-    """Arguments of a command line by name; refuses a word before the first name, and what the study sets itself.
+    """Return the arguments of a command line by name; raise for a word without a name, and for those the study sets.
 
     >>> given(["--train_file", "a.csv", "--bf16", "--max_length=64"])
     {'train_file': 'a.csv', 'bf16': 'True', 'max_length': '64'}
@@ -174,7 +172,7 @@ def given(arguments: Sequence[str]) -> dict[str, Any]:
     for word in arguments:
         if word.startswith("--"):
             name, equals, value = word.removeprefix("--").partition("=")
-            name = name.replace("-", "_")  # HfArgumentParser takes both
+            name = name.replace("-", "_")  # HfArgumentParser accepts both.
             found[name] = [value] if equals else []
         else:
             way_out = "write --name value after the --"
@@ -187,7 +185,7 @@ def given(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def _content(value: Any) -> Any:
-    """A value without secrets; of files and folders what is in them: they may move, and a change is a new training."""
+    """A value without secrets; files and folders are hashed, because they may move, and a change needs a new run."""
     if isinstance(value, list):
         return [_content(each) for each in value]
     if isinstance(value, Mapping):
@@ -198,7 +196,7 @@ def _content(value: Any) -> Any:
 
 
 def content_hash(path: Path) -> str:
-    """SHA-256 of a file, or of the files of a folder, such as a model."""
+    """Return the SHA-256 of a file, or of the files of a folder such as a model."""
     digest = hashlib.sha256()
     for file in sorted(each for each in (path, *path.rglob("*")) if each.is_file()):
         size = file.stat().st_size
@@ -213,7 +211,7 @@ def content_hash(path: Path) -> str:
 
 
 def hash_of(arguments: Mapping[str, Any]) -> str:
-    """A short hash of a configuration."""
+    """Return a short hash of a configuration."""
     return hashlib.sha256(json.dumps(arguments, sort_keys=True).encode()).hexdigest()[:_KEY_LENGTH]
 
 
@@ -226,8 +224,8 @@ def write_plan(
 ) -> dict[Cell, Path]:
     """Write study.json, and cell.json of each cell of this grid; return the cells' folders.
 
-    Cells that the study has already stay in it where the base, which is what all cells share, is the same: losses and
-    seeds can be added. Of the script the content is recorded.
+    Earlier cells of the study stay in it if the base, which all cells share, is the same: losses and seeds can be
+    added. The content of the script is recorded.
     """
     check_output(study)
     known = (study / STUDY).is_file()
@@ -235,7 +233,7 @@ def write_plan(
     check(free, f"output to be new, or have a {STUDY}", f"{study}, which has none", "name a new folder")
     before = read_plan(study) if known else {}
     listed = before["cells"] if before.get("base") == hash_of(base) else {}
-    # A mean over seeds is over trainings of one configuration: a loss whose file was changed begins anew.
+    # A mean over seeds is over runs of one configuration, so a loss whose file has changed starts again.
     keys = {cell.variant.label: cell.key for cell in cells}
     listed = {name: key for name, key in listed.items() if name.endswith(keys.get(key[0], ""))}
     listed |= {cell.name: (cell.variant.label, cell.seed) for cell in cells}
@@ -251,7 +249,7 @@ def write_plan(
 
 
 def read_plan(study: Path) -> dict[str, Any]:
-    """The plan in study.json with its losses and seeds; raises ValueError if there is none."""
+    """Return the plan in study.json with its losses and seeds; raise ValueError if there is none."""
     path = study / STUDY
     try:
         plan = json.loads(path.read_text(encoding="utf-8"))
@@ -269,12 +267,12 @@ def read_plan(study: Path) -> dict[str, Any]:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether a training has left its results; they are written last."""
+    """Whether a run has written its results, which are written last."""
     return (folder / RESULTS).is_file() and (folder / PREDICTIONS).is_file()
 
 
 def recorded(path: Path, name: str) -> Any:
-    """An entry of a JSON file; None where it cannot be read."""
+    """Return an entry of a JSON file, or None if it cannot be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))[name]
     except (OSError, ValueError, LookupError, TypeError):
@@ -282,13 +280,13 @@ def recorded(path: Path, name: str) -> Any:
 
 
 def mark_failed(folder: Path, reason: str) -> None:
-    """Keep why a training failed, for the report; where the disk is full, the other trainings go on all the same."""
+    """Record why a run failed, for the report; if the disk is full, the other runs continue nevertheless."""
     with suppress(OSError):
         _write_json(folder / FAILED, {"reason": reason})
 
 
 def clean_up(folder: Path, *, keep_model: bool) -> None:
-    """Remove the checkpoints of a finished training, and unless it is kept the model."""
+    """Remove the checkpoints of a finished run and, unless it is kept, the model."""
     models = () if keep_model else (folder / "calibrated", folder / "uncalibrated")
     for path in (*folder.glob("checkpoint-*"), *models):
         shutil.rmtree(path, ignore_errors=True)

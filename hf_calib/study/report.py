@@ -1,4 +1,4 @@
-"""A study's report as files and on a terminal: its words, tables and figures."""
+"""The report of a study as files and on a terminal: its text, tables and figures."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from hf_calib.study.statistics import LEVEL
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-HIGHER_IS_BETTER = frozenset({"accuracy"})  # of the other metrics the smaller value is better
+HIGHER_IS_BETTER = frozenset({"accuracy"})  # Smaller values of other metrics are better.
 _NONE = "-"
-_REASON = 400  # letters of why a training is missing
+_REASON = 400  # The most characters of the reason for a missing run.
 
-Rows = tuple[list[str], list[list[str]]]  # a header, and rows of cells
+Rows = tuple[list[str], list[list[str]]]  # A header and rows of cells.
 
 
 def write_study_report(results: StudyResults, folder: Path) -> None:
-    """Write report.md, report.html, report.json, results.csv and a figure into a study's folder, or nothing.
+    """Write report.md, report.html, report.json, results.csv and a figure to a study's folder, or nothing.
 
-    An earlier report in it is replaced; all other files stay.
+    An earlier report in it is replaced; all other files are unchanged.
     """
     figure = draw_figure(results)
     with whole_folder(folder) as made:
@@ -50,7 +50,7 @@ def write_study_report(results: StudyResults, folder: Path) -> None:
 
 
 def document_of(results: StudyResults, figure: Image | None = None) -> Document:
-    """The blocks of a report, with its figure as drawn."""
+    """Return the blocks of a report, with its figure."""
     blocks: list[Block] = [
         Lead(headline(results)),
         Section("Advice", [Bullets(results.advice)]),
@@ -78,7 +78,7 @@ def document_of(results: StudyResults, figure: Image | None = None) -> Document:
 
 
 def _of_metric(results: StudyResults, metric: str) -> Section:
-    """A metric's table, and its differences."""
+    """The table of a metric and of its differences."""
     title = results.metrics[metric]
     columns = {(method, metric): map_name(method) for method in results.methods}
     means = Table(title, *mean_table(results, columns))
@@ -88,7 +88,7 @@ def _of_metric(results: StudyResults, metric: str) -> Section:
 
 
 def headline(results: StudyResults) -> str:
-    """One line on what was trained and measured."""
+    """Return a line on what was trained and measured."""
     n_losses, n_seeds = len(results.losses), len(results.seeds)
     losses = "1 loss" if n_losses == 1 else f"{n_losses} losses"
     seeds = "1 seed" if n_seeds == 1 else f"{n_seeds} seeds"
@@ -102,7 +102,7 @@ def headline(results: StudyResults) -> str:
 
 
 def what_was_trained(results: StudyResults) -> list[str]:
-    """Losses, seeds, maps, and which trainings are missing and why."""
+    """Return lines on losses, seeds and calibrators, and on missing runs with their reasons."""
     lines = [
         f"Losses: {', '.join(results.losses)}.",
         f"Seeds: {', '.join(map(str, results.seeds))}.",
@@ -115,22 +115,22 @@ def what_was_trained(results: StudyResults) -> list[str]:
 
 
 def best_first(results: StudyResults) -> list[str]:
-    """The losses by the smallest mean NLL that any map gives them; those without one last, as in the study."""
+    """Return the losses by their lowest mean NLL with any calibrator, and then those without a value."""
     best = of_metric(results.means, "nll")["value"].groupby("loss").min()
     return sorted(results.losses, key=lambda loss: best.get(loss, math.inf))
 
 
 def mean_table(results: StudyResults, columns: Mapping[tuple[str, str], str]) -> Rows:
-    """A row for each loss: its means, in columns of (method, metric) with their headers."""
+    """Return a table with a row of means for each loss, with columns of (method, metric) and their headers."""
     cells, losses = _cells(results.means), best_first(results)
     rows = [[loss, *(cells.get((loss, *key), _NONE) for key in columns)] for loss in losses]
     return ["loss", *columns.values()], rows
 
 
 def difference_table(results: StudyResults, metrics: Sequence[str]) -> Rows:
-    """A row for each loss and map: the paired difference to the baseline in some metrics, and its corrected p.
+    """Return a table of paired differences to the baseline with corrected p, a row for each loss and calibrator.
 
-    A word says where the difference is beyond chance.
+    A word marks differences that are beyond chance.
     """
     cells, p_values = _cells(results.differences, "+.4f"), {}
     for row in results.differences.dropna(subset="p_corrected").itertuples():
@@ -151,7 +151,7 @@ def difference_table(results: StudyResults, metrics: Sequence[str]) -> Rows:
 
 
 def _cells(table: Any, form: str = ".4f") -> dict[tuple[str, str, str], str]:
-    """Values with their intervals, where there are any, by loss, method and metric."""
+    """Values with their intervals, if any, by loss, method and metric."""
     return {
         row.Index: with_interval(row.value, _number(row.low), _number(row.high), form)
         for row in table.itertuples()
@@ -164,7 +164,7 @@ def _number(value: float) -> float | None:
 
 
 def draw_figure(results: StudyResults) -> Figure | None:
-    """The differences in the main metrics; None where there are none."""
+    """Return a figure of the differences in the main metrics, or None if there are none."""
     if results.baseline is None or not len(results.differences):
         return None
     found = {

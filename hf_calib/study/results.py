@@ -1,4 +1,4 @@
-"""The results of a study: a tidy table of numbers, and means, paired differences and the power that follow from it."""
+"""Results of a study: a tidy table of numbers, with means, paired differences and power."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ from hf_calib.study.statistics import (
 
 Variance = Literal["own", "pooled"]
 KEY = ["loss", "method", "metric"]
-# Of one training: a value and its resamples (R,), and what differences are taken of, the errors without what noise adds
-# to each. Resamples that there are none of are NaN.
+# The numbers of a run: a value and its resamples (R,), and the errors without noise, which are compared. Resamples that
+# do not exist are NaN.
 NUMBERS = ["loss", "seed", "method", "metric", "value", "draws", "compared", "compared_draws"]
-_HIGHEST = {"nll": np.inf, "brier": 2.0}  # of the other metrics 1; the lowest is 0
+_HIGHEST = {"nll": np.inf, "brier": 2.0}  # The highest of other metrics is 1; the lowest is 0.
 
 
 @dataclass(frozen=True, eq=False)
 class StudyResults:
-    """Results of a study of losses x seeds; made by `measure_study`.
+    """Results of a study of losses x seeds, returned by `measure_study`.
 
-    A "none" among the methods is the network as trained; the others are post-hoc maps. A metric that is undefined for a
-    training has no row in `results()`, and one without any value none in the other tables, which are pandas' too.
+    The method "none" is the model as trained; the others are post-hoc calibrators. A metric that is undefined for a run
+    has no row in `results()`; a metric without any value has no row in the other tables. All tables are pandas tables.
 
     Args:
-        losses, seeds: in the study's order; those without a finished training too.
-        methods: "none" first, then the maps.
+        losses, seeds: in the order of the study, also those without a finished run.
+        methods: "none" first, then the calibrators.
         metrics: key -> title.
-        counted: what n_test and n_classes count: test rows or tokens, classes or labels.
-        n_test, n_classes: of all trainings; 0 where nothing is finished.
-        n_calibration: rows that the maps were fitted on.
-        n_resamples: of the bootstrap; of a metric that sorts the rows 100 at most.
-        variance: over seeds, "own" or "pooled".
-        numbers: a row for each number of each training, see `NUMBERS`.
-        missing: (loss, seed) -> why the training has no numbers.
-        remarks: sentences on how the trainings were measured.
+        counted: names of the units of n_test and n_classes: test rows or tokens, classes or labels.
+        n_test, n_classes: numbers of all runs; 0 if nothing is finished.
+        n_calibration: number of rows to which the calibrators were fitted.
+        n_resamples: number of bootstrap resamples; at most 100 for a metric that sorts the rows.
+        variance: variance over seeds, "own" or "pooled".
+        numbers: a row for each number of each run, see `NUMBERS`.
+        missing: (loss, seed) -> the reason why the run has no numbers.
+        remarks: sentences on how the runs were measured.
     """
 
     losses: tuple[str, ...]
@@ -68,22 +68,22 @@ class StudyResults:
     remarks: tuple[str, ...]
 
     def results(self) -> pandas.DataFrame:
-        """The numbers as a tidy table with the columns loss, seed, method, metric and value, as in results.csv."""
+        """Return a tidy table with the columns loss, seed, method, metric and value, as in results.csv."""
         return self.numbers[NUMBERS[:5]]
 
     @cached_property
     def advice(self) -> tuple[str, ...]:
-        """Sentences that follow from the numbers."""
+        """The conclusions from the numbers, as sentences."""
         return tuple(advise(self))
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """Sentences on what the numbers cannot tell, and on what was left out."""
+        """The limits of the numbers, and what was left out, as sentences."""
         return (*notes_on_statistics(self), *self.remarks)
 
     @cached_property
     def means(self) -> pandas.DataFrame:
-        """By loss, method and metric: the mean over seeds with its 95% interval, NaN where there is none, and n_seeds.
+        """Return by loss, method and metric the mean over seeds with its 95% interval (NaN without one) and n_seeds.
 
         With one seed, the interval covers the test rows only.
         """
@@ -96,7 +96,7 @@ class StudyResults:
 
     @cached_property
     def baseline(self) -> Pair | None:
-        """Cross entropy with a temperature, or what comes nearest to it among what was measured; None without any."""
+        """Cross entropy with a temperature, or the nearest measured pair of loss and method; None if there is none."""
         found = set(zip(self.numbers["loss"], self.numbers["method"], strict=True))
         losses = dict.fromkeys(["cross_entropy", *self.losses])
         methods = dict.fromkeys(["temperature", *self.methods[1:], UNSCALED])
@@ -106,11 +106,11 @@ class StudyResults:
 
     @cached_property
     def differences(self) -> pandas.DataFrame:
-        """By loss, method and metric: the paired difference to the baseline, over the seeds of both.
+        """Return by loss, method and metric the paired difference to the baseline over the seeds of both.
 
-        The columns: the mean over seeds (value) with its 95% interval, which is not corrected for the number of
-        comparisons, p (two-sided), p_corrected by Holm over all comparisons of the metric, and n_seeds. NaN where there
-        is no interval. With one seed, interval and p cover the test rows only.
+        The columns are the mean over seeds (value) with its 95% interval, which is not corrected for the number of
+        comparisons; p (two-sided); p_corrected by Holm over all comparisons of the metric; and n_seeds. They are NaN if
+        there is no interval. With one seed, interval and p cover the test rows only.
         """
         rows = []
         for metric in self.numbers["metric"].unique():
@@ -124,9 +124,9 @@ class StudyResults:
 
     @cached_property
     def detectable(self) -> dict[str, float]:
-        """The true difference in NLL and in ECE that the study would have found in 80% of cases.
+        """Return the true differences in NLL and in ECE that the study would have found in 80% of cases.
 
-        By the mean variances of its comparisons of other losses with the baseline, where there are any.
+        They use the mean variances of the comparisons of other losses with the baseline, if there are any.
         """
         found = {}
         for metric in MAIN_METRICS:
@@ -141,7 +141,7 @@ class StudyResults:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, of JSON's own types, as report.json holds it."""
+        """Return all results in JSON types, as in report.json."""
         return {
             **{name: list(getattr(self, name)) for name in ("losses", "seeds", "methods", "advice", "notes")},
             **{name: getattr(self, name) for name in ("n_test", "n_classes", "n_calibration", "n_resamples")},
@@ -161,7 +161,7 @@ class StudyResults:
         return None if self.baseline is None else self.baseline[0]
 
     def _comparisons(self, metric: str) -> dict[Pair, TwoLevel]:
-        """The differences to the baseline of all pairs that share a seed with it."""
+        """The differences to the baseline of all pairs with a common seed."""
         rows = self.numbers[self.numbers["metric"] == metric]
         pooled = {method: self._pooled(rows, method) for method in self.methods}
         columns = rows.set_index("seed").groupby(KEY[:2], sort=False)[NUMBERS[-2:]]
@@ -170,14 +170,14 @@ class StudyResults:
         found = {}
         for (loss, method), own in values.items() if base is not None else ():
             difference = (own - base).dropna(subset="compared")
-            # Another map of the baseline's own trainings does not vary as two trainings do.
+            # Another calibrator of the baseline's runs varies less than another run.
             shared = None if loss == self._baseline_loss else pooled[method]
             if len(difference):
                 found[loss, method] = two_level(difference["compared"], difference["compared_draws"], shared)
         return found
 
     def _pooled(self, rows: pandas.DataFrame, method: str) -> Pooled | None:
-        """The variance over seeds of the other losses with a map, and of the baseline; None if each has its own."""
+        """The pooled variance over seeds of other losses with a method and the baseline; None if not pooled."""
         if self.variance == "own" or self.baseline is None:
             return None
         loss, of_baseline = self.baseline
@@ -190,7 +190,7 @@ def _table(rows: list[tuple[Any, ...]], columns: list[str]) -> pandas.DataFrame:
 
 
 def _records(table: pandas.DataFrame) -> list[dict[str, Any]]:
-    """The rows, of JSON's own types: what is undefined or infinite is None."""
+    """The rows in JSON types; undefined and infinite values are None."""
     return [
         {name: None if isinstance(x, float) and not math.isfinite(x) else x for name, x in row.items()}
         for row in table.to_dict("records")

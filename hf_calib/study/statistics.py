@@ -1,4 +1,4 @@
-"""The statistics of a study: errors without noise, two-level intervals and tests, a pooled variance, and power."""
+"""Statistics of a study: errors without noise, two-level intervals and tests, pooled variances, and power."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from hf_calib.metrics.sums import Binning, BinSums, TopLabel
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-CONFIDENCE_LEVEL = 0.95  # of every interval
-LEVEL = 0.05  # of the corrected p: a difference below it is beyond chance
-_WANTED = 0.8  # the power that a study is asked for
-# Metrics nearer than this are the same: what separates them is where a solver stopped.
+CONFIDENCE_LEVEL = 0.95  # The level of every interval.
+LEVEL = 0.05  # A difference with a corrected p below it is beyond chance.
+_WANTED = 0.8  # The desired power of a study.
+# Metrics with a smaller difference are equal: they differ only in where a solver stopped.
 _SAME = 1e-6
-_SMALLEST_P = 1e-12  # normal tails further out say nothing
-# Probabilities of the variances over seeds that other studies would find, and of those that this one may come from.
+_SMALLEST_P = 1e-12  # Normal tails beyond it are meaningless.
+# Probabilities of variances over seeds that other studies would find, and of true variances of this study.
 _OTHER_STUDIES = (np.arange(200) + 0.5) / 200
 _POSSIBLE = (np.arange(20) + 0.5) / 20
-_STEPS, _NARROWEST = 100, 1e-3  # of the gaps on either side of those of the data
+_STEPS, _NARROWEST = 100, 1e-3  # For the gaps on either side of the data's.
 
 
 class TwoLevel(NamedTuple):
-    """A mean over seeds with its variances, NaN if not known.
+    """A mean over seeds with its variances, NaN if unknown.
 
-    They are of the test rows as far as all seeds move together, of the seeds with the noise of the rows in each, and of
-    the mean over these very seeds, rows alone.
+    The variances are those of the test rows, as far as all seeds vary together; of the seeds, including the noise of
+    the rows in each; and of the mean over these seeds from the rows alone.
     """
 
     value: float
@@ -46,7 +46,7 @@ class TwoLevel(NamedTuple):
 
     @property
     def degrees(self) -> int:
-        """Of freedom of the seeds' variance."""
+        """The degrees of freedom of the seeds' variance."""
         return self.n_seeds - 1 if self.pooled_degrees is None else self.pooled_degrees
 
     def interval(self) -> tuple[float, float]:
@@ -55,7 +55,7 @@ class TwoLevel(NamedTuple):
         return float(self.value - reach), float(self.value + reach)
 
     def p_value(self) -> float:
-        """Two-sided, of the mean being 0: the level at which the interval just reaches 0."""
+        """The two-sided p-value of a mean of 0: the level at which the interval just reaches 0."""
         if np.isnan(self.row_variance):
             return np.nan
         if abs(self.value) <= _SAME:
@@ -68,7 +68,7 @@ class TwoLevel(NamedTuple):
         return _SMALLEST_P if beyond(smallest) <= 0 else float(np.exp(brentq(beyond, smallest, 0.0)))
 
     def square_of_reach(self, tail: float) -> FloatArray:
-        """How far an interval with this share on either side reaches, squared; of several seed variances at once."""
+        """The squared half-width of an interval with this probability on either side, for several seed variances."""
         of_rows_alone = ndtri(tail) ** 2 * self.variance_of_rows_alone
         if self.n_seeds == 1:
             return np.asarray(of_rows_alone)
@@ -77,38 +77,38 @@ class TwoLevel(NamedTuple):
 
 
 def two_level(values: ArrayLike, draws: Iterable[ArrayLike], pooled: Pooled | None = None) -> TwoLevel:
-    r"""How far a mean over seeds may be from that of many more trainings and test rows.
+    r"""Return a mean over seeds with an interval for the mean of many more runs and test rows.
 
-    For a metric, or for its paired differences, of S trainings on the same N test rows. A value is taken as
+    It applies to a metric, or to paired differences, of S runs on the same N test rows. The model of a value is
 
     $$m_s = \mu + b + a_s + c_s$$
 
-    with b what a choice of test rows does to all trainings, $c_s$ what it does to training s alone, and $a_s$ the
-    training itself. On the same resampled rows of all trainings (R of them) b and c are told apart: the variance of
-    the mean over seeds is $\mathrm{Var}\,b + \mathrm{Var}\,c / S$, that within a resample $\mathrm{Var}\,c$. The
-    variance over seeds of the values, $s^2$, has a and c in it. So the interval is
+    where b is the effect of the test rows on all runs, $c_s$ their effect on run s alone, and $a_s$ the effect of the
+    run itself. R resamples of rows, the same for all runs, separate b from c: the variance of the mean over seeds is
+    $\mathrm{Var}\,b + \mathrm{Var}\,c / S$, that within a resample $\mathrm{Var}\,c$. The variance over seeds of the
+    values, $s^2$, contains a and c. Therefore the interval is
 
     $$\bar m \pm \sqrt{z^2 \max(0, \mathrm{Var}\,b) + t_{S-1}^2 s^2 / S}$$
 
-    in which the noise of the rows counts once. Seeds that agree by chance do not make it narrower than that of the rows
-    alone, $z \sqrt{\mathrm{Var}\,b + \mathrm{Var}\,c / S}$, which it is with one seed: it then says nothing of another
-    training.
+    in which the noise of the rows counts once. If seeds agree by chance, it is not narrower than the interval of the
+    rows alone, $z \sqrt{\mathrm{Var}\,b + \mathrm{Var}\,c / S}$. With one seed it is the latter, and does not cover
+    another run.
 
     Args:
-        values: (S,) of the trainings.
-        draws: S times (R,), of the trainings on R resamples of the test rows, or NaN for none.
-        pooled: a variance over seeds from other losses, too, in place of $s^2$; with its degrees of freedom.
+        values: (S,) values of the runs.
+        draws: S arrays (R,), the values of the runs on R resamples of the test rows, or NaN for none.
+        pooled: a variance over seeds that includes other losses, instead of $s^2$, with its degrees of freedom.
 
     Notes:
-        Quantiles of a bootstrap over 2 to 5 seeds are far too narrow. Student's t is exact where rows add nothing and
-        trainings are about normal. Adding the squares of the reaches (Howe 1974) errs to the safe side in between: with
-        3 seeds, and as much variance of the rows as of the seeds, 2.5% false alarms instead of 5%. Satterthwaite's
-        degrees of freedom would give up to 7.8%, and at 0.5%, as Holm's correction asks for, five times the level.
+        Quantiles of a bootstrap over 2 to 5 seeds are far too narrow. Student's t is exact if rows add no variance and
+        runs are about normal. Adding squared half-widths (Howe 1974) is conservative otherwise: with 3 seeds, and equal
+        variances of rows and seeds, there are 2.5% false alarms instead of 5%. Satterthwaite's degrees of freedom would
+        give up to 7.8%, and five times the level at 0.5%, which Holm's correction needs.
 
     References:
         Owen 2007, "The pigeonhole bootstrap" (two crossed factors); Cameron, Gelbach and Miller 2011, "Robust
-        inference with multiway clustering" (what counts twice is taken off once); Howe 1974, "Approximate confidence
-        limits on the mean of X + Y where X and Y are two tabled independent random variables" (the sum of squares).
+        inference with multiway clustering" (subtracting what counts twice); Howe 1974, "Approximate confidence limits
+        on the mean of X + Y where X and Y are two tabled independent random variables" (the sum of squares).
     """
     of_seeds, drawn = np.asarray(values), [np.atleast_1d(each) for each in draws]
     value, n_seeds = float(of_seeds.mean()), len(of_seeds)
@@ -125,24 +125,24 @@ def two_level(values: ArrayLike, draws: Iterable[ArrayLike], pooled: Pooled | No
 
 
 class Pooled(NamedTuple):
-    """The variance of a paired difference of two losses, from all of a study."""
+    """The variance of a paired difference of two losses, estimated from all losses of a study."""
 
     variance: float
     degrees: int
 
 
 def pooled_variance(values: DataFrame) -> Pooled | None:
-    r"""Twice the residual variance of values = loss + seed: what remains is each training's own.
+    r"""Return twice the residual variance of values = loss + seed; the residuals are the effects of single runs.
 
     $$\hat\sigma^2 = \frac{1}{(L - 1)(S - 1)} \sum_{l, s} (m_{ls} - \bar m_{l \cdot} - \bar m_{\cdot s} + \bar m)^2$$
 
-    of L losses (columns) with S seeds (rows) each; with missing trainings, NaN, the least squares of the same model.
-    None where no degree of freedom remains.
+    for L losses (columns) with S seeds (rows) each. If runs are missing (NaN), it is the least-squares fit of the same
+    model. The result is None if no degree of freedom remains.
 
-    Few seeds leave each loss's own variance all but unknown: its Student's t has S - 1 degrees of freedom, this one's
-    (L - 1)(S - 1). Where the losses do not vary alike, it is too narrow for those that vary most. In simulated studies
-    of 9 equal losses with 3 and 5 seeds, one was called different in 2 to 6% where their standard deviations were
-    equal, or their logarithms had a standard deviation of .3, and in 8 to 16% where that was .6 and 1.
+    With few seeds the variance of a single loss is almost unknown: its Student's t has S - 1 degrees of freedom, this
+    one's (L - 1)(S - 1). If the losses do not vary equally, it is too narrow for those that vary most. In simulated
+    studies of 9 equal losses with 3 and 5 seeds, one was called different in 2 to 6% if their standard deviations were
+    equal, or their logarithms had a standard deviation of .3, and in 8 to 16% if that was .6 and 1.
 
     >>> import pandas
     >>> found = pooled_variance(pandas.DataFrame({"a": [1.0, 2.0], "b": [1.5, 2.7]}))
@@ -164,11 +164,11 @@ def pooled_variance(values: DataFrame) -> Pooled | None:
 
 
 def typical(spreads: Collection[TwoLevel], n_losses: int) -> tuple[TwoLevel, float]:
-    r"""The spread of a comparison by the mean variances of several, and the degrees of freedom of that mean.
+    r"""The spread of a comparison from the mean variances of several, and the degrees of freedom of the mean.
 
-    The mean over L losses (other than the baseline's, of those with the most seeds) has more than the S - 1 of each,
-    but not L times as many, as all are compared with one baseline: where they vary alike, two variances have a
-    correlation of 1/4, and the mean has $4 L (S - 1) / (L + 3)$.
+    The mean over L losses (other than the baseline's, of those with the most seeds) has more degrees of freedom than
+    the S - 1 of each, but not L times as many, because all are compared with one baseline. If they vary equally, two
+    variances have a correlation of 1/4, and the mean has $4 L (S - 1) / (L + 3)$.
     """
     n_seeds = max(spread.n_seeds for spread in spreads)
     alike = [spread for spread in spreads if spread.n_seeds == n_seeds]
@@ -180,11 +180,11 @@ def typical(spreads: Collection[TwoLevel], n_losses: int) -> tuple[TwoLevel, flo
 
 
 def detectable(spread: TwoLevel, level: float, known: float) -> float:
-    """The true difference that is found in 80% of such studies, at a two-sided level.
+    """Return the true difference that is found in 80% of such studies, at a two-sided level.
 
-    That is a mean over the variances over seeds that the estimate, of `known` degrees of freedom, may have come from:
-    by the estimate itself, which is as often too small as too large, a study of three seeds would find it in 58 to 68%.
-    In each study the variance is estimated anew.
+    It is a mean over the true variances that may underlie the estimate, which has `known` degrees of freedom. With the
+    estimate itself, which is as often too small as too large, a study of three seeds would find the difference in 58
+    to 68% only. Each study estimates its own variance.
     """
     true: Any = np.zeros(1)
     estimates, variance = true, spread.variance_of_rows_alone
@@ -192,7 +192,7 @@ def detectable(spread: TwoLevel, level: float, known: float) -> float:
         true = spread.seed_variance / _of_estimate(_POSSIBLE, known)[:, None]
         estimates = true * _of_estimate(_OTHER_STUDIES, spread.degrees)
         variance = spread.row_variance
-    # How far the intervals of other studies reach, and the standard deviations of their means.
+    # The half-widths of the intervals of other studies, and the standard deviations of their means.
     reaches = np.sqrt(spread._replace(seed_variance=estimates).square_of_reach(level / 2))
     deviations = np.sqrt(variance + true)
     if deviations.max() == 0:
@@ -206,7 +206,7 @@ def detectable(spread: TwoLevel, level: float, known: float) -> float:
 
 
 def _of_estimate(probabilities: FloatArray, degrees: float) -> FloatArray:
-    """Quantiles of an estimated variance over the true one."""
+    """The quantiles of the ratio of an estimated to the true variance."""
     return np.asarray(2 * gammaincinv(degrees / 2, probabilities) / degrees)
 
 
@@ -219,13 +219,13 @@ def unbiased_error(
     seed: int,
     groups: IntArray | None = None,
 ) -> tuple[float, FloatArray]:
-    r"""The error of the population whose samples have on average this plain ECE, and its resamples (R,).
+    r"""Return the error of the population whose samples have this plain ECE on average, and its resamples (R,).
 
-    Noise makes an average of absolute gaps larger, the more so the smaller they are, which differences of models are
-    not to hold. Of the `Populations` this takes the one with
-    $\sum_m |B_m|/N\, E|\mathcal N(g_m(\lambda), s_m^2(\lambda))|$ equal to the plain error. One below that of a
-    calibrated population gives their difference: an estimate that stopped at 0 would be too large on average.
-    A resample moves the gaps of that population as it moves those of the data.
+    Noise increases a mean of absolute gaps, more if the gaps are small, which would bias differences of models. The
+    result is the error of that of the `Populations` for which
+    $\sum_m |B_m|/N\, E|\mathcal N(g_m(\lambda), s_m^2(\lambda))|$ equals the plain error. If the plain error is below
+    that of a calibrated population, the result is their negative difference, because an estimate that stops at 0 would
+    be too large on average. A resample changes the gaps of the population like those of the data.
     """
     add = sums.binned_rows(top, n_bins, binning)
     found = Populations(BinSums(*add(None)))
@@ -233,7 +233,7 @@ def unbiased_error(
     resamples = np.stack([add(counts) for block in blocks for counts in block], axis=1)
     counts, confidence, correct = resamples[..., found.occupied]
     noise = np.where(counts > 0, (confidence - correct) / np.maximum(counts, 1) - found.gaps, 0)
-    # The plain errors that samples of a line of populations have on average.
+    # The mean plain errors of samples of a line of populations.
     growth = np.geomspace(_NARROWEST, -found.least, _STEPS)
     shrinkages = np.concatenate([found.most * np.linspace(1, 0, _STEPS), -growth])
     accuracies = found.accuracies(shrinkages)
@@ -253,8 +253,8 @@ def unbiased_error(
 
 
 def _design_effect(top: TopLabel, bins: IntArray, n_bins: int, groups: IntArray) -> float:
-    """How many times as large the variance of the gaps is as that of independent rows."""
-    kept = bins < n_bins  # quantile bins leave out the row of the smallest confidence
+    """The ratio of the variance of the gaps to that of independent rows."""
+    kept = bins < n_bins  # Quantile bins leave out the smallest confidence.
     apart, bins, groups = (top.confidence - top.correct)[kept], bins[kept], groups[kept]
     apart = apart - (np.bincount(bins, apart) / np.maximum(np.bincount(bins), 1))[bins]
     _, members = np.unique(bins * (groups.max() + 1) + groups, return_inverse=True)

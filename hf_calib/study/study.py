@@ -1,4 +1,4 @@
-"""`compare`: a study of losses and seeds in this process, from trainings to the report."""
+"""`compare`: a study of losses and seeds in this process, from the runs to the report."""
 
 from __future__ import annotations
 
@@ -44,31 +44,31 @@ def compare(
     keep_models: bool = True,
     variance: Variance = "own",
 ) -> StudyResults:
-    """Train losses over seeds, one after the other, and compare them with intervals.
+    """Train losses with several seeds, one run after another, and compare them with intervals.
 
-    The command `hf-calib compare-losses` does the same with a script, each run in a process of its own, several at a
-    time. Called again with the same output, this does only what is missing, and goes on from the newest checkpoint
-    of a training that was interrupted. A training that fails is reported with its error, and stops no other.
+    The command `hf-calib compare-losses` does the same with a script, with several runs at a time in processes of
+    their own. If `compare` is called again with the same output, it runs only what is missing and resumes interrupted
+    runs from their newest checkpoint. A run that fails is reported with its error and does not stop the others.
 
     Args:
-        make_trainer: makes the trainer of a loss and a seed, with a fresh model. It passes both on to
-            `CalibrationTrainingArguments`, and calls `set_seed(seed)` before it makes a model whose head is new.
+        make_trainer: a function that returns the trainer of a loss and a seed, with a new model. It passes both to
+            `CalibrationTrainingArguments`, and calls `set_seed(seed)` before it makes a model with a new head.
         losses: names in `LOSSES`, or YAML files with `loss` and `loss_kwargs`.
-        seeds: the same for all losses.
-        test_dataset: what is reported; none of the trainer's datasets.
-        output: the study's folder: the trainings, and report.md, .html, .json, results.csv and a figure.
-        grid: hyperparameter -> values; each loss is trained with all combinations of those that it has.
-        methods: maps to fit to each training's calibration rows, names in `hf_calib.study.measured.MAPS`.
-        keep_models: False removes each model once its predictions are written.
-        variance: over seeds, of the differences: of each pair of losses its "own", or "pooled" over all of them, which
-            finds more with few seeds and needs losses that vary alike.
+        seeds: seeds, the same for all losses.
+        test_dataset: the rows of the reported metrics, in none of the trainer's datasets.
+        output: folder of the study, for the runs, report.md, .html, .json, results.csv and a figure.
+        grid: hyperparameter -> values; each loss is trained with all combinations of its hyperparameters.
+        methods: calibrators to fit to each run's calibration rows, names in `hf_calib.study.measured.MAPS`.
+        keep_models: if False, each model is removed once its predictions are written.
+        variance: variance of the differences over seeds: "own" for each pair of losses, or "pooled" over all losses,
+            which has more power with few seeds and assumes that the losses vary equally.
 
     Returns:
         The results, which are also written to `output`; `results()` is their tidy table.
 
     Raises:
-        ValueError: for an unknown loss, hyperparameter or method, or a make_trainer that ignores its arguments.
-        TypeError: if make_trainer returns something else.
+        ValueError: if a loss, hyperparameter or method is unknown, or make_trainer ignores its arguments.
+        TypeError: if make_trainer does not return a CalibrationTrainer.
 
     Example::
 
@@ -91,13 +91,13 @@ def compare(
         trainer = _made(make_trainer, variant, seed)
         own = _configuration(trainer, test_dataset)
         base = base or own
-        hyperparameters = trainer.args.make_loss().hyperparameters  # with the defaults
+        hyperparameters = trainer.args.make_loss().hyperparameters  # These include defaults.
         cells.append(Cell(variant, seed, {**own, "loss": variant.loss, "loss_kwargs": hyperparameters}))
         folder = write_plan(study, cells, methods, base)[cells[-1]]
         if not is_finished(folder):
             _train(trainer, test_dataset, folder, keep_model=keep_models)
         del trainer
-        gc.collect()  # a model and its optimizer: the next one needs the room
+        gc.collect()  # The next model and optimizer need the memory.
     return report_study(study, variance=variance)
 
 
@@ -108,7 +108,7 @@ def report_study(
     variance: Variance = "own",
     stages: Callable[[str], None] = lambda stage: None,
 ) -> StudyResults:
-    """Measure what the trainings of a study have left, with its maps or others, and write the report."""
+    """Measure the finished runs of a study with its calibrators or others, and write the report."""
     from hf_calib.study.report import write_study_report
 
     methods = methods or read_plan(study)["methods"]
@@ -119,7 +119,7 @@ def report_study(
 
 
 def check_seeds(seeds: Sequence[int]) -> Sequence[int]:
-    """Raise unless there is a seed, and none is there twice."""
+    """Raise unless there is at least one seed and all seeds differ."""
     right = len(seeds) > 0 and len(set(seeds)) == len(seeds) and min(seeds) >= 0
     check(right, "seeds to be different whole numbers, from 0", list(seeds), "write for example 0,1,2")
     return seeds
@@ -143,7 +143,7 @@ def _made(make_trainer: MakeTrainer, variant: Variant, seed: int) -> Calibration
 
 
 def _configuration(trainer: CalibrationTrainer, test_dataset: Any) -> dict[str, Any]:
-    """What all trainings share, as far as arguments, config and datasets record it."""
+    """The configuration that all runs share, as far as arguments, config and datasets record it."""
     found = {name: value for name, value in trainer.args.to_dict().items() if changes_training(name)}
     config, train, calibration = trainer.model_config, trainer.train_dataset, trainer.calibration_split
     found["model"] = None if config is None else config.to_dict()

@@ -60,7 +60,7 @@ def test_each_loss_takes_the_hyperparameters_of_the_grid_that_it_has() -> None:
         (lambda: variants(["focal", "focal"], {}, RECIPE), "expected losses to differ, got 'focal' twice"),
         (lambda: given(["--loss", "focal"]), "this one to the study, got --loss; list it in --losses"),
         (lambda: given(["--loss-kwargs", "{}"]), "got --loss_kwargs; use --grid"),
-        (lambda: given(["--resume", "x"]), "got --resume; leave it out: what is finished is skipped"),
+        (lambda: given(["--resume", "x"]), "got --resume; leave it out: finished runs are skipped"),
         (lambda: parse_grid(["gamma="]), "expected --grid to be name=value,value"),
     ],
 )

@@ -134,7 +134,7 @@ def test_the_docstring_is_the_help_and_names_every_map() -> None:
     }
     assert all(help_of.values())
     assert all(method in help_of["calibration_method"] for method in CALIBRATION_METHODS)
-    assert "temperature are over these" in HfArgumentParser(CalibrationTrainingArguments).format_help()
+    assert "temperature use only these" in HfArgumentParser(CalibrationTrainingArguments).format_help()
 
 
 def test_they_parse_from_the_command_line(tmp_path: Path) -> None:
