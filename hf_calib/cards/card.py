@@ -21,7 +21,7 @@ from hf_calib._hub import CARD
 from hf_calib._text import escape, is_hub_name, safe
 from hf_calib.cards.facts import Facts, read_facts
 from hf_calib.cards.metadata import update_metadata
-from hf_calib.models.tasks import TASKS, Task
+from hf_calib.models.classifier import TASKS, Task
 from hf_calib.report.document import p_in_words
 from hf_calib.scaling.saved_map import PACKAGES
 

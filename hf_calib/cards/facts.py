@@ -16,8 +16,8 @@ from hf_calib._errors import InputError
 from hf_calib.decisions import Decisions
 from hf_calib.decisions.saved import FILE as DECISIONS
 from hf_calib.metrics.state import LOGGED_METRICS
+from hf_calib.models.classifier import Task, task_of
 from hf_calib.models.prompts import PromptTemplate
-from hf_calib.models.tasks import Task, task_of
 from hf_calib.report.multi_label import TITLES as MULTI_LABEL_TITLES
 from hf_calib.scaling.saved_map import MAP_NAME, map_title, recorded_in
 

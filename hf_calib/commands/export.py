@@ -17,8 +17,7 @@ from hf_calib.export.fold import fold
 from hf_calib.export.folder import ADAPTER_CONFIG, copy_files
 from hf_calib.export.heads import synthetic_batch
 from hf_calib.export.programs import FORMATS, check_packages, load_program, logits_of, write_program
-from hf_calib.models.classifier import Classifier, load_classifier
-from hf_calib.models.tasks import find_task
+from hf_calib.models.classifier import Classifier, find_task, load_classifier
 from hf_calib.models.texts import TextClassifier
 from hf_calib.scaling.saved_map import MAP_NAME, load_map, recorded_in, save_map, title_of
 

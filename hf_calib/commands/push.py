@@ -21,8 +21,8 @@ from hf_calib.decisions.saved import OUTDATED
 from hf_calib.export.folder import ADAPTER_CONFIG, CONFIG, copy_files, files_of, standalone_copy, write_folded
 from hf_calib.export.heads import head_loses_bias
 from hf_calib.export.hub import Changes, push_folder
+from hf_calib.models.classifier import load_trained, task_of
 from hf_calib.models.prompts import KEY as PROMPT
-from hf_calib.models.tasks import load_trained, task_of
 from hf_calib.scaling import FOLDABLE_SCALERS
 from hf_calib.scaling.saved_map import MAP_NAME, has_bias, load_map, method_of, recorded_in, title_of
 

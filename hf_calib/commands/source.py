@@ -28,7 +28,7 @@ from hf_calib.predictions.table import MOST_ROWS_HELD, open_predictions
 
 # Models need torch and transformers, which commands on files of predictions start without.
 if TYPE_CHECKING:
-    from hf_calib.models.tasks import Task
+    from hf_calib.models.classifier import Task
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def open_source(
         return found
     way_out = "name labelled texts: a file, a folder or a dataset on the Hub"
     check(data is not None, "data to be given with a model", "none", way_out)
-    from hf_calib.models.tasks import find_task
+    from hf_calib.models.classifier import find_task
 
     task = find_task(files[0], trust_remote_code=running.trust_remote_code)
     check_labels(task.labels)

@@ -18,7 +18,7 @@ from hf_calib.export.folder import (
     replace_model,
 )
 from hf_calib.export.unfold import unfold
-from hf_calib.models.tasks import refusals, task_of
+from hf_calib.models.classifier import refusals, task_of
 from hf_calib.scaling.saved_map import MAP_NAME, load_map, save_map
 
 if TYPE_CHECKING:

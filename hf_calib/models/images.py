@@ -25,9 +25,8 @@ from hf_calib.data.images import (
     decode_at,
     load_image_processor,
 )
-from hf_calib.models.classifier import Classifier, Encoded, Served
+from hf_calib.models.classifier import Classifier, Encoded, Served, refusals
 from hf_calib.models.reading import Reading
-from hf_calib.models.tasks import refusals
 
 _SAVE_ITS_PROCESSOR = "save the image processor that the model was trained with into the model's folder"
 

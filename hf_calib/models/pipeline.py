@@ -21,8 +21,8 @@ from transformers import (
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from hf_calib._errors import InputValueError, check, expected
+from hf_calib.models.classifier import TASKS
 from hf_calib.models.prompts import PromptTemplate
-from hf_calib.models.tasks import TASKS
 from hf_calib.scaling import FOLDABLE_SCALERS
 from hf_calib.scaling._base import Scaler
 from hf_calib.scaling.auto import GroupedScaling

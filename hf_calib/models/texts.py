@@ -15,10 +15,9 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from hf_calib._errors import InputTypeError, check, expected
-from hf_calib.models.classifier import Classifier, Encoded, Served
+from hf_calib.models.classifier import Classifier, Encoded, Served, refusals
 from hf_calib.models.prompts import KEY, PromptTemplate
 from hf_calib.models.reading import Reading, column_of
-from hf_calib.models.tasks import refusals
 
 # A folder without a tokenizer gets one from transformers that knows 5 special tokens and no word.
 _LEAST_VOCABULARY = 0.5  # of the model's

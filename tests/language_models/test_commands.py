@@ -18,7 +18,7 @@ from hf_calib._errors import InputValueError
 from hf_calib.cards import write_card
 from hf_calib.language_models import PromptTemplate, label_token_classifier
 from hf_calib.metrics import negative_log_likelihood
-from hf_calib.models.tasks import TASKS
+from hf_calib.models.classifier import TASKS
 from hf_calib.models.texts import TextClassifier
 from tests.helpers.commands import assert_refused, call, called_for_json
 from tests.helpers.reports import quick_reports  # noqa: F401
