@@ -42,7 +42,7 @@ Losses = Mapping[str, NDArray[np.float64]]
 
 
 def simplest(losses: Losses, standard_errors: float) -> str:
-    """The simplest map whose loss is within so many standard errors of the least: the rule until now, with two."""
+    """The simplest calibrator within so many standard errors of the lowest loss; with two, the rule until now."""
 
     def mean(values: NDArray[np.float64]) -> tuple[float, float]:
         return float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values)))
@@ -76,7 +76,7 @@ RULES[AUTO] = choose
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="*", type=Path, help="of benchmarks/posthoc_training.py")
-    parser.add_argument("--data", type=Path, help="folder of the data sets; none: of the files alone")
+    parser.add_argument("--data", type=Path, help="folder of the datasets; without it, only the files are used")
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--draws", type=int, default=5)
     args = parser.parse_args()
@@ -107,10 +107,11 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def _like(found: Mapping[str, dict[str, str]]) -> dict[str, str]:
-    """The line of the rule of 2 SE where today's takes the same: from 1,000 rows on, and penalties of 1; else of 3 SE.
+    """The line of a rule that chooses as today's: 2 SE from 1,000 rows on and for penalties of 1, otherwise 3 SE.
 
-    With fewer rows, where 2 SE takes a freer map or the logits as they are, today's may take a map with a penalty of 1
-    instead of what 3 SE takes: in 12 of 525 draws. In the four that were measured again it took what 3 SE takes.
+    With fewer rows, where 2 SE chooses a calibrator with more parameters or unchanged logits, today's may choose one with
+    a penalty of 1 instead of the choice of 3 SE: in 12 of 525 draws. In four of them, which were computed again, it made
+    the same choice as 3 SE.
     """
     two, three = found["least d + 2 SE"], found["least d + 3 SE"]
     return two if int(two["rows"]) >= 1000 or two["choice"].endswith("(penalty=1)") else three
@@ -194,7 +195,7 @@ def tables(rows: list[dict[str, str]]) -> Iterator[str]:
     settings = list(next(iter(by_rule.values())))
     data_sets = sorted({data for data, _, _ in settings})
     n_networks = len({(data, network) for data, network, _ in settings})
-    yield f"{len(settings)} settings: {n_networks} networks on {len(data_sets)} data sets ({', '.join(data_sets)})."
+    yield f"{len(settings)} settings: {n_networks} networks on {len(data_sets)} datasets ({', '.join(data_sets)})."
     yield ""
     sizes = list(dict.fromkeys(setting[2] for setting in settings))
     yield f"| rule | mean | worst setting | {' | '.join(f'{int(n):,} rows' for n in sizes)} |"

@@ -16,7 +16,7 @@ from statistics import median
 
 import torch
 import torch.nn.functional as F
-from losses import peak_memory, synchronize, timed  # beside this file
+from losses import peak_memory, synchronize, timed  # next to this file
 from torch import Tensor
 
 from hf_calib.losses import CalibrationLoss, linear_calibration_loss, make_loss

@@ -134,7 +134,7 @@ def ratios(seconds: dict[str, list[float]]) -> dict[str, float]:
 
 
 def peak_memory(run: Run, device: str) -> int:
-    """Most bytes held at once beside what is held before."""
+    """Peak memory in bytes, in addition to what is held before."""
     if device != "cpu":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()

@@ -224,7 +224,7 @@ def interleaved(
 
 
 def peak_memory(run: Run) -> int:
-    """Most bytes held at once beside what is held before."""
+    """Peak memory in bytes, in addition to what is held before."""
     tracemalloc.start()
     with torch.profiler.profile(profile_memory=True, acc_events=True) as profiler:
         before = tracemalloc.get_traced_memory()[0]

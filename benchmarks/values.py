@@ -175,7 +175,7 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def summary(value: Any) -> Any:
-    """A number or a word as it is; of an array its shape, its scale and eight sums with random signs."""
+    """A number or a word unchanged; for an array its shape, its scale and eight sums with random signs."""
     if not isinstance(value, np.ndarray):
         return (
             value.item()

@@ -66,7 +66,7 @@ COLUMNS = {
 }
 PER_TRAINING = {"classwise ECE": "none", "classwise ECE, after T": "temperature"}
 DECIMAL = re.compile(r"(?<![\w.])[-+]?\d*\.\d+(?!\.?\d)(?<!\d{4}\.\d{5})")
-# What is stated and is in no file of results: where it is from.
+# Sources of stated numbers that are in no file of results.
 EXPLAINED = {
     ("twenty_newsgroups.md", "1.42"): "the NLL of the calibration rows at the end of one training",
     **{
@@ -124,7 +124,7 @@ def first_number(cell: str) -> str | None:
 
 
 def training() -> Checked:
-    """The tables of the studies of trainings."""
+    """The tables of the studies that compare losses."""
     agree, wrong, without = 0, [], {"intervals": 0, "corrected p-values": 0, "other tables' numbers": 0}
     studies = iter(ALL_STUDIES)
     results = None
@@ -206,7 +206,7 @@ def is_among(number: str, values: list[float]) -> bool:
 
 
 def of_training() -> list[float]:
-    """The numbers of the trainings' tables, which other pages and the prose may state."""
+    """The numbers of these tables, which other pages and the prose may state."""
     rows = [row for page in STUDIES for table in tables(result_page(page)) for row in table.rows]
     values = [float(number) for row in rows for number in DECIMAL.findall(" ".join(row))]
     for name in ALL_STUDIES:
@@ -222,7 +222,7 @@ def of_saved_logits() -> list[str]:
 
 
 def statements() -> Checked:
-    """The decimal numbers of the pages on studies and papers, section by section, and of the prose on trainings."""
+    """The decimal numbers of the pages on studies and papers, section by section, and of the prose on runs."""
     agree, wrong, without = 0, [], {"numbers that are explained": 0}
     records = {
         path.stem: list(numbers_in(json.loads(path.read_text())))
@@ -234,7 +234,7 @@ def statements() -> Checked:
     sections = [(page, each) for page, text in texts.items() for each in re.split(r"(?m)^(?=## )", text)]
     sections += [(page, prose(result_page(page))) for page in STUDIES]
     for page, section in sections:
-        # The first section of a page sums up the others; those on "the paper's table" are of trainings.
+        # The first section of a page sums up the others; those on "the paper's table" are of runs.
         of_all = page not in STUDIES and section.startswith("# ")
         named = [name for name in records if re.search(rf"\b{name}\b", texts[page] if of_all else section)]
         values = [value for name in named for value in records[name]]

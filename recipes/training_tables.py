@@ -109,7 +109,7 @@ def print_table(title, rows):
     for folder, run, row in zip(folders, runs, rows, strict=True):
         loss = folder.name.partition("-seed")[
             0
-        ]  # as in the comparison: adafocal_every_10_steps is no other loss
+        ]  # as in the comparison: adafocal_every_10_steps is the same loss
         print(f"| {' | '.join([loss, str(run['seed']), *row.values()])} |")
     print()
 

@@ -1,4 +1,4 @@
-"""Grad-CAM: which part of an image speaks for a class."""
+"""Grad-CAM: the parts of an image that are evidence for a class."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hf_calib._errors import check
 def grad_cam(
     model: Any, image: Any, label: int | None = None, *, processor: Any, scaler: Any = None
 ) -> Figure:
-    """Draw an image beside the part of it that speaks for a class, with the model's confidence in it.
+    """Draw an image next to the part of it that is evidence for a class, with the model's confidence in it.
 
     A confident answer for a part of the image that has nothing to do with it is one not to trust. For networks of
     convolutions, as the papers' are; the package `grad-cam` has the map of a vision transformer.
@@ -75,7 +75,7 @@ def class_activation_map(
         model.eval()
         with torch.enable_grad():
             logits = model(pixel_values=pixel_values.to(next(model.parameters())).requires_grad_()).logits[0]
-            # Maps of nothing but patches of the image, of which the class has not been asked yet, are no features.
+            # Maps that only contain patches of the image, before any layer that depends on the class, are not features.
             patches = all(getattr(each, "kernel_size", 0) == getattr(each, "stride", 1) for each, _ in found)
             way_out = "take a network of convolutions"
             check(not patches, "the model to have a feature map", type(model).__name__, way_out)

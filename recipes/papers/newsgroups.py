@@ -98,7 +98,7 @@ def newsgroups_dataset() -> DatasetDict:
 def strip_headers(dataset: DatasetDict) -> DatasetDict:
     """Cut each text up to its first blank line: the header of a newsgroup post, or of an e-mail.
 
-    A text with no blank line stays as it is, and one of nothing but a header becomes empty: as in the code of
+    A text without a blank line is unchanged, and a text that is only a header becomes empty: as in the code of
     Kumar, Sarawagi, Jain, Trainable Calibration Measures, 2018, whose 20 Newsgroups later papers took.
 
     Args:

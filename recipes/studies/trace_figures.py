@@ -70,7 +70,7 @@ def gaps_figure(held_out):
 
 
 def correspondence_figure(held_out, own):
-    """AdaFocal's figures 1, 7 and 9: training beside validation in the lowest, the middle and the highest bin."""
+    """AdaFocal's figures 1, 7 and 9: training next to validation rows in the lowest, the middle and the highest bin."""
     n_bins = next(iter(held_out.values())).gaps.shape[1]
     panels = {
         f"{name}, bin {m}": {

@@ -97,7 +97,7 @@ summary = {
     "bins_where_another_gamma_is_better": int(sum(GAMMAS[k] != lowest for k in best)),
 }
 
-# Figures of the first seed: the gap of each bin, and training beside validation in three bins.
+# Figures of the first seed: the gap of each bin, and training next to validation rows in three bins.
 held_out, own = ({name: sets[k] for name, sets in first.items()} for k in (0, 1))
 save_figure(gaps_figure(held_out), args.output / "validation_and_training_gaps.png")
 save_figure(correspondence_figure(held_out, own), args.output / "validation_and_training_correspondence.png")

@@ -40,7 +40,7 @@ class DenseNetForImageClassification(ImageClassifier):
     """Classify images by a network in which every layer of a block reads all before it.
 
     The parameters have torchvision's names. With the large stem, weights that were trained on ImageNet with torchvision
-    or timm load as they are, and a head for other classes is new: `from_pretrained("timm/densenet121.tv_in1k",
+    or timm load unchanged, and a head for other classes is new: `from_pretrained("timm/densenet121.tv_in1k",
     config=DenseNetConfig(stem="large", num_labels=14), ignore_mismatched_sizes=True)`.
 
     References:
