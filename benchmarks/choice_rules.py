@@ -76,7 +76,9 @@ RULES[AUTO] = choose
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="*", type=Path, help="of benchmarks/posthoc_training.py")
-    parser.add_argument("--data", type=Path, help="folder of the datasets; without it, only the files are used")
+    parser.add_argument(
+        "--data", type=Path, help="folder of the datasets; without it, only the files are used"
+    )
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--draws", type=int, default=5)
     args = parser.parse_args()
@@ -109,9 +111,9 @@ def read(path: Path) -> list[dict[str, str]]:
 def _like(found: Mapping[str, dict[str, str]]) -> dict[str, str]:
     """The line of a rule that chooses as today's: 2 SE from 1,000 rows on and for penalties of 1, otherwise 3 SE.
 
-    With fewer rows, where 2 SE chooses a calibrator with more parameters or unchanged logits, today's may choose one with
-    a penalty of 1 instead of the choice of 3 SE: in 12 of 525 draws. In four of them, which were computed again, it made
-    the same choice as 3 SE.
+    With fewer rows, where 2 SE chooses a calibrator with more parameters or unchanged logits, today's may choose one
+    with a penalty of 1 instead of the choice of 3 SE: in 12 of 525 draws. In four of them, which were computed again,
+    it made the same choice as 3 SE.
     """
     two, three = found["least d + 2 SE"], found["least d + 3 SE"]
     return two if int(two["rows"]) >= 1000 or two["choice"].endswith("(penalty=1)") else three
