@@ -55,7 +55,7 @@ def run(options: Export, running: Running) -> Done:
     batches = _batches(classifier, options)
     calibration, saved, copied, notes = None, None, _BESIDE, []
     if recorded_in(config).get("folded"):
-        calibration = "The calibration map is in the model's head, and so in the program."
+        calibration = "The calibrator is in the model's head, and therefore in the export."
     elif (beside / MAP_NAME).is_file():
         saved, copied = load_map(beside), _REPORT
         fold(model, saved.scaler, batch=batches[0])
@@ -63,7 +63,7 @@ def run(options: Export, running: Running) -> Done:
         if (beside / DECISIONS).is_file():
             notes.append(OUTDATED)
     else:
-        notes.append("The model has no calibration map: the export gives its probabilities as they are.")
+        notes.append("The model has no calibrator: the export gives its probabilities unchanged.")
     with whole_folder(output) as folder:
         path = folder / FORMATS[options.form]
         running.stages("exporting")

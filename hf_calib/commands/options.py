@@ -147,13 +147,15 @@ class Decide(Measured):
     first = "data text_column label_column output test_data accuracy costs alpha"
     more = "by_class sets delta split trust_remote_code"
     without = f"{_OF_SETS_AND_TABLES} by"
-    accuracy: float | None = option("Share of answers to be right, 0.95 by default; hands over the rest.")
+    accuracy: float | None = option(
+        "Promised share of right answers, 0.95 by default; other inputs get no answer."
+    )
     delta: float = option("Chance that the promised accuracy fails.", 0.05)
     by_class: bool = option("Promise the accuracy, or the coverage of sets, for every class.", False)
     costs: Path | None = option("A csv file of costs, true classes by decisions, instead of an accuracy.")
     alpha: float | None = option("For sets of classes: share of inputs whose set misses the true class.")
     sets: Literal["lac", "aps"] = option("How sets are made, for alpha.", "lac")
-    output: Path | None = option("Folder for decisions.json, perhaps the model's, and for a report.")
+    output: Path | None = option("Folder for decisions.json and a report; it may be the model's folder.")
 
 
 @dataclass(frozen=True, kw_only=True)
