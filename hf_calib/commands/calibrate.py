@@ -75,8 +75,8 @@ class Calibration:
 def run(options: Calibrate, running: Running) -> Calibration:
     """Fit a scaler on held-out rows; fold it into the model's head for a plain pipeline, or calibrate predictions.
 
-    A map that does not fold, or whose bias the head would lose, is saved beside the model, as it was, for
-    `hf_calib.pipeline`. A model that has a map in its head already is unfolded first.
+    A calibrator that does not fold, or whose bias the head would lose, is saved next to the unchanged model, for
+    `hf_calib.pipeline`. A model that has a calibrator in its head already is unfolded first.
     """
     check_output(options.output)
     requirement = "--weight-column to go with predictions"
@@ -128,7 +128,7 @@ def show(done: Calibration) -> None:
 
 def make_scaler(options: Calibrate, kind: LabelKind, default: str = "auto") -> Any:
     """The unfitted scaler of a method that goes with such labels, and with a model or predictions."""
-    # A pipeline gives tokens the score of their tag only, which is too little to check another map by.
+    # A pipeline gives tokens the score of their tag only, which is too little to check another calibrator by.
     folds_only = options.target_data or (options.data is not None and kind is not SINGLE_LABEL)
     known = [name for name in kind.maps if name in FOLDABLE_SCALERS or not folds_only]
     criterion = options.criterion
@@ -170,8 +170,7 @@ def split_roles(
     by = labels if counts.min() >= 2 and len(counts) <= n_half else None
     half = train_test_split(units, train_size=n_half, stratify=by, random_state=seed)[0]
     chosen = np.isin(groups, half)
-    n_rest = np.count_nonzero(~chosen)
-    held_out = f"the other {n_rest:,} of {len(found):,} rows, drawn with seed {seed}"
+    held_out = f"the other {np.count_nonzero(~chosen):,} of {len(found):,} rows, drawn with seed {seed}"
     return found.select(chosen), found.select(~chosen), held_out
 
 
@@ -193,12 +192,9 @@ def fit_and_report(scaler: Any, source: FileSource | ModelSource, options: Calib
         fit(scaler, fitted_on)
         if "target_data" in source.sets:
             known = reported if tested is None else fitted_on
-            of_source = {
-                "source_probs": scaler.predict_proba(known.as_logits()),
-                "source_labels": known.labels,
-            }
-            of_target = scaler.predict_proba(source.logits("target_data"))
-            prior = estimate_prior(of_target, **of_source, seed=options.seed)
+            probs = scaler.predict_proba(known.as_logits())
+            target = scaler.predict_proba(source.logits("target_data"))
+            prior = estimate_prior(target, source_probs=probs, source_labels=known.labels, seed=options.seed)
             correction = prior.correction(scaler)
             served = correction if prior.corrects else scaler
     if served is not scaler and tested is None:
@@ -216,10 +212,8 @@ def fit_and_report(scaler: Any, source: FileSource | ModelSource, options: Calib
     report = replace(report, notes=(*notes, *source.notes))
     notes = [*report.notes, *(str(each.message) for each in caught)]
     told: Any = {"report": report, "notes": notes, "held_out": held_out, "output": str(options.output)}
-    n_fitted = len(fitted_on)
-    return Calibration(
-        scaler=scaler, served=served, n_fitted=n_fitted, n_shared=n_shared, prior=prior, **told
-    )
+    told |= {"n_fitted": len(fitted_on), "n_shared": n_shared, "prior": prior}
+    return Calibration(scaler=scaler, served=served, **told)
 
 
 # ---- Files of predictions ----
@@ -263,8 +257,8 @@ def calibrate_model(source: ModelSource, options: Calibrate) -> Calibration:
     """Fit a scaler, and save the model with it and the report, if a pipeline then gives the calibrated probabilities.
 
     Raises:
-        ValueError: if a map in the head cannot be undone, or the model or the scaler cannot be folded.
-        RuntimeError: if the difference is more than rounding; the folder is as it was then.
+        ValueError: if a calibrator in the head cannot be undone, or the model or the scaler cannot be folded.
+        RuntimeError: if the difference is more than rounding; the folder is then unchanged.
     """
     from hf_calib.export.fold import OF_THE_MAP, check_can_be_folded
     from hf_calib.export.folder import check_overwrites_no_original, replace_model, standalone_copy
@@ -276,10 +270,9 @@ def calibrate_model(source: ModelSource, options: Calibrate) -> Calibration:
     record = saved_map.recorded_in(model.config)
     if record.get("folded"):
         unfold(model)
-        had = (
-            f"{source.model} had {saved_map.map_title(str(record.get('method', 'temperature')))} in its head"
-        )
-        undone.append(f"{had}, which was undone first, bit for bit. The new map replaces it.")
+        title = saved_map.map_title(str(record.get("method", "temperature")))
+        how = "was undone first, bit for bit. The new map replaces it."
+        undone.append(f"{source.model} had {title} in its head, which {how}")
     training = {key: each for key, each in check_can_be_folded(model).items() if key not in OF_THE_MAP}
     loses_bias = head_loses_bias(model, len(source.classifier.class_names))
     scaler = make_scaler(options, source.predictions().kind, "temperature" if loses_bias else "auto")
@@ -300,7 +293,7 @@ def calibrate_model(source: ModelSource, options: Calibrate) -> Calibration:
         about["base_model"] = source.model
     plain, served = standalone_copy(model), done.served
     plain.config.calibration = {**training, **fitting}
-    # Of tokens a pipeline gives the score of the tag only, by which no map beside the model can be checked.
+    # Of tokens a pipeline gives the score of the tag only, by which no calibrator next to the model can be checked.
     is_lost = loses_bias and source.predictions().kind is not TOKENS and saved_map.has_bias(served)
     done.folded = saved_map.method_of(served) in FOLDABLE_SCALERS and not is_lost
     with whole_folder(options.output, replace_model) as folder:
