@@ -22,6 +22,9 @@ _VALUES = {"column": "NAME", "split": "NAME", "data": "DATA", "output": "FOLDER"
 _VALUES |= {"Path": "FILE", "Names": "A,B,C", "int": "N", "float": "N", "str": "TEXT", "list[str]": "TEXT"}
 _NAMED = Parameter.KEYWORD_ONLY
 _JSON = typer.Option("--json", help="Print one JSON object, and nothing else, on stdout.")
+_ALL = typer.Option(
+    "--all", help="Print all metrics and the whole diagnosis, as a report in a folder has them."
+)
 
 
 def entry(parameter: Any) -> tuple[str, str]:
@@ -102,9 +105,13 @@ def _add(kind: type[options.Command]) -> None:
     """Make a dataclass of options the command of its name."""
     hints = get_type_hints(kind)
     given = [_parameter(kind, each, hints[each.name]) for each in kind.options()]
-    given.append(Parameter("as_json", _NAMED, default=False, annotation=Annotated[bool, _JSON]))
+    flags = {"as_json": _JSON} | ({"show_all": _ALL} if kind in (options.Evaluate, options.Calibrate) else {})
+    given += [
+        Parameter(name, _NAMED, default=False, annotation=Annotated[bool, flag])
+        for name, flag in flags.items()
+    ]
 
-    def run(as_json: bool, **chosen: Any) -> None:
+    def run(as_json: bool, show_all: bool | None = None, **chosen: Any) -> None:
         with console.telling() as told:
             command = kind(**chosen)
             done = command(*told)
@@ -114,7 +121,8 @@ def _add(kind: type[options.Command]) -> None:
         if as_json:
             print(json.dumps(done.to_dict(), allow_nan=False))
         else:
-            getattr(command.module, "show", console.show)(done)
+            asked = {} if show_all is None else {"show_all": show_all}
+            getattr(command.module, "show", console.show)(done, **asked)
             if chosen.get("output") is not None:
                 print(f"\nWritten to {chosen['output']}: {', '.join(sorted(os.listdir(chosen['output'])))}")
 

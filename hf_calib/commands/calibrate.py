@@ -94,7 +94,7 @@ def run(options: Calibrate, running: Running) -> Calibration:
     return calibrate_files(source, options)
 
 
-def show(done: Calibration) -> None:
+def show(done: Calibration, show_all: bool) -> None:
     """The report before and after, the fitted parameters, and the rows that they were fitted on."""
     numbers = {name: value for name, value in done.numbers.items() if isinstance(value, float)}
     if "weight" in numbers:  # one number for all logits: people know it as a temperature
@@ -120,7 +120,7 @@ def show(done: Calibration) -> None:
         beside = f"Saved beside the model, as {why}: hf_calib.pipeline with the saved model {gives}"
         folded = f"Folded into the model's head: a plain pipeline with the saved model {gives}"
         lines.append(folded if done.folded else f"{beside} A plain pipeline is not calibrated by it.")
-    console.show(done.report, *lines)
+    console.show(done.report, *lines, show_all=show_all)
 
 
 # ---- Scalers: chosen by name, fitted on some rows and measured on others ----

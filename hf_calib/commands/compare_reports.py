@@ -34,7 +34,7 @@ def run(options: CompareReports, running: Running) -> Comparison:
     )
     if output is not None:
         with whole_folder(output) as folder:
-            comparison.write(folder)
+            comparison.document().write(folder, comparison.to_dict(), "comparison")
     return comparison
 
 

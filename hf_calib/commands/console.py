@@ -100,8 +100,8 @@ def print_warnings(warnings: Iterable[str]) -> None:
         print(f"hf-calib: warning: {printable(warning)}", file=sys.stderr)
 
 
-def show(*parts: Any) -> None:
-    """Print documents, those of reports, and lines, which are wrapped and whose brackets are no markup."""
+def show(*parts: Any, show_all: bool = True) -> None:
+    """Print documents, those of reports or their short ones, and lines, wrapped, whose brackets are no markup."""
     from rich.console import Console
 
     screen = Console()
@@ -111,4 +111,4 @@ def show(*parts: Any) -> None:
         elif isinstance(part, str):
             screen.print(part, markup=False, highlight=False)
         else:
-            getattr(part, "document", lambda part=part: part)().show(screen)
+            getattr(part, "document" if show_all else "short", lambda part=part: part)().show(screen)

@@ -325,13 +325,6 @@ class CalibrationState:
         counts, _, right = self.sums["cells"][:, ::-1]
         return np.stack([counts, counts - right])[:, counts > 0]
 
-    def confidence_quantile(self, level: float) -> float:
-        """Return the confidence below which this fraction of the rows lies: the mean of the cell that contains it."""
-        counts, confidence, _ = self.sums["cells"][:, self.sums["cells"][0] > 0]
-        up_to = np.cumsum(counts)
-        cell = np.searchsorted(up_to, level * up_to[-1]).clip(max=len(counts) - 1)
-        return float(confidence[cell] / counts[cell])
-
     def class_bins(self) -> BinSums:
         """Return the sums (C, M) in bins of each class's probability."""
         got, way_out = f"{self.n_classes:,} classes", "use metrics of the predicted class only"

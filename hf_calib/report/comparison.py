@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from hf_calib._errors import InputValueError, check, expected
 from hf_calib.metrics.sums import BinSums, Interval, add_to, uniform_bins
 from hf_calib.plots.binned import reliability_of_sums
-from hf_calib.report.diagnosis import outside_intervals
-from hf_calib.report.document import Bullets, Cells, Document, Figures, Table, draw, p_cell, table_of
+from hf_calib.report.document import Bullets, Cells, Document, Figures, Table, columns, draw, p_cell, table_of
+from hf_calib.report.measured import ECE_INTERVALS
 
 
 @dataclass(frozen=True)
@@ -34,23 +33,18 @@ class Comparison:
         """The measured sets by name; a report on a calibration has two, before and after."""
         found = {}
         for name, report in self.reports.items():
-            if report["after"] is None:
-                found[name] = report["before"]
-            else:
-                found |= {f"{name}, {state}": report[state] for state in ("before", "after")}
+            for state, column in columns(report["before"], report["after"]).items():
+                found[name if state == "value" else f"{name}, {state}"] = column
         return found
 
     @property
     def metrics(self) -> dict[str, dict[str, Interval]]:
         """Those of each column that have a value."""
-        return {
-            name: {
-                key: Interval(*(each[part] for part in Interval._fields))
-                for key, each in column["metrics"].items()
-                if each["value"] is not None
-            }
-            for name, column in self.columns.items()
-        }
+        found = {}
+        for name, column in self.columns.items():
+            known = {key: each for key, each in column["metrics"].items() if each["value"] is not None}
+            found[name] = {key: Interval(*map(each.get, Interval._fields)) for key, each in known.items()}
+        return found
 
     @property
     def bins(self) -> dict[str, BinSums]:
@@ -67,7 +61,7 @@ class Comparison:
     @property
     def notes(self) -> tuple[str, ...]:
         """Caveats of the comparison."""
-        notes = outside_intervals(list(self.metrics.values()))
+        notes = [ECE_INTERVALS] if any("ece" in found for found in self.metrics.values()) else []
         sizes = {name: report["n_examples"] for name, report in self.reports.items()}
         if len(set(sizes.values())) > 1:
             counts = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
@@ -91,19 +85,12 @@ class Comparison:
         return {"reports": dict(self.reports), "notes": list(self.notes)}
 
     def document(self) -> Document:
-        """The notes, the table, and the reliability diagrams side by side."""
+        """The verdicts, the notes, the table, and the reliability diagrams side by side."""
         captions = {"reliability": "Reliability in bins: accuracy against confidence."}
         table = Table("Metrics with their intervals", *self.table(), title="Calibration compared")
-        figures = Figures({"reliability": draw(self.figure())}, captions)
-        return Document("Calibration compared", [Bullets(self.notes), table, figures])
-
-    def figure(self) -> Figure:
-        """Reliability diagrams side by side."""
-        return reliability_of_sums({"": self.bins})
-
-    def write(self, folder: Path) -> None:
-        """Write comparison.md, .html and .json, and the figure, into a folder."""
-        self.document().write(folder, self.to_dict(), "comparison")
+        figures = Figures({"reliability": draw(reliability_of_sums({"": self.bins}))}, captions)
+        verdicts = Bullets([f"{name}: {report['verdict']}" for name, report in self.reports.items()])
+        return Document("Calibration compared", [verdicts, Bullets(self.notes), table, figures])
 
 
 def read_report(path: Path) -> dict[str, Any]:
@@ -118,7 +105,7 @@ def read_report(path: Path) -> dict[str, Any]:
         json.dumps(record, allow_nan=False)
         requirement = "hold metrics and bins"
         alone = Comparison({str(record["name"]): record})
-        _ = alone.notes, alone.table(), alone.bins
+        _ = alone.notes, alone.table(), alone.bins, record["verdict"]
     except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
         got = f"{path} ({type(error).__name__}: {error})"
         way_out = "pass a report.json as hf-calib evaluate or calibrate wrote it"

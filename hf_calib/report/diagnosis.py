@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,9 +11,8 @@ import numpy as np
 from scipy.stats import t
 
 from hf_calib.metrics.scores import negative_logs
-from hf_calib.metrics.sums import Interval, top_label
 from hf_calib.report.document import p_in_words
-from hf_calib.report.measured import MEASURES, BinRow, ClassRow, Measured
+from hf_calib.report.measured import BinRow, Measured, Overall
 
 if TYPE_CHECKING:
     from hf_calib.report.report import CalibrationReport
@@ -23,16 +23,29 @@ _CLASSES_NAMED = 5
 _CLASSES_SEEN = 20  # predictions of a class before a judgement on it is passed
 
 
-class Claims(NamedTuple):
-    """Claims that the sentences on a set of probabilities may make."""
+_SIDES = {"over-confident": 1, "under-confident": -1}  # and the sign of confidence minus accuracy
 
-    level: float  # of each kind of claim; 0 where there may be none, as a calibrated model would often show as much
-    verdict: str  # "over-confident", "under-confident" or "neither"
-    corrected: str  # the reason why what is beyond chance alone is not claimed
+
+class Claims(NamedTuple):
+    """Claims on a set of probabilities, each beyond chance at a level that holds for all of them together."""
+
+    verdict: str  # "over-confident", "under-confident" or "neither", on average
+    ece: bool  # it is larger than that of a calibrated model
+    runs: list[BinRow]  # whose confidences are too high or too low
+    classes: list[Any]  # `ClassRow`s whose predictions have a confidence that is not their precision
+    frequencies: list[Any]  # classes, or labels, that are true more or less often than their mean probability
+    n_tests: int  # that the report makes
+    level: float  # of one test alone
+
+    def judged(self, p_value: float, claimed: bool) -> str:
+        """A p-value with what it says."""
+        weak = f"not beyond chance once corrected for the {self.n_tests} tests of this report"
+        words = "beyond chance" if claimed else weak if p_value < self.level else "within chance"
+        return f"{p_in_words(p_value)}, {words}"
 
 
 def claims(report: CalibrationReport, measured: Measured) -> Claims:
-    """The claims of one of a report's sets of probabilities.
+    """The claims on one of a report's sets of probabilities.
 
     All claims of a report on calibrated probabilities are wrong, and at most a share 1 - confidence_level of such
     reports has any: the kinds of claims (overall, the ECE, bins, classes, frequencies) are tested together by Simes'
@@ -40,21 +53,27 @@ def claims(report: CalibrationReport, measured: Measured) -> Claims:
     (Simes 1986, "An improved Bonferroni procedure for multiple tests of significance": these tests share their labels).
     """
     level = (1 - report.settings.confidence_level) / len(report.states)
-    rows = measured.labels or measured.classes
-    smallest = {"overall": measured.overall.p_value}
-    smallest["frequencies"] = _smallest([row.frequency_p_value for row in rows])
-    if measured.consistency is not None:
-        judged = [row.p_value for row in measured.classes if row.predicted >= _CLASSES_SEEN]
-        bins = [row.p_value for row in measured.bins]
-        smallest |= {"bins": _smallest(bins), "classes": _smallest(judged)}
-        smallest["ece"] = measured.consistency.p_value
-    ordered = sorted(smallest.values())
-    if not any(p <= level * rank / len(ordered) for rank, p in enumerate(ordered, 1)):
+    overall, test = measured.overall, measured.consistency
+    rows: Any = measured.labels or measured.classes
+    judged: Any = [row for row in measured.classes if row.predicted >= _CLASSES_SEEN]
+    smallest = [overall.p_value, _smallest([row.frequency_p_value for row in rows])]
+    if test is not None:
+        of_rows = [_smallest([row.p_value for row in kind]) for kind in (measured.bins, judged)]
+        smallest += [test.p_value, *of_rows]
+    if not any(p <= level * rank / len(smallest) for rank, p in enumerate(sorted(smallest), 1)):
         level = 0.0
-    verdict = "over-confident" if measured.overall.gap > 0 else "under-confident"
-    n_claims = len(report.states) * len(smallest)
-    corrected = f"not beyond chance once corrected for the {n_claims} statements of this report"
-    return Claims(level, verdict if smallest["overall"] < level else "neither", corrected)
+    side = "over-confident" if overall.gap > 0 else "under-confident"
+    wrong = [row for row in judged if row.p_value < level / len(judged)]
+    differ = [row for row in rows if row.frequency_p_value < level / len(rows)]
+    return Claims(
+        verdict=side if overall.p_value < level else "neither",
+        ece=test is not None and test.p_value <= level,
+        runs=significant_runs(measured.bins, level) if test is not None else [],
+        classes=sorted(wrong, key=lambda row: -abs(row.gap)),
+        frequencies=sorted(differ, key=lambda row: -abs(row.frequency - row.mean_probability)),
+        n_tests=len(report.states) * len(smallest),
+        level=1 - report.settings.confidence_level,
+    )
 
 
 def _smallest(p_values: Sequence[float]) -> float:
@@ -62,105 +81,108 @@ def _smallest(p_values: Sequence[float]) -> float:
     return min(1.0, min(p_values) * len(p_values)) if p_values else 1.0
 
 
+def verdict(report: CalibrationReport) -> str:
+    """The diagnosis in one sentence."""
+    states = [_verdict_on(claims(report, measured), measured) for measured in report.states.values()]
+    found = states if len(states) == 1 else [f"{states[0]} before, {states[1]} after"]
+    found += [f"{each.differing} from the others" for each in report.slices if each.differing]
+    return f"{found[0][0].upper()}{'; '.join(found)[1:]}."
+
+
+def _verdict_on(found: Claims, measured: Measured) -> str:
+    overall, test, side = measured.overall, measured.consistency, found.verdict
+    weak = min(overall.p_value, test.p_value if test else 1.0) < found.level or overall.low * overall.high > 0
+    by = f"by {_points(overall, -1 if overall.gap < 0 else 1)}"
+    if test is None:
+        high_or_low = ["high" if row.mean_probability > row.frequency else "low" for row in found.frequencies]
+        labels = [f"too {word} for {high_or_low.count(word)}" for word in sorted({*high_or_low})]
+        if labels:
+            return f"mean probabilities {' and '.join(labels)} of {len(measured.labels)} labels"
+        if side != "neither":
+            return f"mean probability too {'high' if overall.gap > 0 else 'low'} {by}"
+        return f"mean probabilities {'not clearly off' if weak else 'within chance of'} the frequencies"
+    rows, what = (found.runs, "confidences") if found.runs else (found.classes, "classes")
+    sides = [word for word, sign in _SIDES.items() if any(sign * row.gap > 0 for row in rows)]
+    if side != "neither":
+        return f"{side} {by}{' on average' if {*sides} - {side} else ''}"
+    if sides:
+        return " and ".join([f"{sides[0]} for some {what}", *(f"{word} for others" for word in sides[1:])])
+    if found.ece:
+        return "miscalibrated beyond chance, though neither over- nor under-confident on average"
+    if found.frequencies:
+        return "wrong about how often some classes occur"
+    return "not clearly miscalibrated" if weak else "calibrated within chance"
+
+
+def _points(overall: Overall, sign: int = 1) -> str:
+    """The gap and its interval in percentage points, with as many digits as an interval without 0 needs."""
+    value, *ends = (100 * sign * each for each in overall[:3])
+    nearest = min(map(abs, ends)) if overall.low * overall.high > 0 else 1.0
+    digits = max(1, math.ceil(-math.log10(2 * nearest)))
+    shown = [f"{round(each, digits) + 0.0:.{digits}f}" for each in (value, *sorted(ends))]
+    return "{} points [{}, {}]".format(*shown)
+
+
 def diagnose(report: CalibrationReport) -> list[str]:
-    """The sentences on each set of probabilities, and on what changed from one to the other."""
-    sentences = list(_of_state(report, report.before))
-    if report.after is not None:
-        keys = ("macro_ece", "micro_nll") if report.multi_label else ("ece", "nll")
-        pairs = [(report.before.metrics[key].value, report.after.metrics[key].value) for key in keys]
-        ece, nll = (f"from {before:.4f} to {after:.4f}" for before, after in pairs)
-        macro, of = ("macro ", " of a decision") if report.multi_label else ("", "")
-        sentences += [
-            f"After calibration the {macro}ECE goes {ece}, the negative log-likelihood{of} {nll}.",
-            *_of_change(report, report.after),
-        ]
-        found = _of_state(report, report.after)
-        sentences += [f"After calibration: {sentence[0].lower()}{sentence[1:]}" for sentence in found]
-    return sentences
-
-
-def _of_change(report: CalibrationReport, after: Measured) -> Iterator[str]:
-    """What only held rows show of a change."""
-    before, labels = report.before, report.labels
-    if before.probs is None or report.multi_label:
-        return
-    change = negative_logs(after.probs, labels) - negative_logs(before.probs, labels)
+    """The verdict, the sentences on each set of probabilities, and on what changed from one to the other."""
+    if report.after is None:
+        return [verdict(report), *_of_state(report, report.before)]
+    sentences = [verdict(report)]
+    for when, measured in report.states.items():
+        found = _of_state(report, measured)
+        sentences += [f"{when.capitalize()} calibration: {each[0].lower()}{each[1:]}" for each in found]
+    if report.before.probs is None or report.multi_label:
+        return sentences
+    change = np.subtract(
+        *(negative_logs(each.probs, report.labels) for each in (report.after, report.before))
+    )
     limit = 0.0
     if len(change) > 1 and np.isfinite(change).all():
         error = change.std(ddof=1) / np.sqrt(len(change))
         limit = t.isf((1 - report.settings.confidence_level) / 2, len(change) - 1) * error
-    if change.mean() > limit:
-        why = "it was fitted on too few examples, or on examples unlike these"
-        yield f"The negative log-likelihood got worse beyond chance: {why}."
-    if (top_label(before.probs, labels).correct != top_label(after.probs, labels).correct).any():
-        values = [state.metrics["accuracy"].value for state in (before, after)]
-        yield f"Predictions changed: accuracy goes from {values[0]:.4f} to {values[1]:.4f}."
+    why = "it was fitted on too few examples, or on examples unlike these"
+    worse = f"The negative log-likelihood got worse beyond chance: {why}."
+    return [*sentences, worse] if change.mean() > limit else sentences
 
 
 def _of_state(report: CalibrationReport, measured: Measured) -> Iterator[str]:
-    found, level, several = claims(report, measured), report.settings.confidence_level, report.multi_label
-    overall, test = measured.overall, measured.consistency
-    means = f"mean confidence {overall.confidence:.3f}, accuracy {overall.accuracy:.3f}"
-    interval = (
-        f"{overall.gap:+.3f}, {report.settings.level} interval {overall.low:+.3f} to {overall.high:+.3f}"
-    )
-    verdict = found.verdict
-    if verdict == "neither":
-        verdict = "neither over- nor under-confident beyond chance"
-        if not round(overall.low, 3) <= 0 <= round(overall.high, 3):
-            interval += f", which excludes 0 alone; {found.corrected}"
-    if several:
-        words = {"over-confident": "too high", "under-confident": "too low"}
-        verdict = f"probabilities {words.get(verdict, 'neither too high nor too low')} beyond chance"
-        means = f"mean probability {overall.confidence:.3f}, labels apply in {overall.accuracy:.3f}"
-    yield f"Overall {verdict}: {means} (difference {interval})."
-    yield from _where(measured, found.level)
-    if test is None:
-        return
-    comparison = (
-        f"{test.value:.4f}, and on {overall.n_examples:,} examples a perfectly calibrated model with these "
-        f"confidences would show {test.expected:.4f} by chance alone"
-    )
-    end, verdict = p_in_words(test.p_value), "by itself is within chance: it is"
-    if test.p_value <= found.level:
-        verdict = "is beyond chance: it is"
-    elif test.p_value <= 1 - level:
-        end, verdict = f"{end} alone; {found.corrected}", "is"
-    yield f"The top-label ECE {verdict} {comparison} ({end})."
-
-
-def _where(measured: Measured, level: float) -> Iterator[str]:
-    """Bins, classes and frequencies, or labels, that differ beyond chance, at this level of each kind."""
-    runs = [] if measured.labels else significant_runs(measured.bins, level)
-    for run in runs[:3]:
-        word = "too high" if run.gap > 0 else "too low"
-        yield (
-            f"Confidences from {run.lower:.2f} to {run.upper:.2f} are {word}: {run.confidence:.3f} on average, "
-            f"right {run.accuracy:.3f} of the time ({run.count:,} examples)."
-        )
-    if len({run.gap > 0 for run in runs}) == 2:
-        yield "Errors in both directions partly cancel in the overall difference."
-    judged = [row for row in measured.classes if row.predicted >= _CLASSES_SEEN]
-    found: Any = [(r.confidence - r.precision, r) for r in judged if r.p_value < level / len(judged)]  # type: ignore[operator]
-    found.sort(key=lambda pair: -abs(pair[0]))
-    for sign, word in ((1, "over-confident"), (-1, "under-confident")):
-        rows = [row for gap, row in found if sign * gap > 0]
-        words = [f'"{r.name}" (confidence {r.confidence:.2f}, precision {r.precision:.2f})' for r in rows]
+    """The means, then what differs beyond chance, then the ECE against chance."""
+    found, overall, test = claims(report, measured), measured.overall, measured.consistency
+    mean, came = _apart(overall.confidence, overall.accuracy, 4)
+    means = ("Mean probability is", "frequency") if test is None else ("Mean confidence is", "accuracy")
+    judged = found.judged(overall.p_value, is_claimed := found.verdict != "neither")
+    difference = "" if is_claimed and test is not None else f": a difference of {_points(overall)}"
+    yield f"{means[0]} {mean}, {means[1]} {came}{difference} ({judged})."
+    for run in found.runs[:3]:
+        said, came = _apart(run.confidence, run.accuracy, 3)
+        where = f"Confidences from {run.lower:.2f} to {run.upper:.2f} ({run.count:,} examples)"
+        side = "high" if run.gap > 0 else "low"
+        yield f"{where} are too {side}: {said} on average, right {came} of the time."
+    for side, sign in _SIDES.items():
+        rows = [row for row in found.classes if sign * row.gap > 0]
+        pairs: Any = [(row.name, *_apart(row.confidence, row.precision, 2)) for row in rows]
+        words = [f'"{name}" (confidence {said}, precision {came})' for name, said, came in pairs]
         if rows:
-            yield f"Predictions of {_counted(rows)} are {word} beyond chance: {_listed(words)}."
-    words = [
-        f'"{row.name}" ({row.frequency:.3f} of the examples, mean probability {row.mean_probability:.3f})'
-        for row in misjudged_frequencies(measured.labels or measured.classes, level)
-    ]
-    if words:
+            plural = "classes" if len(rows) > 1 else "class"
+            yield f"Predictions of {len(rows)} {plural} are {side} beyond chance: {_listed(words)}."
+    pairs = [(row.name, *_apart(row.frequency, row.mean_probability, 3)) for row in found.frequencies]
+    if pairs:
+        words = [f'"{name}" ({came} of the examples, mean probability {said})' for name, came, said in pairs]
         what = "labels apply" if measured.labels else "classes occur"
         yield f"Some {what} more or less often than their mean probability: {_listed(words)}."
+    if test is not None:
+        yield (
+            f"The ECE is {test.value:.4f}; on {overall.n_examples:,} examples, that of a perfectly calibrated model "
+            f"with these confidences is {test.expected:.4f} on average "
+            f"({found.judged(test.p_value, found.ece)})."
+        )
 
 
-def misjudged_frequencies(rows: Sequence[ClassRow], alpha: float) -> list[ClassRow]:
-    """Classes whose frequency is not their mean probability, beyond chance, largest difference first."""
-    found = [row for row in rows if row.frequency_p_value < alpha / len(rows)]
-    return sorted(found, key=lambda row: -abs(row.frequency - row.mean_probability))
+def _apart(first: float, second: float, digits: int) -> list[str]:
+    """Two numbers with this many digits, or as many as show that they differ."""
+    while digits < 9 and f"{first:.{digits}f}" == f"{second:.{digits}f}":
+        digits += 1
+    return [f"{each:.{digits}f}" for each in (first, second)]
 
 
 def significant_runs(rows: Sequence[BinRow], alpha: float) -> list[BinRow]:
@@ -174,58 +196,34 @@ def significant_runs(rows: Sequence[BinRow], alpha: float) -> list[BinRow]:
             continue
         last = found[-1] if found else None
         if last and np.isclose(last.upper, row.lower) and last.gap * row.gap > 0:
-            n, m = last.count, row.count
-            names = ("confidence", "accuracy", "gap")
-            means = {name: (n * getattr(last, name) + m * getattr(row, name)) / (n + m) for name in names}
-            means["contribution"] = last.contribution + row.contribution
-            p_value = min(last.p_value, row.p_value)
-            found[-1] = replace(last, upper=row.upper, count=n + m, p_value=p_value, **means)
-        else:
-            found.append(row)
+            count, parts = last.count + row.count, last.contribution + row.contribution
+            share, names = row.count / count, ("confidence", "accuracy", "gap")
+            means = {name: (1 - share) * getattr(last, name) + share * getattr(row, name) for name in names}
+            row = replace(found.pop(), upper=row.upper, count=count, contribution=parts, **means)
+        found.append(row)
     return sorted(found, key=lambda row: -row.contribution)
 
 
 def warn(report: CalibrationReport) -> Iterator[str]:
-    """Caveats: few examples, values outside their intervals, absent or rare classes, two classes, equal confidences."""
+    """Caveats: few examples, absent or rare classes, two classes."""
     before, several = report.before, report.multi_label
-    of_rows = before.state is None and not several
-    if of_rows and report.n_examples < _FEW_EXAMPLES:
-        advice = (
-            "binned errors are noisy and biased upwards. Read the debiased and smooth ones, and the intervals"
-        )
-        yield f"Only {report.n_examples:,} examples: {advice}."
-    yield from outside_intervals([state.metrics for state in report.states.values()])
-    empty, few = "without examples: their rows say nothing", f"with fewer than {_FEW_IN_A_CLASS} examples"
-    kinds = {empty: [row for row in before.classes if not row.support]}
-    kinds[f"{few}: their rows are noisy"] = [r for r in before.classes if 0 < r.support < _FEW_IN_A_CLASS]
-    if several:
-        constant = [row for row in before.labels if row.n_true in (0, row.n_known)]
-        rare = [row for row in before.labels if row not in constant and row.n_true < _FEW_IN_A_CLASS]
-        alone = "with one value in all rows: they have no AUROC, and the macro averages leave them out"
-        kinds = {alone: constant, f"{few} that have them: their rows are noisy": rare}
-    for consequence, rows in kinds.items():
-        if rows:
-            named = _listed([f'"{row.name}"' for row in rows])
-            yield f"{_counted(rows, several)} ({named}) {consequence}."
+    if before.state is None and not several and report.n_examples < _FEW_EXAMPLES:
+        caveat = f"Only {report.n_examples:,} examples: binned errors are noisy and biased upwards."
+        yield f"{caveat} Read the debiased and smooth ones, and the intervals."
+    rows: Any = before.labels or before.classes
+    counts = [row.n_true if several else row.support for row in rows]
+    kinds: dict[str, list[str]] = {}
+    for row, count in zip(rows, counts, strict=True):
+        what = f"{f'fewer than {_FEW_IN_A_CLASS}' if count else 'no'} examples; the rows in the tables say little"
+        if several and count in (0, row.n_known):
+            what = "one value in all rows; there is no AUROC, and the macro averages leave them out"
+        elif count >= _FEW_IN_A_CLASS:
+            continue
+        kinds.setdefault(what, []).append(f'"{row.name}"')
+    for what, names in kinds.items():
+        yield f"{_listed(names)} {'has' if len(names) == 1 else 'have'} {what}."
     if len(report.class_names) == 2 and not several:
         yield "Two classes: the confidence is that of the predicted class, at least 0.5, not that of the positive one."
-    if of_rows and np.ptp(before.probs.max(axis=1)) == 0:
-        yield "All confidences are equal: they lie in one bin, so the diagrams show one point."
-
-
-def outside_intervals(states: Sequence[Mapping[str, Interval]]) -> list[str]:
-    """A note on the errors whose value lies outside their interval in any state, if there are any."""
-    inverted = [key for key, measure in MEASURES.items() if measure.interval == "inversion"]
-    found = [(key, state[key]) for key in inverted for state in states if key in state]
-    outside = [key for key, each in found if None not in each and not each.low <= each.value <= each.high]
-    titles = ", ".join(MEASURES[key].title for key in dict.fromkeys(outside))
-    note = f"Outside its interval: {titles}. Noise makes the value of such an error larger; the interval is of the "
-    return [f"{note}error without noise."] if outside else []
-
-
-def _counted(rows: Sequence[Any], several: bool = False) -> str:
-    noun, plural = ("label", "labels") if several else ("class", "classes")
-    return f"{len(rows)} {noun if len(rows) == 1 else plural}"
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ import json
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -52,6 +52,7 @@ class Lead:
     """One line below the title, on what the document is about."""
 
     text: str
+    strong: bool = False  # the finding, which a screen shows first
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Table:
     title: str | None = None  # on a screen; None keeps the table off it
     stacked: bool = False  # a page shows intervals below their values
     folded: bool = False  # a page shows it only once its caption is opened
+    links: Mapping[str, str] = field(default_factory=dict)  # from what names a row to an address, or ""
 
     def rows_with(self, mark: str) -> list[list[str]]:
         """The rows with a mark in place of the space before an interval."""
@@ -151,17 +153,21 @@ class Document:
         return _template().render(document=self)
 
     def show(self, console: Console) -> None:
-        """Print what has a place on a screen: tables with a title first, then the lead and sentences, read last."""
-        parts = _flat(self.blocks)
-        for table in parts:
-            if isinstance(table, Table) and table.title is not None:
-                table.show(console)
+        """Print what has a place on a screen: the finding, tables with a title, and sentences, which are read last."""
+        plain: Any = {"markup": False, "highlight": False}
+        parts, sentences = _flat(self.blocks), list[str]()
         for block in parts:
-            lines: Iterable[str] = [block.text] if isinstance(block, Lead) else []
-            if isinstance(block, Bullets) and not block.faint:
-                lines = [f"{block.label}{sentence}" for sentence in block.sentences]
-            for line in lines:
-                console.print(line, markup=False, highlight=False)
+            if isinstance(block, Lead) and block.strong:
+                console.print(f"{block.text}\n", **plain)
+            elif isinstance(block, Lead):
+                sentences.append(block.text)
+            elif isinstance(block, Bullets) and not block.faint:
+                sentences += [f"{block.label}{sentence}" for sentence in block.sentences]
+        for block in parts:
+            if isinstance(block, Table) and block.title is not None:
+                block.show(console)
+        for sentence in sentences:
+            console.print(sentence, **plain)
 
     def write(self, folder: Path, record: Any, name: str = "report") -> None:
         """Write the document as .md and .html, its record as .json, and its figures, into a folder."""
@@ -186,12 +192,15 @@ def _flat(blocks: Iterable[Block]) -> list[Block]:
 def _markdown(block: Block, level: int) -> list[str]:
     """The lines of a block at a level of headings."""
     if isinstance(block, Lead):
-        return [safe(block.text)]
+        return [f"**{safe(block.text)}**" if block.strong else safe(block.text)]
     if isinstance(block, Bullets):
         return [f"- {safe(sentence)}" for sentence in block.sentences]
     if isinstance(block, Table):
         header = [safe(cell.replace("\n", " ")) for cell in block.header]
-        return markdown_table(header, [[safe(cell) for cell in row] for row in block.rows])
+        rows = [[safe(cell) for cell in row] for row in block.rows]
+        for row, (name, *_) in zip(rows, block.rows, strict=True):
+            row[0] = f"[{row[0]}]({block.links[name]})" if block.links.get(name) else row[0]
+        return markdown_table(header, rows)
     if isinstance(block, Figures):
         parts = [[f"![{safe(name)}](figures/{name}.png)", "", block.captions[name]] for name in block.images]
     else:

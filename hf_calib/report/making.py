@@ -79,8 +79,8 @@ def calibration_report(
     >>> report = calibration_report(probs, np.tile([0, 0], 50), n_resamples=100)
     >>> report.before.metrics["accuracy"].value
     0.5
-    >>> report.diagnosis[0]
-    'Overall over-confident: mean confidence 0.850, accuracy 0.500 (difference +0.350, ...).'
+    >>> report.verdict
+    'Over-confident by 35.0 points [25.4, 44.6] on average.'
     """
     settings = Settings(checks.check_n_bins(n_bins), confidence_level, n_resamples, seed)
     checks.check_draws(n_resamples, seed, confidence_level)
@@ -89,25 +89,23 @@ def calibration_report(
     requirement = "at most one of labels (N, C), soft_labels and sample_weight to be given"
     check(n_given <= 1, requirement, n_given, "leave the others out: each is for labels (N,), and alone")
     given = {"probs": probs} if calibrated is None else {"probs": probs, "calibrated": calibrated}
-    rows: list[Any] = []
+    rows, states = list[Any](), list[Any]()
     if several:
         rows = [check_decisions(each, labels, argument=argument) for argument, each in given.items()]
         targets: Any = np.where(rows[0].known, rows[0].true, UNKNOWN)
         affordable = max(_FEWEST_RESAMPLES, int(_DECISIONS_READ // rows[0].probs.size))
         settings = settings._replace(n_resamples=min(n_resamples, affordable))
+        names = check_class_names(class_names, rows[0].probs.shape[1])
+        states = [measure_labels(each, names, settings) for each in rows]
     else:
         way_out = "pass the calibrated probabilities of the same examples and classes"
         for argument, each in given.items():
             checks.check_shape(argument, checks.as_array(argument, each), np.shape(probs), way_out)
             checked, targets = checks.check_probs_and_labels(each, labels)
             rows.append(checked)
-    names = check_class_names(class_names, np.shape(probs)[1])
-    weights = checks.check_weights(sample_weight, len(targets))
-    states: list[Any] = (
-        [measure_labels(each, names, settings) for each in rows]
-        if several
-        else [Measured.of_rows(each, targets, names, settings, weights) for each in rows]
-    )
+        names = check_class_names(class_names, rows[0].shape[1])
+        weights = checks.check_weights(sample_weight, len(targets))
+        states = [Measured.of_rows(each, targets, names, settings, weights) for each in rows]
     if soft_labels is not None:
         soft = checks.check_soft_labels(soft_labels, rows[0].shape)
         shares = soft_label_section(soft, targets, rows, settings)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from importlib.metadata import metadata
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -49,6 +51,11 @@ class Settings(NamedTuple):
     seed: int = 0
 
     @property
+    def z(self) -> float:
+        """The standard errors to either end of a normal interval."""
+        return float(ndtri((1 + self.confidence_level) / 2))
+
+    @property
     def drawing(self) -> dict[str, Any]:
         """The options of what resamples."""
         return {name: value for name, value in self._asdict().items() if name != "n_bins"}
@@ -56,8 +63,7 @@ class Settings(NamedTuple):
     def normal(self, groups: GroupSums, name: str, group: int = 0) -> Interval:
         """The mean of one of the scores of a group, with its normal interval."""
         mean, error = (float(part[group]) for part in groups.mean(name))
-        reach = float(ndtri((1 + self.confidence_level) / 2)) * error
-        return Interval(mean, mean - reach, mean + reach)
+        return Interval(mean, mean - self.z * error, mean + self.z * error)
 
     @property
     def level(self) -> str:
@@ -81,6 +87,14 @@ class Measure:
     interval: Literal["bootstrap", "inversion", "none"] = "none"
     n_examples: tuple[float, float] = (1, np.inf)  # left out of reports on fewer or more
 
+    @property
+    def page(self) -> str:
+        """The address of its entry in the documentation; "" where the package names no such site."""
+        site = dict(each.split(", ") for each in metadata("hf_calib").get_all("Project-URL") or [])
+        page = "errors" if "error" in self.metric or self.metric.startswith("ece") else "scores"
+        place = f"reference/metrics/{page}.html#hf_calib.metrics.{self.metric}"
+        return f"{site['Documentation'].rstrip('/')}/{place}" if "Documentation" in site else ""
+
     def value(self, probs: NDArray[Any], labels: NDArray[Any], n_bins: int, **weights: Any) -> float:
         """The metric of rows, at least 0, as an unbiased estimate need not be."""
         own = {"n_bins": n_bins} if self.binned else {}
@@ -103,6 +117,7 @@ _TOP = "Top label's Brier score"
 _DEBIASED = {"binning": "equal_mass", "debias": True}
 _SPLIT = (50, np.inf)  # in folds of 10 and more
 
+ECE_INTERVALS = "The interval of an ECE is of the error without noise: the ECE may lie above it."
 #: The metrics of a report: key -> `Measure`. Keys and titles are those of the trainer's log where it has them.
 MEASURES: dict[str, Measure] = {
     "accuracy": Measure(LOGGED_METRICS["accuracy"], "accuracy", interval="bootstrap"),
@@ -127,8 +142,6 @@ MEASURES: dict[str, Measure] = {
     "mce": Measure(LOGGED_METRICS["mce"], "maximum_calibration_error", binned=True),
     _AURC: Measure("Area under the risk-coverage curve", _AURC, interval="bootstrap"),
 }
-# Of rows with weights, what has a weighted form beside what their sums tell.
-_OF_WEIGHTS = ("brier_calibration", "brier_refinement")
 
 
 @dataclass(frozen=True)
@@ -160,6 +173,11 @@ class ClassRow:
     confidence: float | None  # mean confidence then
     p_value: float  # of confidence - precision, if the confidences were right
     frequency_p_value: float  # of frequency - mean_probability, if the probabilities were right
+
+    @property
+    def gap(self) -> float:
+        """Confidence minus precision of its predictions: above 0 is over-confident; 0 where there are none."""
+        return (self.confidence or 0.0) - (self.precision or 0.0)
 
 
 class Overall(NamedTuple):
@@ -208,9 +226,10 @@ class Measured:
             state.add_scores(scores)
         if weights is not None:
             found = cls.of_state(state, names, settings)
-            parts = [MEASURES[key].value(probs, labels, n_bins, sample_weight=weights) for key in _OF_WEIGHTS]
-            more = dict(zip(_OF_WEIGHTS, map(Interval, parts), strict=True))
-            return replace(found, metrics={**found.metrics, **more})
+            values = dict(found.metrics)
+            for key in ("brier_calibration", "brier_refinement"):  # what has a weighted form next to the sums
+                values[key] = Interval(MEASURES[key].value(probs, labels, n_bins, sample_weight=weights))
+            return replace(found, metrics=values)
         confidences, predicted = winners(probs)
         coins = {
             "overall": Coins.of(confidences),
@@ -260,23 +279,38 @@ class Measured:
 def _tables(
     state: CalibrationState, names: tuple[str, ...], coins: Mapping[str, Coins], settings: Settings
 ) -> dict[str, Any]:
-    """The whole, the bins and the classes of a state, with the coins of each.
-
-    The interval of the whole is of the paired difference, so that what both share cancels. The test is of the variance
-    under calibration: where all confidences are high and few errors were drawn, that of the sample is far too small.
-    """
+    """The whole, the bins and the classes of a state, with the coins of each."""
     top, bins = state.top_label, state.bins
     total, stated, right = (float(part.sum()) for part in bins)
-    scale = float(top.effective_rows()[0]) / total
-    gap, low, high = settings.normal(top, "gap")
-    if state.n_rows == 1:
-        low, high = gap - 1, gap + 1
-    p_value = coins["overall"].p_value(right * scale)
+    effective = float(top.effective_rows()[0])
+    scale = effective / total
+    whole = stated / total, right / total
     return {
-        "overall": Overall(gap, low, high, p_value, stated / total, right / total, state.n_rows),
+        "overall": _overall(*whole, state.n_rows, effective, coins["overall"], settings.z),
         "bins": bin_rows(bins, coins["bins"], counts=top.bins[0, 0], scale=scale),
         "classes": class_rows(state, names, coins["predicted"], coins["classes"], scale),
     }
+
+
+def _overall(
+    confidence: float, accuracy: float, n_rows: int, effective: float, coins: Coins, z: float
+) -> Overall:
+    """The gap, with the interval of gaps whose own errors allow for it, as Wilson's interval is of one frequency.
+
+    If the gap is g, each row is right with a chance of its confidence minus g: where all confidences are high and few
+    errors were drawn, the variance of the sample is far too small. The p-value is the larger one of an exact test and
+    of the test that goes with the interval, so that they agree.
+    """
+    gap = confidence - accuracy
+    variance = (coins.heads_variance + coins.tails_variance) / effective
+    weight = z**2 / effective
+    middle = gap + weight * (confidence - 0.5)
+    reach = math.sqrt(max(middle**2 - (1 + weight) * (gap**2 - weight * variance), 0.0))
+    low, high = ((middle + sign * reach) / (1 + weight) for sign in (-1, 1))
+    p_value = coins.p_value(accuracy * effective)
+    if variance > 0:
+        p_value = max(p_value, 2 * float(ndtr(-abs(gap) / math.sqrt(variance / effective))))
+    return Overall(gap, min(low, gap), max(high, gap), p_value, confidence, accuracy, n_rows)
 
 
 def measure_all(
@@ -344,11 +378,6 @@ def class_rows(
         )
         rows.append(found)
     return tuple(rows)
-
-
-def worst_bins(rows: tuple[BinRow, ...], limit: int = 5) -> tuple[BinRow, ...]:
-    """The bins that add most to the ECE, worst first; those with the largest gap are the emptiest ones."""
-    return tuple(sorted(rows, key=lambda row: (-row.contribution, row.lower))[:limit])
 
 
 class Coins(NamedTuple):

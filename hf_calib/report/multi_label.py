@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.special import ndtr, ndtri
+from scipy.special import ndtr
 
 from hf_calib.metrics.checks import FloatArray
 from hf_calib.metrics.multi_label import Decisions, LabelMetrics, check_decisions, label_bins, macro
@@ -103,11 +103,11 @@ def measure_labels(decisions: Decisions, names: tuple[str, ...], settings: Setti
         for c, name in enumerate(names)
     )
     sums = BinSums(*(each.sum(axis=0) for each in label_bins(decisions, n_bins)))
-    gap, low, high = interval(gaps.sum() / sizes.sum(), (counts @ gaps) / np.maximum(counts @ sizes, 1))
-    # The decisions of a row depend on each other, as the interval of their mean knows.
-    error = (high - low) / 2 / ndtri((1 + settings.confidence_level) / 2)
+    # The decisions of a row depend on each other: the resamples are of rows.
+    gap, mean = (float(each.sum() / sizes.sum()) for each in (gaps, stated))
+    error = float(np.std((counts @ gaps) / np.maximum(counts @ sizes, 1)))
     p_value = float(2 * ndtr(-abs(gap) / error)) if error > 0 else 1.0
-    mean = float(stated.sum() / sizes.sum())
+    low, high = gap - settings.z * error, gap + settings.z * error
     return Measured(
         metrics=metrics,
         n_resamples=dict.fromkeys(metrics, settings.n_resamples),
@@ -120,24 +120,14 @@ def measure_labels(decisions: Decisions, names: tuple[str, ...], settings: Setti
 
 def label_table(report: CalibrationReport) -> Cells:
     """Every label with its metrics, and where there is a calibration its errors before it, too."""
-    keys = ("prevalence", "auroc", "average_precision", "ece", "mce", "brier")
-    header = [
-        "label",
-        "mean probability",
-        "prevalence",
-        "AUROC",
-        "average precision",
-        "ECE",
-        "maximum",
-        "Brier",
-    ]
-    header += [] if report.after is None else ["ECE before", "Brier before"]
+    keys = {"prevalence": "prevalence", **LABEL_MEASURES, "mce": "maximum"}
+    del keys["nll"]
+    earlier = {} if report.after is None else {"ece": "ECE before", "brier": "Brier score before"}
+    header = ["label", "mean probability", *keys.values(), *earlier.values()]
     rows = []
     for label, raw in zip(report.final.labels, report.before.labels, strict=True):
-        found = [label.metrics[key] for key in keys]
-        found += [] if report.after is None else [raw.metrics[key] for key in ("ece", "brier")]
-        cells = [cell(each, ".3f") for each in found]
-        rows.append([label.name, f"{label.mean_probability:.3f}", *cells])
+        found = [*(label.metrics[key] for key in keys), *(raw.metrics[key] for key in earlier)]
+        rows.append([label.name, f"{label.mean_probability:.3f}", *(cell(each, ".3f") for each in found)])
     return header, rows
 
 

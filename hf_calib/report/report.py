@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from html import escape
@@ -15,31 +15,17 @@ from hf_calib._files import whole_folder
 from hf_calib.metrics.sums import Interval, top_label
 from hf_calib.plots.binned import classes_of_sums, reliability_of_sums
 from hf_calib.plots.curves import risk_coverage_of_curves
-from hf_calib.report import multi_label, sections
-from hf_calib.report.diagnosis import claims, diagnose, warn
-from hf_calib.report.document import (
-    Block,
-    Bullets,
-    Cells,
-    Document,
-    Figures,
-    Lead,
-    Section,
-    Table,
-    columns,
-    draw,
-    p_cell,
-    plain,
-    table_of,
-    table_of_rows,
-    titled,
-)
-from hf_calib.report.measured import MEASURES, Measured, Settings, worst_bins
+from hf_calib.report import document, multi_label, sections
+from hf_calib.report.diagnosis import claims, diagnose, verdict, warn
+from hf_calib.report.document import Block, Bullets, Cells, Document, Figures, Lead, Section, Table, draw
+from hf_calib.report.measured import ECE_INTERVALS, MEASURES, Measured, Settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MOST_CLASSES = 30  # in the table
+_MOST_CLASSES, _MOST_BINS = 30, 5  # in the tables
+# The metrics to read first, of one label a row and of several.
+_FIRST = ("accuracy", "nll", "brier", "ece", "macro_auroc", "macro_nll", "macro_brier", "macro_ece")
 _CAPTIONS = {
     "reliability": "Reliability in bins: accuracy against confidence, and the share of examples in each bin.",
     "smooth_reliability": "Reliability without bins: smoothed accuracy with a bootstrap band.",
@@ -58,7 +44,7 @@ _BIN_COLUMNS: dict[str, Callable[[Any], str]] = {
     "accuracy": lambda row: f"{row.accuracy:.3f}",
     "gap": lambda row: f"{row.gap:+.3f}",
     "part of ECE": lambda row: f"{row.contribution:.4f}",
-    "p": lambda row: p_cell(row.p_value),
+    "p": lambda row: document.p_cell(row.p_value),
 }
 _CLASS_COLUMNS: dict[str, Callable[[Any], str]] = {
     "class": lambda row: str(row.name),
@@ -88,8 +74,7 @@ class CalibrationReport:
     # (N,) int; or (N, C) of 1, 0 and -100 for several labels a row; None where rows were summed.
     labels: Any = field(default=None, repr=False, compare=False)
     notes: tuple[str, ...] = ()  # of whoever made the report, added to the warnings
-    # The rows and the weights, see `hf_calib.cards.facts`.
-    about: Mapping[str, Any] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)  # rows and weights, see `hf_calib.cards.facts`
     n_files: int | None = None  # that the rows of one pass are from
     decisions: sections.DecisionSection | None = None
     entities: sections.EntitySection | None = None
@@ -115,14 +100,15 @@ class CalibrationReport:
     @property
     def states(self) -> dict[str, Measured]:
         """Both, by the names of their columns."""
-        return columns(self.before, self.after)
+        return document.columns(self.before, self.after)
 
     @property
     def panels(self) -> dict[str, Measured]:
         """The same by their names in figures."""
-        if self.after is None:
-            return {self.name: self.before}
-        return {"before": self.before, "after calibration": self.after}
+        return {
+            {"value": self.name, "after": "after calibration"}.get(k, k): each
+            for k, each in self.states.items()
+        }
 
     @property
     def parts(self) -> list[sections.ReportSection]:
@@ -131,8 +117,13 @@ class CalibrationReport:
         return [each for each in single if each is not None]
 
     @property
+    def verdict(self) -> str:
+        """One sentence: over- or under-confident by how much, or calibrated within chance."""
+        return verdict(self)
+
+    @property
     def diagnosis(self) -> tuple[str, ...]:
-        """Sentences: over- or under-confident, where, whether chance can explain it, and which slices differ."""
+        """Sentences: the verdict, where the errors are, whether chance can explain them, and which slices differ."""
         return (*diagnose(self), *(each.finding for each in self.slices))
 
     @property
@@ -153,9 +144,8 @@ class CalibrationReport:
             kind = {"kind": "multi_label", "n_decisions": self.before.overall.n_examples}
         state = self.before.state
         if state is not None:
-            medians = [each.state.confidence_quantile(0.5) for each in self.states.values() if each.state]
             kind = {"kind": "one_pass", "n_files": self.n_files, "weighted": state.weighted}
-            kind |= {"effective_rows": state.top_label.effective_rows()[0], "median_confidence": medians}
+            kind["effective_rows"] = state.top_label.effective_rows()[0]
         record = {
             **kind,
             "name": self.name,
@@ -164,6 +154,7 @@ class CalibrationReport:
             **self.settings._asdict(),
             "before": self._record(self.before),
             "after": self.after and self._record(self.after),
+            "verdict": self.verdict,
             "diagnosis": self.diagnosis,
             "warnings": self.warnings,
             "decisions": self.decisions and self.decisions.to_dict(),
@@ -173,9 +164,10 @@ class CalibrationReport:
             "slices": [each.to_dict() for each in self.slices],
             "about": self.about,
         }
-        return dict(plain(record))
+        return dict(document.plain(record))
 
     def _record(self, measured: Measured) -> dict[str, Any]:
+        titled = document.titled
         record: dict[str, Any] = {"metrics": titled(measured.metrics, self._titles), "bins": measured.bins}
         for key, metric in record["metrics"].items():
             metric["n_resamples"] = measured.n_resamples.get(key, 0)
@@ -183,11 +175,10 @@ class CalibrationReport:
             return record | {
                 "overall": {**measured.overall._asdict(), "verdict": claims(self, measured).verdict},
                 "consistency_test": measured.consistency,
-                "worst_bins": worst_bins(measured.bins),
                 "classes": measured.classes,
             }
         titles = {"prevalence": "Prevalence", **multi_label.LABEL_MEASURES}
-        labels = [{**plain(each), "metrics": titled(each.metrics, titles)} for each in measured.labels]
+        labels = [{**vars(each), "metrics": titled(each.metrics, titles)} for each in measured.labels]
         return record | {"gap": Interval(*measured.overall[:3]), "labels": labels}
 
     def summary(self) -> str:
@@ -199,19 +190,21 @@ class CalibrationReport:
         if self.multi_label:
             n_decisions = self.before.overall.n_examples
             counts[1:] = [f"{len(self.class_names):,} labels", f"{n_decisions:,} decisions"]
-        drawn, end = f" from {n_resamples:,} resamples", ""
-        if self.before.state is not None:
-            drawn, end = "", " From sums, in one pass."
+        is_held = self.before.state is None
+        drawn, end = (f" from {n_resamples:,} resamples", "") if is_held else ("", " From sums, in one pass.")
+        end += "" if self.multi_label else f" {ECE_INTERVALS}"
         intervals = f"intervals of {self.settings.level}{drawn}, seed {seed}.{end}"
         return f"{of and f'{of}: '}{', '.join(counts)}, {n_bins} bins; {intervals}"
 
-    def metric_table(self) -> Cells:
-        """Every metric, with its interval, before and after."""
+    def metric_table(self, keys: Collection[str] = ()) -> Cells:
+        """The metrics of these keys, or all and the consistency test, with their intervals, before and after."""
+        titles = {key: title for key, title in self._titles.items() if not keys or key in keys}
         metrics = {name: each.metrics for name, each in self.states.items()}
-        header, rows = table_of("metric", self._titles, metrics)
+        header, rows = document.table_of("metric", titles, metrics)
         tests = [each.consistency for each in self.states.values() if each.consistency is not None]
-        if tests:
-            rows.append(["Consistency test of the ECE (p)", *(p_cell(test.p_value) for test in tests)])
+        if tests and not keys:
+            p_values = [document.p_cell(test.p_value) for test in tests]
+            rows.append(["Consistency test of the ECE (p)", *p_values])
         return header, rows
 
     def footnotes(self) -> list[str]:
@@ -220,16 +213,15 @@ class CalibrationReport:
             return list(multi_label.FOOTNOTES)
         state = self.before.state
         notes = [
-            "Noise makes every calibration error larger, the more so the fewer examples. The interval of an ECE is of "
-            "the error without it, in the same bins (by test inversion): a plain ECE may lie above its own. The other "
-            f"errors have none. All else: {'bootstrap' if state is None else 'normal'} intervals.",
+            "Noise makes every calibration error larger, the more so the fewer examples. ECEs have intervals by test "
+            f"inversion, other errors none, all else {'bootstrap' if state is None else 'normal'} intervals.",
             "A gap is confidence minus accuracy: above 0 is over-confident. p is the chance of a gap at least as large "
-            "if the confidences were right.",
+            "if the confidences were right, for each row by itself.",
         ]
         if state is None:
             slow = "The kernel ECE is computed for 2 to 2,000 examples. The area under the risk-coverage curve is "
             return [*notes, f"{slow}resampled at most 200 times, and not above 200,000 examples."]
-        missing = "; ".join(each.title for key, each in MEASURES.items() if key not in self.before.metrics)
+        missing = "; ".join(self._titles[key] for key in MEASURES if key not in self.before.metrics)
         notes += [
             "Sums of all rows are exact. The adaptive ECE and the area under the risk-coverage curve are from "
             "cells: confidences are counted in 98,304 cells, and those of one cell are not told apart.",
@@ -244,10 +236,21 @@ class CalibrationReport:
             )
         return notes
 
+    def short(self) -> Document:
+        """The verdict, the metrics to read first, caveats, and the parts that not every report has: for a screen."""
+        table = Table("", *self.metric_table(_FIRST), title=f"Calibration report: {self.name}")
+        means = "mean probability minus frequency" if self.multi_label else "mean confidence minus accuracy"
+        said = [f"Points: {means}, in percentage points."] if "points" in self.verdict else []
+        said += [*(each.finding for each in self.slices), *(f"Note: {each}" for each in self.warnings)]
+        words = Bullets([self.summary(), *said, "To see all metrics and the diagnosis: --all."])
+        parts = [each.block(self.settings.level) for each in self.parts]
+        return Document("", [Lead(self.verdict, strong=True), table, words, *parts])
+
     def document(self, *, with_figures: bool = False) -> Document:
         """The report as blocks, for any form; figures take longer to draw than all else."""
         title, level = f"Calibration report: {self.name}", self.settings.level
-        blocks: list[Block] = [Lead(self.summary()), Section("Diagnosis", [Bullets(self.diagnosis)])]
+        blocks: list[Block] = [Lead(self.verdict, strong=True), Lead(self.summary())]
+        blocks.append(Section("Diagnosis", [Bullets(self.diagnosis[1:])]))
         if self.warnings:
             blocks.append(Section("Caveats", [Bullets(self.warnings, label="Note: ")]))
         if with_figures:
@@ -256,7 +259,9 @@ class CalibrationReport:
             of_slices = f"Confidence minus accuracy of each slice, with {level} intervals."
             captions |= {f"slices_{each.column}": of_slices for each in self.slices}
             blocks.append(Section("Figures", [Figures(images, captions)]))
-        metrics = Table(f"Metrics with their {level} intervals", *self.metric_table(), title=title)
+        links = {measure.title: measure.page for measure in MEASURES.values()}
+        found = self.metric_table()
+        metrics = Table(f"Metrics with their {level} intervals", *found, title=title, links=links)
         blocks.append(Section("Metrics", [metrics, Bullets(self.footnotes(), faint=True)]))
         blocks += [each.block(level) for each in self.parts]
         state = "" if self.after is None else ", after calibration"
@@ -265,10 +270,10 @@ class CalibrationReport:
             blocks.append(Section(f"Labels{state}", [labels]))
         else:
             rows = sorted(self.final.classes, key=lambda row: (-row.class_gap, row.index))[:_MOST_CLASSES]
-            worst = table_of_rows(worst_bins(self.final.bins), _BIN_COLUMNS)
-            bins = Table("Bins, those that add most to the ECE first", *worst)
+            worst = sorted(self.final.bins, key=lambda row: (-row.contribution, row.lower))[:_MOST_BINS]
+            bins = Table("Bins that add most to the ECE", *document.table_of_rows(worst, _BIN_COLUMNS))
             largest = f"{len(rows)} classes, those with the largest class gap first"
-            classes = Table(largest, *table_of_rows(rows, _CLASS_COLUMNS))
+            classes = Table(largest, *document.table_of_rows(rows, _CLASS_COLUMNS))
             blocks.append(Section(f"Bins that add most to the calibration error{state}", [bins]))
             blocks.append(Section(f"Classes{state}", [classes]))
         written = datetime.now(timezone.utc).date().isoformat()

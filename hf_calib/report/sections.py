@@ -20,20 +20,8 @@ from hf_calib.metrics.ranking import OOD_SCORES, OodDetection, ood_detection
 from hf_calib.metrics.state import GroupSums, SliceSums
 from hf_calib.metrics.sums import BinSums, Interval, binned_error
 from hf_calib.plots.rows import slice_diagram
-from hf_calib.report.document import (
-    Block,
-    Bullets,
-    Cells,
-    Section,
-    Table,
-    cell,
-    columns,
-    p_cell,
-    plain,
-    table_of,
-    table_of_rows,
-    titled,
-)
+from hf_calib.report import document
+from hf_calib.report.document import Block, Bullets, Cells, Section, Table
 from hf_calib.report.measured import MEASURES, Coins, Measure, Settings, measure_all
 
 if TYPE_CHECKING:
@@ -53,15 +41,15 @@ class ReportSection:
     titles: ClassVar[Mapping[str, str]]  # of its rows
     sentences: Callable[[], list[str]]  # what was compared, and how to read the table
     before: Any
-    after: Any
+    after: Any = None
 
     def table(self) -> Cells:
         """A header, and a row for each result, before and after calibration."""
-        return table_of(self.corner, self.titles, columns(self.before, self.after))
+        return document.table_of(self.corner, self.titles, document.columns(self.before, self.after))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but arrays, of JSON's own types; None where there is no number."""
-        return dict(plain(self))
+        return dict(document.plain(self))
 
     def figures(self, n_bins: int) -> dict[str, Figure]:
         """By name, where there is something to show."""
@@ -85,9 +73,6 @@ class DecisionSection(ReportSection):
     before: Scores  # what `measure` of the rule found
     curves: Mapping[str, PromiseCurve] = field(default_factory=dict)  # of `AbstainRule`
     n_folds: int = 0  # of the cross-fitting by which it was measured; 0 where that was on other data
-
-    def table(self) -> Cells:
-        return table_of(self.corner, self.titles, columns(self.before, None))
 
     def sentences(self) -> list[str]:
         crossed = f"on the same rows by cross-fitting: in {self.n_folds} folds, each row by a rule fitted without it"
@@ -120,9 +105,9 @@ class EntitySection(ReportSection):
 
     n_sentences: int
     n_true: int  # entities
-    before: Scores
-    after: Scores | None
     found: tuple[Entities, ...] = field(repr=False, compare=False)  # those predicted, before and after
+    before: Scores
+    after: Scores | None = None
 
     def sentences(self) -> list[str]:
         counts = [f"{len(found.correct):,}" for found in self.found]
@@ -137,14 +122,13 @@ class EntitySection(ReportSection):
 
     def figures(self, n_bins: int) -> dict[str, Figure]:
         """The reliability of each confidence, before and after; none where a state predicts no entity."""
-        names = ["predicted entities"] if self.after is None else ["before", "after calibration"]
-        states = dict(zip(names, self.found, strict=True))
         if not all(len(each.correct) for each in self.found):
             return {}
-        panels = {
-            kind: {name: (getattr(each, kind), each.correct) for name, each in states.items()}
-            for kind in ("product", "minimum")
-        }
+        names = ["predicted entities"] if self.after is None else ["before", "after calibration"]
+        panels: dict[str, Any] = {"product": {}, "minimum": {}}
+        for kind, panel in panels.items():
+            for name, each in zip(names, self.found, strict=True):
+                panel[name] = getattr(each, kind), each.correct
         return {"entities": plots.reliability_grid(panels, n_bins=n_bins)}
 
     def to_dict(self) -> dict[str, Any]:
@@ -164,10 +148,9 @@ def with_entities(report: CalibrationReport, sentences: ArrayLike) -> Calibratio
     if are_bio(names) and report.before.probs is not None:
         states = [each for each in (report.before, report.after) if each is not None]
         found = [find_entities(each.probs, report.labels, sentences, tag_names=names) for each in states]
-        scores: list[Any] = [entity_scores(each, **report.settings._asdict()) for each in found]
-        before, after = [*scores, None][:2]
+        scores = [entity_scores(each, **report.settings._asdict()) for each in found]
         n_true = found[0].n_true
-        section = EntitySection(len(n_true), int(n_true.sum()), before, after, tuple(found))
+        section = EntitySection(len(n_true), int(n_true.sum()), tuple(found), *scores)
     return replace(report, entities=section, notes=(*report.notes, caveat))
 
 
@@ -200,13 +183,14 @@ class OodSection(ReportSection):
 
     def table(self) -> Cells:
         titles: dict[str, str] = {}
-        states: dict[str, dict[str, Interval]] = {state: {} for state in columns(self.before, self.after)}
+        columns = document.columns(self.before, self.after)
+        states: dict[str, dict[str, Interval]] = {state: {} for state in columns}
         for rate, title in _RATES.items():
             for score in self.before:
                 titles[f"{rate} {score}"] = f"{title}, {OOD_SCORES[score].lower()}"
-                for state, found in columns(self.before, self.after).items():
+                for state, found in columns.items():
                     states[state][f"{rate} {score}"] = getattr(found[score], rate)
-        return table_of("told by", titles, states)
+        return document.table_of("told by", titles, states)
 
     def curves(self) -> dict[str, OodDetection]:
         """ROC curves for the figure: each score, after calibration where it was measured."""
@@ -231,16 +215,14 @@ def ood_section(
     return OodSection(name, np.shape(before[1])[0], *found)
 
 
+_TRUE = "true_calibration_error"
 #: The metrics against the labels of several annotators: key -> measure; noise makes binned errors larger.
 SOFT_MEASURES: dict[str, Measure] = {
     "accuracy": replace(MEASURES["accuracy"], title="Mean share of the predicted class"),
     **{key: replace(MEASURES[key], interval="none") for key in ("ece", "adaptive_ece", "classwise_ece")},
-    "true_calibration_error": Measure(
-        "True calibration error, by example", "true_calibration_error", interval="bootstrap"
-    ),
+    _TRUE: Measure("True calibration error, by example", _TRUE, interval="bootstrap"),
     **{key: MEASURES[key] for key in ("brier", "nll")},
 }
-_SOFT_TITLES = {key: measure.title for key, measure in SOFT_MEASURES.items()}
 
 
 @dataclass(frozen=True)
@@ -248,7 +230,8 @@ class SoftLabelSection(ReportSection):
     """The probabilities of a report against soft labels of its rows; see `SOFT_MEASURES`."""
 
     caption = "Metrics against soft labels, with {level} intervals"
-    title, corner, titles = "Against soft labels", "against soft labels", _SOFT_TITLES
+    title, corner = "Against soft labels", "against soft labels"
+    titles: ClassVar = {key: measure.title for key, measure in SOFT_MEASURES.items()}
 
     n_examples: int
     agreement: float  # the share of rows whose label has the largest share of the soft label
@@ -274,10 +257,6 @@ class SoftLabelSection(ReportSection):
         caveat = f"The largest share is the label's in only {self.agreement:.1%} of the rows. {way_out}"
         return [caveat] if self.agreement < 0.5 else []
 
-    def to_dict(self) -> dict[str, Any]:
-        after = self.after and titled(self.after, _SOFT_TITLES)
-        return dict(plain({**vars(self), "before": titled(self.before, _SOFT_TITLES), "after": after}))
-
 
 def soft_label_section(
     soft_labels: FloatArray, labels: NDArray[np.int64], states: Sequence[NDArray[Any]], settings: Settings
@@ -294,12 +273,12 @@ _COLUMNS: dict[str, Callable[[Any], str]] = {
     "rows": lambda row: f"{row.n_rows:,}",
     "accuracy": lambda row: f"{row.accuracy:.3f}",
     "confidence": lambda row: f"{row.confidence:.3f}",
-    "gap": lambda row: cell(row.gap, "+.3f"),
-    "ECE": lambda row: cell(row.ece),
+    "gap": lambda row: document.cell(row.gap, "+.3f"),
+    "ECE": lambda row: document.cell(row.ece),
     "maximum": lambda row: f"{row.mce:.3f}",
     "NLL": lambda row: f"{row.nll.value:.4f}",
     "Brier": lambda row: f"{row.brier.value:.4f}",
-    "p": lambda row: "" if row.p_value is None else f"{p_cell(row.p_value)}{' *' * row.differs}",
+    "p": lambda row: "" if row.p_value is None else f"{document.p_cell(row.p_value)}{' *' * row.differs}",
 }
 _LEAST_CHANCE = 1e-6  # of a row to be right, once it is moved by the gap of the others
 _RESAMPLES = 200  # of each slice's interval: there may be 1,000 slices
@@ -337,15 +316,19 @@ class SliceSection(ReportSection):
         return f"By {self.column}"
 
     @property
+    def differing(self) -> str:
+        """How many slices differ, in words; "" where none does."""
+        n_found = sum(each.differs for each in self.slices)
+        return f"{n_found} of {len(self.slices)} values of {self.column} differ" if n_found else ""
+
+    @property
     def finding(self) -> str:
         """Which slices differ, in a sentence."""
         found = [f"{each.name} ({each.gap.value:+.3f})" for each in self.slices if each.differs]
+        end = "from the other rows beyond chance in confidence minus accuracy"
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-        end = "the other rows beyond chance in confidence minus accuracy"
-        if not found:
-            return f"No value of {self.column} differs from {end}."
-        which = f"{len(found)} of {len(self.slices)} values of {self.column}"
-        return f"{which} differ from {end}: {', '.join(found[:5])}{more}."
+        which = f"{self.differing} {end}: {', '.join(found[:5])}{more}."
+        return which if found else f"No value of {self.column} differs {end}."
 
     def sentences(self) -> list[str]:
         n_slices = len(self.slices)
@@ -354,7 +337,8 @@ class SliceSection(ReportSection):
         return [f"{chance}, corrected for {n_slices} slices (Holm).", *shown]
 
     def table(self) -> Cells:
-        return table_of_rows(self.slices[:_SHOWN], {self.column: lambda row: str(row.name), **_COLUMNS})
+        columns = {self.column: lambda row: str(row.name), **_COLUMNS}
+        return document.table_of_rows(self.slices[:_SHOWN], columns)
 
     def figures(self, n_bins: int) -> dict[str, Figure]:
         """Each slice's gap with its interval."""

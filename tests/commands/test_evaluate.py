@@ -34,7 +34,9 @@ class TestEvaluate:
         assert re.search(
             r"Expected calibration error \(ECE\) +0\.\d{4} \[0\.\d{4}, 0\.\d{4}\]", result.stdout
         )
-        assert "Overall " in result.stdout
+        assert result.stdout.startswith("Calibrated within chance.\n")
+        assert "Smooth ECE" not in result.stdout
+        assert "Smooth ECE" in call("evaluate", workplace / "data.npz", "--all").stdout
         assert "Calibration report: data" in result.stdout
         assert names_in(tmp_path / "report") == REPORT
         assert names_in(tmp_path) == {"report"}

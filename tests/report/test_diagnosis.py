@@ -1,4 +1,4 @@
-"""The sentences of a report: what they claim is so, at a level that holds for all of them together."""
+"""The verdict and the sentences: they agree with the numbers next to them, and seldom claim what is chance."""
 
 from __future__ import annotations
 
@@ -12,17 +12,77 @@ from scipy.stats import binom
 
 from hf_calib.report import CalibrationReport, calibration_report
 from hf_calib.report.measured import Coins
-from tests.helpers.sampled import labels_by
+from tests.helpers.sampled import labels_by, predictions
 
-CLAIMS = re.compile(
-    r"(After calibration: )?([Oo]verall (over|under)-confident|[Cc]onfidences from|[Pp]redictions of|"
-    r"[Ss]ome (classes|labels)|[Tt]he top-label ECE is beyond|The negative log-likelihood got worse)|"
-    r".*too (high|low) beyond"
+MEANS = re.compile(r"ean confidence is ([\d.]+), accuracy ([\d.]+)")
+POINTS = re.compile(r"(-?[\d.]+) points \[(-?[\d.]+), (-?[\d.]+)\]")
+ECE = re.compile(r"he ECE is ([\d.]+); .* is ([\d.]+) on average")
+P = re.compile(r"\(p (?:= |< )([\d.e-]+), ((?:not )?beyond|within) chance")
+PAIR = re.compile(r"(?:confidence |: )([\d.]+)(?:, precision| on average, right) ([\d.]+)")
+NOTHING = ("calibrated within chance", "not clearly miscalibrated")
+
+
+def is_accused(report: CalibrationReport) -> bool:
+    return not re.search("within chance|not clearly", report.verdict)
+
+
+def numbers(pattern: re.Pattern[str], text: str) -> list[float]:
+    found = pattern.search(text)
+    assert found, text
+    return [float(each) for each in found.groups()]
+
+
+def check_words(report: CalibrationReport) -> None:
+    """Read the verdict, the diagnosis and the table of metrics as they are printed, and compare them."""
+    told = report.verdict[:-1].lower().removesuffix(" after").split(" before, ")
+    table = {row[0]: row[1:] for row in report.metric_table()[1]}
+    for column, (verdict, state) in enumerate(zip(told, report.states, strict=True)):
+        start = "" if report.after is None else f"{state.capitalize()} calibration: "
+        found = [each for each in report.diagnosis[1:] if each.startswith(start)]
+        means, places, errors = found[0], found[1:-1], found[-1]
+        (confidence, accuracy), (ece, by_chance) = numbers(MEANS, means), numbers(ECE, errors)
+        assert table["Accuracy"][column].startswith(f"{accuracy:.4f}")
+        assert table["Expected calibration error (ECE)"][column].startswith(f"{ece:.4f}")
+        gap, low, high = numbers(POINTS, verdict if POINTS.search(verdict) else means)
+        side = -1 if "under-confident by" in verdict else 1
+        assert gap == pytest.approx(side * 100 * (confidence - accuracy), abs=0.07)
+        assert low <= gap <= high
+        assert abs(gap) <= 100 * ece + 0.06
+        judged = [(float(value), words) for value, words in P.findall(means + errors)]
+        for p_value, words in judged:
+            assert (words == "within") == (p_value > 0.05) or p_value == 0.05
+        assert (judged[0][1] == "beyond") == ("confident by" in verdict)
+        assert judged[1][1] != "beyond" or ece > by_chance
+        shown = table["Consistency test of the ECE (p)"][column]
+        assert float(shown.removeprefix("< ")) == judged[1][0]
+        if "confident by" in verdict:
+            assert low > 0
+        if verdict in NOTHING:
+            assert places == []
+        if verdict == "calibrated within chance":
+            assert low <= 0 <= high
+            assert [words for _, words in judged] == ["within"] * 2
+        sides = set()
+        for sentence in places:
+            for said, came in PAIR.findall(sentence):
+                sides.add(said > came)
+                assert (said > came) == bool(re.search("too high|over-confident", sentence)), sentence
+        assert len(sides) == 2 or not verdict.endswith("others")
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [range(8), *(pytest.param(range(n, n + 48), marks=pytest.mark.slow) for n in range(8, 200, 48))],
 )
-
-
-def claimed(report: CalibrationReport) -> list[str]:
-    return [sentence for sentence in report.diagnosis if CLAIMS.match(sentence) and "neither" not in sentence]
+def test_the_words_agree_with_the_numbers(seeds: range) -> None:
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        n = int(np.exp(rng.uniform(np.log(30), np.log(5000))))
+        c = int(rng.integers(2, 11))
+        temperature = np.exp(rng.uniform(*np.log([0.3, 3] if seed % 3 else [0.8, 1.2])))
+        probs, labels = predictions(n, c, temperature=temperature, seed=seed)
+        calibrated = None if seed % 4 else predictions(n, c, seed=seed)[0]
+        check_words(calibration_report(probs, labels, calibrated=calibrated, n_resamples=100))
 
 
 def exact(chances: np.ndarray) -> np.ndarray:
@@ -96,7 +156,7 @@ def test_calibrated_models_are_accused_of_nothing_in_95_of_100_reports(
     accused = 0
     for _ in range(n_draws):
         probs = drawn(kind, n, c, rng)
-        accused += bool(claimed(calibration_report(probs, labels_by(probs, rng), n_resamples=1)))
+        accused += is_accused(calibration_report(probs, labels_by(probs, rng), n_resamples=1))
     print(f"{kind}, {n} rows, {c} classes: {accused / n_draws:.1%} of calibrated models accused")
     assert accused <= binom.ppf(0.999, n_draws, 0.05)
 
@@ -107,7 +167,7 @@ def test_the_level_holds_for_labels_of_their_own() -> None:
     for _ in range(300):
         probs = expit(1.5 * rng.normal(size=(300, 5)) - 1)
         labels = (rng.random(probs.shape) < probs).astype(int)
-        accused += bool(claimed(calibration_report(probs, labels, n_resamples=200)))
+        accused += is_accused(calibration_report(probs, labels, n_resamples=200))
     print(f"several labels a row: {accused / 300:.1%} of calibrated models accused")
     assert accused <= binom.ppf(0.999, 300, 0.06)  # its interval is a bootstrap's
 
@@ -136,8 +196,11 @@ def calibrated_by_hand() -> CalibrationReport:
 def test_two_sets_of_probabilities_share_the_level() -> None:
     """0.008 is beyond chance for one of five claims, and not for one of ten."""
     report = calibrated_by_hand()
-    found = report.before.overall._replace(gap=0.05, p_value=0.008)
+    found = report.before.overall._replace(gap=0.05, low=0.01, high=0.09, p_value=0.008)
     measured = replace(report.before, overall=found)
-    assert replace(report, before=measured).diagnosis[0].startswith("Overall over-confident")
+    assert replace(report, before=measured).verdict == "Over-confident by 5.0 points [1.0, 9.0]."
     both = replace(report, before=measured, after=report.before)
-    assert both.diagnosis[0].startswith("Overall neither over- nor under-confident")
+    assert both.verdict == "Not clearly miscalibrated before, calibrated within chance after."
+    assert (
+        "(p = 0.008, not beyond chance once corrected for the 10 tests of this report)" in both.diagnosis[1]
+    )

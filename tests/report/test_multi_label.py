@@ -86,20 +86,26 @@ def test_the_mean_difference_is_of_known_labels() -> None:
     assert overall.gap == pytest.approx(wanted)
     assert overall.low < wanted < overall.high
     assert report.to_dict()["before"]["gap"]["value"] == overall.gap
-    assert f"(difference {wanted:+.3f}, " in report.diagnosis[0]
+    assert f"a difference of {100 * wanted:.1f} points [" in report.diagnosis[1]
 
 
-@pytest.mark.parametrize(("p_value", "verdict"), [(0.04, "neither too high nor too low"), (0.02, "too high")])
+@pytest.mark.parametrize(
+    ("p_value", "verdict"),
+    [
+        (0.04, "Mean probabilities not clearly off the frequencies."),
+        (0.02, "Mean probability too high by 10.0 points ["),
+    ],
+)
 def test_the_average_and_the_labels_share_the_level(p_value: float, verdict: str) -> None:
     """Two kinds of claims: one alone has to be below 2.5%."""
     report = quick(*drawn(100))
     ends = 0.1 + 0.1 / norm.isf(p_value / 2) * norm.isf([0.975, 0.025])
     labels = tuple(replace(label, frequency_p_value=0.9) for label in report.before.labels)
     overall = report.before.overall._replace(gap=0.1, low=ends[0], high=ends[1], p_value=p_value)
-    sentence = replace(report, before=replace(report.before, overall=overall, labels=labels)).diagnosis[0]
-    assert f"Overall probabilities {verdict} beyond chance" in sentence
-    corrected = "which excludes 0 alone; not beyond chance once corrected for the 2 statements"
-    assert (corrected in sentence) == (p_value == 0.04)
+    judged = replace(report, before=replace(report.before, overall=overall, labels=labels))
+    assert judged.verdict.startswith(verdict)
+    corrected = "not beyond chance once corrected for the 2 tests of this report"
+    assert (corrected in judged.diagnosis[1]) == (p_value == 0.04)
 
 
 def test_a_resample_is_measured_as_its_rows_are() -> None:
@@ -129,8 +135,8 @@ def test_a_label_without_both_values_is_left_out_and_said_so() -> None:
     assert never.metrics["auroc"].low is None
     others = [roc_auc_score(labels[:, c], probs[:, c]) for c in (2, 3)]
     assert report.before.metrics["macro_auroc"].value == pytest.approx(np.mean(others))
-    assert report.warnings[0].startswith('3 labels ("never", "always", "unknown") with one value in all rows')
-    assert report.warnings[1].startswith('1 label ("c") with fewer than 10 examples that have them')
+    assert report.warnings[0].startswith('"never", "always", "unknown" have one value in all rows')
+    assert report.warnings[1].startswith('"c" has fewer than 10 examples')
     assert report.to_dict()["before"]["labels"][0]["metrics"]["auroc"]["value"] is None
     assert "not defined" in report.to_markdown()
 
@@ -141,12 +147,12 @@ def test_the_diagnosis_names_what_is_too_high_and_too_low() -> None:
     probs[:, 3] = 0.5 * probs[:, 3]
     probs[:, 0] = np.minimum(probs[:, 0] + 0.2, 1)
     report = quick(probs, labels, calibrated=drawn(3000)[0], class_names=["rare", "b", "c", "often"])
-    change = next(i for i, each in enumerate(report.diagnosis) if "calibration the macro ECE goes" in each)
-    before, after = (" ".join(part) for part in (report.diagnosis[:change], report.diagnosis[change:]))
-    named = re.findall(r'"(\w+)" \((0.\d+) of the examples, mean probability (0.\d+)\)', before)
+    named = re.findall(
+        r'"(\w+)" \((0.\d+) of the examples, mean probability (0.\d+)\)', " ".join(report.diagnosis)
+    )
     assert {name: frequency < mean for name, frequency, mean in named} == {"rare": True, "often": False}
-    assert "neither too high nor too low" in after
-    assert "Some labels apply" not in after
+    before = "Mean probabilities too high for 1 and too low for 1 of 4 labels before"
+    assert report.verdict == f"{before}, mean probabilities within chance of the frequencies after."
 
 
 def test_documents_are_safe_whole_and_read_back(tmp_path: Path) -> None:

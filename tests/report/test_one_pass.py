@@ -48,18 +48,6 @@ def test_it_is_the_report_on_held_rows(both: tuple) -> None:  # type: ignore[typ
     assert ours.diagnosis[0] == theirs.diagnosis[0]
 
 
-@pytest.mark.deep
-def test_a_calibrated_model_is_not_accused() -> None:
-    """Every claim of the diagnosis together: at most one in twenty calibrated models has any."""
-    accused = 0
-    for seed in range(60):
-        probs, labels = predictions(1_000, seed=seed)
-        report = report_on_states(state_of(probs, labels))
-        claims = ("Overall over-", "Overall under-", "Confidences from", "Predictions of", "Some classes")
-        accused += any(sentence.startswith(claims) for sentence in report.diagnosis)
-    assert accused <= 8
-
-
 def test_weights() -> None:
     """A sample that has too many of one class, weighed back, tells of the whole."""
     probs, labels = predictions(15_000, seed=4)
@@ -78,7 +66,7 @@ def test_weights() -> None:
     assert f"tell as much as {effective:,.0f} without," in report.to_markdown()
     milder = probs[kept] ** 0.6 / (probs[kept] ** 0.6).sum(axis=1, keepdims=True)
     held = calibration_report(probs[kept], labels[kept], calibrated=milder, sample_weight=weights)
-    assert "After calibration the ECE goes from" in " ".join(held.diagnosis)
+    assert held.verdict.startswith("Calibrated within chance before, under-confident by ")
     assert {key: held.before.metrics[key] for key in report.before.metrics} == report.before.metrics
     parts = metrics.brier_decomposition(probs[kept], labels[kept], sample_weight=weights)
     assert held.before.metrics["brier_calibration"].value == parts.calibration
