@@ -14,7 +14,7 @@ from transformers.utils import CONFIG_NAME
 
 from hf_calib._errors import InputError
 from hf_calib.decisions import Decisions
-from hf_calib.decisions.saved import FILE as DECISIONS
+from hf_calib.decisions.saved import DECISIONS
 from hf_calib.metrics.state import LOGGED_METRICS
 from hf_calib.models.classifier import Task, task_of
 from hf_calib.models.prompts import PromptTemplate

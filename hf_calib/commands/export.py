@@ -11,8 +11,7 @@ from huggingface_hub import snapshot_download
 from hf_calib._errors import InputValueError, check, expected
 from hf_calib._files import check_output, whole_folder
 from hf_calib.commands.console import Done
-from hf_calib.decisions.saved import FILE as DECISIONS
-from hf_calib.decisions.saved import OUTDATED
+from hf_calib.decisions.saved import DECISIONS, OUTDATED
 from hf_calib.export.fold import fold
 from hf_calib.export.folder import ADAPTER_CONFIG, copy_files
 from hf_calib.export.heads import synthetic_batch

@@ -16,9 +16,8 @@ from hf_calib.cards.card import usage_lines
 from hf_calib.cards.facts import REPORT_FOLDER
 from hf_calib.commands import console
 from hf_calib.commands.console import Done
-from hf_calib.decisions.saved import FILE as DECISIONS
-from hf_calib.decisions.saved import OUTDATED
-from hf_calib.export.folder import ADAPTER_CONFIG, CONFIG, copy_files, files_of, standalone_copy, write_folded
+from hf_calib.decisions.saved import DECISIONS, OUTDATED
+from hf_calib.export.folder import ADAPTER_CONFIG, CONFIG, copy_files, files_of, write_folded
 from hf_calib.export.heads import head_loses_bias
 from hf_calib.export.hub import Changes, push_folder
 from hf_calib.models.classifier import load_trained, task_of
@@ -50,8 +49,7 @@ def run(options: Push, running: Running) -> Done:
     with tempfile.TemporaryDirectory() as scratch:
         source = folder
         if saved is not None:
-            made = Path(scratch, folder.resolve().name)
-            why = f"The map in {MAP_NAME} is not in the weights"
+            made, why = Path(scratch, folder.resolve().name), f"The map in {MAP_NAME} is not in the weights"
             if not options.no_fold:
                 running.stages(f"folding {title_of(saved.scaler)} into the head")
                 why = _write_folded(folder, made, config, saved)
@@ -66,26 +64,18 @@ def run(options: Push, running: Running) -> Done:
                 write_card(source, repo_id=with_owner(repo))
             notes += [str(warning.message) for warning in caught]
         running.stages(f"pushing to {repo}")
-        commit: Any = push_folder(
-            source,
-            repo,
-            private=options.private or None,
-            revision=options.revision,
-            create_pr=options.create_pr,
-            message="Push a calibrated model" if is_calibrated else "Push a model",
-            announce=announce,
-        )
+        where: Any = {"private": options.private or None, "create_pr": options.create_pr}
+        where |= {"message": "Push a calibrated model" if is_calibrated else "Push a model"}
+        commit: Any = push_folder(source, repo, revision=options.revision, announce=announce, **where)
     changes, revision = announced[-1], commit.pr_revision or options.revision
-    name, uploaded = changes.repo_id, changes.added
     how: Any = {"revision": revision, "trust_remote_code": "auto_map" in config}
     is_ours = (is_calibrated and not folded) or config.get(PROMPT) is not None
-    usage = usage_lines(name, task_of(config), by_hf_calib=is_ours, **how)
-    record = {"repo_id": name, "revision": revision, "url": commit.commit_url, "pr_url": commit.pr_url}
-    record |= {"uploaded": uploaded, "removed": changes.removed, "left_out": changes.left_out}
-    record |= {"folded": folded, "usage": usage}
+    usage = usage_lines(changes.repo_id, task_of(config), by_hf_calib=is_ours, **how)
+    record = {**changes._asdict(), "revision": revision, "url": commit.commit_url, "pr_url": commit.pr_url}
     pushed = "Pushed" if commit.pr_url is None else "Opened a pull request"
-    lines = [f"Uploaded {len(uploaded)} files to {name}: {', '.join(uploaded)}", ""]
-    return Done([*lines, f"{pushed}: {commit.pr_url or commit.commit_url}", "", *usage], record, notes)
+    uploaded = f"Uploaded {len(changes.uploaded)} files to {changes.repo_id}: {', '.join(changes.uploaded)}"
+    lines = [uploaded, "", f"{pushed}: {commit.pr_url or commit.commit_url}", "", *usage]
+    return Done(lines, {**record, "folded": folded, "usage": usage}, notes)
 
 
 def show(done: Done) -> None:
@@ -110,19 +100,16 @@ def _write_folded(folder: Path, target: Path, config: Mapping[str, Any], saved: 
     title = title_of(saved.scaler)
     if method_of(saved.scaler) not in FOLDABLE_SCALERS:
         return f"{title} does not fold into the head"
-    task = task_of(config)
-    got = "code of its own" if "auto_map" in config else few(config.get("architectures") or ["none"])
+    task, is_plain = task_of(config), "auto_map" not in config
     requirement = f"{folder} to hold a classifier of sequences, tokens or images"
+    got = few(config.get("architectures") or ["none"]) if is_plain else "code of its own"
     way_out = "save it with fold and save_pretrained in Python, or push it as it lies with --no-fold"
-    is_ours = task is not None and task.classifier is not None and "auto_map" not in config
-    check(is_ours, requirement, got, way_out)
+    check(is_plain and task is not None and task.classifier is not None, requirement, got, way_out)
     model = load_trained(folder, task.auto_class)  # type: ignore[union-attr]
     if has_bias(saved.scaler) and head_loses_bias(model, model.config.num_labels):
         return f"{title} has a bias, which the head does not keep"
     copy_files(files_of(folder).pushed, target, ("decisions*",))
-    weights = write_folded(
-        standalone_copy(model), saved.scaler, target, batch=None, processing_class=None, about=saved.about
-    )
+    weights = write_folded(model, saved.scaler, target, batch=None, processing_class=None, about=saved.about)
     # A report on the model with its map beside it is one on the model with it folded in.
     path = target / REPORT_FOLDER / "report.json"
     if path.is_file():

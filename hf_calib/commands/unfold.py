@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import transformers
 from huggingface_hub import snapshot_download
@@ -18,7 +18,7 @@ from hf_calib.export.folder import (
     replace_model,
 )
 from hf_calib.export.unfold import unfold
-from hf_calib.models.classifier import refusals, task_of
+from hf_calib.models.classifier import find_task, refusals
 from hf_calib.scaling.saved_map import MAP_NAME, load_map, save_map
 
 if TYPE_CHECKING:
@@ -26,22 +26,32 @@ if TYPE_CHECKING:
     from hf_calib.commands.source import Running
 
 _OTHER_WEIGHTS = ["*.bin*", "*.h5", "*.msgpack", "*.pt*", "*.pkl", "*.ckpt", "*.onnx*", "*.gguf", "*.ot"]
-# What is not copied: the model, and what is about the calibrated one. Tokenizers have files of many names.
+# Neither the model nor what is about the calibrated one is copied. Tokenizers have files of many names.
 _ABOUT_IT = ["config.json", "trainer_state.json", "decisions.json", "README.md", MAP_NAME]
 _LEFT_OUT = [*_OTHER_WEIGHTS, *_ABOUT_IT, ".*", "_*"]
 
 
 def run(options: Unfold, running: Running) -> Done:
     """Write a folded model as it was before the fold, with its tokenizer or processor; folding again undoes that."""
-    source, output = options.source, options.output
+    source, output, trusted = options.source, options.output, options.trust_remote_code
     check_output(output)
     check_overwrites_no_original(output, [source])
     running.stages(f"loading {source}")
-    folder, model = _load(source, options.trust_remote_code)
+    way_out = "name a classifier on the Hub or in a folder; check that its files are complete"
+    with refusals("the model", "be loadable", source, way_out):
+        folder = Path(source)
+        if not folder.is_dir():
+            folder = Path(snapshot_download(source, ignore_patterns=_OTHER_WEIGHTS))
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
+        # In the class that it was saved as: the Auto class makes DeiT without its teacher.
+        kind = find_task(folder, trust_remote_code=trusted).auto_class
+        if not hasattr(config, "auto_map") and config.architectures:
+            kind = getattr(transformers, config.architectures[0], kind)
+        model = kind.from_pretrained(folder, dtype="auto", trust_remote_code=trusted)
     unfold(model)
     running.stages(f"saving to {output}")
     files = {path.name: path for path in folder.iterdir() if ".safetensors" not in path.name}
-    # The gammas, to train on with.
+    # The gammas of an adaptive loss, with which training can be resumed.
     files[LOSS_STATE_NAME] = next(folder.glob(PUSHED_LOSS_STATE), folder / LOSS_STATE_NAME)
     with whole_folder(output, replace_model) as made:
         model.save_pretrained(made)
@@ -52,21 +62,3 @@ def run(options: Unfold, running: Running) -> Done:
         copy_files({name: path for name, path in files.items() if path.is_file()}, made, _LEFT_OUT)
     said = "The weights are those from before the fold, bit for bit."
     return Done([said], {"map_kept": map_kept, "output": str(output)})
-
-
-def _load(source: str, trust_remote_code: bool) -> tuple[Path, Any]:
-    """The folder that a model is in, downloaded if need be, and the model of the class that it was saved as."""
-    way_out = "name a classifier on the Hub or in a folder; check that its files are complete"
-    with refusals("the model", "be loadable", source, way_out):
-        folder = Path(source)
-        if not folder.is_dir():
-            folder = Path(snapshot_download(source, ignore_patterns=_OTHER_WEIGHTS))
-        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-        task = task_of(config.to_dict())
-        architecture = (config.architectures or ["model without architecture"])[0]
-        if task is None or not task.architecture.endswith("Classification"):
-            raise ValueError(f"a {architecture} is not a classifier")
-        # In the class that it was saved as: the Auto class makes DeiT without its teacher.
-        kind = None if "auto_map" in config.to_dict() else getattr(transformers, architecture, None)
-        options = {"trust_remote_code": trust_remote_code} if kind is None else {}
-        return folder, (kind or task.auto_class).from_pretrained(folder, dtype="auto", **options)

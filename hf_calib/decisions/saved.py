@@ -18,12 +18,12 @@ from hf_calib.decisions.promise import TITLES
 from hf_calib.decisions.rules import AbstainRule, CostRule, LabelThresholds, PredictionSets, Rule
 from hf_calib.metrics.sums import Interval
 
-FILE = "decisions.json"
+DECISIONS = "decisions.json"
 VERSION = 1
 #: A note where a map is folded into a model that has a rule beside it.
 OUTDATED = (
-    f"{FILE} is left out: its rule was fitted on the probabilities from before the map. Fit it again with hf-calib "
-    "decide, for the model that has the map in its head."
+    f"{DECISIONS} is left out: its rule was fitted on the probabilities from before the map. Fit it again with "
+    "hf-calib decide, for the model that has the map in its head."
 )
 RULES: dict[str, type[Rule]] = {r.kind: r for r in (AbstainRule, CostRule, LabelThresholds, PredictionSets)}
 _WAY_OUT = f"save them with Decisions.save, or hf-calib decide --output; this version reads version {VERSION}"
@@ -97,7 +97,7 @@ class Decisions:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write decisions.json to the folder of the model, completely or not at all."""
         text = json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
-        with whole_file(Path(folder) / FILE) as unfinished:
+        with whole_file(Path(folder) / DECISIONS) as unfinished:
             unfinished.write_text(text, encoding="utf-8")
 
     def to_dict(self) -> dict[str, Any]:
@@ -127,27 +127,31 @@ class Decisions:
             if not os.path.isdir(name):
                 from huggingface_hub import snapshot_download
 
-                where: Any = {"revision": revision, "token": token, "allow_patterns": [FILE, "config.json"]}
+                where: Any = {
+                    "revision": revision,
+                    "token": token,
+                    "allow_patterns": [DECISIONS, "config.json"],
+                }
                 folder = Path(snapshot_download(str(name), **where))
-            if not (folder / FILE).is_file():
-                raise FileNotFoundError(f"no {FILE} in it")
-            record = json.loads((folder / FILE).read_text(encoding="utf-8"))
+            if not (folder / DECISIONS).is_file():
+                raise FileNotFoundError(f"no {DECISIONS} in it")
+            record = json.loads((folder / DECISIONS).read_text(encoding="utf-8"))
             config = folder / "config.json"
             settings = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
         except (OSError, ValueError, RecursionError) as error:
             got = f"{name} ({printable(error)[:300]})"
             raise InputValueError(expected("the decisions", "be loadable", got, _WAY_OUT)) from error
-        decisions = cls.from_dict(record, str(folder / FILE))
+        decisions = cls.from_dict(record, str(folder / DECISIONS))
         by_id = settings.get("id2label") or dict(enumerate(decisions.class_names))
         names = tuple(str(by_id[c]) for c in sorted(by_id, key=int))  # "10" may be before "2".
         requirement = f"the classes of the decisions to be those of config.json ({few(names)})"
-        got = f"{few(decisions.class_names)} in {folder / FILE}"
+        got = f"{few(decisions.class_names)} in {folder / DECISIONS}"
         way_out = "fit the rule again on probabilities of this model"
         check(names == decisions.class_names, requirement, got, way_out)
         return decisions
 
     @classmethod
-    def from_dict(cls, record: Any, source: str = FILE) -> Decisions:
+    def from_dict(cls, record: Any, source: str = DECISIONS) -> Decisions:
         """Return decisions from the result of `to_dict`."""
         try:
             if record["version"] != VERSION or record["rule"] not in RULES:

@@ -35,7 +35,7 @@ class Changes(NamedTuple):
     """Changes that a push is about to make: paths in the repository, and in the folder what is not pushed of it."""
 
     repo_id: str
-    added: tuple[str, ...]
+    uploaded: tuple[str, ...]
     removed: tuple[str, ...]  # weights in its root that would be loaded in place of the pushed ones
     left_out: tuple[str, ...]  # pickles, but not those that every training leaves
     links: tuple[str, ...] = ()  # to folders, and to what lies outside

@@ -112,7 +112,7 @@ def test_one_commit_replaces_the_old_weights_and_keeps_the_rest(
     assert {name: files[name] for name in KEPT} == KEPT
     assert len(hub.commits[REPO, revision or "main"]) == 1
     (changes,) = announced
-    assert set(changes.added) == PUSHED
+    assert set(changes.uploaded) == PUSHED
     assert set(changes.removed) == OLD
     if revision is not None:
         assert hub.files[REPO]["main"] == before
