@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +12,37 @@ from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
 
-_MINUS = re.compile(r"(?<![\w.\-])-(?=\.?\d)")
+_MINUS = re.compile(r"(?<![\w.\-])-(?=\.?\d|log\b)")
+_TIMES = re.compile(r"(?<=\d) x (?=\d)")
 _RANGE = re.compile(r"(?<=\d)-(?=\.?\d)(?!\d+-)(?<!-\d\d-)")  # not in 2026-11-24
+_TO = "\N{EN DASH}\N{WORD JOINER}"
 _INTERVAL = re.compile(r"\[[^\[\]]{,24}\]")
+_SIGNS = {
+    "--": "\N{EN DASH}",
+    "-": "\N{MINUS SIGN}",
+    ">=": "\N{GREATER-THAN OR EQUAL TO}",
+    "<=": "\N{LESS-THAN OR EQUAL TO}",
+    "->": "\N{RIGHTWARDS ARROW}",
+}
 _CODE = (nodes.literal, nodes.FixedTextElement, nodes.math, addnodes.desc_signature)
 _WORDS = 30  # characters of a cell, from which its column is read as text
 _POINTS, _PIXELS = 450, 800  # widths of figures from which they scroll on a narrow screen
-_MANY = 8  # columns of a table that is set smaller
+_MANY, _MANY_OF_WORDS = 8, 3  # columns of a table that is set smaller
 _SHORT = 32  # characters of a word of code that fits on a line of a narrow screen
 
 
 def with_dashes(app: Sphinx, tree: nodes.document) -> None:
-    """Write the dash before a description, which Sphinx leaves to smart quotes, minus signs, and ranges in tables."""
+    """Write the dash before a description, which Sphinx leaves to smart quotes, signs, and ranges in tables."""
     for text in list(tree.findall(nodes.Text)):
         around = list(ancestors(text))
         if any(isinstance(node, _CODE) for node in around):
             continue
-        written = _MINUS.sub("\N{MINUS SIGN}", text.replace(" -- ", " \N{EN DASH} "))
+        written = _MINUS.sub("\N{MINUS SIGN}", text)
+        written = _TIMES.sub("\N{NO-BREAK SPACE}\N{MULTIPLICATION SIGN}\N{NO-BREAK SPACE}", written)
+        for typed, sign in _SIGNS.items():
+            written = written.replace(f" {typed} ", f" {sign} ")
         if any(isinstance(node, nodes.entry) for node in around):
-            written = "\N{EN DASH}" if written == "-" else _RANGE.sub("\N{EN DASH}", written)
+            written = "\N{EN DASH}" if written == "-" else _RANGE.sub(_TO, written)
             written = _INTERVAL.sub(lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), written)
         if written != text:
             text.parent.replace(text, nodes.Text(written))
@@ -48,12 +61,12 @@ def with_classes(app: Sphinx, tree: nodes.document, page: str) -> None:
         if max(map(len, code.astext().split()), default=0) <= _SHORT:
             code["classes"].append("whole")
     for group in tree.findall(nodes.tgroup):
-        if group["cols"] >= _MANY:
+        columns = list(zip(*(row.children for row in group.findall(nodes.row)), strict=False))
+        of_words = [column for column in columns if max(len(cell.astext()) for cell in column) >= _WORDS]
+        for cell in chain(*of_words):
+            cell["classes"].append("words")
+        if len(columns) >= _MANY or len(of_words) >= _MANY_OF_WORDS:
             group.parent["classes"].append("wide")
-        for column in zip(*(row.children for row in group.findall(nodes.row)), strict=False):
-            if max(len(cell.astext()) for cell in column) >= _WORDS:
-                for cell in column:
-                    cell["classes"].append("words")
     for image in list(tree.findall(nodes.image)):
         if page != "index" and is_broad(Path(app.srcdir) / image["uri"]):
             box = nodes.inline(classes=["broad"])
