@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ import datasets
 import numpy as np
 import transformers
 from numpy.typing import NDArray
-from scipy.special import softmax
 from tokenizers import BertWordPieceTokenizer
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
@@ -26,6 +25,7 @@ from hf_calib.data import docstring_dataset, label_maps
 from hf_calib.metrics import accuracy, bootstrap_interval, calibration_error_interval, consistency_test
 from hf_calib.metrics.sums import top_label
 from hf_calib.plots import reliability_grid, save_figure
+from hf_calib.predictions.predictions import SINGLE_LABEL
 from hf_calib.trainer import CalibrationTrainer, CalibrationTrainingArguments
 
 if TYPE_CHECKING:
@@ -38,6 +38,13 @@ LOSSES: dict[str, dict[str, Any]] = {
     "adafocal": {"gamma_update_steps": 25, "gamma_update_samples": 500},
 }
 MAX_LENGTH = 32  # tokens; most paragraphs are shorter, and twice as many would take twice the time
+_ROW = "{:<17} {:>8} {:>18} {:>21} {:>9}"
+_HOW_TO_READ = (
+    "A temperature T is the one with the lowest NLL on the calibration split; it changes no prediction, and it can "
+    "lower the NLL where it raises the ECE. In brackets: 95% intervals, of the ECE by test inversion. By chance: "
+    "the ECE that a perfectly calibrated model with these confidences would show on as many rows; a value near it "
+    "is noise."
+)
 
 
 def run(options: Demo, running: Running) -> Done:
@@ -64,22 +71,24 @@ def run(options: Demo, running: Running) -> Done:
         best = min(losses, key=losses.__getitem__)
         trainers[best].evaluate(rows["test"], metric_key_prefix="test")  # for the model's card
         trainers[best].save_calibrated_model(model)
-    logits: Any = {loss: trainer.predict(rows["test"]).predictions for loss, trainer in trainers.items()}
-    maps = {loss: trainer.calibration_map for loss, trainer in trainers.items()}
-    before = {loss: softmax(z.astype(float), axis=1) for loss, z in logits.items()}
-    after = {loss: maps[loss].predict_proba(z) for loss, z in logits.items()}
     labels = np.array(dataset["test"]["label"])
-    tops = {
-        state: {loss: top_label(each, labels) for loss, each in probs.items()}
-        for state, probs in (("before", before), ("after the temperature", after))
-    }
+    table = [f"Test split, {len(labels):,} rows", _ROW.format("", "accuracy", "NLL", "ECE", "by chance")]
+    tops: dict[str, Any] = {"before": {}, "after the temperature": {}}
+    for loss, trainer in trainers.items():
+        logits: Any = trainer.predict(rows["test"]).predictions
+        scaler = trainer.calibration_map
+        states = {loss: SINGLE_LABEL.probabilities(logits)}
+        states[f"  after T = {scaler.temperature_:.3f}"] = scaler.predict_proba(logits)
+        for top, (name, probs) in zip(tops.values(), states.items(), strict=True):
+            table.append(measured(name, probs, labels))
+            top[loss] = top_label(probs, labels)
     grid = reliability_grid(tops, title="Before and after the temperature, test split")
     save_figure(grid, options.output / "reliability.png")
     sizes = ", ".join(f"{len(part):,} {name}" for name, part in dataset.items())
     lines = [
         "Which Python library does this paragraph of documentation come from?",
         f"Built from the docstrings of the installed libraries: {sizes} rows.",
-        *("", *table(before, after, maps, labels), ""),
+        *("", *table, _HOW_TO_READ, ""),
         f"The {best} model, its temperature folded in, in a plain pipeline:",
         f'pipeline("text-classification", model="{model}")',
         *served(model, dataset["test"]),
@@ -128,7 +137,6 @@ def train(loss: str, rows: Any, tokenizer: Any, scratch: str, epochs: int, seed:
         warmup_steps=0.1,
         save_strategy="no",
         logging_strategy="no",
-        report_to="none",
         disable_tqdm=True,
         dataloader_pin_memory=False,
         seed=seed,
@@ -145,27 +153,12 @@ def train(loss: str, rows: Any, tokenizer: Any, scratch: str, epochs: int, seed:
     return trainer
 
 
-def table(
-    before: Mapping[str, NDArray[Any]], after: Mapping[str, NDArray[Any]], maps: Any, labels: NDArray[Any]
-) -> list[str]:
-    """Two rows per loss, before and after its temperature, and what they are; they fit into 80 columns."""
-    row = "{:<17} {:>8} {:>18} {:>21} {:>9}"
-    lines = [f"Test split, {len(labels):,} rows", row.format("", "accuracy", "NLL", "ECE", "by chance")]
-    for loss, scaler in maps.items():
-        states = {loss: before[loss], f"  after T = {scaler.temperature_:.3f}": after[loss]}
-        for name, probs in states.items():
-            nll = bootstrap_interval("negative_log_likelihood", probs, labels)
-            of_nll = "{:.2f} [{:.2f}, {:.2f}]".format(*nll)
-            of_ece = "{:.3f} [{:.3f}, {:.3f}]".format(*calibration_error_interval(probs, labels))
-            chance = f"{consistency_test(probs, labels).expected:.3f}"
-            lines.append(row.format(name, f"{accuracy(probs, labels):.3f}", of_nll, of_ece, chance))
-    said = (
-        "A temperature T is the one with the lowest NLL on the calibration split; it changes no prediction, and it can "
-        "lower the NLL where it raises the ECE. In brackets: 95% intervals, of the ECE by test inversion. By chance: "
-        "the ECE that a perfectly calibrated model with these confidences would show on as many rows; a value near it "
-        "is noise."
-    )
-    return [*lines, said]
+def measured(name: str, probs: NDArray[Any], labels: NDArray[Any]) -> str:
+    """A row of the table of metrics, which fits into 80 columns."""
+    nll = "{:.2f} [{:.2f}, {:.2f}]".format(*bootstrap_interval("negative_log_likelihood", probs, labels))
+    ece = "{:.3f} [{:.3f}, {:.3f}]".format(*calibration_error_interval(probs, labels))
+    chance = f"{consistency_test(probs, labels).expected:.3f}"
+    return _ROW.format(name, f"{accuracy(probs, labels):.3f}", nll, ece, chance)
 
 
 def served(model: Path, rows: Any) -> Iterator[str]:
