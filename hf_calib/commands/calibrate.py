@@ -86,9 +86,7 @@ def run(options: Calibrate, running: Running) -> Calibration:
         check_kind(kind, options, {"--target-data": options.target_data, "--criterion": options.criterion})
         make_scaler(options, kind)
 
-    sets = {"data": options.rows(), "test_data": options.rows("test_data")}
-    sets["target_data"] = options.rows("target_data")
-    source = open_source(options.source, sets, options, running, check_labels=check_labels)
+    source = open_source(options, running, check_labels)
     if isinstance(source, ModelSource):
         return calibrate_model(source, options)
     return calibrate_files(source, options)

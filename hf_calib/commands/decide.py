@@ -58,8 +58,7 @@ def run(options: Decide, running: Running) -> Decided:
         way_out = "its promises hold for rows that are independent of each other, as tokens are not"
         check(kind.independent, "the model to classify texts or images", options.source, way_out)
 
-    sets = {"data": options.rows(), "test_data": options.rows("test_data")}
-    source = open_source(options.source, sets, options, running, check_labels=check_labels)
+    source = open_source(options, running, check_labels)
     if isinstance(source, FileSource):
         source.sample()
         check_labels(source.predictions().kind)

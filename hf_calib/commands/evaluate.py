@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_calib._errors import check
 from hf_calib._files import check_output
-from hf_calib._text import short_names
 from hf_calib.commands.source import FileSource, ModelSource, Running, check_kind, open_source
-from hf_calib.models.reading import RowSet
 from hf_calib.predictions.formats import load_soft_labels
 from hf_calib.report import CalibrationReport, ood_section, report_on_predictions
 from hf_calib.report.making import report_on_table
@@ -22,26 +20,17 @@ if TYPE_CHECKING:
 def run(options: Evaluate, running: Running) -> CalibrationReport:
     """The report; predictions of more rows than are held at once are measured in one pass."""
     check_output(options.output)
-    outside = {
-        f"ood_data {name}": RowSet(data, argument="ood_data", labelled=False)
-        for name, data in zip(short_names(options.ood_data or []), options.ood_data or [], strict=True)
-    }
-    of_held_rows = {"--ood-data": outside, "--soft-labels": options.soft_labels}
+    of_held_rows = {"--ood-data": options.ood_data, "--soft-labels": options.soft_labels}
     of_rows = {**of_held_rows, "--by": options.by, "--weight-column": options.weight_column}
-    source = open_source(
-        options.source,
-        {"data": options.rows(), **outside},
-        options,
-        running,
-        check_labels=partial(check_kind, reading=options, single_only=of_rows),
-    )
+    check_labels = partial(check_kind, reading=options, single_only=of_rows)
+    source = open_source(options, running, check_labels)
     if not source.is_held or options.weight_column is not None:
         for option, value in of_held_rows.items():
             got = "weights, or rows for one pass"
             requirement = f"{option} to go with one file of rows that are held"
             check(not value, requirement, got, "leave it out")
     report: Any = _measure(source, options, running)
-    if outside:
+    if options.ood_data:
         running.stages("predicting inputs from elsewhere")
         found = source.predictions()
         sections = [
@@ -50,7 +39,8 @@ def run(options: Evaluate, running: Running) -> CalibrationReport:
                 (found.as_logits(), source.logits(name)),
                 probabilities=found.logits is None,
             )
-            for name in outside
+            for name in source.sets
+            if name.startswith("ood_data ")
         ]
         report = replace(report, out_of_distribution=tuple(sections))
     if options.output is not None:

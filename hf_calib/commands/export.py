@@ -96,8 +96,7 @@ def _batches(classifier: Any, options: Export) -> list[dict[str, Any]]:
     way_out = "set tokenizer.pad_token and model.config.pad_token_id, and save both"
     check(classifier.can_pad, "the model to have a padding token", "none in tokenizer or config", way_out)
     tokens = [classifier.tokenize([_TEXT[:n] for n in lengths]) for lengths in _LENGTHS]
-    rows = options.rows()
-    if rows is not None:
+    for rows in options.row_sets().values():
         given = rows.load()
         given = given.select(range(len(given))[: options.batch_size])
         # The texts alone, of a token classifier too: labels are not read.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from hf_calib._errors import InputTypeError, check, did_you_mean, expected
-from hf_calib._text import option
+from hf_calib._text import option, short_names
 from hf_calib.models.reading import Names, Reading, RowSet, names_of
 from hf_calib.predictions.predictions import MULTI_LABEL, SINGLE_LABEL
 
@@ -87,10 +87,17 @@ class Rows(Command, Reading):
     n_bins: int = option(_BINS, 15)
     workers: int | None = option("Threads for predictions that are not held at once; one a CPU, at most 8.")
 
-    def rows(self, name: str = "data") -> RowSet | None:
-        """The set of rows that an option names; None where there are none."""
-        data, split = getattr(self, name), getattr(self, name.replace("data", "split"), "test")
-        return None if data is None else RowSet(data, split, name, labelled=name != "target_data")
+    def row_sets(self) -> dict[str, RowSet]:
+        """The sets of rows that the options name, by their option; out-of-distribution ones also by their own names."""
+        given = {name: getattr(self, name, None) for name in ("data", "test_data", "target_data")}
+        others = getattr(self, "ood_data", None) or []
+        given |= {f"ood_data {name}": data for name, data in zip(short_names(others), others, strict=True)}
+        found = {}
+        for name, data in given.items():
+            split, argument = getattr(self, name.replace("data", "split"), "test"), name.split()[0]
+            if data is not None:
+                found[name] = RowSet(data, split, argument, labelled=argument in ("data", "test_data"))
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,8 +140,7 @@ class Calibrate(Measured):
     output: Path = option("Folder for the calibrated model, or for calibrated predictions.npz.", ...)
     target_data: str | None = option("Unlabelled rows like those to come; corrects for class frequencies.")
     method: str | None = option(
-        f"Post-hoc calibrator: {', '.join(METHODS)}. By default auto, or temperature with a criterion and for heads "
-        "without a bias. Linear ones fold into a model's head; others are saved next to it, for hf_calib.pipeline."
+        f"One of {', '.join(METHODS)}; by default auto, or temperature with a criterion or for a head without bias."
     )
     criterion: Literal["nll", "ece", "adaptive_ece"] | None = option("What a temperature minimises.")
 
@@ -308,6 +314,6 @@ def decide(source: str, **options: Any) -> Decided:
 def _done(kind: type[Command], **options: Any) -> Any:
     known = [each.name for each in kind.options()]
     for name in options.keys() - known:
-        requirement, way_out = f"be one of {kind.command()}", did_you_mean(name, known)
-        raise InputTypeError(expected("option", requirement, name, way_out))
+        way_out = did_you_mean(name, known)
+        raise InputTypeError(expected("option", f"be one of {kind.command()}", name, way_out))
     return kind(**options)()

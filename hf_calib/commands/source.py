@@ -28,6 +28,7 @@ from hf_calib.predictions.table import MOST_ROWS_HELD, open_predictions
 
 # Models need torch and transformers, which commands on files of predictions start without.
 if TYPE_CHECKING:
+    from hf_calib.commands.options import Evaluate, Measured
     from hf_calib.models.classifier import Task
 
 
@@ -94,23 +95,16 @@ class FileSource(Source):
             self.running.stages(f"reading {each.data}")
             columns = self.reading.of_tables if each.labelled else {"label_column": None}
             self.tables[name] = open_predictions(self.files if name == "data" else each.data, **columns)
-
-    @property
-    def is_held(self) -> bool:
-        """Whether all rows fit into memory."""
-        return all(table.fits_into_memory() for table in self.tables.values())
+        self.is_held = all(table.fits_into_memory() for table in self.tables.values())
 
     def _predict(self, name: str) -> Predictions:
         found, rows = self.tables[name].load(), self.sets[name]
         if not rows.labelled:
             what = {"target_data": "the target data", "ood_data": "the data from elsewhere"}[rows.argument]
             check_same_classes(what, self.predictions(), found)
-            kinds = [
-                "logits" if each.probs is None else "probabilities" for each in (self.predictions(), found)
-            ]
-            requirement = f"{what} to hold {kinds[0]}, as {os.path.basename(self.sets['data'].data)} does"
-            fits = rows.argument == "target_data" or kinds[0] == kinds[1]
-            check(fits, requirement, kinds[1], "use predictions of one kind")
+            own, other = (self.tables[each].columns.kind for each in ("data", name))
+            fits = rows.argument == "target_data" or own == other
+            check(fits, f"{what} to hold {own}, as the data do", other, "use predictions of one kind")
         return found
 
     def sample(self) -> None:
@@ -119,10 +113,8 @@ class FileSource(Source):
             if not table.fits_into_memory():
                 found = self.found[name] = draw_sample(table, most=MOST_ROWS_HELD)
                 n_all = "more" if table.n_rows is None else f"{table.n_rows:,}"
-                drawn = "drawn by hashes of their files' names and their numbers"
-                self.notes.append(
-                    f"The rows of {name} are a sample of {len(found):,} of the {n_all} rows, {drawn}."
-                )
+                drawn = f"{len(found):,} of the {n_all} rows, drawn by hashes of their files' names and their numbers"
+                self.notes.append(f"The rows of {name} are a sample of {drawn}.")
 
 
 @dataclass
@@ -181,26 +173,19 @@ class ModelSource(Source):
 
 
 def open_source(
-    source: str | list[str],
-    sets: Mapping[str, RowSet | None],
-    reading: Reading,
-    running: Running,
-    *,
-    check_labels: Callable[[LabelKind], None],
+    options: Evaluate | Measured, running: Running, check_labels: Callable[[LabelKind], None]
 ) -> FileSource | ModelSource:
     """Open the predictions, or load the model and check every row of all sets; nothing is predicted yet.
 
-    `sets` are by name, "data" first, of which there are none for predictions; None for those that are not given.
     `check_labels` refuses options that do not fit the kind of the labels, as early as that is known.
     """
-    data = sets["data"]
-    given = {name: each for name, each in sets.items() if each is not None}
-    files = [source] if isinstance(source, str) else source
+    data, sets = options.data, options.row_sets()
+    files = [options.source] if isinstance(options.source, str) else options.source
     if len(files) > 1 or (is_predictions(files[0]) and (data is None or not os.path.isdir(files[0]))):
         way_out = "the file of predictions holds the labels: leave data out, or name a model"
-        check(data is None, "data to be given with a model only", data and data.data, way_out)
-        given = {"data": RowSet(few(files)), **given}
-        found = FileSource(name_of(few(files)), given, reading, running, files=files)
+        check(data is None, "data to be given with a model only", data, way_out)
+        sets = {"data": RowSet(few(files)), **sets}
+        found = FileSource(name_of(few(files)), sets, options, running, files=files)
         if found.is_held:
             check_labels(found.predictions().kind)
         return found
@@ -210,7 +195,7 @@ def open_source(
 
     task = find_task(files[0], trust_remote_code=running.trust_remote_code)
     check_labels(task.labels)
-    return ModelSource(name_of(files[0]), given, reading, running, model=files[0], task=task)
+    return ModelSource(name_of(files[0]), sets, options, running, model=files[0], task=task)
 
 
 def name_of(source: str) -> str:
