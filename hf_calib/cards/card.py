@@ -22,7 +22,7 @@ from hf_calib._text import escape, is_hub_name, safe
 from hf_calib.cards.facts import Facts, read_facts
 from hf_calib.cards.metadata import update_metadata
 from hf_calib.models.classifier import TASKS, Task
-from hf_calib.report.document import p_in_words
+from hf_calib.report.measured import MEASURES
 from hf_calib.scaling.saved_map import PACKAGES
 
 _START = "<!-- hf_calib: what stands between these two marks is written anew with each card -->"
@@ -130,7 +130,8 @@ def _written(facts: Facts, name: str) -> tuple[str, str]:
     """The introduction of a new card, and the section on calibration."""
     environment = Environment(trim_blocks=True, lstrip_blocks=True, autoescape=True, finalize=_escaped)
     environment.filters.update(few=few, fenced=_fenced, sentence=lambda text: Markup(safe(printable(text))))
-    environment.globals.update(packages=PACKAGES, p_in_words=p_in_words, command=_command)
+    pages = {key: measure.page for key, measure in MEASURES.items()}
+    environment.globals.update(packages=PACKAGES, pages=pages, command=_command)
     template = environment.from_string(files("hf_calib.cards").joinpath("card.md.jinja").read_text("utf-8"))
     by_hf_calib = bool(facts.record and not facts.folded) or facts.prompt is not None
     own_code = "auto_map" in facts.config

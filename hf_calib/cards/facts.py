@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,8 @@ class Results:
     columns: Mapping[str, Mapping[str, Any]]  # by key, the metrics as report.json has them
     about: Mapping[str, Any]  # the rows, how many of them the map was fitted on ("seen"), and "autocast"
     n_bins: int | None
-    level: float | None = None  # of the intervals; None without a report, which has intervals and tests
-    tests: Mapping[str, Any] = field(default_factory=dict)
+    level: float | None = None  # of the intervals; None without a report, which has intervals and a verdict
+    verdict: str = ""
     figures: Sequence[str] = ()  # paths in the folder
 
     @property
@@ -129,7 +129,7 @@ def _reported(folder: Path, record: Mapping[str, Any]) -> Results | None:
         about={**report["about"], "n": report["n_examples"]},
         n_bins=report["n_bins"],
         level=report["confidence_level"],
-        tests={name: test for name, state in states.items() if (test := state.get("consistency_test"))},
+        verdict=report["verdict"],
         figures=[path for path in figures if (folder / path).is_file()],
     )
 

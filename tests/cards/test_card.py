@@ -143,8 +143,7 @@ def test_the_card_of_a_calibrated_folder(folder: Path, calibrated: Path) -> None
         "| data.csv | 150 | the map |\n| test.csv | 120 | the numbers above |",
         'import pipeline\nclassify = pipeline("text-classification", model="me/x", top_k=None)',
         "The map is folded into the classification head",
-        "**Consistency test.** Before, the ECE of",
-        "After temperature scaling, the ECE of",
+        f"## Calibration\n\n**{json.loads((folder / 'calibration/report.json').read_text())['verdict']}**\n",
         "hf-calib unfold me/x unfolded",
         "@inproceedings{guo2017calibration,",
     ):
@@ -248,6 +247,7 @@ def test_text_of_report_config_and_decisions_is_no_markup(folder: Path) -> None:
     Decisions(CostRule(1 - np.eye(4)), tuple(names.values())).save(folder)
     report = folder / "calibration" / "report.json"
     record = json.loads(report.read_text())
+    record["verdict"] = HOSTILE
     record["about"] |= {"name": HOSTILE, "split": HOSTILE, "options": ["--data", "$(x)`\n```\n## Owned"]}
     for metric in record["after"]["metrics"].values():
         metric["title"] = HOSTILE
@@ -361,8 +361,12 @@ def test_a_model_without_a_map_has_its_own_measurements(calibrated: Path, tmp_pa
 
 
 def test_names_without_folders_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("fancyzhx/ag_news", "/home/me/secret/data.csv", "../runs/bert", "runs\\data.jsonl", "~/x/", "/")
-    assert "|".join(map(plain_name, names)) == "fancyzhx/ag_news|data.csv|bert|data.jsonl|x|"
+    assert list(map(plain_name, ("../runs/bert", "runs\\data.jsonl", "~/x/", "/"))) == [
+        "bert",
+        "data.jsonl",
+        "x",
+        "",
+    ]
     monkeypatch.chdir(tmp_path)
     assert is_hub_name("runs/bert")
     (tmp_path / "runs" / "bert").mkdir(parents=True)

@@ -39,7 +39,6 @@ class TestEvaluate:
         assert "Smooth ECE" in call("evaluate", workplace / "data.npz", "--all").stdout
         assert "Calibration report: data" in result.stdout
         assert names_in(tmp_path / "report") == REPORT
-        assert names_in(tmp_path) == {"report"}
         assert (tmp_path / "report" / "figures" / "reliability.png").read_bytes().startswith(b"\x89PNG")
         assert json.loads((tmp_path / "report" / "report.json").read_text())["n_examples"] == 240
 

@@ -101,4 +101,4 @@ def test_the_trainer_is_left_as_it_was(tmp_path: Path, capsys: pytest.CaptureFix
     card = (tmp_path / "calibrated" / "README.md").read_text()
     assert "on 30 rows of the test split." in card
     assert card.count("![") == 5
-    assert "**Consistency test.**" in card
+    assert f"## Calibration\n\n**{report['verdict']}**\n" in card

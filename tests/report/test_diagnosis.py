@@ -19,17 +19,10 @@ POINTS = re.compile(r"(-?[\d.]+) points \[(-?[\d.]+), (-?[\d.]+)\]")
 ECE = re.compile(r"he ECE is ([\d.]+); .* is ([\d.]+) on average")
 P = re.compile(r"\(p (?:= |< )([\d.e-]+), ((?:not )?beyond|within) chance")
 PAIR = re.compile(r"(?:confidence |: )([\d.]+)(?:, precision| on average, right) ([\d.]+)")
-NOTHING = ("calibrated within chance", "not clearly miscalibrated")
 
 
 def is_accused(report: CalibrationReport) -> bool:
     return not re.search("within chance|not clearly", report.verdict)
-
-
-def numbers(pattern: re.Pattern[str], text: str) -> list[float]:
-    found = pattern.search(text)
-    assert found, text
-    return [float(each) for each in found.groups()]
 
 
 def check_words(report: CalibrationReport) -> None:
@@ -38,30 +31,29 @@ def check_words(report: CalibrationReport) -> None:
     table = {row[0]: row[1:] for row in report.metric_table()[1]}
     for column, (verdict, state) in enumerate(zip(told, report.states, strict=True)):
         start = "" if report.after is None else f"{state.capitalize()} calibration: "
-        found = [each for each in report.diagnosis[1:] if each.startswith(start)]
-        means, places, errors = found[0], found[1:-1], found[-1]
-        (confidence, accuracy), (ece, by_chance) = numbers(MEANS, means), numbers(ECE, errors)
-        assert table["Accuracy"][column].startswith(f"{accuracy:.4f}")
-        assert table["Expected calibration error (ECE)"][column].startswith(f"{ece:.4f}")
-        gap, low, high = numbers(POINTS, verdict if POINTS.search(verdict) else means)
+        means, *places, errors = (each for each in report.diagnosis[1:] if each.startswith(start))
+        (confidence, accuracy), (ece, by_chance) = MEANS.findall(means)[0], ECE.findall(errors)[0]
+        assert table["Accuracy"][column].startswith(accuracy)
+        assert table["Expected calibration error (ECE)"][column].startswith(ece)
+        gap, low, high = map(float, (POINTS.findall(verdict) or POINTS.findall(means))[0])
         side = -1 if "under-confident by" in verdict else 1
-        assert gap == pytest.approx(side * 100 * (confidence - accuracy), abs=0.07)
+        assert gap == pytest.approx(side * 100 * (float(confidence) - float(accuracy)), abs=0.07)
         assert low <= gap <= high
-        assert abs(gap) <= 100 * ece + 0.06
-        judged = [(float(value), words) for value, words in P.findall(means + errors)]
+        assert abs(gap) <= 100 * float(ece) + 0.06
+        judged = P.findall(means + errors)
         for p_value, words in judged:
-            assert (words == "within") == (p_value > 0.05) or p_value == 0.05
-        assert (judged[0][1] == "beyond") == ("confident by" in verdict)
+            assert (words == "within") == (float(p_value) > 0.05) or float(p_value) == 0.05
+        assert table["Consistency test of the ECE (p)"][column].removeprefix("< ") == judged[1][0]
         assert judged[1][1] != "beyond" or ece > by_chance
-        shown = table["Consistency test of the ECE (p)"][column]
-        assert float(shown.removeprefix("< ")) == judged[1][0]
-        if "confident by" in verdict:
-            assert low > 0
-        if verdict in NOTHING:
-            assert places == []
+        assert (
+            (judged[0][1] == "beyond")
+            == ("confident by" in verdict)
+            == ("confident by" in verdict and low > 0)
+        )
+        assert not places or not verdict.endswith(("within chance", "clearly miscalibrated"))
         if verdict == "calibrated within chance":
             assert low <= 0 <= high
-            assert [words for _, words in judged] == ["within"] * 2
+            assert judged[0][1] == judged[1][1] == "within"
         sides = set()
         for sentence in places:
             for said, came in PAIR.findall(sentence):
@@ -137,12 +129,8 @@ def drawn(kind: str, n: int, c: int, rng: np.random.Generator) -> np.ndarray:
             pytest.param(*case, 250, marks=pytest.mark.deep)
             for case in [
                 ("middling", 60, 2),
-                ("middling", 300, 4),
-                ("middling", 3000, 10),
                 ("middling", 2000, 50),
-                ("high", 60, 2),
                 ("high", 1000, 5),
-                ("very high", 3000, 3),
                 ("very high", 10_000, 2),
             ]
         ),

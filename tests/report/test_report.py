@@ -6,17 +6,17 @@ import json
 import math
 import re
 from functools import cache
-from html import unescape
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from scipy.special import softmax
 
 import hf_calib.metrics as metrics
 from hf_calib.report import MEASURES, CalibrationReport, calibration_report
 from hf_calib.report.diagnosis import claims
+from tests.docs.pages import DOCS
 from tests.helpers.reports import cells
 from tests.helpers.sampled import predictions
 
@@ -123,18 +123,13 @@ def test_bins_and_classes_add_up_to_the_errors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("temperature", "verdict"), [(0.4, "over-confident"), (1.0, "neither"), (2.5, "under-confident")]
+    ("temperature", "verdict"),
+    [(0.4, "Over-confident by"), (1, "Calibrated within"), (2.5, "Under-confident by")],
 )
 def test_the_verdict_on_known_predictions(temperature: float, verdict: str) -> None:
-    probs, labels = predictions(3_000, temperature=temperature)
-    report = quick(probs, labels)
-    assert claims(report, report.before).verdict == verdict
+    report = quick(*predictions(3_000, temperature=temperature))
     assert report.diagnosis[0] == report.verdict
-    if verdict == "neither":
-        assert report.verdict == "Calibrated within chance."
-    else:
-        assert report.verdict.lower().startswith(f"{verdict} by ")
-        assert f"Predictions of 4 classes are {verdict} beyond chance" in words(report)
+    assert report.verdict.startswith(verdict)
 
 
 def test_it_says_where_the_error_is() -> None:
@@ -160,18 +155,7 @@ def test_it_names_classes_of_another_frequency() -> None:
     keep = (labels != 2) | (np.arange(2_000) % 4 == 0)
     report = quick(probs[keep], labels[keep], class_names=["a", "b", "rare", "d"])
     assert claims(report, report.before).frequencies[0].name == "rare"
-    assert re.search(
-        r'occur more or less often than their mean probability: "rare" \(0\.0\d\d of', words(report)
-    )
-
-
-def test_it_compares_before_and_after() -> None:
-    report = overconfident()
-    assert report.verdict.endswith(" before, calibrated within chance after.")
-    probs, labels = predictions()
-    worse = quick(probs, labels, calibrated=softmax(np.log(probs[:, ::-1]) / 0.3, axis=1))
-    assert "The negative log-likelihood got worse" not in words(report)
-    assert "The negative log-likelihood got worse" in words(worse)
+    assert 'occur more or less often than their mean probability: "rare" (0.0' in words(report)
 
 
 def test_it_warns_of_little_data() -> None:
@@ -201,6 +185,19 @@ def test_markdown_has_whole_tables_and_no_live_markup() -> None:
         assert set(lines[1]) <= set("| -:")
     for measure in MEASURES.values():
         assert f"| {measure.title} |" in text
+
+
+def test_metrics_link_to_their_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    site = {"Project-URL": "Documentation, https://docs.test/"}
+    monkeypatch.setattr(
+        "hf_calib.report.measured.metadata", lambda _: SimpleNamespace(get_all=lambda key: [site[key]])
+    )
+    text, page = quick(*predictions(100)).to_markdown(), quick(*predictions(100)).document().to_html()
+    for measure in MEASURES.values():
+        path, name = measure.page.removeprefix("https://docs.test/").split("#hf_calib.metrics.")
+        assert name in (DOCS / path).with_suffix(".md").read_text().splitlines()
+        assert f"| [{measure.title}]({measure.page}) |" in text
+        assert f'<a href="{measure.page}">' in page
 
 
 class Tags(HTMLParser):
@@ -263,7 +260,7 @@ def test_before_stands_under_before_and_after_under_after() -> None:
         for row in table[1:]
     )
     assert json.loads(json.dumps(record, allow_nan=False)) == record
-    assert record["after"]["overall"]["verdict"] == "neither"
+    assert record["verdict"].endswith(" before, calibrated within chance after.")
     for name, state in report.states.items():
         found = state.metrics["ece"]._asdict()
         title = "Expected calibration error (ECE)"
@@ -274,19 +271,6 @@ def test_before_stands_under_before_and_after_under_after() -> None:
     axes = overconfident_figures()["reliability"].axes[:2]
     for panel, state in zip(axes, report.states.values(), strict=True):
         assert panel.get_title(loc="left").startswith(f"ECE {state.metrics['ece'].value:.3f}")
-
-
-def test_names_from_the_data_are_escaped_in_sentences_too() -> None:
-    probs, labels = predictions(3_000, temperature=0.4)
-    labels[:3] = 5
-    report = quick(np.hstack([probs, np.zeros((3_000, 2))]), labels, class_names=["a", "b", "c", *EVIL[1:]])
-    assert any(EVIL[2] in sentence for sentence in report.warnings)
-    assert any(EVIL[1] in sentence for sentence in report.diagnosis)
-    text, page = report.to_markdown(), report.document().to_html()
-    assert not any(name in text for name in EVIL[1:])
-    assert '"[x]\\(javascript:y) \\`c\\` # d" has fewer than 10' in text
-    assert "<script>" not in page
-    assert f'"{EVIL[2]}" has no examples' in unescape(page)
 
 
 # Edges
