@@ -114,17 +114,16 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 def train(loss: str, rows: Any, tokenizer: Any, scratch: str, epochs: int, seed: int) -> CalibrationTrainer:
     """Train a small BERT from scratch, and fit its temperature to the calibration split."""
     transformers.set_seed(seed)
+    size = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
     config = BertConfig(
         vocab_size=len(tokenizer),
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=256,
+        **size,
         hidden_dropout_prob=0.3,
         max_position_embeddings=MAX_LENGTH,
         pad_token_id=tokenizer.pad_token_id,
         **label_maps(rows),
     )
+    quiet: Any = {"save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True}
     args = CalibrationTrainingArguments(
         output_dir=scratch,
         loss=loss,
@@ -135,9 +134,7 @@ def train(loss: str, rows: Any, tokenizer: Any, scratch: str, epochs: int, seed:
         per_device_eval_batch_size=256,
         learning_rate=1e-3,
         warmup_steps=0.1,
-        save_strategy="no",
-        logging_strategy="no",
-        disable_tqdm=True,
+        **quiet,
         dataloader_pin_memory=False,
         seed=seed,
     )

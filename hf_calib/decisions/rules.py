@@ -245,15 +245,13 @@ class AbstainRule(Rule):
             said = f"{cannot} for predictions of {{}}. They will always be handed over. Promise less, or {way_out}."
             _warn_of("class", self.thresholds_ == NEVER, said)
             return
-        right = (probs.argmax(axis=1) == labels).mean()
+        right = f"{len(probs):,} rows, of which {(probs.argmax(axis=1) == labels).mean():.1%} are right"
         # A larger accuracy means a lower coverage.
         lower = [k / 100 for k in range(50, math.ceil(100 * self.accuracy - 1e-9))]
         failing = bisect_left(lower, True, key=lambda a: (self._thresholds(probs, labels, a) == NEVER).all())
         less = f" ({lower[failing - 1]:g} would answer some)" if failing else ""
-        message = (
-            f"{cannot} at any confidence from these {len(probs):,} rows, of which {right:.1%} are right. "
-        )
-        message += f"Every input will be handed over. Promise less{less}, or use more rows or a better model."
+        message = f"{cannot} at any confidence from these {right}. Every input will be handed over. "
+        message += f"Promise less{less}, or use more rows or a better model."
         warnings.warn(message, stacklevel=3)
 
     def _decide(self, probs: FloatArray) -> IntArray:

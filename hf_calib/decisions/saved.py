@@ -20,11 +20,8 @@ from hf_calib.metrics.sums import Interval
 
 DECISIONS = "decisions.json"
 VERSION = 1
-#: A note where a map is folded into a model that has a rule beside it.
-OUTDATED = (
-    f"{DECISIONS} is left out: its rule was fitted on the probabilities from before the map. Fit it again with "
-    "hf-calib decide, for the model that has the map in its head."
-)
+#: A note for a model with a rule, whose calibrator has just been folded in.
+OUTDATED = f"{DECISIONS} is left out: its rule is for uncalibrated probabilities. Run hf-calib decide again."
 RULES: dict[str, type[Rule]] = {r.kind: r for r in (AbstainRule, CostRule, LabelThresholds, PredictionSets)}
 _WAY_OUT = f"save them with Decisions.save, or hf-calib decide --output; this version reads version {VERSION}"
 
