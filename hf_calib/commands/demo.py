@@ -114,10 +114,11 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 def train(loss: str, rows: Any, tokenizer: Any, scratch: str, epochs: int, seed: int) -> CalibrationTrainer:
     """Train a small BERT from scratch, and fit its temperature to the calibration split."""
     transformers.set_seed(seed)
-    size = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
+    size: Any = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = BertConfig(
         vocab_size=len(tokenizer),
         **size,
+        intermediate_size=256,
         hidden_dropout_prob=0.3,
         max_position_embeddings=MAX_LENGTH,
         pad_token_id=tokenizer.pad_token_id,
