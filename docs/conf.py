@@ -5,14 +5,16 @@ import sys
 from functools import cache
 from pathlib import Path
 
+# The libraries read these when they are imported.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"  # what an example prints is on its page
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that wait for each other take more than they give
+
 from sphinx_gallery.sorting import FileNameSortKey
 
 import hf_calib.data
 from hf_calib import __version__
 
-os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"  # what an example prints is on its page
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that wait for each other take more than they give
 # Figures are drawn by the functions that reproduce the papers, which are recipes and no part of the library.
 sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
@@ -53,7 +54,11 @@ class Loss(SphinxDirective):
         name = self.arguments[0]
         fence = "`" * 6
         entry = f"{fence}{{eval-rst}}\n.. autofunction:: hf_calib.losses.{name}\n{fence}"
-        return [*self.figure_of(name), *self.parse_text_to_nodes(entry)]
+        shown = self.parse_text_to_nodes(entry)
+        for node in shown:
+            for signature in node.findall(addnodes.desc_signature):
+                signature["_toc_name"] = ""  # The heading above it is in the contents of the page.
+        return [*self.figure_of(name), *shown]
 
     def figure_of(self, name: str) -> list[nodes.Node]:
         """The image."""
