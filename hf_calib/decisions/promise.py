@@ -62,16 +62,15 @@ def certified_threshold(
     $$p_m = P(\text{Bin}(m, 1 - a) \le k).$$
 
     Independent tests at every m would each need the level delta / N (Bonferroni). A sequence of tests in a fixed order
-    can use the full level for each, if it stops at the first that fails; but a sequence that starts with the fewest
-    rows often fails there by chance. Therefore there are up to three starts, at numbers of rows that grow by a constant
-    factor and share delta; a sequence that reaches the next start adds its level to that start's (a fallback test). The
-    first start tolerates one error if there are twice as many rows. The starts depend on N only, so one more row
-    changes little. In simulations (`tests/decisions/test_abstain.py`) more rows answer more inputs, from 60 to 3,000
-    rows.
+    can use the full level for each if it stops at the first failure, but with few rows it often fails by chance.
+    Therefore up to three starts, at numbers of rows that grow by a constant factor, share delta, and a sequence that
+    reaches the next start adds its level to that start's (a fallback test). The first start tolerates one error if
+    there are twice as many rows. Starts depend on N only, so one more row changes little. In simulations of 60 to 3,000
+    rows (`tests/decisions/test_abstain.py`) more rows answer more inputs.
 
-    Scores (N,) are in [0, 1]; `right` (N,) bool says whether the answer is correct; `tested` are the starts (None for
-    `starts`). Inputs with a score *above* the threshold are answered: 1 answers none, 0 answers all. Rows with equal
-    scores are answered together or not at all: the threshold is below the last that passed in a random order.
+    Scores (N,) are in [0, 1], `right` (N,) bool is the correctness, and `tested` are the starts (None for `starts`).
+    Inputs with a score *above* the threshold are answered: 1 answers none, 0 answers all. Rows with equal scores are
+    answered together or not at all: the threshold is below the last that passed in a random order.
 
     Notes:
         The p-values are valid: given the (m + 1)-th highest score, the rows above it are a random sample of all rows

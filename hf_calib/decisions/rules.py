@@ -171,14 +171,12 @@ class AbstainRule(Rule):
 
     $$P\big(\,P(\text{correct} \mid \text{answered}) \ge a\,\big) \ge 1 - \delta.$$
 
-    The guarantee holds for inputs with the distribution of the calibration rows, even if the probabilities are not
-    calibrated. If the model cannot reach a, everything is handed over. `decisions.promise.certified_threshold` explains
-    the test.
+    The guarantee holds for inputs distributed like the calibration rows, even if the model is not calibrated. If the
+    model cannot reach a, everything is handed over. The test is `decisions.promise.certified_threshold`.
 
     Args:
         accuracy, delta: a and delta, in (0, 1). They need log(delta) / log(a) rows, 59 for 0.95 and 299 for 0.99.
-        by_class: guarantee the accuracy for the answers of every class, for all classes together with confidence
-            1 - delta. A class that is predicted too seldom is always handed over.
+        by_class: guarantee the accuracy for each class's answers. Classes predicted too seldom are handed over.
 
     Attributes:
         thresholds_: (C,) a prediction of a class is answered if its probability is above the threshold.
@@ -267,10 +265,10 @@ class AbstainRule(Rule):
         right, n_classes = predicted == targets, rows.shape[1]
         if not self.by_class:
             return np.full(n_classes, certified_threshold(confidences, right, accuracy, self.delta))
-        # delta is shared among the classes predicted most often that have rows enough for their share. A class that is
-        # always answered needs its share no longer, and the others share anew (Holm's step-down): while no promise is
-        # broken, the classes left hold all whose promise could be, and their levels sum to at most delta. More classes
-        # left never raise a level, and a class keeps its starts, so that a larger level passes all that a smaller does.
+        # The most frequently predicted classes with enough rows share delta. A class that is always answered no longer
+        # needs its share, which the others get (Holm's step-down): while no guarantee is violated, the other classes
+        # include all whose guarantee could be, with levels of at most delta in total. Further classes never raise a
+        # level, and a class keeps its starts, so a larger level passes everything that a smaller one does.
         counts = np.bincount(predicted, minlength=n_classes)
         left = np.argsort(-counts, kind="stable")
         thresholds = np.full(n_classes, NEVER)
@@ -292,8 +290,7 @@ class AbstainRule(Rule):
 class CostRule(Rule):
     r"""Make the decision with the lowest expected cost; if that is the last column of C + 1, -1, "hand over".
 
-    Use it if errors have different costs, or if handing over has a cost. Unlike the other rules it relies on the
-    probabilities, so they must be calibrated:
+    Use it if errors or handing over have different costs. Unlike in other rules, probabilities must be calibrated:
 
     $$\arg\min_d \sum_y p_y\, \text{costs}_{y d}.$$
 
@@ -355,9 +352,9 @@ class CostRule(Rule):
 class PredictionSets(Rule):
     r"""Return all classes that are probable enough, so that the set has the true class with probability 1 - alpha.
 
-    Use it if a person or a second model chooses among few candidates. Unlike that of `AbstainRule`, the guarantee is an
-    average over calibration rows and inputs, and no input is handed over. With the scores s of the N calibration rows,
-    and the k-th smallest of them q, where k = ceil((N + 1) (1 - alpha)):
+    Use it if a person or a second model chooses among few candidates. Unlike in `AbstainRule`, the guarantee is an
+    average over calibration rows and inputs, and no input is handed over. With the k-th smallest score q of the N
+    calibration rows, where k = ceil((N + 1) (1 - alpha)):
 
     $$\{c : s_c \le q\}, \quad s_c = 1 - p_c \text{ (lac)}, \quad s_c = \sum_{j : p_j > p_c} p_j \text{ (aps)}.$$
 
@@ -458,9 +455,8 @@ class LabelThresholds(Rule):
             precision is not guaranteed.
 
     Attributes:
-        thresholds_: (C,) a label is predicted if its probability is above the threshold, which is midway between the
-            two probabilities that it separates, or for "precision" the lower one. A probability of 0 is never
-            predicted.
+        thresholds_: (C,) a label is predicted if its probability is above the threshold, the midpoint of the two
+            probabilities that it separates, or for "precision" the lower one. A probability of 0 never is.
         pooled_: (C,) bool, True for labels with the common threshold.
 
     References:

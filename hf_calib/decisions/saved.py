@@ -36,8 +36,7 @@ class Decisions:
     Args:
         rule: a rule fitted to probabilities as the model serves them.
         class_names: C names in the model's order.
-        measured: results of `rule.measure` on rows that it was not fitted to; may be empty.
-        n_measured: number of those rows.
+        measured, n_measured: results of `rule.measure` on rows that it was not fitted to, if any, and their number.
         fingerprint: hash of the model's weights by `hf_calib.export.folder.fingerprint`; None if unknown.
 
     >>> rule = CostRule([[0, 1, 0.3], [10, 0, 0.3]])

@@ -1,4 +1,4 @@
-"""Our metrics in the `evaluate` library: `evaluate.load(module_path(), "ece")`, for code that already works with it."""
+"""Calibration metrics for code that uses the `evaluate` library: `evaluate.load(module_path(), "ece")`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 
 
 def module_path() -> str:
-    """Where the module lies, for `evaluate.load`.
+    """Return the path of the module for `evaluate.load`.
 
     Its configurations are "ece", "adaptive_ece", "classwise_ece", "smooth_ece" and "brier", which are also the keys of
-    the results. Predictions are probabilities (N, C), references class indices (N,), further arguments those of the
-    function in `hf_calib.metrics`, such as n_bins.
+    the results. Predictions are probabilities (N, C), references are class indices (N,), and further arguments are
+    those of the function in `hf_calib.metrics`, such as n_bins.
 
     >>> import evaluate
     >>> metric = evaluate.load(module_path(), "brier")

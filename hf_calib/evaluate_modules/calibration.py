@@ -1,4 +1,4 @@
-"""A module of `evaluate`, which copies this file: one metric for each configuration."""
+"""A module for `evaluate`, which copies this file, with one metric per configuration."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +21,7 @@ FUNCTIONS: dict[str, Callable[..., float]] = {
 
 
 class Calibration(evaluate.Metric):
-    """A metric of hf_calib, by the name of the configuration. 0 is best."""
+    """The metric of hf_calib with the name of the configuration; 0 is best."""
 
     def _info(self) -> evaluate.MetricInfo:
         name = self.config_name

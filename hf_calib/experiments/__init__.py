@@ -1,4 +1,4 @@
-"""Experiments: YAML arguments with command-line overrides, and one training from data to report."""
+"""Experiments: YAML arguments with command-line overrides, and a run from data to report."""
 
 from hf_calib.experiments.config_file import parse_arguments
 from hf_calib.experiments.reported_training import train_and_report

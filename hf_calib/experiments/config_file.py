@@ -24,22 +24,22 @@ from hf_calib._errors import InputError, InputValueError, check, did_you_mean, e
 def parse_arguments(dataclass_types: Iterable[Any], argv: Sequence[str] | None = None) -> tuple[Any, ...]:
     """Fill dataclasses from the command line, and from the files after `--config`.
 
-    Files set defaults, a later `--config` wins over an earlier one (a task, then a loss), and the command line wins
-    over all. Their values are read as if they had been typed: `learning_rate: 2e-5`, which YAML takes for a string,
-    is a number, and `eval_strategy: no` or `run_name: 2026-01-31`, which it takes for a truth value and a date, are
-    texts. A file's `bf16: true` (or fp16) is switched off, with a line on stderr, on a machine that cannot train in it.
+    Files set defaults, a later `--config` overrides an earlier one (a task, then a loss), and the command line
+    overrides all files. Values of files are read as if they had been typed: `learning_rate: 2e-5`, a string in YAML, is
+    a number, and `eval_strategy: no` or `run_name: 2026-01-31`, a boolean and a date in YAML, are texts. On a machine
+    that cannot train in it, a file's `bf16: true` (or fp16) is switched off, with a line on stderr.
 
     Args:
-        dataclass_types: for example `(DataArguments, CalibrationTrainingArguments)`.
-        argv: the command line without the program's name; `sys.argv[1:]` by default, for a script, whose errors in what
-            was passed to it then end it with one line in place of a traceback.
+        dataclass_types: dataclasses, for example `(DataArguments, CalibrationTrainingArguments)`.
+        argv: command line without the program's name. The default is `sys.argv[1:]`, for a script; errors in its
+            arguments then end the script with one line instead of a traceback.
 
     Returns:
         One instance per dataclass, in order.
 
     Raises:
-        ValueError: if a file is missing, is not a YAML mapping, has a key that no dataclass knows, or a `null` where
-            the default is a value.
+        ValueError: if a file is missing, is not a YAML mapping, has an unknown key, or a `null` for an argument whose
+            default is a value.
 
     >>> from dataclasses import dataclass
     >>> @dataclass
@@ -60,7 +60,7 @@ def parse_arguments(dataclass_types: Iterable[Any], argv: Sequence[str] | None =
 
 
 class _Values(yaml.SafeLoader):
-    """YAML's values, of which 2e-5 is a number, too; names are words, and there once."""
+    """YAML loader in which 2e-5 is a number, and names are strings without repeats."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         found: dict[Any, Any] = {}
@@ -77,7 +77,7 @@ _Values.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+012345
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The lines of a YAML file as they would be typed: words and lists of them; mappings have YAML's values."""
+    """Return the lines of a YAML file as they would be typed: words and lists of words; mappings have YAML's values."""
     check(os.path.isfile(path), "--config to name an existing YAML file", str(path), "check the path")
     try:
         text = path.read_text(encoding="utf-8")
@@ -91,7 +91,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _as_argv(path: Path, known: Mapping[str, Any]) -> list[str]:
-    """The lines of a file as typed, without 16 bits where no accelerator here computes in them."""
+    """The lines of a file as typed, without 16 bits if no accelerator of this machine supports them."""
     argv: list[str] = []
     can_compute = {"bf16": is_torch_bf16_gpu_available, "fp16": torch.accelerator.is_available}
     for name, value in read_config(path).items():
@@ -114,7 +114,7 @@ def _as_argv(path: Path, known: Mapping[str, Any]) -> list[str]:
 
 
 def _say_input_errors(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """One line for what a user passed, as the command line has it; a traceback for a bug."""
+    """A context that prints input errors in one line, like the command line; bugs have a traceback."""
     if not isinstance(error, InputError):
         sys.__excepthook__(kind, error, trace)
         return

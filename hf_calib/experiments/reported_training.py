@@ -1,4 +1,4 @@
-"""One training from start to report: what a finished run prints and leaves on disk."""
+"""A run from training to report, with its printed results and its files."""
 
 from __future__ import annotations
 
@@ -37,26 +37,27 @@ def train_and_report(
     elsewhere: Mapping[str, Any] | None = None,
     resume: bool | str | None = None,
 ) -> dict[str, float]:
-    """Train, report the test set before and after the calibration map, and save the calibrated model.
+    """Train, report the test set before and after calibration, and save the calibrated model.
 
-    In `output_dir`: `calibrated/`, the model for a plain pipeline, or `uncalibrated/` without a map; `report/`, the
-    calibration report with its figures, which lies in `calibrated/calibration/` too, for the model card; for a loss
-    with gammas, `gammas.png`; `predictions.safetensors`, the logits and labels of the calibration and test rows; and
-    last of all `results.json`, the numbers.
+    It writes to `output_dir`: `calibrated/`, the model for a plain pipeline, or `uncalibrated/` without a calibrator;
+    `report/`, the calibration report with figures, also in `calibrated/calibration/` for the model card; `gammas.png`
+    for a loss with gammas; `predictions.safetensors`, the logits and labels of the calibration and test rows; and last
+    `results.json`, the metrics.
 
     Args:
-        trainer: with its datasets; the test set should be none of them.
-        test_dataset: what is reported.
-        elsewhere: name -> inputs of none of the classes, whose labels are not read; the report says how well the
-            model's uncertainty separates them from the test set, before and after the map. Not for multi-label models.
-        resume: as for `Trainer.train`: a checkpoint, or True for the newest; by default `args.resume_from_checkpoint`.
+        trainer: a trainer with its datasets, none of which should be the test set.
+        test_dataset: the rows of the report.
+        elsewhere: name -> OOD inputs, whose labels are not read. The report shows how well the model's uncertainty
+            separates them from the test set, before and after calibration. Not for multi-label models.
+        resume: as in `Trainer.train`, a checkpoint, or True for the newest; the default is
+            `args.resume_from_checkpoint`.
 
     Returns:
-        The test metrics, keys `test_...`; on every process, once all is written.
+        The test metrics with keys `test_...`, on every process, after everything is written.
 
     Raises:
-        TypeError: if the model cannot be saved as this would at the end; before the run.
-        ValueError: if predictions of elsewhere would have no logits; before the run.
+        TypeError: if the model cannot be saved at the end; raised before the run.
+        ValueError: if predictions of elsewhere would have no logits; raised before the run.
     """
     model = trainer.unwrapped_model
     if not hasattr(model, "save_pretrained"):
@@ -72,13 +73,13 @@ def train_and_report(
     first_step = _FirstStep()
     trainer.add_callback(first_step)
     with warnings.catch_warnings():
-        # As in the papers, the validation set chooses the checkpoint as well; what is reported is the test set.
+        # As in the papers, the validation set also selects the checkpoint; the report is on the test set.
         warnings.filterwarnings("ignore", message="The evaluation split is also the calibration split")
         trained = trainer.train(resume_from_checkpoint=resume or trainer.args.resume_from_checkpoint)
     trainer.remove_callback(first_step)
     folder = Path(str(trainer.args.output_dir))
     if trainer.calibration_map is None:
-        trainer.save_model(str(folder / "uncalibrated"), _internal_call=True)  # no push
+        trainer.save_model(str(folder / "uncalibrated"), _internal_call=True)  # It must not push.
     else:
         trainer.save_calibrated_model(folder / "calibrated")
     names = getattr(trainer.model_config, "id2label", None) or {}
@@ -87,7 +88,7 @@ def train_and_report(
     outside = {name: trainer.predict(inputs).predictions for name, inputs in (elsewhere or {}).items()}
     assert trainer.last_evaluation is not None
     if trainer.is_world_process_zero():
-        (folder / "results.json").unlink(missing_ok=True)  # of an earlier run
+        (folder / "results.json").unlink(missing_ok=True)  # It is of an earlier run.
         report = _write_report(trainer, outside, folder)
         if any("gamma_00" in entry for entry in trainer.state.log_history):
             save_figure(gamma_dynamics(trainer.state.log_history), folder / "gammas.png")
@@ -111,13 +112,13 @@ def train_and_report(
         with whole_file(folder / "results.json") as unfinished:
             unfinished.write_text(json.dumps(results, indent=2, allow_nan=False) + "\n", encoding="utf-8")
         print(f"written to {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
-    # A process that ended before would take the first one down with it if its end failed.
+    # If a process ended earlier with an error, it would end the first process, too.
     trainer.accelerator.wait_for_everyone()
     return metrics
 
 
 class _FirstStep(TrainerCallback):
-    """Where a training began: after the steps of the checkpoint that it resumed from."""
+    """Callback that records the first step of a run, which is after those of its checkpoint."""
 
     step = 0
 
@@ -126,7 +127,7 @@ class _FirstStep(TrainerCallback):
 
 
 def _calibration_rows(trainer: CalibrationTrainer, names: Mapping[int, str]) -> Predictions | None:
-    """Logits and labels of the calibration split; called by all processes."""
+    """Logits and labels of the calibration split; all processes call it."""
     if trainer.calibration_split is None:
         return None
     last = trainer.last_evaluation
@@ -159,7 +160,7 @@ def _write_report(
 
 
 def results_table(report: CalibrationReport, calibration_map: str | None) -> str:
-    """The trainer's metrics with their 95% intervals, before and after the map in words; of labels, the averages."""
+    """Return a table of the trainer's metrics with 95% intervals, before and after calibration; labels are averaged."""
     titles = TITLES if report.multi_label else LOGGED_METRICS
     states = [state.metrics for state in (report.before, report.after) if state is not None]
     rows = [["", "before"] if calibration_map is None else ["", "before", f"after {calibration_map}"]]

@@ -1,4 +1,4 @@
-"""Calibrated models on disk and on the Hub: folding, unfolding, saving, model cards."""
+"""Calibrated models on disk and on the Hub: folding, unfolding, saving and pushing."""
 
 from hf_calib.export.fold import fold, fold_temperature
 from hf_calib.export.folder import save_folded, standalone_copy

@@ -1,4 +1,4 @@
-"""Folding: a fitted scaler is written into a model's classification head, which then needs no code of ours."""
+"""Folding of a fitted calibrator into a model's classification head, which then needs no code of this library."""
 
 from __future__ import annotations
 
@@ -36,55 +36,55 @@ if TYPE_CHECKING:
 _Model = TypeVar("_Model", bound=nn.Module)
 Batch = Mapping[str, Any]
 
-# The entries of a record that are numbers of the map, or which map it is.
+# The entries of a record with the numbers or the name of the calibrator.
 PARAMETERS = (
     *("temperature", "temperatures", "weight", "bias", "sha256", "choice"),
     *("scaler", "train_prior", "target_prior"),
 )
-# All that a record says of a map, where it is and what it was fitted on; the rest is about the training.
+# All entries of a record about the calibrator, its head and its rows; the others are about the training.
 OF_THE_MAP = ("method", *OF_PAIRS, *PARAMETERS, "folded", "head", "criterion", "split", "n_examples")
 
 
 def fold(model: _Model, scaler: BaseEstimator, *, batch: Batch | None = None) -> _Model:
-    r"""Write a fitted scaler into the classification head, in place, so that the model returns scaled logits.
+    r"""Fold a fitted calibrator into the classification head, in place, so that the model returns calibrated logits.
 
     Use it before saving, pushing or exporting: plain pipelines and exports of the model are then calibrated
-    (docs/guides/serve.md has what servers do). `fold_temperature` does the same with a bare number. Scalers that are
-    not a linear function of the logits (Dirichlet, ensemble, spline, isotonic, histogram) cannot be folded.
+    (docs/guides/serve.md covers servers). `fold_temperature` does the same with a number. Calibrators that are not an
+    affine function of the logits (Dirichlet, ensemble, spline, isotonic, histogram) cannot be folded.
 
     $$(A W) h + (A b + c) = A (W h + b) + c$$
 
-    with A = 1/T (temperature), diag(1/T_1, ..., 1/T_C) (per label), diag(w) (vector) or the whole matrix.
+    where A is 1/T (temperature), diag(1/T_1, ..., 1/T_C) (per label), diag(w) (vector) or the whole matrix.
 
-    The head is found by what it does, not by its name: it is the linear layer with one output per label whose
-    transformation transforms the logits in the same way. Where logits are an average of several heads, all of
-    them are transformed. Of a causal language model whose head is its input embedding, the last norm takes the
-    temperature. On any failure the weights are as they were, bit for bit.
+    The head is found by its effect, not by its name: it is the linear layer with one output per label whose
+    transformation transforms the logits in the same way. If the logits are an average of several heads, all of them
+    are transformed. If the head of a causal language model is its input embedding, the temperature is folded into the
+    last norm. After any failure the weights are unchanged, bit for bit.
 
     Args:
-        model: a transformers classifier of sequences, tokens or images, in float32 or float64; its
-            problem_type (softmax or sigmoid) must be the scaler's. Or a `sentence_transformers.CrossEncoder`;
-            its activation_fn decides then, and one logit with a sigmoid takes a scaler with multi_label=True; where
-            the logit is that of a language model's tokens (`LogitScore`), a temperature.
-        scaler: fitted on this model's logits.
-        batch: inputs of the model, on which the head is found and checked; a few rows are enough. None draws
-            token ids or pixels that fit the model's config.
+        model: a transformers classifier of sequences, tokens or images in float32 or float64, whose problem_type
+            (softmax or sigmoid) is that of the calibrator. Or a `sentence_transformers.CrossEncoder`, whose
+            activation_fn decides: one logit with a sigmoid needs a calibrator with multi_label=True, and the logit of a
+            language model's tokens (`LogitScore`) needs a temperature.
+        scaler: a calibrator fitted to this model's logits.
+        batch: a few rows of model inputs, on which the head is found and checked. None draws token ids or pixels that
+            fit the model's config.
 
     Returns:
-        The same model. `model.config.calibration`, a dict that is saved with it, records this: "method"
-        ("temperature", "per_label_temperature", "vector", "matrix" or "prior_correction"), "folded", "head"
-        (names of the layers) and the scaler's parameters, of a matrix its SHA-256; of a prior correction both
-        priors, the method of the "scaler" before it, and its parameters. Other entries are kept.
+        The same model. The dict `model.config.calibration`, which is saved with it, has "method" ("temperature",
+        "per_label_temperature", "vector", "matrix" or "prior_correction"), "folded", "head" (names of the layers) and
+        the calibrator's parameters, or the SHA-256 of a matrix. For a prior correction it has both priors, and the
+        method and parameters of the "scaler" before it. Other entries are kept.
 
     Raises:
-        TypeError: if the scaler cannot be folded; if model or batch is of the wrong type.
-        ValueError: if the scaler is not fitted, or for other classes or another problem type; if the model was
-            folded before, is a regression, holds PEFT layers, or has 16-bit weights (whose rounding is 1e-4 to 1e-3
-            of the logits); if no head is found, or it would need a bias that loading would drop.
+        TypeError: if the calibrator cannot be folded, or model or batch has the wrong type.
+        ValueError: if the calibrator is not fitted, or is for other classes or another problem type; if the model was
+            folded before, is a regression, has PEFT layers, or has 16-bit weights (whose rounding is 1e-4 to 1e-3 of
+            the logits); if no head is found, or it would need a bias that loading would drop.
 
     Notes:
-        The new logits agree with the scaler's to 1e-5 of the largest. Training mode, requires_grad, gradients
-        and random states are left as they were. docs/guides/pairs.md has rerankers.
+        The new logits agree with the calibrator's to 1e-5 of the largest. Training mode, requires_grad, gradients and
+        random states do not change. docs/guides/pairs.md covers rerankers.
 
     References:
         Guo et al. 2017, "On calibration of modern neural networks", section 4.2.
@@ -106,21 +106,21 @@ def fold(model: _Model, scaler: BaseEstimator, *, batch: Batch | None = None) ->
 def fold_temperature(model: _Model, temperature: float, *, batch: Batch | None = None) -> _Model:
     r"""Divide the classification head by a temperature, in place, so that the model returns logits / T.
 
-    It does what `fold` does with a fitted `TemperatureScaling`, for a temperature that is known as a number:
+    It is `fold` with a fitted `TemperatureScaling`, for a temperature given as a number:
 
     $$(W / T) h + b / T = (W h + b) / T$$
 
     Args:
-        model: as for `fold`, softmax or sigmoid.
+        model: as in `fold`, with softmax or sigmoid.
         temperature: T, finite and above 0.
-        batch: as for `fold`.
+        batch: as in `fold`.
 
     Returns:
         The same model, with its record in `model.config.calibration`.
 
     Raises:
-        TypeError: if temperature is not a number; if model or batch is of the wrong type.
-        ValueError: if temperature is out of range, or `fold` refuses the model.
+        TypeError: if temperature is not a number, or model or batch has the wrong type.
+        ValueError: if temperature is out of range, or the model cannot be folded.
 
     >>> from transformers import BertConfig, BertForSequenceClassification
     >>> config = BertConfig(
@@ -141,7 +141,7 @@ def fold_temperature(model: _Model, temperature: float, *, batch: Batch | None =
 
 
 def fold_and_return_head(model: nn.Module, scaler: Any, batch: Batch | None) -> dict[str, torch.Tensor]:
-    """Do what `fold` does; return the head's tensors from before, by their names in the state dict."""
+    """Fold like `fold`, and return the head's previous tensors by their names in the state dict."""
     recorded = check_can_be_folded(model)
     _check_scaler(model, scaler)
     weight, bias = scaler.affine_map()
@@ -174,9 +174,9 @@ def fold_and_return_head(model: nn.Module, scaler: Any, batch: Batch | None) -> 
 
 
 def check_can_be_folded(model: nn.Module) -> dict[str, Any]:
-    """Raise for a model that `fold` refuses whatever the scaler; return what `model.config.calibration` holds already.
+    """Raise if no calibrator can be folded into the model; return the content of `model.config.calibration`.
 
-    It is cheap, so to be called before any fitting.
+    The check is cheap, so it can be called before any fit.
     """
     check_is_plain(model)
     config = classifier_of(model).config
@@ -197,7 +197,7 @@ def check_can_be_folded(model: nn.Module) -> dict[str, Any]:
 
 
 def check_is_plain(model: nn.Module) -> None:
-    """Raise unless it is a transformers model, or a CrossEncoder, whose weights can be changed in float32."""
+    """Raise unless the model is a transformers model or CrossEncoder whose weights can be changed in float32."""
     classifier = classifier_of(model)
     is_model = isinstance(classifier, nn.Module) and hasattr(classifier, "config")
     way_out = "pass the model itself, without its DistributedDataParallel or other wrapper"
@@ -220,7 +220,7 @@ def check_is_plain(model: nn.Module) -> None:
 
 
 def _on_device(batch: Batch, device: torch.device) -> dict[str, Any]:
-    """The inputs of a batch without its labels."""
+    """The inputs of a batch, without labels, on the model's device."""
     way_out = 'pass the model\'s inputs, such as {"input_ids": ids, "attention_mask": mask}'
     check_type(isinstance(batch, Mapping), "batch to be a dict of tensors", type(batch).__name__, way_out)
     inputs = {name: value for name, value in batch.items() if name != "labels"}
@@ -228,7 +228,7 @@ def _on_device(batch: Batch, device: torch.device) -> dict[str, Any]:
 
 
 def _check_logits(logits: FloatArray, mapping: AffineMap) -> None:
-    """Raise if no head can be found by them, or if the scaler has other classes."""
+    """Raise if no head can be found from these logits, or if the calibrator has other classes."""
     n_classes = logits.shape[-1]
     n_fitted = len(mapping.weight) if mapping.weight.ndim else n_classes
     requirement = f"scaler to be fitted on {n_classes} classes, as the model has"
@@ -239,15 +239,15 @@ def _check_logits(logits: FloatArray, mapping: AffineMap) -> None:
     check(informative, "the model's logits to be finite and not all 0", got, way_out)
 
 
-# Scalers in models
+# Calibrators in models
 
 
 def _check_scaler(model: nn.Module, scaler: Any) -> None:
-    """Raise for a scaler that is not fitted, or not for the probabilities that the model's pipelines make."""
+    """Raise if a calibrator is not fitted, or is not for the probabilities of the model's pipelines."""
     from sklearn.utils.validation import check_is_fitted
 
     method_of(scaler, folds=True)
-    for each in (scaler, getattr(scaler, "scaler", None)):  # a prior correction and the map before it
+    for each in (scaler, getattr(scaler, "scaler", None)):  # A prior correction and its scaler.
         if each is not None:
             check_is_fitted(each)
             _check_numbers(each)
@@ -260,7 +260,7 @@ def _check_scaler(model: nn.Module, scaler: Any) -> None:
     kind = "a multi-label" if multi_label else "a single-label"
     same = multi_label == applies_sigmoid(model)
     check(same, f"model to be {kind} classifier, as the scaler is", got, way_out)
-    # A difference of two of the head's outputs: nothing else of them makes a slope or an offset.
+    # The logit is a difference of two of the head's outputs, which has no other slope or offset.
     holds = not scores_tokens(model) or temperature_of(scaler) is not None
     way_out = "fit TemperatureScaling(multi_label=True), or call the scaler's predict_proba on the scores"
     requirement = "scaler to be a temperature for a CrossEncoder of a language model"
@@ -280,7 +280,7 @@ def _check_numbers(scaler: Any) -> None:
 
 
 def _check_heads(model: Any, heads: Mapping[str, nn.Module], scaler: Any, n_classes: int) -> None:
-    """Raise where no head was found, or it would need a bias that is lost as soon as the model is saved and loaded."""
+    """Raise if no head was found, or it would need a bias that is lost when the model is saved and loaded."""
     title, temperature = map_title(method_of(scaler, folds=True)), temperature_of(scaler)
     if not heads and has_tied_head(model):
         way_out = "fit TemperatureScaling, which its last norm takes, or set tie_word_embeddings=False in its config"
@@ -299,7 +299,7 @@ def _check_heads(model: Any, heads: Mapping[str, nn.Module], scaler: Any, n_clas
 
 
 def _check_holds(holds: bool, scaler: Any, got: str) -> None:
-    """Raise where the head does not hold the scaler."""
+    """Raise if the calibrator cannot be folded into the head."""
     title = map_title(method_of(scaler, folds=True))
     requirement = f"model to have a linear head that {title} can be folded into"
     way_out = "keep the scaler beside the model, and call its predict_proba on the logits"
@@ -310,25 +310,25 @@ def _check_holds(holds: bool, scaler: Any, got: str) -> None:
 
 
 def _kinds(model: Any) -> set[str]:
-    """Classes of sentence-transformers that it is of, told by name, as that package may not be installed."""
+    """The names of the object's sentence-transformers classes, since that package may not be installed."""
     return {
         kind.__name__ for kind in type(model).__mro__ if kind.__module__.startswith("sentence_transformers.")
     }
 
 
 def is_cross_encoder(model: Any) -> bool:
-    """Whether it is a `sentence_transformers.CrossEncoder`."""
+    """Whether the model is a `sentence_transformers.CrossEncoder`."""
     return "CrossEncoder" in _kinds(model)
 
 
 def classifier_of(model: Any) -> Any:
-    """The transformers model that a CrossEncoder calls, a classifier or a language model; any other model as it is."""
+    """Return the transformers model of a CrossEncoder, a classifier or a language model; other models are unchanged."""
     if not is_cross_encoder(model):
         way_out = "fit a scaler on the logits of the classifier that takes its embeddings"
         check_type(not _kinds(model), "model to be a classifier", type(model).__name__, way_out)
         return model
     modules = [type(module).__name__ for module in model.children()]
-    # Scores must not be made in modules of its own behind that model; an ONNX session is no module.
+    # No other module of a CrossEncoder may follow that model; an ONNX session is not a module.
     plain = modules[1:] in ([], ["LogitScore"]) and isinstance(model.model, nn.Module)
     got = f"{type(model.model).__name__} in {modules}"
     way_out = "keep the scaler beside the model, and call its predict_proba on the logits"
@@ -337,17 +337,17 @@ def classifier_of(model: Any) -> Any:
 
 
 def scores_tokens(model: Any) -> bool:
-    """Whether it is a CrossEncoder of a language model: its score is a token's logit, or one less another."""
+    """Whether the model is a CrossEncoder of a language model, whose score is a logit or a difference of two."""
     return is_cross_encoder(model) and type([*model.children()][-1]).__name__ == "LogitScore"
 
 
 def applies_sigmoid(model: Any) -> bool:
-    """Whether the probabilities are sigmoids: as a CrossEncoder's activation or a model's problem_type says."""
+    """Whether the probabilities are sigmoids, by a CrossEncoder's activation or a model's problem_type."""
     config = getattr(classifier_of(model), "config", None)
     multi_label = getattr(config, "problem_type", None) == "multi_label_classification"
     if not is_cross_encoder(model):
         return multi_label
-    # Where it applies nothing, a pipeline on the saved folder decides.
+    # If it applies nothing, a pipeline of the saved folder decides.
     answers = {nn.Sigmoid: True, nn.Softmax: False, nn.Identity: multi_label or model.num_labels == 1}
     found = [answer for kind, answer in answers.items() if isinstance(model.activation_fn, kind)]
     requirement = "model to apply a sigmoid, a softmax or nothing to its logits"

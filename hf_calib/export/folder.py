@@ -1,4 +1,4 @@
-"""The folder of a model: its files, the fingerprint of its weights, and saving one with the map folded in."""
+"""The folder of a model: its files, the fingerprint of its weights, and saving with a folded calibrator."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ INDEX = "model.safetensors.index.json"
 ADAPTERS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 LOSS_STATE_NAME = "calibration_loss.safetensors"
-# Servers load every safetensors file of the root as weights: what else is of this form lies in another place.
+# Servers load every safetensors file in the root as weights, so other such files are in another place.
 PUSHED_LOSS_STATE = "calibration/loss.safetensors"
 KEPT_HEAD = Path("calibration", "head.safetensors")
 _FOLDED = "sha256_of_the_folded_head"
 
-# Names of weights, in the order in which they are removed and written. At each step, what can be loaded is the
-# old model, nothing, or the new model: a file that makes others loadable comes after them.
+# Names of weights in the order in which they are removed and written. At each step only the old model, nothing or
+# the new model can be loaded: a file that makes others loadable comes after them.
 _WEIGHTS = (
     "adapter_model.*",
     "model*-of-*.safetensors",
@@ -47,12 +47,12 @@ _WEIGHTS = (
     ADAPTER_CONFIG,
 )
 _PICKLES = {".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pt2", ".pth"}
-# Pickles that every training leaves behind: that these are not pushed needs no mention.
+# Pickles of every run, which are silently not pushed.
 _OF_A_TRAINING = ("training_args.bin", "optimizer*", "scheduler*", "scaler.pt", "rng_state*")
 
 
 class Files(NamedTuple):
-    """Files of a folder, by their paths in a repository; the pickles, and links to folders or out of the folder."""
+    """Files of a folder by their paths in a repository, pickles, and links to folders or out of the folder."""
 
     pushed: dict[str, Path]
     left_out: tuple[str, ...]
@@ -60,7 +60,7 @@ class Files(NamedTuple):
 
 
 def files_of(folder: Path) -> Files:
-    """The files of a folder that a push would upload, and those that it would leave out."""
+    """Return the files of a folder that a push uploads, and those that it leaves out."""
     pushed: dict[str, Path] = {}
     left_out, links = [], []
     for path in _walk(folder, "_*", "checkpoint-*"):
@@ -75,7 +75,7 @@ def files_of(folder: Path) -> Files:
 
 
 def copy_files(files: Mapping[str, Path], made: Path, left_out: Iterable[str] = ()) -> None:
-    """Copy files to these paths in a folder, but a model's weights and those of such forms."""
+    """Copy files to these paths in a folder, except weights and files of their formats."""
     for name, path in files.items():
         if not (is_weights(name) or any(fnmatch(name, form) for form in left_out)):
             (made / name).parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def copy_files(files: Mapping[str, Path], made: Path, left_out: Iterable[str] = 
 
 
 def _walk(folder: Path, *left_out: str) -> Iterator[Path]:
-    """Files and links in a folder and below it, without hidden ones, caches, and those of these forms in the folder."""
+    """Files and links in and below a folder, without hidden files, caches, and files of these formats in the root."""
     for path in sorted(folder.iterdir()):
         if any(fnmatch(path.name, form) for form in (".*", "__pycache__", *left_out)):
             continue
@@ -97,7 +97,7 @@ def _walk(folder: Path, *left_out: str) -> Iterator[Path]:
 
 
 def _is_pickle(path: Path) -> bool:
-    """Whether loading it may run code, by its name or by how it begins."""
+    """Whether loading a file may run code, by its name or first bytes."""
     if path.suffix.lower() in _PICKLES:
         return True
     with path.open("rb") as file:
@@ -109,36 +109,36 @@ def _is_pickle(path: Path) -> bool:
 
 
 def is_weights(name: str) -> bool:
-    """Whether a file of this name in the root is loaded as weights, or says which are."""
+    """Whether a file with this name in the root is loaded as weights or as their index."""
     return "/" not in name and _turn(name) > 0
 
 
 def replace_model(made: Path, target: Path) -> None:
-    """Move a finished model into a folder, and remove what another one left there of its weights and of its map.
+    """Move a finished model into a folder, and remove the weights and the calibrator of an earlier model there.
 
-    The old weights go before anything else changes, and the new ones come last. A process that is killed in
-    between leaves a folder that cannot be loaded, not folded weights beside a config that denies it.
+    The old weights are removed first, and the new weights are written last. A process that is killed in between leaves
+    a folder that cannot be loaded, and never folded weights with a config without a calibrator.
     """
     for path in sorted(target.iterdir(), key=lambda path: _turn(path.name)):
         if is_weights(path.name):
             path.unlink()
     for name in (KEPT_HEAD, MAP_NAME):
         its_own = not (target / name).parent.is_symlink() or (target / name).parent == target
-        if its_own and not (made / name).exists():  # that of the old model
+        if its_own and not (made / name).exists():  # It is of the old model.
             (target / name).unlink(missing_ok=True)
     move_files(made, target, order=lambda path: _turn(path.name))
 
 
 def _turn(name: str) -> int:
-    """When a file is removed or written; 0, before all weights, for what is none."""
+    """The order in which a file is removed or written; 0, before all weights, for other files."""
     return next((i for i, form in enumerate(_WEIGHTS, 1) if fnmatch(name, form)), 0)
 
 
 def fingerprint(model: Any) -> str:
-    """The SHA-256 of a model's weights: names, dtypes, shapes and bytes, in the order of the names.
+    """Return the SHA-256 of a model's weights: names, dtypes, shapes and bytes, in the order of the names.
 
-    The same model, saved and loaded again in the dtype it was saved in, has the same one, on any device. What lies
-    beside a model is known by it to be about this one.
+    It does not depend on the device, and does not change if the model is saved and loaded in the same dtype. Files next
+    to a model are matched to it by this fingerprint.
 
     Args:
         model: any `nn.Module`; parameters and persistent buffers count.
@@ -157,24 +157,24 @@ def fingerprint(model: Any) -> str:
 
 
 def hash_of(tensors: Mapping[str, Tensor]) -> str:
-    """The SHA-256 of tensors by name, as `fingerprint` has it of a whole model."""
+    """Return the SHA-256 of tensors by name, as `fingerprint` does for a model."""
     found = sha256()
     for name, tensor in sorted(tensors.items()):
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        # NumPy has no bfloat16; its bytes are the same.
+        # NumPy has no bfloat16, but the bytes are the same.
         found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 
 def keep_head(folder: Path, before: Mapping[str, Tensor], folded: Mapping[str, Tensor]) -> None:
-    """Write a head's tensors from before the fold beside the model, with a hash of the folded ones."""
+    """Write a head's tensors from before the fold next to the model, with a hash of the folded tensors."""
     (folder / KEPT_HEAD).parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.cpu().contiguous() for name, tensor in before.items()}
     save_file(tensors, folder / KEPT_HEAD, metadata={_FOLDED: hash_of(folded)})
 
 
 def read_kept_head(file: str | os.PathLike[str], folded: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """Read what `keep_head` wrote; None where that was for other weights, as those of a head trained since."""
+    """Return the tensors of `keep_head`, or None if they are for other weights, such as a head trained since."""
     try:
         with safe_open(file, "pt") as opened:
             is_of_these = (opened.metadata() or {}).get(_FOLDED) == hash_of(folded)
@@ -193,11 +193,11 @@ Place = str | os.PathLike[str]
 
 
 def standalone_copy(model: Any, state_dict: Mapping[str, Tensor] | None = None) -> Any:
-    """A float32 copy on the CPU that owes nothing to the training: no adapters, autocast or sharding.
+    """Return a float32 copy of a model on the CPU, without adapters, autocast or sharding.
 
     Args:
         model: the unwrapped model.
-        state_dict: its full weights, where the model itself holds only a shard.
+        state_dict: its full weights, if the model itself has only a shard.
 
     Raises:
         TypeError: if the model cannot be saved for a pipeline.
@@ -212,14 +212,14 @@ def standalone_copy(model: Any, state_dict: Mapping[str, Tensor] | None = None) 
         plain = copy.deepcopy(model)
     if hasattr(plain, "merge_and_unload"):
         plain = plain.merge_and_unload()
-    plain.config.return_dict = True  # pipelines expect it
+    plain.config.return_dict = True  # Pipelines need it.
     return plain.cpu().float().eval()
 
 
 def check_overwrites_no_original(output_dir: Place, originals: Iterable[Place]) -> None:
-    """Raise where saving would replace what folding and merging start from: the folders that `loaded_from` names.
+    """Raise if saving would replace a folder of `loaded_from`, from which folding or merging starts.
 
-    Folding can be undone, merging cannot; and a process that is killed while it replaces a model leaves neither.
+    Folding can be undone, but merging cannot, and a process that is killed while it replaces a model leaves neither.
     """
     folder = Path(output_dir)
     is_original = folder.exists() and folder.resolve() in {Path(name).resolve() for name in originals}
@@ -230,7 +230,7 @@ def check_overwrites_no_original(output_dir: Place, originals: Iterable[Place]) 
 
 
 def loaded_from(model: Any) -> set[str]:
-    """Where a model, and the base model of its adapters, were loaded from: whole paths, or names on the Hub."""
+    """Return where a model and the base model of its adapters were loaded from: full paths or names on the Hub."""
     adapters = getattr(model, "peft_config", None) or {}
     names = {
         getattr(model, "name_or_path", None),
@@ -249,22 +249,22 @@ def save_folded(
     processing_class: Any,
     about: Mapping[str, Any] | None = None,
 ) -> None:
-    """Save a standalone copy with a fitted scaler folded in, and its calibration.json: the whole directory or nothing.
+    """Save a standalone copy with a folded calibrator and its calibration.json, completely or not at all.
 
-    In a directory that exists, weights and the map of another model are replaced; all other files stay. The head from
-    before the fold is kept in it, for `unfold`.
+    In an existing directory, the weights and the calibrator of another model are replaced, and all other files are
+    unchanged. The head from before the fold is kept in the directory, for `unfold`.
 
     Args:
-        plain: what `standalone_copy` returns.
-        scaler: any that `fold` takes.
-        output_dir: the folder; a new one appears whole.
-        batch: as for `fold`.
-        processing_class: a tokenizer or image processor, which is saved too; or None.
-        about: what calibration.json says of the map besides its numbers.
+        plain: result of `standalone_copy`.
+        scaler: a calibrator that `fold` accepts.
+        output_dir: the directory.
+        batch: as in `fold`.
+        processing_class: a tokenizer or image processor to save with the model, or None.
+        about: further entries of calibration.json.
 
     Raises:
-        ValueError: if `fold` refuses the model or the scaler.
-        OSError: if the directory cannot be written; it is as it was then.
+        ValueError: if the model or the calibrator cannot be folded.
+        OSError: if the directory cannot be written; it is then unchanged.
     """
     with whole_folder(Path(output_dir), replace_model) as folder:
         write_folded(plain, scaler, folder, batch=batch, processing_class=processing_class, about=about)
@@ -273,7 +273,7 @@ def save_folded(
 def write_folded(
     plain: Any, scaler: Any, folder: Path, *, batch: Any, processing_class: Any, about: Any = None
 ) -> str:
-    """Do what `save_folded` does in an empty folder; return the fingerprint of the folded weights."""
+    """Write the files of `save_folded` to an empty folder; return the fingerprint of the folded weights."""
     before = fold_and_return_head(plain, scaler, batch)
     plain.save_pretrained(folder)
     head, state = plain.config.calibration["head"], plain.state_dict()

@@ -1,4 +1,4 @@
-"""Heads: the layers that a model's logits come from, found by what they do, and changed."""
+"""Heads, the layers that compute a model's logits: finding them by their effect, and changing them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from hf_calib._errors import InputValueError, check, expected
 from hf_calib.metrics.checks import check_type
 from hf_calib.scaling.affine import AffineMap, FloatArray
 
-TOLERANCE = 1e-5  # of the largest logit
+TOLERANCE = 1e-5  # Relative to the largest logit.
 
-_ROWS = 4  # of a synthetic batch
+_ROWS = 4  # The rows of a synthetic batch.
 _TOKENS = 8
 
 
 def synthetic_batch(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """A few random rows of token ids or pixels as the model's config describes them."""
+    """Return a few random rows of token ids or pixels that fit the model's config."""
     name, config = model.main_input_name, model.config
     text = config.get_text_config()
     generator = torch.Generator().manual_seed(0)
@@ -42,12 +42,12 @@ def synthetic_batch(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def _token_ids(config: PreTrainedConfig, generator: torch.Generator) -> torch.Tensor:
-    """Draw ordinary tokens, with one end token last, which sequence-to-sequence classifiers look for."""
+    """Draw ordinary tokens and one end token, which sequence-to-sequence classifiers need."""
     roles = ("pad", "bos", "eos", "sep", "cls", "mask", "decoder_start")
     special = {role: getattr(config, f"{role}_token_id", None) for role in roles}
     reserved = {token for ids in special.values() for token in (ids if isinstance(ids, list) else [ids])}
     ordinary = torch.tensor([token for token in range(config.vocab_size) if token not in reserved])
-    rows = 1 if special["pad"] is None else _ROWS  # decoders take no second row without a padding token
+    rows = 1 if special["pad"] is None else _ROWS  # Without a padding token, decoders accept one row only.
     ids = ordinary[torch.randint(len(ordinary), (rows, _TOKENS), generator=generator)]
     end = special["eos"]
     if end is not None:
@@ -57,7 +57,7 @@ def _token_ids(config: PreTrainedConfig, generator: torch.Generator) -> torch.Te
 
 @contextmanager
 def undisturbed(model: PreTrainedModel) -> Iterator[None]:
-    """Run the model for inference in full precision, and leave every mode and random state as it was."""
+    """A context for inference in full precision that restores every mode and random state."""
     training = {module: module.training for module in model.modules()}
     python_state = random.getstate()
     numpy_state = np.random.get_state()
@@ -79,8 +79,8 @@ def undisturbed(model: PreTrainedModel) -> Iterator[None]:
 
 
 def float64_logits(model: PreTrainedModel, inputs: Mapping[str, Any]) -> FloatArray:
-    """The model's logits for a batch, in float64."""
-    # The class's forward: mixed-precision training leaves one on the instance that rounds to 16 bits.
+    """Return the model's logits for a batch in float64."""
+    # It uses the class's forward, because mixed-precision training leaves one on the instance that rounds to 16 bits.
     try:
         outputs = type(model).forward(model, **inputs)
     except Exception as error:
@@ -95,17 +95,17 @@ def float64_logits(model: PreTrainedModel, inputs: Mapping[str, Any]) -> FloatAr
 def find_heads(
     model: PreTrainedModel, inputs: Mapping[str, Any], logits: FloatArray, mapping: AffineMap
 ) -> dict[str, nn.Module]:
-    """The layers, by name, whose transformation transforms the logits alike; empty where there are none.
+    """Return the layers, by name, whose transformation transforms the logits in the same way; empty if there are none.
 
-    They are linear layers, or, for a temperature of a language model whose head is its embedding, its last norm. They
-    are tried with a map of the same kind as the given one that is far from the identity, so that it tells heads apart.
+    They are linear layers or, for the temperature of a language model whose head is its embedding, its last norm. The
+    test uses a map of the same kind that is far from the identity, so that it separates heads from other layers.
     """
     scales = np.linspace(0.5, 2, logits.shape[-1])
     kinds = [np.array(0.5), scales, np.roll(np.diag(scales), 1, axis=0)]
     probe = AffineMap(kinds[mapping.weight.ndim])
     tied = mapping.weight.ndim == 0 and has_tied_head(model)
     layers = norms_of_hidden_size(model) if tied else linear_layers(model, logits.shape[-1])
-    # From the last, which is nearly always the head. Several heads that are averaged stand beside the body.
+    # The last layer is tried first, because it is nearly always the head. Averaged heads are next to the body.
     candidates = [{name: layers[name]} for name in reversed(layers)]
     candidates += [] if tied else [linear_layers(model, logits.shape[-1], beside_the_body=True)]
     for heads in candidates:
@@ -116,7 +116,7 @@ def find_heads(
 
 
 def linear_layers(model: Any, n_outputs: int, *, beside_the_body: bool = False) -> dict[str, Any]:
-    """All linear layers with so many outputs, by name."""
+    """Return all linear layers with this number of outputs, by name."""
     body = f"{getattr(model, 'base_model_prefix', '')}."
     return {
         name: module
@@ -128,13 +128,13 @@ def linear_layers(model: Any, n_outputs: int, *, beside_the_body: bool = False) 
 
 
 def has_tied_head(model: Any) -> bool:
-    """Whether the layer that makes the logits has the weight of the input embedding, as many language models."""
+    """Whether the head shares its weight with the input embedding, as in many language models."""
     head = getattr(model, "get_output_embeddings", lambda: None)()
     return head is not None and getattr(head, "weight", None) is model.get_input_embeddings().weight
 
 
 def norms_of_hidden_size(model: Any) -> dict[str, Any]:
-    """The layers whose only parameters are one number for each hidden unit, or two: norms, by name, in order."""
+    """Return the norms by name and in order: layers with only one or two parameters per hidden unit."""
     size = (getattr(model.config.get_text_config(), "hidden_size", None),)
     return {
         name: module
@@ -145,13 +145,13 @@ def norms_of_hidden_size(model: Any) -> dict[str, Any]:
 
 
 def agree(logits: FloatArray, wanted: FloatArray) -> bool:
-    """Whether two sets of logits are the same up to `TOLERANCE`."""
+    """Whether two sets of logits are equal up to `TOLERANCE`."""
     return bool(np.abs(logits - wanted).max() <= TOLERANCE * np.abs(wanted).max())
 
 
 @contextmanager
 def transformed(heads: Mapping[str, nn.Module], mapping: AffineMap) -> Iterator[None]:
-    """Transform heads for the length of a with block; the weights come back bit for bit."""
+    """A context with transformed heads, which restores the weights bit for bit."""
     before = tensors_of(heads)
     try:
         transform(heads, mapping)
@@ -161,7 +161,7 @@ def transformed(heads: Mapping[str, nn.Module], mapping: AffineMap) -> Iterator[
 
 
 def tensors_of(heads: Mapping[str, nn.Module]) -> dict[str, torch.Tensor]:
-    """Copies of the heads' weights and biases, by their names in the model's state dict."""
+    """Return copies of the heads' weights and biases by their names in the model's state dict."""
     return {
         f"{name}.{part}": parameter.detach().clone()
         for name, head in heads.items()
@@ -171,7 +171,7 @@ def tensors_of(heads: Mapping[str, nn.Module]) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def restore(heads: Mapping[str, nn.Module], tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write back what `tensors_of` returned, and take away a bias that was not there."""
+    """Restore the result of `tensors_of`, and remove a bias that did not exist."""
     for name, head in heads.items():
         for part, parameter in list(head.named_parameters(recurse=False)):
             if f"{name}.{part}" in tensors:
@@ -181,7 +181,7 @@ def restore(heads: Mapping[str, nn.Module], tensors: Mapping[str, torch.Tensor])
 
 
 def transform(heads: Mapping[str, nn.Module], mapping: AffineMap) -> None:
-    """Apply a map to what the heads return; to each weight and bias once, also where heads share them."""
+    """Apply an affine map to the heads' outputs, by changing each weight and bias once, also if heads share them."""
     done: set[int] = set()
     scaled = AffineMap(mapping.weight)
     for head in heads.values():
@@ -201,7 +201,7 @@ def transform(heads: Mapping[str, nn.Module], mapping: AffineMap) -> None:
 
 
 def _weight_of_zero(norm: Any) -> float:
-    """The weight at which a norm returns nothing but its bias: 0, or -1 where it multiplies by 1 + weight (Gemma)."""
+    """The weight at which a norm returns its bias only: 0, or -1 if it multiplies by 1 + weight (Gemma)."""
     bare = copy.deepcopy(norm)
     for parameter in bare.parameters():
         parameter.zero_()
@@ -210,22 +210,22 @@ def _weight_of_zero(norm: Any) -> float:
 
 
 def as_loaded(model: PreTrainedModel) -> PreTrainedModel:
-    """The model as `from_pretrained` builds it before it reads the weights: a bias that this one lacks is dropped."""
+    """Return the model as `from_pretrained` builds it, without weights; it drops biases that it does not have."""
     with torch.device("meta"):
         return type(model)(copy.deepcopy(model.config))
 
 
 def head_loses_bias(model: Any, n_outputs: int | None) -> bool:
-    """Whether no layer that can be the head has a bias when the model is loaded; False where this cannot be told.
+    """Whether no layer that can be the head has a bias when the model is loaded; False if unknown.
 
-    Only its class and config are looked at: it may have adapters, and its weights may be sharded.
+    Only the class and the config are used, because the model may have adapters and sharded weights.
     """
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
     if n_outputs is None or not isinstance(model, PreTrainedModel):
         return False
     try:
         fresh = as_loaded(model)
-    except TypeError:  # a user's own class, which is not made from its config alone
+    except TypeError:  # A user's class may need more than a config.
         return False
     layers = linear_layers(fresh, n_outputs, beside_the_body=True) or linear_layers(fresh, n_outputs)
     return bool(layers) and all(layer.bias is None for layer in layers.values())

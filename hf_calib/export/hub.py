@@ -1,4 +1,4 @@
-"""Pushing a folder with a model to the Hub: what of it is uploaded, and which weights there it replaces."""
+"""Pushing the folder of a model to the Hub: the uploaded files, and the weights that they replace."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ logger = logging.getLogger(__name__)
 
 
 class Changes(NamedTuple):
-    """Changes that a push is about to make: paths in the repository, and in the folder what is not pushed of it."""
+    """The changes of a push: paths that it removes in the repository, and paths of the folder that are not pushed."""
 
     repo_id: str
     uploaded: tuple[str, ...]
-    removed: tuple[str, ...]  # weights in its root that would be loaded in place of the pushed ones
-    left_out: tuple[str, ...]  # pickles, but not those that every training leaves
-    links: tuple[str, ...] = ()  # to folders, and to what lies outside
+    removed: tuple[str, ...]  # Weights that would be loaded instead of the pushed ones.
+    left_out: tuple[str, ...]  # Pickles other than those of every run.
+    links: tuple[str, ...] = ()  # Links to folders and to files outside.
 
     def lines(self) -> list[str]:
-        """The changes in words, for the user to read before the upload."""
+        """Return the changes in words, for the user to read before the upload."""
         removed, left_out = ", ".join(self.removed), ", ".join(self.left_out)
         lines = {
             f"{removed} in {self.repo_id} would be loaded in place of the pushed weights, and will be removed. Earlier "
@@ -53,7 +53,7 @@ class Changes(NamedTuple):
 
 
 def log_changes(changes: Changes) -> None:
-    """Log what is removed, and what is left out."""
+    """Log the removed and left-out files."""
     for line in changes.lines():
         logger.warning(line)
 
@@ -70,34 +70,35 @@ def push_folder(
     announce: Callable[[Changes], None] = log_changes,
     run_as_future: bool = False,
 ) -> CommitInfo | Future[CommitInfo]:
-    """Upload a folder with a model in one commit, which also removes weights that would be loaded in its place.
+    """Upload the folder of a model in one commit, which also removes weights that would be loaded instead.
 
-    `HfApi.upload_folder` makes several commits where there are many files, uploads pickles, and removes nothing.
-    Whoever loads the repository meanwhile, or after a push that failed, gets it as it was before. What else is in it
-    stays, as does a new repository or branch of a push that failed.
+    `HfApi.upload_folder` makes several commits for many files, uploads pickles, and removes nothing. During the push,
+    or after a push that failed, the repository loads as before. All other files in it are unchanged, and a new
+    repository or branch remains after a push that failed.
 
     Args:
-        folder: with config.json and safetensors weights. Neither pickles, `checkpoint-*`, `_*`, hidden files nor links
-            to folders or out of this one are uploaded; `calibration_loss.safetensors` becomes
+        folder: a folder with config.json and safetensors weights. Pickles, `checkpoint-*`, `_*`, hidden files, and
+            links to folders or out of the folder are not uploaded; `calibration_loss.safetensors` becomes
             `calibration/loss.safetensors`.
-        repo_id: "owner/name", or "name" for the owner of the token. A new repository is made where there is none.
-        token: with write access; None takes HF_TOKEN or that of `hf auth login`. It is never logged or saved.
+        repo_id: "owner/name", or "name" for the owner of the token; a repository that does not exist is created.
+        token: a token with write access; None uses HF_TOKEN or the token of `hf auth login`. It is never logged or
+            saved.
         private: whether a new repository is private; None is the owner's default.
-        revision: the branch, which is made from main where there is none; None is main.
+        revision: the branch, which is created from main if it does not exist; None is main.
         create_pr: whether to open a pull request instead of changing the branch.
-        message: the commit's first line.
-        announce: called before the commit, and again if others have changed the repository meanwhile.
-        run_as_future: whether to upload in the background, once the folder has been checked.
+        message: first line of the commit message.
+        announce: a function called before the commit, and again if the repository has changed in the meantime.
+        run_as_future: whether to upload in the background after the folder is checked.
 
     Returns:
-        The commit, or a future of it. `pr_url` is that of the pull request.
+        The commit, or a future of it. `pr_url` is the address of the pull request.
 
     Raises:
-        ValueError: if the folder, the names or the token are wrong, or the Hub refuses them.
+        ValueError: if the folder, the names or the token are wrong, or the Hub rejects them.
         OSError: if a file cannot be read, or the Hub cannot be reached after several attempts.
 
     Notes:
-        Where the Hub is busy or takes a commit of others first, the push is tried again after 1, 2, 4 and 8 seconds.
+        If the Hub is busy or another commit comes first, the push is repeated after 1, 2, 4 and 8 seconds.
     """
     check_destination(repo_id, revision, token)
     files = _checked_files(Path(folder))
@@ -116,15 +117,15 @@ def push_folder(
 
 
 def _in_the_way(names: Iterable[str], pushed: dict[str, Path]) -> tuple[str, ...]:
-    """Weights in a repository's root that transformers, peft or vLLM would load in place of the pushed ones."""
+    """Weights in a repository's root that transformers, peft or vLLM would load instead of the pushed ones."""
     others = {name for name in names if is_weights(name) or name == LOSS_STATE_NAME} - pushed.keys()
-    if WEIGHTS not in pushed and INDEX not in pushed:  # adapters, which are found before whole models
+    if WEIGHTS not in pushed and INDEX not in pushed:  # Adapters are loaded before whole models.
         others = {name for name in others if name.startswith("adapter_")}
     return tuple(sorted(others))
 
 
 def _checked_files(folder: Path) -> Files:
-    """The files of a folder that holds a whole model."""
+    """The files of a folder, checked for a complete model."""
     way_out = "name a folder that save_calibrated_model or hf-calib calibrate wrote"
     got = f"{folder}, a file" if folder.exists() else f"{folder}, which does not exist"
     check(folder.is_dir(), "folder to be a folder with a model", got, way_out)

@@ -1,4 +1,4 @@
-"""Exported programs: a classifier as an ONNX graph or a torch ExportedProgram, which run without its Python code."""
+"""Exports of a classifier as an ONNX graph or a torch ExportedProgram, which need no Python code of the model."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from hf_calib._errors import InputValueError, check, expected
 FORMATS = {"onnx": "model.onnx", "torch": "model.pt2"}
 
 _PACKAGES = ("onnx", "onnxruntime", "onnxscript")
-# A protobuf file ends at 2 GiB; larger weights go into a file beside it.
+# A protobuf file has at most 2 GiB; larger weights are in a separate file.
 _MOST_IN_ONE_FILE = 2**30
 _AXES = ("batch", "sequence")
 
 
 def check_packages() -> None:
-    """Raise unless what ONNX needs is installed."""
+    """Raise unless the packages for ONNX are installed."""
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     check(
         not missing, "onnx to be installed", f"no {' and no '.join(missing)}", "pip install 'hf_calib[onnx]'"
@@ -36,16 +36,16 @@ def check_packages() -> None:
 
 
 def write_program(model: Any, batch: Mapping[str, Tensor], path: Path) -> None:
-    """Export a model on the CPU, in evaluation mode, whose batch axis, and of tokens the sequence axis, may vary.
+    """Export a model on the CPU in evaluation mode, with variable batch and, for tokens, sequence axes.
 
-    The batch has at least two rows and, of tokens, two columns, as axes of size one are taken for fixed.
+    The batch needs at least two rows and, for tokens, two columns, because axes of size one count as fixed.
     """
     from transformers import exporters
 
     to_onnx = path.suffix == ".onnx"
     kind = "Onnx" if to_onnx else "Dynamo"
     exporter, config = getattr(exporters, f"{kind}Exporter"), getattr(exporters, f"{kind}Config")
-    # An axis that cannot vary is an error in this form, not silently fixed.
+    # In this form, an axis that cannot vary is an error instead of being fixed silently.
     varies = torch.export.Dim.DYNAMIC
     shapes = {name: dict.fromkeys((0,) if name == "pixel_values" else (0, 1), varies) for name in batch}
     try:
@@ -55,19 +55,19 @@ def write_program(model: Any, batch: Mapping[str, Tensor], path: Path) -> None:
                 _save_onnx(program, path)
             else:
                 torch.export.save(program, path)
-    except Exception as error:  # whatever the tracing of foreign code raises
+    except Exception as error:  # Tracing may raise any error.
         got = f"{type(error).__name__} ({' '.join(str(error).split())[:300]})"
         way_out = "serve it with transformers, or report this architecture to transformers"
         raise InputValueError(expected("the model", "be exportable by transformers", got, way_out)) from error
 
 
 def _save_onnx(program: Any, path: Path) -> None:
-    """Save a graph that returns the logits only, with axes named "batch" and "sequence"."""
+    """Save a graph that returns only the logits, with axes named "batch" and "sequence"."""
     import onnx_ir
     from onnx_ir.passes.common import RemoveUnusedNodesPass
 
     graph = program.graph
-    # Those of decoders hold their cache, too.
+    # The outputs of decoders include their cache.
     graph.outputs[:] = [value for value in graph.outputs if value.name == "logits"]
     RemoveUnusedNodesPass()(program)
     symbols = {
@@ -88,9 +88,9 @@ def _save_onnx(program: Any, path: Path) -> None:
 
 @contextmanager
 def _only_logits(model: Any) -> Iterator[None]:
-    """Let a model return {"logits": ...}: without the cache of a decoder, and without classes of transformers.
+    """A context in which a model returns only {"logits": ...}, without a cache or classes of transformers.
 
-    torch refuses to load a program whose outputs are of a class that nobody has imported.
+    torch cannot load a program whose outputs have a class that was not imported.
     """
     whole = model.forward
     model.forward = lambda **inputs: {"logits": whole(**inputs).logits}
@@ -102,12 +102,12 @@ def _only_logits(model: Any) -> Iterator[None]:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Keep exporters from printing their progress, and from warning about versions: the result is checked."""
+    """A context without the progress output and version warnings of exporters, because the result is checked."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
-            # copyreg meets it in the tree specs of torch 2.13 itself.
+            # The tree specs of torch 2.13 cause it in copyreg.
             warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
             yield
     finally:
@@ -115,7 +115,7 @@ def _quietly() -> Iterator[None]:
 
 
 def load_program(path: Path) -> Any:
-    """Load what `write_program` wrote, as a function of a batch of any size that returns something with logits."""
+    """Load a program of `write_program` as a function of a batch of any size, whose result has logits."""
     if path.suffix != ".onnx":
         program = torch.export.load(path).module()
         return lambda **batch: SimpleNamespace(**program(**batch))
@@ -123,7 +123,7 @@ def load_program(path: Path) -> Any:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 3  # errors
+    options.log_severity_level = 3  # Errors only.
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     names = {value.name for value in session.get_inputs()}
 
@@ -136,7 +136,7 @@ def load_program(path: Path) -> Any:
 
 @torch.no_grad()
 def logits_of(program: Any, batches: Sequence[Mapping[str, Tensor]]) -> list[np.ndarray]:
-    """The logits of each batch, in float64; of tokens, those that are not padding, one row each."""
+    """The logits of each batch in float64; for tokens, one row for each that is not padding."""
     found = []
     for batch in batches:
         logits = program(**batch).logits.double().numpy()

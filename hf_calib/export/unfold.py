@@ -1,4 +1,4 @@
-"""Unfolding: the model as it was before a scaler was folded into its classification head."""
+"""Unfolding: restoring a model's classification head from before a fold."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ _Model = TypeVar("_Model", bound=nn.Module)
 
 
 def unfold(model: _Model, *, revision: str | None = None) -> _Model:
-    r"""Undo `fold`, in place and bit for bit: the model returns the logits that the scaler was fitted on.
+    r"""Undo `fold`, in place and bit for bit, so that the model returns the logits that the calibrator was fitted to.
 
-    Use it to train on, to fit another map, or to compare the logits. `hf-calib unfold MODEL OUT` does it for a
-    folder or a name on the Hub.
+    Use it for further training, to fit another calibrator, or to compare logits. `hf-calib unfold MODEL OUT` does the
+    same for a folder or a name on the Hub.
 
-    The head from before the fold is looked for where the model was loaded from, a folder or the Hub:
-    `save_calibrated_model` and `hf-calib calibrate` keep it beside the model, with a hash of these weights.
+    The head from before the fold is read from where the model was loaded, a folder or the Hub: `save_calibrated_model`
+    and `hf-calib calibrate` keep it next to the model, with a hash of these weights.
 
     Args:
-        model: a folded one, in float32 or float64; or a `sentence_transformers.CrossEncoder`.
-        revision: of a model on the Hub that was not loaded from the main branch.
+        model: a folded model in float32 or float64, or a `sentence_transformers.CrossEncoder`.
+        revision: revision of a model on the Hub that was not loaded from the main branch.
 
     Returns:
-        The same model. `model.config.calibration` keeps what is not about the map, such as the loss.
+        The same model. `model.config.calibration` keeps entries that are not about the calibrator, such as the loss.
 
     Raises:
-        TypeError: if model is of the wrong type.
-        ValueError: if no map is folded into the model, it holds PEFT layers or 16-bit weights, or the head from before
-            the fold was not kept for these weights: load the model that was folded again.
+        TypeError: if model has the wrong type.
+        ValueError: if no calibrator is folded into the model, the model has PEFT layers or 16-bit weights, or the head
+            from before the fold was not kept for these weights; in the last case load the original model again.
 
     >>> from transformers import BertConfig, BertForSequenceClassification
     >>> from hf_calib import fold_temperature
@@ -62,7 +62,7 @@ def unfold(model: _Model, *, revision: str | None = None) -> _Model:
 
 
 def _heads_and_kept(model: Any, revision: str | None) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
-    """The layers that hold the map, by name, and their tensors from before the fold."""
+    """The folded layers by name, and their tensors from before the fold."""
     classifier = classifier_of(model)
     modules = dict(classifier.named_modules())
     heads = {name: modules.get(name) for name in recorded_in(classifier.config).get("head") or ()}
@@ -78,7 +78,7 @@ def _heads_and_kept(model: Any, revision: str | None) -> tuple[dict[str, Any], M
     try:
         file = cached_file(source, KEPT_HEAD.as_posix(), revision=revision, **quiet)
         kept = None if file is None else read_kept_head(file, tensors_of(heads))  # type: ignore[arg-type]
-    except (OSError, TypeError, ValueError):  # there is no such folder or repository, or no longer
+    except (OSError, TypeError, ValueError):  # The folder or repository may no longer exist.
         pass
     got = f"none for these weights in {source or 'a model that was not saved'}"
     way_out = (

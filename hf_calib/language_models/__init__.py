@@ -1,4 +1,4 @@
-"""Language models as calibrated classifiers: option tokens, prompts, scores of longer options, shifted losses."""
+"""Language models as calibrated classifiers: option tokens, prompts, scores of longer options, and shifted losses."""
 
 from hf_calib.language_models.label_tokens import label_token_classifier, to_language_model
 from hf_calib.language_models.options import option_log_likelihoods

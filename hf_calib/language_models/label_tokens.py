@@ -1,4 +1,4 @@
-"""A language model's option tokens as a classifier, and the classifier's rows back in the language model's head."""
+"""Classifiers of a language model's option tokens, and the conversion back to a language model."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from hf_calib.export.heads import float64_logits, synthetic_batch, undisturbed
 from hf_calib.models.prompts import KEY as PROMPT_KEY
 from hf_calib.models.prompts import PromptTemplate
 
-KEY = "label_tokens"  # of a classifier's config.json: which tokens of which language model its classes are
+KEY = "label_tokens"  # In config.json: the tokens of the classes and their language model.
 
 _AS_TEXTS = 'pass {"yes": " yes", "no": " no"}, or more of them'
 _BY_SCORES = "score its options with option_log_likelihoods, whose rows every metric and map takes"
 
-# Of the largest logit, by the model's dtype.
+# Relative to the largest logit, by the model's dtype.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 0.05, torch.float16: 0.01}
 
 
@@ -37,19 +37,19 @@ def label_token_classifier(
     *,
     prompt: PromptTemplate | None = None,
 ) -> Any:
-    r"""Make a sequence classifier of a causal language model: a class for each of a few next tokens.
+    r"""Make a sequence classifier of a causal language model, with a class for each of a few next tokens.
 
-    For judges, guards and rerankers, that answer "yes" or "no", or A to D: its probabilities are those of the answer
-    among the options. It is a plain transformers model: it trains, calibrates, folds, decides, serves and exports as
-    every other one here. Options of several tokens are scored with `option_log_likelihoods`.
+    Use it for judges, guards and rerankers that answer "yes" or "no", or A to D: its probabilities are those of the
+    answer among the options. The result is a plain transformers model, so training, calibration, folding, decisions and
+    exports work as for any classifier. Score options of several tokens with `option_log_likelihoods`.
 
     $$z_k = h_{\text{last}} \cdot W_{t_k}$$
 
-    with h the last hidden state at a prompt's last token and W the rows of the head, tied to the embeddings or not.
+    where h is the last hidden state at a prompt's last token, and W has the rows of the head, tied or not.
 
     Args:
-        model: a causal language model of an architecture that transformers has a sequence classifier for (Llama, Qwen,
-            Mistral, Phi-3, Gemma, GPT-2, OPT, GPT-NeoX, SmolLM, ...), any float dtype.
+        model: a causal language model of any float dtype, whose architecture has a sequence classifier in transformers
+            (Llama, Qwen, Mistral, Phi-3, Gemma, GPT-2, OPT, GPT-NeoX, SmolLM, ...).
         tokenizer: its tokenizer.
         labels: class name -> the text of its token, as it follows a prompt, `{"yes": " yes", "no": " no"}`; or a
             sequence of texts that are the names too.
@@ -61,13 +61,13 @@ def label_token_classifier(
 
     Raises:
         TypeError: if model is not a causal language model, or labels are not texts.
-        ValueError: if a label is not one token of the model's vocabulary, two labels are the same, there is no padding
+        ValueError: if a label is not one token of the model's vocabulary, two labels are equal, there is no padding
             token, the architecture has no sequence classifier, or its logits differ from the language model's (Gemma
-            2's soft capping, heads whose biases differ between the options; GPT-2's with padding on the left).
+            2's soft capping, heads with different biases of the options, GPT-2 with padding on the left).
 
     Notes:
-        The logits of the two models are compared on padded rows before it is returned. Inputs must not end with the
-        padding token. In 16 bits it can be used and trained; `fold` wants `model.float()` first.
+        The logits of both models are compared on padded rows before the classifier is returned. Inputs must not end
+        with the padding token. It can be used and trained in 16 bits; call `model.float()` before `fold`.
 
     Example::
 
@@ -84,7 +84,7 @@ def label_token_classifier(
     got = f"token {max(ids)} for a head of {len(head.weight)}"
     way_out = "model.resize_token_embeddings(len(tokenizer)), or take the tokenizer of this model"
     check(max(ids) < len(head.weight), "labels to be tokens of the model's vocabulary", got, way_out)
-    # A bias that all options share changes no probability; a classifier's head has none.
+    # A bias that all options share changes no probability, and a classifier's head has none.
     bias = torch.zeros(len(ids)) if getattr(head, "bias", None) is None else head.bias.detach()[ids].double()
     got = f"biases from {float(bias.min()):.3g} to {float(bias.max()):.3g} in its head"
     is_shared = float((bias - bias.mean()).abs().max()) <= 1e-6
@@ -94,7 +94,7 @@ def label_token_classifier(
     way_out = "set tokenizer.pad_token to a token that no text ends with"
     check(padding is not None, "tokenizer to have a padding token", "none, and no end token", way_out)
     config = copy.deepcopy(model.config)
-    config.id2label = dict(enumerate(tokens))  # which sets num_labels
+    config.id2label = dict(enumerate(tokens))  # This sets num_labels.
     config.label2id = {name: number for number, name in enumerate(tokens)}
     config.problem_type = "single_label_classification"
     config.get_text_config().pad_token_id = config.pad_token_id = padding
@@ -119,19 +119,19 @@ def label_token_classifier(
 def to_language_model(classifier: Any, language_model: Any = None) -> Any:
     """Write the rows of a `label_token_classifier` back into the head of its language model.
 
-    For servers that read the log-probabilities of option tokens: after a training, or with a temperature folded in,
-    the language model's logits at the option tokens are the classifier's. Other tokens keep their rows, so use it for
-    the answer only, not to generate.
+    Use it for servers that read the log-probabilities of option tokens: after training, or with a folded temperature,
+    the language model's logits of the option tokens are those of the classifier. Other tokens keep their rows, so use
+    the result for answers only, not for generation.
 
     Args:
-        classifier: made by `label_token_classifier`, trained or folded since.
-        language_model: the one that it was made of, whose head is needed; None loads it by the name in the config.
+        classifier: a result of `label_token_classifier`, possibly trained or folded.
+        language_model: the original language model, whose head is needed; None loads it by the name in the config.
 
     Returns:
-        A causal language model with the classifier's body, in its dtype, and a head of its own, not tied to embeddings.
+        A causal language model with the classifier's body and dtype, and with a head that is not tied to embeddings.
 
     Raises:
-        ValueError: if the classifier's record of its tokens or the language model does not fit, or its head has a bias.
+        ValueError: if the classifier's record of tokens or the language model does not fit, or its head has a bias.
     """
     record: Any = getattr(getattr(classifier, "config", None), KEY, None)
     is_ours = isinstance(classifier, PreTrainedModel) and isinstance(record, Mapping) and "ids" in record
@@ -167,7 +167,7 @@ def to_language_model(classifier: Any, language_model: Any = None) -> Any:
 
 
 def option_tokens(tokenizer: Any, labels: Mapping[str, str] | Sequence[str]) -> dict[str, int]:
-    """The token of each option by its class name; refused where a text is not one token, or two are the same."""
+    """Return the token of each option by class name; raise if a text is not one token, or two tokens are equal."""
     texts = list(labels.values()) if isinstance(labels, Mapping) else labels
     if not are_texts(texts):
         message = expected("labels", "be texts by class name, or a list of texts", repr(labels), _AS_TEXTS)
@@ -193,24 +193,24 @@ def option_tokens(tokenizer: Any, labels: Mapping[str, str] | Sequence[str]) -> 
 
 
 def are_texts(values: Any) -> bool:
-    """Whether they are a sequence of texts, and not one text."""
+    """Whether the value is a sequence of texts rather than one text."""
     is_list = isinstance(values, Sequence) and not isinstance(values, str)
     return is_list and all(isinstance(text, str) for text in values)
 
 
 def without_adapters(model: Any) -> Any:
-    """The model that adapters are on, or the model itself."""
+    """Return the base model of adapters, or the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def is_causal(model: Any) -> bool:
-    """Whether the model, also one with adapters, predicts next tokens, and reads its prompt by the same decoder."""
+    """Whether a model, also with adapters, predicts next tokens with the decoder that reads its prompt."""
     plain = without_adapters(model)
     return bool(getattr(plain, "can_generate", bool)()) and not plain.config.is_encoder_decoder
 
 
 def keeps_positions(model: Any) -> bool:
-    """Whether the model, also one with adapters, makes the logits of chosen positions alone."""
+    """Whether a model, also with adapters, can compute the logits of selected positions only."""
     return "logits_to_keep" in inspect.signature(without_adapters(model).forward).parameters
 
 
@@ -220,10 +220,10 @@ def _check_classifier(holds: bool, model: Any, reason: str) -> None:
 
 
 def _check_same_logits(model: Any, classifier: Any, tokens: list[int], side: str) -> None:
-    """Raise where the classifier of padded rows does not give the language model's logits, up to a constant a row."""
+    """Raise unless the classifier's logits of padded rows equal the language model's up to a constant per row."""
     (ids,) = synthetic_batch(classifier).values()
     padding = classifier.config.get_text_config().pad_token_id
-    # The end token may be the padding, which is not the last of a prompt.
+    # The end token may be the padding token, which must not end a prompt.
     ids = ids.masked_fill(ids == padding, int(padding == 0))
     places = (3, 0) if side == "left" else (0, 3)
     padded = {

@@ -1,4 +1,4 @@
-"""Scores of options of any length: log-likelihoods of what may follow a prompt."""
+"""Scores of options of any length: log-likelihoods of possible continuations of a prompt."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ def option_log_likelihoods(
 ) -> NDArray[np.float64]:
     r"""Score each option by its log-likelihood after each prompt.
 
-    For answers of several tokens, or language models that have no sequence classifier: the scores (N, K) are logits to
-    every metric and map here. Options of one token each are cheaper as a `label_token_classifier`.
+    Use it for answers of several tokens, or for language models without a sequence classifier. All metrics and
+    calibrators accept the scores (N, K) as logits. For options of one token, `label_token_classifier` is cheaper.
 
     $$s_{ik} = \sum_t \log p(o_{k,t} \mid \text{prompt}_i, o_{k,<t})$$
 
     Args:
-        model: a causal language model, any float dtype; left as it is.
+        model: a causal language model of any float dtype, which does not change.
         tokenizer: its tokenizer.
         prompts: N texts.
-        options: K texts, as they follow a prompt: mostly with a space before them.
-        batch_size: of sequences, at least 1, whose logits at the options' tokens are held at a time.
-        per_token: the mean over the option's tokens, so that short options have no advantage.
+        options: K texts that follow a prompt, usually beginning with a space.
+        batch_size: number of sequences per batch, at least 1.
+        per_token: whether to use the mean over an option's tokens, so that short options have no advantage.
 
     Returns:
-        (N, K) float64, in nats; at most 0.
+        Scores (N, K), float64, in nats, at most 0.
 
     Raises:
         TypeError: if model is not a causal language model, or prompts or options are not texts.
-        ValueError: if there are too few, or one has no token, one that the model does not know, or more than it reads.
+        ValueError: if there are too few texts, or a text has no tokens, unknown tokens, or too many tokens.
 
     Notes:
-        Prompts and options are tokenized apart, and the tokens joined. Where the joint text would be tokenized
-        otherwise, move the space to the other side.
+        Prompts and options are tokenized separately, and the tokens are concatenated. If the joint text has other
+        tokens, move the space from one side to the other.
 
     References:
         Brown et al. 2020, "Language models are few-shot learners", 2.4 (scores per token).
@@ -95,14 +95,14 @@ def option_log_likelihoods(
 
 @torch.no_grad()
 def _scores(model: Any, pairs: Sequence[tuple[list[int], list[int]]]) -> NDArray[np.float64]:
-    """(N,) log-likelihoods of the second parts; padded on the right, which no position or state knows of."""
+    """The log-likelihoods (N,) of the second parts, with padding on the right, which does not affect the others."""
     padded = partial(pad_sequence, batch_first=True)
     ids = padded([torch.tensor(asked + answer) for asked, answer in pairs])
     mask = padded([torch.ones(len(asked + answer), dtype=torch.long) for asked, answer in pairs])
     marked = [torch.tensor([IGNORE_INDEX] * len(asked) + answer) for asked, answer in pairs]
     labels = padded(marked, padding_value=IGNORE_INDEX)
     places = (labels != IGNORE_INDEX).any(dim=0).nonzero()[:, 0]
-    kept = (places - 1).to(model.device)  # the logits of an answer's token stand at the one before it
+    kept = (places - 1).to(model.device)  # A token's logits are at the position before it.
     inputs = {"input_ids": ids.to(model.device), "attention_mask": mask.to(model.device)}
     only_these = keeps_positions(model)
     logits = model(**inputs, **({"logits_to_keep": kept} if only_these else {})).logits
@@ -113,7 +113,7 @@ def _scores(model: Any, pairs: Sequence[tuple[list[int], list[int]]]) -> NDArray
 
 
 def _check_tokens(model: Any, asked: Sequence[list[int]], answers: Sequence[list[int]]) -> None:
-    """Refuse prompts without a token, tokens that the model does not know, and more of them than it reads."""
+    """Raise for prompts without tokens, with unknown tokens, or with more tokens than the model can read."""
     lengths = [len(ids) for ids in asked]
     got = f"none in prompt {lengths.index(min(lengths))}"
     check(min(lengths) > 0, "prompts to have at least one token", got, "leave empty ones out")

@@ -1,4 +1,4 @@
-"""Losses of causal language models in any loop: the labels are shifted, not the logits."""
+"""Losses of causal language models for any training loop, which shift the labels rather than the logits."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 
 
 class for_causal_lm(torch.nn.Module):  # noqa: N801, it is used as a function
-    """A calibration loss of a causal language model, whose logits at a position are for the next token.
+    """A calibration loss for causal language models, whose logits at a position predict the next token.
 
-    As `compute_loss_func` of a Trainer, or in any loop; `CalibrationTrainer` shifts by itself.
+    Use it as `compute_loss_func` of a Trainer, or in any loop; `CalibrationTrainer` shifts labels by itself.
 
     Args:
-        loss: from `hf_calib.losses`.
+        loss: a loss of `hf_calib.losses`.
 
     Raises:
-        ValueError: if the loss couples the batch: its penalty would be over the tokens of one micro-batch.
+        ValueError: if the loss couples the batch, because its penalty would cover the tokens of one micro-batch.
 
     >>> from hf_calib.losses import cross_entropy
     >>> logits, labels = torch.randn(2, 5, 11), torch.randint(11, (2, 5))
@@ -51,10 +51,10 @@ class for_causal_lm(torch.nn.Module):  # noqa: N801, it is used as a function
         """Compute the loss.
 
         Args:
-            outputs: the model's, or its logits (B, L, V).
-            labels: (B, L) token ids, -100 where there is no loss, as long as the inputs: not shifted.
-            shift_labels: instead, (B, L) that were shifted already, as sequence parallelism gives them.
-            num_items_in_batch: divide the sum by this, as the Trainer passes it; else by the tokens that count.
+            outputs: the model's outputs, or its logits (B, L, V).
+            labels: (B, L) token ids of the inputs' length, not shifted, -100 for tokens without loss.
+            shift_labels: already shifted labels (B, L) instead of `labels`, as in sequence parallelism.
+            num_items_in_batch: divisor of the sum, from the Trainer; by default the number of tokens with loss.
 
         Returns:
             A scalar, in nats.
@@ -63,7 +63,7 @@ class for_causal_lm(torch.nn.Module):  # noqa: N801, it is used as a function
             got = "neither" if labels is None else "both"
             raise InputTypeError(expected("labels or shift_labels", "be given", got, "pass one of them"))
         logits = logits_of(outputs)
-        # The labels are shifted: a shift of the logits would copy them.
+        # The labels are shifted, because shifting the logits would copy them.
         wanted: Any = shift_labels if labels is None else pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
         got = f"{tuple(logits.shape)} and {tuple(wanted.shape)}"
         fits = logits.dim() == 3 and wanted.shape == logits.shape[:2]

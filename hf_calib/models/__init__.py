@@ -1,1 +1,1 @@
-"""Trained models: their tasks, what reads their inputs, and how they are served."""
+"""Trained models: their tasks, their tokenizers and image processors, and pipelines."""

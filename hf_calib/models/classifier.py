@@ -1,4 +1,4 @@
-"""The tasks, one row for each kind of model, and classifiers for them: how they are loaded, checked and run."""
+"""Tasks, a table with a row for each kind of model, and classifiers, which load, check and run the models."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Task:
-    """One row of `TASKS`."""
+    """A row of `TASKS`."""
 
     name: str
-    pipeline: str  # the name of transformers' pipeline that serves it
-    architecture: str  # how the class names of its models end, after "For"
-    example: str  # an input, in the lines of Python that a card shows
-    inputs: str  # the plural of an input
+    pipeline: str  # The name of transformers' pipeline.
+    architecture: str  # The end of its models' class names, after "For".
+    example: str  # An input, for the Python code on a card.
+    inputs: str  # The plural of an input.
     labels: LabelKind = SINGLE_LABEL
     classifier: str | None = (
         None  # the class here, "module.Class", that runs its models; None: there are only cards
@@ -47,14 +47,14 @@ class Task:
 
     @property
     def auto_class(self) -> Any:
-        """The transformers class that loads its models."""
+        """Return the transformers class that loads its models."""
         import transformers
 
         return getattr(transformers, f"AutoModelFor{self.architecture}")
 
     @property
     def classifier_class(self) -> Any:
-        """The class that reads its inputs and runs its models."""
+        """Return the class that reads its inputs and runs its models."""
         requirement, way_out = (
             "the model to be a classifier of texts, tokens or images",
             "use its predictions",
@@ -65,11 +65,11 @@ class Task:
 
     @property
     def shows_all_scores(self) -> bool:
-        """Whether its pipeline gives the scores of all classes where it is asked for them by `top_k=None`."""
+        """Whether its pipeline returns the scores of all classes with `top_k=None`."""
         return self.pipeline in ("text-classification", "image-classification")
 
     def fits(self, config: Mapping[str, Any]) -> bool:
-        """Whether a model with this config.json, whose architecture is one of the task's, gives such labels."""
+        """Whether a model with this config.json and an architecture of the task has the task's kind of labels."""
         if self.n_logits is not None:
             names = config.get("id2label")
             return isinstance(names, Mapping) and len(names) == self.n_logits
@@ -94,7 +94,7 @@ TASKS: dict[str, Task] = {task.name: task for task in _ROWS}
 
 
 def task_of(config: Mapping[str, Any]) -> Task | None:
-    """The task of a model with this config.json; None if it is none of ours.
+    """Return the task of a model with this config.json, or None if it is not supported.
 
     >>> task_of({"architectures": ["BertForSequenceClassification"]}).name
     'text'
@@ -105,11 +105,11 @@ def task_of(config: Mapping[str, Any]) -> Task | None:
     architecture = str(names[0]) if isinstance(names, list) and names else ""
     known = {architecture, *(config.get("auto_map") or {})}
     found = [task for task in _ROWS if any(f"For{task.architecture}" in name for name in known)]
-    # Token and other models have no multi-label form here.
+    # Other models, such as those of tokens, have no multi-label form here.
     return next((task for task in found if task.fits(config)), found[-1] if found else None)
 
 
-# What broken or missing files of a model raise; a RuntimeError is of weights of another shape.
+# The errors of broken or missing files; a RuntimeError means weights of another shape.
 _UNLOADABLE = (
     *(OSError, ValueError, KeyError, ImportError, EOFError, RuntimeError),
     *(SafetensorError, pickle.UnpicklingError),
@@ -117,7 +117,7 @@ _UNLOADABLE = (
 
 
 def load_trained(name: str | Path, model_class: Any, *, trust_remote_code: bool = False) -> Any:
-    """Load a model in float32; a ValueError if it cannot be loaded, or some of its weights are new."""
+    """Load a model in float32; raise ValueError if it cannot be loaded or some of its weights are new."""
     way_out = "name a fine-tuned classifier on the Hub or in a folder; check that its files are complete"
     with refusals("the model", "be loadable", name, way_out):
         model, report = model_class.from_pretrained(
@@ -129,7 +129,7 @@ def load_trained(name: str | Path, model_class: Any, *, trust_remote_code: bool 
 
 
 def check_problem(config: Any, task: Task) -> None:
-    """Refuse the configuration of a model with several labels a row where one is wanted, or the other way round."""
+    """Raise if a model's configuration has several labels per row where one is needed, or the reverse."""
     problem = config.problem_type
     if task.labels is TOKENS:
         return
@@ -161,7 +161,7 @@ def find_task(source: str | Path, *, trust_remote_code: bool = False) -> Task:
 
 @contextmanager
 def refusals(argument: str, requirement: str, got: object, way_out: str) -> Iterator[None]:
-    """Turn the libraries' errors about a name into one line that says what to do."""
+    """A context that converts the libraries' errors about a name into one line with a way out."""
     try:
         yield
     except _UNLOADABLE as error:
@@ -173,38 +173,38 @@ def refusals(argument: str, requirement: str, got: object, way_out: str) -> Iter
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Rows that a classifier can read: they have been checked."""
+    """Checked rows that a classifier can read."""
 
     inputs: Any
-    labels: NDArray[Any] | None = None  # (N,) or (N, C), of what is predicted; None where they are not read
-    sentences: NDArray[np.int64] | None = None  # (N,) which sentence each token is of; None for other tasks
-    note: str | None = None  # on the inputs, for the report
-    name: str = ""  # of the data, in messages
-    counted: Sequence[NDArray[np.bool_]] | None = None  # of sentences, which of their sub-words have a label
+    labels: NDArray[Any] | None = None  # (N,) or (N, C); None if labels are not read.
+    sentences: NDArray[np.int64] | None = None  # (N,) the sentence of each token; None for other tasks.
+    note: str | None = None  # About the inputs, for the report.
+    name: str = ""  # The name of the data in messages.
+    counted: Sequence[NDArray[np.bool_]] | None = None  # The labelled sub-words of sentences.
 
 
 class Served(NamedTuple):
-    """Rows as a pipeline takes them."""
+    """Rows in the form of a pipeline's input."""
 
-    inputs: list[Any]  # of hf_calib.pipeline
-    plain: list[Any]  # of a plain pipeline
-    batch: dict[str, Tensor]  # what the model reads of them
-    options: dict[str, Any]  # of the pipeline
-    call: dict[str, Any]  # of its call
+    inputs: list[Any]  # For hf_calib.pipeline.
+    plain: list[Any]  # For a plain pipeline.
+    batch: dict[str, Tensor]  # The model's inputs.
+    options: dict[str, Any]  # Options of the pipeline.
+    call: dict[str, Any]  # Options of its call.
 
 
 @dataclass(frozen=True, eq=False)
 class Classifier(ABC):
-    """A model and its tokenizer or image processor, as a pipeline would load them, but in float32."""
+    """A model and its tokenizer or image processor, loaded like a pipeline, but in float32."""
 
-    model: Any  # in evaluation mode
-    processing_class: Any  # what is saved beside it: the tokenizer or image processor
-    class_names: tuple[str, ...]  # C of them
+    model: Any  # In evaluation mode.
+    processing_class: Any  # The tokenizer or image processor.
+    class_names: tuple[str, ...]  # C names.
     task: Task
 
     @classmethod
     def load(cls, source: str | Path, task: Task, *, trust_remote_code: bool = False) -> Classifier:
-        """Load a fine-tuned classifier, on the accelerator where there is one."""
+        """Load a fine-tuned classifier, on the accelerator if there is one."""
         model = load_trained(source, task.auto_class, trust_remote_code=trust_remote_code)
         processing = cls.load_processing(source, model, trust_remote_code=trust_remote_code)
         device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
@@ -214,20 +214,20 @@ class Classifier(ABC):
     @staticmethod
     @abstractmethod
     def load_processing(source: str | Path, model: Any, *, trust_remote_code: bool) -> Any:
-        """The tokenizer or image processor, checked."""
+        """Load and check the tokenizer or image processor."""
 
     def encode(self, rows: Dataset, reading: Reading, *, name: str, labelled: bool = True) -> Encoded:
-        """Check rows and make inputs of them, before the model is run; errors call the data by name."""
+        """Check rows and convert them to inputs, before the model is run; errors call the data by name."""
         check(len(rows) > 0, "data to have rows", "none", "check the file or the split")
         labels = self.read_labels(rows, reading, name) if labelled else None
         return replace(self.encode_inputs(rows, reading, name=name), labels=labels)
 
     @abstractmethod
     def encode_inputs(self, rows: Dataset, reading: Reading, *, name: str) -> Encoded:
-        """The same without labels."""
+        """Check and convert rows without labels."""
 
     def read_labels(self, rows: Dataset, reading: Reading, name: str) -> NDArray[Any]:
-        """The labels, checked: (N,) class ids, or (N, C) of 0 and 1."""
+        """Return the checked labels: class ids (N,), or (N, C) of 0 and 1."""
         if not self.task.labels.sigmoid:
             return class_ids(rows, reading.label_column, self.class_names, reading.class_names)
         from hf_calib.data.labels import LabelLayout, label_set_ids, multi_hot_matrix
@@ -241,7 +241,7 @@ class Classifier(ABC):
     def logits(
         self, encoded: Encoded, *, batch_size: int = 32, on_progress: OnRows = ignore_rows
     ) -> NDArray[np.float32]:
-        """(N, C) of rows of `encode`, in their order."""
+        """Return the logits (N, C) of rows of `encode`, in their order."""
         n_rows = len(encoded.inputs)
         found: dict[int, NDArray[np.float32]] = {}
         for chunk in self.chunks(encoded, batch_size):
@@ -251,49 +251,49 @@ class Classifier(ABC):
         return np.concatenate([found[i] for i in range(n_rows)])
 
     def chunks(self, encoded: Encoded, batch_size: int) -> list[NDArray[np.intp]]:
-        """The numbers of the rows that are run together."""
+        """Return the indices of the rows of each batch."""
         n_rows = len(encoded.inputs)
         return np.split(np.arange(n_rows), range(batch_size, n_rows, batch_size))
 
     def inputs(self, encoded: Encoded, chunk: NDArray[np.intp]) -> Sequence[Any]:
-        """What `batch` takes, of some rows."""
+        """Return the input of `batch` for some rows."""
         return [encoded.inputs[i] for i in chunk.tolist()]
 
     def predict(self, encoded: Encoded, **options: Any) -> Predictions:
-        """Run the model over labelled rows; options are those of `logits`."""
+        """Run the model on labelled rows; options are those of `logits`."""
         assert encoded.labels is not None
         logits = self.logits(encoded, **options)
         about: Any = {"class_names": self.class_names, "sentences": encoded.sentences}
         return Predictions(encoded.labels, logits=logits, **about)
 
     def own(self, encoded: Encoded, row: int, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """(n, C) of a row: its only one, or of a padded sentence those of the tokens that count."""
+        """Return the logits (n, C) of a row: a single one, or those of the labelled tokens of a padded sentence."""
         return logits[None]
 
     @abstractmethod
     def batch(self, inputs: Sequence[Any]) -> dict[str, Tensor]:
-        """Tensors on the model's device."""
+        """Return tensors on the model's device."""
 
     @torch.inference_mode()
     def run(self, batch: dict[str, Tensor]) -> NDArray[np.float32]:
-        """The logits of a batch, float32."""
+        """Return the logits of a batch in float32."""
         return self.model(**batch).logits.float().cpu().numpy()
 
     @abstractmethod
     def served(self, rows: Dataset, reading: Reading, *, name: str) -> Served:
-        """A few rows, to compare a pipeline with the saved model with this one."""
+        """Return a few rows, to compare a pipeline of the saved model with this model."""
 
     def served_logits(self, served: Sequence[Any], logits: NDArray[Any]) -> NDArray[np.float64]:
-        """(n, C) of what a pipeline gives scores for, of these rows; `logits` (N, C) are those of all rows."""
+        """Return the logits (n, C) to which a pipeline's scores correspond; `logits` (N, C) are those of all rows."""
         return np.asarray(logits[: len(served)], dtype=np.float64)
 
     def scores_of_served(self, results: Any) -> list[dict[str, float]]:
-        """A pipeline's output, as class name -> score for each of `served_logits`."""
+        """Return a pipeline's output as class name -> score, for each row of `served_logits`."""
         return [{each["label"]: each["score"] for each in scores} for scores in results]
 
     @abstractmethod
     def identities(self, rows: Dataset, reading: Reading, *, name: str) -> Iterable[Any]:
-        """A key for each example, equal for examples of the same input."""
+        """Return a key for each example, which is equal for equal inputs."""
 
 
 def load_classifier(
@@ -303,10 +303,10 @@ def load_classifier(
     trust_remote_code: bool = False,
     class_names: Sequence[str] | None = None,
 ) -> Classifier:
-    """Load a fine-tuned classifier from the Hub or a folder, on the accelerator where there is one.
+    """Load a fine-tuned classifier from the Hub or a folder, on the accelerator if there is one.
 
-    Class names are for a model without any, whose config says LABEL_0, LABEL_1, ...; in its order. A ValueError if it
-    cannot be loaded, has no trained head or no tokenizer or image processor, or is of another kind or a regression.
+    Pass class names, in the model's order, for a model whose config has LABEL_0, LABEL_1, ... Raise ValueError if the
+    model cannot be loaded, lacks a trained head or its tokenizer or image processor, or is not a classifier.
     """
     row = TASKS[task] if isinstance(task, str) else task
     classifier = row.classifier_class.load(source, row, trust_remote_code=trust_remote_code)
@@ -326,9 +326,10 @@ def predict(
     on_progress: OnRows = ignore_rows,
     **reading: Any,
 ) -> Predictions:
-    """Run a classifier over labelled rows, by `Reading(**reading)`; (N, C) float32 logits, in the rows' order.
+    """Run a classifier on labelled rows, read with `Reading(**reading)`, and return predictions in their order.
 
-    A ValueError or TypeError if there are no rows, a column does not fit, or the tokenizer does not know the texts.
+    The logits (N, C) are float32. Raise ValueError or TypeError if there are no rows, a column does not fit, or the
+    tokenizer does not know the texts.
     """
     how = Reading(**reading)
     check(how.batch_size >= 1, "batch_size to be at least 1", how.batch_size, "leave it out for the default")

@@ -1,4 +1,4 @@
-"""Classifiers of images, decoded a batch at a time."""
+"""Image classifiers, which decode images in batches."""
 
 from __future__ import annotations
 
@@ -36,36 +36,36 @@ class ImageClassifier(Classifier):
 
     @staticmethod
     def load_processing(source: str | Path, model: Any, *, trust_remote_code: bool) -> Any:
-        """The image processor; the model has to read three channels."""
+        """Load the image processor; the model must have three channels."""
         with refusals("the model", "be loadable", source, _SAVE_ITS_PROCESSOR):
             processor = load_image_processor(source, trust_remote_code=trust_remote_code)
         check_reads_rgb(model.config)
         return processor
 
     def encode_inputs(self, rows: Dataset, reading: Reading, *, name: str) -> Encoded:
-        """Check the images, which stay encoded."""
+        """Check the images, which remain encoded."""
         reading.refuse("max_length", "text_pair_column")
         images, shown = _images(rows, reading, name)
         return Encoded(images, note=conversion_note(check_images(images, shown), shown), name=shown)
 
     def inputs(self, encoded: Encoded, chunk: NDArray[np.intp]) -> list[Image.Image]:
-        """Images, decoded."""
+        """Return decoded images."""
         return _decoded(encoded.inputs, encoded.name, chunk.tolist())
 
     def batch(self, inputs: Sequence[Image.Image]) -> dict[str, Tensor]:
-        """`pixel_values` (N, 3, H, W) on the model's device."""
+        """Return `pixel_values` (N, 3, H, W) on the model's device."""
         examples = ImageTransform(self.processing_class)({"image": list(inputs)})["pixel_values"]
         pixels = collate_images([{"pixel_values": pixels} for pixels in examples])["pixel_values"]
         return {"pixel_values": pixels.to(self.model.device, torch.float32)}
 
     def served(self, rows: Dataset, reading: Reading, *, name: str) -> Served:
-        """Images that are resized as here: with torchvision a pipeline does it a little otherwise."""
+        """Return images resized as here, because a pipeline with torchvision resizes slightly differently."""
         images = _decoded(*_images(rows, reading, name), range(len(rows)))
         processor = {"image_processor": self.processing_class}
         return Served(images, images, self.batch(images), processor, {"top_k": len(self.class_names)})
 
     def identities(self, rows: Dataset, reading: Reading, *, name: str) -> Iterator[bytes]:
-        """A digest of each image's file."""
+        """Return a digest of each image's file."""
         for batch in _images(rows, reading, name)[0].iter(256):
             for stored in batch["image"]:
                 contents = stored["bytes"]
@@ -74,12 +74,12 @@ class ImageClassifier(Classifier):
 
 
 def _images(rows: Dataset, reading: Reading, name: str) -> tuple[Dataset, str]:
-    """The column `image`, encoded, and the data's name in messages: of a path the end, which mostly says what it is."""
+    """The column `image`, encoded, and the name of the data in messages, which for a path is its last part."""
     shown = "/".join(Path(name).parts[-2:]) if os.path.exists(name) else name
     return choose_inputs(rows, name=shown, image_column=reading.image_column), shown
 
 
 def _decoded(images: Dataset, shown: str, rows: Sequence[int]) -> list[Image.Image]:
-    """Some images, in RGB; an error names the row."""
+    """Some decoded images in RGB; an error names the row."""
     stored = zip(rows, images[rows]["image"], strict=True)
     return [decode_at(f"{shown}, row {row}", each) for row, each in stored]

@@ -1,4 +1,4 @@
-"""`hf_calib.pipeline`: transformers' pipelines, with the scaler that lies beside the model."""
+"""`hf_calib.pipeline`: transformers' pipelines with the calibrator that is saved with the model."""
 
 from __future__ import annotations
 
@@ -35,39 +35,39 @@ from hf_calib.scaling.saved_map import (
     recorded_in,
 )
 
-_APART = 2.0**-22  # what float32 keeps apart in logits and in their softmax
+_APART = 2.0**-22  # The resolution of float32 in logits and their softmax.
 _KINDS: Any = (TextClassificationPipeline, ImageClassificationPipeline, TokenClassificationPipeline)
 _TASKS: Any = {each.pipeline: each for each in TASKS.values() if each.classifier}
 
 
 def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipeline:
-    """A `transformers.pipeline` whose scores are calibrated, also by a scaler that cannot be folded into the model.
+    """Return a `transformers.pipeline` with calibrated scores, also with calibrators that cannot be folded.
 
-    Where a calibration.json lies beside the model, with a map that is not in its weights (spline, isotonic, ..., or
-    one that folds, of a model that was saved without it), the scores are those of the scaler's `predict_proba` on the
-    logits, float32. Otherwise, and so for every model that is saved folded, this is the plain pipeline itself; but
-    where the config has a prompt (`hf_calib.language_models`), texts are made into it first. It warns if the model's
-    config says that there is a map, which is neither in the weights nor found, as without a network.
+    If the model has a calibration.json with a calibrator that is not in its weights (spline, isotonic, ..., or a
+    foldable one that was not folded), the scores are those of its `predict_proba` on the float32 logits. Otherwise, and
+    for every model that is saved folded, the result is the plain pipeline. If the config has a prompt
+    (`hf_calib.language_models`), texts are first rendered with it. Warn if the config names a calibrator that is
+    neither in the weights nor found, for example without a network.
 
-    Tasks: text-classification, image-classification and token-classification, where each token is calibrated and
-    aggregation strategies combine the calibrated scores. Others are left as they are. With a map for groups of rows
-    (`GroupedScaling`), a call names the group of its inputs, `classify(texts, group="law")`; without it, and for a
-    group that was not fitted, the common map holds.
+    The tasks are text-classification, image-classification and token-classification, in which each token is calibrated
+    and aggregation strategies combine calibrated scores. Pipelines of other tasks do not change. With a calibrator for
+    groups of rows (`GroupedScaling`), a call names the group of its inputs, `classify(texts, group="law")`; without a
+    group, and for an unknown group, the common calibrator is used.
 
     Args:
-        task: as for `transformers.pipeline`.
-        model: a folder, a repository on the Hub, or a model; one with adapters too, whose base model gets the classes
-            that the map is for. Of a model the place that it was loaded from is looked at: one that was trained since
-            has to be saved first, and one of another branch needs its `revision`.
-        **kwargs: as for `transformers.pipeline`; `revision` and `token` hold for the scaler, too. `function_to_apply`
-            may only be what the scaler stands for: "softmax", or "sigmoid" for a multi-label one.
+        task: as in `transformers.pipeline`.
+        model: a folder, a repository on the Hub, or a model, also with adapters, whose base model gets the classes of
+            the calibrator. For a model, calibration.json is read from where it was loaded: a model that was trained
+            since must be saved first, and a model of another branch needs its `revision`.
+        **kwargs: as in `transformers.pipeline`; `revision` and `token` also apply to the calibrator. The only allowed
+            `function_to_apply` is that of the calibrator: "softmax", or "sigmoid" for multi-label models.
 
     Returns:
-        The pipeline; a calibrated one has the scaler as its attribute `scaler`.
+        The pipeline; a calibrated pipeline has the attribute `scaler`.
 
     Raises:
-        ValueError: if calibration.json is no whole map, or is one for other classes or another kind of problem; for
-            another function_to_apply, or a group where the map has none.
+        ValueError: if calibration.json is damaged, or is for other classes or another kind of problem; for another
+            function_to_apply; for a group if the calibrator has no groups.
 
     >>> import tempfile
     >>> from transformers import BertConfig, BertForSequenceClassification
@@ -93,7 +93,7 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
         if saved is not None and saved.about.get("class_names"):
             model = _with_adapters(model, _TASKS[task].auto_class, saved, where)
             kwargs.setdefault("image_processor" if task == "image-classification" else "tokenizer", place)
-    load: Any = transformers.pipeline  # typed task by task
+    load: Any = transformers.pipeline  # It is typed per task.
     plain: Any = load(task, model, **kwargs)
     if not isinstance(plain, _KINDS):
         return plain
@@ -112,7 +112,7 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
             UserWarning,
             stacklevel=2,
         )
-    # The config goes with the weights; calibration.json may be from before they were folded, or unfolded.
+    # The config belongs to the weights; calibration.json may be from before folding or unfolding.
     if saved is not None and not (recorded.get("folded") and method_of(saved.scaler) in FOLDABLE_SCALERS):
         _check_goes_with(saved.scaler, config, place)
         plain = _with(plain, _Calibrated, scaler=saved.scaler)
@@ -121,7 +121,7 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
 
 
 def _with(plain: Any, kind: Any, **more: Any) -> Any:
-    """A pipeline as transformers has loaded it, with methods of ours before its own."""
+    """A pipeline of transformers, with our methods overriding its own."""
     own: Any = type(f"{kind.__name__[1:]}{type(plain).__name__}", (kind, type(plain)), {})
     made = own.__new__(own)
     vars(made).update(vars(plain), **more)
@@ -129,7 +129,7 @@ def _with(plain: Any, kind: Any, **more: Any) -> Any:
 
 
 class _Prompted:
-    """What a prompt changes of a pipeline of texts."""
+    """Methods that render prompts in a pipeline of texts."""
 
     prompt: PromptTemplate
     tokenizer: Any
@@ -144,12 +144,12 @@ class _Prompted:
 
 
 class _Calibrated:
-    """What a scaler changes of any pipeline of logits: they become those of its probabilities."""
+    """Methods that replace a pipeline's logits by those of the calibrated probabilities."""
 
     scaler: Scaler
 
     def check_function(self, function_to_apply: Any) -> None:
-        """Raise for a function that would be applied in the place of the scaler."""
+        """Raise for a function that would replace the calibrator's."""
         own = "sigmoid" if self.scaler.multi_label else "softmax"
         given = str(getattr(function_to_apply, "value", function_to_apply)).lower()
         way_out = "leave it out; for other scores use transformers.pipeline"
@@ -182,7 +182,7 @@ class _Calibrated:
 
 
 def _as_logits(probs: NDArray[Any], *, sigmoid: bool) -> NDArray[np.float32]:
-    """Logits (N, C) in float32 that a pipeline's function makes these probabilities of; the largest stays ahead."""
+    """Logits (N, C) in float32 of which a pipeline's function makes these probabilities; the largest stays first."""
     with np.errstate(divide="ignore"):
         logits = np.log(probs)
         if sigmoid:
@@ -194,7 +194,7 @@ def _as_logits(probs: NDArray[Any], *, sigmoid: bool) -> NDArray[np.float32]:
 
 
 def _with_adapters(place: str, auto_class: Any, saved: SavedMap, where: dict[str, Any]) -> Any:
-    """The base model with the classes of the map, which adapters do not tell, and with these in it."""
+    """The base model with the classes of the calibrator, which adapters do not have, and with the adapters."""
     from peft import PeftConfig, PeftModel
 
     names = saved.about["class_names"]
@@ -208,8 +208,8 @@ def _with_adapters(place: str, auto_class: Any, saved: SavedMap, where: dict[str
 
 
 def _map_beside(place: str, where: dict[str, Any]) -> SavedMap | None:
-    """The map in a model's folder or repository; None where there is none, or no network to look."""
-    if not place:  # a model that was made here, and not the working directory
+    """The calibrator in a model's folder or repository; None if there is none, or without a network."""
+    if not place:  # The model was made here; this is not the working directory.
         return None
     if Path(place).is_dir():
         return load_map(place) if (Path(place) / MAP_NAME).exists() else None
@@ -219,13 +219,13 @@ def _map_beside(place: str, where: dict[str, Any]) -> SavedMap | None:
     try:
         return download(place, **where)
     except (errors.HFValidationError, *missing) as error:
-        if isinstance(error.__cause__, errors.HfHubHTTPError):  # the server is there, but does not say
+        if isinstance(error.__cause__, errors.HfHubHTTPError):  # The server answers with an error.
             raise
         return None
 
 
 def _check_goes_with(scaler: Any, config: PreTrainedConfig, place: str) -> None:
-    """Raise for a scaler that is not for this model's logits."""
+    """Raise if a calibrator does not fit this model's logits."""
     sigmoid = config.problem_type == "multi_label_classification" or config.num_labels == 1
     argument, way_out = f"the scaler in {place}", "fit the scaler again, on this model's logits"
     requirement = f"{argument} to be fitted with multi_label={sigmoid}, as the model's problem_type says"

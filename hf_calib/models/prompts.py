@@ -1,4 +1,4 @@
-"""Prompts: how a text, or a pair of texts, becomes what a language model reads before it answers."""
+"""Prompts that contain a text, or a pair of texts, which a language model reads before its answer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from hf_calib._errors import InputError, InputTypeError, InputValueError, check, expected
 
-KEY = "prompt_template"  # of a model's config.json
+KEY = "prompt_template"  # In a model's config.json.
 _TEXT, _PAIR = "{text}", "{text_pair}"
 
 
@@ -16,14 +16,14 @@ _TEXT, _PAIR = "{text}", "{text_pair}"
 class PromptTemplate:
     """A prompt with a place for a text, saved with a model as `config.prompt_template`.
 
-    `label_token_classifier(..., prompt=...)` writes it into the config; `hf-calib` and `hf_calib.pipeline` then take
-    plain texts. A plain `transformers.pipeline` has to be given rendered ones, which the model's card says.
+    `label_token_classifier(..., prompt=...)` writes it to the config; `hf-calib` and `hf_calib.pipeline` then accept
+    plain texts. A plain `transformers.pipeline` needs rendered prompts, as the model's card explains.
 
     Args:
-        template: with `{text}`, and `{text_pair}` for a second text; other braces stay as they are.
-        chat: whether the template is a user's message in the tokenizer's chat template, else it is the whole prompt.
-        system: the system's message before it, for a chat.
-        ends_with: what is written after the chat template, such as "Answer:": the label's token follows it.
+        template: text with `{text}`, and `{text_pair}` for a second text; other braces do not change.
+        chat: if True, the template is a user's message in the tokenizer's chat template; otherwise the whole prompt.
+        system: the system message of a chat.
+        ends_with: text after the chat template, such as "Answer:", which the label's token follows.
 
     Raises:
         TypeError: if a text is not a str.
@@ -51,22 +51,22 @@ class PromptTemplate:
         check(self.chat or self.system is None, "system to be given for a chat", repr(self.system), way_out)
 
     def render(self, text: str, text_pair: str | None = None, *, tokenizer: Any = None) -> str:
-        """The prompt of a text.
+        """Return the prompt of a text.
 
         Args:
-            text: of the row.
-            text_pair: the second text, where the template has a place for one.
-            tokenizer: whose chat template is used, for a chat.
+            text: the text of the row.
+            text_pair: the second text, if the template has a place for it.
+            tokenizer: tokenizer with the chat template of a chat.
 
         Raises:
-            ValueError: if there is a second text and no place for it, or the other way round; or a chat without a
-                tokenizer that has a chat template.
+            ValueError: if there is a second text without a place for it, or a place without a text; for a chat, if
+                there is no tokenizer with a chat template.
         """
         got = "none" if text_pair is None else "one"
         way_out = "write {text_pair} into the template where rows have one, and pass it"
         fits = (text_pair is not None) == (_PAIR in self.template)
         check(fits, "text_pair to go with the template", got, way_out)
-        # Split first, so that a text that looks like a place is left as it is.
+        # It is split first, so that a text that contains a placeholder does not change.
         parts = self.template.split(_TEXT)
         filled = text.join(part.replace(_PAIR, text_pair or "") for part in parts)
         if not self.chat:
@@ -78,11 +78,11 @@ class PromptTemplate:
     def fitting(
         self, text: str, text_pair: str | None = None, *, tokenizer: Any, max_length: int | None
     ) -> tuple[str, list[int]]:
-        """The prompt and its token ids, of a text that is cut so that the whole has at most so many tokens."""
+        """Return the prompt and its token ids, with the text cut so that the prompt has at most `max_length` tokens."""
 
         def made(text: str) -> tuple[str, list[int]]:
             prompt = self.render(text, text_pair, tokenizer=tokenizer)
-            # A chat template has written its special tokens already.
+            # The chat template has already added its special tokens.
             return prompt, list(tokenizer(prompt, add_special_tokens=not self.chat)["input_ids"])
 
         prompt, ids = made(text)
@@ -100,7 +100,7 @@ class PromptTemplate:
         """Raise unless the tokenizer has what the prompt needs.
 
         Raises:
-            ValueError: if it has no chat template, or one that does not end where the answer begins.
+            ValueError: if it has no chat template, or its chat template does not end where the answer begins.
         """
         if not self.chat:
             return
@@ -114,15 +114,15 @@ class PromptTemplate:
         check(ends or bool(self.ends_with), requirement, "one that ends with the user's message", way_out)
 
     def to_dict(self) -> dict[str, Any]:
-        """Of JSON's own types, as config.json has it."""
+        """Return the prompt in JSON types, as in config.json."""
         return asdict(self)
 
     @classmethod
     def of(cls, config: Any) -> PromptTemplate | None:
-        """The prompt in a model's config; None where there is none.
+        """Return the prompt in a model's config, or None if there is none.
 
         Raises:
-            ValueError: if what is there is not a prompt.
+            ValueError: if the entry is not a prompt.
         """
         found = config.get(KEY) if isinstance(config, Mapping) else getattr(config, KEY, None)
         if found is None:

@@ -1,4 +1,4 @@
-"""Rows that a model is run over: which data they are, how their columns are read, and labels as ids of its classes."""
+"""Rows for a model: their data, the reading of their columns, and labels as ids of the model's classes."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
     from hf_calib.predictions.predictions import Predictions
 
-Names = str | Sequence[str] | None  # in one text separated by commas
+Names = str | Sequence[str] | None  # Several in one text are separated by commas.
 
 
 def names_of(given: Names) -> list[str] | None:
-    """Each of them."""
+    """Return the names as a tuple."""
     return (given.split(",") if isinstance(given, str) else list(given)) if given else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How the columns of rows are read, and how many rows run at a time."""
+    """Options for reading the columns of rows, and the batch size."""
 
     text_column: str = option("Column of texts, or of lists of tokens.", "text")
     text_pair_column: str | None = option("Column of second texts, for a model of pairs.")
@@ -56,12 +56,12 @@ class Reading:
 
     @property
     def of_tables(self) -> dict[str, Any]:
-        """Options of `open_predictions`."""
+        """Return the options of `open_predictions`."""
         names = ("label_column", "weight_column", "option_scores")
         return {name: getattr(self, name) for name in names} | {"by": self.by or ()}
 
     def with_columns(self, found: Predictions, rows: Dataset) -> Predictions:
-        """Predictions of rows with their weights and slices."""
+        """Return predictions with the weights and slices of their rows."""
         from hf_calib.predictions.columns import numbers_of
 
         by = {name: column_of(rows, "by", name).to_pylist() for name in self.by or ()}
@@ -72,7 +72,7 @@ class Reading:
         return replace(found, by=by, weights=weights) if by or weights is not None else found
 
     def refuse(self, *options: str) -> None:
-        """Raise if one of these, which are for models of texts, is given for another."""
+        """Raise if an option for models of texts is given for another model."""
         for name in options:
             got = getattr(self, name)
             check(got is None, f"{name} to be given for texts only", got, "leave it out")
@@ -80,26 +80,26 @@ class Reading:
 
 @dataclass(frozen=True)
 class RowSet:
-    """One set of rows that a command names."""
+    """A set of rows that a command names."""
 
-    data: str  # a file, a folder or a dataset on the Hub; for predictions, their files
+    data: str  # A file, a folder, a dataset on the Hub, or files of predictions.
     split: str = "test"
-    argument: str = "data"  # what errors call it
-    labelled: bool = True  # whether its labels are read
+    argument: str = "data"  # Its name in errors.
+    labelled: bool = True  # Whether its labels are read.
 
     def load(self) -> Dataset:
-        """The rows, with the columns as they are."""
+        """Load the rows with unchanged columns."""
         from hf_calib.data.sources import load_rows
 
         return load_rows(self.data, split=self.split, argument=self.argument)
 
     def source(self) -> dict[str, str]:
-        """The name of the data, without folders, and of the split where there are several."""
+        """The name of the data, without folders, and of the split if there are several."""
         split = {} if os.path.isfile(self.data) else {"split": self.split}
         return {"name": plain_name(self.data), **split}
 
     def options(self, reading: Reading) -> list[str]:
-        """Of `hf-calib evaluate`, to read the same rows in the same way; its own defaults are left out."""
+        """Return the options of `hf-calib evaluate` that read these rows in this way, without its defaults."""
         source, words = self.source(), []
         given: dict[str, Any] = {"data": source["name"]}
         if source.get("split", "test") != "test":
@@ -118,7 +118,7 @@ _WAY_OUT = "give the data's names of the model's classes, in the model's order, 
 
 
 def column_of(rows: Dataset, argument: str, column: str) -> Any:
-    """A column as a pyarrow array; raises if it is missing or has gaps."""
+    """Return a column as a pyarrow array; raise if the column or a value is missing."""
     from hf_calib.data.sources import read_column
 
     names = rows.column_names
@@ -131,7 +131,7 @@ def column_of(rows: Dataset, argument: str, column: str) -> Any:
 
 
 def names_in_data(own: Sequence[str], given: Sequence[str] | None, what: str = "classes") -> tuple[str, ...]:
-    """The data's names of a model's classes: the model's own unless others are given, one for each."""
+    """Return the names of a model's classes in the data: the model's own, unless others are given."""
     names = tuple(own if given is None else given)
     requirement = f"class_names to name the model's {len(own)} {what} ({few(own)}) once each"
     is_one_each = len(names) == len(set(names)) == len(own)
@@ -140,21 +140,21 @@ def names_in_data(own: Sequence[str], given: Sequence[str] | None, what: str = "
 
 
 def are_unnamed(names: Sequence[str]) -> bool:
-    """Whether class names are those that transformers gives where nobody has given any."""
+    """Whether class names are the defaults of transformers."""
     return list(names) == [f"LABEL_{i}" for i in range(len(names))]
 
 
 def class_ids(
     rows: Dataset, column: str, own: Sequence[str], given: Sequence[str] | None
 ) -> NDArray[np.int64]:
-    """(N,) the ids of labels that are names, of the model or as given, or ids; names of a ClassLabel count."""
+    """Return the ids (N,) of labels that are names (of the model, as given, or of a ClassLabel) or ids."""
     import pyarrow.compute
     from datasets import ClassLabel
 
     names, labels = names_in_data(own, given), column_of(rows, "label_column", column)
     feature = rows.features[column]
     if isinstance(feature, ClassLabel):
-        is_labelled = pyarrow.compute.min(labels).as_py() != -1  # as the Hub marks them
+        is_labelled = pyarrow.compute.min(labels).as_py() != -1  # The Hub marks withheld labels.
         way_out = "choose a split that is labelled, such as 'validation'"
         check(is_labelled, "the rows to be labelled", -1, way_out)
         if given is not None or not are_unnamed(own):

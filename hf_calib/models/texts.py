@@ -1,4 +1,4 @@
-"""Classifiers of texts: tokenized, checked, and run in batches of similar length."""
+"""Text classifiers, whose inputs are tokenized, checked, and run in batches of similar length."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from hf_calib.models.classifier import Classifier, Encoded, Served, refusals
 from hf_calib.models.prompts import KEY, PromptTemplate
 from hf_calib.models.reading import Reading, column_of
 
-# A folder without a tokenizer gets one from transformers that knows 5 special tokens and no word.
-_LEAST_VOCABULARY = 0.5  # of the model's
-_MOST_UNKNOWN = 0.5  # of the tokens
+# For a folder without a tokenizer, transformers makes one with 5 special tokens and no words.
+_LEAST_VOCABULARY = 0.5  # As a fraction of the model's.
+_MOST_UNKNOWN = 0.5  # As a fraction of the tokens.
 _ROWS_CHECKED = 10_000
 _SAVE_ITS_TOKENIZER = "save the tokenizer that the model was trained with into the model's folder"
 
@@ -38,7 +38,7 @@ class TextClassifier(Classifier):
 
     @staticmethod
     def load_processing(source: str | Path, model: Any, *, trust_remote_code: bool) -> Any:
-        """The tokenizer, which has to know the model's vocabulary."""
+        """Load the tokenizer, which must have the model's vocabulary."""
         with refusals("the model", "be loadable", source, _SAVE_ITS_TOKENIZER):
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
         known, needed = len(tokenizer), _vocabulary(model)
@@ -49,18 +49,18 @@ class TextClassifier(Classifier):
 
     @property
     def tokenizer(self) -> Any:
-        """The processing class by its own name."""
+        """The processing class, by the name that is usual for texts."""
         return self.processing_class
 
     @property
     def prompt(self) -> PromptTemplate | None:
-        """How a text becomes the model's input, of a language model's option tokens; None for other models."""
+        """The prompt of a classifier of option tokens; None for other models."""
         return PromptTemplate.of(self.model.config) if hasattr(self.model.config, KEY) else None
 
     def tokenize(
         self, texts: Sequence[str] | Sequence[Pair], max_length: int | None = None
     ) -> list[dict[str, list[int]]]:
-        """Token ids and what goes with them, truncated to max_length, by default what the model can read."""
+        """Return token ids and further inputs, truncated to max_length, by default the model's limit."""
         limit = max_length or self.longest
         if self.prompt is not None:
             made = self._prompts(self.prompt, texts, limit)
@@ -72,7 +72,7 @@ class TextClassifier(Classifier):
     def _prompts(
         self, prompt: PromptTemplate, texts: Sequence[Any], limit: int | None
     ) -> list[tuple[str, list[int]]]:
-        """Rendered, with their tokens, which must not end with the padding token: the logits before it are read."""
+        """The rendered prompts with their tokens, which must not end with the padding token, because it is not read."""
         made = [prompt.fitting(*_parts(text), tokenizer=self.tokenizer, max_length=limit) for text in texts]
         padding = self.model.config.get_text_config().pad_token_id
         ends = next((i for i, (_, ids) in enumerate(made) if ids and ids[-1] == padding), None)
@@ -92,13 +92,13 @@ class TextClassifier(Classifier):
         got = f"none in {len(empty)} of {len(tokens)} rows (first in row {sum(empty[:1])})"
         check(not empty, "texts to have at least one token", got, "remove these rows")
         self.check_known_words(tokens)
-        # Texts of nothing but blanks are read as any other; whoever reads the report should know.
+        # Blank texts are read like any others, but the report says so.
         blank = [i for i, text in enumerate(texts) if not all(part.strip() for part in _parts(text))]
         note = f"{len(blank):,} of {len(texts):,} texts are empty, the first in row {sum(blank[:1])}."
         return Encoded(tokens, note=note if blank else None)
 
     def check_known_words(self, tokens: Sequence[dict[str, list[int]]]) -> None:
-        """Refuse a tokenizer that does not know the texts, or whose ids the model does not."""
+        """Raise if the tokenizer does not know the texts, or the model does not know its ids."""
         step = math.ceil(len(tokens) / _ROWS_CHECKED)
         ids = np.concatenate([np.asarray(row["input_ids"]) for row in tokens[::step]])
         needed = _vocabulary(self.model) or math.inf
@@ -113,13 +113,13 @@ class TextClassifier(Classifier):
         check(knows, "the tokens of the texts to be known to the tokenizer", got, way_out)
 
     def chunks(self, encoded: Encoded, batch_size: int) -> list[NDArray[np.intp]]:
-        """Rows of similar lengths, longest first: a batch that does not fit in memory fails at once."""
+        """Return batches of rows of similar length, longest first, so that one too large for memory fails at once."""
         order = np.argsort([-len(row["input_ids"]) for row in encoded.inputs], kind="stable")
         return np.array_split(order, math.ceil(len(order) / (batch_size if self.can_pad else 1)))
 
     def batch(self, inputs: Sequence[dict[str, list[int]]]) -> dict[str, Tensor]:
-        """Padded tensors on the model's device."""
-        if len(inputs) == 1:  # needs no padding token, which decoders often lack
+        """Return padded tensors on the model's device."""
+        if len(inputs) == 1:  # One row needs no padding token, which decoders often lack.
             made = {name: torch.tensor([values]) for name, values in inputs[0].items()}
         else:
             made = self.tokenizer.pad(list(inputs), return_tensors="pt")
@@ -127,15 +127,15 @@ class TextClassifier(Classifier):
 
     @property
     def can_pad(self) -> bool:
-        """Whether both model and tokenizer know a padding token."""
+        """Whether model and tokenizer have a padding token."""
         return None not in (self.tokenizer.pad_token_id, getattr(self.model.config, "pad_token_id", None))
 
     @property
     def longest(self) -> int | None:
-        """The most tokens that the model can read; None if neither tokenizer nor config says so."""
+        """The largest number of tokens that the model can read; None if unknown."""
         positions = getattr(self.model.config, "max_position_embeddings", None)
         if positions is not None:
-            # RoBERTa and the like reserve some: a text's own start after the padding token's.
+            # RoBERTa and similar models reserve positions: those of a text start after the padding token's.
             modules = self.model.named_modules()
             found = [
                 getattr(each, "padding_idx", None)
@@ -147,7 +147,7 @@ class TextClassifier(Classifier):
         return min((limit for limit in limits if limit is not None and 0 < limit < 1_000_000), default=None)
 
     def served(self, rows: Dataset, reading: Reading, *, name: str) -> Served:
-        """Texts, of pairs as dicts, cut as here; a plain pipeline has to be given rendered prompts."""
+        """Return texts (pairs as dicts), truncated as here; a plain pipeline gets rendered prompts."""
         texts, cut = _texts(rows, reading), reading.max_length or self.longest
         inputs = [text if isinstance(text, str) else text._asdict() for text in texts]
         call: dict[str, Any] = {"truncation": cut is not None, "max_length": cut}
@@ -158,12 +158,12 @@ class TextClassifier(Classifier):
         return Served(inputs, plain, batch, {"top_k": None}, call)
 
     def identities(self, rows: Dataset, reading: Reading, *, name: str) -> Iterable[Any]:
-        """The texts."""
+        """Return the texts."""
         return _texts(rows, reading)
 
 
 def _vocabulary(model: Any) -> int:
-    """How many tokens a model knows; 0 where its config does not say so."""
+    """The size of a model's vocabulary; 0 if its config does not have it."""
     return getattr(model.config.get_text_config(), "vocab_size", None) or 0
 
 
@@ -172,7 +172,7 @@ def _parts(text: Any) -> tuple[str, ...]:
 
 
 def _texts(rows: Dataset, reading: Reading) -> list[Any]:
-    """The texts, or the pairs of texts."""
+    """The texts or the pairs of texts."""
     columns = []
     for argument in ("text_column", "text_pair_column"):
         column = getattr(reading, argument)
@@ -186,17 +186,17 @@ def _texts(rows: Dataset, reading: Reading) -> list[Any]:
 
 
 class OneLogitClassifier(TextClassifier):
-    """A sequence classifier with one logit, whose sigmoid is a probability: rerankers, toxicity scores."""
+    """A sequence classifier with one logit, whose sigmoid is a probability, such as a reranker or a toxicity score."""
 
     @staticmethod
     def load_processing(source: str | Path, model: Any, *, trust_remote_code: bool) -> Any:
-        """The tokenizer; the model is made to say that its logit has a sigmoid, as pipelines take it."""
+        """Load the tokenizer, and set the model's problem type to a sigmoid, as in pipelines."""
         if model.config.problem_type is None:
             model.config.problem_type = "multi_label_classification"
         return TextClassifier.load_processing(source, model, trust_remote_code=trust_remote_code)
 
     def read_labels(self, rows: Dataset, reading: Reading, name: str) -> NDArray[Any]:
-        """(N, 1) of 0 and 1."""
+        """Return labels (N, 1) of 0 and 1."""
         if reading.label_columns or reading.label_separator or reading.no_label:
             return super().read_labels(rows, reading, name)
         values = column_of(rows, "label_column", reading.label_column).to_pylist()

@@ -1,4 +1,4 @@
-"""Classifiers of tokens: tagged sentences, a row of predictions for each token that counts."""
+"""Token classifiers: tagged sentences with a row of predictions for each labelled token."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ class TokenClassifier(TextClassifier):
         return Encoded(sub_words, of_tokens, numbers, note, counted=counted)
 
     def own(self, encoded: Encoded, row: int, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """(n, C) of a padded sentence's tokens that count."""
+        """Return the logits (n, C) of the labelled tokens of a padded sentence."""
         assert encoded.counted is not None
         counted, left = encoded.counted[row], self.tokenizer.padding_side == "left"
         return (logits[-len(counted) :] if left else logits[: len(counted)])[counted]
 
     def served(self, rows: Dataset, reading: Reading, *, name: str) -> Served:
-        """Sentences as texts, of which each sub-word has its score."""
+        """Return sentences as texts, whose sub-words each have a score."""
         texts = [" ".join(tokens) for tokens in rows[:][reading.text_column]]
         batch = self.batch(self.tokenize(texts if self.can_pad else texts[:1], reading.max_length))
         return Served(texts, texts, batch, {"aggregation_strategy": "none", "ignore_labels": []}, {})
 
     def served_logits(self, served: Sequence[str], logits: NDArray[Any]) -> NDArray[np.float64]:
-        """(n, C) of each sub-word: a pipeline cuts the text into words by itself, and scores each sub-word."""
+        """Return the logits (n, C) of each sub-word, because a pipeline splits the text and scores each sub-word."""
         parts = []
         for text in served:
             special = self.tokenizer(text, return_special_tokens_mask=True)["special_tokens_mask"]
@@ -64,10 +64,10 @@ class TokenClassifier(TextClassifier):
         return np.concatenate(parts).astype(np.float64)
 
     def scores_of_served(self, results: Any) -> list[dict[str, float]]:
-        """Each token has the score of its tag alone."""
+        """Return the score of each token's predicted tag."""
         return [{each["entity"]: each["score"]} for text in results for each in text]
 
     def identities(self, rows: Dataset, reading: Reading, *, name: str) -> Iterator[tuple[str, ...]]:
-        """The sentence, for each of its tokens."""
+        """Return, for each token, its sentence."""
         for tokens in rows[reading.text_column]:
             yield from [tuple(tokens)] * len(tokens)

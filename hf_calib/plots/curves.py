@@ -1,4 +1,4 @@
-"""Figures of curves: reliability without bins, and what a threshold gives (risk, detection, promised accuracies)."""
+"""Figures of curves: reliability without bins, and results of thresholds (risk, OOD detection, promised accuracies)."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     from hf_calib.decisions.promise import PromiseCurve
 
-_THINNEST, _THICKEST = 0.7, 3.6  # points
-_NARROWEST = 0.01  # bandwidth, where all confidences are nearly equal
-_DENSITY_BANDWIDTH = 0.02  # of the strip below: that of the curve may be far too wide to show the confidences
-_N_BARS = 50  # of the strip below a CORP diagram
+_THINNEST, _THICKEST = 0.7, 3.6  # In points.
+_NARROWEST = 0.01  # The bandwidth if all confidences are nearly equal.
+_DENSITY_BANDWIDTH = 0.02  # For the strip below; the curve's own may be too wide for it.
+_N_BARS = 50  # For the strip below a CORP diagram.
 
 
 def smooth_reliability_diagram(
@@ -39,27 +39,27 @@ def smooth_reliability_diagram(
 ) -> Figure:
     r"""Draw a smooth curve of accuracy against confidence, with its confidence band, one panel for each name.
 
-    For a diagram that does not depend on a number of bins; `reliability_diagram` is the one that readers know.
+    It does not depend on a number of bins; `reliability_diagram` is the form that readers know.
 
-    The curve is the kernel regression $\hat a(t)$ of `hf_calib.metrics.smooth.smooth_reliability`, thick where
-    confidences are frequent, and drawn only between the smallest and the largest confidence. The band holds
-    the middle of the curves of bootstrap resamples, pointwise: where the dotted diagonal leaves it, the model
-    is over-confident (curve below) or under-confident (above) beyond chance. Below is the density of the
+    The curve is the kernel regression $\hat a(t)$ of `hf_calib.metrics.smooth.smooth_reliability`. It is thick where
+    confidences are frequent, and is drawn only between the smallest and the largest confidence. The band is pointwise
+    and contains the middle of the curves of bootstrap resamples. Where the dotted diagonal is outside the band, the
+    model is over-confident (curve below) or under-confident (above) beyond chance. Below is the density of the
     confidences, with lines at the mean confidence and the overall accuracy.
 
     Args:
-        panels: name -> (confidences, correct), each (N,): of the top label in [0, 1], and 1 or 0.
-        confidence_level: of the band, in (0, 1).
-        n_resamples: of the bootstrap, at least 2; fewer are drawn above 100,000 examples.
-        seed: of the bootstrap.
+        panels: name -> (confidences, correct), each (N,): confidences in [0, 1], and correct 1 or 0.
+        confidence_level: level of the band, in (0, 1).
+        n_resamples: number of bootstrap resamples, at least 2; fewer are drawn above 100,000 examples.
+        seed: seed of the bootstrap.
 
     Notes:
-        The bandwidth is that of the smooth calibration error, as the paper has it, but not above the normal
-        reference rule, 1.06 times the standard deviation of the confidences over $N^{1/5}$: the paper's choice
-        grows with the error, so that for a badly calibrated model it would flatten the curve.
+        The bandwidth is that of the smooth calibration error, as in the paper, but at most that of the normal
+        reference rule, 1.06 times the standard deviation of the confidences over $N^{1/5}$. The paper's bandwidth
+        grows with the error and would flatten the curve of a badly calibrated model.
 
-        Where all resamples agree, as where every prediction is right, the band has no width: it shows what
-        this sample can tell, not what it has not met.
+        If all resamples agree, for example because every prediction is correct, the band has no width. The band
+        shows only the uncertainty that this sample contains.
 
     References:
         Blasiok and Nakkiran 2023, section 2; Silverman 1986, section 3.4.2 (reference rule).
@@ -91,7 +91,7 @@ def smooth_reliability_diagram(
 
 
 def _curve(top: TopLabel) -> SmoothReliability:
-    """The curve at the bandwidth of the smooth calibration error, or a narrower one where that hides its shape."""
+    """The curve at the bandwidth of the smooth calibration error, or a narrower one if that hides its shape."""
     curve = smooth_reliability(*top)
     reference = max(1.06 * float(top.confidence.std()) * len(top.confidence) ** -0.2, _NARROWEST)
     return curve if curve.bandwidth <= reference else smooth_reliability(*top, bandwidth=reference)
@@ -100,19 +100,19 @@ def _curve(top: TopLabel) -> SmoothReliability:
 def _band(
     top: TopLabel, curve: SmoothReliability, level: float, rng: np.random.Generator, n_resamples: int
 ) -> FloatArray:
-    """The pointwise limits (2, G) of the curves of resamples, at the bandwidth of the curve itself."""
+    """The pointwise limits (2, G) of the curves of resamples, at the bandwidth of the curve."""
     n_rows = len(top.correct)
     same: dict[str, Any] = {"bandwidth": curve.bandwidth, "grid_size": len(curve.grid)}
     curves = np.empty((n_resamples, len(curve.grid)))
     for resampled in curves:
         resampled[:] = smooth_reliability(*top.part(rng.integers(0, n_rows, n_rows)), **same).accuracy
-    # A resample with no example near a point says nothing there; the curve itself is always a possible one.
+    # A resample without an example near a point has no value there; the curve itself is used instead.
     curves = np.where(np.isnan(curves), curve.accuracy, curves)
     return np.quantile(curves, [(1 - level) / 2, (1 + level) / 2], axis=0)
 
 
 def _draw_curve(axes: Axes, top: TopLabel, curve: SmoothReliability, band: FloatArray, label: str) -> None:
-    """The curve from the smallest confidence to the largest, one point at the least."""
+    """Draw the curve from the smallest to the largest confidence, with at least one point."""
     from matplotlib.collections import LineCollection
 
     shown = (curve.grid >= top.confidence.min()) & (curve.grid <= top.confidence.max())
@@ -144,17 +144,17 @@ def corp_diagram(
 ) -> Figure:
     r"""Draw the recalibrated confidence against the confidence, one panel for each name.
 
-    For a diagram that neither a number of bins nor a bandwidth decides: the steps are those of an isotonic regression.
-    The band is where the curve of a calibrated model with these confidences would be at each of them. It is pointwise:
-    the curve of a calibrated model, too, leaves it somewhere in most diagrams, so that leaving it in a few places shows
-    nothing; `hf_calib.metrics.consistency_test` tests all confidences together. Above each panel stand the parts of the
-    top label's Brier score, miscalibration, discrimination and uncertainty; below it is a histogram of the confidences.
+    It depends neither on a number of bins nor on a bandwidth, because the steps are those of an isotonic regression.
+    The band is the range of a calibrated model's curve at each of these confidences. It is pointwise: in most diagrams
+    a calibrated model's curve also leaves it somewhere, so leaving it in a few places shows nothing.
+    `hf_calib.metrics.consistency_test` tests all confidences together. Above each panel are the parts of the top
+    label's Brier score (miscalibration, discrimination, uncertainty), and below it a histogram of the confidences.
 
     Args:
-        panels: name -> (confidences, correct), each (N,): of the top label in [0, 1], and 1 or 0.
-        confidence_level: of the band at each point, in (0, 1).
-        n_resamples: of the labels, at least 1; fewer are drawn above 40,000 different confidences.
-        seed: of the draws.
+        panels: name -> (confidences, correct), each (N,): confidences in [0, 1], and correct 1 or 0.
+        confidence_level: level of the band at each point, in (0, 1).
+        n_resamples: number of draws of the labels, at least 1; fewer are drawn above 40,000 different confidences.
+        seed: seed of the draws.
 
     References:
         Dimitriadis, Gneiting and Jordan 2021, "Stable reliability diagrams for probabilistic classifiers".
@@ -193,23 +193,23 @@ def _draw_isotonic(axes: Axes, curve: CorpCurve, label: str) -> None:
     style.name_sides(axes)
 
 
-# Points of different models at one promise, so that their intervals do not hide each other.
+# Points of different models at one accuracy are shifted, so that their intervals do not overlap.
 _POINTS_APART = 3.0
 
 
 def risk_coverage_diagram(
     models: Mapping[str, tuple[ArrayLike, ArrayLike]], *, title: str | None = None
 ) -> Figure:
-    r"""Draw the error rate among the most confident predictions against how many of them are kept.
+    r"""Draw the error rate among the most confident predictions against the fraction of predictions kept.
 
-    For choosing a threshold below which to abstain, and for comparing several models: lower is better. Unlike
-    a reliability diagram it looks at the order of the confidences only, so a temperature hardly moves it.
+    Use it to choose a threshold for abstention, or to compare models; lower is better. Unlike a reliability
+    diagram it depends only on the order of the confidences, so a temperature hardly changes it.
 
-    The area under the curve is the mean risk over all coverages. For one model, grey lines bound it: above,
-    confidences that say nothing; below, confidences that put every wrong prediction last.
+    The area under the curve is the mean risk over all coverages. With one model, grey lines bound it: the upper
+    line is for uninformative confidences, the lower line for confidences that rank every wrong prediction last.
 
     Args:
-        models: name -> (confidences, correct), each (N,), as for `reliability_diagram`; N may differ.
+        models: name -> (confidences, correct), each (N,), as in `reliability_diagram`; N may differ.
 
     References:
         El-Yaniv and Wiener 2010; Geifman et al. 2019 (the area).
@@ -224,7 +224,7 @@ def risk_coverage_diagram(
         coverage, risk = risk_coverage_curve(
             top.confidence.astype(np.float32), top.correct
         )  # As for the metric.
-        few = style.some_points(len(risk), more_first=True)  # where the risk jumps
+        few = style.some_points(len(risk), more_first=True)  # The risk jumps there.
         curves[f"{style.shortened(name, 44)} (area {risk.mean():.4f})"] = coverage[few], risk[few]
     only = next(iter(checked.values())).correct if len(checked) == 1 else None
     return risk_coverage_of_curves(curves, bounds_of=only, title=title)
@@ -236,7 +236,7 @@ def risk_coverage_of_curves(
     bounds_of: FloatArray | None = None,
     title: str | None = None,
 ) -> Figure:
-    """The same from points of the curves, name -> (coverage, risk), with the bounds of what is correct (N,)."""
+    """Draw `risk_coverage_diagram` from curves, name -> (coverage, risk), with the bounds of `correct` (N,)."""
     with style.drawing(3.5, 3.1 + 0.16 * len(curves), title) as figure:
         axes = figure.subplots()
         for (name, (coverage, risk)), look in zip(curves.items(), style.line_looks(), strict=False):
@@ -244,11 +244,11 @@ def risk_coverage_of_curves(
             axes.plot(coverage, risk, linewidth=1.6, label=name, marker=marker, **look)
         if bounds_of is not None:
             _draw_bounds(axes, bounds_of)
-        # The first few predictions may all be wrong, which says little and would flatten the rest.
+        # The first few predictions may all be wrong, which would flatten the rest of the curve.
         risks = [np.asarray(line.get_ydata(), dtype=np.float64) for line in axes.lines]
         overall, largest = max(risk[-1] for risk in risks), max(risk.max() for risk in risks)
         top = min(largest, 2.5 * overall) * 1.08 if overall > 0 else 1
-        axes.set(xlim=(0, 1.01), ylim=(-0.015 * top, top))  # a risk of 0 is to be seen
+        axes.set(xlim=(0, 1.01), ylim=(-0.015 * top, top))  # A risk of 0 must be visible.
         axes.set(xlabel="coverage: share of predictions kept", ylabel="risk: error rate among them")
         style.unit_ticks(axes, "x")
         style.plain_axes(axes)
@@ -266,14 +266,13 @@ def _draw_bounds(axes: Axes, correct: FloatArray) -> None:
 
 
 def roc_diagram(panels: Mapping[str, Mapping[str, OodDetection]], *, title: str | None = None) -> Figure:
-    """Draw how many inputs from elsewhere are flagged against how many familiar ones are, for every threshold.
+    """Draw the ROC curves of OOD detection: the fraction of OOD inputs flagged against that of in-distribution inputs.
 
-    For seeing at which cost in false alarms inputs from elsewhere are found; the upper left is best, the diagonal is
-    chance. A dotted line marks where 95% of the familiar inputs are accepted.
+    It shows the false alarms that the detection of OOD inputs costs. The upper left is best, and the diagonal is
+    chance. A dotted line marks the threshold at which 95% of the in-distribution inputs are accepted.
 
     Args:
-        panels: name of the inputs from elsewhere -> what is compared, such as scores or models -> what
-            `hf_calib.metrics.ood_detection` found.
+        panels: name of the OOD inputs -> name of a score or model -> result of `hf_calib.metrics.ood_detection`.
 
     Raises:
         ValueError: if there is nothing to draw.
@@ -306,14 +305,14 @@ def roc_diagram(panels: Mapping[str, Mapping[str, OodDetection]], *, title: str 
 
 
 def promise_diagram(curves: Mapping[str, PromiseCurve], *, title: str | None = None) -> Figure:
-    """Draw the share of inputs answered (left), and the accuracy of the answers (right), for promised accuracies.
+    """Draw the coverage (left) and the accuracy of the answers (right) for promised accuracies.
 
-    For choosing what to promise, and for comparing models or scalers: more answered is better. On the right
-    all points should lie on the line or above it, but for a share delta of calibration sets; bars are exact
-    95% intervals of the rows that were answered.
+    Use it to choose the accuracy to promise, or to compare models or calibrators; a higher coverage is better. On
+    the right all points should be on or above the line, except for a fraction delta of calibration sets. The bars
+    are exact 95% intervals over the answered rows.
 
     Args:
-        curves: name -> what `AbstainRule.curve` returns.
+        curves: name -> result of `AbstainRule.curve`.
 
     Raises:
         ValueError: if there is no curve, or none of them has a point.

@@ -1,4 +1,4 @@
-"""Gammas of an adaptive loss over its training."""
+"""Figures of the gammas of an adaptive loss during training."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLUMNS = 5  # bins side by side
-_MOST_BINS = 20  # beyond it some are drawn, at equal distances
-_LINEAR_UP_TO = 100.0  # gammas beyond it get a logarithmic axis
+_COLUMNS = 5  # The number of bins in a row.
+_MOST_BINS = 20  # With more bins, some are drawn, at equal distances.
+_LINEAR_UP_TO = 100.0  # Larger gammas need a logarithmic axis.
 
 
 def gamma_dynamics(log_history: Iterable[Mapping[str, Any]], *, title: str | None = None) -> Figure:
-    """Draw how the gamma of each confidence bin moved while it trained, below the calibration gap that moved it.
+    """Draw the gamma of each confidence bin during training, below the calibration gap that changes it.
 
-    For AdaFocal and its relatives. Each bin has, from the top: its calibration gap on the held-out predictions
-    (confidence minus accuracy), its gamma, and where it lies among the confidences, with the number of held-out
-    predictions in it. All bins have the same axes. Of more than 20 bins 20 are drawn.
+    Use it for AdaFocal and similar losses. Each bin has three panels from the top: its calibration gap on the
+    held-out predictions (confidence minus accuracy), its gamma, and its range of confidences with the number of
+    held-out predictions in it. All bins have the same axes. If there are more than 20 bins, 20 are drawn.
 
     Args:
-        log_history: entries with "step", "gamma_00", "gamma_01", ... and "calibration_gap_00", ...; others,
-            such as training losses, are skipped. `trainer.state.log_history` is such a list. Histories of
-            earlier versions, without "edge_00", ... and "count_00", ..., are drawn without the third panels.
+        log_history: entries with "step", "gamma_00", "gamma_01", ... and "calibration_gap_00", ..., such as
+            `trainer.state.log_history`. Other entries, such as training losses, are skipped. Histories of earlier
+            versions, without "edge_00", ... and "count_00", ..., are drawn without the third panels.
 
     Raises:
-        ValueError: if no entry holds gammas.
+        ValueError: if no entry has gammas.
 
     References:
         Ghosh et al. 2022, "AdaFocal: calibration-aware adaptive focal loss", figures 5 and 7.
@@ -60,10 +60,10 @@ def gamma_dynamics(log_history: Iterable[Mapping[str, Any]], *, title: str | Non
     cells = figure.add_gridspec(
         rows, columns, bottom=bottom, hspace=0.5 / (0.75 * len(kinds)), wspace=0.12, **sides
     )
-    # The same limits for all, which is several times faster than axes that are shared.
+    # Equal limits are several times faster than shared axes.
     gammas = _padded(history.gammas, 0.0)
     logarithmic = bool(np.nanmax(np.abs(history.gammas)) > _LINEAR_UP_TO)
-    if logarithmic:  # a tenth of that axis, which is nearly the arcsinh
+    if logarithmic:  # A tenth of that axis, which is nearly the arcsinh.
         low, high = np.sinh(_padded(np.arcsinh(history.gammas), 0.0))
         gammas = float(low), float(high)
     steps, limits = _padded(history.steps), (_padded(history.gaps, 0.0), gammas, (0, 1))
@@ -98,7 +98,7 @@ def gamma_dynamics(log_history: Iterable[Mapping[str, Any]], *, title: str | Non
 
 
 class _History(NamedTuple):
-    """T updates of a table of M bins; NaN where an entry does not say."""
+    """T updates of a table of M bins; NaN for missing entries."""
 
     steps: FloatArray  # (T,)
     gammas: FloatArray  # (T, M)
@@ -108,7 +108,7 @@ class _History(NamedTuple):
 
 
 def _read(log_history: Iterable[Mapping[str, Any]]) -> _History:
-    """The entries that hold a whole table."""
+    """The entries with a complete table."""
     entries: list[tuple[Any, ...]] = []
     n_bins = 0
     for entry in log_history:
@@ -144,14 +144,14 @@ def _draw_edges(axes: Axes, history: _History, m: int) -> None:
 
 
 def _padded(values: FloatArray, *also: float) -> tuple[float, float]:
-    """Limits of an axis, a tenth beyond the values."""
+    """Limits of an axis, a tenth of the range beyond the values."""
     low, high = np.nanmin([np.nanmin(values), *also]), np.nanmax([np.nanmax(values), *also])
     margin = 0.1 * (high - low) or 0.5
     return float(low - margin), float(high + margin)
 
 
 def _powers_of_ten(low: float, high: float) -> FloatArray:
-    """0 and, on either side, up to three powers of ten within the limits."""
+    """Ticks at 0 and, on either side, at up to three powers of ten within the limits."""
     decades = int(np.log10(max(-low, high)))
     powers = 10.0 ** np.arange(-(-decades // 3), decades + 1, -(-decades // 3))
     ticks = np.concatenate([-powers[::-1], [0], powers])

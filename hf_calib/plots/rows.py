@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# A difference with its interval and p, where there are any.
+# A difference with its interval and p, if there are any.
 Difference = tuple[float, float | None, float | None, float | None]
 
-# In the order of the maps: told apart by the marker in grey.
+# In the order of the calibrators; the markers differ in grey, too.
 _LOOKS = (("#333333", "o"), (style.BLUE, "s"), (style.VERMILION, "^"), ("#009E73", "D"), ("#CC79A7", "v"))
-_LETTERS = 24  # of a name in a line
+_LETTERS = 24  # The most characters of a name in a line.
 
 
 def difference_diagram(
@@ -34,17 +34,17 @@ def difference_diagram(
     level: float = 0.05,
     title: str | None = None,
 ) -> Figure:
-    """Draw paired differences to a baseline as a forest plot: a row of panels for each metric, a column for each map.
+    """Draw paired differences to a baseline as a forest plot, with a row per metric and a column per calibrator.
 
-    A filled marker is a difference that is distinguishable from 0, a hollow one is not. Each panel has a scale
-    of its own, as differences before a map are often many times those after it.
+    A filled marker is a difference that is distinguishable from 0; a hollow marker is not. Each panel has its own
+    scale, because differences before calibration are often many times as large as those after it.
 
     Args:
-        metrics: metric -> loss -> map -> (difference, low, high, p); None where there is no interval or p.
-            Losses stand in the order in which they come, in all panels; one may lack a map, and a difference
-            that is NaN is left out.
-        baseline: what the differences are to, for the legend.
-        level: p below it counts as distinguishable; corrected p where there are several comparisons.
+        metrics: metric -> loss -> calibrator -> (difference, low, high, p); None if there is no interval or p. All
+            panels have the losses in the given order. A calibrator may be missing, and a difference of NaN is
+            left out.
+        baseline: name of the baseline for the legend.
+        level: differences with p below it are distinguishable; pass corrected p for several comparisons.
 
     Raises:
         ValueError: if there is no difference.
@@ -97,11 +97,11 @@ def _draw_difference(
 
 
 def label_errors_chart(errors: Mapping[str, FloatArray], names: Sequence[str]) -> Figure:
-    """Each label's calibration error as a dot, before and after calibration on one line.
+    """Draw each label's calibration error as a dot, with before and after calibration on one line.
 
     Args:
-        errors: name -> (C,), in the order in which the names are drawn.
-        names: C labels.
+        errors: name -> (C,), in drawing order.
+        names: C label names.
     """
     with style.drawing(5.5, 0.9 + 0.17 * len(names)) as figure:
         axes = figure.subplots()
@@ -123,13 +123,13 @@ def label_errors_chart(errors: Mapping[str, FloatArray], names: Sequence[str]) -
 def slice_diagram(
     names: Sequence[str], gaps: FloatArray, differs: NDArray[np.bool_], *, column: str
 ) -> Figure:
-    """Draw each slice's confidence minus accuracy with its interval; those that differ from the others are filled.
+    """Draw each slice's confidence minus accuracy with its interval, filled if it differs from the others.
 
     Args:
-        names: S slices, from the top.
+        names: S names of slices, from the top.
         gaps: (S, 3), the gap and the ends of its interval.
-        differs: (S,), which differ from the other rows beyond chance.
-        column: that names the slices.
+        differs: (S,), True if a slice differs from the other rows beyond chance.
+        column: the column that defines the slices.
     """
     looks = {
         "differs": (differs, style.VERMILION, style.VERMILION),
@@ -151,7 +151,7 @@ def slice_diagram(
 
 
 def _name_rows(axes: Axes, names: Sequence[str]) -> None:
-    """A row for each name, from the top down."""
+    """Label the rows with the names, from the top."""
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
     style.plain_axes(axes)

@@ -1,4 +1,4 @@
-"""The style of all figures, their checks, and writing to a file."""
+"""Style of all figures, checks of their arguments, and writing to files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, told apart in every kind of colour vision; hatching tells them apart in grey.
+# Okabe and Ito's colours are distinguishable in every kind of colour vision; hatching helps in grey.
 BLUE, SKY, VERMILION = "#0072B2", "#A6D8F5", "#D55E00"
 PEACH, GREY = "#F9C9A8", "#8C8C8C"
 
@@ -32,11 +32,11 @@ _MANY = (BLUE, VERMILION, "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 _DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)), (0, (8, 2)))
 
 _FORMATS = (".pdf", ".png", ".svg")
-_MOST_POINTS = 1_000  # of a curve; more cannot be seen
-_VALUES_RESAMPLED = 2e7  # in all, per panel; where this leaves few resamples, the band is thin anyway
+_MOST_POINTS = 1_000  # The most points of a curve; more are not visible.
+_VALUES_RESAMPLED = 2e7  # In total per panel; with few resamples the band is thin anyway.
 _FEWEST_RESAMPLES = 50
 _STYLE: Any = {
-    "text.parse_math": False,  # names are text, not formulas
+    "text.parse_math": False,  # Names are text, not formulas.
     "axes.labelsize": 8,
     "axes.titlesize": 9,
     "axes.spines.top": False,
@@ -47,7 +47,7 @@ _STYLE: Any = {
     "legend.frameon": False,
 }
 
-#: Lines at the mean confidence and at the overall accuracy.
+#: The lines at the mean confidence and at the overall accuracy.
 MEANS: dict[str, dict[str, Any]] = {
     "mean confidence": {"color": VERMILION, "linestyle": "--", "linewidth": 1.4},
     "overall accuracy": {"color": "black", "linewidth": 1.4},
@@ -57,7 +57,7 @@ MEANS: dict[str, dict[str, Any]] = {
 
 
 def check_panels(panels: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> dict[str, TopLabel]:
-    """Return name -> confidences and correct as float64, or say what is wrong."""
+    """Return name -> confidences and correct as float64; raise if they are invalid."""
     way_out = "pass {name: (confidences, correct)}"
     check(bool(panels), "a diagram to have at least one panel", "none", way_out)
     checked = {}
@@ -80,7 +80,7 @@ def check_panels(panels: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> dict[str,
 
 
 def check_class_names(class_names: Sequence[str] | None, n_classes: int) -> tuple[str, ...]:
-    """Return a name for each class: its number where none are given."""
+    """Return a name for each class, by default its index."""
     names = tuple(map(str, range(n_classes) if class_names is None else class_names))
     way_out = "name the columns of probs in their order"
     check(len(names) == n_classes, f"class_names to be {n_classes} names", len(names), way_out)
@@ -88,7 +88,7 @@ def check_class_names(class_names: Sequence[str] | None, n_classes: int) -> tupl
 
 
 def affordable_resamples(n_resamples: int, n_values: int) -> int:
-    """The resamples of so many values that are drawn."""
+    """Return the affordable number of resamples for this number of values."""
     return min(n_resamples, max(_FEWEST_RESAMPLES, int(_VALUES_RESAMPLED // n_values)))
 
 
@@ -97,7 +97,7 @@ def affordable_resamples(n_resamples: int, n_values: int) -> int:
 
 @contextmanager
 def drawing(width: float, height: float, *titles: str | None) -> Iterator[Figure]:
-    """Yield a figure of so many inches, without pyplot; what is drawn in the block has the style of this package."""
+    """Yield a figure of this size in inches, without pyplot; the block draws in the style of this package."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -112,7 +112,7 @@ def drawing(width: float, height: float, *titles: str | None) -> Iterator[Figure
 def paired_panels(
     rows: Sequence[str], columns: Sequence[str], ylabels: tuple[str, str], title: str | None
 ) -> Iterator[tuple[Figure, dict[tuple[str, str], NDArray[Any]]]]:
-    """Yield a figure, and two axes for each row and column: one with the diagonal, and one about the confidences."""
+    """Yield a figure with two axes per row and column: one with the diagonal, and one for the confidences."""
     n_rows, n_columns = len(rows), len(columns)
     heights = [2.6, 1] * n_rows
     with drawing(0.7 + 2.5 * n_columns, 0.6 + 3.1 * n_rows, title) as figure:
@@ -133,20 +133,20 @@ def paired_panels(
 
 
 def plain_axes(*several: Axes) -> None:
-    """Small ticks, and no frame where there are no numbers."""
+    """Set small ticks, and remove the frame on sides without numbers."""
     for axes in several:
         axes.tick_params(labelsize=7, length=2.5)
         axes.spines[["top", "right"]].set_visible(False)
 
 
 def unit_ticks(axes: Axes, which: str = "xy") -> None:
-    """Ticks at the quarters of [0, 1], with numbers at every other one."""
+    """Set ticks at the quarters of [0, 1], with numbers at every other tick."""
     for letter in which:
         getattr(axes, f"set_{letter}ticks")([0, 0.25, 0.5, 0.75, 1], ["0", "", "0.5", "", "1"])
 
 
 def draw_diagonal(axes: Axes) -> None:
-    """The line on which a calibrated model lies."""
+    """Draw the diagonal, the line of a calibrated model."""
     from matplotlib.patheffects import withStroke
 
     outline = [withStroke(linewidth=2, foreground="white")]
@@ -155,13 +155,13 @@ def draw_diagonal(axes: Axes) -> None:
 
 
 def draw_means(axes: Axes, accuracy: float, confidence: float, top: float = 1) -> None:
-    """Lines at both means, up to a part of the height."""
+    """Draw lines at both means, up to a fraction of the height."""
     axes.axvline(accuracy, 0, top, clip_on=False, **MEANS["overall accuracy"])
     axes.axvline(confidence, 0, top, clip_on=False, **MEANS["mean confidence"])
 
 
 def name_sides(axes: Axes) -> None:
-    """Which side of the diagonal is which."""
+    """Write "over-confident" and "under-confident" on the sides of the diagonal."""
     look: Any = {"fontsize": 6.5, "fontstyle": "italic", "color": "#555555", "transform": axes.transAxes}
     axes.text(0.03, 0.97, "under-confident", ha="left", va="top", **look)
     axes.text(0.97, 0.03, "over-confident", ha="right", va="bottom", **look)
@@ -170,7 +170,7 @@ def name_sides(axes: Axes) -> None:
 def add_legend(
     figure: Figure, axes: Axes, more: Mapping[str, Mapping[str, Any]] | None = None, *, columns: int = 1
 ) -> None:
-    """Name what an axes shows below the figure, and more lines by their looks."""
+    """Add a legend of an axes below the figure, with further lines given by their style."""
     from matplotlib.lines import Line2D
 
     handles = axes.get_legend_handles_labels()[0]
@@ -179,12 +179,12 @@ def add_legend(
 
 
 def line_looks() -> Iterator[dict[str, Any]]:
-    """A colour and a dash for each of any number of lines; seven colours, and five kinds of dash besides."""
+    """Return a colour and a dash for each line, from seven colours and five kinds of dash."""
     return ({"color": c, "linestyle": d} for c, d in zip(cycle(_MANY), cycle(_DASHES), strict=False))
 
 
 def some_points(n_points: int, *, more_first: bool = False) -> NDArray[np.intp]:
-    """Indices of points of a curve, as many as can be seen; at equal distances, or ever fewer."""
+    """Return indices of the visible number of points of a curve, at equal or growing distances."""
     if n_points <= _MOST_POINTS:
         return np.arange(n_points)
     if more_first:
@@ -196,13 +196,13 @@ def some_points(n_points: int, *, more_first: bool = False) -> NDArray[np.intp]:
 
 
 def write_above(axes: Axes, text: str, points: float, **look: Any) -> None:
-    """Write so many points above the left corner of a panel, in as many lines as the text needs."""
+    """Write a text this many points above the left corner of a panel, in as many lines as needed."""
     lines = "\n".join(name_lines(text, 30))
     axes.annotate(lines, (0, 1), (0, points), xycoords="axes fraction", textcoords="offset points", **look)
 
 
 def name_lines(name: str, width: int) -> list[str]:
-    """Lines of at most `width` letters, broken at spaces and after underscores, slashes and hyphens within words.
+    """Return lines of at most `width` characters, broken at spaces, or after underscores, slashes and hyphens.
 
     >>> name_lines("focal_calibration_cifar10", 24), name_lines("focal, gamma -3.59", 15)
     (['focal_calibration_', 'cifar10'], ['focal, gamma', '-3.59'])
@@ -213,7 +213,7 @@ def name_lines(name: str, width: int) -> list[str]:
 
 
 def shortened(name: str, most: int) -> str:
-    """A name in at most so many letters.
+    """Return a name with at most this many characters.
 
     >>> shortened("a long name", 6)
     'a lon…'
@@ -226,14 +226,14 @@ def shortened(name: str, most: int) -> str:
 
 
 def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
-    """Write a figure as .png, .pdf or .svg: the whole file or none, over whatever was there.
+    """Write a figure as .png, .pdf or .svg, completely or not at all, over an existing file.
 
     Args:
-        figure: from one of the functions here, or any matplotlib figure.
-        path: where to; missing folders are made.
+        figure: a figure of these functions, or any other matplotlib figure.
+        path: the file; missing folders are created.
 
     Raises:
-        ValueError: if the path ends in anything else.
+        ValueError: if the path has another suffix.
     """
     path = Path(path)
     known = path.suffix.lower() in _FORMATS
@@ -243,7 +243,7 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
 
 
 def write_image(figure: Figure, target: Any, **options: Any) -> None:
-    """Draw to a file or stream. Letters that the font lacks become boxes; matplotlib would warn of each one."""
+    """Draw to a file or stream. Characters missing from the font become boxes, without matplotlib's warnings."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(target, **options)

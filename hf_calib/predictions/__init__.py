@@ -1,4 +1,4 @@
-"""Predictions with their labels: from files, by running a classifier, or of a training."""
+"""Predictions with their labels, from files, from a classifier, or from a training run."""
 
 from hf_calib.predictions.formats import save_predictions
 from hf_calib.predictions.predictions import Predictions

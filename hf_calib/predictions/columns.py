@@ -1,4 +1,4 @@
-"""Which columns of a table of predictions hold what, and its rows as arrays."""
+"""The columns of a table of predictions, and its rows as arrays."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 LISTS = {"logits": "logits", "probs": "probs", "probabilities": "probs"}
 _PREFIXES = {"logits": "logit_", "probs": "prob_"}
-# Columns that hold labels, whichever of them is read: never probabilities of a class.
+# Columns of labels, which are never probabilities of a class, whichever of them is read.
 _NAMES_OF_LABELS = {"gold", "label", "label_id", "labels", "target", "targets", "true_label", "y_true"}
 _NUMBERS_WAY = "name the class columns logit_<class> or prob_<class>, and fill in missing values"
 
 
 class Batch(NamedTuple):
-    """n rows of predictions, checked."""
+    """A batch of n checked rows of predictions."""
 
-    scores: NDArray[Any]  # (n, C), logits or probabilities, as the file holds them
+    scores: NDArray[Any]  # (n, C), logits or probabilities, as in the file.
     probs: NDArray[Any]  # (n, C)
     labels: IntArray  # (n,)
     weights: FloatArray | None  # (n,)
-    by: tuple[tuple[IntArray, list[Any]], ...]  # of each column of slices the codes (n,) and what they number
-    table: RecordBatch | None = None  # what was read
+    by: tuple[tuple[IntArray, list[Any]], ...]  # Codes (n,) and names of each column of slices.
+    table: RecordBatch | None = None  # The rows as read.
 
     def as_logits(self) -> NDArray[Any]:
-        """(n, C): the logits, or the logarithm of the probabilities, where 0 counts as 1e-38."""
+        """Return the logits (n, C), or the logarithm of the probabilities, where 0 counts as 1e-38."""
         return logs_of(self.probs) if self.scores is self.probs else self.scores
 
 
@@ -43,19 +43,19 @@ class Columns:
     """The columns of a table that are read."""
 
     kind: str  # "logits" or "probs"
-    scores: tuple[str, ...]  # a column for each class, or one of lists
+    scores: tuple[str, ...]  # A column per class, or one of lists.
     class_names: tuple[str, ...]
     label: str | None
     weight: str | None = None
-    by: tuple[str, ...] = ()  # those of slices
+    by: tuple[str, ...] = ()  # The columns of slices.
 
     @property
     def names(self) -> list[str]:
-        """All of them, each once."""
+        """All columns, without repeats."""
         return list(dict.fromkeys([*self.scores, *filter(None, [self.label, self.weight]), *self.by]))
 
     def check_same(self, names: Sequence[str]) -> None:
-        """Raise where another file has other columns or classes."""
+        """Raise if another file has other columns or classes."""
         missing = [repr(name) for name in self.names if name not in names]
         way_out = "write all with the same columns"
         requirement = "the columns to be those of the first file"
@@ -68,7 +68,7 @@ class Columns:
         check(one_model, "the classes to be those of the first file", f"{few(more)} more", "use one model's")
 
     def read(self, batch: RecordBatch) -> Batch:
-        """The rows of a batch; a `RowError` for one that is wrong."""
+        """Return the rows of a batch; raise a `RowError` for an invalid row."""
         scores = probs = self._scores(batch)
         if self.kind == "logits":
             check_not_probabilities(scores)
@@ -91,7 +91,7 @@ class Columns:
         return Batch(scores, probs, labels, weights, by, batch)
 
     def _scores(self, batch: RecordBatch) -> NDArray[Any]:
-        """(n, C), each class in one piece."""
+        """The scores (n, C), contiguous per class."""
         if len(self.scores) > 1:
             columns = [numbers_of(batch.column(name), name) for name in self.scores]
             matrix = np.empty((len(columns), len(batch)), np.result_type(*columns))
@@ -115,11 +115,11 @@ def columns_of(
     by: Sequence[str] = (),
     class_names: Sequence[str] = (),
 ) -> Columns:
-    """Find the columns of a table by the schema of its first file; class names are those of lists."""
+    """Find the columns of a table from the schema of its first file; class names are for columns of lists."""
     names = list(schema.names)
     listed = list_columns(schema)
     if listed and label == "label" and label not in names and "labels" in names:
-        label = "labels"  # as arrays of numpy are named
+        label = "labels"  # The name of numpy arrays.
     for option, name in (("label_column", label), ("weight_column", weight), *(("by", each) for each in by)):
         if option == "label_column":
             separated = len(names) > 1 or not any(mark in names[0] for mark in ",;\t")
@@ -141,7 +141,7 @@ def columns_of(
 
 
 def _class_columns(columns: Sequence[str], label: str | None) -> tuple[str, list[str], list[str]]:
-    """The kind of scores, their columns, and the classes that these name."""
+    """The kind of the scores, their columns, and the class names."""
     found = {
         kind: [name for name in columns if name.startswith(prefix)] for kind, prefix in _PREFIXES.items()
     }
@@ -163,7 +163,7 @@ def _class_columns(columns: Sequence[str], label: str | None) -> tuple[str, list
 
 
 def list_columns(schema: Schema) -> list[str]:
-    """The columns of lists of scores."""
+    """Return the columns of lists of scores."""
     from pyarrow import types
 
     kinds = (types.is_list, types.is_large_list, types.is_fixed_size_list)
@@ -173,7 +173,7 @@ def list_columns(schema: Schema) -> list[str]:
 
 
 def check_not_probabilities(logits: NDArray[Any] | None) -> None:
-    """Refuse probabilities under the name of logits: their softmax would be nearly uniform."""
+    """Raise for probabilities that are named logits, because their softmax would be nearly uniform."""
     if logits is None or not len(logits) or logits.min() < 0 or logits.max() > 1:
         return
     got = "values in [0, 1] whose rows all sum to 1: probabilities"
@@ -185,9 +185,9 @@ def check_not_probabilities(logits: NDArray[Any] | None) -> None:
 
 
 def softmax_of(logits: NDArray[Any]) -> FloatArray:
-    """The softmax (n, C) of logits, in float64 and in one piece for each class."""
+    """Return the softmax (n, C) of logits, in float64 and contiguous per class."""
     columns = logits.T.astype(np.float64)
-    with np.errstate(invalid="ignore"):  # rows with inf become NaN, which is refused
+    with np.errstate(invalid="ignore"):  # Rows with inf become NaN, which raises later.
         columns -= columns.max(axis=0)
     np.exp(columns, out=columns)
     columns /= columns.sum(axis=0)
@@ -195,7 +195,7 @@ def softmax_of(logits: NDArray[Any]) -> FloatArray:
 
 
 def codes_of(column: Any) -> tuple[IntArray, list[Any]]:
-    """A column as the numbers (n,) of its values, and these."""
+    """Return a column as codes (n,), and its values."""
     import pyarrow
     import pyarrow.compute as compute
 
@@ -217,7 +217,7 @@ def _check_numbers(kind: Any, name: str) -> None:
 
 
 def numbers_of(column: Any, name: str) -> NDArray[Any]:
-    """A column of numbers (n,), floats as they are and all others as float64; raises where a row holds none."""
+    """Return a column of numbers (n,), with floats unchanged and others as float64; raise if a value is missing."""
     import pyarrow
     import pyarrow.compute as compute
 

@@ -1,4 +1,4 @@
-"""Predictions in other formats than tables: arrays in .npz files, and sample logs of lm-evaluation-harness."""
+"""Predictions that are not tables: arrays in .npz files, and sample logs of lm-evaluation-harness."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from hf_calib.predictions.columns import check_not_probabilities
 from hf_calib.predictions.predictions import Predictions
 
 _KINDS = ("logits", "probs")
-_SOFT_LABELS = ("soft_labels", "probs")  # the latter as in the file of CIFAR-10H
+_SOFT_LABELS = ("soft_labels", "probs")  # CIFAR-10H has the latter.
 
 
 def load_arrays(path: str, argument: str, *, labelled: bool = True) -> Predictions:
-    """Predictions of the arrays `logits` or `probs`, `labels` and perhaps `class_names`; unlabelled, with labels 0."""
+    """Load predictions from arrays `logits` or `probs`, `labels` and optionally `class_names`; missing labels are 0."""
     arrays, found = _read(path, argument, (*_KINDS, "labels", "class_names"))
     kind = next((kind for kind in _KINDS if kind in arrays), None)
     if not labelled and kind is not None:
@@ -41,14 +41,14 @@ def load_arrays(path: str, argument: str, *, labelled: bool = True) -> Predictio
 
 
 def save_predictions(predictions: Predictions, path: str | os.PathLike[str]) -> None:
-    """Write predictions as .npz, for `load_predictions`: the whole file or nothing; a file there is replaced.
+    """Write predictions as .npz for `load_predictions`, completely or not at all; an existing file is replaced.
 
     Args:
-        predictions: what to write.
-        path: ends in .npz; missing folders are created.
+        predictions: the predictions.
+        path: a path that ends in .npz; missing folders are created.
 
     Raises:
-        ValueError: if the path ends in anything else.
+        ValueError: if the path has another suffix.
     """
     path = Path(path)
     check(path.suffix == ".npz", "path to end in .npz", path.name, "name the file predictions.npz")
@@ -61,7 +61,7 @@ def save_predictions(predictions: Predictions, path: str | os.PathLike[str]) -> 
 
 
 def load_soft_labels(path: str | os.PathLike[str], n_rows: int, n_classes: int) -> NDArray[np.float64]:
-    """Soft labels (N, C), shares of annotators that named each class: the array `soft_labels` or `probs` of a file."""
+    """Load soft labels (N, C), the shares of annotators per class, from a file's array `soft_labels` or `probs`."""
     check(os.path.isfile(path), "soft_labels to name an existing file", path, "check the path")
     arrays, found = _read(os.fspath(path), "soft_labels", _SOFT_LABELS)
     way_out = "write it with numpy.savez(path, soft_labels=soft_labels)"
@@ -76,11 +76,11 @@ def load_soft_labels(path: str | os.PathLike[str], n_rows: int, n_classes: int) 
 
 
 def _read(path: str, argument: str, names: Sequence[str]) -> tuple[dict[str, Any], str]:
-    """The arrays of these names, and the names of all; objects are not unpickled."""
+    """The arrays with these names, and the names of all arrays; objects are not unpickled."""
     try:
         with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as archive:
             return {name: archive[name] for name in names if name in archive}, ", ".join(archive) or "none"
-    except Exception as error:  # objects, another file, one array, packed or encrypted, of terabytes
+    except Exception as error:  # The file may have any content.
         got, way_out = f"{path} ({error})", "write it with numpy.savez, plain arrays only"
         raise InputValueError(expected(argument, "be readable as npz", got, way_out)) from error
 
@@ -91,7 +91,7 @@ _WAY_OUT = "log a multiple-choice task"
 
 
 def is_log(file: TextIO) -> bool:
-    """Whether the first line of a file is a row of such a log."""
+    """Whether the first line of a file is a row of a log of lm-evaluation-harness."""
     try:
         row = json.loads(next((line for line in file if line.strip()), "null"))
     except ValueError:
@@ -100,14 +100,14 @@ def is_log(file: TextIO) -> bool:
 
 
 def read_log(file: TextIO, name: str, scores: OptionScores = "sum") -> Predictions:
-    """The log-likelihoods of a log's answers as logits, see `open_predictions`, and the right ones as labels."""
+    """Return the log-likelihoods of a log's answers as logits (see `open_predictions`), and the labels."""
     rows = [json.loads(line) for line in file if line.strip()]
     times = Counter(str(row["doc_id"]) for row in rows).most_common(1)
     got = f"{times[0][1]} rows with {times[0][0]} in {name}"
     check(times[0][1] == 1, "doc_id to be there once", got, "keep the rows of one filter")
     answers = [[str(each["arg_1"]).strip() for each in row["arguments"].values()] for row in rows]
     likelihoods = [_likelihoods(*each) for each in zip(rows, answers, range(len(rows)), strict=True)]
-    # A question with fewer answers gives the missing ones probability 0.
+    # If a question has fewer answers, the missing ones have probability 0.
     logits = np.full((len(rows), max(map(len, answers))), -np.inf)
     lengths = {"sum": lambda text: 1, "per_character": len, "per_byte": lambda text: len(text.encode())}
     for own, texts, values in zip(logits, answers, likelihoods, strict=True):
@@ -132,9 +132,9 @@ def _likelihoods(row: Mapping[str, Any], answers: Sequence[str], place: int) -> 
 def _targets(
     rows: Sequence[Mapping[str, Any]], answers: Sequence[Sequence[str]], best: Sequence[int]
 ) -> list[int]:
-    """The places of the right answers, which a task names by their place or by their text.
+    """The indices of the correct answers, which a task gives as an index or as a text.
 
-    A number may be both, the place of one answer and the text of another. The accuracies in the log decide.
+    A number may be the index of one answer and the text of another; the accuracies in the log decide.
     """
     targets = [str(row["target"]).strip() for row in rows]
     texts = [

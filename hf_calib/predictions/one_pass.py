@@ -1,4 +1,4 @@
-"""One pass over predictions that are not held at once: sums, samples by hashes, and how columns become slices."""
+"""One pass over predictions that do not fit in memory: sums, samples by hashes, and slices of columns."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from hf_calib.predictions.table import Part, Table
 
 MOST_WORKERS = 8
 MOST_SAMPLED = 200_000
-_MOST_NUMBERS = 20  # different ones, which are slices of their own
+_MOST_NUMBERS = 20  # Up to this many different numbers are slices of their own.
 _RANGES = 5
 _NO_VALUE = "(none)"
 
-# Called with the rows that were just read, and all rows; None where that is not known.
+# It is called with the number of rows just read, and that of all rows or None.
 OnRows = Callable[[int, int | None], None]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 def ignore_rows(n_rows: int, n_all: int | None) -> None:
-    """The rows of a caller who does not want to count them."""
+    """Do nothing; for a caller without progress."""
 
 
 def over_parts(
     work: Callable[[Item], Result], items: Iterable[Item], workers: int | None = None
 ) -> Iterator[Result]:
-    """What some work gives for each item, in order, by several threads: numpy and pyarrow leave the others running."""
+    """Yield the results of work on each item, in order, by several threads; numpy and pyarrow release the GIL."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     pool = ThreadPoolExecutor(workers or min(available, MOST_WORKERS))
     try:
@@ -53,13 +53,13 @@ def over_parts(
 
 @dataclass(frozen=True)
 class Slicing:
-    """How one column is sliced: into ranges between edges, or each value a slice of its own."""
+    """The slices of a column: ranges between edges, or one slice per value."""
 
     column: str
     edges: tuple[float, ...] | None = None
 
     def names(self, values: Sequence[Any]) -> list[str]:
-        """The slice of each value.
+        """Return the slice of each value.
 
         >>> Slicing("length", (12.0, 40.0)).names([3, 12, 41])
         ['length up to 12', 'length up to 12', 'length above 40']
@@ -75,14 +75,14 @@ class Slicing:
 
 @dataclass
 class Tally:
-    """What is summed over rows."""
+    """Sums over rows."""
 
     states: dict[str, CalibrationState] = field(default_factory=dict)  # "before", "after"
     slices: dict[str, SliceSums] = field(default_factory=dict)  # by column
     n_rows: int = 0
 
     def merge(self, other: Tally) -> None:
-        """Add the rows of another one."""
+        """Add the sums of another tally."""
         self.n_rows += other.n_rows
         sums: Any = ((self.states, other.states), (self.slices, other.slices))
         for own, more in sums:
@@ -92,13 +92,13 @@ class Tally:
 
 
 def empty_tally(n_classes: int, slicings: Sequence[Slicing], n_bins: int) -> Tally:
-    """Of no rows."""
+    """Return a tally without rows."""
     state = CalibrationState(n_classes=n_classes, n_bins=n_bins)
     return Tally({"before": state}, {each.column: SliceSums(each.column, n_bins) for each in slicings})
 
 
 def add_rows(tally: Tally, batch: Batch, slicings: Sequence[Slicing]) -> None:
-    """Sum rows, all of them and by slice; their columns of slices are in the order of the slicings."""
+    """Add rows to the sums of all rows and of slices; columns of slices are in the order of the slicings."""
     by = zip(slicings, batch.by, strict=True)
     named = [(codes, slicing.names(values)) for slicing, (codes, values) in by]
     for part, scores in score_chunks(batch.probs, batch.labels, batch.weights):
@@ -116,7 +116,7 @@ def measure_in_one_pass(
     workers: int | None = None,
     on_rows: OnRows = ignore_rows,
 ) -> Tally:
-    """The sums of all rows, by so many threads; a wrong row is named with its file."""
+    """Return the sums of all rows, computed by `workers` threads; errors name the row and its file."""
 
     def measure(part: Part) -> Tally:
         tally = empty_tally(len(table.class_names), slicings, n_bins)
@@ -135,7 +135,7 @@ def measure_in_one_pass(
 
 
 def _smallest(rows: Sequence[Sequence[NDArray[Any]]], most: int) -> list[NDArray[Any]]:
-    """Of arrays of rows, their hashes first, the rows with the smallest: a sample of them, however they were split."""
+    """The rows with the smallest hashes (the first array), a sample that does not depend on the division into parts."""
     arrays = [np.concatenate(each) for each in zip(*rows, strict=True)]
     if len(arrays[0]) <= most:
         return arrays
@@ -146,7 +146,7 @@ def _smallest(rows: Sequence[Sequence[NDArray[Any]]], most: int) -> list[NDArray
 def draw_sample(
     table: Table, *, most: int = MOST_SAMPLED, half: int | None = None, workers: int | None = None
 ) -> Predictions:
-    """At most so many rows, of all or of one half of them (0 or 1, see `half_of`), in the order of their hashes."""
+    """Return at most this many rows, of all or of one half (0 or 1, see `half_of`), in the order of their hashes."""
 
     def draw(part: Part) -> list[list[NDArray[Any]]]:
         found: list[list[NDArray[Any]]] = []
@@ -167,12 +167,12 @@ def draw_sample(
 
 
 def half_of(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """The half, 0 or 1, that rows with these hashes belong to: by a bit that samples do not sort by."""
+    """Return the half, 0 or 1, of rows with these hashes, by a bit that does not affect the order of samples."""
     return (hashes & np.uint64(1)).astype(np.int64)
 
 
 def choose_slicings(table: Table) -> tuple[Slicing, ...]:
-    """Numbers of more than 20 different values are cut into fifths, from a sample of the rows; all else is as it is."""
+    """Return the slicings: columns of over 20 different numbers are cut into fifths of a sample of rows."""
 
     def sampled(name: str) -> NDArray[Any]:
         found: list[Any] = []
@@ -188,7 +188,7 @@ def choose_slicings(table: Table) -> tuple[Slicing, ...]:
 
 
 def edges_of(values: Sequence[Any] | NDArray[Any]) -> tuple[float, ...] | None:
-    """The ends between fifths of a column's values; None where they are texts, or few numbers."""
+    """Return the edges between fifths of a column's values; None for texts or few numbers."""
     known = [value for value in values if value not in (None, "")]
     numbers = np.array([_number(value) for value in known])
     if not np.isfinite(numbers).all() or len(np.unique(numbers)) <= _MOST_NUMBERS:
@@ -198,7 +198,7 @@ def edges_of(values: Sequence[Any] | NDArray[Any]) -> tuple[float, ...] | None:
 
 
 def _number(value: Any) -> float:
-    """A value as a number; NaN where it is none. True and False are no numbers."""
+    """A value as a number, or NaN if it is not a number; True and False are not numbers."""
     if isinstance(value, bool):
         return math.nan
     try:

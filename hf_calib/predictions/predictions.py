@@ -1,4 +1,4 @@
-"""Predictions: logits or probabilities of labelled rows, wherever they come from; kinds of labels; names of files."""
+"""Predictions: logits or probabilities of labelled rows from any source, kinds of labels, and names of files."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from hf_calib.metrics.multi_label import check_decisions
 from hf_calib.scaling import SINGLE_LABEL_SCALERS
 
 FORMATS = (".npz", ".csv", ".tsv", ".parquet", ".jsonl")
-_SMALLEST_PROBABILITY = np.finfo(np.float32).tiny  # a 0 that was rounded has no logarithm
-_LARGEST_EXACT = 2**53  # above, float64 leaves integers out
+_SMALLEST_PROBABILITY = np.finfo(np.float32).tiny  # A 0 from rounding has no logarithm.
+_LARGEST_EXACT = 2**53  # Above it, float64 does not represent all integers.
 OF_TABLES = (
     "the names of the class columns",
     "write the labels as the columns are named, or as numbers from 0 on",
@@ -30,21 +30,21 @@ OF_TABLES = (
 
 
 class LabelKind(NamedTuple):
-    """How the labels of a task are given, and what follows for probabilities, maps and statistics."""
+    """The form of a task's labels, which determines probabilities, calibrators and statistics."""
 
-    name: str  # in messages
-    rows: str  # the examples that have a label
-    columns: str  # the columns of the logits
-    sigmoid: bool  # whether each logit has a probability of its own, so that a row has any number of labels
-    independent: bool  # whether examples are independent draws, as the promises of decisions need
-    maps: tuple[str, ...]  # the post-hoc methods that go with it
+    name: str  # The name in messages.
+    rows: str  # The examples with a label.
+    columns: str  # The columns of the logits.
+    sigmoid: bool  # True if each logit has its own probability.
+    independent: bool  # True if examples are independent draws, as guarantees need.
+    maps: tuple[str, ...]  # The post-hoc methods for it.
 
     def probabilities(self, logits: NDArray[Any]) -> NDArray[np.float64]:
         """(N, C), in float64: the softmax of logits, or their sigmoid."""
         wide = logits.astype(np.float64)
         if self.sigmoid:
             return np.asarray(expit(wide))
-        with np.errstate(invalid="ignore"):  # rows with inf become NaN, which is refused
+        with np.errstate(invalid="ignore"):  # Rows with inf become NaN, which raises later.
             return np.asarray(softmax(wide, axis=1))
 
 
@@ -57,22 +57,22 @@ MULTI_LABEL = LabelKind(
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """A model's logits or probabilities for N examples, and the true labels.
+    """A model's logits or probabilities for N examples, with the true labels.
 
-    Made from a file, by running a model, or by a training.
+    They come from a file, a model or a training run.
 
     Args:
-        labels: (N,) int in [0, C); of several labels a row (N, C), 1, 0, or -100 where a label is not known.
-        logits: (N, C) float; give these or `probs`.
-        probs: (N, C) float: rows that sum to 1, or of several labels a row any in [0, 1].
+        labels: (N,) int in [0, C); with several labels per row (N, C) of 1, 0, or -100 for an unknown label.
+        logits: (N, C) float; pass these or `probs`.
+        probs: (N, C) float, rows that sum to 1; with several labels per row any values in [0, 1].
         class_names: C names in the order of the columns, or None.
-        sentences: (N,) int, of tokens: which sentence each is of; None for other examples.
-        weights: (N,) float, what each row counts for; None for 1.
-        by: of columns that name slices, the N values.
-        validate: False takes the arrays as they are: the logits of a training that diverged are NaN.
+        sentences: (N,) int, the sentence of each token; None for other examples.
+        weights: (N,) float, the weight of each row; None for 1.
+        by: column name -> N values, for columns that define slices.
+        validate: False skips the checks, because a diverged run has logits of NaN.
 
     Raises:
-        ValueError: if not exactly one of logits and probs is given, or shapes or values are wrong.
+        ValueError: unless exactly one of logits and probs is given with valid shapes and values.
         TypeError: if a dtype is wrong.
 
     >>> predictions = Predictions(np.array([0, 1]), logits=np.array([[2.0, 0.0], [0.0, 0.0]]))
@@ -120,40 +120,40 @@ class Predictions:
 
     @property
     def scores(self) -> NDArray[Any]:
-        """(N, C): the logits, or the probabilities where there are none."""
+        """The logits (N, C), or the probabilities if there are none."""
         scores = self.probs if self.logits is None else self.logits
         assert scores is not None
         return scores
 
     @property
     def n_classes(self) -> int:
-        """C, the number of columns."""
+        """The number of columns C."""
         return self.scores.shape[1]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """`class_names`, or the numbers of the columns."""
+        """The `class_names`, or the column indices."""
         return self.class_names or tuple(map(str, range(self.n_classes)))
 
     @property
     def kind(self) -> LabelKind:
-        """The kind of labels: one a row, several a row, or of tokens."""
+        """The kind of labels: one per row, several per row, or those of tokens."""
         if self.labels.ndim == 2:
             return MULTI_LABEL
         return SINGLE_LABEL if self.sentences is None else TOKENS
 
     def probabilities(self) -> NDArray[Any]:
-        """(N, C): `probs`, or the softmax of `logits` in float64, or their sigmoid for several labels a row."""
+        """Return probabilities (N, C): `probs`, or the float64 softmax (multi-label: sigmoid) of `logits`."""
         return self.scores if self.logits is None else self.kind.probabilities(self.logits)
 
     def as_logits(self) -> NDArray[Any]:
-        """(N, C): `logits`, or the logarithm of `probs`, whose softmax they are; 0 counts as 1e-38."""
+        """Return the `logits` (N, C), or the logarithm of `probs`, where 0 counts as 1e-38."""
         if self.logits is not None:
             return self.logits
         return logs_of(self.scores) - logs_of(1 - self.scores) if self.kind.sigmoid else logs_of(self.scores)
 
     def select(self, rows: NDArray[Any] | slice) -> Predictions:
-        """The predictions of some rows."""
+        """Return the predictions of some rows."""
         arrays = ("labels", "logits", "probs", "sentences", "weights")
         chosen = {name: array[rows] for name in arrays if (array := getattr(self, name)) is not None}
         by = {name: np.array(values, object)[rows].tolist() for name, values in self.by.items()}
@@ -161,12 +161,12 @@ class Predictions:
 
 
 def logs_of(probs: NDArray[Any]) -> NDArray[Any]:
-    """The logarithm of probabilities, where 0 counts as 1e-38."""
+    """Return the logarithm of probabilities, where 0 counts as 1e-38."""
     return np.asarray(np.log(np.maximum(probs, _SMALLEST_PROBABILITY)))
 
 
 def check_class_names(names: Sequence[str]) -> None:
-    """Refuse class names that are blank, equal, or look the same."""
+    """Raise for class names that are blank, equal, or look the same."""
     check(
         all(name.strip() for name in names),
         "class_names to name their classes",
@@ -180,7 +180,7 @@ def check_class_names(names: Sequence[str]) -> None:
 
 
 def check_same_classes(argument: str, found: Predictions, other: Predictions) -> None:
-    """Raise where other rows have other classes than those found, or the same by other names."""
+    """Raise if other rows have another number of classes or other class names."""
     names = (other.class_names, found.class_names)
     same = other.n_classes == found.n_classes and (None in names or names[0] == names[1])
     got = f"{other.n_classes} classes and {found.n_classes}, or other names"
@@ -188,10 +188,10 @@ def check_same_classes(argument: str, found: Predictions, other: Predictions) ->
 
 
 def rows_in_both(found: Predictions, tested: Predictions) -> int:
-    """How many of the tested rows are also among those to fit on: the same labels and the same probabilities.
+    """Return how many test rows are also among the rows to fit to, with the same labels and probabilities.
 
-    Where scores were rounded, different examples coincide, within each set too. Rows are shared where more than twice
-    as many coincide as by chance, and 9 of 10 are distinct; or the sets are the same as a whole.
+    If scores are rounded, different examples coincide, also within a set. Rows count as shared if more than twice as
+    many coincide as by chance and 9 of 10 are distinct, or if the sets are equal.
     """
     keys = [_row_keys(predictions) for predictions in (found, tested)]
     (fitted, n_fitted), (reported, n_reported) = (np.unique(key, return_counts=True) for key in keys)
@@ -206,10 +206,10 @@ def rows_in_both(found: Predictions, tested: Predictions) -> int:
 
 
 def _row_keys(predictions: Predictions) -> NDArray[np.uint64]:
-    """(N,) a hash of each row's labels and log-probabilities, to four decimals: logits and probabilities agree."""
+    """Hashes (N,) of each row's labels and log-probabilities to four decimals, equal for logits and probabilities."""
     logits = predictions.as_logits().astype(np.float64)
     log_probs = log_expit(logits) if predictions.kind.sigmoid else log_softmax(logits, axis=1)
-    # Below, a probability read from float32 is not that of the logits.
+    # Below this, a probability in float32 differs from that of the logits.
     digits = np.rint(np.maximum(log_probs, -15.0) * 1e4).astype(np.int64)
     labels = predictions.labels.reshape(len(predictions), -1).astype(np.int64)
     columns = np.concatenate([labels, digits], axis=1).view(np.uint64)
@@ -223,16 +223,16 @@ def _row_keys(predictions: Predictions) -> NDArray[np.uint64]:
 def label_ids(
     column: Any, name: str, names: Sequence[str], told: tuple[str, str] = OF_TABLES
 ) -> NDArray[np.int64]:
-    """The ids (n,) that the labels of a pyarrow array name or are; a `RowError` for one that does neither.
+    """Return the ids (n,) of the labels in a pyarrow array, which are names or ids; raise a `RowError` otherwise.
 
-    Labels are names where all are, in any case where no two names differ in case only. Else they are numbers from 0
-    on, also as floats or texts; where all names are integers, they are names as numbers, too.
+    Labels are names if all of them are; upper and lower case count only if names differ by it alone. Otherwise they are
+    ids from 0, also as floats or texts. If all names are integers, integer labels are names.
 
     Args:
-        column: of integers, floats, texts or truth values.
-        name: of the column.
-        names: C of them.
-        told: for errors, what the labels have to be, and the way out.
+        column: integers, floats, texts or booleans.
+        name: name of the column.
+        names: C class names.
+        told: for errors, the requirement on the labels and the way out.
     """
     import pyarrow
     import pyarrow.compute as compute
@@ -283,7 +283,7 @@ def label_ids(
 
 
 def suffix_of(path: str) -> str | None:
-    """The one of `FORMATS` that a name ends in, without .gz.
+    """Return the suffix of a name without .gz if it is one of `FORMATS`, otherwise None.
 
     >>> suffix_of("s3://bucket/part-0.CSV.gz"), suffix_of("me/model")
     ('.csv', None)
@@ -293,7 +293,7 @@ def suffix_of(path: str) -> str | None:
 
 
 def is_predictions(source: str) -> bool:
-    """Whether a name means a file of predictions or several, by an address, a glob or a folder, rather than a model.
+    """Whether a name (an address, a glob or a folder) stands for files of predictions rather than a model.
 
     >>> [is_predictions(name) for name in ("logits.csv.gz", "s3://bucket/run/*.parquet", "someone/some-bert-2.1")]
     [True, True, False]
@@ -307,5 +307,5 @@ def is_predictions(source: str) -> bool:
 
 
 def is_read(path: PurePath) -> bool:
-    """Whether a file below a folder of predictions is read."""
+    """Whether a file in a folder of predictions is read."""
     return suffix_of(path.name) is not None and not any(part.startswith(("_", ".")) for part in path.parts)

@@ -1,4 +1,4 @@
-"""Predictions in any number of files, here or on object storage, opened without reading rows: one reader for all."""
+"""Predictions in any number of local or remote files, opened without reading rows, by one reader."""
 
 from __future__ import annotations
 
@@ -27,75 +27,75 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch, Schema
     from pyarrow.dataset import Fragment
 
-# Beyond, rows are measured in one pass. Every row up to here is held: 0.5 GB of float64.
+# Up to this number, all rows are held in memory (0.5 GB of float64); more are measured in one pass.
 MOST_ROWS_HELD = 1_000_000
 _MOST_NUMBERS_HELD = 2**26
-_BYTES_OF_A_ROW = 64  # at least, of a text whose rows are not counted before they are read
+_BYTES_OF_A_ROW = 64  # The least size in a text file, whose rows are not counted first.
 _BATCH_NUMBERS = 2**19
-PIECE_ROWS = 2**20  # about, of a parquet file with more: what one thread reads
+PIECE_ROWS = 2**20  # The approximate part of a larger parquet file for one thread.
 _HEADS_AT_ONCE = 16
 
 
 class File(NamedTuple):
-    """One file."""
+    """A file of predictions."""
 
-    path: str  # as its filesystem calls it
-    name: str  # below the folder or address that was given; in messages
+    path: str  # The path in its filesystem.
+    name: str  # The path below the given folder or address, for messages.
     n_bytes: int
-    constants: tuple[tuple[str, str], ...] = ()  # what folders on the way to it name, column=value
+    constants: tuple[tuple[str, str], ...] = ()  # From folder names column=value.
 
 
 class Part(NamedTuple):
-    """Rows of a file that are read together: all, or some row groups of a parquet file."""
+    """Rows of a file that are read together: all rows, or some row groups of a parquet file."""
 
     file: File
-    first: int  # the number of its first row in the file
-    n_rows: int | None  # None where it is not known before they are read
+    first: int  # The index of its first row in the file.
+    n_rows: int | None  # None if unknown before reading.
     fragment: Fragment
 
     def hashes(self, first: int, n_rows: int) -> NDArray[np.uint64]:
-        """Random numbers (n,) that the name of the file and the number of the row determine, on every machine."""
+        """Return pseudo-random numbers (n,) that depend only on the file's name and the row index."""
         stream = np.random.Philox(key=zlib.crc32(PurePosixPath(self.file.name).name.encode()))
-        skipped = first % 4  # it draws four at once
+        skipped = first % 4  # Four are drawn at once.
         return np.asarray(stream.advance(first // 4).random_raw(skipped + n_rows)[skipped:])
 
 
 @dataclass(frozen=True)
 class Table:
-    """Predictions in files, whose heads were read and checked; made by `open_predictions`."""
+    """Predictions in files with checked headers, returned by `open_predictions`."""
 
-    name: str  # of all, for titles
-    files: tuple[File, ...] = field(repr=False)  # in the order of their names
-    parts: tuple[Part, ...] = field(repr=False)  # in order
-    columns: Columns  # which are read
-    schema: Schema = field(repr=False)  # of the first file
-    held: Predictions | None = field(default=None, repr=False)  # the rows of one file of arrays, or one log
+    name: str  # For titles.
+    files: tuple[File, ...] = field(repr=False)  # In the order of their names.
+    parts: tuple[Part, ...] = field(repr=False)  # In order.
+    columns: Columns  # The columns that are read.
+    schema: Schema = field(repr=False)  # The schema of the first file.
+    held: Predictions | None = field(default=None, repr=False)  # Of arrays or a log.
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """C, in the order of the columns."""
+        """The C class names, in the order of the columns."""
         return self.columns.class_names
 
     @cached_property
     def n_rows(self) -> int | None:
-        """None where it is not known before all are read."""
+        """The number of rows; None if unknown before reading."""
         counts = [part.n_rows for part in self.parts]
         return None if None in counts else sum(filter(None, counts))
 
     def fits_into_memory(self) -> bool:
-        """Whether all rows may be held at once."""
+        """Whether all rows fit in memory."""
         if self.n_rows is not None:
             return self.n_rows <= MOST_ROWS_HELD and self.n_rows * len(self.class_names) <= _MOST_NUMBERS_HELD
         return sum(file.n_bytes for file in self.files) <= MOST_ROWS_HELD * _BYTES_OF_A_ROW
 
     def batches(self, part: Part, *, more: Sequence[str] = ()) -> Iterator[tuple[int, Batch]]:
-        """The rows of a part, in batches with the number of their first row in the file; more columns in `table`."""
+        """Yield the rows of a part in batches, with the index of their first row; `table` has further columns."""
         for first, rows in self.tables(part, list(dict.fromkeys([*self.columns.names, *more]))):
             with _naming(part.file, self.files, first):
                 yield first, self.columns.read(rows)
 
     def tables(self, part: Part, columns: Sequence[str]) -> Iterator[tuple[int, RecordBatch]]:
-        """Some columns of a part as they are; those that are not read have the types of their own file."""
+        """Yield unchanged columns of a part; columns that are not read have the types of their file."""
         import pyarrow
 
         row, n_rows = part.first, max(256, _BATCH_NUMBERS // max(len(columns), len(self.class_names)))
@@ -109,7 +109,7 @@ class Table:
                 row += len(rows)
 
     def load(self) -> Predictions:
-        """All rows, held at once; for those that fit into memory."""
+        """Load all rows, if they fit in memory."""
         if self.held is not None:
             return self.held
         batches = [batch for part in self.parts for _, batch in self.batches(part)]
@@ -131,7 +131,7 @@ class Table:
         weights: NDArray[np.float64] | None = None,
         by: dict[str, list[Any]] | None = None,
     ) -> Predictions:
-        """Checked rows with labels (n,) and scores (n, C), logits or probabilities as the files hold them."""
+        """Return checked predictions with labels (n,) and scores (n, C), logits or probabilities as in the files."""
         found: dict[str, Any] = {self.columns.kind: scores, "class_names": self.class_names, "by": by or {}}
         return Predictions(labels, **found, weights=weights, validate=False)
 
@@ -144,20 +144,20 @@ def open_predictions(
     by: Sequence[str] = (),
     option_scores: OptionScores = "sum",
 ) -> Table:
-    """Find the files, and read and check their heads, before any row is read; arrays and logs are read at once.
+    """Open files of predictions and check their headers without reading rows; arrays and logs are read at once.
 
     Args:
-        sources: files, folders, globs or addresses that fsspec knows (s3://, gs://, hf://, https://, memory://), all on
-            one filesystem, of the formats of `load_predictions`. In a folder, files below it are read, also of
-            partitions (`country=de/part-0.parquet`), and those whose names begin with "_" or "." are not.
-        label_column: of labels, see `load_predictions`; None where they are not to be read.
-        weight_column: of weights, or None.
-        by: columns that name slices.
-        option_scores: of a log of lm-evaluation-harness, the scores of its answers: "sum" of their tokens'
+        sources: files, folders, globs or fsspec addresses (s3://, gs://, hf://, https://, memory://), all on one
+            filesystem, in the formats of `load_predictions`. In a folder, all files below it are read, also partitions
+            (`country=de/part-0.parquet`), except those whose names begin with "_" or ".".
+        label_column: column of labels, see `load_predictions`; None if labels are not read.
+        weight_column: column of weights, or None.
+        by: columns that define slices.
+        option_scores: scores of the answers in a log of lm-evaluation-harness: the "sum" of their tokens'
             log-likelihoods (acc), "per_character" (acc_norm) or "per_byte" (acc_bytes).
 
     Raises:
-        ValueError: if there is no such file, one is unreadable or truncated, or has other columns than the first.
+        ValueError: if a file is missing, unreadable or truncated, or has other columns than the first.
 
     >>> open_predictions("missing.csv")
     Traceback (most recent call last):
@@ -199,23 +199,23 @@ def open_predictions(
 
 
 def load_predictions(path: str | os.PathLike[str], *, label_column: str = "label") -> Predictions:
-    """Read predictions and labels, all at once.
+    """Load predictions and labels into memory.
 
-    For a model that runs elsewhere; `predict` runs one here.
+    Use it for a model that runs elsewhere; `predict` runs a model here.
 
     Args:
-        path: a file, folder, glob or address, see `open_predictions`, of
-            .npz, on this machine: arrays `logits` or `probs` (N, C), `labels` (N,) int, and perhaps `class_names`
+        path: a file, folder, glob or address (see `open_predictions`) in one of these formats.
+            .npz, a local file: arrays `logits` or `probs` (N, C), `labels` (N,) int, and optionally `class_names`
             (C,) str. Pickled objects are not read.
-            .csv, .tsv (also .gz), .jsonl or .parquet: a column of labels, and one column for each class, in the order
-            of the classes: `logit_<class>` or `prob_<class>`, beside which other columns are ignored, or just
-            `<class>`, which are probabilities; or a column of lists, `logits` or `probs`.
+            .csv, .tsv (also .gz), .jsonl or .parquet: a column of labels, and one column per class, in the order of
+            the classes: `logit_<class>` or `prob_<class>`, with other columns ignored, or only `<class>`, which are
+            probabilities; or a column of lists, `logits` or `probs`.
             .jsonl: a log of lm-evaluation-harness (`--log_samples`, multiple choice).
-        label_column: the column of labels in a table: class names, in any case where no two differ in case only, or
-            class ids from 0 on. If every class name is an integer, an integer label is a name.
+        label_column: column of labels in a table: class names, with upper and lower case ignored unless names differ
+            by it alone, or class ids from 0. If every class name is an integer, an integer label is a name.
 
     Raises:
-        ValueError: if the file is missing or unreadable, or something in it is missing, ambiguous or wrong.
+        ValueError: if the file is missing or unreadable, or its content is incomplete, ambiguous or wrong.
         TypeError: if a column or array is not numeric.
 
     >>> load_predictions("missing.npz")
@@ -266,11 +266,11 @@ def _files_of(filesystem: Any, root: str) -> Iterator[File]:
             yield File(path, name, int(info.get("size") or 0), constants)
 
 
-# ---- Their heads ----
+# ---- Headers ----
 
 
 def _held(filesystem: Any, file: File, option_scores: OptionScores, *, labelled: bool) -> Predictions | None:
-    """What a file of arrays or a log holds; None of a table."""
+    """The predictions of a file of arrays or a log; None for a table."""
     suffix = suffix_of(file.path)
     if suffix == ".npz":
         return load_arrays(file.path, "predictions", labelled=labelled)
@@ -283,7 +283,7 @@ def _held(filesystem: Any, file: File, option_scores: OptionScores, *, labelled:
 
 
 def _fragment(filesystem: Any, file: File) -> Fragment:
-    """A file as a fragment of pyarrow."""
+    """A file as a pyarrow fragment."""
     import pyarrow.dataset as datasets
     from pyarrow import csv as text
     from pyarrow.fs import FSSpecHandler, LocalFileSystem, PyFileSystem
@@ -304,7 +304,7 @@ def _fragment(filesystem: Any, file: File) -> Fragment:
 
 
 def _fragment_of(held: Predictions) -> Fragment:
-    """Arrays as a fragment, of a column of lists."""
+    """Arrays as a pyarrow fragment with a column of lists."""
     import pyarrow
     import pyarrow.dataset as datasets
 
@@ -318,7 +318,7 @@ def _fragment_of(held: Predictions) -> Fragment:
 
 
 def _schema(file: File, fragment: Fragment, texts: set[str | None]) -> Schema:
-    """Of a file; in one of texts labels stand as they are, 01 and TRUE may be names, and numbers are float64."""
+    """The schema of a file; in text files labels are unchanged, as 01 or TRUE may be names, and numbers are float64."""
     import pyarrow
 
     fields = list(fragment.physical_schema)
@@ -332,7 +332,7 @@ def _schema(file: File, fragment: Fragment, texts: set[str | None]) -> Schema:
 
 
 def _names_of_lists(fragment: Fragment, schema: Schema) -> tuple[str, ...]:
-    """The classes of a column of lists: numbers, as many as its first row has."""
+    """The classes of a column of lists: the indices of the values in its first row."""
     lists = list_columns(schema)[:1]
     rows = fragment.head(1, columns=lists) if lists else None
     return () if rows is None or not len(rows) else tuple(map(str, range(len(rows.column(0)[0] or ()))))
@@ -356,7 +356,7 @@ def _pieces(fragment: Fragment, n_rows: int | None) -> Iterator[tuple[int, int |
 
 @contextmanager
 def _naming(file: File, files: Sequence[File], first: int = 0) -> Iterator[None]:
-    """A context in which errors of rows name the file and the row in it, and others one of several files."""
+    """A context in which errors of rows name the file and the row, and other errors name one of several files."""
     try:
         yield
     except RowError as error:
@@ -367,12 +367,12 @@ def _naming(file: File, files: Sequence[File], first: int = 0) -> Iterator[None]
 
 @contextmanager
 def _readable(file: File) -> Iterator[None]:
-    """A context in which what a driver or a file raises is told in one sentence."""
+    """A context that explains errors of drivers and files in one sentence."""
     try:
         yield
     except InputError:
         raise
-    except Exception as error:  # no credentials, no such bucket, a missing package, a truncated file
+    except Exception as error:  # Drivers and damaged files raise many types.
         words = " ".join(str(error).split())
         if width := re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", words):
             row, n_wanted, n_found = map(int, width.groups())

@@ -1,4 +1,4 @@
-"""predictions.safetensors: what a trained model says of its calibration and test rows, with their labels."""
+"""predictions.safetensors: a trained model's logits of its calibration and test rows, with their labels."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _ARRAYS = ("logits", "labels", "sentences")
 
 @dataclass(frozen=True, eq=False)
 class TrainingPredictions:
-    """The predictions that a finished training leaves.
+    """The predictions of a finished run.
 
     Args:
-        test: logits of the rows that are reported, not validated: those of a training that diverged are NaN.
-        calibration: of the rows that a map may be fitted on; None where the training had none.
+        test: predictions of the test rows, not validated, because the logits of a diverged run are NaN.
+        calibration: predictions of the calibration rows; None if the run had none.
     """
 
     test: Predictions
@@ -34,11 +34,11 @@ class TrainingPredictions:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """C of them."""
+        """The C class names."""
         return self.test.names
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file, all of it or nothing."""
+        """Write the file, completely or not at all."""
         rows = {"test": self.test, "calibration": self.calibration}
         found = {
             f"{split}_{name}": getattr(each, name, None) for split, each in rows.items() for name in _ARRAYS
@@ -49,10 +49,10 @@ class TrainingPredictions:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TrainingPredictions:
-        """Read what `save` wrote.
+        """Load a file of `save`.
 
         Raises:
-            ValueError: if the file is missing, unreadable, or its arrays do not go together.
+            ValueError: if the file is missing or unreadable, or its arrays do not fit together.
 
         >>> import tempfile
         >>> rows = Predictions(np.array([0, 1]), logits=np.eye(2, dtype=np.float32), class_names=("a", "b"))
@@ -66,7 +66,7 @@ class TrainingPredictions:
             with safe_open(path, "numpy") as file:
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                 names = tuple(json.loads(file.metadata()["class_names"]))
-        except Exception as error:  # a missing file, another one, or half of one
+        except Exception as error:  # The file may be missing, damaged or another one.
             got = f"a file that cannot be read ({error})"
             raise InputValueError(expected(str(path), requirement, got, way_out)) from error
         shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())

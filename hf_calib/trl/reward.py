@@ -1,4 +1,4 @@
-"""Reward models by TRL with a calibration loss, metrics and temperature: chosen and rejected as two classes."""
+"""TRL's reward models with a calibration loss, metrics and a temperature: chosen and rejected are two classes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CalibrationRewardConfig(CalibrationConfig, RewardConfig):
     """Arguments of `CalibrationRewardTrainer`: those of TRL's `RewardConfig` and of `CalibrationConfig`.
 
     Raises:
-        ValueError: for what `CalibrationConfig` refuses, class weights, and maps other than a temperature.
+        ValueError: for invalid values of `CalibrationConfig`, class weights, and calibrators other than a temperature.
     """
 
     def __post_init__(self) -> None:
@@ -37,22 +37,22 @@ class CalibrationRewardConfig(CalibrationConfig, RewardConfig):
 
 
 class CalibrationRewardTrainer(CalibrationMixin, RewardTrainer):
-    r"""TRL's `RewardTrainer` with the loss that `args.loss` names, calibration metrics and a temperature.
+    r"""TRL's `RewardTrainer` with the loss named by `args.loss`, calibration metrics and a temperature.
 
-    The rewards of a pair are two logits, of which the chosen one is right: TRL's loss is their cross entropy, to the
-    last bit. Any loss of two classes takes its place, those that adapt to held-out predictions too. Margins, the
-    centring term and TRL's metrics stay.
+    The rewards of a pair are two logits, and the chosen one is the label. TRL's loss is their cross entropy, bit for
+    bit; it is replaced by any loss of two classes, also by losses that adapt to held-out predictions. Margins, the
+    centring term and TRL's metrics do not change.
 
     $$L = \ell\left((r_{\text{chosen}} - m,\ r_{\text{rejected}}),\ 0\right)$$
 
-    Evaluations have the metrics of `CalibrationTrainer`, over pairs. A temperature is fitted on `calibration_dataset`,
-    or else on the evaluation set, and `save_calibrated_model` divides the head `score` by it: sigmoid(r_chosen -
-    r_rejected) is then a calibrated probability, and every order of answers is as it was.
+    Evaluations have the metrics of `CalibrationTrainer` over pairs. A temperature is fitted to `calibration_dataset`,
+    or otherwise to the evaluation set, and `save_calibrated_model` divides the head `score` by it. Then
+    sigmoid(r_chosen - r_rejected) is a calibrated probability, and the order of answers does not change.
 
     Args:
-        model: as for `RewardTrainer`, and the other arguments.
+        model: as in `RewardTrainer`, like all other arguments.
         args: `CalibrationRewardConfig`.
-        calibration_dataset: held-out pairs, in any form that `RewardTrainer` takes.
+        calibration_dataset: held-out pairs in any form that `RewardTrainer` accepts.
 
     Raises:
         TypeError: if args are not `CalibrationRewardConfig`.
@@ -87,7 +87,7 @@ class CalibrationRewardTrainer(CalibrationMixin, RewardTrainer):
             self.calibration_dataset = prepared
 
     def logits_and_labels(self, model: Any, inputs: dict[str, Any]) -> tuple[Any, Any, Tensor]:
-        """The rewards of the chosen, less its margin, and of the rejected as logits (N, 2); labels 0."""
+        """Return the chosen reward minus its margin and the rejected reward as logits (N, 2), with labels 0."""
         self._stock_loss, outputs = RewardTrainer.compute_loss(self, model, inputs, return_outputs=True)
         logits = pairs_of(outputs.logits, inputs.get("margin"))
         return {"logits": logits}, logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device)
@@ -95,23 +95,23 @@ class CalibrationRewardTrainer(CalibrationMixin, RewardTrainer):
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """TRL's own, with the calibration loss of the pairs in the place of theirs."""
+        """Return TRL's loss, with the calibration loss of the pairs instead of their cross entropy."""
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if self.calibration_loss.name == "cross_entropy":
             loss = self._stock_loss
         elif self.args.center_rewards_coefficient is not None:
             chosen, rejected = outputs["logits"].unbind(dim=1)
-            loss = loss + (self._stock_loss + logsigmoid(chosen - rejected).mean())  # what TRL adds
+            loss = loss + (self._stock_loss + logsigmoid(chosen - rejected).mean())  # TRL's other terms
         return (loss, outputs) if return_outputs else loss
 
     def held_out_pass(self, **settings: Any) -> Evaluation:
-        """As `CalibrationMixin.held_out_pass`, and without a trace in what TRL logs of the next evaluation."""
+        """Run `CalibrationMixin.held_out_pass` without an effect on TRL's log of the next evaluation."""
         done = super().held_out_pass(**settings)
         self._metrics["eval"].clear()
         return done
 
 
 def pairs_of(rewards: Tensor, margin: Tensor | None) -> Tensor:
-    """(N, 2) logits: of the chosen, less its margin, and of the rejected."""
+    """Return the logits (N, 2): the chosen reward minus its margin, and the rejected reward."""
     chosen, rejected = rewards.squeeze(-1).chunk(2)
     return torch.stack([chosen if margin is None else chosen - margin, rejected], dim=1)

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning by TRL with a calibration loss, through TRL's own fused head."""
+"""TRL's supervised fine-tuning with a calibration loss, through TRL's fused head."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class CalibrationSFTConfig(SFTConfig):
     """Arguments of `CalibrationSFTTrainer`: those of TRL's `SFTConfig`, plus the loss.
 
     Args:
-        loss: Name of the loss, see hf_calib.losses.LOSSES.
+        loss: Name of the loss in hf_calib.losses.LOSSES.
         loss_kwargs: Hyperparameters of the loss, as JSON: '{"gamma": 3.0}'.
 
     Raises:
-        ValueError: for an unknown loss or hyperparameter, or a loss that TRL's head does not keep enough for.
+        ValueError: if the loss or a hyperparameter is unknown, or the loss needs more than TRL's head keeps.
 
     Notes:
-        TRL's head never makes the logits. Of each token it keeps the log-probability and the entropy, with gradients,
-        and the sum of squared probabilities, without. So cross entropy, focal, inverse focal, FLSD, their gradient
-        forms, entropy regularisation, BSCE-GRA, DFT and the power loss train here; the others need more, or have no
-        value per token.
+        TRL's head never stores the logits. For each token it keeps the log-probability and the entropy, with gradients,
+        and the sum of squared probabilities, without. Therefore cross entropy, focal, inverse focal, FLSD, their
+        gradient forms, entropy regularisation, BSCE-GRA, DFT and the power loss are supported. The other losses need
+        more, or have no value per token.
     """
 
     loss: str = "cross_entropy"
@@ -48,33 +48,33 @@ class CalibrationSFTConfig(SFTConfig):
         requirement = f"loss_type to be 'nll' for loss {loss.name!r}"
         check(is_stock or self.loss_type != "dft", requirement, "'dft'", "leave loss_type out")
         got = f"{self.label_smoothing_factor} with loss={loss.name!r}"
-        requirement = "label_smoothing_factor to be 0 beside another loss"
+        requirement = "label_smoothing_factor to be 0 with another loss"
         check(is_stock or not self.label_smoothing_factor, requirement, got, "leave one of them out")
         super().__post_init__()
 
     def make_loss(self) -> CalibrationLoss:
-        """The loss that this describes."""
+        """Return the configured loss."""
         return make_loss(self.loss, **(read_mapping(self.loss_kwargs) or {}))
 
 
 class CalibrationSFTTrainer(SFTTrainer):
-    """TRL's `SFTTrainer` with the loss that `args.loss` names; everything else is TRL's own.
+    """TRL's `SFTTrainer` with the loss named by `args.loss`; everything else is unchanged.
 
-    The shift of the labels, completion-only and assistant-only masks, packing, padding-free batches, accumulation,
-    several processes, PEFT and TRL's metrics stay as they are: TRL's fused head returns minus the calibration loss of
-    each token in the place of its log-probability. With cross entropy it is the stock trainer.
+    TRL's fused head returns minus the calibration loss of each token instead of its log-probability. The shift of the
+    labels, completion-only and assistant-only masks, packing, padding-free batches, accumulation, several processes,
+    PEFT and TRL's metrics work as in the stock trainer, and with cross entropy it is the stock trainer.
 
     Args:
-        model: as for `SFTTrainer`.
+        model: as in `SFTTrainer`.
         args: `CalibrationSFTConfig`.
         **kwargs: the other arguments of `SFTTrainer`.
 
     Raises:
         TypeError: if args are not `CalibrationSFTConfig`.
-        ValueError: if there is a `compute_loss_func` too.
+        ValueError: if there is also a `compute_loss_func`.
 
     Notes:
-        Evaluations report the loss as `eval_loss`. For calibration metrics and a map of a classifier, make one of the
+        Evaluations report the loss as `eval_loss`. For calibration metrics and a calibrator, make a classifier of the
         trained model (`hf_calib.language_models.label_token_classifier`) and calibrate it.
 
     Example::
@@ -98,7 +98,7 @@ class CalibrationSFTTrainer(SFTTrainer):
 
 
 def reads_squares(loss: CalibrationLoss) -> bool:
-    """Whether a loss reads the sum of squared probabilities; refused where it reads what TRL's head does not keep."""
+    """Return whether a loss reads the sum of squared probabilities; raise if it needs more than TRL's head keeps."""
     way_out = "use CalibrationTrainer, which updates its gammas from held-out predictions"
     is_fixed = not isinstance(loss, AdaptiveLoss)
     check(is_fixed, "loss to train without held-out predictions", repr(loss.name), way_out)
@@ -111,7 +111,7 @@ def reads_squares(loss: CalibrationLoss) -> bool:
 
 
 def _put_into_head(model: Any, loss: CalibrationLoss) -> None:
-    """Have the model's fused head, as TRL has added it, return minus the loss in the place of log-probabilities."""
+    """Change the model's fused head of TRL so that it returns minus the loss instead of log-probabilities."""
     if reads_squares(loss):
         add_fused_lm_head(model, outputs=("log_probs", "entropy", "is_top1", "log_sum_sq_probs"))
     fused = model.forward
@@ -126,9 +126,7 @@ def _put_into_head(model: Any, loss: CalibrationLoss) -> None:
         rows = loss.from_log_probs(outputs.log_probs, **kept, mask=mask, reduction="none")
         count = kwargs.get("num_items_in_batch")
         count = mask.sum().clamp_min(1) if count is None else count
-        more = (
-            rows + outputs.log_probs
-        ).sum() / count  # than the stock loss, which may have a term of experts
+        more = (rows + outputs.log_probs).sum() / count  # The stock loss may have a term of experts.
         return replace(outputs, log_probs=-rows, loss=outputs.loss + more)
 
     model.forward = MethodType(forward, model)
