@@ -7,6 +7,7 @@ import json
 import os
 import re
 from dataclasses import MISSING
+from functools import partial
 from importlib import metadata
 from inspect import Parameter, Signature
 from typing import Annotated, Any, get_type_hints
@@ -20,11 +21,9 @@ from hf_calib.models.reading import Names
 # What stands for a value, by the last word of an option's name or by its type.
 _VALUES = {"column": "NAME", "split": "NAME", "data": "DATA", "output": "FOLDER", "method": "METHOD"}
 _VALUES |= {"Path": "FILE", "Names": "A,B,C", "int": "N", "float": "N", "str": "TEXT", "list[str]": "TEXT"}
-_NAMED = Parameter.KEYWORD_ONLY
+_FLAG: Any = partial(Parameter, kind=Parameter.KEYWORD_ONLY, default=False)
 _JSON = typer.Option("--json", help="Print one JSON object, and nothing else, on stdout.")
-_ALL = typer.Option(
-    "--all", help="Print all metrics and the whole diagnosis, as a report in a folder has them."
-)
+_ALL = typer.Option("--all", help="Print all metrics and the whole diagnosis, as in a saved report.")
 
 
 def entry(parameter: Any) -> tuple[str, str]:
@@ -98,7 +97,7 @@ def _parameter(kind: type[options.Command], each: Any, hint: Any) -> Parameter:
         )
     default = Parameter.empty if each.default is MISSING else each.default
     hint = str | None if hint == Names else hint  # a,b,c on a command line
-    return Parameter(each.name, _NAMED, default=default, annotation=Annotated[hint, info])
+    return Parameter(each.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, info])
 
 
 def _add(kind: type[options.Command]) -> None:
@@ -106,10 +105,7 @@ def _add(kind: type[options.Command]) -> None:
     hints = get_type_hints(kind)
     given = [_parameter(kind, each, hints[each.name]) for each in kind.options()]
     flags = {"as_json": _JSON} | ({"show_all": _ALL} if kind in (options.Evaluate, options.Calibrate) else {})
-    given += [
-        Parameter(name, _NAMED, default=False, annotation=Annotated[bool, flag])
-        for name, flag in flags.items()
-    ]
+    given += [_FLAG(name, annotation=Annotated[bool, info]) for name, info in flags.items()]
 
     def run(as_json: bool, show_all: bool | None = None, **chosen: Any) -> None:
         with console.telling() as told:
@@ -128,9 +124,8 @@ def _add(kind: type[options.Command]) -> None:
 
     run.__signature__ = Signature(given)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in given}
-    name = kind.command()
-    epilog = f"Example: hf-calib {name} {kind.example}\nAll options: docs/command_line.md"
-    app.command(name, cls=_Command, help=inspect.getdoc(kind), epilog=epilog)(run)
+    epilog = f"Example: hf-calib {kind.command()} {kind.example}\nAll options: docs/command_line.md"
+    app.command(kind.command(), cls=_Command, help=inspect.getdoc(kind), epilog=epilog)(run)
 
 
 for _kind in options.COMMANDS:

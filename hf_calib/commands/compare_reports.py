@@ -26,12 +26,9 @@ def run(options: CompareReports, running: Running) -> Comparison:
     check_output(output)
     differ = len(set(sources)) == len(sources)
     check(differ, "the sources to be different", ", ".join(sources), "name each file once")
-    found = [(source, _report_of(source, options, running)) for source in sources]
-    names = [str(report["name"]) for _, report in found]
-    named = len(set(names)) == len(names)
-    comparison = Comparison(
-        {name if named else source: report for name, (source, report) in zip(names, found, strict=True)}
-    )
+    found = {source: _report_of(source, options, running) for source in sources}
+    named = {str(report["name"]): report for report in found.values()}
+    comparison = Comparison(named if len(named) == len(found) else found)
     if output is not None:
         with whole_folder(output) as folder:
             comparison.document().write(folder, comparison.to_dict(), "comparison")
