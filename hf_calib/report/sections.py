@@ -319,7 +319,8 @@ class SliceSection(ReportSection):
     def differing(self) -> str:
         """How many slices differ, in words; "" where none does."""
         n_found = sum(each.differs for each in self.slices)
-        return f"{n_found} of {len(self.slices)} values of {self.column} differ" if n_found else ""
+        differ = "differs" if n_found == 1 else "differ"
+        return f"{n_found} of {len(self.slices)} values of {self.column} {differ}" if n_found else ""
 
     @property
     def finding(self) -> str:
