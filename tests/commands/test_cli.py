@@ -21,34 +21,25 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            (("evaluate", "model"), "expected data to be given with a model, got none; name labelled texts"),
-            (("evaluate", "data.npz", "--data", "data.csv"), "data to be given with a model only, got"),
-            (("evaluate", "model", "--data", "nothing.csv"), "expected data to name an existing file"),
+            ("evaluate model", "expected data to be given with a model, got none; name labelled texts"),
+            ("evaluate data.npz --data data.csv", "data to be given with a model only, got"),
+            ("evaluate model --data nothing.csv", "expected data to name an existing file"),
+            ("evaluate nobody/none --data data.csv", "expected the model to be loadable, got nobody/none"),
+            ("evaluate model --data data.csv --text-column txt", "text_column .* did you mean 'text'"),
+            ("evaluate model --data data.csv --weight-column text", "to hold numbers in every row, got"),
+            ("evaluate data.npz --output data.csv", "output to be a folder, got the file"),
             (
-                ("evaluate", "nobody/none", "--data", "data.csv"),
-                "expected the model to be loadable, got nobody/none",
-            ),
-            (
-                ("evaluate", "model", "--data", "data.csv", "--text-column", "txt"),
-                "text_column .* did you mean 'text'",
-            ),
-            (
-                ("evaluate", "model", "--data", "data.csv", "--weight-column", "text"),
-                "column 'text' to hold numbers in every row, got",
-            ),
-            (("evaluate", "data.npz", "--output", "data.csv"), "output to be a folder, got the file"),
-            (
-                ("calibrate", "data.npz", "--output", "new", "--method", "vector", "--criterion", "ece"),
-                "criterion to be given for a temperature only, got 'ece'",
+                "calibrate data.npz --output new --method vector --criterion ece",
+                "for a temperature only, got 'ece'",
             ),
         ],
     )
     def test_one_line_and_exit_code_2(
-        self, words: tuple[str, ...], message: str, workplace: Path, monkeypatch: pytest.MonkeyPatch
+        self, words: str, message: str, workplace: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(workplace)
         before = names_in(workplace)
-        assert_refused(call(*words), message)
+        assert_refused(call(*words.split()), message)
         assert names_in(workplace) == before
 
     def test_a_bug_is_no_refusal(self, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,11 +73,11 @@ def test_as_a_program_and_without_torch_on_files(workplace: Path, tmp_path: Path
     assert "data:image/" in (tmp_path / "out" / "report.html").read_text()
 
 
-@pytest.mark.parametrize("command", [command.name for command in app.registered_commands])
+@pytest.mark.parametrize("command", ["", *(command.name for command in app.registered_commands)])
 def test_help_has_an_example_and_fits_a_screen(command: str) -> None:
-    page = CliRunner(env={"COLUMNS": "80"}).invoke(app, [command, "--help"]).stdout
+    page = CliRunner(env={"COLUMNS": "80"}).invoke(app, [*command.split(), "--help"]).stdout
     lines = page.splitlines()
     assert len(lines) <= 60
     assert max(map(len, lines)) <= 80
-    assert f"Example: hf-calib {command} " in page
+    assert f"Example: hf-calib {command} " in page or not command
     assert not re.search(r"<|\d{6}", page)

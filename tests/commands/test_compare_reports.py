@@ -32,9 +32,8 @@ class TestReport:
         words = ("compare-reports", workplace / "data.npz", workplace / "test.npz", tmp_path / "scaled")
         result = call(*words, "--output", tmp_path / "compared")
         assert result.exit_code == 0, result.output
-        assert names_in(tmp_path / "compared") == {
-            *("comparison.md", "comparison.html", "comparison.json", "figures")
-        }
+        files = {"comparison.md", "comparison.html", "comparison.json", "figures"}
+        assert names_in(tmp_path / "compared") == files
         assert "These are not the same examples" in result.stdout
         assert re.search(r"Accuracy( +0\.\d{4}){4}", result.stdout)  # the scaled one before and after
         found = called_for_json(*words)
@@ -57,18 +56,13 @@ class TestReport:
         written = (tmp_path / "compared" / "comparison.md").read_text()
         assert "<script" not in written
         assert "&lt;script&gt;alert(1)" in written
-        rows = [
-            line
-            for line in (tmp_path / "compared" / "comparison.md").read_text().splitlines()
-            if line[:1] == "|"
-        ]
+        rows = [line for line in written.splitlines() if line[:1] == "|"]
         assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {4}
 
     def test_refused(self, workplace: Path, tmp_path: Path) -> None:
         (tmp_path / "broken.json").write_text("{")
-        assert_refused(
-            call("compare-reports", tmp_path / "broken.json"), "be readable as JSON, got .*broken.json"
-        )
+        refused = call("compare-reports", tmp_path / "broken.json")
+        assert_refused(refused, "be readable as JSON, got .*broken.json")
         twice = call("compare-reports", workplace / "data.npz", workplace / "data.npz")
         assert_refused(twice, "expected the sources to be different")
         assert_refused(call("compare-reports", tmp_path), "expected predictions to name existing files")
