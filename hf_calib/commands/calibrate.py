@@ -232,9 +232,7 @@ def calibrate_files(source: FileSource, options: Calibrate) -> Calibration:
     scaler = make_scaler(options, kind, "temperature" if weighted else "auto")
     check_files(source, applied, options, scaler, is_held=is_held)
     if is_held:
-        done = fit_and_report(scaler, source, options)
-        write_held(done, source)
-        return done
+        return write_held(fit_and_report(scaler, source, options), source)
     source.running.stages(f"drawing up to {one_pass.MOST_SAMPLED:,} rows to fit on")
     sample = one_pass.draw_sample(table, half=0 if is_split else None, workers=options.workers)
     source.running.stages(f"fitting on {len(sample):,} rows")

@@ -34,12 +34,11 @@ def check_files(
     source: FileSource, applied: Table, options: Calibrate, scaler: Any, *, is_held: bool
 ) -> None:
     """Raise where the files do not go with the options or each other, or one that is read would be written over."""
-    weighted, output = options.weight_column is not None, options.output
     read = {Path(file.path).resolve() for each in source.tables.values() for file in each.files}
     written = _HELD if is_held else map(_written, applied.files)
-    apart = not read & {(output / name).resolve() for name in written}
+    apart = not read & {(options.output / name).resolve() for name in written}
     way_out = "name another folder: the calibrated files have the same names"
-    check(apart, "output to be another folder than the predictions'", output, way_out)
+    check(apart, "output to be another folder than the predictions'", options.output, way_out)
     requirement = "--target-data to go with rows that are held"
     got = "weights, or more rows than are held at once"
     check(is_held or "target_data" not in source.sets, requirement, got, "leave it out")
@@ -47,14 +46,14 @@ def check_files(
     known = [name for name, each in taken.items() if "sample_weight" in each]
     got = f"{method_of(scaler)}, which has no weighted form"
     requirement = f"--weight-column to go with a method of {', '.join(known)}"
-    check(not weighted or method_of(scaler) in known, requirement, got, "name one of these")
+    check(options.weight_column is None or method_of(scaler) in known, requirement, got, "name one of these")
     names = source.tables["data"].class_names
     got = f"{len(names)} classes and {len(applied.class_names)}, or other names"
     same = is_held or names == applied.class_names
     check(same, "the test data to have the same classes", got, "use predictions of one model")
 
 
-def write_held(done: Calibration, source: FileSource) -> None:
+def write_held(done: Calibration, source: FileSource) -> Calibration:
     """Write the reported rows to predictions.npz, and those of the target data to target.npz."""
     report = done.report
     assert report.after is not None
@@ -65,6 +64,7 @@ def write_held(done: Calibration, source: FileSource) -> None:
             probs = done.served.predict_proba(source.logits("target_data"))
             np.savez(folder / _HELD[1], probs=probs, class_names=np.array(report.class_names, dtype=np.str_))
         report.save(folder)
+    return done
 
 
 def write_files(

@@ -99,7 +99,6 @@ class TestInSample:
 
     def test_texts_in_two_roles(self, workplace: Path, tmp_path: Path) -> None:
         data = ("--data", workplace / "test.csv")
-        words = ("calibrate", *TEMPERATURE, workplace / "model", *data, "--test-data", workplace / "test.csv")
         tables = [pandas.read_csv(workplace / f"{name}.csv") for name in ("test", "data")]
         pandas.concat([tables[0][:3], tables[1][:20]]).to_csv(tmp_path / "mixed.csv", index=False)
         words = ("calibrate", *TEMPERATURE, workplace / "model", *data, "--test-data", tmp_path / "mixed.csv")
