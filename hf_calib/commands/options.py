@@ -231,9 +231,7 @@ class CompareLosses(Command):
     first = "config losses seeds grid methods output jobs launcher"
     more = "variance print_commands submitit keep_models"
     source: str = option(
-        "A recipe, or your script; or the folder of a study to measure again.",
-        ...,
-        argument="SCRIPT_OR_STUDY",
+        "A recipe or your script; or the folder of a study to measure again.", ..., argument="SCRIPT_OR_STUDY"
     )
     words: list[str] | None = option("Arguments of the script, after --.", argument="ARGUMENTS")
     config: list[str] | None = option("YAML file of the script, or the name of one in configs/ next to it.")
