@@ -40,10 +40,9 @@ LOSSES: dict[str, dict[str, Any]] = {
 MAX_LENGTH = 32  # tokens; most paragraphs are shorter, and twice as many would take twice the time
 _ROW = "{:<17} {:>8} {:>18} {:>21} {:>9}"
 _HOW_TO_READ = (
-    "A temperature T is the one with the lowest NLL on the calibration split; it changes no prediction, and it can "
-    "lower the NLL where it raises the ECE. In brackets: 95% intervals, of the ECE by test inversion. By chance: "
-    "the ECE that a perfectly calibrated model with these confidences would show on as many rows; a value near it "
-    "is noise."
+    "A temperature T has the lowest NLL on the calibration split. It changes no prediction, and it can raise the ECE. "
+    "In brackets: 95% intervals, of the ECE by test inversion. By chance: the ECE that a perfectly calibrated model "
+    "with these confidences would show on as many rows. A value near it is noise."
 )
 
 
