@@ -53,8 +53,11 @@ class TestRefusals:
 @pytest.mark.slow
 def test_as_a_program_and_without_torch_on_files(workplace: Path, tmp_path: Path) -> None:
     file = str(workplace / "test.npz")
-    commands = [["evaluate", file], ["calibrate", file, "--output", str(tmp_path / "out")]]
-    commands.append(["compare-reports", file])
+    commands = [
+        ["evaluate", file],
+        ["compare-reports", file],
+        ["calibrate", file, "--output", f"{tmp_path}/out"],
+    ]
     code = (
         f"import sys; from hf_calib.cli import app\n"
         f"for words in {commands!r}:\n"
@@ -67,7 +70,7 @@ def test_as_a_program_and_without_torch_on_files(workplace: Path, tmp_path: Path
     *said, last = done.stderr.splitlines()
     assert last.startswith("hf-calib: expected predictions to name existing files, got ")
     loaded = [line for line in said if line.endswith("]")]
-    assert loaded == ["evaluate []", "calibrate []", "compare-reports []"]
+    assert loaded == ["evaluate []", "compare-reports []", "calibrate []"]
     assert json.loads(done.stdout.splitlines()[0])["n_examples"] == 80
     assert len(names_in(tmp_path / "out" / "figures")) == 6
     assert "data:image/" in (tmp_path / "out" / "report.html").read_text()

@@ -50,8 +50,8 @@ class TestReport:
         record = json.loads((saved / "report.json").read_text())
         record |= {"name": hostile, "warnings": [hostile], "diagnosis": [hostile]}
         (tmp_path / "made" / "report.json").write_text(json.dumps(record))
-        words = (tmp_path / f"{hostile}.npz", tmp_path / "made")
-        result = call("compare-reports", *words, "--output", tmp_path / "compared")
+        words = ("compare-reports", tmp_path / f"{hostile}.npz", tmp_path / "made")
+        result = call(*words, "--output", tmp_path / "compared")
         assert result.exit_code == 0, result.output
         written = (tmp_path / "compared" / "comparison.md").read_text()
         assert "<script" not in written
