@@ -66,7 +66,7 @@ def load_splits(
     check(one, "data to come from source or from files", got, "give one of the two")
     if source is None:
         for role in ("train",) if test_split is None else ("train", "test"):
-            requirement = f"{role}_file to be given beside the other files"
+            requirement = f"{role}_file to be given with the other files"
             check(role in given, requirement, None, "train and test are needed")
         for role, path in given.items():  # Files are not read yet.
             _reader(f"{role}_file", path)

@@ -134,7 +134,7 @@ def fold_temperature(model: _Model, temperature: float, *, batch: Batch | None =
     way_out = "pass a float, such as TemperatureScaling().fit(logits, labels).temperature_"
     check_type(is_number, "temperature to be a number", type(temperature).__name__, way_out)
     in_range = math.isfinite(temperature) and temperature > 0
-    check(in_range, "temperature to be finite and above 0", temperature, "1.0 leaves the logits as they are")
+    check(in_range, "temperature to be finite and above 0", temperature, "1.0 does not change the logits")
     scaler = TemperatureScaling(multi_label=applies_sigmoid(model))
     scaler.temperature_ = float(temperature)
     return fold(model, scaler, batch=batch)
@@ -207,7 +207,7 @@ def check_is_plain(model: nn.Module) -> None:
     way_out = "fold into the result of model.merge_and_unload()"
     if not hasattr(classifier, "merge_and_unload"):
         way_out = "merge them: peft.AutoPeftModelForSequenceClassification.from_pretrained(folder).merge_and_unload()"
-    way_out += "; learned prompts cannot be merged: trainer.save_model keeps the map beside the adapter"
+    way_out += "; learned prompts cannot be merged: trainer.save_model keeps the map next to the adapter"
     got = f"PEFT layers ({''.join(peft[:1]) or type(classifier).__name__})"
     check(not peft, "model to be a plain transformers model", got, way_out)
     for name, parameter in classifier.named_parameters():
@@ -294,7 +294,7 @@ def _check_heads(model: Any, heads: Mapping[str, nn.Module], scaler: Any, n_clas
         if has_bias(scaler) and getattr(head, "bias", None) is None:
             keeps = as_loaded(model).get_submodule(name).bias is not None
             got = f"{name} without one, and {type(model).__name__} makes none when it is loaded"
-            way_out = "fit TemperatureScaling, which needs none, or keep the scaler beside the model"
+            way_out = "fit TemperatureScaling, which needs none, or keep the scaler with the model"
             check(keeps, f"model to have a bias in its head for {title}", got, way_out)
 
 
@@ -302,7 +302,7 @@ def _check_holds(holds: bool, scaler: Any, got: str) -> None:
     """Raise if the calibrator cannot be folded into the head."""
     title = map_title(method_of(scaler, folds=True))
     requirement = f"model to have a linear head that {title} can be folded into"
-    way_out = "keep the scaler beside the model, and call its predict_proba on the logits"
+    way_out = "keep the scaler with the model, and call its predict_proba on the logits"
     if temperature_of(scaler) is not None:
         requirement = "model to have a linear head whose division divides the logits"
         way_out = "divide the logits outside the model instead, with TemperatureScaling.transform"
@@ -331,7 +331,7 @@ def classifier_of(model: Any) -> Any:
     # No other module of a CrossEncoder may follow that model; an ONNX session is not a module.
     plain = modules[1:] in ([], ["LogitScore"]) and isinstance(model.model, nn.Module)
     got = f"{type(model.model).__name__} in {modules}"
-    way_out = "keep the scaler beside the model, and call its predict_proba on the logits"
+    way_out = "keep the scaler with the model, and call its predict_proba on the logits"
     check(plain, "model to be one transformers model in torch", got, way_out)
     return model.model
 

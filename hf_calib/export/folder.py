@@ -223,7 +223,7 @@ def check_overwrites_no_original(output_dir: Place, originals: Iterable[Place]) 
     """
     folder = Path(output_dir)
     is_original = folder.exists() and folder.resolve() in {Path(name).resolve() for name in originals}
-    way_out = "name a new folder, so that this one stays as it is"
+    way_out = "name a new folder, so that this one does not change"
     check(not is_original, "output to be another folder than the model's", folder, way_out)
     way_out = "merging cannot be undone: name a new folder, or delete the adapters first"
     check(not (folder / ADAPTER_CONFIG).exists(), "output to hold no adapters", folder, way_out)

@@ -46,7 +46,7 @@ def unfold(model: _Model, *, revision: str | None = None) -> _Model:
     >>> unfold(fold_temperature(BertForSequenceClassification(config), 1.5))
     Traceback (most recent call last):
     ...
-    hf_calib._errors.InputValueError: expected the head from before the fold to be kept beside the model, ...
+    hf_calib._errors.InputValueError: expected the head from before the fold to be kept with the model, ...
     """
     check_is_plain(model)
     config = classifier_of(model).config
@@ -84,6 +84,6 @@ def _heads_and_kept(model: Any, revision: str | None) -> tuple[dict[str, Any], M
     way_out = (
         "load the model that was folded again; hf-calib calibrate and save_calibrated_model keep its head"
     )
-    requirement = f"the head from before the fold to be kept beside the model, in {KEPT_HEAD.as_posix()}"
+    requirement = f"the head from before the fold to be kept with the model, in {KEPT_HEAD.as_posix()}"
     check(kept is not None, requirement, got, way_out)
     return heads, kept or {}

@@ -60,7 +60,7 @@ def expected_calibration_error(
     rows, targets, weights = _checked(probs, labels, sample_weight)
     way_out = "a soft label is not a draw, so it has no sampling noise to subtract"
     check(not debias or targets.ndim == 1, "debias to be False for soft labels", debias, way_out)
-    requirement = "sample_weight to go with binning='uniform' and debias=False"
+    requirement = "sample_weight to be used with binning='uniform' and debias=False"
     got = f"binning={binning!r}, debias={debias}"
     way_out = "leave the weights out; CalibrationState has equal-mass bins of weights"
     check(weights is None or (binning == "uniform" and not debias), requirement, got, way_out)

@@ -165,7 +165,7 @@ class _Calibrated:
             return before, forward, after
         requirement = "group to be left out where the map is one for all rows"
         got = f"{group!r} for a {type(self.scaler).__name__}"
-        way_out = "leave it out, or save a GroupedScaling beside the model"
+        way_out = "leave it out, or save a GroupedScaling with the model"
         check(isinstance(self.scaler, GroupedScaling), requirement, got, way_out)
         requirement = "group to be one name, a word or an integer, for all that is given in the call"
         check(isinstance(group, str | int), requirement, repr(group), "call the pipeline once for each group")

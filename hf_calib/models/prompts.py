@@ -65,7 +65,7 @@ class PromptTemplate:
         got = "none" if text_pair is None else "one"
         way_out = "write {text_pair} into the template where rows have one, and pass it"
         fits = (text_pair is not None) == (_PAIR in self.template)
-        check(fits, "text_pair to go with the template", got, way_out)
+        check(fits, "text_pair to match the template", got, way_out)
         # It is split first, so that a text that contains a placeholder does not change.
         parts = self.template.split(_TEXT)
         filled = text.join(part.replace(_PAIR, text_pair or "") for part in parts)

@@ -156,7 +156,7 @@ def _class_columns(columns: Sequence[str], label: str | None) -> tuple[str, list
     way_out = "name the class; leave out a table's index when you write it"
     check(blank is None, "the class columns to name their classes", repr(blank), way_out)
     label_too = next((name for name in classes if name.casefold() in _NAMES_OF_LABELS), None)
-    got = f"{label_too!r} beside the label column {label!r}"
+    got = f"{label_too!r} next to the label column {label!r}"
     way_out = "name the class columns prob_<class>, and other columns are ignored"
     check(bool(prefix) or label_too is None, "the table to hold one column of labels", got, way_out)
     return kind, used, classes

@@ -144,7 +144,7 @@ def method_of(scaler: Any, folds: bool = False) -> str:
             return methods[kind.__module__, kind.__name__]
     way_out = "pass a scaler of hf_calib.scaling, or of a class derived from one"
     if folds:
-        way_out = "keep the scaler beside the model with its save_pretrained, for hf_calib.pipeline"
+        way_out = "save the scaler with the model by its save_pretrained, for hf_calib.pipeline"
     names = ", ".join(entry.name for entry in entries.values())
     raise InputTypeError(expected("scaler", f"be one of {names}", type(scaler).__name__, way_out))
 

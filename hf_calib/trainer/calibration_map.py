@@ -65,7 +65,7 @@ def check_problem(scaler: Any, multi_label: bool | None) -> None:
         fitted = [key for key, entry in FOLDABLE_SCALERS.items() if entry.needs != "priors"]
         others = ", ".join(key for key in fitted if goes(FOLDABLE_SCALERS[key].load()()))
         kind = "multi" if multi_label else "single"
-        requirement = f"the calibration method to go with a {kind}-label problem"
+        requirement = f"the calibration method to be used with a {kind}-label problem"
         check(False, requirement, repr(method_of(scaler, folds=True)), f"choose one of {others}")
 
 

@@ -316,9 +316,9 @@ def check_updates(names: Sequence[str], steps: Any, schedule: Any, samples: Any)
     way_out = 'write {"25": 100, "40": 1} for every 100 steps from epoch 25 on, each step from 40 on'
     check(schedule is None or holds, requirement, repr(schedule), way_out)
     alone, got = None in (schedule, steps), f"{names[0]}={steps}"
-    check(alone, f"{names[1]} to go without {names[0]}", got, "leave one of them out")
+    check(alone, f"{names[1]} to be used without {names[0]}", got, "leave one of them out")
     by_steps = samples is None or steps is not None or schedule is not None
-    check(by_steps, f"{names[2]} to go with {names[0]} or {names[1]}", "neither", "set one of them")
+    check(by_steps, f"{names[2]} to be used with {names[0]} or {names[1]}", "neither", "set one of them")
     return dict(zip(epochs, given.values(), strict=True)) or None
 
 

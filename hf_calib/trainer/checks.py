@@ -32,7 +32,7 @@ def check_model(trainer: Any) -> None:
     check(once, "the loss to be given once", got, "leave one of them out")
     adapts = own_callback(trainer, AdaFocalCallback) is None or isinstance(loss, AdaptiveLoss)
     way_out = "use loss='adafocal', or leave the callback out"
-    check(adapts, "AdaFocalCallback to go with a loss that adapts", repr(loss.name), way_out)
+    check(adapts, "AdaFocalCallback to be used with a loss that adapts", repr(loss.name), way_out)
     if trainer.reads_labels:
         got = f"{type(model).__name__}, an encoder-decoder that generates"
         way_out = "use its ...ForSequenceClassification, or transformers.Trainer"

@@ -192,7 +192,7 @@ class CalibrationTrainingArguments(CalibrationConfig, TrainingArguments):
         got = f"label_smoothing_factor={smoothing} with loss={self.loss!r}"
         way_out = f"use loss='label_smoothing', loss_kwargs={{'smoothing': {smoothing}}} alone"
         alone = smoothing == 0 or self.loss == "cross_entropy"
-        check(alone, "label smoothing to go with cross entropy", got, way_out)
+        check(alone, "label smoothing to be used with cross entropy", got, way_out)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | ({"hub_token": None} if _saved_with_a_model.get() else {})

@@ -60,7 +60,7 @@ class CalibrationMixin(Trainer):
     ) -> None:
         given: Any = kwargs.get("args", args[1] if len(args) > 1 else None)
         fits = isinstance(given if calibration is None else calibration, CalibrationConfig)
-        way_out = "replace TrainingArguments by it, or pass calibration=CalibrationConfig(...) beside it"
+        way_out = "replace TrainingArguments by it, or pass calibration=CalibrationConfig(...) with it"
         check_type(fits, "args to be CalibrationTrainingArguments", type(given).__name__, way_out)
         self.calibration_config: CalibrationConfig = given if calibration is None else calibration
         self.calibration_dataset = calibration_dataset

@@ -90,7 +90,7 @@ class CalibrationSFTTrainer(SFTTrainer):
         loss = args.make_loss()
         is_stock = loss.name == "cross_entropy"
         is_alone = is_stock or kwargs.get("compute_loss_func") is None
-        check(is_alone, f"compute_loss_func to be None beside {loss.name!r}", "one", "leave one of them out")
+        check(is_alone, f"compute_loss_func to be None with {loss.name!r}", "one", "leave one of them out")
         super().__init__(model, args, **kwargs)
         self.calibration_loss = loss
         if not is_stock:

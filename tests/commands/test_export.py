@@ -179,7 +179,7 @@ def test_what_is_refused(workplace: Path, tmp_path: Path, monkeypatch: pytest.Mo
             (saved("causal", language_model("Llama")), out),
             "model to be a classifier of texts, tokens or images",
         ),
-        ((isotonic, out), "got IsotonicScaling; keep the scaler beside the model .* for hf_calib.pipeline"),
+        ((isotonic, out), "got IsotonicScaling; save the scaler with the model .* for hf_calib.pipeline"),
     ):
         assert_refused(call("export", *words), message)
     monkeypatch.setattr(programs, "_PACKAGES", ("onnx", "onnx_of_tomorrow"))

@@ -256,7 +256,7 @@ def test_what_cannot_be_folded_is_refused(model: Callable[[], Any], scaler: Any,
 
 def test_objects_of_the_wrong_type_are_refused() -> None:
     model = bert()
-    with refused(model, ValueError, "expected temperature to be finite and above 0, got 0.0; 1.0 leaves"):
+    with refused(model, ValueError, "expected temperature to be finite and above 0, got 0.0; 1.0 does not"):
         fold_temperature(model, 0.0)
     with refused(model, TypeError, "expected temperature to be a number, got str; pass a float"):
         fold_temperature(model, "1.5")  # type: ignore[arg-type]

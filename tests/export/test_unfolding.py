@@ -117,7 +117,7 @@ def test_a_file_that_is_not_of_these_weights(folder: Path, broken: str) -> None:
         with torch.no_grad():
             model.classifier.weight += 0.1
         model.save_pretrained(folder)
-    message = "expected the head from before the fold to be kept beside the model, .*; load the model that"
+    message = "expected the head from before the fold to be kept with the model, .*; load the model that"
     with refused(model := loaded(folder), ValueError, message):
         unfold(model)
 

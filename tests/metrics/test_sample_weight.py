@@ -48,7 +48,7 @@ def test_repeated_rows(name: str, scale: float) -> None:
 
 def test_what_has_no_weighted_form_says_so() -> None:
     for options in ({"binning": "quantile"}, {"binning": "equal_mass"}, {"debias": True}):
-        with pytest.raises(InputError, match=r"sample_weight to go with binning='uniform' and debias=False"):
+        with pytest.raises(InputError, match=r"sample_weight to be used with binning='uniform' and debias="):
             metrics.expected_calibration_error(PROBS, LABELS, sample_weight=TIMES, **options)
 
 

@@ -47,9 +47,9 @@ def test_bad_input() -> None:
         PromptTemplate(3)  # type: ignore[arg-type]
     with pytest.raises(InputValueError, match=r"system to be given for a chat"):
         PromptTemplate("{text}", system="s")
-    with pytest.raises(InputValueError, match=r"text_pair to go with the template, got one"):
+    with pytest.raises(InputValueError, match=r"text_pair to match the template, got one"):
         PromptTemplate("{text}").render("a", "b")
-    with pytest.raises(InputValueError, match=r"text_pair to go with the template, got none"):
+    with pytest.raises(InputValueError, match=r"text_pair to match the template, got none"):
         PromptTemplate("{text}{text_pair}").render("a")
     with pytest.raises(InputValueError, match=r"have a chat template, got .* without one"):
         PromptTemplate("{text}", chat=True).render("a", tokenizer=tokenizer())

@@ -137,8 +137,8 @@ def test_a_row_of_another_length(cells: str, got: str, name: str, tmp_path: Path
     [
         ("prob_a,prob_a,label\n.5,.5,0\n", "contained multiple columns named prob_a"),
         ("a,b,label,label\n.5,.5,0,1\n", "contained multiple columns named label"),
-        ("a,b,Labels,label\n.5,.5,0,0\n", "got 'Labels' beside the label column 'label'; name"),
-        ("a,b,target,label\n.5,.5,0,0\n", "got 'target' beside the label column 'label'; name"),
+        ("a,b,Labels,label\n.5,.5,0,0\n", "got 'Labels' next to the label column 'label'; name"),
+        ("a,b,target,label\n.5,.5,0,0\n", "got 'target' next to the label column 'label'; name"),
         (",a,b,label\n0,.5,.5,0\n", "class columns to name their classes, got ''"),
         ("prob_a,prob_,label\n.5,.5,0\n", "class columns to name their classes, got 'prob_'"),
         ("logit_a,logit_b,label\n.5,.5,0\n.1,.9,1\n", "logits to be logits, .* prob_<class>"),

@@ -218,7 +218,7 @@ class TestRefused:
             open_predictions(str(tmp_path))
 
     def test_two_formats(self, folder: Path, tmp_path: Path) -> None:
-        """Tables of several formats are one; arrays have no columns to go with theirs."""
+        """Tables of several formats are one; arrays have no columns."""
         table_of(predictions_of(30)).to_parquet(tmp_path / "a.parquet")
         table_of(predictions_of(20)).to_csv(tmp_path / "b.csv", index=False)
         assert len(open_predictions(str(tmp_path), by=["country"]).load().by["country"]) == 50

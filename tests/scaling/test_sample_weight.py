@@ -69,7 +69,7 @@ def test_refused() -> None:
         with pytest.raises(InputError, match="sample_weight to be finite and at least 0"):
             make().fit(LOGITS, LABELS, sample_weight=-np.ones(N))
     with pytest.raises(
-        InputError, match="sample_weight to go with criterion 'nll' and one label a row, got 'ece'"
+        InputError, match="sample_weight to be used with criterion 'nll' and one label a row, got 'ece'"
     ):
         TemperatureScaling("ece").fit(LOGITS, LABELS, sample_weight=TIMES)
     with pytest.raises(InputError, match="one label a row, got several labels a row"):

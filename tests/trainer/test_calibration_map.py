@@ -335,7 +335,7 @@ def test_methods_that_do_not_go_with_the_problem_are_refused_before_the_training
             train_dataset=sequences(model, 8),
             calibration_dataset=sequences(model, 12, seed=2),
         )
-        message = f"calibration method to go with a {kind}-label problem, got '{method}'; choose one of temp"
+        message = f"calibration method to be used with a {kind}-label problem, got '{method}'; choose one of"
         with pytest.raises(ValueError, match=message):
             trainer.train()
         with pytest.raises(ValueError, match=message):
@@ -386,7 +386,7 @@ def test_a_map_from_elsewhere(tmp_path: Path) -> None:
     )
     single = tiny_bert(problem_type="single_label_classification")
     told = CalibrationTrainer(single, arguments(tmp_path))
-    with pytest.raises(ValueError, match="go with a single-label problem, got 'per_label_temperature'"):
+    with pytest.raises(ValueError, match="used with a single-label problem, got 'per_label_temperature'"):
         told.use_calibration_map(PerLabelTemperatureScaling(), split="a", n_examples=1)
     broken = VectorScaling().fit(logits, labels)
     broken.bias_ = np.array([0.0, 0.0, 0.0, math.nan])

@@ -221,16 +221,16 @@ def test_a_pass_that_fails_puts_everything_back(tmp_path: Path) -> None:
 def test_callbacks_are_refused_where_they_cannot_work(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="every_n_steps to be at least 1, got 0"):
         AdaFocalCallback(every_n_steps=0)
-    with pytest.raises(ValueError, match="n_samples to go with every_n_steps or schedule, got neither"):
+    with pytest.raises(ValueError, match="n_samples to be used with every_n_steps or schedule, got neither"):
         AdaFocalCallback(n_samples=5)
-    with pytest.raises(ValueError, match="schedule to go without every_n_steps, got every_n_steps=5"):
+    with pytest.raises(ValueError, match="schedule to be used without every_n_steps, got every_n_steps=5"):
         AdaFocalCallback(every_n_steps=5, schedule={1: 1})
     with pytest.raises(ValueError, match=r"schedule to map whole epochs.*, got \{40: 1, 25: 100\}; write"):
         AdaFocalCallback(schedule={40: 1, 25: 100})
     with pytest.raises(ValueError, match=r"strategy to be one of \('end', 'evaluate'\), got 'epoch'"):
         TemperatureScalingCallback(strategy="epoch")
     model = tiny_bert()
-    with pytest.raises(ValueError, match="AdaFocalCallback to go with a loss that adapts, got 'focal'"):
+    with pytest.raises(ValueError, match="AdaFocalCallback to be used with a loss that adapts, got 'focal'"):
         CalibrationTrainer(model, arguments(tmp_path, loss="focal"), callbacks=[AdaFocalCallback()])
     for callback in (AdaFocalCallback(), TemperatureScalingCallback()):
         stock = Trainer(model, arguments(tmp_path), train_dataset=sequences(model, 4), callbacks=[callback])

@@ -82,11 +82,11 @@ def test_the_map_is_chosen_unless_the_arguments_say_which(
         ),
         (
             {"gamma_update_samples": 10},
-            "gamma_update_samples to go with gamma_update_steps or gamma_update_schedule, got neither",
+            "gamma_update_samples to be used with gamma_update_steps or gamma_update_schedule, got neither",
         ),
         (
             {"loss": "adafocal", "gamma_update_schedule": {25: 100}, "gamma_update_steps": 5},
-            "gamma_update_schedule to go without gamma_update_steps, got gamma_update_steps=5; leave one",
+            "gamma_update_schedule to be used without gamma_update_steps, got gamma_update_steps=5; leave one",
         ),
         ({"temperature_criterion": "acc"}, "temperature_criterion to be one of .*got 'acc'"),
         ({"calibration_strategy": "evaluation"}, "got 'evaluation'; did you mean 'evaluate'"),
@@ -105,7 +105,7 @@ def test_the_map_is_chosen_unless_the_arguments_say_which(
         ),
         (
             {"loss": "focal", "label_smoothing_factor": 0.1},
-            "label smoothing to go with cross entropy, got label_smoothing_factor=0.1 with loss='focal'; "
+            "label smoothing to be used with cross entropy, got label_smoothing_factor=0.1 with loss='focal'; "
             "use loss='label_smoothing', loss_kwargs={'smoothing': 0.1} alone",
         ),
     ],

@@ -195,7 +195,7 @@ def test_bad_input(tmp_path: Path) -> None:
         arguments(tmp_path, loss="focal", loss_type="dft")
     with pytest.raises(InputValueError, match=r"label_smoothing_factor to be 0 with another loss"):
         arguments(tmp_path, loss="focal", label_smoothing_factor=0.1)
-    with pytest.raises(InputValueError, match=r"compute_loss_func to be None beside 'focal'"):
+    with pytest.raises(InputValueError, match=r"compute_loss_func to be None with 'focal'"):
         CalibrationSFTTrainer(
             language_model(),
             args=arguments(tmp_path, loss="focal"),
