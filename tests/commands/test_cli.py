@@ -53,11 +53,8 @@ class TestRefusals:
 @pytest.mark.slow
 def test_as_a_program_and_without_torch_on_files(workplace: Path, tmp_path: Path) -> None:
     file = str(workplace / "test.npz")
-    commands = [
-        ["evaluate", file],
-        ["compare-reports", file],
-        ["calibrate", file, "--output", f"{tmp_path}/out"],
-    ]
+    out = ["--output", str(tmp_path / "out")]
+    commands = [["evaluate", file], ["compare-reports", file], ["calibrate", file, *out]]
     code = (
         f"import sys; from hf_calib.cli import app\n"
         f"for words in {commands!r}:\n"

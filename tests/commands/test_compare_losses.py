@@ -46,8 +46,10 @@ def test_a_study_from_trainings_to_the_report_and_again(
         "from hf_calib.cli import app; import sys\ntry: app()\n"
         "finally: assert not {'torch', 'transformers'} & set(sys.modules), sys.modules"
     )
-    words = [sys.executable, "-c", code, *"compare-losses study --methods temperature,vector --json".split()]
-    again = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True)
+    words = ["compare-losses", "study", "--methods", "temperature,vector", "--json"]
+    again = subprocess.run(
+        [sys.executable, "-c", code, *words], env=ENVIRONMENT, capture_output=True, text=True
+    )
     assert again.returncode == 0, again.stderr
     record = json.loads(again.stdout)
     assert record["methods"] == ["none", "temperature", "vector"]
