@@ -100,8 +100,7 @@ def show(done: Calibration, show_all: bool) -> None:
     details = [getattr(done.scaler, name, None) for name in ("criterion", "choice_")]
     details += [f"{name} {value:.4g}" for name, value in numbers.items()]
     of = f" ({', '.join(filter(None, details))})" if any(details) else ""
-    lines = ["", f"Method {done.method}, fitted on {done.n_fitted:,} rows{of}."]
-    lines.append(f"Reported on {done.held_out}.")
+    lines = [f"Method {done.method}, fitted on {done.n_fitted:,} rows{of}.", f"Reported on {done.held_out}."]
     lines += [f"Note: {note}" for note in done.notes if note not in done.report.warnings]
     if (prior := done.prior) is not None:
         found = f"{'not ' * (not prior.corrects)}corrected for (p = {prior.p_value:.3f})"
@@ -118,7 +117,7 @@ def show(done: Calibration, show_all: bool) -> None:
         beside = f"Saved beside the model, as {why}: hf_calib.pipeline with the saved model {gives}"
         folded = f"Folded into the model's head: a plain pipeline with the saved model {gives}"
         lines.append(folded if done.folded else f"{beside} A plain pipeline is not calibrated by it.")
-    console.show(done.report, *lines, show_all=show_all)
+    console.show(done.report, "", *lines, show_all=show_all)
 
 
 # ---- Scalers: chosen by name, fitted on some rows and measured on others ----
