@@ -260,7 +260,7 @@ def test_objects_of_the_wrong_type_are_refused() -> None:
         fold_temperature(model, 0.0)
     with refused(model, TypeError, "expected temperature to be a number, got str; pass a float"):
         fold_temperature(model, "1.5")  # type: ignore[arg-type]
-    with refused(model, TypeError, "one of TemperatureScaling, PerLabelTemperatureScaling, .*, got .*; keep"):
+    with refused(model, TypeError, "one of TemperatureScaling, PerLabelTemperatureScaling, .*, got .*; save"):
         fold(model, DirichletScaling())
     with refused(model, NotFittedError, "not fitted"):
         fold(model, PriorCorrection(*PRIORS, VectorScaling()))
