@@ -1,4 +1,4 @@
-"""Dashes, minus signs, and the classes by which the style sheet knows columns of words, short code and figures."""
+"""Dashes, signs and powers, and the classes by which the style sheet knows columns of words, short code and figures."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from sphinx.application import Sphinx
 _MINUS = re.compile(r"(?<![\w.\-])-(?=\.?\d|log\b)")
 _TIMES = re.compile(r"(?<=\d) x (?=\d)")
 _RANGE = re.compile(r"(?<=\d)-(?=\.?\d)(?!\d+-)(?<!-\d\d-)")  # not in 2026-11-24
+_POWER = re.compile(r"(?<=\w)\^(\d+)")
+_RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 _TO = "\N{EN DASH}\N{WORD JOINER}"
 _INTERVAL = re.compile(r"\[[^\[\]]{,24}\]")
 _SIGNS = {
@@ -32,13 +34,14 @@ _SHORT = 32  # characters of a word of code that fits on a line of a narrow scre
 
 
 def with_dashes(app: Sphinx, tree: nodes.document) -> None:
-    """Write the dash before a description, which Sphinx leaves to smart quotes, signs, and ranges in tables."""
+    """Write the dash before a description, which Sphinx leaves to smart quotes, signs, powers, and ranges in tables."""
     for text in list(tree.findall(nodes.Text)):
         around = list(ancestors(text))
         if any(isinstance(node, _CODE) for node in around):
             continue
         written = _MINUS.sub("\N{MINUS SIGN}", text)
         written = _TIMES.sub("\N{NO-BREAK SPACE}\N{MULTIPLICATION SIGN}\N{NO-BREAK SPACE}", written)
+        written = _POWER.sub(lambda found: found[1].translate(_RAISED), written)
         for typed, sign in _SIGNS.items():
             written = written.replace(f" {typed} ", f" {sign} ")
         if any(isinstance(node, nodes.entry) for node in around):
