@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, DatasetDict, load_dataset
+from datasets import Dataset, DatasetDict, get_dataset_split_names, load_dataset
 from datasets.exceptions import DatasetGenerationError
 
 from hf_calib._errors import InputValueError, check, did_you_mean, expected
@@ -99,17 +99,20 @@ def load_file(argument: str, path: Path, cache_dir: str | PathLike[str] | None) 
 def load_rows(
     data: str | PathLike[str],
     *,
-    split: str = "test",
+    split: str | None = "test",
     argument: str = "data",
 ) -> Dataset:
     """Load the rows of one split with their columns, from a file, or from a dataset on the Hub or in a folder.
 
-    Raise ValueError if the file, dataset or split does not exist or is unreadable; the message has the argument.
+    Without a split: those of the only one, or of "test". Raise ValueError if the file, dataset or split does not exist or is unreadable; the message has the argument.
     """
     if os.path.isfile(data) or Path(data).suffix in (*_READERS, ".gz"):
         return load_file(argument, Path(data), None)
     way_out = "name a file, a folder, or a dataset on the Hub, and one of its splits"
-    with _refusals(argument, f"have a split {split!r}", str(data), way_out):
+    with _refusals(argument, f"have a split {split or 'test'!r}", str(data), way_out):
+        if split is None:
+            names = get_dataset_split_names(str(data))
+            split = names[0] if len(names) == 1 else "test"
         return load_dataset(str(data), split=split)
 
 

@@ -91,7 +91,7 @@ class RowSet:
         """Load the rows with unchanged columns."""
         from hf_calib.data.sources import load_rows
 
-        return load_rows(self.data, split=self.split, argument=self.argument)
+        return load_rows(self.data, split=self.split if self.labelled else None, argument=self.argument)
 
     def source(self) -> dict[str, str]:
         """The name of the data, without folders, and of the split if there are several."""

@@ -223,8 +223,11 @@ class TestRows:
             pandas.DataFrame({"text": [split], "label": [0]}).to_csv(tmp_path / f"{split}.csv", index=False)
         assert load_rows(tmp_path)["text"] == ["test"]
         assert load_rows(tmp_path, split="train")["text"] == ["train"]
+        assert load_rows(tmp_path, split=None)["text"] == ["test"]
         with pytest.raises(ValueError, match=r"data to have a split 'validation', got .*; name a file"):
             load_rows(tmp_path, split="validation")
+        (tmp_path / "test.csv").unlink()
+        assert load_rows(tmp_path, split=None)["text"] == ["train"]
 
     @pytest.mark.parametrize(
         ("name", "message"),
