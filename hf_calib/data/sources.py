@@ -104,7 +104,8 @@ def load_rows(
 ) -> Dataset:
     """Load the rows of one split with their columns, from a file, or from a dataset on the Hub or in a folder.
 
-    Without a split: those of the only one, or of "test". Raise ValueError if the file, dataset or split does not exist or is unreadable; the message has the argument.
+    Without a split: those of the only one, or of "test". Raise ValueError if the file, dataset or split does not exist
+    or is unreadable; the message has the argument.
     """
     if os.path.isfile(data) or Path(data).suffix in (*_READERS, ".gz"):
         return load_file(argument, Path(data), None)
