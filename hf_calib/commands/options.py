@@ -9,9 +9,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from hf_calib._errors import InputTypeError, check, did_you_mean, expected
+from hf_calib._errors import InputTypeError, did_you_mean, expected
 from hf_calib._text import option, short_names
-from hf_calib.models.reading import Names, Reading, RowSet, names_of
+from hf_calib.models.reading import Names, Reading, RowSet, option_value
 from hf_calib.predictions.predictions import MULTI_LABEL, SINGLE_LABEL
 
 if TYPE_CHECKING:
@@ -42,16 +42,9 @@ class Command:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            value, kind = getattr(self, each.name), str(each.type).removesuffix(" | None")
-            if kind == "Path" and isinstance(value, str):
-                object.__setattr__(self, each.name, Path(value))
-            if kind == "Names":
-                object.__setattr__(self, each.name, names_of(value))
-            if kind == "int" and value is not None:
-                low, high = _RANGES.get(each.name, (1, 2**20))
-                is_one = isinstance(value, int) and low <= value <= high
-                requirement = f"{each.name} to be an integer from {low} to {high}"
-                check(is_one, requirement, repr(value), "leave it out for the default")
+            ends = _RANGES.get(each.name, (1, 2**20))
+            value = option_value(each.name, str(each.type), getattr(self, each.name), ends)
+            object.__setattr__(self, each.name, value)
 
     @classmethod
     def command(cls) -> str:
@@ -263,7 +256,7 @@ class Demo(Command):
 COMMANDS = (Evaluate, Calibrate, Unfold, Decide, Push, Export, CompareReports, CompareLosses, Demo)
 
 
-def evaluate(source: str | Sequence[str], **options: Any) -> CalibrationReport:
+def evaluate(source: str | Path | Sequence[str], **options: Any) -> CalibrationReport:
     """Report the calibration of a model on labelled rows, or of predictions: `hf-calib evaluate`.
 
     Args:
@@ -278,10 +271,10 @@ def evaluate(source: str | Sequence[str], **options: Any) -> CalibrationReport:
     ...
     hf_calib._errors.InputValueError: expected predictions to name existing files, got missing.csv, where there are ...
     """
-    return _done(Evaluate, source=[source] if isinstance(source, str) else list(source), **options)
+    return _done(Evaluate, source=source, **options)
 
 
-def calibrate(source: str, output: str, **options: Any) -> Calibration:
+def calibrate(source: str | Path, output: str | Path, **options: Any) -> Calibration:
     """Fit a scaler on held-out rows, and fold it into a model or calibrate predictions: `hf-calib calibrate`.
 
     Args:
@@ -296,7 +289,7 @@ def calibrate(source: str, output: str, **options: Any) -> Calibration:
     return _done(Calibrate, source=source, output=output, **options)
 
 
-def decide(source: str, **options: Any) -> Decided:
+def decide(source: str | Path, **options: Any) -> Decided:
     """Fit a rule, a promised accuracy, costs or sets, and measure it on other rows: `hf-calib decide`.
 
     Args:

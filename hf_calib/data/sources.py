@@ -127,7 +127,7 @@ def _refusals(argument: str, requirement: str, source: str, way_out: str) -> Ite
     """A context that explains the errors of the Hub and of `datasets` in one sentence."""
     try:
         yield
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except (OSError, ValueError, LookupError, ImportError, RuntimeError) as error:
         cause = " ".join(str(error).split())
         raise InputValueError(expected(argument, requirement, f"{source} ({cause})", way_out)) from error
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 
 from hf_calib._errors import check, did_you_mean, few
 from hf_calib._text import option, plain_name
-from hf_calib.metrics.checks import refuse
+from hf_calib.metrics.checks import check_choice, check_flag, check_integer, check_type, refuse
 from hf_calib.predictions.predictions import label_ids
 
 if TYPE_CHECKING:
@@ -23,9 +25,39 @@ if TYPE_CHECKING:
 Names = str | Sequence[str] | None  # Several in one text are separated by commas.
 
 
-def names_of(given: Names) -> list[str] | None:
-    """Return the names as a tuple."""
-    return (given.split(",") if isinstance(given, str) else list(given)) if given else None
+_TEXTS = {"str": "a text", "Path": "a path"}
+
+
+def option_value(name: str, kind: str, given: Any, ends: tuple[int, int] = (0, 0)) -> Any:
+    """An option's value in its type; given may be a path, one text of a list, or an integer of NumPy within the ends.
+
+    Raises:
+        InputError: if it is of another type, or not one of the type's values.
+
+    >>> option_value("by", "Names", "country,age"), option_value("n_bins", "int", np.int64(10), (1, 20))
+    (['country', 'age'], 10)
+    """
+    plain = kind.removesuffix(" | None")
+    value = os.fspath(given) if isinstance(given, os.PathLike) else given
+    is_optional, way_out = plain != kind or plain == "Names", "write it as on the command line"
+    if value is None and is_optional:
+        return None
+    if plain in ("Names", "list[str]"):
+        if isinstance(value, str):
+            value = value.split(",") if plain == "Names" and value else [value] * bool(value)
+        is_list = isinstance(value, list | tuple | np.ndarray) and (is_optional or len(value) > 0)
+        check_type(is_list, f"{name} to be a text, or a list of texts", repr(given), way_out)
+        return list(map(str, value)) or None
+    if plain in _TEXTS:
+        check_type(isinstance(value, str), f"{name} to be {_TEXTS[plain]}", repr(given), way_out)
+        return Path(value) if plain == "Path" else value
+    if plain == "int":
+        return check_integer(name, value, ends[0], "leave it out for the default", most=ends[1])
+    if plain == "bool":
+        check_flag(name, value)
+    if plain.startswith("Literal"):
+        check_choice(name, value, re.findall(r"'(\w+)'", plain))
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +84,7 @@ class Reading:
 
     def __post_init__(self) -> None:
         for name in ("class_names", "label_columns", "by"):
-            object.__setattr__(self, name, names_of(getattr(self, name)))
+            object.__setattr__(self, name, option_value(name, "Names", getattr(self, name)))
 
     @property
     def of_tables(self) -> dict[str, Any]:
