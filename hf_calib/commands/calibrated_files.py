@@ -35,9 +35,10 @@ def check_files(
 ) -> None:
     """Raise where the files do not go with the options or each other, or one that is read would be written over."""
     read = {Path(file.path).resolve() for each in source.tables.values() for file in each.files}
-    written = _HELD if is_held else map(_written, applied.files)
+    read |= {Path(each.data).resolve() for each in source.sets.values() if is_held}
+    written = ["", *(_HELD if is_held else map(_written, applied.files))]
     apart = not read & {(options.output / name).resolve() for name in written}
-    way_out = "name another folder: the calibrated files have the same names"
+    way_out = "name another folder, so that this one stays unchanged"
     check(apart, "output to be another folder than the predictions'", options.output, way_out)
     requirement = "--target-data to go with rows that are held"
     got = "weights, or more rows than are held at once"

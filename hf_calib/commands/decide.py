@@ -16,6 +16,7 @@ from hf_calib.commands import console
 from hf_calib.commands.source import FileSource, ModelSource, Running, open_source
 from hf_calib.decisions import AbstainRule, CostRule, Decisions, PredictionSets
 from hf_calib.decisions.rules import Part, Rule, measure_parts, percent, promise_curve
+from hf_calib.decisions.saved import DECISIONS
 from hf_calib.predictions.predictions import LabelKind, Predictions, check_same_classes
 from hf_calib.report import DecisionSection, report_on_predictions
 from hf_calib.report.document import Table
@@ -78,6 +79,8 @@ def run(options: Decide, running: Running) -> Decided:
                 decided.decisions.save(folder)
             report = replace(report, decisions=decided.section, notes=decided.notes)
             report.save(folder / "decisions")
+        if rule.answers_nothing:
+            (options.output / DECISIONS).unlink(missing_ok=True)
     return decided
 
 
@@ -163,7 +166,8 @@ def _measure(source: FileSource | ModelSource, rule: Rule, options: Decide) -> D
                 "others, perhaps in the shares of their classes. Fit on rows that are drawn as the inputs will be."
             )
     if options.output is not None and rule.answers_nothing:
-        notes.append("No decisions.json was written: its rule would hand over every input.")
+        earlier = " That of an earlier rule was removed." * (options.output / DECISIONS).is_file()
+        notes.append(f"No {DECISIONS} was written: its rule would hand over every input.{earlier}")
     section = DecisionSection(rule.promise(), len(found), results, curves, _FOLDS * (tested is None))
     decisions = Decisions(rule, found.names, results, len(measured), source.about().get("fingerprint"))
     return Decided(source.name, decisions, section, measured, held_out, tuple(notes))

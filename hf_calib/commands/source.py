@@ -17,6 +17,7 @@ from hf_calib.models.reading import Reading, RowSet
 from hf_calib.predictions.one_pass import OnRows, draw_sample, ignore_rows
 from hf_calib.predictions.predictions import (
     MULTI_LABEL,
+    TOKENS,
     LabelKind,
     Predictions,
     check_same_classes,
@@ -218,6 +219,8 @@ def check_kind(kind: LabelKind, reading: Reading, single_only: Mapping[str, obje
     for option, given in {of_sets: asked, **single_only}.items():
         several = option == of_sets
         what = "whose problem_type is multi_label_classification" if several else "with one class a row"
-        got = "one with a class a row" if several else "one with several labels a row"
+        got = "one with several labels a row" if kind is MULTI_LABEL else "one with a class a row"
         fits = not given or several == (kind is MULTI_LABEL)
+        if kind is TOKENS and option in ("--by", "--weight-column", "--soft-labels"):
+            fits, got = not given, "one with a class a token"
         check(fits, f"{option} to go with a model {what}", got, "leave it out")

@@ -96,7 +96,12 @@ class Reading:
         """Return predictions with the weights and slices of their rows."""
         from hf_calib.predictions.columns import numbers_of
 
-        by = {name: column_of(rows, "by", name).to_pylist() for name in self.by or ()}
+        by = {}
+        for name in self.by or ():
+            column = column_of(rows, "by", name)
+            requirement, is_plain = f"column {name!r} to hold texts or numbers", column.type.num_fields == 0
+            check(is_plain, requirement, column.type, "name another column for by")
+            by[name] = column.to_pylist()
         weights = None
         if self.weight_column is not None:
             column = column_of(rows, "weight_column", self.weight_column)
