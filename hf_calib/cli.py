@@ -6,6 +6,10 @@ import inspect
 import json
 import os
 import re
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import MISSING
 from functools import partial
 from importlib import metadata
@@ -15,13 +19,15 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from hf_calib.commands import console, options
+from hf_calib._errors import InputError, printable
+from hf_calib.commands import options
 from hf_calib.models.reading import Names
 
 # What stands for a value, by the last word of an option's name or by its type.
 _VALUES = {"column": "NAME", "split": "NAME", "data": "DATA", "output": "FOLDER", "method": "METHOD"}
 _VALUES |= {"Path": "FILE", "Names": "A,B,C", "int": "N", "float": "N", "str": "TEXT", "list[str]": "TEXT"}
 _FLAG: Any = partial(Parameter, kind=Parameter.KEYWORD_ONLY, default=False)
+_PATIENCE = 1.0  # seconds before a stage is named
 _JSON = typer.Option("--json", help="Print one JSON object, and nothing else, on stdout.")
 _ALL = typer.Option("--all", help="Print all metrics and the whole diagnosis, as in a saved report.")
 
@@ -100,6 +106,63 @@ def _parameter(kind: type[options.Command], each: Any, hint: Any) -> Parameter:
     return Parameter(each.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, info])
 
 
+@contextmanager
+def _telling() -> Iterator[tuple[Callable[[int, int | None], None], Callable[[str], None]]]:
+    """Yield what moves a bar on stderr, by rows just done of all, and what names a stage that takes more than a second.
+
+    An error in the input ends with code 2 and one line on stderr; everything else is a bug, code 1.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    columns = (TextColumn("rows"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bars, timer = Progress(*columns, console=Console(stderr=True)), threading.Timer(_PATIENCE, print)
+
+    def move(done: int, total: int | None) -> None:
+        bars.start()
+        if not bars.tasks or bars.tasks[-1].finished:
+            bars.add_task("", total=total)
+        bars.advance(bars.tasks[-1].id, done)
+
+    def begin(stage: str) -> None:
+        nonlocal timer
+        timer.cancel()
+        timer = threading.Timer(_PATIENCE, lambda: print(f"{stage} ...", file=sys.stderr, flush=True))
+        timer.daemon = True
+        timer.start()
+
+    try:
+        try:
+            yield move, begin
+        finally:
+            timer.cancel()
+            if bars.tasks:  # it prints a line where it was never started
+                bars.stop()
+    except InputError as error:
+        print(f"hf-calib: {printable(error)}", file=sys.stderr)
+        raise typer.Exit(2) from None
+
+
+def _warn(line: str) -> None:
+    """A line on stderr, for what a reader of stdout must not miss, in JSON as in a table."""
+    print(f"hf-calib: warning: {printable(line)}", file=sys.stderr)
+
+
+def _print(parts: Iterable[Any], *, show_all: bool) -> None:
+    """Documents, those of reports or their short ones; lines, wrapped; and lists of lines, which are to be copied."""
+    from rich.console import Console
+
+    screen = Console()
+    for part in parts:
+        if isinstance(part, str):
+            screen.print(part, markup=False, highlight=False)
+        elif isinstance(part, list):
+            print(*part, sep="\n")
+        else:
+            getattr(part, "document" if show_all else "short", lambda part=part: part)().show(screen)
+
+
 def _add(kind: type[options.Command]) -> None:
     """Make a dataclass of options the command of its name."""
     hints = get_type_hints(kind)
@@ -107,18 +170,19 @@ def _add(kind: type[options.Command]) -> None:
     flags = {"as_json": _JSON} | ({"show_all": _ALL} if kind in (options.Evaluate, options.Calibrate) else {})
     given += [_FLAG(name, annotation=Annotated[bool, info]) for name, info in flags.items()]
 
-    def run(as_json: bool, show_all: bool | None = None, **chosen: Any) -> None:
-        with console.telling() as told:
+    def run(as_json: bool, show_all: bool = True, **chosen: Any) -> None:
+        with _telling() as told:
             command = kind(**chosen)
-            done = command(*told)
+            done = command(*told, _warn)
         # The documents of the others have them.
         if kind not in (options.Evaluate, options.CompareReports, options.CompareLosses):
-            console.print_warnings(getattr(getattr(done, "report", done), "notes", ()))
+            for note in getattr(getattr(done, "report", done), "notes", ()):
+                _warn(note)
         if as_json:
             print(json.dumps(done.to_dict(), allow_nan=False))
         else:
-            asked = {} if show_all is None else {"show_all": show_all}
-            getattr(command.module, "show", console.show)(done, **asked)
+            shown = getattr(command.module, "shown", lambda done: getattr(done, "lines", [done]))
+            _print(shown(done), show_all=show_all)
             if chosen.get("output") is not None:
                 print(f"\nWritten to {chosen['output']}: {', '.join(sorted(os.listdir(chosen['output'])))}")
 

@@ -15,7 +15,6 @@ from sklearn.model_selection import train_test_split
 from hf_calib._errors import check, did_you_mean, expected
 from hf_calib._files import check_output, whole_folder
 from hf_calib._text import is_hub_name
-from hf_calib.commands import console
 from hf_calib.commands.source import FileSource, ModelSource, Running, check_kind, open_source
 from hf_calib.predictions import one_pass
 from hf_calib.predictions.predictions import SINGLE_LABEL, TOKENS, LabelKind, Predictions, check_same_classes
@@ -92,7 +91,7 @@ def run(options: Calibrate, running: Running) -> Calibration:
     return calibrate_files(source, options)
 
 
-def show(done: Calibration, show_all: bool) -> None:
+def shown(done: Calibration) -> list[Any]:
     """The report before and after, the fitted parameters, and the rows that they were fitted on."""
     numbers = {name: value for name, value in done.numbers.items() if isinstance(value, float)}
     if "weight" in numbers:  # one number for all logits: people know it as a temperature
@@ -117,7 +116,7 @@ def show(done: Calibration, show_all: bool) -> None:
         beside = f"Saved beside the model, as {why}: hf_calib.pipeline with the saved model {gives}"
         folded = f"Folded into the model's head: a plain pipeline with the saved model {gives}"
         lines.append(folded if done.folded else f"{beside} A plain pipeline is not calibrated by it.")
-    console.show(done.report, "", *lines, show_all=show_all)
+    return [done.report, "", *lines]
 
 
 # ---- Scalers: chosen by name, fitted on some rows and measured on others ----

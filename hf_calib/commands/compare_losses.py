@@ -53,9 +53,9 @@ def run(options: CompareLosses, running: Running) -> StudyResults:
     return report_study(study, methods=options.methods, variance=options.variance, stages=running.stages)
 
 
-def show(results: StudyResults) -> None:
+def shown(results: StudyResults) -> list[Any]:
     """The main table, the advice, and what is missing; all else is in the report."""
-    console.show(document_of(results))
+    return [document_of(results)]
 
 
 def planned(options: CompareLosses) -> tuple[Launch, dict[Cell, Path]]:

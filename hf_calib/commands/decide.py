@@ -12,7 +12,6 @@ import numpy as np
 
 from hf_calib._errors import InputValueError, check, expected, few
 from hf_calib._files import check_output, whole_folder
-from hf_calib.commands import console
 from hf_calib.commands.source import FileSource, ModelSource, Running, open_source
 from hf_calib.decisions import AbstainRule, CostRule, Decisions, PredictionSets
 from hf_calib.decisions.rules import Part, Rule, measure_parts, percent, promise_curve
@@ -84,11 +83,11 @@ def run(options: Decide, running: Running) -> Decided:
     return decided
 
 
-def show(decided: Decided) -> None:
+def shown(decided: Decided) -> list[Any]:
     """A rule's results, and the rows they are from."""
     title, measured = f"Decisions of {decided.name}", f"Measured on {decided.held_out}, with 95% intervals."
     table = Table(title, *decided.section.table(), title=title)
-    console.show(table, *decided.section.sentences(), measured)
+    return [table, *decided.section.sentences(), measured]
 
 
 def choose_rule(options: Decide) -> Callable[[Sequence[str]], Rule]:

@@ -33,7 +33,7 @@ _RANGES["max_per_class"] = (10, 2**20)
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What a command does: `run` and `show` of the module of its name, with these options."""
+    """What a command does: `run` and `shown` of the module of its name, with these options."""
 
     example: ClassVar[str]
     first: ClassVar[str] = ""  # the options that people need, in their order

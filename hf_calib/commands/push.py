@@ -14,7 +14,6 @@ from hf_calib._hub import check_destination, with_owner
 from hf_calib.cards import write_card
 from hf_calib.cards.card import usage_lines
 from hf_calib.cards.facts import REPORT_FOLDER
-from hf_calib.commands import console
 from hf_calib.commands.console import Done
 from hf_calib.decisions.saved import DECISIONS, OUTDATED
 from hf_calib.export.folder import ADAPTER_CONFIG, CONFIG, copy_files, files_of, write_folded
@@ -44,7 +43,8 @@ def run(options: Push, running: Running) -> Done:
 
     def announce(changes: Changes) -> None:
         announced.append(changes)
-        console.print_warnings(changes.lines())
+        for line in changes.lines():
+            running.warn(line)
 
     with tempfile.TemporaryDirectory() as scratch:
         source = folder
@@ -78,10 +78,9 @@ def run(options: Push, running: Running) -> Done:
     return Done(lines, {**record, "folded": folded, "usage": usage}, notes)
 
 
-def show(done: Done) -> None:
+def shown(done: Done) -> list[Any]:
     """What was uploaded, where the commit is, and how to use the model; what is to be copied is not wrapped."""
-    console.show(done.lines[0])
-    print(*done.lines[1:], sep="\n")
+    return [done.lines[0], [*done.lines[1:]]]
 
 
 def _warned_of(folder: Path, is_calibrated: bool, no_fold: bool) -> list[str]:

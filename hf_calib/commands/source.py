@@ -39,7 +39,9 @@ class Running:
 
     trust_remote_code: bool = False
     progress: OnRows = ignore_rows
-    stages: Callable[[str], None] = lambda stage: None  # called with the name of a stage as it begins
+    # Called with a line: the name of a stage as it begins; what a reader has to know before the command ends.
+    stages: Callable[[str], None] = lambda stage: None
+    warn: Callable[[str], None] = lambda line: None
 
 
 @dataclass
