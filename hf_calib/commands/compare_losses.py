@@ -48,7 +48,7 @@ def run(options: CompareLosses, running: Running) -> StudyResults:
         settings, way_out = _value(options.submitit or "{}"), """write '{"timeout_min": 600}', or '{}'"""
         check(isinstance(settings, dict), "--submitit to be a JSON object", repr(options.submitit), way_out)
         executor = Local(options.jobs) if options.submitit is None else Submitit(settings)
-        with console.interruptible(f"The same command goes on where it was: {study}"):
+        with console.interruptible(f"The same command resumes the study in {study}"):
             train(launch, cells, executor, say=console.print_progress)
     return report_study(study, methods=options.methods, variance=options.variance, stages=running.stages)
 

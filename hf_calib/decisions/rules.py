@@ -248,7 +248,8 @@ class AbstainRule(Rule):
         lower = [k / 100 for k in range(50, math.ceil(100 * self.accuracy - 1e-9))]
         failing = bisect_left(lower, True, key=lambda a: (self._thresholds(probs, labels, a) == NEVER).all())
         less = f" ({lower[failing - 1]:g} would answer some)" if failing else ""
-        message = f"{cannot} at any confidence from these {right}. Every input will be handed over. "
+        classes = " for any class" * self.by_class
+        message = f"{cannot}{classes} at any confidence from these {right}. Every input will be handed over. "
         message += f"Promise less{less}, or use more rows or a better model."
         warnings.warn(message, stacklevel=3)
 
