@@ -84,7 +84,9 @@ def _smallest(p_values: Sequence[float]) -> float:
 def verdict(report: CalibrationReport) -> str:
     """The diagnosis in one sentence."""
     states = [_verdict_on(claims(report, measured), measured) for measured in report.states.values()]
-    found = states if len(states) == 1 else [f"{states[0]} before, {states[1]} after"]
+    distinct = [*dict.fromkeys(states)]
+    both = f"{' before, '.join(distinct)}{' before and' if len(distinct) == 1 else ''} after"
+    found = states if len(states) == 1 else [both]
     found += [f"{each.differing} from the others" for each in report.slices if each.differing]
     return f"{found[0][0].upper()}{'; '.join(found)[1:]}."
 
@@ -125,17 +127,16 @@ def _points(overall: Overall, sign: int = 1) -> str:
 
 def diagnose(report: CalibrationReport) -> list[str]:
     """The verdict, the sentences on each set of probabilities, and on what changed from one to the other."""
-    if report.after is None:
-        return [verdict(report), *_of_state(report, report.before)]
     sentences = [verdict(report)]
+    if report.after is None:
+        return [*sentences, *_of_state(report, report.before)]
     for when, measured in report.states.items():
         found = _of_state(report, measured)
         sentences += [f"{when.capitalize()} calibration: {each[0].lower()}{each[1:]}" for each in found]
     if report.before.probs is None or report.multi_label:
         return sentences
-    change = np.subtract(
-        *(negative_logs(each.probs, report.labels) for each in (report.after, report.before))
-    )
+    after, before = (negative_logs(each.probs, report.labels) for each in (report.after, report.before))
+    change = after - before
     limit = 0.0
     if len(change) > 1 and np.isfinite(change).all():
         error = change.std(ddof=1) / np.sqrt(len(change))
@@ -160,11 +161,10 @@ def _of_state(report: CalibrationReport, measured: Measured) -> Iterator[str]:
         yield f"{where} are too {side}: {said} on average, right {came} of the time."
     for side, sign in _SIDES.items():
         rows = [row for row in found.classes if sign * row.gap > 0]
-        pairs: Any = [(row.name, *_apart(row.confidence, row.precision, 2)) for row in rows]
-        words = [f'"{name}" (confidence {said}, precision {came})' for name, said, came in pairs]
+        pairs = [(row.name, *_apart(row.confidence, row.precision, 2)) for row in rows]
+        named = _listed([f'"{name}" (confidence {said}, precision {came})' for name, said, came in pairs])
         if rows:
-            plural = "classes" if len(rows) > 1 else "class"
-            yield f"Predictions of {len(rows)} {plural} are {side} beyond chance: {_listed(words)}."
+            yield f"Predictions of {len(rows)} class{'es' * (len(rows) > 1)} are {side} beyond chance: {named}."
     pairs = [(row.name, *_apart(row.frequency, row.mean_probability, 3)) for row in found.frequencies]
     if pairs:
         words = [f'"{name}" ({came} of the examples, mean probability {said})' for name, came, said in pairs]

@@ -27,7 +27,8 @@ def is_accused(report: CalibrationReport) -> bool:
 
 def check_words(report: CalibrationReport) -> None:
     """Read the verdict, the diagnosis and the table of metrics as they are printed, and compare them."""
-    told = report.verdict[:-1].lower().removesuffix(" after").split(" before, ")
+    told = report.verdict[:-1].lower().removesuffix(" after").removesuffix(" before and").split(" before, ")
+    told *= len(report.states) // len(told)
     table = {row[0]: row[1:] for row in report.metric_table()[1]}
     for column, (verdict, state) in enumerate(zip(told, report.states, strict=True)):
         start = "" if report.after is None else f"{state.capitalize()} calibration: "
