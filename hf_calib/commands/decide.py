@@ -156,7 +156,7 @@ def _measure(source: FileSource | ModelSource, rule: Rule, options: Decide) -> D
     parts: list[Part] = [(p.probabilities(), p.labels, q.probabilities(), q.labels) for p, q in pairs]
     results, curves = measure_parts(rule, parts), {}
     if isinstance(rule, AbstainRule):
-        curves = {"as it is": promise_curve(rule, parts, sorted({*_CURVE, rule.accuracy}))}
+        curves = {"measured": promise_curve(rule, parts, sorted({*_CURVE, rule.accuracy}))}
         kept = results.get("accuracy")
         if kept is not None and kept.high < rule.accuracy:
             notes.append(

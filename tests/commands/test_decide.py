@@ -49,7 +49,7 @@ def test_a_rule_is_fitted_on_the_data_and_measured_on_test_data(files: Path) -> 
     assert (found["n_fitted"], found["n_measured"], found["n_folds"]) == (800, 500, 0)
     assert (found["rule"], found["notes"]) == ("abstain", [])
     assert found["options"] == {"accuracy": 0.9, "delta": 0.05, "by_class": False}
-    assert 0.9 in found["curves"]["as it is"]["promised"]
+    assert 0.9 in found["curves"]["measured"]["promised"]
 
 
 def test_people_get_a_table_and_files(files: Path, tmp_path: Path) -> None:
