@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from scipy.stats import t
+from scipy.special import stdtrit
 
 from hf_calib.metrics.scores import negative_logs
 from hf_calib.report.document import p_in_words
@@ -140,7 +140,7 @@ def diagnose(report: CalibrationReport) -> list[str]:
     limit = 0.0
     if len(change) > 1 and np.isfinite(change).all():
         error = change.std(ddof=1) / np.sqrt(len(change))
-        limit = t.isf((1 - report.settings.confidence_level) / 2, len(change) - 1) * error
+        limit = stdtrit(len(change) - 1, (1 + report.settings.confidence_level) / 2) * error
     why = "it was fitted on too few examples, or on examples unlike these"
     worse = f"The negative log-likelihood got worse beyond chance: {why}."
     return [*sentences, worse] if change.mean() > limit else sentences
