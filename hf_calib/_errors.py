@@ -1,4 +1,4 @@
-"""Errors about what a user passed: what was expected, what came, the way out."""
+"""Errors about values that a user passed: what was expected, what was given, and how to fix it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def expected(argument: str, requirement: str, got: object, way_out: str) -> str:
 
 
 def check(holds: bool, requirement: str, got: object, way_out: str) -> None:
-    """Refuse a value of the user that does not hold what is required of it.
+    """Raise unless a requirement on a user's value is fulfilled.
 
     >>> check(-1.0 >= 0, "gamma to be at least 0", -1.0, "use inverse_focal for a negative gamma")
     Traceback (most recent call last):
@@ -57,7 +57,7 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
 
 
 def few(values: Sequence[object]) -> str:
-    """The first values, in words, each cut to a length that can be read.
+    """The first values as text, each cut to a readable length.
 
     >>> few(["a", "b", "c", "d", "e", "f"])
     'a, b, c, d, e, ...'
@@ -67,7 +67,7 @@ def few(values: Sequence[object]) -> str:
 
 
 def printable(text: object) -> str:
-    r"""One line without the control characters that a terminal would obey, as texts from elsewhere may hold them.
+    r"""A text as one line, without the control characters that a terminal would obey.
 
     >>> printable("no such\tcolumn\n\x1b[2J\u202egone")
     'no such column [2J gone'
@@ -76,15 +76,14 @@ def printable(text: object) -> str:
 
 
 def look_alikes(names: Iterable[str], others: Iterable[str]) -> str:
-    r"""Which of the names looks like one of the others and is not the same; "" if none does.
+    r"""A sentence on the first name that looks like another name and differs from it; "" if there is none.
 
     >>> look_alikes(["law", "cafe\u0301"], ["caf\xe9", "law"])
     "'cafe\\u0301' and 'caf\\xe9' differ only by spaces or by their Unicode form"
     """
     known = {_as_it_looks(other): other for other in others}
     for name in names:
-        other = known.get(_as_it_looks(name), name)
-        if other != name:
+        if (other := known.get(_as_it_looks(name), name)) != name:
             return f"{name!a} and {other!a} differ only by spaces or by their Unicode form"
     return ""
 

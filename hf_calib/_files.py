@@ -1,4 +1,4 @@
-"""Files and folders of results: written whole or not at all, and nothing that is not theirs is touched."""
+"""Files and folders of results: written completely or not at all; other files are not touched."""
 
 from __future__ import annotations
 
@@ -35,9 +35,8 @@ def check_output(output: Path | None) -> None:
 
 
 def move_files(made: Path, target: Path, *, order: Callable[[Path], int] = lambda path: 0) -> None:
-    """Move the files of a folder into another, over files of the same names; in an order, then by name."""
-    files = sorted(path for path in made.rglob("*") if path.is_file())
-    for path in sorted(files, key=order):
+    """Move the files of a folder into another and replace files of the same names; sorted by `order`, then by name."""
+    for path in sorted(filter(Path.is_file, made.rglob("*")), key=lambda path: (order(path), path)):
         new = target / path.relative_to(made)
         new.parent.mkdir(parents=True, exist_ok=True)
         _replace(path, new)
@@ -45,15 +44,15 @@ def move_files(made: Path, target: Path, *, order: Callable[[Path], int] = lambd
 
 @contextmanager
 def whole_folder(target: Path, merge: Callable[[Path, Path], None] = move_files) -> Iterator[Path]:
-    """Yield an empty folder, and put it in its place if the with block ends well.
+    """Yield an empty folder, and move it to `target` if the with block raises no error.
 
-    A new folder appears whole. In one that exists, `merge` replaces files of the same names, also in its subfolders;
-    all others stay, whoever wrote them. Nothing is moved where a folder is in a file's place, or the other way round.
+    A new folder appears completely. In an existing one, `merge` replaces files of the same names, also in subfolders;
+    all other files stay. Nothing is moved if a folder stands where a file belongs, or the reverse.
     """
     check_output(target)
     with _clear_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        # Beside the target, or in it where it exists (it may be a mount): on the same file system.
+        # The scratch folder is next to the target, or in it if it exists, as it may be a mount: on one file system.
         with scratch_folder(target if target.exists() else target.parent) as scratch:
             made = scratch / "made"
             made.mkdir()
@@ -67,7 +66,7 @@ def whole_folder(target: Path, merge: Callable[[Path, Path], None] = move_files)
 
 @contextmanager
 def whole_file(target: Path) -> Iterator[Path]:
-    """Yield where to write a file, and put it in its place, over whatever was there, if the block ends well."""
+    """Yield the path of a scratch file, and move it to `target`, over an earlier file, if the block raises no error."""
     with _clear_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         with scratch_folder(target.parent) as scratch:
@@ -78,15 +77,15 @@ def whole_file(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def scratch_folder(home: Path) -> Iterator[Path]:
-    """Yield an empty folder that is removed afterwards; a process that is killed leaves it, for anybody to remove."""
-    # Pushes to the Hub leave out what starts with "_".
+    """Yield an empty folder that is removed afterwards; a killed process leaves it, and it can be deleted."""
+    # Pushes to the Hub leave out files and folders whose names start with "_".
     named = tempfile.TemporaryDirectory(prefix="_saving-hf_calib-", dir=home, ignore_cleanup_errors=True)
     with named as scratch:
         yield Path(scratch)
 
 
 def _replace(made: Path, target: Path) -> None:
-    """Put a file in its place; who may read the one that it replaces may read it, and nobody else."""
+    """Move a file to a target; if it replaces a file, it gets the permissions of that file."""
     if target.is_file() and not target.is_symlink():
         shutil.copymode(target, made)
     os.replace(made, target)
@@ -95,7 +94,7 @@ def _replace(made: Path, target: Path) -> None:
 def _check_nothing_in_the_way(made: Path, target: Path) -> None:
     for path in sorted(made.rglob("*")):
         old = target / path.relative_to(made)
-        # Behind a link, the files of others would be replaced.
+        # Through a link, files outside of the output folder would be replaced.
         got = f"a link to {os.readlink(old)}" if path.is_dir() and old.is_symlink() else ""
         way_out = "remove the link, or name another output folder"
         check(not got, f"{old} to be a folder of its own", got, way_out)
@@ -109,7 +108,7 @@ def _check_nothing_in_the_way(made: Path, target: Path) -> None:
 
 @contextmanager
 def _clear_errors(output: Path) -> Iterator[None]:
-    """Put what the system says of a full disk and the like into one line."""
+    """Turn the system's errors about a full disk and the like into errors for the user."""
     try:
         yield
     except Exception as error:
@@ -129,6 +128,6 @@ def _not_writable(output: Path, reason: str | None) -> InputOSError:
 
 def _system_error_number(error: BaseException | None) -> int:
     """The system's number of an error, 0 if it has none."""
-    # The Rust code of safetensors and tokenizers gives it in words only.
+    # The Rust code of safetensors and tokenizers gives the number in its message only.
     in_words = re.search(r"\(os error (\d+)\)", str(error))
     return int(in_words[1]) if in_words else getattr(error, "errno", None) or 0

@@ -1,4 +1,4 @@
-"""Commits to the Hub: all of the files in one of them, or nothing, with failures told in sentences."""
+"""Commits to the Hub: all files in one commit or none, and failures as messages for the user."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _OTHERS_WERE_FASTER = {409, 412}
 _MAY_PASS = {None, 429, 500, 502, 503, 504}
 _TOKENS = "https://huggingface.co/settings/tokens"
 _NEW_TOKEN = f"make one with write access at {_TOKENS}, and run `hf auth login` or set HF_TOKEN"
-_LATER = "push again later: what was sent is not sent again, and a commit is there as a whole or not at all"
+_LATER = "push again later: uploaded files are not sent again, and a commit appears completely or not at all"
 _REFUSALS: dict[int | None, tuple[str, str]] = {
     401: ("the token to be valid", _NEW_TOKEN),
     403: ("the token to have write access", "use another one, or open a pull request (create_pr)"),
-    404: ("a model's repository", "check its name, maybe a dataset's; a new one takes no pull request"),
+    404: ("a model's repository", "check its name, maybe a dataset's; create it before a pull request"),
 }
 _Result = TypeVar("_Result")
 
@@ -53,7 +53,7 @@ def push_files(
     announce: Callable[[str, tuple[str, ...]], object] = lambda repo_id, removed: None,
     run_as_future: bool = False,
 ) -> CommitInfo | Future[CommitInfo]:
-    """Upload files, by their paths there, in one commit, which removes what is in their way, as is announced before."""
+    """Upload files, by path in the repository, in one commit, which also removes conflicting files, as announced."""
     secret = check_destination(to.repo_id, to.revision, to.token)
     repo_id, revision, create_pr = with_owner(to.repo_id, to.token), to.revision, to.create_pr
     api = HfApi(token=secret)
@@ -75,12 +75,12 @@ def push_files(
             added + [CommitOperationDelete(name) for name in removed],
             commit_message=message,
             revision=revision,
-            parent_commit=head.sha,  # what others have pushed since then is not overwritten
+            parent_commit=head.sha,  # The push fails if somebody else has pushed since then.
             create_pr=create_pr,
         )
 
     def push() -> CommitInfo:
-        # A pull request whose answer was lost may have been opened.
+        # If the response to a pull request was lost, it may have been opened.
         passing = _OTHERS_WERE_FASTER | ({429} if create_pr else _MAY_PASS)
         for pause in _PAUSES:
             try:
@@ -88,7 +88,7 @@ def push_files(
             except (errors.HTTPError, json.JSONDecodeError) as error:
                 if _status(error) not in passing:
                     raise
-            logger.warning("The Hub did not take the push. Trying again in %d s.", pause)
+            logger.warning("The Hub did not accept the push. Trying again in %d s.", pause)
             time.sleep(pause)
         return attempt()
 
@@ -98,7 +98,7 @@ def push_files(
 
 
 def check_destination(repo_id: str, revision: str | None, token: str | None = None) -> str:
-    """Raise for names and a token that cannot be; return the token."""
+    """Raise for an invalid name, branch or token; return the token."""
     try:
         validate_repo_id(repo_id)
     except ValueError:
@@ -108,14 +108,14 @@ def check_destination(repo_id: str, revision: str | None, token: str | None = No
     check(is_branch, "revision to be the name of a branch", repr(revision), "None or no --revision is main")
     found = (token or get_token() or "").strip()
     check(found != "", "a token to be given for the push", "none", _NEW_TOKEN)
-    # Another one cannot stand in a header, and the error there would quote it.
+    # Other tokens cannot be sent in a header, and the error would quote them.
     is_plain = re.fullmatch(r"[!-~]+", found) is not None
     check(is_plain, "the token to be of plain letters and digits", "one with others", _NEW_TOKEN)
     return found
 
 
 def with_owner(repo_id: str, token: str | None = None) -> str:
-    """The repository's name with its owner, who is that of the token where none is named."""
+    """The repository's name with its owner, by default the token's."""
     secret = check_destination(repo_id, None, token)
     if "/" in repo_id:
         return repo_id
@@ -127,12 +127,12 @@ def _status(error: BaseException) -> int | None:
 
 
 def _in_sentences(request: Callable[[], _Result], repo_id: str, token: str) -> _Result:
-    """The result of a request; its errors are told to the user, without the token."""
+    """The result of a request; its errors become messages for the user, without the token."""
     try:
         return request()
     except Exception as error:
         failed = _explained(error, repo_id, token)
-    # Outside of the except block, so that it does not carry the first error, whose text may quote the token.
+    # This is outside of the except block, so that the first error, which may quote the token, is not its context.
     raise failed
 
 

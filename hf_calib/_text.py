@@ -27,7 +27,7 @@ def escape(text: str, marks: str = _EVERY_MARK) -> str:
 
 
 def safe(text: str) -> str:
-    r"""The same for whole sentences: only what would be markup is escaped, so that the source stays readable.
+    r"""Neutralise markup in whole sentences: other marks are not escaped, so that the source stays readable.
 
     >>> print(safe("difference +0.35 [0.2, 0.4] (p = 1e-05) of __x__ & 20_newsgroups [x](y) | <b>"))
     difference +0.35 [0.2, 0.4] (p = 1e-05) of \_\_x\_\_ &amp; 20_newsgroups [x]\(y) \| &lt;b&gt;
@@ -41,8 +41,13 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list
     return [f"| {' | '.join(row)} |" for row in (header, rule, *rows)]
 
 
+def counted(n: int, noun: str) -> str:
+    """A number with its noun, such as "1 row" or "2,000 classes"."""
+    return f"{n:,} {noun}{('es' if noun.endswith('s') else 's') * (n != 1)}"
+
+
 def is_hub_name(name: object) -> bool:
-    """Whether it can be the name of a model or dataset on the Hub, and is not a folder here.
+    """Whether a value can be the name of a model or dataset on the Hub, and is not a local path.
 
     >>> [is_hub_name(name) for name in ("bert-base-uncased", "me/x", "/home/me/x", "../x", "a/b/c", "me/x.csv")]
     [True, True, False, False, False, False]
@@ -66,7 +71,7 @@ def plain_name(name: str) -> str:
 
 
 def short_names(sources: Sequence[str]) -> list[str]:
-    """Names of several data: of paths the last two parts, or as many as make them differ; all else as it is."""
+    """Names of several datasets: the last two parts of paths, or as many as make them differ; others are unchanged."""
     parts = [Path(source).parts if os.path.exists(source) else (source,) for source in sources]
     twice = ["/".join(own) for own in parts if parts.count(own) > 1]
     check(not twice, "ood_data to be different data", f"{few(twice[:1])} twice", "leave one of them out")
@@ -77,5 +82,5 @@ def short_names(sources: Sequence[str]) -> list[str]:
 
 
 def option(help: str, default: Any = None, **metadata: str) -> Any:
-    """A field of a dataclass of options, with its help; `...` is the default of one that has to be given."""
+    """A field of a dataclass of options, with its help; the default `...` marks a required option."""
     return field(default=MISSING if default is ... else default, metadata={"help": help, **metadata})

@@ -1,4 +1,4 @@
-"""Model cards: what a model's folder says of its calibration, as README.md with metadata for the Hub."""
+"""Model cards: README.md of a model's folder, with its calibration and metadata for the Hub."""
 
 from hf_calib.cards.card import write_card
 

@@ -41,20 +41,20 @@ def write_card(
     """Write the README.md of a model's folder, from config.json, calibration.json, the report and decisions.json.
 
     An existing card keeps its text and metadata; the section on calibration, which stands between two marks, is
-    replaced, or added at the end. Nothing else is removed: where a mark has lost its other one, a warning says so.
-    Writing it again changes nothing.
+    replaced, or added at the end. Nothing else is removed, and writing the card again changes nothing. If one of the
+    marks is missing, there is a warning.
 
     Args:
         folder: of the model.
         repo_id: the repository's name, for the snippets; None is the folder's.
-        license: an identifier of the Hub; None takes the card's, or else the base model's.
+        license: an identifier of the Hub; None is the card's, or else the base model's.
         language: codes such as "en".
         datasets: names on the Hub.
         base_model: name on the Hub of the model that was fine-tuned.
 
     Raises:
         ValueError: if there is a README.md whose metadata cannot be read.
-        OSError: if it cannot be written.
+        OSError: if README.md cannot be written.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -79,9 +79,9 @@ def write_card(
 
 
 def repair_stock_card(path: Path, base_model: str | None, *, is_calibrated: bool) -> None:
-    """Take out of the Trainer's card what is not so: a base model that is on this machine only, a dataset "None".
+    """Correct the Trainer's card: remove a base model that is on this machine only, and a dataset "None".
 
-    Where there is a map, its results go too: they are those before the map, under the name of any dataset.
+    With a calibrator, the card's results are removed too: they are those before it, under the name of any dataset.
     """
     card = ModelCard.load(path)
     if base_model is not None and not is_hub_name(base_model):
@@ -103,7 +103,7 @@ def usage_lines(
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> list[str]:
-    """The lines of Python that call a model; by hf_calib's pipeline where its map is not in the weights."""
+    """The lines of Python that call a model, by hf_calib's pipeline if the calibrator is not in the weights."""
     task = task or TASKS["text"]
     options = "" if revision is None else f", revision={json.dumps(revision)}"
     options += ", top_k=None" if task.shows_all_scores else ""
@@ -116,13 +116,13 @@ def usage_lines(
 
 
 def references() -> list[tuple[str, str, str]]:
-    """Of each paper the losses and maps that it is behind, its BibTeX entry and its citation key."""
+    """For each paper, the losses and calibrators that are from it, its BibTeX entry and its citation key."""
     text = files("hf_calib.cards").joinpath("references.bib").read_text("utf-8")
     return re.findall(r"(?ms)^% ([^\n]*)\n(@\w+{(\w+),.*?^})", text)
 
 
 def citations(*methods: str | None) -> list[str]:
-    """The BibTeX entries for losses and maps by their names, each once; none for names without a source."""
+    """The BibTeX entries for losses and calibrators by their names, each once; none for names without a source."""
     return [entry for names, entry, _ in references() if {*methods} & {*names.split(", ")}]
 
 
@@ -154,15 +154,15 @@ def _command(words: Sequence[str]) -> Markup:
 
 
 def _fenced(text: str) -> Markup:
-    """A text as it is, in a fence that nothing in it closes."""
+    """An unchanged text in a fence that nothing in it closes."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return Markup(f"{fence}text\n{text}\n{fence}")
 
 
 def _read(path: Path) -> ModelCard:
     try:
-        return ModelCard(path.read_text(encoding="utf-8-sig"))  # Notepad begins files with a mark
-    except Exception as error:  # of YAML, of the metadata's checks, of the encoding
+        return ModelCard(path.read_text(encoding="utf-8-sig"))  # Notepad writes a byte-order mark.
+    except Exception as error:  # YAML, the checks of the metadata and the encoding raise different errors.
         got = f"{path} ({' '.join(str(error).split())[:300]})"
         way_out = "correct the lines between the two ---, or move the file away for a new card"
         raise InputValueError(expected(CARD, "have metadata that can be read", got, way_out)) from error
@@ -170,12 +170,12 @@ def _read(path: Path) -> ModelCard:
 
 def _with_section(text: str, section: str) -> str:
     """The card's text with the section in the place of an earlier one, or else at its end."""
-    # A start and the end that follows it, with no other start between: what lies between such marks is ours.
+    # The section is between a start mark and the next end mark, with no other start mark between them.
     sections = re.compile(f"{re.escape(_START)}(?:(?!{re.escape(_START)}).)*?{re.escape(_END)}", re.S)
     before, *after = sections.split(text)
     if not after and _START in text:
         warnings.warn(
-            f"The section on calibration in {CARD} has lost the mark of its end. It stays as it is, and a new one was "
+            f"The section on calibration in {CARD} has lost its end mark. It was left unchanged, and a new section was "
             "added below. Remove the old one by hand.",
             stacklevel=3,
         )

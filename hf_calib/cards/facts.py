@@ -24,18 +24,18 @@ from hf_calib.scaling.saved_map import MAP_NAME, map_title, recorded_in
 REPORT_FOLDER = "calibration"
 # Metrics of the card, by their keys in reports and logs; all are in the report.
 METRICS = ("accuracy", "nll", "brier", "ece", "adaptive_ece", "classwise_ece", "mce", "smooth_ece")
-# Narrow enough for two columns of numbers beside them on a phone.
+# These titles leave room for two columns of numbers next to them on a phone.
 _SHORT = {"nll": "NLL (nats)", "brier": "Brier score", "ece": "ECE", "mce": "Maximum CE"}
 _FIGURES = ("reliability", "smooth_reliability", "confidence_histogram", "risk_coverage", "classwise")
-_FEW = 6  # temperatures that a reader can take in
+_FEW = 6  # The most temperatures that are shown.
 
 
 @dataclass(frozen=True)
 class Results:
-    """Measurements "before" and "after" the map, or only the "value" of a model that was measured as it is served."""
+    """Measurements "before" and "after" calibration, or only the "value" of a model as it is served."""
 
     columns: Mapping[str, Mapping[str, Any]]  # by key, the metrics as report.json has them
-    about: Mapping[str, Any]  # the rows, how many of them the map was fitted on ("seen"), and "autocast"
+    about: Mapping[str, Any]  # the rows, how many of them a calibrator was fitted on ("seen"), and "autocast"
     n_bins: int | None
     level: float | None = None  # of the intervals; None without a report, which has intervals and a verdict
     verdict: str = ""
@@ -53,22 +53,22 @@ class Facts:
     """A folder's model."""
 
     config: Mapping[str, Any]
-    record: Mapping[str, Any]  # calibration.json, or what the config has of it; empty without a map
+    record: Mapping[str, Any]  # calibration.json, or its part in config.json; empty without a calibrator
     folded: bool
     task: Task | None
     prompt: PromptTemplate | None
     results: Results | None  # None where nothing was measured, or not with these weights
-    decisions: str | None  # a sentence on the rule beside the model
+    decisions: str | None  # a sentence on the rule next to the model
 
     @property
     def title(self) -> str:
-        """The map's name in a sentence."""
+        """The calibrator's name in a sentence."""
         fitted = self.record.get("parameters") or self.record
         return map_title(self.record.get("method", "temperature"), fitted.get("choice"))
 
     @property
     def settings(self) -> list[str]:
-        """The map's temperatures, where they are few, and what it minimised."""
+        """The calibrator's temperatures, if there are few, and its criterion."""
         known = {**self.record, **self.record.get("parameters", {})}
         scale = self.record.get("weight")
         if isinstance(scale, float) and scale > 0 and not np.any(self.record.get("bias") or 0):
@@ -80,15 +80,15 @@ class Facts:
 
     @property
     def splits(self) -> dict[str, tuple[Mapping[str, Any], str]]:
-        """The rows that were used, and what for, by their role."""
+        """The rows of each role, and what they were used for."""
         rows = dict(self.record.get("data") or {})
         n_fitted = self.record.get("n_examples")
         rows["calibration"] = {"n": n_fitted} | rows.get("calibration", {"split": self.record.get("split")})
         if self.results is not None:
             rows["test"] = {**rows.get("test", {}), **self.results.about}
-        uses = {"train": "the weights", "gammas": "the loss's gammas", "calibration": "the map"}
+        uses = {"train": "the weights", "gammas": "the loss's gammas", "calibration": "the calibrator"}
         if rows.get("gammas") == rows["calibration"]:
-            uses["calibration"] = f"the map and {uses.pop('gammas')}"
+            uses["calibration"] = f"the calibrator and {uses.pop('gammas')}"
         uses["test"] = "the numbers above"
         return {role: (rows[role], use) for role, use in uses.items() if role in rows}
 
@@ -96,7 +96,7 @@ class Facts:
 def read_facts(folder: Path) -> Facts:
     """The facts in config.json, calibration.json, the report and decisions.json.
 
-    A file that is unreadable, or about other weights, is left out with a warning: a training ends with its card.
+    A file that is unreadable, or about other weights, is left out with a warning, so that a run ends with its card.
     """
     config = _json(folder / CONFIG_NAME)
     recorded = recorded_in(config)
@@ -104,7 +104,7 @@ def read_facts(folder: Path) -> Facts:
     return Facts(
         config,
         record,
-        # The config knows: a scaler may be saved beside a model that is folded.
+        # The config comes first: a scaler may be saved next to a folded model.
         folded=bool(recorded.get("folded", record.get("folded"))),
         task=task_of(config),
         prompt=PromptTemplate.of(config),
@@ -118,7 +118,7 @@ def _reported(folder: Path, record: Mapping[str, Any]) -> Results | None:
     if not report:
         return None
     if record and report["about"].get("fingerprint") != record.get("fingerprint"):
-        way_out = "Measure these with hf-calib calibrate, or with hf-calib evaluate FOLDER --output FOLDER/calibration."
+        way_out = "Measure these weights: hf-calib calibrate, or hf-calib evaluate FOLDER --output FOLDER/calibration."
         _left_out(f"{REPORT_FOLDER}/report.json, which is about other weights", way_out)
         return None
     names = ["value"] if report["after"] is None else ["before", "after"]
@@ -161,8 +161,8 @@ def _decisions(folder: Path, weights: str | None) -> str | None:
         return None
     if None in (weights, decisions.fingerprint) or weights == decisions.fingerprint:
         return decisions.sentence()
-    reason = "its rule was fitted on the probabilities of other weights than those of this folder, and what it promises"
-    _left_out(f"{DECISIONS}: {reason} is not known to hold for them", "Run hf-calib decide again.")
+    reason = "its rule was fitted on probabilities of other weights, and its promise is not known to hold for these"
+    _left_out(f"{DECISIONS}: {reason}", "Run hf-calib decide again.")
     return None
 
 
@@ -177,4 +177,4 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _left_out(what: str, way_out: str) -> None:
-    warnings.warn(f"The model card says nothing of {what}. {way_out}", UserWarning, stacklevel=5)
+    warnings.warn(f"The model card leaves out {what}. {way_out}", UserWarning, stacklevel=5)

@@ -15,13 +15,13 @@ from hf_calib.cards.facts import Facts, Results
 logger = logging.getLogger(__name__)
 
 _OURS = "hf_calib"  # marks our results among others
-# Readers of local files in the datasets library: no names of datasets.
+# These are readers of local files in the datasets library, not names of datasets.
 _PACKAGED = {"arrow", "audiofolder", "cache", "csv", "generator", "hdf5", "imagefolder", "json", "pandas"}
 _PACKAGED |= {"parquet", "pdffolder", "spark", "sql", "text", "videofolder", "webdataset", "xml"}
 
 
 def update_metadata(data: Any, facts: Facts, model_name: str, given: Mapping[str, Any]) -> None:
-    """Fill in what is known and not there yet; what a caller gives replaces what is there."""
+    """Fill in missing metadata from the facts; values that a caller gives replace existing ones."""
     data.library_name = "transformers"  # adapters, which were trained with peft, are merged
     data.tags = sorted({*_names(data.tags), *(("calibration", "hf_calib") if facts.record else ())})
     if facts.task is not None and not data.pipeline_tag:
@@ -36,7 +36,7 @@ def update_metadata(data: Any, facts: Facts, model_name: str, given: Mapping[str
         data.language = _names(given["language"])
     data.license = given["license"] or data.license
     if data.license is None and len(named) == 1:
-        with suppress(Exception):  # whatever happens at the Hub, the card goes without it
+        with suppress(Exception):  # If the Hub cannot be read, the card has no license.
             data.license = ModelCard.load(named[0], ignore_metadata_errors=True).data.license
     if data.license is None:
         logger.warning(
@@ -47,12 +47,12 @@ def update_metadata(data: Any, facts: Facts, model_name: str, given: Mapping[str
     if facts.results is not None:
         data.model_name = data.model_name or model_name
         data.eval_results = [*others, *_eval_results(facts, facts.results, data.datasets or [])]
-    elif facts.record:  # ours were of other weights, which the section does not show either
+    elif facts.record:  # Our results were of other weights, and the section does not show them either.
         data.eval_results = others or None
 
 
 def is_dataset_name(name: object) -> bool:
-    """Whether a name can be that of a dataset on the Hub, and is none of a reader of local files.
+    """Whether a name can be that of a dataset on the Hub, and is not a reader of local files.
 
     >>> [is_dataset_name(name) for name in ("fancyzhx/ag_news", "csv", "my data", None)]
     [True, False, False, False]
@@ -65,7 +65,7 @@ def _names(value: str | Sequence[str] | None) -> list[str]:
 
 
 def _datasets(given: Sequence[str], facts: Facts) -> list[str] | None:
-    """Names of datasets; those of the splits have their owners, which the Trainer's own card leaves out."""
+    """Names of datasets, with their owners from the splits, which the Trainer's own card leaves out."""
     used = (facts.record.get("data") or {}).values()
     known = [rows["name"] for rows in used if "/" in rows.get("name", "")]
     owned = {name.split("/")[1]: name for name in known}
@@ -74,7 +74,7 @@ def _datasets(given: Sequence[str], facts: Facts) -> list[str] | None:
 
 
 def _eval_results(facts: Facts, results: Results, datasets: Sequence[str]) -> list[EvalResult]:
-    """Of the model as it is served under the metrics' own names, then of its other state under longer ones."""
+    """Results of the model as it is served under the metrics' names, then of its other state under longer names."""
     served = "value" if "value" in results.columns else "after" if facts.folded else "before"
     name = results.about.get("name") or (datasets[0] if len(datasets) == 1 else "own data")
     found = []

@@ -116,7 +116,7 @@ def test_a_pushed_model_measured_again_gives_the_table_of_its_card(
     served = [cells[1].split("<br>")[0] for cells in rows.values()]
     assert served == [f"{found['before']['metrics'][key]['value']:.4f}" for key in KEYS]
     assert rows["ECE"][0].split("<br>")[0] != rows["ECE"][1].split("<br>")[0]
-    assert '`evaluate` gives the column "After" above, of the same rows.' in card.text
+    assert '`evaluate` gives the column "After" above, on the same rows.' in card.text
 
 
 def test_the_card_of_a_calibrated_folder(folder: Path, calibrated: Path) -> None:
@@ -140,9 +140,9 @@ def test_the_card_of_a_calibrated_folder(folder: Path, calibrated: Path) -> None
         "# x\n\nA model for text classification for 4 classes: art, law, film, sport.",
         "on 120 rows of test.csv.",
         "; criterion: nll) was fitted on 150 rows of data.csv",
-        "| data.csv | 150 | the map |\n| test.csv | 120 | the numbers above |",
+        "| data.csv | 150 | the calibrator |\n| test.csv | 120 | the numbers above |",
         'import pipeline\nclassify = pipeline("text-classification", model="me/x", top_k=None)',
-        "The map is folded into the classification head",
+        "The calibrator is folded into the classification head",
         f"## Calibration\n\n**{json.loads((folder / 'calibration/report.json').read_text())['verdict']}**\n",
         "hf-calib unfold me/x unfolded",
         "@inproceedings{guo2017calibration,",
@@ -204,7 +204,7 @@ def test_nothing_is_removed_but_what_stands_between_a_start_and_its_own_end(fold
     write_card(folder)
     first = file.read_text()
     file.write_text(first.replace(END, "") + "\nMy notes.\n")  # an end that was deleted
-    with pytest.warns(UserWarning, match="has lost the mark of its end. It stays as it is, and a new"):
+    with pytest.warns(UserWarning, match="has lost its end mark. It was left unchanged, and a new"):
         write_card(folder)
     once = file.read_text()
     write_card(folder)
@@ -276,7 +276,7 @@ def test_broken_files_are_warned_of_and_left_out(name: str, folder: Path) -> Non
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             write_card(folder, repo_id="me/x", license="mit")
-        assert any("The model card says nothing of" in str(each.message) for each in caught)
+        assert any("The model card leaves out" in str(each.message) for each in caught)
         assert card_of(folder).data.library_name == "transformers"
 
 
@@ -292,7 +292,7 @@ def test_a_report_on_other_weights_is_not_shown(folder: Path) -> None:
     card.data.eval_results.append(EvalResult("text-classification", "glue", "GLUE", "f1", 0.5))
     card.save(folder / "README.md")
     change(folder / "calibration.json", fingerprint="0" * 64)
-    with pytest.warns(UserWarning, match="about other weights. Measure these with hf-calib calibrate"):
+    with pytest.warns(UserWarning, match="about other weights. Measure these weights: hf-calib calibrate"):
         write_card(folder)
     card = card_of(folder)
     assert "No results are shown" in card.text
@@ -307,7 +307,7 @@ def test_decisions_for_other_weights_are_not_shown(folder: Path) -> None:
         Decisions(CostRule(1 - np.eye(4)), names, fingerprint=weights).save(folder)
         assert "A decision rule comes with the model" in written(folder).text
     Decisions(CostRule(1 - np.eye(4)), names, fingerprint="0" * 64).save(folder)
-    with pytest.warns(UserWarning, match=r"probabilities of other weights .* Run hf-calib decide again"):
+    with pytest.warns(UserWarning, match=r"probabilities of other weights, .* Run hf-calib decide again"):
         write_card(folder, license="mit")
     assert "A decision rule" not in card_of(folder).text
 
@@ -403,7 +403,7 @@ def test_the_card_of_a_training_has_intervals(trainer: CalibrationTrainer, tmp_p
         for cell, end in zip(rows[title], ("", "_calibrated"), strict=True):
             assert re.fullmatch(f"{last[f'eval_{key}{end}']:.4f}{interval}", cell)
     assert "on 24 rows of the evaluation split." in card.text
-    splits = "| train | 16 | the weights |\n| calibration | 40 | the map |\n| evaluation | 24 | the numbers"
+    splits = "| train | 16 | the weights |\n| calibration | 40 | the calibrator |\n| evaluation | 24 | the"
     assert splits in card.text
     assert "Trained with the loss focal \\(gamma=3.0\\)." in card.text
     found = [each for each in card.data.eval_results if each.metric_type == "accuracy"]
@@ -420,7 +420,7 @@ def test_the_card_of_a_training_has_intervals(trainer: CalibrationTrainer, tmp_p
 def test_what_was_measured_on_other_rows_or_with_another_map(
     trainer: CalibrationTrainer, tmp_path: Path
 ) -> None:
-    said = "The map was fitted on these same rows, so the metrics after it are optimistic."
+    said = "The calibrator was fitted on these same rows, so the metrics after calibration are optimistic."
     rows = {said: trainer.calibration_dataset, "on 16 rows of the train split.": trainer.train_dataset}
     for words, dataset in rows.items():
         trainer.evaluate(dataset)
@@ -428,7 +428,7 @@ def test_what_was_measured_on_other_rows_or_with_another_map(
     assert "optimistic" not in card_of(tmp_path).text
     trainer.save_model()
     text = of_training(trainer, tmp_path).text
-    assert "The map is not in the weights" in text
+    assert "The calibrator is not in the weights" in text
     assert "from hf_calib import pipeline" in text
     trainer.fit_calibration_map()
     assert "No results are shown" in of_training(trainer, tmp_path).text
@@ -466,7 +466,7 @@ def test_a_dataset_of_the_hub_has_its_owner_and_a_base_model_on_this_machine_is_
     assert "somebody" not in card.text
     assert (card.data.base_model, card.data.datasets) == (None, ["me/words"])
     assert "of the evaluation split of me/words." in card.text
-    assert "Measured under bf16 autocast, as in the training; the saved model is in float32" in card.text
+    assert "The measurements used bf16 autocast, as the training did; the saved model is" in card.text
 
 
 def test_every_loss_and_map_with_a_source_has_its_papers() -> None:

@@ -58,7 +58,7 @@ def test_of_texts_and_tokens_the_calibrated_model_arrives(
         trainer.save_calibrated_model(tmp_path / f"local {name}")
         weights = (tmp_path / f"local {name}" / "model.safetensors").read_bytes()
         assert hub.files[f"me/{name}"]["main"]["model.safetensors"] == weights
-    assert "Below each number its 95% interval" in hub.files["me/words"]["main"]["README.md"].decode()
+    assert "Below each number is its 95% interval" in hub.files["me/words"]["main"]["README.md"].decode()
 
 
 @pytest.fixture

@@ -132,7 +132,7 @@ def test_a_pull_request_leaves_the_branch_as_it_was(model: Path, hub: Hub) -> No
     assert hub.files[REPO]["refs/pr/1"].keys() == PUSHED | KEPT.keys()
     push_folder(model, REPO, revision="refs/pr/1", message="More")
     assert hub.files[REPO].keys() == {"main", "refs/pr/1"}
-    message = r"a model's repository, got 404 for me.*takes no pull request"
+    message = r"a model's repository, got 404 for me.*before a pull request"
     for repo_id, revision in (("me/other", None), (REPO, "absent")):
         with pytest.raises(InputValueError, match=message):
             push_folder(model, repo_id, revision=revision, create_pr=True)
