@@ -53,7 +53,7 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     """
     known = sorted(known)
     close = get_close_matches(str(name), known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known) or 'none'}"
 
 
 def few(values: Sequence[object]) -> str:

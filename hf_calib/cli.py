@@ -14,6 +14,7 @@ from dataclasses import MISSING
 from functools import partial
 from importlib import metadata
 from inspect import Parameter, Signature
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -102,7 +103,8 @@ def _parameter(kind: type[options.Command], each: Any, hint: Any) -> Parameter:
             hidden=each.name not in (*first, *kind.more.split()),
         )
     default = Parameter.empty if each.default is MISSING else each.default
-    hint = str | None if hint == Names else hint  # a,b,c on a command line
+    # Names are a,b,c on a command line, and Path("") would be the current folder.
+    hint = {Names: str | None, Path: str, Path | None: str | None}.get(hint, hint)
     return Parameter(each.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, info])
 
 
@@ -116,6 +118,7 @@ def _telling() -> Iterator[tuple[Callable[[int, int | None], None], Callable[[st
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TQDM_DISABLE", "" if sys.stderr.isatty() else "1")
     columns = (TextColumn("rows"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     bars, timer = Progress(*columns, console=Console(stderr=True)), threading.Timer(_PATIENCE, print)
 
@@ -183,7 +186,7 @@ def _add(kind: type[options.Command]) -> None:
         else:
             shown = getattr(command.module, "shown", lambda done: getattr(done, "lines", [done]))
             _print(shown(done), show_all=show_all)
-            if chosen.get("output") is not None:
+            if chosen.get("output") is not None and not chosen.get("print_commands"):
                 print(f"\nWritten to {chosen['output']}: {', '.join(sorted(os.listdir(chosen['output'])))}")
 
     run.__signature__ = Signature(given)  # type: ignore[attr-defined]

@@ -156,14 +156,11 @@ def _decisions(folder: Path, weights: str | None) -> str | None:
         return None
     try:
         decisions = Decisions.from_pretrained(folder)
+        decisions.check_weights(weights)
     except InputError as error:
         _left_out(f"{DECISIONS}: {error}", "Run hf-calib decide again, or remove the file.")
         return None
-    if None in (weights, decisions.fingerprint) or weights == decisions.fingerprint:
-        return decisions.sentence()
-    reason = "its rule was fitted on probabilities of other weights, and its promise is not known to hold for these"
-    _left_out(f"{DECISIONS}: {reason}", "Run hf-calib decide again.")
-    return None
+    return decisions.sentence()
 
 
 def _json(path: Path) -> dict[str, Any]:

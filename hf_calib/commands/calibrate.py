@@ -129,12 +129,14 @@ def make_scaler(options: Calibrate, kind: LabelKind, default: str = "auto") -> A
     known = [name for name in kind.maps if name in FOLDABLE_SCALERS or not folds_only]
     criterion = options.criterion
     method = options.method or ("temperature" if criterion else default)
-    requirement, way_out = f"method to be one of {', '.join(known)}", did_you_mean(method, known)
+    requirement, way_out = f"method to be one of {', '.join(known)}", "auto is the default"
     if kind.sigmoid:
-        requirement, way_out = f"{requirement} for several labels a row", "auto is the default"
+        requirement += " for several labels a row"
     elif method in METHODS:
         file = "calibrate a file of predictions with it, without target data"
         way_out = f"{method} cannot be folded into a model's head: {file}"
+    else:
+        requirement, way_out = "method to name a calibrator", did_you_mean(method, known)
     check(method in known, requirement, repr(method), way_out)
     scaler = SCALERS[method].load()
     if method == "temperature":

@@ -12,8 +12,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from hf_calib._errors import check, did_you_mean
 from hf_calib.commands import console
 from hf_calib.study.launch import Cells, Executor, Launch, Local, Submitit, printed
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from hf_calib.commands.source import Running
 
 
-def run(options: CompareLosses, running: Running) -> StudyResults:
+def run(options: CompareLosses, running: Running) -> StudyResults | console.Done:
     """Train what is missing of a script's study, then measure it; or measure a study's folder again."""
     study = Path(options.source)
     if study.is_dir():
@@ -38,13 +36,13 @@ def run(options: CompareLosses, running: Running) -> StudyResults:
         got, way_out = f"a study's folder with {', '.join(given)}", "pass the script to train more"
         check(not given, "a script to be given with these arguments", got, way_out)
     else:
-        named = options.output is not None
-        check(named, "--output to name the study's folder", "none", "write --output study")
+        check(options.output is not None, "--output to name the study's folder", "none", "add --output study")
         launch, cells = planned(options)
         study = next(iter(cells.values())).parent.parent
         if options.print_commands:
-            printed(launch, cells, print)
-            raise typer.Exit
+            lines: list[str] = []
+            printed(launch, cells, lines.append)
+            return console.Done(lines, {"commands": lines})
         settings, way_out = _value(options.submitit or "{}"), """write '{"timeout_min": 600}', or '{}'"""
         check(isinstance(settings, dict), "--submitit to be a JSON object", repr(options.submitit), way_out)
         executor = Local(options.jobs) if options.submitit is None else Submitit(settings)
@@ -53,8 +51,10 @@ def run(options: CompareLosses, running: Running) -> StudyResults:
     return report_study(study, methods=options.methods, variance=options.variance, stages=running.stages)
 
 
-def shown(results: StudyResults) -> list[Any]:
-    """The main table, the advice, and what is missing; all else is in the report."""
+def shown(results: StudyResults | console.Done) -> list[Any]:
+    """The main table, the advice, and what is missing, all else is in the report; or the commands of missing runs."""
+    if isinstance(results, console.Done):
+        return [[line] for line in results.lines]
     return [document_of(results)]
 
 
@@ -119,12 +119,8 @@ def parse_grid(words: Sequence[str]) -> dict[str, list[Any]]:
     grid: dict[str, list[Any]] = {}
     for word in words:
         name, _, values = word.partition("=")
-        check(
-            bool(name and values),
-            "--grid to be name=value,value",
-            repr(word),
-            "write for example gamma=1,2,3",
-        )
+        way_out = "write for example gamma=1,2,3"
+        check(bool(name and values), "--grid to be name=value,value", repr(word), way_out)
         grid[name] = [*grid.get(name, []), *map(_value, values.split(","))]
     return grid
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_calib._errors import check
+from hf_calib._errors import check, few
 from hf_calib._files import check_output, whole_folder
 from hf_calib.commands.source import Running, name_of
 from hf_calib.predictions import open_predictions
@@ -24,8 +24,7 @@ def run(options: CompareReports, running: Running) -> Comparison:
     """Compare files of predictions and saved reports."""
     sources, output = options.sources, options.output
     check_output(output)
-    differ = len(set(sources)) == len(sources)
-    check(differ, "the sources to be different", ", ".join(sources), "name each file once")
+    check(len(set(sources)) == len(sources), "the sources to differ", few(sources), "name each file once")
     found = {source: _report_of(source, options, running) for source in sources}
     named = {str(report["name"]): report for report in found.values()}
     comparison = Comparison(named if len(named) == len(found) else found)

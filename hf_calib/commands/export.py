@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from huggingface_hub import snapshot_download
 
-from hf_calib._errors import InputValueError, check, expected
+from hf_calib._errors import InputError, InputValueError, check, expected
 from hf_calib._files import check_output, whole_folder
 from hf_calib.commands.console import Done
-from hf_calib.decisions.saved import DECISIONS, OUTDATED
+from hf_calib.decisions.saved import DECISIONS, OUTDATED, Decisions
 from hf_calib.export.fold import fold
-from hf_calib.export.folder import ADAPTER_CONFIG, copy_files
+from hf_calib.export.folder import ADAPTER_CONFIG, copy_files, fingerprint
 from hf_calib.export.heads import synthetic_batch
 from hf_calib.export.programs import FORMATS, check_packages, load_program, logits_of, write_program
 from hf_calib.models.classifier import Classifier, find_task, load_classifier
@@ -53,16 +53,21 @@ def run(options: Export, running: Running) -> Done:
     model, config = classifier.model.cpu(), classifier.model.config
     batches = _batches(classifier, options)
     calibration, saved, copied, notes = None, None, _BESIDE, []
+    has_rule = (beside / DECISIONS).is_file()
     if recorded_in(config).get("folded"):
         calibration = "The calibrator is in the model's head, and therefore in the export."
     elif (beside / MAP_NAME).is_file():
         saved, copied = load_map(beside), _REPORT
         fold(model, saved.scaler, batch=batches[0])
         calibration = f"{title_of(saved.scaler)} from {MAP_NAME} was folded into the head first."
-        if (beside / DECISIONS).is_file():
-            notes.append(OUTDATED)
+        notes += [OUTDATED] * has_rule
     else:
         notes.append("The model has no calibrator: the export gives its probabilities unchanged.")
+    if saved is None and has_rule:
+        try:
+            Decisions.from_pretrained(beside).check_weights(fingerprint(model))
+        except InputError as error:
+            notes.append(f"{DECISIONS}: {error}. Run hf-calib decide again.")
     with whole_folder(output) as folder:
         path = folder / FORMATS[options.form]
         running.stages("exporting")

@@ -133,7 +133,7 @@ class Calibrate(Measured):
     output: Path = option("Folder for the calibrated model, or for calibrated predictions.npz.", ...)
     target_data: str | None = option("Unlabelled rows like those to come; corrects for class frequencies.")
     method: str | None = option(
-        f"One of {', '.join(METHODS)}; by default auto, or temperature with a criterion or for a head without bias."
+        f"One of {', '.join(METHODS)}; default: auto, or temperature with a criterion, weights or a head without bias."
     )
     criterion: Literal["nll", "ece", "adaptive_ece"] | None = option("What a temperature minimises.")
 
@@ -146,9 +146,7 @@ class Decide(Measured):
     first = "data text_column label_column output test_data accuracy costs alpha"
     more = "by_class sets delta split trust_remote_code"
     without = f"{_OF_SETS_AND_TABLES} by"
-    accuracy: float | None = option(
-        "Promised share of right answers, 0.95 by default; other inputs get no answer."
-    )
+    accuracy: float | None = option("Promised share of right answers, default 0.95; other inputs get none.")
     delta: float = option("Chance that the promised accuracy fails.", 0.05)
     by_class: bool = option("Promise the accuracy, or the coverage of sets, for every class.", False)
     costs: Path | None = option("A csv file of costs, true classes by decisions, instead of an accuracy.")
@@ -234,11 +232,11 @@ class CompareLosses(Command):
     methods: Names = option("Post-hoc calibrators to compare; temperature,auto by default.")
     variance: Literal["own", "pooled"] = option("Variance over seeds: of a pair of losses, or of all.", "own")
     output: Path | None = option("Folder of the study.")
-    jobs: int = option("Runs at a time, which share CPU threads and GPUs. 0: one on each visible GPU.", 1)
+    jobs: int = option("Runs at a time, which share CPU threads and GPUs; 0 for one on each visible GPU.", 1)
     launcher: str | None = option("What starts a script, such as 'torchrun --nproc_per_node 2'.")
     print_commands: bool = option("Print a line for each run that is missing, and end.", False)
     submitit: str | None = option("""Train as Slurm jobs, with parameters: '{"slurm_partition": "gpu"}'.""")
-    keep_models: bool = option("Keep the calibrated models.", True, name="keep-models/--no-keep-models")
+    keep_models: bool = option("Keep the models, by default.", True, name="keep-models/--no-keep-models")
 
 
 @dataclass(frozen=True, kw_only=True)

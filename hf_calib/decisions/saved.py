@@ -123,11 +123,8 @@ class Decisions:
             if not os.path.isdir(name):
                 from huggingface_hub import snapshot_download
 
-                where: Any = {
-                    "revision": revision,
-                    "token": token,
-                    "allow_patterns": [DECISIONS, "config.json"],
-                }
+                where: Any = {"revision": revision, "token": token}
+                where["allow_patterns"] = [DECISIONS, "config.json"]
                 folder = Path(snapshot_download(str(name), **where))
             if not (folder / DECISIONS).is_file():
                 raise FileNotFoundError(f"no {DECISIONS} in it")
@@ -167,6 +164,12 @@ class Decisions:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             reason = "no " * isinstance(error, KeyError) + printable(error)[:300]
             raise InputValueError(expected(source, "hold decisions", reason, _WAY_OUT)) from error
+
+    def check_weights(self, weights: str | None) -> None:
+        """Raise if the rule was fitted for other weights than those of this fingerprint; None is unknown."""
+        if None not in (weights, self.fingerprint) and weights != self.fingerprint:
+            fitted = "its rule was fitted on probabilities of other weights"
+            raise InputValueError(f"{fitted}, and its promise is not known to hold for these")
 
     def sentence(self) -> str:
         """Return the decisions in one sentence, with their measured results if there are any."""

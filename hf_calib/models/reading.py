@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -44,12 +45,18 @@ def option_value(name: str, kind: str, given: Any, ends: tuple[int, int] = (0, 0
         return None
     if plain in ("Names", "list[str]"):
         if isinstance(value, str):
-            value = value.split(",") if plain == "Names" and value else [value] * bool(value)
+            value = value.split(",") if plain == "Names" else [value]
         is_list = isinstance(value, list | tuple | np.ndarray) and (is_optional or len(value) > 0)
         check_type(is_list, f"{name} to be a text, or a list of texts", repr(given), way_out)
-        return list(map(str, value)) or None
+        texts = list(map(str, value))
+        if plain == "Names":
+            wrong = [repr(text) for text, times in Counter(texts).items() if times > 1 or not text]
+            requirement = f"{name} to be different texts, none of them empty"
+            check(not wrong, requirement, f"{few(wrong)} in {few(texts)}", "name each once, or leave it out")
+        return texts or None
     if plain in _TEXTS:
         check_type(isinstance(value, str), f"{name} to be {_TEXTS[plain]}", repr(given), way_out)
+        check(value != "", f"{name} not to be empty", repr(given), "write one, or leave it out")
         return Path(value) if plain == "Path" else value
     if plain == "int":
         return check_integer(name, value, ends[0], "leave it out for the default", most=ends[1])

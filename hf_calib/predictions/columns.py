@@ -134,6 +134,9 @@ def columns_of(
     else:
         others = [name for name in names if name not in {label, weight, *by}]
         kind, scores, class_names = _class_columns(others, label)
+        of_a_class = [repr(name) for name in (label, weight, *by) if (name or "").startswith(_PREFIXES[kind])]
+        requirement = "the columns of labels, weights and by not to be those of classes"
+        check(not of_a_class, requirement, few(of_a_class), "name other columns")
         for name in scores:
             _check_numbers(schema.field(name).type, name)
     check_class_names(class_names)

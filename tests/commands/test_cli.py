@@ -27,11 +27,10 @@ class TestRefusals:
             ("evaluate nobody/none --data data.csv", "expected the model to be loadable, got nobody/none"),
             ("evaluate model --data data.csv --text-column txt", "text_column .* did you mean 'text'"),
             ("evaluate model --data data.csv --weight-column text", "to hold numbers in every row, got"),
+            ("evaluate data.npz --class-names a,a,b,", "none of them empty, got .a., .. in a, a, b"),
+            ("evaluate data.npz --output=", "expected output not to be empty, got ''; write one"),
             ("evaluate data.npz --output data.csv", "output to be a folder, got the file"),
-            (
-                "calibrate data.npz --output new --method vector --criterion ece",
-                "for a temperature only, got 'ece'",
-            ),
+            ("calibrate data.npz --output new --method vector --criterion ece", "for a temperature only"),
         ],
     )
     def test_one_line_and_exit_code_2(

@@ -30,6 +30,8 @@ def test_a_study_from_trainings_to_the_report_and_again(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     words = "--losses cross_entropy,brier --seeds 0,1 --output study --jobs 2 --methods temperature -- --fails brier"
+    printed = call("compare-losses", SCRIPT, "--print-commands", "--json", *words.split())
+    assert len(json.loads(printed.stdout)["commands"]) == 4
     trained = call("compare-losses", SCRIPT, *words.split())
     assert trained.exit_code == 0, trained.output
     assert "warning" not in trained.stderr

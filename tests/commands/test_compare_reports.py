@@ -64,7 +64,7 @@ class TestReport:
         refused = call("compare-reports", tmp_path / "broken.json")
         assert_refused(refused, "be readable as JSON, got .*broken.json")
         twice = call("compare-reports", workplace / "data.npz", workplace / "data.npz")
-        assert_refused(twice, "expected the sources to be different")
+        assert_refused(twice, "expected the sources to differ")
         assert_refused(call("compare-reports", tmp_path), "expected predictions to name existing files")
         call("evaluate", workplace / "data.npz", "--output", tmp_path / "a", "--n-bins", 10)
         mixed = call("compare-reports", tmp_path / "a", workplace / "test.npz", "--output", tmp_path / "b")

@@ -18,14 +18,9 @@ from scipy.special import softmax
 
 from hf_calib.commands import export
 from hf_calib.commands.options import Export
+from hf_calib.decisions import CostRule, Decisions
 from hf_calib.export import programs, save_folded
-from hf_calib.scaling import (
-    IsotonicScaling,
-    TemperatureScaling,
-    VectorScaling,
-    load_map,
-    save_map,
-)
+from hf_calib.scaling import IsotonicScaling, TemperatureScaling, VectorScaling, load_map, save_map
 from tests.helpers.architectures import build
 from tests.helpers.commands import assert_refused, call, called_for_json, names_in
 from tests.helpers.reports import quick_reports  # noqa: F401
@@ -59,8 +54,9 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tokenizer().save_pretrained(folder / name)
     save_map(fitted(VectorScaling()), folder / "beside", {"folded": False, "split": "calibration"})
     save_folded(model, fitted(VectorScaling()), folder / "folded", batch=None, processing_class=tokenizer())
-    for name in ("calibration/report.json", "calibration/head.safetensors", "decisions.json"):
+    for name in ("calibration/report.json", "calibration/head.safetensors"):
         (folder / "folded" / name).write_text("{}")
+    Decisions(CostRule(1 - np.eye(4)), NAMES, fingerprint="0" * 64).save(folder / "folded")
     return folder
 
 
@@ -79,7 +75,8 @@ def test_an_onnx_graph_gives_the_folded_models_probabilities(
     texts = pandas.read_csv(workplace / "rows.csv")["text"].tolist()[:20]
     assert 0 < exported["difference"] < 1e-6
     assert exported["n_rows"] == 3 + 1 + 5 + 32
-    assert exported["notes"] == []
+    (note,) = exported["notes"]
+    assert note.startswith("decisions.json: its rule was fitted on probabilities of other weights")
     assert exported["n_bytes"] == (output / "model.onnx").stat().st_size
     assert names_in(output) == {
         *("model.onnx", "config.json", "tokenizer.json", "tokenizer_config.json"),
