@@ -124,7 +124,7 @@ def read_costs(path: Path) -> Callable[[Sequence[str]], Rule]:
         columns = [*names, ABSTAIN] if ABSTAIN in costs.columns and ABSTAIN not in names else list(names)
         for what, found, wanted in (("rows", costs.index, names), ("columns", costs.columns, columns)):
             requirement = f"the {what} of {path} to be the model's classes ({few(names)})"
-            way_out = f"name each class once; a last column {ABSTAIN!r} holds the cost of handing over"
+            way_out = f"name each class once; a last column {ABSTAIN!r} holds the cost of abstaining"
             check(sorted(found) == sorted(wanted), requirement, few(list(found)) or "none", way_out)
         return CostRule(costs.loc[list(names), columns].to_numpy())
 
@@ -160,13 +160,13 @@ def _measure(source: FileSource | ModelSource, rule: Rule, options: Decide) -> D
         kept = results.get("accuracy")
         if kept is not None and kept.high < rule.accuracy:
             notes.append(
-                f"On the measured rows {kept.value:.1%} of the answers are right ({kept.low:.1%} to "
+                f"On the measured rows {kept.value:.1%} of the answers are correct ({kept.low:.1%} to "
                 f"{kept.high:.1%}), less than the {percent(rule.accuracy)} promised. These rows are unlike the "
                 "others, perhaps in the shares of their classes. Fit on rows that are drawn as the inputs will be."
             )
     if options.output is not None and rule.answers_nothing:
         earlier = " That of an earlier rule was removed." * (options.output / DECISIONS).is_file()
-        notes.append(f"No {DECISIONS} was written: its rule would hand over every input.{earlier}")
+        notes.append(f"No {DECISIONS} was written: its rule would always abstain.{earlier}")
     section = DecisionSection(rule.promise(), len(found), results, curves, _FOLDS * (tested is None))
     decisions = Decisions(rule, found.names, results, len(measured), source.about().get("fingerprint"))
     return Decided(source.name, decisions, section, measured, held_out, tuple(notes))

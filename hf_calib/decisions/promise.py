@@ -21,9 +21,9 @@ _LADDER = ((3, 1, 12), (2, 1, 4), (1, 1, 2), (1, 0, 1))
 def check_promise(argument: str, promised: float, delta: float) -> None:
     """Raise unless an accuracy can be guaranteed at all."""
     check_share("delta", delta, "0.05 lets the promise fail for one draw of calibration rows in 20")
-    way_out = f"no number of rows proves that every answer is right: 0.99 takes {rows_needed(0.99, delta):,}"
+    way_out = f"no number of rows guarantees only correct answers; 0.99 needs {rows_needed(0.99, delta):,}"
     check(promised != 1, f"{argument} to be below 1", promised, way_out)
-    check_share(argument, promised, "use 0.95 for 95 right answers of 100")
+    check_share(argument, promised, "use 0.95 for 95 correct answers of 100")
 
 
 def check_rows_for(promised: float, delta: float, n_rows: int, argument: str = "accuracy") -> None:

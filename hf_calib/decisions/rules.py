@@ -47,7 +47,7 @@ class Rule(ABC):
 
     kind: ClassVar[str]  # its name in decisions.json
     fitted: ClassVar[tuple[str, ...]] = ("thresholds_",)  # arrays (C,) in [0, 1] that `fit` makes
-    results: ClassVar[str] = ""  # what `measure` found, in words that follow the promise
+    results: ClassVar[str] = ""  # the results of `measure`, in words that follow the promise
     independent: ClassVar[bool] = False  # True if any number of the columns may be true labels.
 
     thresholds_: FloatArray
@@ -60,7 +60,7 @@ class Rule(ABC):
         return self
 
     def predict(self, probs: ArrayLike) -> NDArray[Any]:
-        """Return the decisions on probs (N, C): classes (N,) int, -1 for "hand over"; sets and labels (N, C) bool."""
+        """Return the decisions on probs (N, C): classes (N,) int, -1 to abstain; sets and labels (N, C) bool."""
         n_classes = self.n_classes
         rows = check_label_probs(probs) if self.independent else checks.check_probs(probs)
         way_out = "pass probabilities of the model it was fitted for"
@@ -98,7 +98,7 @@ class Rule(ABC):
 
     @property
     def answers_nothing(self) -> bool:
-        """Whether every input is handed over, so that the rule need not be saved."""
+        """Whether the rule abstains on every input, so that it need not be saved."""
         return False
 
     @abstractmethod
@@ -163,7 +163,7 @@ def _warn_of(noun: str, chosen: NDArray[np.bool_], said: str) -> None:
 
 @dataclass(kw_only=True, eq=False)
 class AbstainRule(Rule):
-    r"""Answer with the most probable class if its probability is high enough; otherwise -1, "hand over".
+    r"""Answer with the most probable class if its probability is high enough; otherwise abstain (-1).
 
     Use it for requirements such as "95% of the answers must be correct". The threshold is the lowest confidence above
     which the accuracy is guaranteed, not only estimated: if many users draw calibration rows of their own, at most a
@@ -172,11 +172,11 @@ class AbstainRule(Rule):
     $$P\big(\,P(\text{correct} \mid \text{answered}) \ge a\,\big) \ge 1 - \delta.$$
 
     The guarantee holds for inputs distributed like the calibration rows, even if the model is not calibrated. If the
-    model cannot reach a, everything is handed over. The test is `decisions.promise.certified_threshold`.
+    model cannot reach a, the rule always abstains. The test is `decisions.promise.certified_threshold`.
 
     Args:
         accuracy, delta: a and delta, in (0, 1). They need log(delta) / log(a) rows, 59 for 0.95 and 299 for 0.99.
-        by_class: guarantee the accuracy for each class's answers. Classes predicted too seldom are handed over.
+        by_class: guarantee the accuracy for each class's answers, and abstain on classes predicted too seldom.
 
     Attributes:
         thresholds_: (C,) a prediction of a class is answered if its probability is above the threshold.
@@ -209,18 +209,18 @@ class AbstainRule(Rule):
     def promise(self) -> str:
         each = "the answers of each class" if self.by_class else "its answers"
         least, confidence = percent(self.accuracy), percent(1 - self.delta)
-        return f"answers where at least {least} of {each} are right, which is promised with {confidence} confidence"
+        return f"answers inputs so that at least {least} of {each} are correct, with {confidence} confidence"
 
     def sentence(self, measured: Mapping[str, Interval], rows: str) -> str:
         accuracy = f"{percent(self.accuracy)} accuracy"
         if self.answers_nothing:
-            return f"It hands over every input: {accuracy} could not be promised."
+            return f"It abstains on every input: {accuracy} could not be promised."
         if "answered" not in measured:
             return super().sentence({}, rows)
         kept = measured.get("accuracy")
-        right = "none" if kept is None else f"{kept.value:.1%} of its answers were right"
+        right = "no answers" if kept is None else f"{kept.value:.1%} of its answers were correct"
         share_of = f"{measured['answered'].value:.0%} of inputs at {accuracy}"
-        return f"It answers {share_of} and hands over the rest ({right}, {rows})."
+        return f"It answers {share_of} and abstains on the rest ({right}, {rows})."
 
     def curve(
         self,
@@ -240,16 +240,16 @@ class AbstainRule(Rule):
         if not self.answers_nothing:
             needed = promises.rows_needed(self.accuracy, self.delta)
             way_out = f"use more calibration rows: at least {needed:,} predictions of a class"
-            said = f"{cannot} for predictions of {{}}. They will always be handed over. Promise less, or {way_out}."
+            said = f"{cannot} for predictions of {{}}. The rule will abstain on them. Promise less, or {way_out}."
             _warn_of("class", self.thresholds_ == NEVER, said)
             return
-        right = f"{len(probs):,} rows, of which {(probs.argmax(axis=1) == labels).mean():.1%} are right"
+        right = f"{len(probs):,} rows, of which {(probs.argmax(axis=1) == labels).mean():.1%} are correct"
         # A larger accuracy means a lower coverage.
         lower = [k / 100 for k in range(50, math.ceil(100 * self.accuracy - 1e-9))]
         failing = bisect_left(lower, True, key=lambda a: (self._thresholds(probs, labels, a) == NEVER).all())
         less = f" ({lower[failing - 1]:g} would answer some)" if failing else ""
         classes = " for any class" * self.by_class
-        message = f"{cannot}{classes} at any confidence from these {right}. Every input will be handed over. "
+        message = f"{cannot}{classes} at any confidence from these {right}. The rule will always abstain. "
         message += f"Promise less{less}, or use more rows or a better model."
         warnings.warn(message, stacklevel=3)
 
@@ -289,9 +289,9 @@ class AbstainRule(Rule):
 
 @dataclass(eq=False)
 class CostRule(Rule):
-    r"""Make the decision with the lowest expected cost; if that is the last column of C + 1, -1, "hand over".
+    r"""Make the decision with the lowest expected cost; of C + 1 columns the last one means to abstain (-1).
 
-    Use it if errors or handing over have different costs. Unlike in other rules, probabilities must be calibrated:
+    Use it if errors or abstaining have different costs. Unlike in other rules, probabilities must be calibrated:
 
     $$\arg\min_d \sum_y p_y\, \text{costs}_{y d}.$$
 
@@ -299,31 +299,31 @@ class CostRule(Rule):
 
     Args:
         costs: (C, C) float, the cost of decision d (column) if y (row) is true, in any unit, negative for gains; or
-            (C, C + 1), where the last column is the cost of handing over.
+            (C, C + 1), where the last column is the cost of abstaining.
 
     References:
-        Chow 1970 (handing over at a cost); Elkan 2001, "The foundations of cost-sensitive learning".
+        Chow 1970 (abstaining at a cost); Elkan 2001, "The foundations of cost-sensitive learning".
 
-    >>> rule = CostRule([[0, 1, 0.3], [10, 0, 0.3]])  # Missing class 1 costs 10, handing over 0.3.
+    >>> rule = CostRule([[0, 1, 0.3], [10, 0, 0.3]])  # Missing class 1 costs 10, abstaining 0.3.
     >>> rule.predict([[0.99, 0.01], [0.9, 0.1], [0.2, 0.8]])
     array([ 0, -1,  1])
     """
 
     kind: ClassVar[str] = "costs"
     fitted: ClassVar[tuple[str, ...]] = ()
-    results: ClassVar[str] = " ({cost:.4g} per input, {cost_argmax:.4g} without, {rows})"
+    results: ClassVar[str] = " ({cost:.4g} per input, {cost_argmax:.4g} without the rule, {rows})"
 
     costs: ArrayLike
 
     def __post_init__(self) -> None:
         costs = checks.as_floats("costs", self.costs)
         is_matrix = costs.ndim == 2 and len(costs) >= 2 and costs.shape[1] - costs.shape[0] in (0, 1)
-        way_out, got = "a row a class, a column a decision, the last to hand over", f"shape {costs.shape}"
+        way_out, got = "give a row per class, and a column per decision", f"shape {costs.shape}"
         check(is_matrix, "costs to have shape (C, C) or (C, C + 1) with C at least 2", got, way_out)
         allowed = np.abs(costs) <= _LARGEST_COST  # This is False for NaN.
         row, column = np.unravel_index(allowed.argmin(), costs.shape)
         got = f"{costs[row, column]} in row {row}, column {column}"
-        way_out = "give a decision that must never be taken a cost that is large; only their ratios matter"
+        way_out = "give a forbidden decision a large cost; only the ratios of costs matter"
         check(bool(allowed.all()), f"costs to be finite and at most {_LARGEST_COST:g}", got, way_out)
         self.costs = self._costs = costs
 
@@ -333,7 +333,8 @@ class CostRule(Rule):
 
     def promise(self) -> str:
         rows, columns = self._costs.shape
-        return f"takes the decision of least expected cost{', or hands over where that is cheaper' * (columns - rows)}"
+        abstains = ", or abstains if that is cheaper" * (columns - rows)
+        return f"makes the decision with the lowest expected cost{abstains}"
 
     def _fit(self, probs: FloatArray, labels: IntArray) -> None:
         self.predict(probs)  # It raises for a wrong number of classes.
@@ -354,7 +355,7 @@ class PredictionSets(Rule):
     r"""Return all classes that are probable enough, so that the set has the true class with probability 1 - alpha.
 
     Use it if a person or a second model chooses among few candidates. Unlike in `AbstainRule`, the guarantee is an
-    average over calibration rows and inputs, and no input is handed over. With the k-th smallest score q of the N
+    average over calibration rows and inputs, and the rule never abstains. With the k-th smallest score q of the N
     calibration rows, where k = ceil((N + 1) (1 - alpha)):
 
     $$\{c : s_c \le q\}, \quad s_c = 1 - p_c \text{ (lac)}, \quad s_c = \sum_{j : p_j > p_c} p_j \text{ (aps)}.$$
@@ -399,7 +400,7 @@ class PredictionSets(Rule):
 
     def promise(self) -> str:
         share_of = f"{percent(1 - self.alpha)} of {'the inputs of each class' if self.by_class else 'inputs'}"
-        return f"gives sets of classes that hold the true one for at least {share_of}"
+        return f"gives sets of classes that contain the true class for at least {share_of}"
 
     @property
     def _rows_needed(self) -> int:
@@ -499,10 +500,10 @@ class LabelThresholds(Rule):
     def promise(self) -> str:
         if self.precision is not None:
             least, confidence = percent(self.precision), percent(1 - self.delta)
-            right = f"at least {least} of its predictions are right"
-            return f"predicts a label where {right}, which is promised with {confidence} confidence"
+            right = f"at least {least} of the predictions of each label are correct"
+            return f"predicts labels so that {right}, with {confidence} confidence"
         aim = {"f1_macro": "a large macro F1", "f1_micro": "a large micro F1", "cost": "a small cost"}
-        return f"predicts a label above a threshold of its own, chosen for {aim[self.criterion]}"
+        return f"predicts a label above its own threshold, chosen for {aim[self.criterion]}"
 
     def _fit(self, probs: FloatArray, labels: NDArray[np.bool_]) -> None:
         positives = labels.sum(axis=0)
@@ -512,12 +513,14 @@ class LabelThresholds(Rule):
         check(enough, requirement, positives.sum(), "pass more rows")
         found = np.full(len(pooled), NEVER)
         found[~pooled] = self._best([(probs[:, c], labels[:, c]) for c in np.flatnonzero(~pooled)])
-        never = "No probability of {} keeps what was asked for: it is never predicted. Ask for less, or use more rows."
+        never = (
+            "The rule never predicts {}: no threshold meets the criterion. Require less, or use more rows."
+        )
         _warn_of("label", ~pooled & (found == NEVER), never)
         if pooled.any():
             (found[pooled],) = self._best([(probs.ravel(), labels.ravel())])
             together = f"The threshold is that of all labels together, {found[pooled][0]:.3g}."
-            together += " No precision is promised for them." * (self.precision is not None)
+            together += " It guarantees no precision." * (self.precision is not None)
             said = f"{{}}: fewer than {self.min_positives} positives. {together} Use more calibration rows."
             _warn_of("label", pooled, said)
         self.thresholds_, self.pooled_ = found, pooled

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 
 from hf_calib._errors import InputValueError, check, expected, few, printable
 from hf_calib._files import whole_file
+from hf_calib._text import counted
 from hf_calib.decisions.promise import TITLES
 from hf_calib.decisions.rules import AbstainRule, CostRule, LabelThresholds, PredictionSets, Rule
 from hf_calib.metrics.sums import Interval
@@ -60,7 +61,7 @@ class Decisions:
         check(named, f"class_names to be {n_classes} different names", few(names), way_out)
 
     def __call__(self, outputs: Any) -> list[Any]:
-        """Return for each text a class name, or None for "hand over"; for labels and sets, a list of names.
+        """Return for each text a class name, or None to abstain; for labels and sets, a list of names.
 
         Outputs are the result of `pipe(texts, top_k=None)` for one text, a list of texts or a dataset (one by one), or
         probs (N, C) in the model's order.
@@ -173,4 +174,4 @@ class Decisions:
 
     def sentence(self) -> str:
         """Return the decisions in one sentence, with their measured results if there are any."""
-        return self.rule.sentence(self.measured, f"on {self.n_measured:,} rows that it was not fitted on")
+        return self.rule.sentence(self.measured, f"on {counted(self.n_measured, 'row')} not used for the fit")

@@ -1,4 +1,4 @@
-"""A calibration report: every metric with its interval, tables, figures, and what they mean in words."""
+"""A calibration report: every metric with its interval, tables, figures, and a diagnosis in words."""
 
 from hf_calib.metrics.sums import Interval
 from hf_calib.report.comparison import Comparison, read_report

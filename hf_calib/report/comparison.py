@@ -39,7 +39,7 @@ class Comparison:
 
     @property
     def metrics(self) -> dict[str, dict[str, Interval]]:
-        """Those of each column that have a value."""
+        """The metrics of each column that have a value."""
         found = {}
         for name, column in self.columns.items():
             known = {key: each for key, each in column["metrics"].items() if each["value"] is not None}
@@ -48,7 +48,7 @@ class Comparison:
 
     @property
     def bins(self) -> dict[str, BinSums]:
-        """The sums (M,) of each column; the bins of a report are known by their mean confidence."""
+        """The sums (M,) of each column; the mean confidence of a report's bin says which bin it is."""
         size = next(iter(self.reports.values()))["n_bins"]
         found = {name: BinSums(*np.zeros((3, size))) for name in self.columns}
         for name, column in self.columns.items():
@@ -65,15 +65,14 @@ class Comparison:
         sizes = {name: report["n_examples"] for name, report in self.reports.items()}
         if len(set(sizes.values())) > 1:
             counts = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
-            same = f"These are not the same examples ({counts}): the data may differ, not the models."
-            notes = [same, *notes]
+            notes.insert(0, f"The examples are not the same ({counts}): the data may differ, not the models.")
         return tuple(notes)
 
     def table(self) -> Cells:
-        """A header, and a row for each metric that any of them has."""
+        """A header, and a row for each metric that any column has."""
         found = self.columns.values()
         titles = {key: each["title"] for column in found for key, each in column["metrics"].items()}
-        tests = [column.get("consistency_test") for column in found]  # none of several labels a row
+        tests = [column.get("consistency_test") for column in found]  # Multi-label reports have none.
         header, rows = table_of("metric", titles, self.metrics)
         if any(tests):
             cells = ["" if test is None else p_cell(test["p_value"]) for test in tests]
@@ -81,7 +80,7 @@ class Comparison:
         return header, rows
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, of JSON's own types."""
+        """Return the comparison in JSON types."""
         return {"reports": dict(self.reports), "notes": list(self.notes)}
 
     def document(self) -> Document:
@@ -94,10 +93,10 @@ class Comparison:
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """The record that `CalibrationReport.to_dict` made.
+    """Read a report.json, the record of `CalibrationReport.to_dict`.
 
     Raises:
-        ValueError: if the file is no JSON, or lacks something that a comparison of reports shows.
+        ValueError: if the file is not JSON, or lacks something that a comparison of reports shows.
     """
     requirement = "be readable as JSON"
     try:
@@ -108,6 +107,6 @@ def read_report(path: Path) -> dict[str, Any]:
         _ = alone.notes, alone.table(), alone.bins, record["verdict"]
     except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
         got = f"{path} ({type(error).__name__}: {error})"
-        way_out = "pass a report.json as hf-calib evaluate or calibrate wrote it"
+        way_out = "pass a report.json of hf-calib evaluate or calibrate"
         raise InputValueError(expected("the report", requirement, got, way_out)) from error
     return record

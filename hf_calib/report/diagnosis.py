@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
+from hf_calib._text import counted
 from hf_calib.metrics.scores import negative_logs
 from hf_calib.report.document import p_in_words
 from hf_calib.report.measured import BinRow, Measured, Overall
@@ -17,28 +18,26 @@ from hf_calib.report.measured import BinRow, Measured, Overall
 if TYPE_CHECKING:
     from hf_calib.report.report import CalibrationReport
 
-_FEW_EXAMPLES = 1_000  # below, 15 bins hold too few for a steady ECE
+_FEW_EXAMPLES = 1_000  # With fewer, 15 bins hold too few for a stable ECE.
 _FEW_IN_A_CLASS = 10
 _CLASSES_NAMED = 5
-_CLASSES_SEEN = 20  # predictions of a class before a judgement on it is passed
-
-
-_SIDES = {"over-confident": 1, "under-confident": -1}  # and the sign of confidence minus accuracy
+_CLASSES_SEEN = 20  # The fewest predictions of a class that are judged.
+_SIDES = {"over-confident": 1, "under-confident": -1}  # The sign of confidence minus accuracy.
 
 
 class Claims(NamedTuple):
     """Claims on a set of probabilities, each beyond chance at a level that holds for all of them together."""
 
     verdict: str  # "over-confident", "under-confident" or "neither", on average
-    ece: bool  # it is larger than that of a calibrated model
-    runs: list[BinRow]  # whose confidences are too high or too low
-    classes: list[Any]  # `ClassRow`s whose predictions have a confidence that is not their precision
-    frequencies: list[Any]  # classes, or labels, that are true more or less often than their mean probability
-    n_tests: int  # that the report makes
-    level: float  # of one test alone
+    ece: bool  # True if the ECE is larger than that of a calibrated model.
+    runs: list[BinRow]  # Bins whose confidences are too high or too low.
+    classes: list[Any]  # Each `ClassRow` whose confidence differs from its precision.
+    frequencies: list[Any]  # Classes or labels whose frequency differs from their mean probability.
+    n_tests: int  # The number of tests in the report.
+    level: float  # The level of a single test.
 
     def judged(self, p_value: float, claimed: bool) -> str:
-        """A p-value with what it says."""
+        """A p-value with its meaning in words."""
         weak = f"not beyond chance once corrected for the {self.n_tests} tests of this report"
         words = "beyond chance" if claimed else weak if p_value < self.level else "within chance"
         return f"{p_in_words(p_value)}, {words}"
@@ -47,10 +46,10 @@ class Claims(NamedTuple):
 def claims(report: CalibrationReport, measured: Measured) -> Claims:
     """The claims on one of a report's sets of probabilities.
 
-    All claims of a report on calibrated probabilities are wrong, and at most a share 1 - confidence_level of such
-    reports has any: the kinds of claims (overall, the ECE, bins, classes, frequencies) are tested together by Simes'
-    rule, at half that level where there are two sets, and only where that rejects is each kind judged by itself
-    (Simes 1986, "An improved Bonferroni procedure for multiple tests of significance": these tests share their labels).
+    Of the reports on calibrated probabilities, at most a share 1 - confidence_level makes any claim, which is then
+    wrong: the kinds of claims (overall, the ECE, bins, classes, frequencies) are tested together by Simes' rule, at
+    half that level if there are two sets, and each kind is judged alone only if that test rejects (Simes 1986, "An
+    improved Bonferroni procedure for multiple tests of significance": these tests share their labels).
     """
     level = (1 - report.settings.confidence_level) / len(report.states)
     overall, test = measured.overall, measured.consistency
@@ -77,7 +76,7 @@ def claims(report: CalibrationReport, measured: Measured) -> Claims:
 
 
 def _smallest(p_values: Sequence[float]) -> float:
-    """The smallest of several p-values, by Bonferroni; 1 of none."""
+    """The smallest of several p-values, corrected by Bonferroni; 1 if there are none."""
     return min(1.0, min(p_values) * len(p_values)) if p_values else 1.0
 
 
@@ -102,7 +101,7 @@ def _verdict_on(found: Claims, measured: Measured) -> str:
             return f"mean probabilities {' and '.join(labels)} of {len(measured.labels)} labels"
         if side != "neither":
             return f"mean probability too {'high' if overall.gap > 0 else 'low'} {by}"
-        return f"mean probabilities {'not clearly off' if weak else 'within chance of'} the frequencies"
+        return f"mean probabilities {'not clearly different from' if weak else 'within chance of'} the frequencies"
     rows, what = (found.runs, "confidences") if found.runs else (found.classes, "classes")
     sides = [word for word, sign in _SIDES.items() if any(sign * row.gap > 0 for row in rows)]
     if side != "neither":
@@ -126,7 +125,7 @@ def _points(overall: Overall, sign: int = 1) -> str:
 
 
 def diagnose(report: CalibrationReport) -> list[str]:
-    """The verdict, the sentences on each set of probabilities, and on what changed from one to the other."""
+    """The verdict, sentences on each set of probabilities, and a sentence if calibration made the loss worse."""
     sentences = [verdict(report)]
     if report.after is None:
         return [*sentences, *_of_state(report, report.before)]
@@ -141,13 +140,13 @@ def diagnose(report: CalibrationReport) -> list[str]:
     if len(change) > 1 and np.isfinite(change).all():
         error = change.std(ddof=1) / np.sqrt(len(change))
         limit = stdtrit(len(change) - 1, (1 + report.settings.confidence_level) / 2) * error
-    why = "it was fitted on too few examples, or on examples unlike these"
+    why = "the calibrator was fitted on too few examples, or on examples unlike these"
     worse = f"The negative log-likelihood got worse beyond chance: {why}."
     return [*sentences, worse] if change.mean() > limit else sentences
 
 
 def _of_state(report: CalibrationReport, measured: Measured) -> Iterator[str]:
-    """The means, then what differs beyond chance, then the ECE against chance."""
+    """Sentences on the means, on differences beyond chance, and on the ECE of a calibrated model."""
     found, overall, test = claims(report, measured), measured.overall, measured.consistency
     mean, came = _apart(overall.confidence, overall.accuracy, 4)
     means = ("Mean probability is", "frequency") if test is None else ("Mean confidence is", "accuracy")
@@ -156,15 +155,15 @@ def _of_state(report: CalibrationReport, measured: Measured) -> Iterator[str]:
     yield f"{means[0]} {mean}, {means[1]} {came}{difference} ({judged})."
     for run in found.runs[:3]:
         said, came = _apart(run.confidence, run.accuracy, 3)
-        where = f"Confidences from {run.lower:.2f} to {run.upper:.2f} ({run.count:,} examples)"
+        where = f"Confidences from {run.lower:.2f} to {run.upper:.2f} ({counted(run.count, 'example')})"
         side = "high" if run.gap > 0 else "low"
-        yield f"{where} are too {side}: {said} on average, right {came} of the time."
+        yield f"{where} are too {side}: {said} on average, with an accuracy of {came}."
     for side, sign in _SIDES.items():
         rows = [row for row in found.classes if sign * row.gap > 0]
         pairs = [(row.name, *_apart(row.confidence, row.precision, 2)) for row in rows]
         named = _listed([f'"{name}" (confidence {said}, precision {came})' for name, said, came in pairs])
         if rows:
-            yield f"Predictions of {len(rows)} class{'es' * (len(rows) > 1)} are {side} beyond chance: {named}."
+            yield f"Predictions of {counted(len(rows), 'class')} are {side} beyond chance: {named}."
     pairs = [(row.name, *_apart(row.frequency, row.mean_probability, 3)) for row in found.frequencies]
     if pairs:
         words = [f'"{name}" ({came} of the examples, mean probability {said})' for name, came, said in pairs]
@@ -172,23 +171,23 @@ def _of_state(report: CalibrationReport, measured: Measured) -> Iterator[str]:
         yield f"Some {what} more or less often than their mean probability: {_listed(words)}."
     if test is not None:
         yield (
-            f"The ECE is {test.value:.4f}; on {overall.n_examples:,} examples, that of a perfectly calibrated model "
-            f"with these confidences is {test.expected:.4f} on average "
+            f"The ECE is {test.value:.4f}; on {counted(overall.n_examples, 'example')}, the ECE of a perfectly "
+            f"calibrated model with these confidences is {test.expected:.4f} on average "
             f"({found.judged(test.p_value, found.ece)})."
         )
 
 
 def _apart(first: float, second: float, digits: int) -> list[str]:
-    """Two numbers with this many digits, or as many as show that they differ."""
+    """Two numbers with this many digits, or with as many as are needed to tell them apart."""
     while digits < 9 and f"{first:.{digits}f}" == f"{second:.{digits}f}":
         digits += 1
     return [f"{each:.{digits}f}" for each in (first, second)]
 
 
 def significant_runs(rows: Sequence[BinRow], alpha: float) -> list[BinRow]:
-    """Neighbouring bins that err to the same side beyond chance, joined; largest contribution first.
+    """Join neighbouring bins that are wrong in the same direction beyond chance; largest contribution first.
 
-    alpha is shared out over the bins (Bonferroni), so that many bins make no false alarm.
+    alpha is divided by the number of bins (Bonferroni), so that many bins do not cause false alarms.
     """
     found: list[BinRow] = []
     for row in rows:
@@ -208,25 +207,25 @@ def warn(report: CalibrationReport) -> Iterator[str]:
     """Caveats: few examples, absent or rare classes, two classes."""
     before, several = report.before, report.multi_label
     if before.state is None and not several and report.n_examples < _FEW_EXAMPLES:
-        caveat = f"Only {report.n_examples:,} examples: binned errors are noisy and biased upwards."
-        yield f"{caveat} Read the debiased and smooth ones, and the intervals."
+        caveat = "binned errors are noisy and biased upwards. Use the debiased and smooth errors, and the intervals"
+        yield f"With only {counted(report.n_examples, 'example')}, {caveat}."
     rows: Any = before.labels or before.classes
     counts = [row.n_true if several else row.support for row in rows]
     kinds: dict[str, list[str]] = {}
     for row, count in zip(rows, counts, strict=True):
-        what = f"{f'fewer than {_FEW_IN_A_CLASS}' if count else 'no'} examples; the rows in the tables say little"
+        what = f"{f'fewer than {_FEW_IN_A_CLASS}' if count else 'no'} examples; such rows of tables are unreliable"
         if several and count in (0, row.n_known):
-            what = "one value in all rows; there is no AUROC, and the macro averages leave them out"
+            what = "one value in all rows, without an AUROC; macro averages are over the other labels"
         elif count >= _FEW_IN_A_CLASS:
             continue
         kinds.setdefault(what, []).append(f'"{row.name}"')
     for what, names in kinds.items():
         yield f"{_listed(names)} {'has' if len(names) == 1 else 'have'} {what}."
     if len(report.class_names) == 2 and not several:
-        yield "Two classes: the confidence is that of the predicted class, at least 0.5, not that of the positive one."
+        yield "With two classes, the confidence is the probability of the predicted class, not of the positive class."
 
 
 def _listed(words: Sequence[str]) -> str:
-    """The first of many, and how many more there are."""
+    """The first words, and the number of further words."""
     more = len(words) - _CLASSES_NAMED
     return ", ".join(words[:_CLASSES_NAMED]) + (f", and {more} more" if more > 0 else "")

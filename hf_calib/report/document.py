@@ -25,23 +25,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console
 
-# Letters of a line on a terminal: of the first column at least, of the other headers at most.
+# Letters in a line on a terminal: the fewest of the first column, and the most of the words in other headers.
 _TITLE, _WORD, _LONG_WORD = 20, 16, 18
-
 
 T = TypeVar("T")
 Cells = tuple[list[str], list[list[str]]]  # a header, and rows
 
 
 class Image(NamedTuple):
-    """A figure as drawn: data of a PNG file, the same on every run, and its width in CSS pixels, that on paper."""
+    """A drawn figure: the data of a PNG file, which are equal on every run, and its width on paper in CSS pixels."""
 
     data: bytes
     width: int
 
 
 def draw(figure: Figure) -> Image:
-    """Draw a figure, which takes longer than all the rest of a document."""
+    """Draw a figure, which takes longer than the rest of a document."""
     stream = io.BytesIO()
     write_image(figure, stream, format="png", dpi=180)
     return Image(stream.getvalue(), round(figure.get_figwidth() * 96))
@@ -49,7 +48,7 @@ def draw(figure: Figure) -> Image:
 
 @dataclass(frozen=True)
 class Lead:
-    """One line below the title, on what the document is about."""
+    """One line below the title about the content of the document."""
 
     text: str
     strong: bool = False  # the finding, which a screen shows first
@@ -61,7 +60,7 @@ class Bullets:
 
     sentences: Sequence[str]
     faint: bool = False  # notes, which are not shown on a screen
-    label: str = ""  # what stands before each of them on a screen
+    label: str = ""  # precedes each sentence on a screen
 
 
 @dataclass(frozen=True)
@@ -74,14 +73,14 @@ class Table:
     title: str | None = None  # on a screen; None keeps the table off it
     stacked: bool = False  # a page shows intervals below their values
     folded: bool = False  # a page shows it only once its caption is opened
-    links: Mapping[str, str] = field(default_factory=dict)  # from what names a row to an address, or ""
+    links: Mapping[str, str] = field(default_factory=dict)  # name of a row -> address, or ""
 
     def rows_with(self, mark: str) -> list[list[str]]:
         """The rows with a mark in place of the space before an interval."""
         return [[row[0], *(cell.replace(" [", f"{mark}[") for cell in row[1:])] for row in self.rows]
 
     def show(self, console: Console) -> None:
-        """Where there is no room, intervals stand below their values; columns that still do not fit follow below."""
+        """Print the table; if it is too wide, intervals are below their values, and more columns in another table."""
         from rich.box import SIMPLE_HEAD
         from rich.table import Table as RichTable
         from rich.text import Text
@@ -114,7 +113,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Figures:
-    """Figures side by side, where there is room, with their captions, by name; files beside a Markdown document."""
+    """Figures with captions by name, side by side if there is room; files next to a Markdown document."""
 
     images: Mapping[str, Image]
     captions: Mapping[str, str]
@@ -145,15 +144,15 @@ class Document:
         return {name: image for block in figures for name, image in block.images.items()}
 
     def to_markdown(self) -> str:
-        """The document as Markdown; figures lie in the folder `figures` beside it."""
+        """The document as Markdown; its figures are in the folder `figures` next to it."""
         return "\n".join(_markdown(Section(self.title, self.blocks), 1)) + "\n"
 
     def to_html(self) -> str:
-        """The document as one page that needs no other file: styles and figures are inside, and no script."""
+        """The document as one page that needs no other file: styles and figures are inside, without scripts."""
         return _template().render(document=self)
 
     def show(self, console: Console) -> None:
-        """Print what has a place on a screen: the finding, tables with a title, and sentences, which are read last."""
+        """Print the parts for a screen: the finding, then tables with a title, then sentences."""
         plain: Any = {"markup": False, "highlight": False}
         parts, sentences = _flat(self.blocks), list[str]()
         for block in parts:
@@ -223,7 +222,7 @@ def _template() -> Template:
 
 
 def p_cell(p_value: float) -> str:
-    """A p-value as tables show it: none below the least that 1,000 resamples can give.
+    """A p-value as tables show it, not below the least value that 1,000 resamples can give.
 
     >>> p_cell(0.6543), p_cell(1 / 1001)
     ('0.65', '< 0.001')
@@ -249,7 +248,7 @@ def with_interval(value: float, low: float | None, high: float | None, form: str
 
 
 def cell(found: Interval, form: str = ".4f") -> str:
-    """The same of an interval."""
+    """An interval as the tables show it."""
     return with_interval(found.value, found.low, found.high, form)
 
 
@@ -259,7 +258,7 @@ def columns(before: T, after: T | None) -> dict[str, T]:
 
 
 def table_of(corner: str, titles: Mapping[str, str], states: Mapping[str, Mapping[str, Interval]]) -> Cells:
-    """Each metric that any state has, by the titles of their keys."""
+    """A table with a row for each metric that any state has, by the titles of their keys."""
     rows = [
         [title, *(cell(found[key]) if key in found else "" for found in states.values())]
         for key, title in titles.items()
@@ -269,17 +268,17 @@ def table_of(corner: str, titles: Mapping[str, str], states: Mapping[str, Mappin
 
 
 def table_of_rows(rows: Sequence[Any], columns: Mapping[str, Callable[[Any], str]]) -> Cells:
-    """A table of columns, each with what it shows of a row."""
+    """A table with a cell for each row and column, the function of the column for the row."""
     return list(columns), [[shown(row) for shown in columns.values()] for row in rows]
 
 
 def titled(metrics: Mapping[str, Interval], titles: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Metrics as a record has them, each with its title."""
+    """Metrics as in a record, each with its title."""
     return {key: {"title": titles[key], **found._asdict()} for key, found in metrics.items()}
 
 
 def plain(value: Any) -> Any:
-    """A value of JSON's own types, without curves and fields that are not compared; None where no number is finite.
+    """A value in JSON types, without curves and fields that are not compared; non-finite numbers become None.
 
     >>> plain({"ece": Interval(0.5, float("nan")), "names": ("a", "b")})
     {'ece': {'value': 0.5, 'low': None, 'high': None}, 'names': ['a', 'b']}

@@ -22,7 +22,7 @@ from hf_calib.report.multi_label import measure_labels
 from hf_calib.report.report import CalibrationReport
 from hf_calib.report.sections import SliceSection, slice_section, soft_label_section, with_entities
 
-# Decisions that all resamples of several labels a row read together: seconds, not minutes.
+# The most multi-label decisions that all resamples read together, so that they take seconds.
 _DECISIONS_READ, _FEWEST_RESAMPLES = 3e7, 100
 
 
@@ -40,28 +40,28 @@ def calibration_report(
     class_names: Sequence[str] | None = None,
     name: str = "model",
 ) -> CalibrationReport:
-    r"""Measure a classifier's calibration by every metric here, and say what the numbers mean.
+    r"""Measure a classifier's calibration by every metric, and diagnose it in words.
 
-    For one number use its metric, such as `expected_calibration_error`; for numbers while training,
-    `hf_calib.metrics.streaming`. Proper scores, accuracy and the like come with a percentile bootstrap interval over
-    examples (Efron and Tibshirani 1993, 13.3), each ECE with that of `calibration_error_interval`. Other measures of
-    mis-calibration have none that holds.
+    For a single metric, call its function, such as `expected_calibration_error`; during training, use
+    `hf_calib.metrics.streaming`. Accuracy, proper scores and similar metrics have a percentile bootstrap interval over
+    examples (Efron and Tibshirani 1993, 13.3), and each ECE has the interval of `calibration_error_interval`. Other
+    measures of mis-calibration have no valid interval.
 
     Args:
         probs: (N, C) float, rows that sum to 1.
-        labels: (N,) int in [0, C); or (N, C) of 0 and 1 for several labels a row, -100 where one is not known. The
-            probabilities are then sigmoids, any in [0, 1].
+        labels: (N,) int in [0, C); with several labels per row (N, C) of 1, 0, or -100 for an unknown label. The
+            probabilities are then sigmoids, any values in [0, 1].
         calibrated: (N, C) float, the probabilities after calibration on *other* examples; or None.
         soft_labels: (N, C) float, rows that sum to 1: each class's share among the annotators of an example, such as
-            those of CIFAR-10H; or None. The probabilities are then measured against these as well.
-        sample_weight: (N,) float, what each row of one class counts for; or None. There are then the metrics that have
-            a weighted form, with normal intervals, and no soft labels.
+            those of CIFAR-10H; or None. The probabilities are then also measured against the shares.
+        sample_weight: (N,) float, the weight of each row, for labels (N,); or None. The report then has the metrics
+            that have a weighted form, with normal intervals, and no soft labels.
         n_bins: M, at least 1.
-        confidence_level: of the intervals, in (0, 1).
-        n_resamples: of the bootstrap and the consistency test.
-        seed: of both.
+        confidence_level: level of the intervals, in (0, 1).
+        n_resamples: number of resamples of the bootstrap and of the consistency test.
+        seed: seed of the resamples.
         class_names: C names; default "0", "1", ...
-        name: of the model, for titles.
+        name: name of the model, for titles.
 
     Returns:
         A report with `to_dict()`, `to_markdown()`, `to_html()`, `save()` and `figures()`; its fields hold the numbers.
@@ -70,10 +70,10 @@ def calibration_report(
         ValueError: if probs are not probabilities, or labels, calibrated, soft_labels or class_names do not fit.
 
     Notes:
-        Of several labels a row, the probability of a label is compared with how often it applies; the trainer's
-        `eval_ece` is of the confidence $\max(p, 1 - p)$ of each decision, another number, and its `eval_classwise_ece`
-        is the macro ECE. AUROC and average precision do not exist for a label that never applies, AUROC neither for one
-        that always does: these are left out of the macro average.
+        With several labels per row, the ECE compares the probability of a label with its frequency. The trainer's
+        `eval_ece` is another number, of the confidence $\max(p, 1 - p)$ of each decision; its `eval_classwise_ece` is
+        the macro ECE. AUROC and average precision are undefined for a label that never applies, and AUROC for one that
+        always applies: macro averages leave such labels out.
 
     >>> probs = np.tile([[0.9, 0.1], [0.2, 0.8]], (50, 1))
     >>> report = calibration_report(probs, np.tile([0, 0], 50), n_resamples=100)
@@ -87,7 +87,7 @@ def calibration_report(
     several, shares = np.ndim(labels) == 2, None
     n_given = several + (soft_labels is not None) + (sample_weight is not None)
     requirement = "at most one of labels (N, C), soft_labels and sample_weight to be given"
-    check(n_given <= 1, requirement, n_given, "leave the others out: each is for labels (N,), and alone")
+    check(n_given <= 1, requirement, n_given, "leave the others out, as they cannot be combined")
     given = {"probs": probs} if calibrated is None else {"probs": probs, "calibrated": calibrated}
     rows, states = list[Any](), list[Any]()
     if several:
@@ -130,7 +130,7 @@ def report_on_states(
     confidence_level: float = 0.95,
     seed: int = 0,
 ) -> CalibrationReport:
-    """The report on rows that were summed, also after a calibration by a map that was fitted on other rows."""
+    """The report on summed rows, also after a calibrator that was fitted on other rows."""
     names = class_names or tuple(map(str, range(state.n_classes)))
     settings = Settings(state.n_bins, confidence_level, seed=seed)
     return CalibrationReport(
@@ -153,8 +153,8 @@ def report_on_predictions(
 ) -> CalibrationReport:
     """`calibration_report` on predictions and their weights, also after a scaler that was fitted on other rows.
 
-    It has a section for each of their columns `by`, and on the entities of tokens. Soft labels are (N, C), of the same
-    examples; class names those of the data, or None for those of the predictions.
+    The report has a section for each of their columns `by`, and one on the entities of tokens. Soft labels (N, C) are
+    of the same examples, and class names are those of the data, or None for those of the predictions.
     """
     probs, labels, weights = predictions.probabilities(), predictions.labels, predictions.weights
     calibrated = None if scaler is None else scaler.predict_proba(predictions.as_logits())
@@ -179,18 +179,18 @@ def report_on_predictions(
     return report if predictions.sentences is None else with_entities(report, predictions.sentences)
 
 
-def report_on_table(table: Table, name: str, n_bins: int, **counted: Any) -> CalibrationReport:
-    """The report on all rows of a table where they can be held, else of one pass over them by so many workers."""
+def report_on_table(table: Table, name: str, n_bins: int, **counting: Any) -> CalibrationReport:
+    """The report on all rows of a table, from memory if they fit, else from one pass with the options `counting`."""
     if table.fits_into_memory():
         return report_on_predictions(table.load(), name, n_bins)
-    tally = one_pass.measure_in_one_pass(table, n_bins, one_pass.choose_slicings(table), **counted)
+    tally = one_pass.measure_in_one_pass(table, n_bins, one_pass.choose_slicings(table), **counting)
     return report_of(tally, name, table.class_names, n_bins, len(table.files))
 
 
 def report_of(
     tally: one_pass.Tally, name: str, class_names: tuple[str, ...], n_bins: int, n_files: int | None = None
 ) -> CalibrationReport:
-    """The report on what was summed."""
+    """The report on the sums of one pass."""
     before, after = tally.states["before"], tally.states.get("after")
     report = report_on_states(before, after=after, class_names=class_names, name=name)
     return replace(report, slices=_sections(tally, n_bins), n_files=n_files)
@@ -201,6 +201,6 @@ def _sections(tally: one_pass.Tally, n_bins: int) -> tuple[SliceSection, ...]:
 
 
 def _coded(values: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """The numbers (N,) of values, and the values that they number."""
+    """The codes (N,) of values, and the value of each code."""
     numbers = {value: i for i, value in enumerate(dict.fromkeys(values))}
     return np.array([numbers[value] for value in values], np.intp), list(numbers)

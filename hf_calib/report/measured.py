@@ -34,16 +34,16 @@ from hf_calib.metrics.sums import (
 )
 
 MAX_EXAMPLES_FOR_KDE = 2_000  # the kernel calibration error compares every pair of examples
-# Rows that a metric which is called for each resample may read in all of them: seconds, not minutes.
+# The most rows that all calls of a metric read which is called for each resample, so that it takes seconds.
 _BUDGET = 1e7
 _MOST_CALLS, _FEWEST_CALLS = 200, 50
 _AS_GOOD_AS_0 = 1e-9
 _AS_GOOD_AS_NORMAL = 10_000.0  # a variance
-_REACH = 10  # standard deviations, beyond which nothing counts
+_REACH = 10  # In standard deviations; probabilities beyond are negligible.
 
 
 class Settings(NamedTuple):
-    """Settings that every number of a report is computed with."""
+    """Settings of all numbers in a report."""
 
     n_bins: int
     confidence_level: float = 0.95
@@ -57,7 +57,7 @@ class Settings(NamedTuple):
 
     @property
     def drawing(self) -> dict[str, Any]:
-        """The options of what resamples."""
+        """The options of functions that resample."""
         return {name: value for name, value in self._asdict().items() if name != "n_bins"}
 
     def normal(self, groups: GroupSums, name: str, group: int = 0) -> Interval:
@@ -73,36 +73,36 @@ class Settings(NamedTuple):
 
 @dataclass(frozen=True)
 class Measure:
-    """A row of `MEASURES`: what is computed, what it is called, and how it gets its interval.
+    """A row of `MEASURES`: a metric with its title and the kind of its interval.
 
-    An interval is the quantiles of resamples ("bootstrap"), or of a binned ECE the errors of the population that go
-    with the sample ("inversion"). The other measures of mis-calibration have none: a resample adds the noise again.
+    An interval has the quantiles of resamples ("bootstrap") or, for a binned ECE, the errors of populations that are
+    consistent with the sample ("inversion"). Other calibration errors have none: a resample adds the noise again.
     """
 
     title: str
     metric: str  # its name in `hf_calib.metrics`
     options: Mapping[str, Any] = field(default_factory=dict)
     binned: bool = False  # takes the report's number of bins
-    part: str | None = None  # the field of what the metric returns
+    part: str | None = None  # the field of the metric's result
     interval: Literal["bootstrap", "inversion", "none"] = "none"
-    n_examples: tuple[float, float] = (1, np.inf)  # left out of reports on fewer or more
+    n_examples: tuple[float, float] = (1, np.inf)  # Reports on fewer or more leave the metric out.
 
     @property
     def page(self) -> str:
-        """The address of its entry in the documentation; "" where the package names no such site."""
+        """The address of the metric's entry in the documentation; "" if the package names no such site."""
         site = dict(each.split(", ") for each in metadata("hf_calib").get_all("Project-URL") or [])
         page = "errors" if "error" in self.metric or self.metric.startswith("ece") else "scores"
         place = f"reference/metrics/{page}.html#hf_calib.metrics.{self.metric}"
         return f"{site['Documentation'].rstrip('/')}/{place}" if "Documentation" in site else ""
 
     def value(self, probs: NDArray[Any], labels: NDArray[Any], n_bins: int, **weights: Any) -> float:
-        """The metric of rows, at least 0, as an unbiased estimate need not be."""
+        """The metric of rows; a negative value of an unbiased estimate becomes 0."""
         own = {"n_bins": n_bins} if self.binned else {}
         result = getattr(metrics, self.metric)(probs, labels, **self.options, **own, **weights)
         return max(0.0, float(result if self.part is None else getattr(result, self.part)))
 
     def n_resamples(self, n_examples: int, asked: int) -> int:
-        """How many resamples are worth their time; 0 where too few are, or the metric has no interval."""
+        """The number of resamples that takes seconds; 0 if it is too small, or the metric has no interval."""
         if self.interval == "none":
             return 0
         if self.interval == "inversion" or METRICS[self.metric].sums is not None:
@@ -117,7 +117,7 @@ _TOP = "Top label's Brier score"
 _DEBIASED = {"binning": "equal_mass", "debias": True}
 _SPLIT = (50, np.inf)  # in folds of 10 and more
 
-ECE_INTERVALS = "The interval of an ECE is of the error without noise: the ECE may lie above it."
+ECE_INTERVALS = "The interval of an ECE is for the error without noise, so the ECE may be above it."
 #: The metrics of a report: key -> `Measure`. Keys and titles are those of the trainer's log where it has them.
 MEASURES: dict[str, Measure] = {
     "accuracy": Measure(LOGGED_METRICS["accuracy"], "accuracy", interval="bootstrap"),
@@ -146,7 +146,7 @@ MEASURES: dict[str, Measure] = {
 
 @dataclass(frozen=True)
 class BinRow:
-    """The examples of one confidence bin, or of a run of them."""
+    """The examples of one confidence bin, or of neighbouring bins."""
 
     lower: float
     upper: float
@@ -155,12 +155,12 @@ class BinRow:
     accuracy: float
     gap: float  # confidence - accuracy: above 0 is over-confident
     contribution: float  # |gap| count / N: these add up to the ECE
-    p_value: float  # of such a gap, either way, if the confidences were right
+    p_value: float  # two-sided, for a true gap of 0
 
 
 @dataclass(frozen=True)
 class ClassRow:
-    """One class: how often it occurs, how likely it was said to be, and how far its predictions hold."""
+    """One class: its frequency, its mean probability, and the confidence and precision of its predictions."""
 
     index: int
     name: str
@@ -169,24 +169,24 @@ class ClassRow:
     mean_probability: float  # over all N examples; equals the frequency if calibrated
     class_gap: float  # the class's term of the classwise calibration error
     predicted: int  # examples for which it is the most probable class
-    precision: float | None  # how often it is right then; None if it is never predicted
-    confidence: float | None  # mean confidence then
-    p_value: float  # of confidence - precision, if the confidences were right
-    frequency_p_value: float  # of frequency - mean_probability, if the probabilities were right
+    precision: float | None  # the fraction of these that are correct; None if the class is never predicted
+    confidence: float | None  # the mean confidence of these
+    p_value: float  # two-sided, for a true difference of 0 between confidence and precision
+    frequency_p_value: float  # two-sided, for a true difference of 0 between frequency and mean_probability
 
     @property
     def gap(self) -> float:
-        """Confidence minus precision of its predictions: above 0 is over-confident; 0 where there are none."""
+        """Confidence minus precision of the predictions, above 0 if over-confident; 0 if there are none."""
         return (self.confidence or 0.0) - (self.precision or 0.0)
 
 
 class Overall(NamedTuple):
-    """Mean confidence minus accuracy, with its interval; of several labels mean probability minus prevalence."""
+    """Mean confidence minus accuracy (multi-label: mean probability minus prevalence), with its interval."""
 
     gap: float
     low: float
     high: float
-    p_value: float  # of such a gap, either way, if every confidence is the chance to be right
+    p_value: float  # two-sided, if every confidence is the probability that the prediction is correct
     confidence: float
     accuracy: float
     n_examples: int
@@ -196,17 +196,17 @@ class Overall(NamedTuple):
 class Measured:
     """A set of probabilities, measured from its rows or from sums of them.
 
-    Metrics are those of `MEASURES`, or for several labels a row of `LABEL_MEASURES`, averaged as "macro_..." and
-    "micro_...". Rows without weights that are held come with it, else the sums.
+    Metrics are those of `MEASURES`, or for multi-label data of `LABEL_MEASURES`, averaged as "macro_..." and
+    "micro_...". Unweighted rows in memory are kept in `probs`; otherwise `state` has the sums.
     """
 
     metrics: Mapping[str, Interval]
-    n_resamples: Mapping[str, int]  # that an interval is from; fewer than asked for where that is slow
-    bins: tuple[BinRow, ...]  # those that hold examples, from the lowest
+    n_resamples: Mapping[str, int]  # The resamples of each interval; slow metrics have fewer than asked for.
+    bins: tuple[BinRow, ...]  # The non-empty bins, from the lowest.
     overall: Any  # an `Overall`
-    consistency: ConsistencyTest | None = None  # of the ECE; None for several labels
-    classes: tuple[ClassRow, ...] = ()  # none for several labels
-    labels: tuple[Any, ...] = ()  # of several labels a row, a `LabelMeasurements` each
+    consistency: ConsistencyTest | None = None  # The test of the ECE; None for multi-label data.
+    classes: tuple[ClassRow, ...] = ()  # Empty for multi-label data.
+    labels: tuple[Any, ...] = ()  # The `LabelMeasurements` of multi-label data.
     state: CalibrationState | None = field(default=None, repr=False, compare=False)
     probs: Any = field(default=None, repr=False, compare=False)  # (N, C)
 
@@ -219,7 +219,7 @@ class Measured:
         settings: Settings,
         weights: FloatArray | None = None,
     ) -> Measured:
-        """Every metric of rows; with weights those that have a weighted form."""
+        """Compute every metric of rows; with weights, those that have a weighted form."""
         n_bins, _, n, seed = settings
         state = CalibrationState(n_classes=len(names), n_bins=n_bins)
         for _, scores in score_chunks(probs, labels, weights):
@@ -227,7 +227,7 @@ class Measured:
         if weights is not None:
             found = cls.of_state(state, names, settings)
             values = dict(found.metrics)
-            for key in ("brier_calibration", "brier_refinement"):  # what has a weighted form next to the sums
+            for key in ("brier_calibration", "brier_refinement"):  # The sums do not contain these.
                 values[key] = Interval(MEASURES[key].value(probs, labels, n_bins, sample_weight=weights))
             return replace(found, metrics=values)
         confidences, predicted = winners(probs)
@@ -248,7 +248,7 @@ class Measured:
 
     @classmethod
     def of_state(cls, state: CalibrationState, names: tuple[str, ...], settings: Settings) -> Measured:
-        """Every metric that sums tell, also those of weights."""
+        """Compute every metric that follows from sums, which may be weighted."""
         top, bins, by_class = state.top_label, state.bins, state.classes()
         total, effective = float(bins.counts.sum()), float(top.effective_rows()[0])
         scale, (_, _, n, seed) = effective / total, settings
@@ -279,7 +279,7 @@ class Measured:
 def _tables(
     state: CalibrationState, names: tuple[str, ...], coins: Mapping[str, Coins], settings: Settings
 ) -> dict[str, Any]:
-    """The whole, the bins and the classes of a state, with the coins of each."""
+    """The overall gap, the bins and the classes of a state, from the coins of each."""
     top, bins = state.top_label, state.bins
     total, stated, right = (float(part.sum()) for part in bins)
     effective = float(top.effective_rows()[0])
@@ -295,11 +295,11 @@ def _tables(
 def _overall(
     confidence: float, accuracy: float, n_rows: int, effective: float, coins: Coins, z: float
 ) -> Overall:
-    """The gap, with the interval of gaps whose own errors allow for it, as Wilson's interval is of one frequency.
+    """The gap with its score interval, which generalises Wilson's interval of one frequency.
 
-    If the gap is g, each row is right with a chance of its confidence minus g: where all confidences are high and few
-    errors were drawn, the variance of the sample is far too small. The p-value is the larger one of an exact test and
-    of the test that goes with the interval, so that they agree.
+    If the gap is g, each row is correct with the probability of its confidence minus g. The variance of the sample
+    would be far too small if all confidences are high and few errors were drawn. The p-value is the larger one of an
+    exact test and of the test that the interval inverts, so that test and interval agree.
     """
     gap = confidence - accuracy
     variance = (coins.heads_variance + coins.tails_variance) / effective
@@ -316,7 +316,7 @@ def _overall(
 def measure_all(
     probs: NDArray[Any], labels: NDArray[Any], settings: Settings, measures: Mapping[str, Measure] = MEASURES
 ) -> tuple[dict[str, Interval], dict[str, int]]:
-    """Every metric that the number of examples allows, with its interval, by key; and its number of resamples."""
+    """The metrics that the number of examples allows, with intervals, by key; and their numbers of resamples."""
     n_rows, n_bins = len(probs), settings.n_bins
     asked = {k: each for k, each in measures.items() if each.n_examples[0] <= n_rows <= each.n_examples[1]}
     n_resamples = {key: each.n_resamples(n_rows, settings.n_resamples) for key, each in asked.items()}
@@ -339,9 +339,9 @@ def measure_all(
 def bin_rows(
     sums: BinSums, coins: Coins, *, counts: NDArray[Any] | None = None, scale: float = 1.0
 ) -> tuple[BinRow, ...]:
-    """The equal-width bins that hold examples, from the lowest.
+    """The non-empty equal-width bins, from the lowest.
 
-    Sums and coins are of M bins; where they are of weights, counts (M,) are rows, and scale effective rows a weight.
+    Sums and coins are of M bins. If they are weighted, counts (M,) are rows, and scale the effective rows per weight.
     """
     edges, total = uniform_edges(len(sums.counts)), float(sums.counts.sum())
     rows = []
@@ -358,7 +358,7 @@ def bin_rows(
 def class_rows(
     state: CalibrationState, names: tuple[str, ...], predicted: Coins, classes: Coins, scale: float
 ) -> tuple[ClassRow, ...]:
-    """One row a class; the coins are those of its predictions, and of its probabilities in all rows."""
+    """One row per class, from the coins of its predictions and the coins of its probabilities in all rows."""
     total, gaps = float(state.bins.counts.sum()), class_gaps(state.class_bins())
     to_rows, rows = state.n_rows / total, []
     for c, (name, sums) in enumerate(zip(names, state.classes().T.tolist(), strict=True)):
@@ -381,21 +381,21 @@ def class_rows(
 
 
 class Coins(NamedTuple):
-    """Independent coins, summed up; each field may be an array, of one sum each.
+    """Sums over independent coins (Bernoulli variables); each field may be an array of sums.
 
-    Those with a chance p of at least 1/2 are summed apart, as the sum of both kinds can be far from normal on either
-    side: a thousand coins at .999 and a thousand at .001.
+    Likely coins, with p of at least 1/2, are summed separately, because the sum of both kinds can be far from normal
+    on either side: a thousand coins at .999 and a thousand at .001.
     """
 
-    likely: Any  # how many have such a chance
-    heads: Any  # the sum of p of the others
-    heads_variance: Any  # that of p (1 - p) of the others
-    tails: Any  # the sum of 1 - p of the likely ones
-    tails_variance: Any  # that of p (1 - p) of the likely ones
+    likely: Any  # the number of likely coins
+    heads: Any  # the sum of p over the unlikely coins
+    heads_variance: Any  # the sum of p (1 - p) over the unlikely coins
+    tails: Any  # the sum of 1 - p over the likely coins
+    tails_variance: Any  # the sum of p (1 - p) over the likely coins
 
     @classmethod
     def of(cls, chances: NDArray[Any], groups: NDArray[np.intp] | None = None, n_groups: int = 1) -> Coins:
-        """Coins with these chances, (N,) summed within groups (N,), or (N, C) within columns."""
+        """Coins with these probabilities, (N,) summed within groups (N,), or (N, C) summed within columns."""
         wide = np.clip(np.ravel(chances).astype(np.float64), 0, 1)
         if chances.ndim == 2:
             n_groups = chances.shape[1]
@@ -410,9 +410,9 @@ class Coins(NamedTuple):
 
     @classmethod
     def of_sums(cls, count: Any, chances: Any, squares: Any) -> Coins:
-        """Coins that are known by their number, the sum of their chances and that of the squares of these.
+        """Coins from their number, the sum of their probabilities and the sum of the squared probabilities.
 
-        They are taken as all likely or all unlikely, as those of a bin are.
+        They count as all likely or all unlikely, as the coins of a bin are.
 
         >>> [round(coins.p_value(7), 6) for coins in (Coins.of_sums(10, 9.0, 8.1), Coins.of(np.full(10, 0.9)))]
         [0.140382, 0.140382]
@@ -427,13 +427,13 @@ class Coins(NamedTuple):
         return Coins(*(float(field[number]) for field in self))
 
     def p_value(self, n_heads: float) -> float:
-        """How likely a number of heads as far from the mean is, either way: twice the smaller tail, at most 1.
+        """The two-sided p-value of a number of heads: twice the smaller tail, at most 1.
 
-        The seldom heads, and the seldom tails, are each taken as binomial with their mean and variance, of a number
-        of coins that need not be whole; that is near the truth in both of its limits, the normal and the Poisson one
-        (Ehm 1991, "Binomial approximation to the Poisson binomial distribution"; Choi and Xia 2002).
+        Heads of unlikely coins and tails of likely coins are each approximated by a binomial distribution with their
+        mean and variance, whose number of coins need not be an integer; it is close in the normal and in the Poisson
+        limit (Ehm 1991, "Binomial approximation to the Poisson binomial distribution"; Choi and Xia 2002).
         """
-        excess = n_heads - self.likely  # heads of the unlikely less tails of the likely
+        excess = n_heads - self.likely  # Heads of unlikely coins minus tails of likely coins.
         variance = self.heads_variance + self.tails_variance
         if variance > _AS_GOOD_AS_NORMAL:
             z = (excess - self.heads + self.tails) / np.sqrt(variance)
@@ -449,13 +449,13 @@ class Coins(NamedTuple):
 
 
 def _distribution(mean: float, variance: float) -> tuple[FloatArray, int]:
-    """The probabilities of numbers of heads from the second result on, beyond which they are as good as 0."""
+    """The probabilities of consecutive numbers of heads, and the first number; all others are negligible."""
     if mean <= 0:
         return np.ones(1), 0
     reach = _REACH * np.sqrt(variance) + _REACH
     first = max(0, int(mean - reach))
     counts = np.arange(first, int(mean + reach) + 2, dtype=np.float64)
-    share = max(1 - variance / mean, _AS_GOOD_AS_0)  # of each coin, which goes to 0 in the Poisson limit
+    share = max(1 - variance / mean, _AS_GOOD_AS_0)  # The probability of a coin, 0 in the Poisson limit.
     coins = mean / share
     inside = counts < coins
     at_most = np.ones(len(counts))

@@ -1,4 +1,4 @@
-"""Several labels a row, each with a probability of its own: measured by label, on average, and all together."""
+"""Multi-label data in a report: metrics of each label, their means, and metrics of all decisions together."""
 
 from __future__ import annotations
 
@@ -38,34 +38,34 @@ TITLES = {
     for average in ("macro", "micro")
 }
 CAPTIONS = {
-    "reliability": "All decisions: how often labels apply against their probability, with 95% Wilson intervals.",
-    "classwise": "Single labels, those with the largest calibration error.",
+    "reliability": "All decisions: frequency of labels against their probability, with 95% Wilson intervals.",
+    "classwise": "The labels with the largest calibration errors.",
     "label_errors": "The calibration error (ECE) of each label.",
 }
 FOOTNOTES = (
-    "Macro: the mean over the labels for which a metric is defined. Micro: of all decisions together, one for each row "
-    "and label. The labels of a row stay together in a resample.",
-    "ECE and maximum calibration error compare the probability of a label with how often it applies, in bins of equal "
-    "width over [0, 1]. Noise makes both larger, and a resample adds that noise again: they have no interval.",
+    "Macro: the mean over the labels for which a metric is defined. Micro: the metric of all decisions together, one "
+    "for each row and label. The labels of a row stay together in a resample.",
+    "ECE and maximum calibration error compare the probability of a label with its frequency, in bins of equal width "
+    "over [0, 1]. Noise makes both larger, and a resample adds that noise again, so they have no interval.",
 )
-_BIASED = ("ece", "mce")  # by noise, which a resample would add again: without interval
+_BIASED = ("ece", "mce")  # Noise biases them, and a resample would add it again, so they have no interval.
 
 
 @dataclass(frozen=True)
 class LabelMeasurements:
-    """One label, measured."""
+    """The measurements of one label."""
 
     name: str
     n_known: int  # rows where it is known
     n_true: int  # rows where it applies
     mean_probability: float  # over the rows where it is known; equals the prevalence if calibrated
     frequency: float  # n_true / n_known
-    frequency_p_value: float  # of frequency - mean_probability, if the probabilities are right
+    frequency_p_value: float  # two-sided, for a true difference of 0 between frequency and mean_probability
     metrics: Mapping[str, Interval]  # "prevalence" and those of `LABEL_MEASURES`; NaN if not defined
 
 
 def measure_labels(decisions: Decisions, names: tuple[str, ...], settings: Settings) -> Measured:
-    """Every measure of one set of probabilities."""
+    """Compute every metric of one set of probabilities."""
     (probs, true, known), n_bins = decisions, settings.n_bins
     n_rows, of_rows = len(probs), LabelMetrics(decisions, n_bins)
     drawn = np.random.default_rng(settings.seed).integers(0, n_rows, (settings.n_resamples, n_rows))
@@ -103,7 +103,7 @@ def measure_labels(decisions: Decisions, names: tuple[str, ...], settings: Setti
         for c, name in enumerate(names)
     )
     sums = BinSums(*(each.sum(axis=0) for each in label_bins(decisions, n_bins)))
-    # The decisions of a row depend on each other: the resamples are of rows.
+    # The decisions of a row depend on each other, so rows are resampled.
     gap, mean = (float(each.sum() / sizes.sum()) for each in (gaps, stated))
     error = float(np.std((counts @ gaps) / np.maximum(counts @ sizes, 1)))
     p_value = float(2 * ndtr(-abs(gap) / error)) if error > 0 else 1.0
@@ -119,7 +119,7 @@ def measure_labels(decisions: Decisions, names: tuple[str, ...], settings: Setti
 
 
 def label_table(report: CalibrationReport) -> Cells:
-    """Every label with its metrics, and where there is a calibration its errors before it, too."""
+    """A table of all labels with their metrics and, if there is a calibration, also their errors before it."""
     keys = {"prevalence": "prevalence", **LABEL_MEASURES, "mce": "maximum"}
     del keys["nll"]
     earlier = {} if report.after is None else {"ece": "ECE before", "brier": "Brier score before"}

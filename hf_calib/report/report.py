@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_calib import plots
 from hf_calib._files import whole_folder
+from hf_calib._text import counted
 from hf_calib.metrics.sums import Interval, top_label
 from hf_calib.plots.binned import classes_of_sums, reliability_of_sums
 from hf_calib.plots.curves import risk_coverage_of_curves
@@ -24,18 +25,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_CLASSES, _MOST_BINS = 30, 5  # in the tables
-# The metrics to read first, of one label a row and of several.
+# The metrics to read first, single-label and multi-label.
 _FIRST = ("accuracy", "nll", "brier", "ece", "macro_auroc", "macro_nll", "macro_brier", "macro_ece")
 _CAPTIONS = {
     "reliability": "Reliability in bins: accuracy against confidence, and the share of examples in each bin.",
     "smooth_reliability": "Reliability without bins: smoothed accuracy with a bootstrap band.",
-    "corp": "Reliability by isotonic regression (CORP); a calibrated model, too, leaves the pointwise band somewhere.",
-    "confidence_histogram": "Confidences of right predictions (up) and of wrong ones (down).",
+    "corp": "Reliability by isotonic regression (CORP); even a calibrated model leaves the pointwise band somewhere.",
+    "confidence_histogram": "Confidences of correct predictions (up) and of wrong predictions (down).",
     "risk_coverage": "Error rate among the most confident predictions, against the share of them that is kept.",
     "decisions": "Share of inputs answered for a promised accuracy, and the accuracy of the answers (95% intervals).",
     "entities": "Reliability of predicted entities, by the product and by the smallest of their tokens' probabilities.",
-    "out_of_distribution": "Inputs from elsewhere that are flagged, against familiar ones, for every threshold.",
-    "classwise": "How often a class is true against its probability, in bins with 95% Wilson intervals.",
+    "out_of_distribution": "Flagged out-of-distribution inputs against flagged rows, for every threshold.",
+    "classwise": "Frequency of a class against its probability, in bins with 95% Wilson intervals.",
 }
 _BIN_COLUMNS: dict[str, Callable[[Any], str]] = {
     "confidence": lambda row: f"{row.lower:.3f} to {row.upper:.3f}",
@@ -60,7 +61,7 @@ _CLASS_COLUMNS: dict[str, Callable[[Any], str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationReport:
-    """Metrics with intervals, tables, figures and a diagnosis in words; made by `calibration_report` and its like.
+    """Metrics with intervals, tables, figures and a diagnosis in words; `calibration_report` makes one from arrays.
 
     Besides the states before and after calibration it may have sections, on a decision rule, on the entities of tagged
     tokens, on each dataset of out-of-distribution inputs, on soft labels, and on the slices of each column.
@@ -71,11 +72,11 @@ class CalibrationReport:
     before: Measured
     after: Measured | None = None
     settings: Settings
-    # (N,) int; or (N, C) of 1, 0 and -100 for several labels a row; None where rows were summed.
+    # (N,) int; with several labels per row (N, C) of 1, 0 and -100; None for summed rows.
     labels: Any = field(default=None, repr=False, compare=False)
-    notes: tuple[str, ...] = ()  # of whoever made the report, added to the warnings
+    notes: tuple[str, ...] = ()  # further caveats, which come first in the warnings
     about: Mapping[str, Any] = field(default_factory=dict)  # rows and weights, see `hf_calib.cards.facts`
-    n_files: int | None = None  # that the rows of one pass are from
+    n_files: int | None = None  # the number of files of one pass
     decisions: sections.DecisionSection | None = None
     entities: sections.EntitySection | None = None
     out_of_distribution: tuple[sections.OodSection, ...] = ()
@@ -84,27 +85,27 @@ class CalibrationReport:
 
     @property
     def n_examples(self) -> int:
-        """N."""
+        """The number of examples N."""
         return self.before.overall.n_examples if self.labels is None else len(self.labels)
 
     @property
     def multi_label(self) -> bool:
-        """Whether a row has several labels, each with a probability of its own."""
+        """Whether a row has several labels, each with its own probability."""
         return self.labels is not None and self.labels.ndim == 2
 
     @property
     def final(self) -> Measured:
-        """After calibration, where there is that."""
+        """The measurements after calibration if there are any, otherwise those before."""
         return self.after or self.before
 
     @property
     def states(self) -> dict[str, Measured]:
-        """Both, by the names of their columns."""
+        """The measurements by the names of their columns."""
         return document.columns(self.before, self.after)
 
     @property
     def panels(self) -> dict[str, Measured]:
-        """The same by their names in figures."""
+        """The measurements by their names in figures."""
         return {
             {"value": self.name, "after": "after calibration"}.get(k, k): each
             for k, each in self.states.items()
@@ -112,7 +113,7 @@ class CalibrationReport:
 
     @property
     def parts(self) -> list[sections.ReportSection]:
-        """What not every report has."""
+        """The sections that not every report has."""
         single = (self.decisions, self.entities, *self.out_of_distribution, self.soft_labels, *self.slices)
         return [each for each in single if each is not None]
 
@@ -128,7 +129,7 @@ class CalibrationReport:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences: the caveats, what makes the numbers uncertain."""
+        """Sentences: the caveats of the numbers."""
         of_shares = [] if self.soft_labels is None else self.soft_labels.warnings
         return (*self.notes, *of_shares, *warn(self))
 
@@ -138,7 +139,7 @@ class CalibrationReport:
         return multi_label.TITLES if self.multi_label else titles
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but figures and arrays, of JSON's own types; None where there is no number."""
+        """Return everything but figures and arrays in JSON types; undefined numbers are None."""
         kind: dict[str, Any] = {}
         if self.multi_label:
             kind = {"kind": "multi_label", "n_decisions": self.before.overall.n_examples}
@@ -182,19 +183,19 @@ class CalibrationReport:
         return record | {"gap": Interval(*measured.overall[:3]), "labels": labels}
 
     def summary(self) -> str:
-        """One line on what was measured."""
+        """One line on the examples, the bins and the intervals."""
         words = [str(self.about[key]) for key in ("name", "split", "part") if self.about.get(key)]
         of, (n_bins, _, n_resamples, seed) = ", ".join(words), self.settings
-        files = "" if self.n_files is None else f" in {self.n_files:,} file{'s' * (self.n_files != 1)}"
-        counts = [f"{self.n_examples:,} examples{files}", f"{len(self.class_names):,} classes"]
+        files = "" if self.n_files is None else f" in {counted(self.n_files, 'file')}"
+        counts = [f"{counted(self.n_examples, 'example')}{files}", counted(len(self.class_names), "class")]
         if self.multi_label:
             n_decisions = self.before.overall.n_examples
-            counts[1:] = [f"{len(self.class_names):,} labels", f"{n_decisions:,} decisions"]
+            counts[1:] = [counted(len(self.class_names), "label"), counted(n_decisions, "decision")]
         is_held = self.before.state is None
-        drawn, end = (f" from {n_resamples:,} resamples", "") if is_held else ("", " From sums, in one pass.")
-        end += "" if self.multi_label else f" {ECE_INTERVALS}"
-        intervals = f"intervals of {self.settings.level}{drawn}, seed {seed}.{end}"
-        return f"{of and f'{of}: '}{', '.join(counts)}, {n_bins} bins; {intervals}"
+        drawn = f" from {counted(n_resamples, 'resample')}" if is_held else " from sums of one pass"
+        end = "" if self.multi_label else f" {ECE_INTERVALS}"
+        intervals = f"{self.settings.level} intervals{drawn}, seed {seed}.{end}"
+        return f"{of and f'{of}: '}{', '.join(counts)}, {counted(n_bins, 'bin')}; {intervals}"
 
     def metric_table(self, keys: Collection[str] = ()) -> Cells:
         """The metrics of these keys, or all and the consistency test, with their intervals, before and after."""
@@ -208,31 +209,31 @@ class CalibrationReport:
         return header, rows
 
     def footnotes(self) -> list[str]:
-        """How to read the tables, and what they leave out."""
+        """Sentences on how to read the tables, and on metrics that they leave out."""
         if self.multi_label:
             return list(multi_label.FOOTNOTES)
         state = self.before.state
         notes = [
-            "Noise makes every calibration error larger, the more so the fewer examples. ECEs have intervals by test "
-            f"inversion, other errors none, all else {'bootstrap' if state is None else 'normal'} intervals.",
-            "A gap is confidence minus accuracy: above 0 is over-confident. p is the chance of a gap at least as large "
-            "if the confidences were right, for each row by itself.",
+            "Noise makes every calibration error larger, and more so with fewer examples. ECEs have intervals by test "
+            f"inversion, other errors have none, and other metrics {'bootstrap' if state is None else 'normal'} ones.",
+            "A gap is confidence minus accuracy, above 0 if over-confident. p is the probability of a gap at least as "
+            "large if the true gap is 0, without a correction for the number of rows.",
         ]
         if state is None:
             slow = "The kernel ECE is computed for 2 to 2,000 examples. The area under the risk-coverage curve is "
             return [*notes, f"{slow}resampled at most 200 times, and not above 200,000 examples."]
         missing = "; ".join(self._titles[key] for key in MEASURES if key not in self.before.metrics)
         notes += [
-            "Sums of all rows are exact. The adaptive ECE and the area under the risk-coverage curve are from "
-            "cells: confidences are counted in 98,304 cells, and those of one cell are not told apart.",
-            f"Not here, as they need the rows at once, or have no form with weights: {missing}.",
+            "The sums are over all rows and exact. The adaptive ECE and the area under the risk-coverage curve are "
+            "from counts of confidences in 98,304 cells; confidences in one cell count as equal.",
+            f"Left out, because they need all rows at once or have no weighted form: {missing}.",
         ]
         if state.weighted:
             effective = float(state.top_label.effective_rows()[0])
             notes.append(
-                f"With weights, the examples tell as much as {effective:,.0f} without, (sum of weights)^2 / (sum of "
-                "squared weights): intervals and tests are for so many (Kish 1965). Examples of a bin are rows; those "
-                "of a class are weights, scaled to the number of rows."
+                f"The weighted examples are worth {effective:,.0f} unweighted ones, (sum of weights)^2 / (sum of "
+                "squared weights), the number for intervals and tests (Kish 1965). The examples of a bin are rows; "
+                "those of a class are weights, scaled to the number of rows."
             )
         return notes
 
@@ -242,12 +243,12 @@ class CalibrationReport:
         means = "mean probability minus frequency" if self.multi_label else "mean confidence minus accuracy"
         said = [f"Points: {means}, in percentage points."] if "points" in self.verdict else []
         said += [*(each.finding for each in self.slices), *(f"Note: {each}" for each in self.warnings)]
-        words = Bullets([self.summary(), *said, "To see all metrics and the diagnosis: --all."])
+        words = Bullets([self.summary(), *said, "Use --all to see all metrics and the diagnosis."])
         parts = [each.block(self.settings.level) for each in self.parts]
         return Document("", [Lead(self.verdict, strong=True), table, words, *parts])
 
     def document(self, *, with_figures: bool = False) -> Document:
-        """The report as blocks, for any form; figures take longer to draw than all else."""
+        """The report as blocks, for any form; figures take longer than everything else."""
         title, level = f"Calibration report: {self.name}", self.settings.level
         blocks: list[Block] = [Lead(self.verdict, strong=True), Lead(self.summary())]
         blocks.append(Section("Diagnosis", [Bullets(self.diagnosis[1:])]))
@@ -277,7 +278,7 @@ class CalibrationReport:
             blocks.append(Section(f"Bins that add most to the calibration error{state}", [bins]))
             blocks.append(Section(f"Classes{state}", [classes]))
         written = datetime.now(timezone.utc).date().isoformat()
-        blocks.append(Bullets([f"Written on {written} by hf_calib {version('hf_calib')}."], faint=True))
+        blocks.append(Bullets([f"Written by hf_calib {version('hf_calib')} on {written}."], faint=True))
         return Document(title, blocks)
 
     def figures(self) -> dict[str, Figure]:
@@ -293,7 +294,7 @@ class CalibrationReport:
         return found
 
     def save(self, folder: Path | str) -> None:
-        """Write `report.md`, `report.html`, `report.json` and `figures/*.png` into a folder, whole or not at all."""
+        """Write `report.md`, `report.html`, `report.json` and `figures/*.png` to a folder, completely or not at all."""
         with whole_folder(Path(folder)) as made:
             self.document(with_figures=True).write(made, self.to_dict())
 
@@ -306,12 +307,12 @@ class CalibrationReport:
         return self.document(with_figures=True).to_html()
 
     def _repr_html_(self) -> str:
-        """The page, for notebooks; in a frame, as its styles are for a page of its own."""
+        """The page for notebooks, in a frame, because its styles are for a separate page."""
         return f'<iframe srcdoc="{escape(self.to_html())}" style="width: 100%; height: 40rem; border: 0"></iframe>'
 
 
 def _draw_rows(report: CalibrationReport) -> dict[str, Figure]:
-    """By name, of rows that are held."""
+    """The figures by name, of rows in memory."""
     n_bins, level, _, seed = report.settings
     probs, labels, names = report.final.probs, report.labels, report.class_names
     panels = {name: top_label(each.probs, labels) for name, each in report.panels.items()}
@@ -326,7 +327,7 @@ def _draw_rows(report: CalibrationReport) -> dict[str, Figure]:
 
 
 def _draw_states(report: CalibrationReport) -> dict[str, Figure]:
-    """By name, of rows that were summed."""
+    """The figures by name, of summed rows."""
     states = {name: each.state for name, each in report.panels.items() if each.state is not None}
     bins = {"": {name: state.bins for name, state in states.items()}}
     curves = {name: state.risk_coverage() for name, state in states.items()}

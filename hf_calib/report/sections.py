@@ -1,4 +1,4 @@
-"""The sections that not every report has: a rule, entities, inputs from elsewhere, soft labels, slices."""
+"""The sections that not every report has: a rule, entities, out-of-distribution inputs, soft labels, slices."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import entr, ndtr
 
 from hf_calib import plots
+from hf_calib._text import counted
 from hf_calib.decisions.promise import TITLES, PromiseCurve
 from hf_calib.metrics.checks import FloatArray, IntArray
 from hf_calib.metrics.entities import Entities, are_bio, entity_scores, find_entities
@@ -33,12 +34,12 @@ Scores = Mapping[str, Interval]
 
 
 class ReportSection:
-    """A part of a report that was measured: a table, and how to read it."""
+    """A part of a report with a table, and sentences on how to read the table."""
 
-    caption: ClassVar[str]  # of the table; {level} is that of the intervals
+    caption: ClassVar[str]  # the table's caption, where {level} is the level of the intervals
     title: Any  # the heading
-    corner: ClassVar[str]  # of the table
-    titles: ClassVar[Mapping[str, str]]  # of its rows
+    corner: ClassVar[str]  # the header of the table's first column
+    titles: ClassVar[Mapping[str, str]]  # the titles of the table's rows
     sentences: Callable[[], list[str]]  # what was compared, and how to read the table
     before: Any
     after: Any = None
@@ -48,11 +49,11 @@ class ReportSection:
         return document.table_of(self.corner, self.titles, document.columns(self.before, self.after))
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but arrays, of JSON's own types; None where there is no number."""
+        """Return everything but arrays in JSON types; undefined numbers are None."""
         return dict(document.plain(self))
 
     def figures(self, n_bins: int) -> dict[str, Figure]:
-        """By name, where there is something to show."""
+        """The figures of the section by name; most sections have none."""
         return {}
 
     def block(self, level: str) -> Block:
@@ -65,24 +66,24 @@ class ReportSection:
 class DecisionSection(ReportSection):
     """A rule, measured on the rows of a report."""
 
-    caption = "What the rule does, with 95% intervals"
+    caption = "Results of the rule, with 95% intervals"
     title, corner, titles = "Decisions", "decisions", TITLES
 
-    promise: str  # what it does, in words that go on from "The rule"; see the rules' `promise`
-    n_fitted: int  # calibration rows that it was fitted on
-    before: Scores  # what `measure` of the rule found
-    curves: Mapping[str, PromiseCurve] = field(default_factory=dict)  # of `AbstainRule`
-    n_folds: int = 0  # of the cross-fitting by which it was measured; 0 where that was on other data
+    promise: str  # the rule in words that follow "The rule"; see the rules' `promise`
+    n_fitted: int  # the number of calibration rows
+    before: Scores  # the results of the rule's `measure`
+    curves: Mapping[str, PromiseCurve] = field(default_factory=dict)  # of an `AbstainRule`
+    n_folds: int = 0  # the folds of the cross-fitting that measured it; 0 if other rows did
 
     def sentences(self) -> list[str]:
         crossed = f"on the same rows by cross-fitting: in {self.n_folds} folds, each row by a rule fitted without it"
-        where = crossed if self.n_folds else "on others"
-        fitted = f"It was fitted on {self.n_fitted:,} rows, and measured {where}."
+        where = crossed if self.n_folds else "on other rows"
+        fitted = f"It was fitted on {counted(self.n_fitted, 'row')}, and measured {where}."
         sentences = [f"The rule {self.promise}. {fitted}"]
         if "answered" in self.before and "accuracy" not in self.before:
-            sentences.append("Nothing is answered.")
+            sentences.append("No input is answered.")
         if "saving" in self.before:
-            sentences.append("The saving is against deciding for the most probable class.")
+            sentences.append("The saving is relative to the decision for the most probable class.")
         return sentences
 
     def figures(self, n_bins: int) -> dict[str, Figure]:
@@ -113,11 +114,11 @@ class EntitySection(ReportSection):
         counts = [f"{len(found.correct):,}" for found in self.found]
         predicted = counts[0] if self.after is None else f"{counts[0]} before, {counts[1]} after"
         return [
-            f"{self.n_true:,} true entities in {self.n_sentences:,} sentences; predicted are {predicted}. One "
-            "is right where a true entity has the same type, first and last token. Intervals resample sentences.",
-            "ECE: mean distance, over bins of confidence, of the share of predicted entities that are right from their "
-            "confidence: the product, or the smallest, of the probabilities of its tokens' tags. Missed entities have "
-            "no confidence: read the recall. Noise makes both errors larger: they have no interval.",
+            f"True entities: {self.n_true:,} in {counted(self.n_sentences, 'sentence')}; predicted: {predicted}. One "
+            "is correct if a true entity has the same type, first and last token. Intervals resample sentences.",
+            "ECE: mean distance, over bins of confidence, between the share of correct predicted entities and their "
+            "confidence, the product or the smallest of the probabilities of their tokens' tags. Missed entities have "
+            "no confidence; see the recall. Noise makes both errors larger, so they have no interval.",
         ]
 
     def figures(self, n_bins: int) -> dict[str, Figure]:
@@ -141,8 +142,8 @@ class EntitySection(ReportSection):
 def with_entities(report: CalibrationReport, sentences: ArrayLike) -> CalibrationReport:
     """Add the entities of tokens whose tags are BIO, and a caveat; `sentences` (N,) are each token's."""
     caveat = (
-        "The examples are tokens. Those of one sentence are not independent, as the intervals of their metrics and the "
-        "tests take them: these are too narrow."
+        "The examples are tokens. The tokens of one sentence are not independent, but tests and intervals of their "
+        "metrics treat them as independent, so the intervals are too narrow."
     )
     section, names = None, report.class_names
     if are_bio(names) and report.before.probs is not None:
@@ -155,17 +156,17 @@ def with_entities(report: CalibrationReport, sentences: ArrayLike) -> Calibratio
 
 
 _RATES = {"auroc": "AUROC", "fpr95": "FPR at 95%"}
-_OF_PROBABILITIES = ("max_probability", "entropy")  # whose logarithms are logits that are shifted in each row
+_OF_PROBABILITIES = ("max_probability", "entropy")  # A shift of all logits in a row does not change these.
 
 
 @dataclass(frozen=True)
 class OodSection(ReportSection):
-    """Inputs from elsewhere against the rows of a report, as `hf_calib.metrics.ood_detection` measures them."""
+    """Out-of-distribution inputs against the rows of a report, measured by `hf_calib.metrics.ood_detection`."""
 
-    caption = "Inputs from elsewhere, with {level} intervals"
+    caption = "Out-of-distribution inputs, with {level} intervals"
 
-    name: str  # of the data from elsewhere
-    n_examples: int  # of them
+    name: str  # the name of the out-of-distribution data
+    n_examples: int  # the number of out-of-distribution inputs
     before: Mapping[str, OodDetection]  # by score
     after: Mapping[str, OodDetection] | None = None
 
@@ -175,10 +176,10 @@ class OodSection(ReportSection):
 
     def sentences(self) -> list[str]:
         return [
-            f"{self.n_examples:,} inputs of {self.name}, which are none of the classes, against the rows of "
-            "this report. An input is flagged where its uncertainty is above a threshold.",
-            "AUROC: the probability that one of these looks more uncertain than a familiar one; 0.5 is chance. FPR at "
-            "95%: the share of these inputs that is accepted where 95% of the familiar ones are.",
+            f"The inputs of {self.name} ({self.n_examples:,}), which belong to none of the classes, are compared with "
+            "the rows of this report. An input is flagged if its uncertainty is above a threshold.",
+            "AUROC: the probability that such an input is more uncertain than a row of this report; 0.5 is chance. FPR "
+            "at 95%: the share of such inputs that is accepted if 95% of the rows are.",
         ]
 
     def table(self) -> Cells:
@@ -190,10 +191,10 @@ class OodSection(ReportSection):
                 titles[f"{rate} {score}"] = f"{title}, {OOD_SCORES[score].lower()}"
                 for state, found in columns.items():
                     states[state][f"{rate} {score}"] = getattr(found[score], rate)
-        return document.table_of("told by", titles, states)
+        return document.table_of("score", titles, states)
 
     def curves(self) -> dict[str, OodDetection]:
-        """ROC curves for the figure: each score, after calibration where it was measured."""
+        """ROC curves for the figure: each score, after calibration if it was measured."""
         return {OOD_SCORES[score]: found for score, found in (self.after or self.before).items()}
 
 
@@ -207,8 +208,8 @@ def ood_section(
 ) -> OodSection:
     """Measure how well out-of-distribution inputs are separated from the rows of a report.
 
-    Before and after calibration: logits (N, C) of the report's rows and (N', C) of those from elsewhere. Where they are
-    logarithms of `probabilities`, two of the scores say nothing. The seed is of `hf_calib.metrics.ood_detection`.
+    `before` and `after` are logits (N, C) of the report's rows and (N', C) of the out-of-distribution inputs. If these
+    are logarithms of `probabilities`, two scores are left out. The seed is for `hf_calib.metrics.ood_detection`.
     """
     scores = _OF_PROBABILITIES if probabilities else tuple(OOD_SCORES)
     found: Any = [pair and ood_detection(*pair, scores=scores, seed=seed) for pair in (before, after)]
@@ -234,27 +235,27 @@ class SoftLabelSection(ReportSection):
     titles: ClassVar = {key: measure.title for key, measure in SOFT_MEASURES.items()}
 
     n_examples: int
-    agreement: float  # the share of rows whose label has the largest share of the soft label
+    agreement: float  # the share of rows whose label is the largest part of the soft label
     entropy: float  # of the soft labels, mean, in nats
     before: Scores
     after: Scores | None = None
 
     def sentences(self) -> list[str]:
         return [
-            f"{self.n_examples:,} soft labels: each class's share among an example's annotators. In the binned errors "
-            "the share of the predicted class stands where being right does above, so that a hard example is no "
-            "wrong prediction.",
-            "The true calibration error is the mean distance of an example's probabilities from its shares, in which "
-            "nothing cancels. Shares of few annotators scatter, and that is part of it.",
-            f"The shares have an entropy of {self.entropy:.4f} nats, below which no model's negative log-likelihood "
-            "can be.",
+            f"A soft label has each class's share among an example's annotators ({self.n_examples:,} examples). In the "
+            "binned errors the share of the predicted class replaces its correctness, so that an ambiguous example "
+            "does not count as a wrong prediction.",
+            "The true calibration error is the mean distance between an example's probabilities and its shares, and "
+            "errors in it do not cancel. It includes the noise of the shares, which is larger with few annotators.",
+            f"The shares have an entropy of {self.entropy:.4f} nats, a lower bound of every model's negative "
+            "log-likelihood.",
         ]
 
     @property
     def warnings(self) -> list[str]:
-        """A caveat where the shares hardly agree with the labels."""
-        way_out = "Check that rows and classes are in the same order as the labels and the model's."
-        caveat = f"The largest share is the label's in only {self.agreement:.1%} of the rows. {way_out}"
+        """A caveat if the shares hardly agree with the labels."""
+        way_out = "Check that they are in the order of the rows and of the model's classes."
+        caveat = f"The label has the largest share of the soft label in only {self.agreement:.1%} of rows. {way_out}"
         return [caveat] if self.agreement < 0.5 else []
 
 
@@ -280,8 +281,8 @@ _COLUMNS: dict[str, Callable[[Any], str]] = {
     "Brier": lambda row: f"{row.brier.value:.4f}",
     "p": lambda row: "" if row.p_value is None else f"{document.p_cell(row.p_value)}{' *' * row.differs}",
 }
-_LEAST_CHANCE = 1e-6  # of a row to be right, once it is moved by the gap of the others
-_RESAMPLES = 200  # of each slice's interval: there may be 1,000 slices
+_LEAST_CHANCE = 1e-6  # Of a correct row, after its confidence is shifted by the gap of the others.
+_RESAMPLES = 200  # For the interval of each slice; there may be 1,000 slices.
 
 
 @dataclass(frozen=True)
@@ -317,14 +318,14 @@ class SliceSection(ReportSection):
 
     @property
     def differing(self) -> str:
-        """How many slices differ, in words; "" where none does."""
+        """The number of slices that differ, in words; "" if there are none."""
         n_found = sum(each.differs for each in self.slices)
         differ = "differs" if n_found == 1 else "differ"
         return f"{n_found} of {len(self.slices)} values of {self.column} {differ}" if n_found else ""
 
     @property
     def finding(self) -> str:
-        """Which slices differ, in a sentence."""
+        """A sentence on the slices that differ."""
         found = [f"{each.name} ({each.gap.value:+.3f})" for each in self.slices if each.differs]
         end = "from the other rows beyond chance in confidence minus accuracy"
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
@@ -333,9 +334,9 @@ class SliceSection(ReportSection):
 
     def sentences(self) -> list[str]:
         n_slices = len(self.slices)
-        shown = [f"{_SHOWN} of {n_slices} slices; report.json has all."] if n_slices > _SHOWN else []
-        chance = "p is the chance of such a difference from the gap of all other rows, if there is none"
-        return [f"{chance}, corrected for {n_slices} slices (Holm).", *shown]
+        shown = [f"The table has {_SHOWN} of {n_slices} slices."] if n_slices > _SHOWN else []
+        chance = "p is the p-value of the difference between a slice's gap and the gap of all other rows"
+        return [f"{chance}, corrected for {counted(n_slices, 'slice')} (Holm).", *shown]
 
     def table(self) -> Cells:
         columns = {self.column: lambda row: str(row.name), **_COLUMNS}
@@ -380,10 +381,10 @@ def slice_section(sums: SliceSums, settings: Settings) -> SliceSection:
 
 
 def slice_p_values(groups: GroupSums, used: IntArray) -> list[float]:
-    """Of each slice that has rows: how likely such a number of right rows is if its gap is that of all others.
+    """The p-value of each non-empty slice for the hypothesis that its gap is that of all other rows.
 
-    The larger of two p-values: one counts right rows as they are, which few rows need, and the other one allows for the
-    error of the others' gap, which a slice of many rows needs. They are corrected for the number of slices.
+    It is the larger of two p-values: an exact one of the number of correct rows, for small slices, and one that allows
+    for the error of the others' gap, for large slices. It is corrected for the number of slices.
     """
     bins, effective = groups.bin_sums(), groups.effective_rows()
     totals = BinSums(*(part.sum(axis=0) for part in bins))

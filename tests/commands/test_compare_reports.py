@@ -34,7 +34,7 @@ class TestReport:
         assert result.exit_code == 0, result.output
         files = {"comparison.md", "comparison.html", "comparison.json", "figures"}
         assert names_in(tmp_path / "compared") == files
-        assert "These are not the same examples" in result.stdout
+        assert "The examples are not the same" in result.stdout
         assert re.search(r"Accuracy( +0\.\d{4}){4}", result.stdout)  # the scaled one before and after
         found = called_for_json(*words)
         assert found == json.loads((tmp_path / "compared" / "comparison.json").read_text())

@@ -58,7 +58,7 @@ def test_people_get_a_table_and_files(files: Path, tmp_path: Path) -> None:
     text = " ".join(result.stdout.split())
     assert "Decisions of data decisions value" in text
     assert "Inputs answered 0." in text
-    assert "The rule answers where at least 90% of its answers are right" in text
+    assert "The rule answers inputs so that at least 90% of its answers are correct" in text
     assert "Measured on all 800 rows, each by a rule that was fitted without it" in text
     assert names_in(tmp_path / "out") == {"decisions.json", "decisions"}
     decisions = Decisions.from_pretrained(tmp_path / "out")
@@ -88,7 +88,7 @@ def test_a_rule_in_a_calibrated_models_folder(workplace: Path, tmp_path: Path) -
     assert answered > 0.1
     assert answered == pytest.approx(found["before"]["answered"]["value"], abs=0.01)
     text = read_facts(folder).decisions or ""
-    assert f"It answers {answered:.0%} of inputs at 30% accuracy and hands over the rest" in text
+    assert f"It answers {answered:.0%} of inputs at 30% accuracy and abstains on the rest" in text
 
 
 def test_costs_in_any_order(files: Path, tmp_path: Path) -> None:
@@ -127,11 +127,11 @@ def test_a_rule_that_answers_nothing_is_not_written(files: Path, tmp_path: Path)
     call("decide", files / "data.npz", "--accuracy", 0.6, "--output", tmp_path)
     result = call("decide", files / "data.npz", "--accuracy", 0.99, "--output", tmp_path)
     assert result.exit_code == 0, result.output
-    said = r"An accuracy of 0.99 cannot be promised at any confidence from these 800 rows, of which [\d.]+% are right. "
-    said += r"Every input will be handed over. Promise less \(0\.\d+ would answer"
+    said = r"An accuracy of 0.99 cannot be promised at any confidence from these 800 rows, of which [\d.]+% are correct"
+    said += r". The rule will always abstain. Promise less \(0\.\d+ would answer"
     assert re.search(f"warning: {said}", result.stderr)
-    assert "would hand over every input. That of an earlier rule was removed." in result.stderr
-    assert "Nothing is answered." in result.stdout
+    assert "would always abstain. That of an earlier rule was removed." in result.stderr
+    assert "No input is answered." in result.stdout
     assert names_in(tmp_path) == {"decisions"}
 
 

@@ -56,9 +56,9 @@ def test_savings_are_paired() -> None:
 @pytest.mark.parametrize(
     ("costs", "message"),
     [
-        ([[0, 1], [np.nan, 0]], r"finite and at most 1e\+12, got nan in row 1, column 0; give a decision"),
+        ([[0, 1], [np.nan, 0]], r"finite and at most 1e\+12, got nan in row 1, column 0; give a forbidden"),
         ([[0, 1, 1, 1], [1, 0, 1, 1]], r"\(C, C\) or \(C, C \+ 1\) with C at least 2, got shape \(2, 4\)"),
-        ([[0, 1e308], [1, 0]], r"got 1e\+308 in row 0, column 1; .*only their ratios matter"),
+        ([[0, 1e308], [1, 0]], r"got 1e\+308 in row 0, column 1; .*only the ratios of costs matter"),
     ],
 )
 def test_costs_that_are_none(costs: object, message: str) -> None:

@@ -154,12 +154,12 @@ def test_a_rule_that_is_not_fitted_or_has_other_classes() -> None:
 def test_sentences() -> None:
     answers = {"answered": Interval(0.812, 0.8, 0.82), "accuracy": Interval(0.9613, 0.95, 0.97)}
     assert Decisions(RULES["abstain"], NAMES, answers, 1000).sentence() == (
-        "It answers 81% of inputs at 80% accuracy and hands over the rest (96.1% of its answers were right, on 1,000 "
-        "rows that it was not fitted on)."
+        "It answers 81% of inputs at 80% accuracy and abstains on the rest (96.1% of its answers were correct, on "
+        "1,000 rows not used for the fit)."
     )
     assert Decisions(RULES["abstain"], NAMES).sentence() == (
-        "It answers where at least 80% of its answers are right, which is promised with 95% confidence."
+        "It answers inputs so that at least 80% of its answers are correct, with 95% confidence."
     )
     assert Decisions(RULES["sets"], NAMES).sentence() == (
-        "It gives sets of classes that hold the true one for at least 80% of the inputs of each class."
+        "It gives sets of classes that contain the true class for at least 80% of the inputs of each class."
     )

@@ -75,7 +75,7 @@ def test_a_rare_label_gets_the_pooled_threshold_and_says_so() -> None:
     pooled = LabelThresholds().fit(probs.reshape(-1, 1), labels.reshape(-1, 1))
     assert rule.thresholds_[2] == pooled.thresholds_[0]
     np.testing.assert_array_equal(rule.pooled_, [False, False, True])
-    with pytest.warns(UserWarning, match="No precision is promised for them"):
+    with pytest.warns(UserWarning, match="It guarantees no precision"):
         LabelThresholds(criterion="precision", precision=0.6).fit(probs, labels)
 
 

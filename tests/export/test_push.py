@@ -68,7 +68,7 @@ def test_what_is_uploaded(
         f"**{before:.4f}** before, **{after:.4f}** after temperature scaling, on 20 rows of the",
         "](calibration/figures/reliability.png)",
         'pipeline("text-classification", model="me/model", top_k=None)',
-        "A decision rule comes with the model, in `decisions.json`. It takes the decision of",
+        "A decision rule comes with the model, in `decisions.json`. It makes the decision with",
     ):
         assert section.count(phrase) == 1, phrase
     results = {each.metric_type: each.metric_value for each in card.data.eval_results}

@@ -80,7 +80,7 @@ def test_each_number_is_that_of_scikit_learn_and_of_a_loop() -> None:
 @pytest.mark.parametrize(
     ("p_value", "verdict"),
     [
-        (0.04, "Mean probabilities not clearly off the frequencies."),
+        (0.04, "Mean probabilities not clearly different from the frequencies."),
         (0.02, "Mean probability too high by 10.0 points ["),
     ],
 )

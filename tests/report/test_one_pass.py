@@ -63,7 +63,7 @@ def test_weights() -> None:
     assert "area_under_risk_coverage" not in report.before.metrics
     assert "Kish" in report.to_markdown()
     effective = weights.sum() ** 2 / (weights**2).sum()
-    assert f"tell as much as {effective:,.0f} without," in report.to_markdown()
+    assert f"worth {effective:,.0f} unweighted ones," in report.to_markdown()
     milder = probs[kept] ** 0.6 / (probs[kept] ** 0.6).sum(axis=1, keepdims=True)
     held = calibration_report(probs[kept], labels[kept], calibrated=milder, sample_weight=weights)
     assert held.verdict.startswith("Calibrated within chance before, under-confident by ")

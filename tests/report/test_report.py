@@ -160,7 +160,7 @@ def test_it_names_classes_of_another_frequency() -> None:
 
 def test_it_warns_of_little_data() -> None:
     report = quick(*predictions(30, 3), class_names=["x", "y", "z"])
-    assert any(w.startswith("Only 30 examples") for w in report.warnings)
+    assert any(w.startswith("With only 30 examples") for w in report.warnings)
     probs, _ = predictions(1_000, 3)
     labels = np.zeros(1_000, int)
     labels[:3] = 1
@@ -168,7 +168,7 @@ def test_it_warns_of_little_data() -> None:
     assert '"z" has no examples' in found
     assert '"y" has fewer than 10 examples' in found
     assert "Only" not in found
-    assert any("Two classes: the confidence" in w for w in quick(*predictions(50, 2)).warnings)
+    assert any("With two classes, the confidence" in w for w in quick(*predictions(50, 2)).warnings)
 
 
 # Documents

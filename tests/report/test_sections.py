@@ -167,7 +167,7 @@ def test_the_seed_of_ood_detection_and_the_curves_after_calibration() -> None:
         assert {score: found[score].auroc for score in found} == {s: wanted[s].auroc for s in wanted}  # type: ignore[index,union-attr]
     assert section.curves()[OOD_SCORES["entropy"]] is section.after["entropy"]  # type: ignore[index]
     assert replace(section, after=None).curves()[OOD_SCORES["entropy"]] is section.before["entropy"]
-    assert replace(section, after=None).table()[0] == ["told by", "value"]
+    assert replace(section, after=None).table()[0] == ["score", "value"]
 
 
 # Soft labels
@@ -194,7 +194,7 @@ def test_rows_or_classes_in_another_order_are_pointed_out() -> None:
     probs, shares, labels = annotated()
     for given, is_warned in ((shares, False), (np.roll(shares, 1, axis=1), True)):
         report = calibration_report(probs, labels, soft_labels=given, n_resamples=1)
-        assert any("Check that rows and classes" in each for each in report.warnings) == is_warned
+        assert any("Check that they are in the order" in each for each in report.warnings) == is_warned
 
 
 # Slices
