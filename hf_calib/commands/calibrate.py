@@ -1,4 +1,4 @@
-"""`hf-calib calibrate`: a scaler fitted on held-out rows, and a calibrated model or calibrated predictions."""
+"""`hf-calib calibrate`: a calibrator fitted on held-out rows, and a calibrated model or calibrated predictions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MOST_MOVED = 5  # classes whose frequencies are shown
 class Calibration:
     """The outcome of `calibrate`."""
 
-    scaler: Any = field(repr=False)  # fitted
+    scaler: Any = field(repr=False)  # The fitted calibrator.
     served: Any = field(repr=False)  # the scaler, or its correction to other class frequencies
     n_fitted: int  # rows
     held_out: str  # which rows the report is on, in words
@@ -72,7 +72,7 @@ class Calibration:
 
 
 def run(options: Calibrate, running: Running) -> Calibration:
-    """Fit a scaler on held-out rows; fold it into the model's head for a plain pipeline, or calibrate predictions.
+    """Fit a calibrator on held-out rows; fold it into the model's head for a plain pipeline, or calibrate predictions.
 
     A calibrator that does not fold, or whose bias the head would lose, is saved next to the unchanged model, for
     `hf_calib.pipeline`. A model that has a calibrator in its head already is unfolded first.
@@ -111,9 +111,9 @@ def shown(done: Calibration) -> list[Any]:
         lines.append(f"Those that differ most from the source's: {shares}.")
     if done.served_difference is not None:
         gives = f"gives the calibrated probabilities (largest difference {done.served_difference:.1g})."
-        no_bias = "its head keeps no bias, which the map has"
+        no_bias = "its head keeps no bias, which the calibrator has"
         why = no_bias if SCALERS[done.method].foldable else f"{done.method} does not fold"
-        beside = f"Saved beside the model, as {why}: hf_calib.pipeline with the saved model {gives}"
+        beside = f"Saved next to the model, as {why}: hf_calib.pipeline with the saved model {gives}"
         folded = f"Folded into the model's head: a plain pipeline with the saved model {gives}"
         lines.append(folded if done.folded else f"{beside} A plain pipeline is not calibrated by it.")
     return [done.report, "", *lines]
@@ -203,9 +203,9 @@ def fit_and_report(scaler: Any, source: FileSource | ModelSource, options: Calib
     if n_shared:
         of, part = ("all", "") if n_shared == len(reported) else (f"{n_shared:,} of the", "in part ")
         notes.append(
-            f"The scaler was fitted on {of} {len(reported):,} rows of this report. The errors after calibration are "
-            f"{part}in-sample, and lower than on new rows. Report on other test data, or leave them out: half of the "
-            "rows is then held out."
+            f"The calibrator was fitted on {of} {len(reported):,} rows of this report. The errors after calibration "
+            f"are {part}in-sample, and lower than on new rows. Report on other test data, or leave them out: half of "
+            "the rows is then held out."
         )
     report = replace(report, notes=(*notes, *source.notes))
     notes = [*report.notes, *(str(each.message) for each in caught)]
@@ -267,7 +267,7 @@ def calibrate_model(source: ModelSource, options: Calibrate) -> Calibration:
     if record.get("folded"):
         unfold(model)
         title = saved_map.map_title(str(record.get("method", "temperature")))
-        how = "was undone first, bit for bit. The new map replaces it."
+        how = "was undone first, bit for bit. The new calibrator replaces it."
         undone.append(f"{source.model} had {title} in its head, which {how}")
     training = {key: each for key, each in check_can_be_folded(model).items() if key not in OF_THE_MAP}
     loses_bias = head_loses_bias(model, len(source.classifier.class_names))

@@ -59,7 +59,7 @@ def shown(results: StudyResults | console.Done) -> list[Any]:
 
 
 def planned(options: CompareLosses) -> tuple[Launch, dict[Cell, Path]]:
-    """Check a study and write its plan: how its trainings are started, and their folders, seed by seed."""
+    """Check a study and write its plan: how its runs are started, and their folders, seed by seed."""
     script, launcher = Path(options.source), options.launcher
     way_out = "check the path, for example recipes/text_classification.py"
     check(script.is_file(), "SCRIPT_OR_STUDY to be a script, or the folder of a study", script, way_out)
@@ -95,7 +95,7 @@ def _config(word: str, script: Path) -> Path:
 
 
 def train(launch: Launch, cells: Cells, executor: Executor, *, say: Callable[[str], None]) -> None:
-    """Train what is missing; raises ValueError if no training of the study is finished in the end."""
+    """Train what is missing; raises ValueError if no run of the study is finished in the end."""
     version = content_hash(launch.script)
     trained_by = [recorded(folder / CELL, "script") for folder in cells.values()]
     changed = sum(each not in (None, version) for each in trained_by)
@@ -107,7 +107,7 @@ def train(launch: Launch, cells: Cells, executor: Executor, *, say: Callable[[st
     failed = executor(launch, cells, say)
     got = f"{len(failed)} failures of {len(cells)}"
     way_out = f"see log.txt in {next(iter(cells.values())).parent}/*"
-    check(len(failed) < len(cells), "the trainings to end", got, way_out)
+    check(len(failed) < len(cells), "the runs to end", got, way_out)
 
 
 def parse_grid(words: Sequence[str]) -> dict[str, list[Any]]:

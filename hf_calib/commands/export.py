@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hf_calib.commands.source import Running
 
 TOLERANCE = 1e-4  # of a probability: float32, by other kernels
-# Files beside a model that are about its export, too; only the report is where a map is folded in first.
+# Files next to a model that are also about its export; only the report is, where a calibrator is folded in first.
 _REPORT = ["calibration/report.*", "calibration/figures/*"]
 _BESIDE = [*_REPORT, MAP_NAME, DECISIONS, "decisions/*", "decisions/figures/*"]
 # An export is tried on batches of the first letters of a text, so many in each row. It is traced with the first batch.
@@ -34,7 +34,7 @@ _TEXT = "It was the best of times, it was the worst of times, it was the age of 
 
 
 def run(options: Export, running: Running) -> Done:
-    """Export a classifier with its map, and check it in its own runtime; a map beside the model is folded in first."""
+    """Export a classifier with its calibrator, folded in first where it is next to it, and check it in its runtime."""
     output = options.output
     if options.form == "onnx":
         check_packages()
@@ -45,7 +45,7 @@ def run(options: Export, running: Running) -> Done:
     running.stages(f"loading {options.model}")
     source, beside, trusted = options.model, Path(options.model), running.trust_remote_code
     way_out = "export the folder of trainer.save_calibrated_model(...), which merges them"
-    check(not (beside / ADAPTER_CONFIG).is_file(), "the model to have no adapters beside it", source, way_out)
+    check(not (beside / ADAPTER_CONFIG).is_file(), "the model to hold no adapters", source, way_out)
     task = find_task(source, trust_remote_code=trusted)
     classifier = load_classifier(source, task, trust_remote_code=trusted)
     if not beside.is_dir():

@@ -273,7 +273,7 @@ def evaluate(source: str | Path | Sequence[str], **options: Any) -> CalibrationR
 
 
 def calibrate(source: str | Path, output: str | Path, **options: Any) -> Calibration:
-    """Fit a scaler on held-out rows, and fold it into a model or calibrate predictions: `hf-calib calibrate`.
+    """Fit a calibrator on held-out rows, and fold it into a model or calibrate predictions: `hf-calib calibrate`.
 
     Args:
         source: a classifier, on the Hub or in a folder; or predictions.

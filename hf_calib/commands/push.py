@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def run(options: Push, running: Running) -> Done:
-    """Push a folder in one commit with its card; a model beside its map is folded in a temporary folder first."""
+    """Push a folder in one commit with its card; a calibrator next to a model is folded in, in a temporary folder."""
     folder, repo = options.folder, options.repo
     check_destination(repo, options.revision)
     has_config = (folder / CONFIG).is_file()
@@ -49,7 +49,7 @@ def run(options: Push, running: Running) -> Done:
     with tempfile.TemporaryDirectory() as scratch:
         source = folder
         if saved is not None:
-            made, why = Path(scratch, folder.resolve().name), f"The map in {MAP_NAME} is not in the weights"
+            made, why = Path(scratch, folder.resolve().name), "The calibrator is not in the weights"
             if not options.no_fold:
                 running.stages(f"folding {title_of(saved.scaler)} into the head")
                 why = _write_folded(folder, made, config, saved)
@@ -89,27 +89,27 @@ def _warned_of(folder: Path, is_calibrated: bool, no_fold: bool) -> list[str]:
         way_out = "merge them (save_calibrated_model, or merge_and_unload and calibrate), or --no-fold"
         check(no_fold, f"{folder} to hold a whole model", "adapters", way_out)
         return [f"{folder} holds adapters. They are pushed without their base model, and not calibrated."]
-    way_out = "calibrate it first (hf-calib calibrate), or push it as it is with --no-fold"
+    way_out = "calibrate it first (hf-calib calibrate), or push it unchanged with --no-fold"
     check(no_fold or is_calibrated, f"{folder} to hold a calibrated model", f"no {MAP_NAME}", way_out)
     return [] if is_calibrated else [f"{folder} holds no {MAP_NAME}. The pushed model is not calibrated."]
 
 
 def _write_folded(folder: Path, target: Path, config: Mapping[str, Any], saved: Any) -> str:
-    """Write a model with its map folded in, and all else that is pushed of it; return why that cannot be, or ""."""
+    """Write a model with its calibrator folded in, and all other files to push; return why that cannot be, or ""."""
     title = title_of(saved.scaler)
     if method_of(saved.scaler) not in FOLDABLE_SCALERS:
         return f"{title} does not fold into the head"
     task, is_plain = task_of(config), "auto_map" not in config
     requirement = f"{folder} to hold a classifier of sequences, tokens or images"
     got = few(config.get("architectures") or ["none"]) if is_plain else "code of its own"
-    way_out = "save it with fold and save_pretrained in Python, or push it as it lies with --no-fold"
+    way_out = "save it with fold and save_pretrained in Python, or push it unchanged with --no-fold"
     check(is_plain and task is not None and task.classifier is not None, requirement, got, way_out)
     model = load_trained(folder, task.auto_class)  # type: ignore[union-attr]
     if has_bias(saved.scaler) and head_loses_bias(model, model.config.num_labels):
         return f"{title} has a bias, which the head does not keep"
     copy_files(files_of(folder).pushed, target, ("decisions*",))
     weights = write_folded(model, saved.scaler, target, batch=None, processing_class=None, about=saved.about)
-    # A report on the model with its map beside it is one on the model with it folded in.
+    # A report on the model with its calibrator next to it is also one on the model with it folded in.
     path = target / REPORT_FOLDER / "report.json"
     if path.is_file():
         report = json.loads(path.read_text(encoding="utf-8"))

@@ -74,7 +74,7 @@ class TestCalibrateModel:
         result = call(*words, "--output", tmp_path / "out")
         assert result.exit_code == 0, result.output
         said = one_line(result.stdout)
-        assert "Saved beside the model, as spline does not fold: hf_calib.pipeline" in said
+        assert "Saved next to the model, as spline does not fold: hf_calib.pipeline" in said
         assert "A plain pipeline is not calibrated by it." in said
         saved = load_map(tmp_path / "out")
         assert (saved.about["folded"], saved.about["n_examples"]) == (False, 120)
@@ -105,7 +105,7 @@ class TestCalibrateModel:
         again = call("calibrate", tmp_path / "out", *other, "--output", tmp_path / "again")
         assert again.exit_code == 0, again.output
         said = "had auto scaling in its head, which was undone first,"
-        assert f"{said} bit for bit. The new map replaces it." in one_line(again.stdout)
+        assert f"{said} bit for bit. The new calibrator replaces it." in one_line(again.stdout)
         wanted = called_for_json("calibrate", workplace / "model", *other, "--output", tmp_path / "wanted")
         for name in ("config.json", "calibration.json", "model.safetensors", "calibration/head.safetensors"):
             assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "wanted" / name).read_bytes(), name

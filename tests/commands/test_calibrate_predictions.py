@@ -77,7 +77,7 @@ class TestCalibratePredictions:
 class TestInSample:
     """Rows that the scaler was fitted on are no test data, and everything that shows the table says so."""
 
-    ALL = "The scaler was fitted on all {} rows of this report. The errors after calibration are in-sample"
+    ALL = "The calibrator was fitted on all {} rows of this report. The errors after calibration are"
 
     def assert_said(self, result: Any, folder: Path, note: str) -> None:
         assert result.exit_code == 0, result.output
@@ -103,5 +103,5 @@ class TestInSample:
         pandas.concat([tables[0][:3], tables[1][:20]]).to_csv(tmp_path / "mixed.csv", index=False)
         words = ("calibrate", *TEMPERATURE, workplace / "model", *data, "--test-data", tmp_path / "mixed.csv")
         result = call(*words, "--output", tmp_path / "mixed")
-        note = "The scaler was fitted on 3 of the 23 rows of this report."
+        note = "The calibrator was fitted on 3 of the 23 rows of this report."
         self.assert_said(result, tmp_path / "mixed" / "calibration", note)

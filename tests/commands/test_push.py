@@ -104,7 +104,7 @@ def test_no_fold_pushes_what_lies_there(unfolded: Path, hub: Hub) -> None:
     pushed = called_for_json(unfolded, "me/model", "--no-fold")
     assert hub.files["me/model"]["main"]["model.safetensors"] == weights
     assert pushed["folded"] is False
-    assert "The map in calibration.json is not in the weights" in pushed["notes"][0]
+    assert "The calibrator is not in the weights" in pushed["notes"][0]
     called_for_json(unfolded, "me/model")
     assert hub.files["me/model"]["main"]["model.safetensors"] != weights
     (unfolded / "calibration.json").unlink()
