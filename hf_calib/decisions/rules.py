@@ -513,9 +513,7 @@ class LabelThresholds(Rule):
         check(enough, requirement, positives.sum(), "pass more rows")
         found = np.full(len(pooled), NEVER)
         found[~pooled] = self._best([(probs[:, c], labels[:, c]) for c in np.flatnonzero(~pooled)])
-        never = (
-            "The rule never predicts {}: no threshold meets the criterion. Require less, or use more rows."
-        )
+        never = "The rule never predicts {}: no threshold meets the criterion. Add rows, or require less."
         _warn_of("label", ~pooled & (found == NEVER), never)
         if pooled.any():
             (found[pooled],) = self._best([(probs.ravel(), labels.ravel())])

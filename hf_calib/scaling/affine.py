@@ -89,8 +89,8 @@ class TemperatureScaling(AffineScaling):
         way_out = "use for example numpy.arange(1, 101) / 10"
         check(holds, "grid to be a sequence of finite temperatures > 0", self.grid, way_out)
         holds = sample_weight is None or (self.criterion == "nll" and not self.multi_label)
-        requirement = "sample_weight to be used with criterion 'nll' and one label a row"
-        got = "several labels a row" if self.multi_label else repr(self.criterion)
+        requirement = "sample_weight to be used with criterion 'nll' and one label per row"
+        got = "multi_label=True" if self.multi_label else repr(self.criterion)
         check(holds, requirement, got, "leave the weights out")
         rows = Rows.checked(logits, labels, sample_weight, self.multi_label)
         self._n_seen = rows.logits.shape[1]

@@ -64,8 +64,8 @@ def load_map(path: str | os.PathLike[str]) -> SavedMap:
         return SavedMap(_from_record(record), about)
     except Exception as error:  # A damaged or foreign file may cause any error.
         got = f"a file that cannot be read ({type(error).__name__}: {printable(error)[:300]})"
-        way_out = "save the map again with hf_calib.scaling.save_map, or fit it again"
-        raise InputValueError(expected(str(_file(path)), "hold a fitted map", got, way_out)) from error
+        way_out = "save the calibrator again with hf_calib.scaling.save_map, or fit it again"
+        raise InputValueError(expected(str(_file(path)), "hold a fitted calibrator", got, way_out)) from error
 
 
 def load_pretrained(name: str | os.PathLike[str], **where: Any) -> SavedMap:

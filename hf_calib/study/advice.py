@@ -9,6 +9,7 @@ import numpy as np
 import pandas
 
 from hf_calib._errors import few
+from hf_calib._text import counted
 from hf_calib.report.document import p_in_words
 from hf_calib.study.statistics import LEVEL
 
@@ -26,22 +27,22 @@ _FEW_CALIBRATION_ROWS = 200
 
 def map_name(method: str) -> str:
     """The name of a post-hoc calibrator in tables and figures."""
-    return "no map" if method == UNSCALED else method
+    return "uncalibrated" if method == UNSCALED else method
 
 
 def pair_name(loss: str, method: str) -> str:
     """The name of a loss with its calibrator.
 
     >>> pair_name("focal", "temperature"), pair_name("focal", "none")
-    ('focal with temperature', 'focal without a map')
+    ('focal with temperature', 'focal without calibration')
     """
-    return f"{loss} without a map" if method == UNSCALED else f"{loss} with {method}"
+    return f"{loss} without calibration" if method == UNSCALED else f"{loss} with {method}"
 
 
 def advise(results: StudyResults) -> Iterator[str]:
     """Return sentences that follow from the numbers of a study alone."""
     if results.baseline is None:
-        yield "No training could be measured, so there is nothing to compare: see what is missing."
+        yield "No run could be measured, so there is nothing to compare: see the missing runs."
         return
     yield from _on_the_primary_metric(results, results.baseline)
     for word, sign in (("Higher", 1), ("Lower", -1)):
@@ -50,17 +51,15 @@ def advise(results: StudyResults) -> Iterator[str]:
             yield f"{word} accuracy than {pair_name(*results.baseline)} beyond chance: {_names(pairs)}."
     if 0 < results.n_calibration < _FEW_CALIBRATION_ROWS and len(results.methods) > 1:
         yield (
-            f"The maps were fitted on {results.n_calibration:,} calibration rows: other rows would give other maps, "
-            "which no interval here covers."
+            f"The calibrators were fitted on {counted(results.n_calibration, 'calibration row')}. Other rows would "
+            "give other calibrators, which no interval here covers."
         )
     n_seeds, rows = results.means["n_seeds"].max(), results.counted[0]
     if n_seeds == 1:
-        first = (
-            f"One seed: intervals cover the {rows} only, and another training may change any of these orders."
-        )
+        first = f"With one seed, intervals cover the {rows} only, and another run may change these orders."
     else:
         first = (
-            f"{n_seeds} seeds: a difference between losses that is not beyond chance here may still exist."
+            f"With {n_seeds} seeds, a difference between losses that is not beyond chance may still exist."
         )
     yield f"{first} This is one dataset, one model and one length of training; with others another loss may win."
 
@@ -88,14 +87,14 @@ def _on_the_primary_metric(results: StudyResults, baseline: Pair) -> Iterator[st
     rows_only = f" on these {results.counted[0]}" if results.means["n_seeds"].max() == 1 else ""
     unproven = [pair for pair in nll.index if pair != baseline and pair not in higher]
     if lower:
-        take = f"Take {pair_name(*lower[0])}."
-        yield f"{take} Lower NLL than the baseline beyond chance{rows_only}: {_names(lower)}."
+        use = f"Use {pair_name(*lower[0])}."
+        yield f"{use} Lower NLL than the baseline beyond chance{rows_only}: {_names(lower)}."
     elif best != baseline:
-        yield f"Nothing is proven: that {pair_name(*best)} is lower than {base} may be chance. More seeds could tell."
+        yield f"Nothing is proven: that {pair_name(*best)} is lower than {base} may be chance. Use more seeds."
     elif unproven:
         yield f"Nothing is proven against {_names(unproven)}: that {base} is lower may be chance."
     else:
-        yield f"Take {base}: all others have a higher NLL beyond chance{rows_only}."
+        yield f"Use {base}: all others have a higher NLL beyond chance{rows_only}."
     if higher:
         yield f"Higher NLL beyond chance{rows_only}: {_names(higher)}."
 
@@ -112,7 +111,8 @@ def notes_on_statistics(results: StudyResults) -> Iterator[str]:
         yield f"The baseline is {name}, as cross_entropy with temperature was not measured."
     if results.missing:
         n_listed = len(results.missing) + len(results.numbers.groupby(["loss", "seed"]))
-        yield f"{len(results.missing)} of {n_listed} trainings have no numbers; means are over the others."
+        runs = f"{len(results.missing)} of {counted(n_listed, 'run')}"
+        yield f"{runs} could not be measured; means are over the other runs."
     if fewest < most:
         yield (
             f"Losses have from {fewest} to {most} seeds. Differences are over the seeds of both, and need not be those "
@@ -120,21 +120,20 @@ def notes_on_statistics(results: StudyResults) -> Iterator[str]:
         )
     drawn = "sentences" if rows == "test tokens" else "rows"
     yield (
-        f"With one seed, intervals and p-values cover the {rows} only, and nothing about another training."
+        f"With one seed, intervals and p-values cover the {rows} only, and say nothing about another run."
         if most == 1
-        else f"Intervals (95%) cover {rows} and seeds: resampled {drawn}, the same for all trainings, and Student's t "
+        else f"Intervals (95%) cover {rows} and seeds: resampled {drawn}, the same for all runs, and Student's t "
         f"over {most} seeds."
     )
     yield (
-        "Noise makes every calibration error larger, the more so the fewer rows: an interval of one is of the error "
-        "that other tests of as many rows would show, and the class-wise and the smooth one have none. Differences in "
-        "ECE and in its form with equal masses are of errors without that noise, so that they need not be those of the "
-        "means."
+        "Noise makes every calibration error larger, and more so with fewer rows. An interval is for the error that "
+        "other tests with as many rows would show; the class-wise and the smooth error have none. Differences in ECE "
+        "and in adaptive ECE are of errors without that noise, so that they need not be the differences of the means."
     )
     scope = (
         "on these models only"
         if most == 1
-        else "half of it takes up to four times as many seeds and test rows"
+        else "to find half of it takes up to four times as many seeds and test rows"
     )
     for metric, size in results.detectable.items():
         found = (
@@ -143,16 +142,16 @@ def notes_on_statistics(results: StudyResults) -> Iterator[str]:
         yield f"{found}; {scope}."
     if results.variance == "pooled":
         yield (
-            "The variance over seeds is pooled over the losses of each map, as if all varied alike. Where they do not, "
-            "up to 16% of such studies call equal losses different: compare their spread over the seeds in results.csv."
+            "The variance over seeds is pooled over the losses of each calibrator, as if all varied alike. If they do "
+            "not, up to 16% of such studies call equal losses different: compare their spread in results.csv."
         )
     n_compared = len(differences.groupby(["loss", "method"]))
     if n_compared:
         yield (
             f"Differences are to {pair_name(*results.baseline)}, on the same seeds and {rows}. P-values are corrected "
             f"by Holm within each metric, for {n_compared} comparisons, intervals are not. Where p is below {LEVEL:g}, "
-            "a word says whether the loss is better or worse; without one the study cannot tell them apart. Intervals "
-            "of two losses that overlap do not say that the two are equal."
+            "a word says whether the loss is better or worse; otherwise the study does not separate them. Two losses "
+            "with overlapping intervals need not be equal."
         )
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_calib._errors import InputValueError, expected
+from hf_calib._text import counted
 from hf_calib.study.plan import (
     FAILED,
     LOG,
@@ -144,7 +145,7 @@ class Local:
         told: set[Cell] = set()
         n_finished = len(cells) - len(waiting)
         if n_finished:
-            say(f"{n_finished} of {len(cells)} trainings are finished already")
+            say(f"{n_finished} of {counted(len(cells), 'run')} finished earlier")
         try:
             while waiting or running:
                 for cell, folder in list(waiting.items()):
@@ -212,7 +213,7 @@ class Submitit:
             message = expected("--submitit", "hold parameters of submitit", error, way_out)
             raise InputValueError(message) from error
         jobs = {cell: executor.submit(_train, launch, cell, folder) for cell, folder in waiting.items()}
-        say(f"submitted {len(jobs)} jobs: {', '.join(job.job_id for job in jobs.values())}")
+        say(f"submitted {counted(len(jobs), 'job')}: {', '.join(job.job_id for job in jobs.values())}")
         failed: dict[Cell, str] = {}
         for cell, job in jobs.items():
             try:

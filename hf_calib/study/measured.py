@@ -17,6 +17,7 @@ import pandas
 from numpy.typing import NDArray
 
 from hf_calib._errors import InputError, check, did_you_mean, few
+from hf_calib._text import counted
 from hf_calib.metrics.checks import check_choice
 from hf_calib.metrics.intervals import METRICS, resampled_metrics
 from hf_calib.metrics.multi_label import UNKNOWN
@@ -97,13 +98,13 @@ def measure_study(
                 words = remarks.setdefault(re.sub(r"[\d.]+", "", remark), [remark])
                 words.append(f"{key[0]} seed {key[1]}")
     notes = [
-        f"In {len(cells)} of {len(folders)} trainings ({few(cells)}): {remark}"
+        f"In {len(cells)} of {counted(len(folders), 'run')} ({few(cells)}): {remark}"
         for remark, *cells in remarks.values()
     ]
     if kind.sigmoid:
         notes.append(
-            "The metrics are of all decisions, each label of each row one, with the confidence max(p, 1 - p); those "
-            "of a row are resampled together. Means over the labels are in the report of each training."
+            "The metrics are of all decisions, one for each row and label, with the confidence max(p, 1 - p); the "
+            "decisions of a row are resampled together. The report of each run has the means over the labels."
         )
     return StudyResults(
         losses=tuple(plan["losses"]),
@@ -126,7 +127,7 @@ def check_methods(methods: Sequence[str]) -> tuple[str, ...]:
     """Return `UNSCALED`, then the calibrators in the given order; raise for an unknown one."""
     for method in methods:
         known, way_out = method in (*MAPS, UNSCALED), did_you_mean(method, MAPS)
-        check(known, "methods to be post-hoc maps", repr(method), way_out)
+        check(known, "methods to be post-hoc calibrators", repr(method), way_out)
     return tuple(dict.fromkeys([UNSCALED, *methods]))
 
 
@@ -172,14 +173,14 @@ def _probabilities(predictions: TrainingPredictions, method: str, remarks: list[
     if method == UNSCALED:
         return test.probabilities()
     maps = test.kind.maps if test.kind.sigmoid else (*test.kind.maps, *_BY_CRITERION)
-    requirement = f"the method to be a map for {test.kind.name} predictions"
-    check(method in maps, requirement, method, f"take {', '.join(maps)}")
+    requirement = f"the method to be a calibrator for {test.kind.name} predictions"
+    check(method in maps, requirement, method, f"use one of {', '.join(maps)}")
     criterion = {"criterion": _BY_CRITERION[method]} if method in _BY_CRITERION else {}
     scaler = SCALERS["temperature" if criterion else method].load()(**criterion)
     if test.kind.sigmoid and "multi_label" in scaler.get_params():
         scaler.set_params(multi_label=True)
     if calibration is None:
-        raise InputError("the training had no calibration rows")
+        raise InputError("the run had no calibration rows")
     rows = replace(calibration)  # This checks the rows.
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -78,7 +78,7 @@ def variants(losses: Sequence[str], grid: Mapping[str, Sequence[Any]], script: P
     """
     from hf_calib.losses import LOSSES, make_loss
 
-    way_out = "name some, such as cross_entropy,focal,adafocal"
+    way_out = "use for example cross_entropy,focal,adafocal"
     check(len(losses) > 0, "losses to name at least one loss", "none", way_out)
     bases = [_variant(word, script) for word in losses]
     taken = {name for base in bases for name in LOSSES[base.loss].hyperparameters}
@@ -179,7 +179,7 @@ def given(arguments: Sequence[str]) -> dict[str, Any]:
             check(name != "", "the script's arguments to have names", repr(word), way_out)
             found[name].append(word)
     for name, way_out in _SET_BY_THE_STUDY.items():
-        requirement = "the script's arguments to leave this one to the study"
+        requirement = "the script's arguments to leave this argument to the study"
         check(name not in found, requirement, f"--{name}", way_out)
     return {name: words[0] if len(words) == 1 else words or "True" for name, words in found.items()}
 

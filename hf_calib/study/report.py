@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_calib._errors import printable
 from hf_calib._files import whole_folder
+from hf_calib._text import counted
 from hf_calib.plots import difference_diagram
 from hf_calib.report.document import (
     Block,
@@ -54,7 +55,7 @@ def document_of(results: StudyResults, figure: Image | None = None) -> Document:
     blocks: list[Block] = [
         Lead(headline(results)),
         Section("Advice", [Bullets(results.advice)]),
-        Section("What was trained", [Bullets([printable(line) for line in what_was_trained(results)])]),
+        Section("Runs", [Bullets([printable(line) for line in what_was_trained(results)])]),
     ]
     if results.baseline is not None:
         title = "Accuracy, NLL and ECE"
@@ -90,14 +91,13 @@ def _of_metric(results: StudyResults, metric: str) -> Section:
 def headline(results: StudyResults) -> str:
     """Return a line on what was trained and measured."""
     n_losses, n_seeds = len(results.losses), len(results.seeds)
-    losses = "1 loss" if n_losses == 1 else f"{n_losses} losses"
-    seeds = "1 seed" if n_seeds == 1 else f"{n_seeds} seeds"
+    losses, seeds = counted(n_losses, "loss"), counted(n_seeds, "seed")
     if not results.n_test:
-        return f"{losses} x {seeds}; no training is finished."
+        return f"{losses} x {seeds}; no run is finished."
     rows, classes = results.counted
     return (
         f"{losses} x {seeds}, measured on {results.n_test:,} {rows} with {results.n_classes:,} {classes}; post-hoc "
-        f"maps fitted on {results.n_calibration:,} calibration {rows.removeprefix('test ')}."
+        f"calibrators fitted on {results.n_calibration:,} calibration {rows.removeprefix('test ')}."
     )
 
 
@@ -106,7 +106,7 @@ def what_was_trained(results: StudyResults) -> list[str]:
     lines = [
         f"Losses: {', '.join(results.losses)}.",
         f"Seeds: {', '.join(map(str, results.seeds))}.",
-        f"Post-hoc maps: {', '.join(results.methods[1:]) or 'none'}.",
+        f"Post-hoc calibrators: {', '.join(results.methods[1:]) or 'none'}.",
     ]
     for (loss, seed), reason in results.missing.items():
         short = textwrap.shorten(printable(reason), _REASON, placeholder=" …")
@@ -137,7 +137,7 @@ def difference_table(results: StudyResults, metrics: Sequence[str]) -> Rows:
         p = p_cell(row.p_corrected)
         better = (row.value > 0) == (row.Index[2] in HIGHER_IS_BETTER)
         p_values[row.Index] = p if row.p_corrected >= LEVEL else f"{p} {'better' if better else 'worse'}"
-    header = ["loss and map"]
+    header = ["loss and calibrator"]
     for metric in metrics:
         header += [f"difference in\n{MAIN_METRICS.get(metric, results.metrics[metric])}", "corrected p"]
     rows = []

@@ -130,13 +130,13 @@ def _made(make_trainer: MakeTrainer, variant: Variant, seed: int) -> Calibration
 
     trainer = make_trainer(variant.loss, seed)
     if not isinstance(trainer, CalibrationTrainer):
-        got, way_out = type(trainer).__name__, "return the trainer that it makes"
+        got, way_out = type(trainer).__name__, "return the trainer from make_trainer"
         raise InputTypeError(expected("make_trainer", "return a CalibrationTrainer", got, way_out))
     args: Any = trainer.args
     got = f"loss={args.loss!r}, seed={args.seed} for ({variant.loss!r}, {seed})"
     way_out = "write CalibrationTrainingArguments(loss=loss, seed=seed, ...)"
     same = (args.loss, args.seed) == (variant.loss, seed)
-    check(same, "make_trainer to pass on its loss and its seed", got, way_out)
+    check(same, "make_trainer to pass its loss and seed to the arguments", got, way_out)
     if variant.hyperparameters:
         args.loss_kwargs = {**(args.loss_kwargs or {}), **variant.hyperparameters}
     return trainer

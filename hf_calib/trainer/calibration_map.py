@@ -50,7 +50,7 @@ def check_goes_with(scaler: Any, trainer: Any) -> None:
     own_head = method == "temperature" or not (tied or trainer.answers is not None)
     check(own_head, f"the model to have a head of its own for {title}", got, way_out)
     requirement = "the model to have a layer that a temperature can be folded into"
-    way_out = "set calibration_method='none', and divide the logits where the model is used"
+    way_out = "set calibration_method='none', and divide the logits by a temperature when using the model"
     folds = not tied or bool(norms_of_hidden_size(plain))
     check(folds, requirement, f"{got}, and whose norms have no weights", way_out)
 

@@ -34,7 +34,7 @@ class CalibrationCallback(TrainerCallback):
     """A callback of a `CalibrationTrainer`, which registers itself, or of a stock trainer, passed with rows."""
 
     def __init__(self, trainer: Any = None, calibration_dataset: Any = None) -> None:
-        way_out = "leave both out for a CalibrationTrainer, which has its own rows"
+        way_out = "leave both out for a CalibrationTrainer, which has its own calibration rows"
         together = (trainer is None) == (calibration_dataset is None)
         check(together, "trainer and calibration_dataset to be given together", "one of them", way_out)
         self.trainer, self.calibration_dataset = trainer, calibration_dataset
@@ -219,7 +219,7 @@ class CalibrationMapCallback(CalibrationCallback):
             fit_once(trainer.accelerator, scaler, *self.held_out_pass(keep_logits=True).logits_and_labels())
             return scaler
 
-        way_out = "and its probabilities stay as trained. Correct the cause, and call fit_calibration_map()."
+        way_out = "and is not calibrated. Correct the cause, and call fit_calibration_map()."
         self.fitted = _or_warn(fit, f"{self.title.capitalize()} was not fitted", way_out)
 
 

@@ -165,4 +165,4 @@ class AnswerOptions:
     def _check_one(self, holds: bool, found: list[Any], where: str) -> None:
         options = ", ".join(f"{t} ({name!r})" for t, name in zip(self.tokens, self.names, strict=True))
         got, way_out = f"{str(found)[:200]} in {where}", "set the labels of all other tokens to -100"
-        check(holds, f"labels to have one token a row, of {options}", got, way_out)
+        check(holds, f"labels to have one token per row, of {options}", got, way_out)

@@ -116,9 +116,9 @@ def save_beside(trainer: Any, folder: Path) -> None:
 def save_calibrated(trainer: Any, output_dir: str | os.PathLike[str]) -> None:
     """Save the model with the folded calibrator, over anything: a push replaces the files of the run."""
     fitted = trainer.fitted_map
-    got = "no map" if trainer.calibration_config.make_scaler() is None else "none yet"
+    got = "none configured" if trainer.calibration_config.make_scaler() is None else "none yet"
     way_out = "train with a calibration_dataset, or call fit_calibration_map()"
-    check(fitted is not None, "the calibration map to be fitted", got, way_out)
+    check(fitted is not None, "a calibrator to be fitted", got, way_out)
     sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
     state_dict = trainer.accelerator.get_state_dict(trainer.model_wrapped) if sharded else None
 

@@ -310,7 +310,7 @@ class CalibrationMixin(Trainer):
         Raises:
             TypeError, ValueError: if the calibrator cannot be folded, or does not fit the split or the model.
         """
-        requirement = "calibration_dataset to be given to fit a calibration map"
+        requirement = "calibration_dataset to be given to fit a calibrator"
         check(self.calibration_split is not None, requirement, "none", "pass it to the trainer")
         scaler = callbacks.scaler_to_fit(self) if scaler is None else scaler
         maps.check_goes_with(scaler, self)
@@ -382,7 +382,7 @@ class CalibrationMixin(Trainer):
             return saving.push(self, commit_message, kwargs)
         way_out = "train with a calibration_dataset, or push without create_pr"
         is_push = not kwargs.pop("create_pr", False)
-        check(is_push, "the calibration map to be fitted for create_pr", "none", way_out)
+        check(is_push, "a calibrator to be fitted for create_pr", "none", way_out)
         return super().push_to_hub(commit_message, **kwargs)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:

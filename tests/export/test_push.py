@@ -94,7 +94,7 @@ def test_without_a_map_the_push_is_the_stock_one(tmp_path: Path, hub: Hub) -> No
     trainer = tiny_trainer(tmp_path / "model", temperature_criterion="none")
     trainer.train()
     with pytest.raises(
-        InputValueError, match=r"the calibration map to be fitted for create_pr, got none; train with"
+        InputValueError, match=r"a calibrator to be fitted for create_pr, got none; train with"
     ):
         trainer.push_to_hub(create_pr=True)
     assert hub.requests == []

@@ -155,7 +155,7 @@ def fitted(folder: Path, model: Any, data: Any = None) -> CalibrationTrainer:
 
 def test_what_cannot_be_saved_leaves_no_folder(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path / "out", temperature_criterion="none")
-    message = r"expected the calibration map to be fitted, got no map; .*call fit_calibration_map"
+    message = r"expected a calibrator to be fitted, got none configured; .*call fit_calibration_map"
     with pytest.raises(ValueError, match=message):
         trainer.save_calibrated_model(tmp_path / "model")
     with pytest.raises(TypeError, match="the model to have save_pretrained, got Network; wrap"):

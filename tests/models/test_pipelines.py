@@ -297,7 +297,7 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"expected the scaler in .* to be fitted on the model's 4 classes"):
         serve(folder)
     (tmp_path / MAP_NAME).write_text("{")
-    with pytest.raises(ValueError, match=r"calibration.json to hold a fitted map, got a file that cannot be"):
+    with pytest.raises(ValueError, match=r"calibration.json to hold a fitted calibrator, got a file that"):
         serve(folder)
 
 

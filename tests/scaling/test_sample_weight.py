@@ -68,9 +68,7 @@ def test_refused() -> None:
             make().fit(LOGITS, LABELS, sample_weight=np.ones(3))
         with pytest.raises(InputError, match="sample_weight to be finite and at least 0"):
             make().fit(LOGITS, LABELS, sample_weight=-np.ones(N))
-    with pytest.raises(
-        InputError, match="sample_weight to be used with criterion 'nll' and one label a row, got 'ece'"
-    ):
+    with pytest.raises(InputError, match="with criterion 'nll' and one label per row, got 'ece'"):
         TemperatureScaling("ece").fit(LOGITS, LABELS, sample_weight=TIMES)
-    with pytest.raises(InputError, match="one label a row, got several labels a row"):
+    with pytest.raises(InputError, match="one label per row, got multi_label=True"):
         TemperatureScaling(multi_label=True).fit(LOGITS, LABELS, sample_weight=TIMES)

@@ -61,7 +61,8 @@ def edited(folder: Path, **changes: Any) -> None:
 
 def refused(folder: Path, message: str) -> None:
     with pytest.raises(
-        ValueError, match=rf"calibration.json to hold a fitted map, got .*{message}.*; save the map"
+        ValueError,
+        match=rf"calibration.json to hold a fitted calibrator, got .*{message}.*; save the calibrator",
     ):
         Scaler.from_pretrained(folder)
 

@@ -69,17 +69,17 @@ CASES: dict[str, tuple[StudyResults, list[str], list[str]]] = {
             "Lowest NLL: focal with temperature, 0.3410; cross_entropy with temperature has 0.3470 (difference "
             "-0.0060, 95% interval -0.0160 to +0.0040, corrected p = 1).",
             "Nothing is proven: that focal with temperature is lower than cross_entropy with temperature may be "
-            "chance. More seeds could tell.",
-            "3 seeds: a difference between losses that is not beyond chance here may still exist.",
+            "chance. Use more seeds.",
+            "With 3 seeds, a difference between losses that is not beyond chance may still exist.",
         ],
-        ["calibration rows", "Take ", "accuracy"],
+        ["calibration rows", "Use focal", "Use cross", "accuracy"],
     ),
     "a loss that beats the baseline": (
         results(NLL, {FOCAL: 0.02, FOCAL_RAW: 0.0004}),
         [
             "corrected p = 0.02",
-            "Take focal with temperature. Lower NLL than the baseline beyond chance: focal with temperature.",
-            "Higher NLL beyond chance: focal without a map.",
+            "Use focal with temperature. Lower NLL than the baseline beyond chance: focal with temperature.",
+            "Higher NLL beyond chance: focal without calibration.",
         ],
         ["Nothing"],
     ),
@@ -87,24 +87,28 @@ CASES: dict[str, tuple[StudyResults, list[str], list[str]]] = {
         results(LOW),
         [
             "Lowest NLL: cross_entropy with temperature, 0.3470, the baseline itself.",
-            "Nothing is proven against cross_entropy without a map, focal without a map, focal with temperature: that "
-            "cross_entropy with temperature is lower may be chance.",
+            "Nothing is proven against cross_entropy without calibration, focal without calibration, focal with "
+            "temperature: that cross_entropy with temperature is lower may be chance.",
         ],
         [],
     ),
     "one seed, and the baseline is the lowest beyond chance": (
         results(LOW, dict.fromkeys((CE_RAW, FOCAL_RAW, FOCAL), 0.01), n_seeds=1),
         [
-            "Take cross_entropy with temperature: all others have a higher NLL beyond chance on these test rows.",
-            "One seed: intervals cover the test rows only, and another training may change",
+            "Use cross_entropy with temperature: all others have a higher NLL beyond chance on these test rows.",
+            "With one seed, intervals cover the test rows only, and another run may change",
             "With one seed, intervals and p-values cover the test rows only",
         ],
         [],
     ),
-    "power": (results(NLL, detectable={"nll": 0.0312}), [f"{FINDS}; half of it takes up to four"], []),
+    "power": (
+        results(NLL, detectable={"nll": 0.0312}),
+        [f"{FINDS}; to find half of it takes up to four"],
+        [],
+    ),
     "another baseline": (
         results({FOCAL_RAW: 0.45, ("brier", "none"): 0.40}, baseline=FOCAL_RAW),
-        ["The baseline is focal without a map, as cross_entropy with temperature was not measured."],
+        ["The baseline is focal without calibration, as cross_entropy with temperature was not measured."],
         [],
     ),
     "lower accuracy": (
@@ -126,9 +130,9 @@ def test_sentences_follow_from_the_numbers(case: str) -> None:
 def test_few_calibration_rows_a_pooled_variance_and_missing_trainings_are_said() -> None:
     study = study_results(missing={("focal", 1): "killed"})
     found = " ".join((*replace(study, n_calibration=26, variance="pooled").advice, *study.notes))
-    assert "The maps were fitted on 26 calibration rows" in found
-    assert "1 of 6 trainings have no numbers; means are over the others." in found
+    assert "The calibrators were fitted on 26 calibration rows" in found
+    assert "1 of 6 runs could not be measured; means are over the other runs." in found
     notes = " ".join(replace(study, variance="pooled").notes)
     assert (
-        "up to 16% of such studies call equal losses different: compare their spread over the seeds" in notes
+        "up to 16% of such studies call equal losses different: compare their spread in results.csv" in notes
     )

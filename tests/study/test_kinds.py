@@ -116,5 +116,5 @@ def test_several_labels_as_the_trainer_logs_them_with_maps(tmp_path: Path) -> No
     assert nll["per_label_temperature"] < nll["temperature"] < nll["none"]
     assert found.differences["p"].notna().all()
     notes = " ".join(found.notes)
-    assert "vector was left out: expected the method to be a map for multi-label predictions" in notes
+    assert "vector was left out: expected the method to be a calibrator for multi-label predictions" in notes
     assert "measured on 150 test rows with 3 labels" in headline(found)

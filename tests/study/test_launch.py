@@ -71,7 +71,7 @@ def test_what_is_finished_is_not_trained_again_and_losses_and_seeds_are_added(tm
     assert said[0].startswith("1 of 2: ")
     assert said[1].startswith("2 of 2: ")
     said, _ = train(tmp_path / "s", losses="focal,brier", seeds=(0, 1), jobs=3)
-    assert said[0] == "1 of 4 trainings are finished already"
+    assert said[0] == "1 of 4 runs finished earlier"
     names = ["brier-seed0", "brier-seed1", "cross_entropy-seed0", "focal-seed0", "focal-seed1"]
     assert starts(tmp_path / "s") == {name: ["None"] for name in names}
     recorded = read_plan(tmp_path / "s")
@@ -233,5 +233,5 @@ def test_a_script_that_has_changed_is_named_and_trains_nothing_again(tmp_path: P
         script.write_text(SCRIPT.read_text() + "# edited\n")
     assert said[0].startswith("1 of 1: focal, seed 0 finished")
     assert said[1].startswith("mine.py has changed since it trained 1 of these 1. They are not trained again")
-    assert said[2] == "1 of 1 trainings are finished already"
+    assert said[2] == "1 of 1 run finished earlier"
     assert starts(tmp_path / "s") == {"focal-seed0": ["None"]}

@@ -143,7 +143,7 @@ def test_trainings_that_cannot_be_compared_are_missing(tmp_path: Path) -> None:
     assert found.means["n_seeds"]["cross_entropy", "none", "nll"] == 2
     assert found.differences["n_seeds"]["focal", "none", "nll"] == 1
     notes = " ".join(found.notes)
-    assert "4 of 7 trainings have no numbers" in notes
+    assert "4 of 7 runs could not be measured" in notes
     assert "passes over losses that share one seed" in notes
 
 
@@ -157,7 +157,7 @@ def test_without_trainings_the_tables_are_empty_and_wrong_words_are_refused(tmp_
     tables = (found.results(), found.means, found.differences, found.detectable)
     assert not any([*map(len, tables), found.n_test])
     assert "nothing to compare" in found.advice[0]
-    with pytest.raises(ValueError, match="post-hoc maps, got 'temprature'; did you mean 'temperature'"):
+    with pytest.raises(ValueError, match="calibrators, got 'temprature'; did you mean 'temperature'"):
         measured_quickly(study, methods=("temprature",))
     with pytest.raises(ValueError, match="expected variance to be one of 'own', 'pooled', got 'pool'"):
         measured_quickly(study, variance="pool")
@@ -168,9 +168,9 @@ def test_without_calibration_rows_the_trained_networks_are_compared(tmp_path: Pa
     found = measured(tmp_path, trainings, methods=("temperature",))
     assert found.baseline == ("cross_entropy", "none")
     assert {method for _, _, method, _ in values(found)} == {"none"}
-    assert "In 2 of 2 trainings" in " ".join(found.notes)
-    assert "temperature was left out: the training had no calibration rows" in " ".join(found.notes)
-    assert "The baseline is cross_entropy without a map" in " ".join(found.notes)
+    assert "In 2 of 2 runs" in " ".join(found.notes)
+    assert "temperature was left out: the run had no calibration rows" in " ".join(found.notes)
+    assert "The baseline is cross_entropy without calibration" in " ".join(found.notes)
 
 
 def test_seeds_are_paired_where_both_losses_have_them(tmp_path: Path) -> None:

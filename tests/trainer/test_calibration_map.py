@@ -224,7 +224,7 @@ def test_a_checkpoint_with_another_map_or_a_bad_one(tmp_path: Path) -> None:
 
     file = tmp_path / "checkpoint-2" / MAP_NAME
     file.write_text(json.dumps({**json.loads(file.read_text()), "parameters": {}}))
-    with pytest.raises(ValueError, match=r"checkpoint-2/calibration.json to hold a fitted map, got"):
+    with pytest.raises(ValueError, match=r"checkpoint-2/calibration.json to hold a fitted calibrator, got"):
         tiny_trainer(tmp_path, **settings).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
 
 

@@ -317,7 +317,7 @@ def test_no_temperature_where_none_is_wanted_or_possible(tmp_path: Path) -> None
         assert each.temperature is None
         assert not hasattr(each.model.config, "calibration")
         assert not logged(each, "temperature")
-    with pytest.raises(ValueError, match="expected calibration_dataset to be given to fit a calibration map"):
+    with pytest.raises(ValueError, match="expected calibration_dataset to be given to fit a calibrator"):
         no_data.fit_temperature()
 
 
