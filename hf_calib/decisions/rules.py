@@ -32,12 +32,12 @@ from hf_calib.metrics.multi_label import check_decisions, check_label_probs
 from hf_calib.metrics.sums import Interval, winners
 
 Criterion = Literal["f1_macro", "f1_micro", "precision", "cost"]
-_LARGEST_COST = 1e12  # beyond, means over rows lose the small ones
-_IN_EVERY_SET = 1.0  # no score of a class is larger
+_LARGEST_COST = 1e12  # With larger costs, means over rows lose the small costs.
+_IN_EVERY_SET = 1.0  # No score of a class is larger.
 
 #: probs and labels to fit a rule on; probs and labels of other rows to measure it on.
 Part = tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike]
-#: Thresholds from one that predicts nothing to one that predicts all rows; of the m predicted, how many are right.
+#: Thresholds from one that predicts nothing to one that predicts all rows; of the m predicted, how many are correct.
 Cuts = tuple[FloatArray, IntArray, IntArray]
 Self = TypeVar("Self", bound="Rule")
 
@@ -63,7 +63,7 @@ class Rule(ABC):
         """Return the decisions on probs (N, C): classes (N,) int, -1 to abstain; sets and labels (N, C) bool."""
         n_classes = self.n_classes
         rows = check_label_probs(probs) if self.independent else checks.check_probs(probs)
-        way_out = "pass probabilities of the model it was fitted for"
+        way_out = "pass probabilities of the model that the rule was fitted for"
         fits = rows.shape[1] == n_classes
         check(fits, f"probs to have the {n_classes} columns of fit", f"shape {rows.shape}", way_out)
         return self._decide(_as_served(rows))
@@ -93,7 +93,7 @@ class Rule(ABC):
     def n_classes(self) -> int:
         """The number of classes C of the calibration rows."""
         way_out = "call fit(probs, labels) with calibration rows first"
-        check(hasattr(self, "thresholds_"), f"{type(self).__name__} to be fitted", "a new one", way_out)
+        check(hasattr(self, "thresholds_"), f"{type(self).__name__} to be fitted", "a new rule", way_out)
         return len(self.thresholds_)
 
     @property
@@ -116,8 +116,8 @@ class Rule(ABC):
         """Checked probs (N, C), rounded as they are served, and labels: (N,), or (N, C) bool if independent."""
         if self.independent:
             decisions = check_decisions(probs, labels)
-            way_out = "pass no row whose labels are not known"
-            check(bool(decisions.known.all()), "labels to be 0 or 1", "-100 too", way_out)
+            way_out = "leave out rows with unknown labels"
+            check(bool(decisions.known.all()), "labels to be 0 or 1", "also -100", way_out)
             return _as_served(decisions.probs), decisions.true
         rows, targets = checks.check_probs_and_labels(probs, labels)
         return _as_served(rows), targets
@@ -509,7 +509,7 @@ class LabelThresholds(Rule):
         positives = labels.sum(axis=0)
         pooled = positives < self.min_positives
         enough = not pooled.all() or positives.sum() >= self.min_positives
-        requirement = f"labels to have at least min_positives={self.min_positives} positives in all"
+        requirement = f"labels to have at least min_positives={self.min_positives} positives in total"
         check(enough, requirement, positives.sum(), "pass more rows")
         found = np.full(len(pooled), NEVER)
         found[~pooled] = self._best([(probs[:, c], labels[:, c]) for c in np.flatnonzero(~pooled)])

@@ -57,7 +57,7 @@ class Columns:
     def check_same(self, names: Sequence[str]) -> None:
         """Raise if another file has other columns or classes."""
         missing = [repr(name) for name in self.names if name not in names]
-        way_out = "write all with the same columns"
+        way_out = "write all files with the same columns"
         requirement = "the columns to be those of the first file"
         check(not missing, requirement, f"none named {few(missing)}", way_out)
         prefix = _PREFIXES[self.kind]
@@ -65,7 +65,8 @@ class Columns:
             repr(name) for name in names if name.startswith(prefix) and name not in (*self.scores, prefix)
         ]
         one_model = len(self.scores) == 1 or not more
-        check(one_model, "the classes to be those of the first file", f"{few(more)} more", "use one model's")
+        got, way_out = f"also {few(more)}", "use files of one model"
+        check(one_model, "the classes to be those of the first file", got, way_out)
 
     def read(self, batch: RecordBatch) -> Batch:
         """Return the rows of a batch; raise a `RowError` for an invalid row."""
@@ -156,11 +157,11 @@ def _class_columns(columns: Sequence[str], label: str | None) -> tuple[str, list
     check(len(used) >= 2, "the table to hold a column for each of at least 2 classes", got, way_out)
     classes = [name.removeprefix(prefix) for name in used]
     blank = next((name for name, each in zip(used, classes, strict=True) if not each.strip()), None)
-    way_out = "name the class; leave out a table's index when you write it"
+    way_out = "name the class, or write the table without its index"
     check(blank is None, "the class columns to name their classes", repr(blank), way_out)
     label_too = next((name for name in classes if name.casefold() in _NAMES_OF_LABELS), None)
     got = f"{label_too!r} next to the label column {label!r}"
-    way_out = "name the class columns prob_<class>, and other columns are ignored"
+    way_out = "name the class columns prob_<class>; other columns are then ignored"
     check(bool(prefix) or label_too is None, "the table to hold one column of labels", got, way_out)
     return kind, used, classes
 

@@ -104,7 +104,7 @@ def read_log(file: TextIO, name: str, scores: OptionScores = "sum") -> Predictio
     rows = [json.loads(line) for line in file if line.strip()]
     times = Counter(str(row["doc_id"]) for row in rows).most_common(1)
     got = f"{times[0][1]} rows with {times[0][0]} in {name}"
-    check(times[0][1] == 1, "doc_id to be there once", got, "keep the rows of one filter")
+    check(times[0][1] == 1, "each doc_id to be in one row", got, "keep the rows of one filter")
     answers = [[str(each["arg_1"]).strip() for each in row["arguments"].values()] for row in rows]
     likelihoods = [_likelihoods(*each) for each in zip(rows, answers, range(len(rows)), strict=True)]
     # If a question has fewer answers, the missing ones have probability 0.
@@ -150,6 +150,6 @@ def _targets(
         ]
         if not wrong:
             return [int(label) for label in labels]
-    requirement = "the target to be the index or the text of the right answer, as acc says"
+    requirement = "the target to be the index or the text of the correct answer, in agreement with acc"
     check(not wrong, requirement, f"{targets[wrong[0]]!r} in row {wrong[0]}", _WAY_OUT)
     return []

@@ -240,7 +240,7 @@ def _find(sources: Sequence[str]) -> tuple[Any, tuple[File, ...]]:
             filesystem, root = fsspec.core.url_to_fs(source)
             filesystems.append(filesystem)
             found |= {file.path: file for file in _files_of(filesystem, root)}
-    got, way_out = few(list(sources)), "read those of each place by a command of its own"
+    got, way_out = few(list(sources)), "read the files of each place with a separate command"
     check(len({type(each) for each in filesystems}) == 1, "the predictions to lie in one place", got, way_out)
     way_out = f"check the path; files end in {', '.join(FORMATS)}, or a folder has them"
     check(bool(found), "predictions to name existing files", f"{got}, where there are none", way_out)
@@ -377,7 +377,7 @@ def _readable(file: File) -> Iterator[None]:
         if width := re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", words):
             row, n_wanted, n_found = map(int, width.groups())
             got = f"{n_found} in row {row - 2} of {file.name}"
-            way_out = "give each row a value for each column, and none more"
+            way_out = "write exactly one value per column in each row"
             requirement = f"have {n_wanted} values in every row"
             raise InputValueError(expected("the table", requirement, got, way_out)) from error
         requirement = f"be readable as {str(suffix_of(file.name) or '')[1:]}".removesuffix(" as ")

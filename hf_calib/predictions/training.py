@@ -61,7 +61,7 @@ class TrainingPredictions:
         ...     TrainingPredictions.load(Path(folder, PREDICTIONS)).test.labels.tolist()
         [0, 1]
         """
-        requirement, way_out = "hold a training's predictions", "train again, or remove the file"
+        requirement, way_out = "hold the predictions of a run", "train again, or remove the file"
         try:
             with safe_open(path, "numpy") as file:
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

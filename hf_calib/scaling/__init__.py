@@ -1,7 +1,7 @@
 """Post-hoc calibrators: scikit-learn estimators fitted to held-out logits and labels, and corrections of priors.
 
 Arguments that a class does not explain have the same meaning in every class; `docs/reference/scaling.md` explains them.
-The classes are imported at their first use, so that the command line can read the table without delay.
+Classes are imported at their first use, so that the command line can read the table without delay.
 """
 
 from __future__ import annotations

@@ -326,7 +326,7 @@ def _common(base: str, rows: Rows) -> AffineMap:
 
 
 def _mapped(logits: NDArray[Any], numbers: IntArray, maps: list[AffineMap]) -> FloatArray:
-    """The logits of each row, mapped by the map with its number."""
+    """The logits of each row, mapped by the affine map with the row's number."""
     mapped = np.empty(logits.shape)
     for number in np.unique(numbers):
         own = numbers == number

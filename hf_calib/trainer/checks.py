@@ -1,4 +1,4 @@
-"""Checks before training: errors for what would fail later, and warnings of what would mislead."""
+"""Checks before training: errors for data that would fail later, and warnings of misleading metrics."""
 
 from __future__ import annotations
 
@@ -133,17 +133,17 @@ def _warn_of_roles(trainer: Any, fitted: str) -> None:
     what, hold_out = fitted[0].upper() + fitted[1:], "Hold some examples out as calibration_dataset."
     if calibration is None:
         found = "several evaluation sets" if isinstance(evaluation, dict) else "no evaluation set either"
-        fact = f"There is no calibration_dataset, and {found}. {what} will not be fitted, so the probabilities stay"
-        rest = "as trained. Pass calibration_dataset, or set calibration_method='none'."
+        fact = f"There is no calibration_dataset, and {found}. {what} will not be fitted, so probabilities will not"
+        rest = "be calibrated. Pass calibration_dataset, or set calibration_method='none'."
     elif calibration is train:
         fact = f"The training split is also the calibration split. {what} will follow a model that has seen these"
-        rest = f"examples, and come out over-confident. {hold_out}"
+        rest = f"examples, and the result will be over-confident. {hold_out}"
     elif any(calibration is split for split in reported):
         fact = f"The evaluation split is also the calibration split. {what} will follow the examples that are"
         rest = f"reported, so the reported calibration is optimistic. {hold_out}"
     elif train is not None and any(train is split for split in reported):
-        fact = "The training split is also the evaluation split. What is reported is for examples that the"
-        rest = "model has seen, and is optimistic. Hold some examples out as eval_dataset."
+        fact = "The training split is also the evaluation split. The reported metrics are of examples that"
+        rest = "the model has seen, and are optimistic. Hold some examples out as eval_dataset."
     else:
         return
     warnings.warn(f"{fact} {rest}", stacklevel=5)
@@ -156,5 +156,5 @@ def _warn_of_split_batches(trainer: Any) -> None:
     whole = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
     if trainer.calibration_loss.couples_batch and rows < whole:
         fact = f"The penalty of loss {name!r} depends on the batch, and is computed on micro-batches of {rows} of the"
-        rest = "examples of an optimizer step. Results depend on how the batch is cut. Use larger micro-batches, or"
+        rest = "examples of an optimizer step. Results depend on this division. Use larger micro-batches, or"
         warnings.warn(f"{fact} {whole} {rest} gather_batch=True on several processes.", stacklevel=5)

@@ -128,8 +128,8 @@ def test_rows() -> None:
     for wrong, message in (
         ((probs * 2, labels), r"probs to lie in \[0, 1\]"),
         ((probs, labels[:, :2]), r"labels to have shape \(50, 3\)"),
-        ((probs, labels * -100), "labels to be 0 or 1, got -100 too"),
-        ((probs, labels * 0), "labels to have at least min_positives=10 positives in all, got 0"),
+        ((probs, labels * -100), "labels to be 0 or 1, got also -100"),
+        ((probs, labels * 0), "labels to have at least min_positives=10 positives in total, got 0"),
     ):
         with pytest.raises(InputValueError, match=message):
             LabelThresholds().fit(*wrong)

@@ -113,7 +113,7 @@ def test_a_call_names_the_group_of_its_texts(tmp_path: Path) -> None:
     np.testing.assert_allclose(common, scaler.predict_proba(raw), atol=2e-6)
     assert np.abs(as_rows(classify(TEXTS, group="law")) - common).max() > 0.1
     write_card(tmp_path)
-    said = "a map for each of 3 groups (7, art, law), which a call names"
+    said = "a calibrator for each of 3 groups (7, art, law), selected with"
     assert said in (tmp_path / "README.md").read_text().replace("\\", "")
     with pytest.raises(ValueError, match=r"group to be one name, .* call the pipeline once for each group"):
         classify(TEXTS, group=["law"] * len(TEXTS))

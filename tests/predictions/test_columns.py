@@ -127,7 +127,7 @@ def test_a_row_of_another_length(cells: str, got: str, name: str, tmp_path: Path
     text = f"logit_a,logit_b,label\n{cells}\n".replace(",", "\t" if "tsv" in name else ",")
     path = tmp_path / name
     path.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
-    message = f"the table to have 3 values in every row, got {got} of {name}; give each"
+    message = f"the table to have 3 values in every row, got {got} of {name}; write exactly"
     with pytest.raises(InputValueError, match=message):
         load_predictions(path)
 

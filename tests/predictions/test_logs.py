@@ -63,7 +63,10 @@ def test_bytes_and_targets_as_texts(tmp_path: Path) -> None:
             r"log-likelihood for each .*, got .* for 3 answers in row 0",
         ),
         *(  # the last is another answer than the one acc says
-            ({"target": target}, rf"the target to be the index .* as acc says, got '{target}' in row 0")
+            (
+                {"target": target},
+                rf"the target to be the index .* agreement with acc, got '{target}' in row 0",
+            )
             for target in ("7", "3", "a whale", "1")
         ),
     ],
@@ -75,7 +78,8 @@ def test_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
 
 def test_rows_of_two_filters(tmp_path: Path) -> None:
     with pytest.raises(
-        InputError, match=r"doc_id to be there once, got 2 rows with 0 in .*; keep the rows of one filter"
+        InputError,
+        match=r"each doc_id to be in one row, got 2 rows with 0 in .*; keep the rows of one filter",
     ):
         load(written(tmp_path / "a.jsonl", ROWS[0], ROWS[0]))
 

@@ -183,7 +183,7 @@ class TestRefused:
         ("number", "change", "message"),
         [
             (3, lambda t: t.rename(columns={"logit_law": "logit_laws"}), "columns to be those of the first"),
-            (3, lambda t: t.assign(logit_sport=0.0), "classes to be those .* got 'logit_sport' more"),
+            (3, lambda t: t.assign(logit_sport=0.0), "classes to be those .* got also 'logit_sport'"),
             (0, lambda t: t.drop(columns="label"), "label_column to be one of .* got 'label'"),
         ],
     )

@@ -40,7 +40,7 @@ def test_what_is_saved_is_read_back(tmp_path: Path, calibration: Predictions | N
 def test_arrays_that_do_not_go_together_are_refused(tmp_path: Path, arrays: dict[str, np.ndarray]) -> None:
     save_file(arrays, tmp_path / "p.safetensors", {"class_names": '["a", "b", "c"]'})
     with pytest.raises(
-        ValueError, match=r"expected .*p.safetensors to hold a training's predictions, got .*3 classes"
+        ValueError, match=r"expected .*p.safetensors to hold the predictions of a run, got .*3 classes"
     ):
         TrainingPredictions.load(tmp_path / "p.safetensors")
 

@@ -101,11 +101,7 @@ CASES: dict[str, tuple[StudyResults, list[str], list[str]]] = {
         ],
         [],
     ),
-    "power": (
-        results(NLL, detectable={"nll": 0.0312}),
-        [f"{FINDS}; to find half of it takes up to four"],
-        [],
-    ),
+    "power": (results(NLL, detectable={"nll": 0.0312}), [f"{FINDS}; to find half of it takes up to"], []),
     "another baseline": (
         results({FOCAL_RAW: 0.45, ("brier", "none"): 0.40}, baseline=FOCAL_RAW),
         ["The baseline is focal without calibration, as cross_entropy with temperature was not measured."],

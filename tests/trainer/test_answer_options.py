@@ -185,9 +185,7 @@ def with_labels(labels: list[Any]) -> Dataset:
 
 def test_bad_input_is_refused_before_the_training(tmp_path: Path) -> None:
     tokens = words().convert_tokens_to_ids(OPTIONS)
-    one = (
-        r"labels to have one token per row, of \d+ \('w50'\).*in row 3 of the training split; set the labels"
-    )
+    one = r"labels to have one token per row, of \d+ \('w50'\).*in row 3 of the training split; set the"
     for labels in ([tokens[0], tokens[1]], [9]):
         with pytest.raises(ValueError, match=one):
             judge(tmp_path, train=with_labels(labels)).train()

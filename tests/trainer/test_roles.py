@@ -50,7 +50,7 @@ NO_DATA = r"There is no calibration_dataset, and {}\. Temperature scaling will n
 TWICE = (
     r"The {} split is also the calibration split\. Temperature scaling will follow .* Hold some examples out"
 )
-REPORTED = r"The training split is also the evaluation split\. What is reported .* Hold some examples out"
+REPORTED = r"The training split is also the evaluation split\. The reported .* Hold some examples out"
 ROLES = {
     **dict.fromkeys(("abc", "ab-"), None),
     "a--": NO_DATA.format("no evaluation set either"),
