@@ -58,7 +58,7 @@ def test_each_loss_takes_the_hyperparameters_of_the_grid_that_it_has() -> None:
         (lambda: variants(["focl"], {}, RECIPE), "or YAML files, got 'focl'; did you mean 'focal'?"),
         (lambda: variants(["focal"], {"gama": [1]}, RECIPE), "got 'gama'; did you mean 'gamma'"),
         (lambda: variants(["focal", "focal"], {}, RECIPE), "expected losses to differ, got 'focal' twice"),
-        (lambda: given(["--loss", "focal"]), "this one to the study, got --loss; list it in --losses"),
+        (lambda: given(["--loss", "focal"]), "this argument to the study, got --loss; list it in"),
         (lambda: given(["--loss-kwargs", "{}"]), "got --loss_kwargs; use --grid"),
         (lambda: given(["--resume", "x"]), "got --resume; leave it out: finished runs are skipped"),
         (lambda: parse_grid(["gamma="]), "expected --grid to be name=value,value"),
