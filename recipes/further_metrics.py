@@ -54,7 +54,7 @@ def measured(path):
     if found.calibration is None or labels.ndim != 1:
         got = "no calibration rows" if found.calibration is None else f"labels of the shape {labels.shape}"
         raise SystemExit(
-            f"expected {path} to have one label a row, and calibration rows to fit the maps on, got {got}; "
+            f"expected {path} to have one label per row, and calibration rows to fit the maps on, got {got}; "
             "its report has the metrics of such a training"
         )
     with warnings.catch_warnings():

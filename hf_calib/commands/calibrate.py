@@ -131,7 +131,7 @@ def make_scaler(options: Calibrate, kind: LabelKind, default: str = "auto") -> A
     method = options.method or ("temperature" if criterion else default)
     requirement, way_out = f"method to be one of {', '.join(known)}", "auto is the default"
     if kind.sigmoid:
-        requirement += " for several labels a row"
+        requirement += " for several labels per row"
     elif method in METHODS:
         file = "calibrate a file of predictions with it, without target data"
         way_out = f"{method} cannot be folded into a model's head: {file}"

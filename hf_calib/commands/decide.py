@@ -54,7 +54,7 @@ def run(options: Decide, running: Running) -> Decided:
     def check_labels(kind: LabelKind) -> None:
         way_out = "fit LabelThresholds of hf_calib.decisions: a threshold for each label"
         got = f"a sigmoid for each label in {options.source}"
-        check(not kind.sigmoid, "the predictions to have one class a row", got, way_out)
+        check(not kind.sigmoid, "the predictions to have one class per row", got, way_out)
         way_out = "its promises hold for rows that are independent of each other, as tokens are not"
         check(kind.independent, "the model to classify texts or images", options.source, way_out)
 

@@ -215,13 +215,13 @@ def name_of(source: str) -> str:
 
 
 def check_kind(kind: LabelKind, reading: Reading, single_only: Mapping[str, object]) -> None:
-    """Refuse options of several labels a row for a model with one class, and `single_only` the other way round."""
+    """Refuse options of several labels per row for a model with one class, and `single_only` the other way round."""
     of_sets = "--label-separator, --label-columns and --no-label"
     asked = any((reading.label_separator, reading.label_columns, reading.no_label))
     for option, given in {of_sets: asked, **single_only}.items():
         several = option == of_sets
-        what = "whose problem_type is multi_label_classification" if several else "with one class a row"
-        got = "one with several labels a row" if kind is MULTI_LABEL else "one with a class a row"
+        what = "whose problem_type is multi_label_classification" if several else "with one class per row"
+        got = "one with several labels per row" if kind is MULTI_LABEL else "one with a class per row"
         fits = not given or several == (kind is MULTI_LABEL)
         if kind is TOKENS and option in ("--by", "--weight-column", "--soft-labels"):
             fits, got = not given, "one with a class a token"

@@ -64,8 +64,8 @@ def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
     if args.multi_label:  # Data are not loaded yet.
         way_out = "leave one of the two out"
         is_read = args.train_file is not None or args.dataset != BUILT_IN
-        check(is_read, f"dataset {BUILT_IN!r} to be used with one label a row", "multi_label", way_out)
-        check(not args.ood_data, "ood_data to be used with one label a row", "multi_label", way_out)
+        check(is_read, f"dataset {BUILT_IN!r} to be used with one label per row", "multi_label", way_out)
+        check(not args.ood_data, "ood_data to be used with one label per row", "multi_label", way_out)
     if one_file and test_size is None:
         test_size = _HELD_OUT
         warnings.warn(

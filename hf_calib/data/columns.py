@@ -67,7 +67,7 @@ def choose_columns(
     layout = LabelLayout(label_column, label_columns, label_separator, no_label)
     way_out = "set multi_label, or leave label_separator, label_columns and no_label out"
     plain = multi_label or layout == LabelLayout(label_column)
-    check(plain, "the data to have several labels a row", "one class a row", way_out)
+    check(plain, "the data to have several labels per row", "one class per row", way_out)
     kind, column = ("text", text_column) if image_column is None else ("image", image_column)
     inputs = {name: _inputs(name, split, kind, str(column)) for name, split in dataset.items()}
     encoded: Any = encode_label_sets(dataset, layout, class_names) if multi_label else None

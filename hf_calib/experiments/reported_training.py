@@ -143,7 +143,7 @@ def _write_report(
     report = report_of(trainer, outside) if scaler is None else write_results(trainer, calibrated, outside)
     if report is None:
         warnings.warn(
-            "Some of the model's logits are NaN or infinite on the test set, or several labels a row are soft. There "
+            "Some of the model's logits are NaN or infinite on the test set, or several labels per row are soft. There "
             "is no report on them; results.json has the numbers. Train with a smaller learning rate, or in higher "
             "precision.",
             stacklevel=3,

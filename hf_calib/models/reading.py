@@ -76,9 +76,9 @@ class Reading:
     image_column: str = option("Column of images, for a model that reads them.", "image")
     label_column: str = option("Column of labels or lists of tags: class names or class ids.", "label")
     class_names: Names = option("Class names in the data, in the model's order, if they differ from its own.")
-    label_separator: str | None = option("With several labels a row: what stands between them, such as '|'.")
-    label_columns: Names = option("With several labels a row: columns of 0 and 1, one for each label.")
-    no_label: str | None = option("With several labels a row: what stands in rows without a label.")
+    label_separator: str | None = option("Multi-label data: what separates the labels, such as '|'.")
+    label_columns: Names = option("Multi-label data: columns of 0 and 1, one for each label.")
+    no_label: str | None = option("Multi-label data: the text in rows without a label.")
     max_length: int | None = option("Tokens per text, by default as many as the model reads.")
     option_scores: Literal["sum", "per_character", "per_byte"] = option(
         "For a log of lm-evaluation-harness: log-likelihoods of whole answers (acc), of their characters "

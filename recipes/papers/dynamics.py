@@ -55,7 +55,7 @@ class TrainingTrace(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin a record, or go on with that of a resumed training."""
         several = self.trainer.calibration_loss.multi_label
-        check(not several, "TrainingTrace to go with one label a row", "several", "leave it out")
+        check(not several, "TrainingTrace to go with one label per row", "several", "leave it out")
         file = Path(args.output_dir, FILE)
         earlier = json.loads(file.read_text())["entries"] if state.global_step and file.exists() else []
         self.entries = [entry for entry in earlier if entry["step"] <= state.global_step]

@@ -47,7 +47,7 @@ def load_study_data(args: StudyDataArguments) -> DatasetDict:
     )
     several = args.multi_label and (args.label_noise != 0 or args.dataset == NEWSGROUPS)
     check(
-        not several, "label_noise and 20 Newsgroups to go with one label a row", "multi_label", "leave it out"
+        not several, "label_noise and 20 Newsgroups to have one label per row", "multi_label", "leave it out"
     )
     limits = {name: value for name, value in vars(args).items() if name.startswith("max_")}
     if args.dataset == NEWSGROUPS and not args.train_file:
@@ -127,7 +127,7 @@ def add_label_noise(dataset: DatasetDict, *, fraction: float, seed: int = 0) -> 
     For studies of how losses and maps stand label noise; the test split keeps its labels.
 
     Args:
-        dataset: with one label a row.
+        dataset: with one label per row.
         fraction: of the rows in [0, 1], each drawn by itself, that get one of the other C - 1 classes, each as likely.
         seed: the same seed changes the same rows.
 

@@ -1,4 +1,4 @@
-"""`hf-calib` on files of predictions with several labels a row."""
+"""`hf-calib` on files of predictions with several labels per row."""
 
 from __future__ import annotations
 
@@ -35,4 +35,4 @@ def test_they_are_evaluated_and_calibrated(path: Path, tmp_path: Path) -> None:
     assert calibrated.probs is not None
     assert calibrated.labels.shape == calibrated.probs.shape == (150, 3)
     refused = call("decide", path)
-    assert_refused(refused, "the predictions to have one class a row, got a sigmoid for each label in")
+    assert_refused(refused, "the predictions to have one class per row, got a sigmoid for each label in")

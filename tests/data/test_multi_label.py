@@ -1,4 +1,4 @@
-"""Several labels a row: every layout gives the same lists of ids, and what is no label is refused with its row."""
+"""Several labels per row: every layout gives the same lists of ids, and what is no label is refused with its row."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_one_class_a_row_stays_as_it_was_and_has_no_options_of_several() -> None
     one = choose_columns(dataset, text_column="text")
     assert "problem_type" not in label_maps(one)
     assert multi_hot(one)["train"].features == one["train"].features
-    with pytest.raises(ValueError, match="the data to have several labels a row, got one class a row"):
+    with pytest.raises(ValueError, match="the data to have several labels per row, got one class per row"):
         choose_columns(dataset, text_column="text", label_separator="|")
 
 

@@ -45,7 +45,7 @@ def rerankers(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
 
 
 def labels_of(logits: np.ndarray) -> np.ndarray:
-    """Labels that milder logits could have given: 0 or 1 for one logit, else a class a row."""
+    """Labels that milder logits could have given: 0 or 1 for one logit, else a class per row."""
     rng = np.random.default_rng(0)
     if logits.shape[1] == 1:
         return (rng.random(logits.shape) < expit(logits / 3)).astype(int)

@@ -1,4 +1,4 @@
-"""The recipes on several labels a row: GoEmotions, and noise in the layout of the chest X-rays."""
+"""The recipes on several labels per row: GoEmotions, and noise in the layout of the chest X-rays."""
 
 from __future__ import annotations
 

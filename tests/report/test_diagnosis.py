@@ -157,7 +157,7 @@ def test_the_level_holds_for_labels_of_their_own() -> None:
         probs = expit(1.5 * rng.normal(size=(300, 5)) - 1)
         labels = (rng.random(probs.shape) < probs).astype(int)
         accused += is_accused(calibration_report(probs, labels, n_resamples=200))
-    print(f"several labels a row: {accused / 300:.1%} of calibrated models accused")
+    print(f"several labels per row: {accused / 300:.1%} of calibrated models accused")
     assert accused <= binom.ppf(0.999, 300, 0.06)  # its interval is a bootstrap's
 
 

@@ -1,4 +1,4 @@
-"""The report on several labels a row: numbers against scikit-learn and plain loops, words, documents, figures."""
+"""The report on several labels per row: numbers against scikit-learn and plain loops, words, documents, figures."""
 
 from __future__ import annotations
 

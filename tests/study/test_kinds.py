@@ -1,4 +1,4 @@
-"""Studies of tokens and of several labels a row: metrics, maps and resamples, by hand and as the trainer logs."""
+"""Studies of tokens and of several labels per row: metrics, maps and resamples, by hand and as the trainer logs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def of_tokens(predictions: TrainingPredictions) -> TrainingPredictions:
 
 
 def of_labels(seed: int, n_rows: int = 150) -> TrainingPredictions:
-    """Three labels a row, over-confident logits; one label in ten is not known. The labels are of no seed."""
+    """Three labels per row, over-confident logits; one label in ten is not known. The labels are of no seed."""
     rng = np.random.default_rng(9)
     true = rng.normal(size=(2 * n_rows, 3)) + np.array([0, -1, 1])
     labels = (true + rng.logistic(size=true.shape) > 0).astype(np.float32)

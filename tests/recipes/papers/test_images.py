@@ -37,7 +37,7 @@ def test_the_mean_is_of_probabilities() -> None:
 
 
 def network() -> Any:
-    """Random, with several labels a row and logits that differ from image to image."""
+    """Random, with several labels per row and logits that differ from image to image."""
     torch.manual_seed(0)
     config = ViTConfig(image_size=16, patch_size=4, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
                        intermediate_size=16, num_labels=3, initializer_range=0.3)  # fmt: skip
