@@ -77,11 +77,10 @@ class Run(NamedTuple):
 def runs(folder: str) -> dict[str, Run]:
     """The runs of a folder by their losses: cross entropy first, then in the order of the papers' table."""
     order = [*PAPERS, "focal"]
-    paths = sorted(
-        (RESULTS / folder).glob("*.safetensors"), key=lambda path: (path.stem not in order, path.stem)
-    )
-    paths.sort(key=lambda path: order.index(path.stem) if path.stem in order else len(order))
-    return {path.stem: Run.load(path) for path in paths}
+    ranks = {loss: rank for rank, loss in enumerate(order)}
+    paths = (RESULTS / folder).glob("*.safetensors")
+    ordered = sorted(paths, key=lambda path: (ranks.get(path.stem, len(order)), path.stem))
+    return {path.stem: Run.load(path) for path in ordered}
 
 
 def run_lines(found: dict[str, Run]) -> Iterator[str]:

@@ -7,10 +7,10 @@ import re
 from importlib.metadata import metadata
 
 import numpy as np
-from before_and_after import RUNS, probabilities
+from before_and_after import RUNS
 from results_tables import PAPERS
 from safetensors.numpy import load_file
-from saved_runs import FOLDERS, in_percent, runs
+from saved_runs import FOLDERS, Run, in_percent, runs
 
 import hf_calib
 from hf_calib.losses import LOSSES
@@ -39,7 +39,8 @@ def test_commands_and_extras_exist() -> None:
 
 def test_the_numbers_of_the_run_are_those_of_its_logits() -> None:
     """The sentence and the result line, here and on the site's first page."""
-    before, after, labels = probabilities("cross_entropy")
+    run = Run.load(RUNS / "cross_entropy.safetensors")
+    before, after, labels = run.probs["none"], run.probs["nll"], run.labels
     right = [np.mean(probs.argmax(axis=1) == labels) for probs in (before, after)]
     errors = [expected_calibration_error(probs, labels) for probs in (before, after)]
     n_rows = len(load_file(RUNS / "cross_entropy.safetensors")["calibration_labels"])
