@@ -10,7 +10,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from transformers import AutoConfig, AutoModelForImageClassification, AutoModelForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+    ViTForImageClassification,
+)
 from transformers import PreTrainedConfig as Config
 
 from hf_calib._errors import InputValueError, check, did_you_mean, expected
@@ -26,8 +31,8 @@ _IMAGE = (
     DenseNetForImageClassification,
     VGGForImageClassification,
 )
-#: The image networks, which are trained from scratch: model type -> class.
-IMAGE_NETWORKS = {model.config_class.model_type: model for model in _IMAGE}
+#: The image networks, which are trained from scratch: model type -> class. The ViT is transformers' own.
+IMAGE_NETWORKS = {model.config_class.model_type: model for model in (*_IMAGE, ViTForImageClassification)}
 for _model in (*_IMAGE, GlobalPoolingCNNForSequenceClassification):
     _auto = AutoModelForImageClassification if _model in _IMAGE else AutoModelForSequenceClassification
     AutoConfig.register(_model.config_class.model_type, _model.config_class, exist_ok=True)
