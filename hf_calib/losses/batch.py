@@ -49,8 +49,8 @@ def mmce(
     where r is the confidence, and c is 1 if the predicted class is correct and 0 otherwise.
 
     Args:
-        mmce_weight: λ >= 0; at 0 the loss is cross entropy. The default is ours: the 2 that papers quote is for
-            `authors_code=True`, and prevents models from learning otherwise.
+        mmce_weight: λ >= 0; at 0 the loss is cross entropy. The default is ours: the 2 of the papers' scripts is
+            for `authors_code=True`, and prevents models from learning otherwise.
         variant: "weighted" averages over correct and wrong predictions separately, so that the rarer kind counts
             equally (0 if all are correct or all are wrong); "plain" is the equation above.
         authors_code: follow the authors' code, which divides the weighted form by the number of pairs once more and
