@@ -50,14 +50,14 @@ def push_files(
     *,
     message: str,
     in_the_way: Callable[[Iterable[str]], tuple[str, ...]] = lambda there: (),
-    announce: Callable[[str, tuple[str, ...]], object] = lambda repo_id, removed: None,
+    announce: Callable[[str, tuple[str, ...], str | None], object] = lambda repo_id, removed, parent: None,
     run_as_future: bool = False,
 ) -> CommitInfo | Future[CommitInfo]:
     """Upload files, by path in the repository, in one commit, which also removes conflicting files, as announced."""
     secret = check_destination(to.repo_id, to.revision, to.token)
     repo_id, revision, create_pr = with_owner(to.repo_id, to.token), to.revision, to.create_pr
     api = HfApi(token=secret)
-    announced: list[tuple[str, ...]] = []
+    announced: list[tuple[tuple[str, ...], str | None]] = []
 
     def attempt() -> CommitInfo:
         if not create_pr:
@@ -66,9 +66,9 @@ def push_files(
                 api.create_branch(repo_id, branch=revision, exist_ok=True)
         head = api.model_info(repo_id, revision=revision)
         removed = in_the_way([each.rfilename for each in head.siblings or ()])
-        if removed not in announced:
-            announce(repo_id, removed)
-            announced.append(removed)
+        if (removed, head.sha) not in announced:
+            announce(repo_id, removed, head.sha)
+            announced.append((removed, head.sha))
         added = [CommitOperationAdd(name, path) for name, path in files.items()]
         return api.create_commit(
             repo_id,

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING
+from errno import EPIPE
 from functools import partial
 from importlib import metadata
 from inspect import Parameter, Signature
@@ -20,8 +21,9 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from hf_calib._errors import InputError, printable
+from hf_calib._errors import InputError, InputOSError, check, expected, printable
 from hf_calib.commands import options
+from hf_calib.commands.console import Done
 from hf_calib.models.reading import Names
 
 # What stands for a value, by the last word of an option's name or by its type.
@@ -76,6 +78,15 @@ class _Command(_Panels, TyperCommand):
 class _Commands(_Panels, TyperGroup):
     """All commands."""
 
+    def invoke(self, context: Any) -> Any:
+        """An error in the input ends with code 2 and one line on stderr; everything else is a bug, code 1."""
+        try:
+            check(sys.stdout is not None, "stdout to be open", "a closed one", "send it to a file")
+            return super().invoke(context)
+        except InputError as error:
+            print(f"hf-calib: {printable(error)}", file=sys.stderr)
+            raise typer.Exit(2) from None
+
 
 app = typer.Typer(cls=_Commands, no_args_is_help=True, pretty_exceptions_show_locals=False)
 
@@ -110,10 +121,7 @@ def _parameter(kind: type[options.Command], each: Any, hint: Any) -> Parameter:
 
 @contextmanager
 def _telling() -> Iterator[tuple[Callable[[int, int | None], None], Callable[[str], None]]]:
-    """Yield what moves a bar on stderr, by rows just done of all, and what names a stage that takes more than a second.
-
-    An error in the input ends with code 2 and one line on stderr; everything else is a bug, code 1.
-    """
+    """Yield what moves a bar on stderr, by rows just done of all, and what names a stage of more than a second."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -136,15 +144,11 @@ def _telling() -> Iterator[tuple[Callable[[int, int | None], None], Callable[[st
         timer.start()
 
     try:
-        try:
-            yield move, begin
-        finally:
-            timer.cancel()
-            if bars.tasks:  # it prints a line where it was never started
-                bars.stop()
-    except InputError as error:
-        print(f"hf-calib: {printable(error)}", file=sys.stderr)
-        raise typer.Exit(2) from None
+        yield move, begin
+    finally:
+        timer.cancel()
+        if bars.tasks:  # it prints a line where it was never started
+            bars.stop()
 
 
 def _warn(line: str) -> None:
@@ -157,13 +161,22 @@ def _print(parts: Iterable[Any], *, show_all: bool) -> None:
     from rich.console import Console
 
     screen = Console()
-    for part in parts:
-        if isinstance(part, str):
-            screen.print(part, markup=False, highlight=False)
-        elif isinstance(part, list):
-            print(*part, sep="\n")
-        else:
-            getattr(part, "document" if show_all else "short", lambda part=part: part)().show(screen)
+    try:
+        for part in parts:
+            if isinstance(part, str):
+                screen.print(part, markup=False, highlight=False)
+            elif isinstance(part, list):
+                print(*part, sep="\n")
+            else:
+                getattr(part, "document" if show_all else "short", lambda part=part: part)().show(screen)
+        sys.stdout.flush()
+    except OSError as error:
+        if error.errno == EPIPE:  # the reader, such as head, has read enough
+            raise
+        # Python flushes stdout again as it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        way_out = "make room there, or send it elsewhere"
+        raise InputOSError(expected("stdout", "be writable", error.strerror, way_out)) from error
 
 
 def _add(kind: type[options.Command]) -> None:
@@ -181,13 +194,14 @@ def _add(kind: type[options.Command]) -> None:
         if kind not in (options.Evaluate, options.CompareReports, options.CompareLosses):
             for note in getattr(getattr(done, "report", done), "notes", ()):
                 _warn(note)
+        shown, output = getattr(command.module, "shown", lambda done: [done]), chosen.get("output")
         if as_json:
-            print(json.dumps(done.to_dict(), allow_nan=False))
+            parts = [[json.dumps(done.to_dict(), allow_nan=False)]]
         else:
-            shown = getattr(command.module, "shown", lambda done: getattr(done, "lines", [done]))
-            _print(shown(done), show_all=show_all)
-            if chosen.get("output") is not None and not chosen.get("print_commands"):
-                print(f"\nWritten to {chosen['output']}: {', '.join(sorted(os.listdir(chosen['output'])))}")
+            parts = [*(done.lines if isinstance(done, Done) else shown(done))]
+            if output is not None and not chosen.get("print_commands"):
+                parts += ["", [f"Written to {output}: {', '.join(sorted(os.listdir(output)))}"]]
+        _print(parts, show_all=show_all)
 
     run.__signature__ = Signature(given)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in given}

@@ -14,7 +14,7 @@ from sklearn.model_selection import train_test_split
 
 from hf_calib._errors import check, did_you_mean, expected
 from hf_calib._files import check_output, whole_folder
-from hf_calib._text import is_hub_name
+from hf_calib._text import counted, is_hub_name
 from hf_calib.commands.source import FileSource, ModelSource, Running, check_kind, open_source
 from hf_calib.predictions import one_pass
 from hf_calib.predictions.predictions import SINGLE_LABEL, TOKENS, LabelKind, Predictions, check_same_classes
@@ -30,6 +30,7 @@ METHODS = SINGLE_LABEL.maps
 _SERVED = 8  # rows that the saved model is checked with
 _SERVED_TOLERANCE = 1e-4  # of a probability: float32, and batches that are padded otherwise
 _IN_PYTHON = ("scaler", "served", "n_shared")  # what JSON does not have
+_CHOSEN = ("criterion", "choice_")  # attributes of some calibrators
 _MOST_MOVED = 5  # classes whose frequencies are shown
 
 
@@ -66,8 +67,7 @@ class Calibration:
         """Everything, of JSON's own types."""
         found = {name: value for name, value in vars(self).items() if name not in _IN_PYTHON}
         found |= {"method": self.method, "numbers": self.numbers, "report": self.report.to_dict()}
-        choices = {"criterion": "criterion", "choice": "choice_"}
-        found |= {name: getattr(self.scaler, attribute, None) for name, attribute in choices.items()}
+        found |= {each.rstrip("_"): getattr(self.scaler, each, None) for each in _CHOSEN}
         return found | {"prior": self.prior and self.prior.to_dict()}
 
 
@@ -96,10 +96,11 @@ def shown(done: Calibration) -> list[Any]:
     numbers = {name: value for name, value in done.numbers.items() if isinstance(value, float)}
     if "weight" in numbers:  # one number for all logits: people know it as a temperature
         numbers = {"T": 1 / numbers["weight"]}
-    details = [getattr(done.scaler, name, None) for name in ("criterion", "choice_")]
+    details = [getattr(done.scaler, name, None) for name in _CHOSEN]
     details += [f"{name} {value:.4g}" for name, value in numbers.items()]
     of = f" ({', '.join(filter(None, details))})" if any(details) else ""
-    lines = [f"Method {done.method}, fitted on {done.n_fitted:,} rows{of}.", f"Reported on {done.held_out}."]
+    rows = counted(done.n_fitted, "row")
+    lines = [f"Method {done.method}, fitted on {rows}{of}.", f"Reported on {done.held_out}."]
     lines += [f"Note: {note}" for note in done.notes if note not in done.report.warnings]
     if (prior := done.prior) is not None:
         found = f"{'not ' * (not prior.corrects)}corrected for (p = {prior.p_value:.3f})"
@@ -107,7 +108,7 @@ def shown(done: Calibration) -> list[Any]:
         ends = [with_interval(prior.prior[k], *prior.interval[k]) for k in order]
         names = [f"{done.report.class_names[k]} {prior.train_prior[k]:.4f}" for k in order]
         shares = "; ".join(map(" to ".join, zip(names, ends, strict=True)))
-        lines.append(f"Class frequencies of {prior.n_rows:,} target rows, {found}.")
+        lines.append(f"Class frequencies of {counted(prior.n_rows, 'target row')}, {found}.")
         lines.append(f"Those that differ most from the source's: {shares}.")
     if done.served_difference is not None:
         gives = f"gives the calibrated probabilities (largest difference {done.served_difference:.1g})."
@@ -156,7 +157,7 @@ def split_roles(
     """
     if tested is not None:
         check_same_classes("the test data", found, tested)
-        return found, tested, f"all {len(tested):,} rows of the test data"
+        return found, tested, f"all {counted(len(tested), 'row')} of the test data"
     is_rows = found.sentences is None
     groups: Any = np.arange(len(found)) if is_rows else found.sentences
     units, what = np.unique(groups), "rows" if is_rows else "sentences"
@@ -172,29 +173,22 @@ def split_roles(
     return found.select(chosen), found.select(~chosen), held_out
 
 
-def fit(scaler: Any, rows: Predictions) -> None:
-    """Fit in place, with the rows' weights where they have some."""
-    if rows.kind.sigmoid and "multi_label" in scaler.get_params():
-        scaler.set_params(multi_label=True)
-    weights = {} if rows.weights is None else {"sample_weight": rows.weights}
-    scaler.fit(rows.as_logits(), rows.labels, **weights)
-
-
 def fit_and_report(scaler: Any, source: FileSource | ModelSource, options: Calibrate) -> Calibration:
     """Fit a scaler in place, correct it to the target's class frequencies, and report on rows that it has not seen."""
     tested, prior, served = source.tested(), None, scaler
     fitted_on, reported, held_out = split_roles(source.predictions(), tested, options.seed)
-    source.running.stages(f"fitting on {len(fitted_on):,} rows, measuring {len(reported):,}")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        fit(scaler, fitted_on)
-        if "target_data" in source.sets:
-            known = reported if tested is None else fitted_on
-            probs = scaler.predict_proba(known.as_logits())
-            target = scaler.predict_proba(source.logits("target_data"))
+    source.running.stages(f"fitting on {counted(len(fitted_on), 'row')}, measuring {len(reported):,}")
+    warned = fitted_on.fit_calibrator(scaler)
+    if "target_data" in source.sets:
+        known = reported if tested is None else fitted_on
+        probs = scaler.predict_proba(known.as_logits())
+        target = scaler.predict_proba(source.logits("target_data"))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
             prior = estimate_prior(target, source_probs=probs, source_labels=known.labels, seed=options.seed)
             correction = prior.correction(scaler)
-            served = correction if prior.corrects else scaler
+        warned += [str(each.message) for each in caught]
+        served = correction if prior.corrects else scaler
     if served is not scaler and tested is None:
         held_out += ", before the correction of the class frequencies, as these rows have the source's"
     measured, names = scaler if tested is None else served, options.class_names
@@ -208,9 +202,8 @@ def fit_and_report(scaler: Any, source: FileSource | ModelSource, options: Calib
             "the rows is then held out."
         )
     report = replace(report, notes=(*notes, *source.notes))
-    notes = [*report.notes, *(str(each.message) for each in caught)]
-    told: Any = {"report": report, "notes": notes, "held_out": held_out, "output": str(options.output)}
-    told |= {"n_fitted": len(fitted_on), "n_shared": n_shared, "prior": prior}
+    told: Any = {"report": report, "notes": [*report.notes, *warned], "held_out": held_out, "prior": prior}
+    told |= {"n_fitted": len(fitted_on), "n_shared": n_shared, "output": str(options.output)}
     return Calibration(scaler=scaler, served=served, **told)
 
 
@@ -235,13 +228,10 @@ def calibrate_files(source: FileSource, options: Calibrate) -> Calibration:
         return write_held(fit_and_report(scaler, source, options), source)
     source.running.stages(f"drawing up to {one_pass.MOST_SAMPLED:,} rows to fit on")
     sample = one_pass.draw_sample(table, half=0 if is_split else None, workers=options.workers)
-    source.running.stages(f"fitting on {len(sample):,} rows")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        fit(scaler, sample)
+    source.running.stages(f"fitting on {counted(len(sample), 'row')}")
+    notes = sample.fit_calibrator(scaler)
     report = write_files(scaler, applied, source.running, options, half=1 if is_split else None)
-    held_out = "the other half of the rows" if is_split else f"{report.n_examples:,} rows of the test data"
-    notes = [str(each.message) for each in caught]
+    held_out = "the other half of the rows" if is_split else "all rows of the test data"
     told: Any = {"report": report, "notes": notes, "held_out": held_out, "output": str(options.output)}
     return Calibration(scaler=scaler, served=scaler, n_fitted=len(sample), **told)
 

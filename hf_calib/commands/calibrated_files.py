@@ -13,6 +13,7 @@ from pyarrow.parquet import ParquetWriter
 
 from hf_calib._errors import check
 from hf_calib._files import whole_file, whole_folder
+from hf_calib._text import counted
 from hf_calib.commands.source import FileSource, Running, name_of
 from hf_calib.metrics import CalibrationState
 from hf_calib.predictions import one_pass, save_predictions
@@ -74,7 +75,7 @@ def write_files(
     """Write every file calibrated, whole or not at all, and the scaler; report on a half of the rows, or all."""
     output, n_bins, n_files = options.output, options.n_bins, len(table.files)
     scaler.save_pretrained(output)
-    running.stages(f"calibrating {n_files:,} files")
+    running.stages(f"calibrating {counted(n_files, 'file')}")
     work, tally = partial(_calibrate_file, table, scaler, output, n_bins, half=half), one_pass.Tally()
     for each in one_pass.over_parts(work, table.files, options.workers):
         tally.merge(each)

@@ -42,7 +42,7 @@ def run(options: CompareLosses, running: Running) -> StudyResults | console.Done
         if options.print_commands:
             lines: list[str] = []
             printed(launch, cells, lines.append)
-            return console.Done(lines, {"commands": lines})
+            return console.Done([lines] if lines else [], {"commands": lines})
         settings, way_out = _value(options.submitit or "{}"), """write '{"timeout_min": 600}', or '{}'"""
         check(isinstance(settings, dict), "--submitit to be a JSON object", repr(options.submitit), way_out)
         executor = Local(options.jobs) if options.submitit is None else Submitit(settings)
@@ -51,10 +51,8 @@ def run(options: CompareLosses, running: Running) -> StudyResults | console.Done
     return report_study(study, methods=options.methods, variance=options.variance, stages=running.stages)
 
 
-def shown(results: StudyResults | console.Done) -> list[Any]:
-    """The main table, the advice, and what is missing, all else is in the report; or the commands of missing runs."""
-    if isinstance(results, console.Done):
-        return [[line] for line in results.lines]
+def shown(results: StudyResults) -> list[Any]:
+    """The main table, the advice, and what is missing, all else is in the report."""
     return [document_of(results)]
 
 
@@ -101,13 +99,12 @@ def train(launch: Launch, cells: Cells, executor: Executor, *, say: Callable[[st
     changed = sum(each not in (None, version) for each in trained_by)
     if changed:
         say(
-            f"{launch.script.name} has changed since it trained {changed} of these {len(cells)}. They are not "
-            "trained again: remove their folders in cells/ if the change matters"
+            f"{launch.script.name} has changed since it trained {changed} of these {len(cells)}. Finished runs are "
+            "not trained again: remove their folders in cells/ if the change matters"
         )
     failed = executor(launch, cells, say)
-    got = f"{len(failed)} failures of {len(cells)}"
     way_out = f"see log.txt in {next(iter(cells.values())).parent}/*"
-    check(len(failed) < len(cells), "the runs to end", got, way_out)
+    check(len(failed) < len(cells), "at least one run to end", f"none of {len(cells)}", way_out)
 
 
 def parse_grid(words: Sequence[str]) -> dict[str, list[Any]]:

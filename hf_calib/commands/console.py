@@ -17,9 +17,9 @@ from hf_calib._errors import printable
 
 @dataclass(frozen=True)
 class Done:
-    """The result of a command that writes no report: lines for people, a record of JSON's own types, and warnings."""
+    """The result of a command without a report: lines, lists of lines to copy, a record for JSON, and warnings."""
 
-    lines: Sequence[str]
+    lines: Sequence[str | list[str]]
     record: Mapping[str, Any]
     notes: Sequence[str] = ()
 

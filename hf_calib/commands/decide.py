@@ -12,6 +12,7 @@ import numpy as np
 
 from hf_calib._errors import InputValueError, check, expected, few
 from hf_calib._files import check_output, whole_folder
+from hf_calib._text import counted
 from hf_calib.commands.source import FileSource, ModelSource, Running, open_source
 from hf_calib.decisions import AbstainRule, CostRule, Decisions, PredictionSets
 from hf_calib.decisions.rules import Part, Rule, measure_parts, percent, promise_curve
@@ -61,13 +62,12 @@ def run(options: Decide, running: Running) -> Decided:
     source = open_source(options, running, check_labels)
     if isinstance(source, FileSource):
         source.sample()
-        check_labels(source.predictions().kind)
     names, n_rows = source.size()
     rule, is_split = make_rule(names), "test_data" not in source.sets
     try:
         rule.check_rows(n_rows - -(-n_rows // _FOLDS) * is_split)
     except InputValueError as error:
-        left_out = f" (of the data's {n_rows:,} rows, some are in turn to measure on)" if is_split else ""
+        left_out = f" (some of the data's {counted(n_rows, 'row')} are held out in turn)" if is_split else ""
         raise InputValueError(f"{error}{left_out}") from None
     decided = _measure(source, rule, options)
     if options.output is not None:
@@ -139,11 +139,11 @@ def _measure(source: FileSource | ModelSource, rule: Rule, options: Decide) -> D
         folds = np.random.default_rng(options.seed).permutation(len(found)) % _FOLDS
         pairs = [(found.select(folds != k), found.select(folds == k)) for k in range(_FOLDS)]
         drawn = f"cross-fitting in {_FOLDS} folds, drawn with seed {options.seed}"
-        held_out = f"all {len(found):,} rows, each by a rule that was fitted without it ({drawn})"
+        held_out = f"all {counted(len(found), 'row')}, each by a rule that was fitted without it ({drawn})"
     else:
         check_same_classes("the test data", found, tested)
-        pairs, held_out = [(found, tested)], f"all {len(tested):,} rows of the test data"
-    source.running.stages(f"fitting the rule on {len(found):,} rows, measuring {len(measured):,}")
+        pairs, held_out = [(found, tested)], f"all {counted(len(tested), 'row')} of the test data"
+    source.running.stages(f"fitting the rule on {counted(len(found), 'row')}, measuring {len(measured):,}")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         rule.fit(found.probabilities(), found.labels)

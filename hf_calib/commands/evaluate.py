@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_calib._errors import check
 from hf_calib._files import check_output
+from hf_calib._text import counted
 from hf_calib.commands.source import FileSource, ModelSource, Running, check_kind, open_source
 from hf_calib.predictions.formats import load_soft_labels
 from hf_calib.report import CalibrationReport, ood_section, report_on_predictions
@@ -24,11 +25,10 @@ def run(options: Evaluate, running: Running) -> CalibrationReport:
     of_rows = {**of_held_rows, "--by": options.by, "--weight-column": options.weight_column}
     check_labels = partial(check_kind, reading=options, single_only=of_rows)
     source = open_source(options, running, check_labels)
-    if not source.is_held or options.weight_column is not None:
-        for option, value in of_held_rows.items():
-            got = "weights, or rows for one pass"
-            requirement = f"{option} to go with one file of rows that are held"
-            check(not value, requirement, got, "leave it out")
+    is_held = source.is_held and options.weight_column is None
+    for option, value in of_held_rows.items():
+        requirement = f"{option} to go with one file of rows that are held"
+        check(is_held or not value, requirement, "weights, or rows for one pass", "leave it out")
     report: Any = _measure(source, options, running)
     if options.ood_data:
         running.stages("predicting inputs from elsewhere")
@@ -52,15 +52,14 @@ def _measure(source: FileSource | ModelSource, options: Evaluate, running: Runni
     """The report on the rows, of what kind they are."""
     if isinstance(source, FileSource) and not source.is_held:
         table, name = source.tables["data"], source.name
-        running.stages(f"measuring {len(table.files):,} files")
-        counted: Any = {"workers": options.workers, "on_rows": running.progress}
-        return report_on_table(table, name, options.n_bins, **counted)
+        running.stages(f"measuring {counted(len(table.files), 'file')}")
+        return report_on_table(table, name, options.n_bins, workers=options.workers, on_rows=running.progress)
     told: Any = {"class_names": options.class_names}
     if options.soft_labels is not None:
         names, n_rows = source.size()
         told["soft_labels"] = load_soft_labels(options.soft_labels, n_rows, len(names))
     predicted = source.predictions()
-    running.stages(f"measuring {len(predicted):,} rows")
+    running.stages(f"measuring {counted(len(predicted), 'row')}")
     report = report_on_predictions(predicted, source.name, options.n_bins, **told)
     found: CalibrationReport = replace(report, about=source.about(), notes=(*report.notes, *source.notes))
     return found

@@ -9,8 +9,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from hf_calib._errors import InputTypeError, did_you_mean, expected
+from hf_calib._errors import did_you_mean
 from hf_calib._text import option, short_names
+from hf_calib.metrics.checks import check_type
 from hf_calib.models.reading import Names, Reading, RowSet, option_value
 from hf_calib.predictions.predictions import MULTI_LABEL, SINGLE_LABEL
 
@@ -302,7 +303,6 @@ def decide(source: str | Path, **options: Any) -> Decided:
 
 def _done(kind: type[Command], **options: Any) -> Any:
     known = [each.name for each in kind.options()]
-    for name in options.keys() - known:
-        way_out = did_you_mean(name, known)
-        raise InputTypeError(expected("option", f"be one of {kind.command()}", name, way_out))
+    for name in options:
+        check_type(name in known, f"option to be one of {kind.command()}", name, did_you_mean(name, known))
     return kind(**options)()

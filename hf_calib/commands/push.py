@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_calib._errors import check, few
 from hf_calib._hub import check_destination, with_owner
+from hf_calib._text import counted
 from hf_calib.cards import write_card
 from hf_calib.cards.card import usage_lines
 from hf_calib.cards.facts import REPORT_FOLDER
@@ -72,15 +73,12 @@ def run(options: Push, running: Running) -> Done:
     is_ours = (is_calibrated and not folded) or config.get(PROMPT) is not None
     usage = usage_lines(changes.repo_id, task_of(config), by_hf_calib=is_ours, **how)
     record = {**changes._asdict(), "revision": revision, "url": commit.commit_url, "pr_url": commit.pr_url}
-    pushed = "Pushed" if commit.pr_url is None else "Opened a pull request"
-    uploaded = f"Uploaded {len(changes.uploaded)} files to {changes.repo_id}: {', '.join(changes.uploaded)}"
-    lines = [uploaded, "", f"{pushed}: {commit.pr_url or commit.commit_url}", "", *usage]
-    return Done(lines, {**record, "folded": folded, "usage": usage}, notes)
-
-
-def shown(done: Done) -> list[Any]:
-    """What was uploaded, where the commit is, and how to use the model; what is to be copied is not wrapped."""
-    return [done.lines[0], [*done.lines[1:]]]
+    record |= {"folded": folded, "changed": commit.oid != changes.parent, "usage": usage}
+    files, there = counted(len(changes.uploaded), "file"), changes.repo_id
+    same = f"Nothing is new, so no commit was made: {there} has the same {files} already"
+    said = f"Pushed {files} to {there}" if record["changed"] else same
+    commits = f"{'Commit' if commit.pr_url is None else 'Pull request'}: {commit.pr_url or commit.commit_url}"
+    return Done([f"{said}: {', '.join(changes.uploaded)}", ["", commits, "", *usage]], record, notes)
 
 
 def _warned_of(folder: Path, is_calibrated: bool, no_fold: bool) -> list[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from numpy.typing import NDArray
 
 from hf_calib._errors import check, few
-from hf_calib._text import plain_name
+from hf_calib._text import counted, plain_name
 from hf_calib.models.reading import Reading, RowSet
 from hf_calib.predictions.one_pass import OnRows, draw_sample, ignore_rows
 from hf_calib.predictions.predictions import (
@@ -139,11 +139,11 @@ class ModelSource(Source):
         trusted, names = self.running.trust_remote_code, self.reading.class_names
         self.classifier = load_classifier(self.model, self.task, trust_remote_code=trusted, class_names=names)
         for name, each in self.sets.items():
-            self.running.stages(f"checking {len(self.rows[name]):,} {self.task.inputs}")
+            self.running.stages(f"checking {counted(len(self.rows[name]), 'row')}")
             how: Any = {"name": each.data, "labelled": each.labelled}
             self.inputs[name] = self.classifier.encode(self.rows[name], self.reading, **how)
         self.notes += [each.note for each in self.inputs.values() if each.note is not None]
-        self.running.stages(f"predicting {sum(map(len, self.rows.values())):,} rows")
+        self.running.stages(f"predicting {counted(sum(map(len, self.rows.values())), 'row')}")
         self._batches: Any = {"batch_size": self.reading.batch_size, "on_progress": self.running.progress}
 
     def size(self) -> tuple[tuple[str, ...], int]:

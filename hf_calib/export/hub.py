@@ -39,6 +39,9 @@ class Changes(NamedTuple):
     removed: tuple[str, ...]  # Weights that would be loaded instead of the pushed ones.
     left_out: tuple[str, ...]  # Pickles other than those of every run.
     links: tuple[str, ...] = ()  # Links to folders and to files outside.
+    parent: str | None = (
+        None  # The branch's latest commit; the push returns it if the branch has all files already.
+    )
 
     def lines(self) -> list[str]:
         """Return the changes in words, for the user to read before the upload."""
@@ -91,7 +94,8 @@ def push_folder(
         run_as_future: whether to upload in the background after the folder is checked.
 
     Returns:
-        The commit, or a future of it. `pr_url` is the address of the pull request.
+        The commit, or a future of it: the branch's latest one if no file has changed, as the Hub makes no empty commit.
+        `pr_url` is the address of the pull request.
 
     Raises:
         ValueError: if the folder, the names or the token are wrong, or the Hub rejects them.
@@ -103,8 +107,10 @@ def push_folder(
     check_destination(repo_id, revision, token)
     files = _checked_files(Path(folder))
 
-    def tell(repository: str, removed: tuple[str, ...]) -> None:
-        announce(Changes(repository, tuple(sorted(files.pushed)), removed, files.left_out, files.links))
+    def tell(repository: str, removed: tuple[str, ...], parent: str | None) -> None:
+        announce(
+            Changes(repository, tuple(sorted(files.pushed)), removed, files.left_out, files.links, parent)
+        )
 
     return push_files(
         files.pushed,

@@ -48,11 +48,15 @@ def option_value(name: str, kind: str, given: Any, ends: tuple[int, int] = (0, 0
             value = value.split(",") if plain == "Names" else [value]
         is_list = isinstance(value, list | tuple | np.ndarray) and (is_optional or len(value) > 0)
         check_type(is_list, f"{name} to be a text, or a list of texts", repr(given), way_out)
-        texts = list(map(str, value))
-        if plain == "Names":
-            wrong = [repr(text) for text, times in Counter(texts).items() if times > 1 or not text]
-            requirement = f"{name} to be different texts, none of them empty"
-            check(not wrong, requirement, f"{few(wrong)} in {few(texts)}", "name each once, or leave it out")
+        texts, once, way_out = list(map(str, value)), plain == "Names", "name each once, or leave it out"
+        # The arguments of a user's script may be empty.
+        wrong = [
+            repr(text)
+            for text, times in Counter(texts).items()
+            if (once and times > 1) or (not text and name != "words")
+        ]
+        requirement = f"{name} to be {'different ' * once}texts, none of them empty"
+        check(not wrong, requirement, f"{few(wrong)} in {few(list(map(repr, texts)))}", way_out)
         return texts or None
     if plain in _TEXTS:
         check_type(isinstance(value, str), f"{name} to be {_TEXTS[plain]}", repr(given), way_out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -151,6 +152,16 @@ class Predictions:
         if self.logits is not None:
             return self.logits
         return logs_of(self.scores) - logs_of(1 - self.scores) if self.kind.sigmoid else logs_of(self.scores)
+
+    def fit_calibrator(self, scaler: Any) -> list[str]:
+        """Fit a calibrator in place, with the rows' weights if there are any, and return the fit's warnings."""
+        if self.kind.sigmoid and "multi_label" in scaler.get_params():
+            scaler.set_params(multi_label=True)
+        weights = {} if self.weights is None else {"sample_weight": self.weights}
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            scaler.fit(self.as_logits(), self.labels, **weights)
+        return [str(each.message) for each in caught]
 
     def select(self, rows: NDArray[Any] | slice) -> Predictions:
         """Return the predictions of some rows."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -177,15 +176,10 @@ def _probabilities(predictions: TrainingPredictions, method: str, remarks: list[
     check(method in maps, requirement, method, f"use one of {', '.join(maps)}")
     criterion = {"criterion": _BY_CRITERION[method]} if method in _BY_CRITERION else {}
     scaler = SCALERS["temperature" if criterion else method].load()(**criterion)
-    if test.kind.sigmoid and "multi_label" in scaler.get_params():
-        scaler.set_params(multi_label=True)
     if calibration is None:
         raise InputError("the run had no calibration rows")
-    rows = replace(calibration)  # This checks the rows.
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        scaler.fit(rows.as_logits().astype(np.float64), rows.labels)
-    remarks += [f"{method}: {warning.message}" for warning in caught]
+    checked = replace(calibration, logits=calibration.as_logits().astype(np.float64))
+    remarks += [f"{method}: {warning}" for warning in checked.fit_calibrator(scaler)]
     return np.asarray(scaler.predict_proba(test.as_logits().astype(np.float64)), dtype=np.float64)
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import resource
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hf_calib.cli import app
 from tests.helpers.commands import TEMPERATURE, call
 from tests.helpers.interrupted_saving import in_a_fork
 from tests.helpers.reports import quick_reports  # noqa: F401
@@ -28,6 +31,16 @@ class TestOutput:
             "make room there, or name another place\n"
         )
         assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+    @pytest.mark.parametrize("form", [[], ["--json"]])
+    def test_a_full_or_closed_stdout(
+        self, form: list[str], workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    ) -> None:
+        with open("/dev/full", "w") as full:
+            for stdout, got in ((full, "writable, got No space"), (None, "open, got a closed one; send")):
+                monkeypatch.setattr(sys, "stdout", stdout)
+                assert app(["evaluate", str(workplace / "test.npz"), *form], standalone_mode=False) == 2
+                assert capsys.readouterr().err.startswith(f"hf-calib: expected stdout to be {got}")
 
     @pytest.mark.parametrize("command", ["evaluate", "calibrate", "compare-reports"])
     def test_an_earlier_report_is_replaced_and_nothing_else(

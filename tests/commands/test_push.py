@@ -84,9 +84,9 @@ def test_what_a_user_reads(folded: Path, hub: Hub) -> None:
     assert result.exit_code == 0, result.output
     said = " ".join(result.stdout.split())
     assert said.startswith(
-        "Uploaded 7 files to me/model: README.md, calibration.json, calibration/head.safetensors"
+        "Pushed 7 files to me/model: README.md, calibration.json, calibration/head.safetensors"
     )
-    assert f"Pushed: {hub.address}/me/model/commit/{hub.head('me/model', 'main')}\n" in result.stdout
+    assert f"Commit: {hub.address}/me/model/commit/{hub.head('me/model', 'main')}\n" in result.stdout
     assert result.stdout.endswith(
         'from transformers import pipeline\nclassify = pipeline("text-classification", model="me/model", '
         'top_k=None)\nprint(classify("a text"))\n'
@@ -97,6 +97,8 @@ def test_what_a_user_reads(folded: Path, hub: Hub) -> None:
     )
     assert "warning: other.pt can run code when loaded, and will not be pushed" in result.stderr
     assert TOKEN not in result.output
+    again = call(folded, "me/model").stdout
+    assert again.startswith("Nothing is new, so no commit was made: me/model has the same 7 files already")
 
 
 def test_no_fold_pushes_what_lies_there(unfolded: Path, hub: Hub) -> None:
