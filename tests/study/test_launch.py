@@ -232,6 +232,6 @@ def test_a_script_that_has_changed_is_named_and_trains_nothing_again(tmp_path: P
         run(launch, cells, Local(), say=said.append)
         script.write_text(SCRIPT.read_text() + "# edited\n")
     assert said[0].startswith("1 of 1: focal, seed 0 finished")
-    assert said[1].startswith("mine.py has changed since it trained 1 of these 1. They are not trained again")
+    assert said[1].startswith("mine.py has changed since it trained 1 of these 1. Finished runs are not")
     assert said[2] == "1 of 1 run finished earlier"
     assert starts(tmp_path / "s") == {"focal-seed0": ["None"]}
