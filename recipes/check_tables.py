@@ -4,9 +4,9 @@
 
 The tables of docs/results/language_models.md are computed again from the `report.json` of each study. The pages on runs
 are compared with `results.csv` of each study: the means and differences of its table. The tables of the pages on
-post-hoc calibrators are computed again from the raw results, and those of papers_length.md from saved logits. All
-decimal numbers of studies.md and docs/papers are compared with the JSON files of the studies; the tables of
-small_claims are computed again from its JSON file, whose means are those of its csv file.
+post-hoc calibrators are computed again from the raw results, and those of papers_length.md and of the small ViT from
+saved logits. All decimal numbers of studies.md and docs/papers are compared with the JSON files of the studies; the
+tables of small_claims are computed again from its JSON file, whose means are those of its csv file.
 
 Numbers without a file in the repository are counted by name: intervals and corrected p-values of runs, and
 cross-calibration, whose files were not kept. A page that summarises others may only state numbers of the pages that it
@@ -21,6 +21,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -212,13 +213,14 @@ def of_training() -> list[float]:
     for name in ALL_STUDIES:
         results = pandas.read_csv(RESULTS / name / "results.csv")
         values += results.groupby(["loss", "method", "metric"])["value"].mean().tolist()
-    return values + [float(number) for number in DECIMAL.findall(" ".join(of_saved_logits()))]
+    lines = chain.from_iterable(of_saved_logits().values())
+    return values + [float(number) for number in DECIMAL.findall(" ".join(lines))]
 
 
 @cache
-def of_saved_logits() -> list[str]:
-    """The lines of the tables of papers_length.md."""
-    return [line for folder, columns in FOLDERS.items() for line in printed(folder, columns)]
+def of_saved_logits() -> dict[str, list[str]]:
+    """The lines of the tables of each folder of saved logits."""
+    return {name: printed(name, folder) for name, folder in FOLDERS.items()}
 
 
 def statements() -> Checked:
@@ -313,14 +315,20 @@ def post_hoc() -> Checked:
 
 
 def saved_logits() -> Checked:
-    """The tables of papers_length.md, made again from saved logits, and its sentences, whose numbers are in them."""
+    """The tables of runs, made again from saved logits, and the sentences of papers_length.md, which quote them."""
     page = "papers_length.md"
-    lines = of_saved_logits()
+    wrong = [
+        f"{FOLDERS[name].page} lacks: {line}"
+        for name, lines in of_saved_logits().items()
+        for line in lines
+        if line not in result_page(FOLDERS[name].page).splitlines()
+    ]
+    lines = [*chain.from_iterable(of_saved_logits().values())]
     found = as_printed([page], lines)
     known = {number.lstrip("+-") for number in DECIMAL.findall(" ".join(lines))}
     stated_here = [number.lstrip("+-") for number in DECIMAL.findall(prose(result_page(page)))]
-    wrong = [f"{page}: {number} is in no table" for number in stated_here if number not in known]
-    return Checked(found.agree + len(stated_here) - len(wrong), found.wrong + wrong, {})
+    unknown = [f"{page}: {number} is in no table" for number in stated_here if number not in known]
+    return Checked(found.agree + len(stated_here) - len(unknown), [*wrong, *found.wrong, *unknown], {})
 
 
 def linked() -> Checked:

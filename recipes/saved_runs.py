@@ -1,15 +1,17 @@
-"""Print the tables of docs/results/papers_length.md on runs whose logits are saved.
+"""Print the tables of docs/results/{papers_length,cifar10}.md on runs whose logits are saved.
 
     python recipes/saved_runs.py
 
 Each folder of `recipes/results` that is named here has, for every loss, the logits and labels of the calibration and
-test rows of one run. The temperature is chosen on the calibration rows: by NLL, and by the papers' criteria, the lowest
-ECE on a grid of 0.1 (dual focal, FCL) and the lowest equal-mass ECE on that grid (AdaFocal).
+test rows of a run with seed 1, in `LOSS.safetensors`, and of other seeds in `LOSS-seed2.safetensors` and so on. The
+temperature is chosen on the calibration rows: by NLL, and by the papers' criteria, the lowest ECE on a grid of 0.1
+(dual focal, FCL) and the lowest equal-mass ECE on that grid (AdaFocal).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +27,15 @@ from hf_calib.scaling import TemperatureScaling
 RESULTS = Path(__file__).parent / "results"
 # The criterion of the temperature -> the papers that choose it so -> loss -> what they report.
 Columns = dict[str, dict[str, dict[str, str]]]
+
+
+class Folder(NamedTuple):
+    """The page of docs/results that has a folder's tables, and the columns of its second table."""
+
+    page: str
+    columns: Columns
+
+
 dual_focal, fcl, adafocal = ({loss: row[paper] for loss, row in PAPERS.items()} for paper in range(3))
 # AdaFocal's Table 1, BERT-base, with equal-mass bins.
 adafocal_bert = {
@@ -35,12 +46,17 @@ adafocal_bert = {
     "flsd": "8.63, 3.91",
     "adafocal": "3.96, 3.73",
 }
-FOLDERS: dict[str, Columns] = {
-    "20newsgroups_cnn_50_epochs": {
-        "ece": {"dual focal paper": dual_focal, "FCL paper": fcl},
-        "adaptive_ece": {"AdaFocal paper, equal-mass": adafocal},
-    },
-    "20newsgroups_minilm_3_epochs": {"adaptive_ece": {"AdaFocal paper, BERT-base": adafocal_bert}},
+FOLDERS = {
+    "20newsgroups_cnn_50_epochs": Folder(
+        "papers_length.md",
+        {
+            "ece": {"dual focal paper": dual_focal, "FCL paper": fcl},
+            "adaptive_ece": {"AdaFocal paper, equal-mass": adafocal},
+        },
+    ),
+    "20newsgroups_minilm_3_epochs": Folder(
+        "papers_length.md", {"adaptive_ece": {"AdaFocal paper, BERT-base": adafocal_bert}}
+    ),
 }
 NORMAL = 1.959964  # the 97.5% quantile of a standard normal
 
@@ -64,6 +80,9 @@ class Run(NamedTuple):
             temperatures[criterion] = scaler.temperature_
         return cls(saved["test_labels"], probs, temperatures)
 
+    def accuracy(self) -> float:
+        return float(np.mean(self.probs["none"].argmax(axis=1) == self.labels))
+
     def nll(self, state: str) -> NDArray[np.float64]:
         """(N,) in nats."""
         return -np.log(self.probs[state][np.arange(len(self.labels)), self.labels])
@@ -74,39 +93,71 @@ class Run(NamedTuple):
         return f"{value:.3f} [{low:.3f}, {high:.3f}]"
 
 
+def loss_and_seed(name: str) -> tuple[str, int]:
+    """Of a run's name, which is `LOSS` with seed 1 and else `LOSS-seedN`."""
+    loss, _, seed = name.partition("-seed")
+    return loss, int(seed or 1)
+
+
 def runs(folder: str) -> dict[str, Run]:
-    """The runs of a folder by their losses: cross entropy first, then in the order of the papers' table."""
+    """The runs of a folder by name: cross entropy first, then in the order of the papers' table, and by seed."""
     order = [*PAPERS, "focal"]
     ranks = {loss: rank for rank, loss in enumerate(order)}
-    paths = (RESULTS / folder).glob("*.safetensors")
-    ordered = sorted(paths, key=lambda path: (ranks.get(path.stem, len(order)), path.stem))
-    return {path.stem: Run.load(path) for path in ordered}
+
+    def rank(name: str) -> tuple[int, str, int]:
+        loss, seed = loss_and_seed(name)
+        return ranks.get(loss, len(order)), loss, seed
+
+    names = [path.stem for path in (RESULTS / folder).glob("*.safetensors")]
+    return {name: Run.load(RESULTS / folder / f"{name}.safetensors") for name in sorted(names, key=rank)}
+
+
+def difference(gap: NDArray[np.float64]) -> str:
+    """The mean of paired differences, with its 95% interval over the test rows."""
+    half = NORMAL * gap.std(ddof=1) / np.sqrt(len(gap))
+    return f"{gap.mean():+.3f} [{gap.mean() - half:+.3f}, {gap.mean() + half:+.3f}]"
 
 
 def run_lines(found: dict[str, Run]) -> Iterator[str]:
-    """The table of a folder, line by line."""
-    header = [
-        "loss",
-        "accuracy",
-        "ECE",
-        "ECE after T",
-        "T",
-        "NLL",
-        "NLL after T",
-        "difference in NLL after T",
-    ]
+    """The table of a folder, line by line. A difference is paired with cross entropy's run of the same seed."""
+    header = ["loss", "seed", "accuracy", "ECE", "ECE after T", "T", "NLL", "NLL after T"]
+    header.append("difference in NLL after T")
     yield f"| {' | '.join(header)} |"
     yield f"|{'---|' * len(header)}"
-    reference = found["cross_entropy"].nll("nll")
-    for loss, run in found.items():
-        accuracy = np.mean(run.probs["none"].argmax(axis=1) == run.labels)
-        cells = [loss, f"{accuracy:.3f}", run.ece("none"), run.ece("nll"), f"{run.temperatures['nll']:.2f}"]
-        cells += [f"{run.nll(state).mean():.3f}" for state in ("none", "nll")]
-        gap = run.nll("nll") - reference
-        half = NORMAL * gap.std(ddof=1) / np.sqrt(len(gap))
-        of_gap = f"{gap.mean():+.3f} [{gap.mean() - half:+.3f}, {gap.mean() + half:+.3f}]"
-        cells.append("" if loss == "cross_entropy" else of_gap)
-        yield f"| {' | '.join(cells)} |"
+    for loss, group in groupby(found.items(), key=lambda item: loss_and_seed(item[0])[0]):
+        named = dict(group)
+        gaps = []
+        for name, run in named.items():
+            cells = [
+                loss,
+                str(loss_and_seed(name)[1]),
+                f"{run.accuracy():.3f}",
+                run.ece("none"),
+                run.ece("nll"),
+            ]
+            cells += [f"{run.temperatures['nll']:.2f}"]
+            cells += [f"{run.nll(state).mean():.3f}" for state in ("none", "nll")]
+            gaps.append(run.nll("nll") - found[name.replace(loss, "cross_entropy")].nll("nll"))
+            cells.append("" if loss == "cross_entropy" else difference(gaps[-1]))
+            yield f"| {' | '.join(cells)} |"
+        if len(named) > 1:
+            means = {
+                state: np.mean(
+                    [expected_calibration_error(run.probs[state], run.labels) for run in named.values()]
+                )
+                for state in ("none", "nll")
+            }
+            cells = [
+                loss,
+                f"mean of {len(named)}",
+                f"{np.mean([run.accuracy() for run in named.values()]):.3f}",
+            ]
+            cells += [f"{means['none']:.3f}", f"{means['nll']:.3f}", ""]
+            cells += [
+                f"{np.mean([run.nll(state) for run in named.values()]):.3f}" for state in ("none", "nll")
+            ]
+            cells.append("" if loss == "cross_entropy" else difference(np.mean(gaps, axis=0)))
+            yield f"| {' | '.join(cells)} |"
 
 
 def in_percent(run: Run, criterion: str, digits: int = 2) -> str:
@@ -121,28 +172,29 @@ def in_percent(run: Run, criterion: str, digits: int = 2) -> str:
 
 def paper_lines(found: dict[str, Run], columns: Columns) -> Iterator[str]:
     """ECE in percent next to the papers', whose criterion chooses the temperature, line by line."""
-    header = ["loss"]
+    header = ["loss", "seed"]
     for criterion, papers in columns.items():
         header += ["ours, equal-mass" if criterion == "adaptive_ece" else "ours", *papers]
     yield f"| {' | '.join(header)} |"
     yield f"|{'---|' * len(header)}"
-    for loss, run in found.items():
-        cells = [loss]
+    for name, run in found.items():
+        loss, seed = loss_and_seed(name)
+        cells = [loss, str(seed)]
         for criterion, papers in columns.items():
             cells += [in_percent(run, criterion), *(values.get(loss, "") for values in papers.values())]
         yield f"| {' | '.join(cells)} |"
 
 
-def printed(folder: str, columns: Columns) -> list[str]:
-    """The lines of both tables of a folder."""
-    found = runs(folder)
-    return [*run_lines(found), "", *paper_lines(found, columns)]
+def printed(name: str, folder: Folder) -> list[str]:
+    """The lines of the tables of a folder."""
+    found = runs(name)
+    return [*run_lines(found), *(["", *paper_lines(found, folder.columns)] if folder.columns else [])]
 
 
 def main() -> None:
-    for folder, columns in FOLDERS.items():
-        print(f"## {folder}\n")
-        print("\n".join([*printed(folder, columns), ""]))
+    for name, folder in FOLDERS.items():
+        print(f"## {name}\n")
+        print("\n".join([*printed(name, folder), ""]))
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def test_the_numbers_of_the_run_are_those_of_its_logits() -> None:
 
 def test_its_table_is_that_of_the_runs() -> None:
     """ECE in percent before and after a temperature, of saved logits and of the papers."""
-    folders = [runs(folder) for folder in FOLDERS]
+    folders = [runs(folder) for folder in FOLDERS if folder.startswith("20newsgroups")]
     rows = table_rows(README)
     assert len(rows) == 6
     for title, cnn, papers, minilm in rows[:-1]:
