@@ -29,7 +29,7 @@ _LATER = "push again later: uploaded files are not sent again, and a commit appe
 _REFUSALS: dict[int | None, tuple[str, str]] = {
     401: ("the token to be valid", _NEW_TOKEN),
     403: ("the token to have write access", "use another one, or open a pull request (create_pr)"),
-    404: ("a model's repository", "check its name, maybe a dataset's; create it before a pull request"),
+    404: ("a model's repository", "check that it is a model's name; create it before a pull request"),
 }
 _Result = TypeVar("_Result")
 
@@ -105,7 +105,7 @@ def check_destination(repo_id: str, revision: str | None, token: str | None = No
         way_out = "name a model on the Hub as owner/name, without an address or a type before it"
         raise InputValueError(expected("the repository", "be owner/name", repr(repo_id), way_out)) from None
     is_branch = revision is None or re.fullmatch(r"[^\s~^:?*\[\\]+", revision) is not None
-    check(is_branch, "revision to be the name of a branch", repr(revision), "None or no --revision is main")
+    check(is_branch, "revision to be the name of a branch", repr(revision), "leave it out for main")
     found = (token or get_token() or "").strip()
     check(found != "", "a token to be given for the push", "none", _NEW_TOKEN)
     # Other tokens cannot be sent in a header, and the error would quote them.

@@ -19,7 +19,7 @@ from hf_calib.commands.source import FileSource, ModelSource, Running, check_kin
 from hf_calib.predictions import one_pass
 from hf_calib.predictions.predictions import SINGLE_LABEL, TOKENS, LabelKind, Predictions, check_same_classes
 from hf_calib.report import CalibrationReport, report_on_predictions
-from hf_calib.report.document import with_interval
+from hf_calib.report.document import p_in_words, with_interval
 from hf_calib.scaling import FOLDABLE_SCALERS, SCALERS, PriorEstimate, estimate_prior, saved_map
 from hf_calib.scaling.saved_map import fitted_numbers, method_of
 
@@ -103,7 +103,7 @@ def shown(done: Calibration) -> list[Any]:
     lines = [f"Method {done.method}, fitted on {rows}{of}.", f"Reported on {done.held_out}."]
     lines += [f"Note: {note}" for note in done.notes if note not in done.report.warnings]
     if (prior := done.prior) is not None:
-        found = f"{'not ' * (not prior.corrects)}corrected for (p = {prior.p_value:.3f})"
+        found = f"{'not ' * (not prior.corrects)}corrected for ({p_in_words(prior.p_value)})"
         order = np.argsort(-np.abs(prior.prior - prior.train_prior), kind="stable")[:_MOST_MOVED]
         ends = [with_interval(prior.prior[k], *prior.interval[k]) for k in order]
         names = [f"{done.report.class_names[k]} {prior.train_prior[k]:.4f}" for k in order]

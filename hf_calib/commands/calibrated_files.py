@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow
 from pyarrow.parquet import ParquetWriter
 
-from hf_calib._errors import check
+from hf_calib._errors import check, few
 from hf_calib._files import whole_file, whole_folder
 from hf_calib._text import counted
 from hf_calib.commands.source import FileSource, Running, name_of
@@ -41,8 +41,8 @@ def check_files(
     apart = not read & {(options.output / name).resolve() for name in written}
     way_out = "name another folder, so that this one stays unchanged"
     check(apart, "output to be another folder than the predictions'", options.output, way_out)
-    requirement = "--target-data to go with rows that are held"
-    got = "weights, or more rows than are held at once"
+    requirement = "--target-data to be used without weights, on rows that fit into memory"
+    got = "more rows" if options.weight_column is None else "--weight-column"
     check(is_held or "target_data" not in source.sets, requirement, got, "leave it out")
     taken = {name: signature(SCALERS[name].load().fit).parameters for name in SINGLE_LABEL.maps}
     known = [name for name, each in taken.items() if "sample_weight" in each]
@@ -50,7 +50,7 @@ def check_files(
     requirement = f"--weight-column to go with a method of {', '.join(known)}"
     check(options.weight_column is None or method_of(scaler) in known, requirement, got, "name one of these")
     names = source.tables["data"].class_names
-    got = f"{len(names)} classes and {len(applied.class_names)}, or other names"
+    got = f"{len(applied.class_names)} ({few(applied.class_names)}) for {len(names)} ({few(names)})"
     same = is_held or names == applied.class_names
     check(same, "the test data to have the same classes", got, "use predictions of one model")
 

@@ -56,7 +56,7 @@ def run(options: Decide, running: Running) -> Decided:
         way_out = "fit LabelThresholds of hf_calib.decisions: a threshold for each label"
         got = f"a sigmoid for each label in {options.source}"
         check(not kind.sigmoid, "the predictions to have one class per row", got, way_out)
-        way_out = "its promises hold for rows that are independent of each other, as tokens are not"
+        way_out = "decide needs rows that are independent of each other, as tokens are not"
         check(kind.independent, "the model to classify texts or images", options.source, way_out)
 
     source = open_source(options, running, check_labels)
@@ -160,8 +160,8 @@ def _measure(source: FileSource | ModelSource, rule: Rule, options: Decide) -> D
         kept = results.get("accuracy")
         if kept is not None and kept.high < rule.accuracy:
             notes.append(
-                f"On the measured rows {kept.value:.1%} of the answers are correct ({kept.low:.1%} to "
-                f"{kept.high:.1%}), less than the {percent(rule.accuracy)} promised. These rows are unlike the "
+                f"On the measured rows {percent(kept.value)} of the answers are correct ({percent(kept.low)} to "
+                f"{percent(kept.high)}), less than the {percent(rule.accuracy)} promised. These rows are unlike the "
                 "others, perhaps in the shares of their classes. Fit on rows that are drawn as the inputs will be."
             )
     if options.output is not None and rule.answers_nothing:

@@ -27,11 +27,12 @@ def run(options: Evaluate, running: Running) -> CalibrationReport:
     source = open_source(options, running, check_labels)
     is_held = source.is_held and options.weight_column is None
     for option, value in of_held_rows.items():
-        requirement = f"{option} to go with one file of rows that are held"
-        check(is_held or not value, requirement, "weights, or rows for one pass", "leave it out")
+        got = "more rows" if options.weight_column is None else "--weight-column"
+        requirement = f"{option} to be used without weights, on rows that fit into memory"
+        check(is_held or not value, requirement, got, "leave it out")
     report: Any = _measure(source, options, running)
     if options.ood_data:
-        running.stages("predicting inputs from elsewhere")
+        running.stages("predicting the out-of-distribution inputs")
         found = source.predictions()
         sections = [
             ood_section(

@@ -115,8 +115,8 @@ class FileSource(Source):
         for name, table in self.tables.items():
             if not table.fits_into_memory():
                 found = self.found[name] = draw_sample(table, most=MOST_ROWS_HELD)
-                n_all = "more" if table.n_rows is None else f"{table.n_rows:,}"
-                drawn = f"{len(found):,} of the {n_all} rows, drawn by hashes of their files' names and their numbers"
+                n_all = "" if table.n_rows is None else f" of the {table.n_rows:,}"
+                drawn = f"{len(found):,}{n_all} rows, drawn by hashes of their files' names and their numbers"
                 self.notes.append(f"The rows of {name} are a sample of {drawn}.")
 
 

@@ -44,7 +44,7 @@ class DataArguments:
     label_columns: list[str] | None = option("With multi_label: one column of 0 and 1 for each label.")
     no_label: str | None = option("With multi_label: written where a row has none, such as 'No Finding'.")
     calibration_size: float = option("Fraction of calibration_from, or number of rows, to hold out.", 0.1)
-    calibration_from: str = option("Split to hold them out of; AdaFocal takes test of ImageNet.", "train")
+    calibration_from: str = option("Split to hold them out of; AdaFocal uses test of ImageNet.", "train")
     test_size: float | None = option("Draw a new test set of train and test; 0.2 of a train_file alone.")
     split_seed: int = option("Seed of the splits; keep it for all runs that are compared.", 0)
     ood_data: list[str] | None = option("Files or datasets of inputs of none of the classes.")

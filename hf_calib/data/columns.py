@@ -8,7 +8,7 @@ from typing import Any
 import datasets
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, concatenate_datasets
 
-from hf_calib._errors import InputTypeError, check, expected
+from hf_calib._errors import InputTypeError, check, expected, few
 from hf_calib.data.labels import (
     INTEGERS,
     TEXTS,
@@ -150,8 +150,7 @@ def _stored_labels(name: str, split: Dataset, column: str) -> list[Any]:
     check(-1 not in values, f"split {name!r} to be labelled", -1, way_out)
     blank = [i for i, value in enumerate(values) if not str(value).strip()]
     requirement = f"column {column!r} to hold a label in every row of split {name!r}"
-    got = f"none in {len(blank)} rows (first in row {min(blank, default=0)})"
-    check(not blank, requirement, got, "remove these rows")
+    check(not blank, requirement, f"none in row {few(blank)}", "remove these rows")
     return values
 
 

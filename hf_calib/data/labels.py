@@ -12,6 +12,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Value, concaten
 from numpy.typing import NDArray
 
 from hf_calib._errors import InputTypeError, check, did_you_mean, expected, few, look_alikes
+from hf_calib._text import counted
 from hf_calib.data.sources import read_column
 
 TEXTS = ("string", "large_string")
@@ -40,7 +41,7 @@ class ClassNames(tuple[str, ...]):
         wrong = [i for i, row in enumerate(rows) if not known.keys() >= set(row)]
         for label in rows[wrong[0]] if wrong else ():
             alike = look_alikes([str(label)], self)
-            got = f"{label!r} in row {wrong[0]} ({len(wrong)} such rows)" + (f" ({alike})" if alike else "")
+            got = f"{label!r} in row {wrong[0]} ({counted(len(wrong), 'such row')}){alike and f' ({alike})'}"
             check(label in known, f"{what} to be among {few(self)}", got, way_out)
         return [[known[label] for label in row] for row in rows]
 

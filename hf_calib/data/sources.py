@@ -66,8 +66,8 @@ def load_splits(
     check(one, "data to come from source or from files", got, "give one of the two")
     if source is None:
         for role in ("train",) if test_split is None else ("train", "test"):
-            requirement = f"{role}_file to be given with the other files"
-            check(role in given, requirement, None, "train and test are needed")
+            way_out = "train_file and test_file are needed"
+            check(role in given, f"{role}_file to be given with the other files", "none", way_out)
         for role, path in given.items():  # Files are not read yet.
             _reader(f"{role}_file", path)
         return DatasetDict({role: load_file(f"{role}_file", path, cache_dir) for role, path in given.items()})

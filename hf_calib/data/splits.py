@@ -97,7 +97,7 @@ def draw_rows(labels: np.ndarray, n_rows: int, rng: np.random.Generator) -> np.n
     """Return sorted indices of rows drawn by class frequency, with at least one row of every class left."""
     classes, counts = np.unique(labels, return_counts=True)
     requirement = f"size to leave at least one of {len(labels)} rows for each of {len(classes)} classes"
-    check(1 <= n_rows <= len(labels) - len(classes), requirement, f"{n_rows} rows", "ask for fewer rows")
+    check(1 <= n_rows <= len(labels) - len(classes), requirement, n_rows, "ask for fewer rows")
     quotas = counts * n_rows / len(labels)
     taken = np.floor(quotas).astype(int)
     while taken.sum() < n_rows:  # Largest remainders come first.
@@ -117,7 +117,7 @@ def _drawn(
     n_rows = round(size * len(whole)) if is_fraction else int(size)
     requirement = f"size to leave some of {len(whole)} rows on both sides"
     way_out = "pass a smaller one; it is calibration_size or test_size in a recipe"
-    check(1 <= n_rows < len(whole), requirement, f"{n_rows} rows", way_out)
+    check(1 <= n_rows < len(whole), requirement, n_rows, way_out)
     if stratify and not has_several_labels(whole):
         chosen = draw_rows(np.asarray(read_column(whole, "label").to_pylist()), n_rows, rng)
     else:

@@ -92,7 +92,7 @@ def read_sentences(
     for i, (own, of_own) in enumerate(zip(tokens, tags, strict=True)):
         if not own or not of_own or len(own) != len(of_own) or None in own or None in of_own:
             requirement = "have at least one token, and a tag for each, without gaps"
-            got = f"{len(own or ())} tokens and {len(of_own or ())} tags in row {i}, or one that is missing"
+            got = f"{len(own or ())} and {len(of_own or ())} in row {i}, or one that is missing"
             raise InputValueError(expected(f"each row of {name}", requirement, got, "correct or remove it"))
     inner = rows.features[tags_column].feature
     if isinstance(inner, ClassLabel):  # The Hub marks withheld tags by -1.
@@ -151,7 +151,7 @@ def tokenize_words(rows: Dataset, tokenizer: Any, *, max_length: int | None = No
 def encode_words(rows: Dataset, tokenizer: Any, max_length: int | None) -> tuple[Dataset, str | None]:
     """Return the result of `tokenize_words`, and a sentence on words that the model does not read, if any."""
     got, way_out = type(tokenizer).__name__, "load a fast one: it has tokenizer.json"
-    check(tokenizer.is_fast, "the tokenizer to tell the words of its sub-words", got, way_out)
+    check(tokenizer.is_fast, "the tokenizer to know the word of each sub-word", got, way_out)
 
     def encode(batch: dict[str, Any]) -> dict[str, Any]:
         cut = {"truncation": max_length is not None, "max_length": max_length}

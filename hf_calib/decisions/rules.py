@@ -411,7 +411,7 @@ class PredictionSets(Rule):
         groups = [scores[labels == c] for c in range(probs.shape[1])] if self.by_class else [scores]
         self.thresholds_ = np.resize([self._quantile(group) for group in groups], probs.shape[1])
         rare = np.array([len(group) < self._rows_needed for group in groups])
-        few_rows = f"fewer than the {self._rows_needed} rows that alpha={self.alpha:g} needs"
+        few_rows = f"fewer rows than the {self._rows_needed} that alpha={self.alpha:g} needs"
         _warn_of("class", rare, f"{{}}: {few_rows}, so every set holds them. Use more calibration rows.")
 
     def _decide(self, probs: FloatArray) -> NDArray[np.bool_]:

@@ -14,6 +14,7 @@ from transformers import TrainerCallback
 
 from hf_calib._errors import InputTypeError, check, expected
 from hf_calib._files import whole_file, whole_folder
+from hf_calib._text import counted
 from hf_calib.cards.facts import REPORT_FOLDER
 from hf_calib.metrics.state import LOGGED_METRICS
 from hf_calib.plots import gamma_dynamics, save_figure
@@ -168,12 +169,13 @@ def results_table(report: CalibrationReport, calibration_map: str | None) -> str
         found = [state[name] for state in states]
         rows.append([title, *(with_interval(each.value, each.low, each.high) for each in found)])
     if report.entities is not None:
-        rows.append([f"{report.entities.n_true:,} entities in {report.entities.n_sentences:,} sentences:"])
+        n_sentences = counted(report.entities.n_sentences, "sentence")
+        rows.append([f"True entities: {report.entities.n_true:,} in {n_sentences}:"])
         short = ("F1", "Precision", "Recall", "ECE, product", "ECE, minimum")
         table = zip(short, report.entities.table()[1], strict=True)
         rows += [[name, *cells] for name, (_, *cells) in table]
     for section in report.out_of_distribution:
-        rows.append([f"OOD detection, {section.name}, {section.n_examples:,} rows:"])
+        rows.append([f"OOD detection, {section.name}, {counted(section.n_examples, 'row')}:"])
         rows += section.table()[1]
     width = max(map(len, titles.values())) + 1
     lines = (f"{name:<{width}}" + "".join(f"{cell:<26}" for cell in cells) for name, *cells in rows)

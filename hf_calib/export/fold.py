@@ -283,7 +283,7 @@ def _check_heads(model: Any, heads: Mapping[str, nn.Module], scaler: Any, n_clas
     """Raise if no head was found, or it would need a bias that is lost when the model is saved and loaded."""
     title, temperature = map_title(method_of(scaler, folds=True)), temperature_of(scaler)
     if not heads and has_tied_head(model):
-        way_out = "fit TemperatureScaling, which its last norm takes, or set tie_word_embeddings=False in its config"
+        way_out = "fit TemperatureScaling, for its last norm, or set tie_word_embeddings=False in its config"
         requirement = f"model to have a head of its own for {title}"
         check(temperature is not None, requirement, "one tied to its embedding", way_out)
         way_out = f"set model.generation_config.temperature = {temperature:.4g}"

@@ -51,8 +51,8 @@ def unfold(model: _Model, *, revision: str | None = None) -> _Model:
     check_is_plain(model)
     config = classifier_of(model).config
     recorded = recorded_in(config)
-    way_out = "it returns the logits that its head was trained for"
-    check(bool(recorded.get("folded")), "model to have a map folded into its head", "none", way_out)
+    way_out = "there is nothing to undo"
+    check(bool(recorded.get("folded")), "model to have a calibrator folded into its head", "none", way_out)
     heads, kept = _heads_and_kept(model, revision)
     restore(heads, kept)
     config.calibration = {key: value for key, value in recorded.items() if key not in OF_THE_MAP}

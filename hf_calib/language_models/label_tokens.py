@@ -24,7 +24,7 @@ from hf_calib.models.prompts import PromptTemplate
 KEY = "label_tokens"  # In config.json: the tokens of the classes and their language model.
 
 _AS_TEXTS = 'pass {"yes": " yes", "no": " no"}, or more of them'
-_BY_SCORES = "score its options with option_log_likelihoods, whose rows every metric and map takes"
+_BY_SCORES = "score its options with option_log_likelihoods, whose rows every metric and calibrator accepts"
 
 # Relative to the largest logit, by the model's dtype.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 0.05, torch.float16: 0.01}
@@ -82,7 +82,7 @@ def label_token_classifier(
     ids = list(tokens.values())
     head: Any = model.get_output_embeddings()
     got = f"token {max(ids)} for a head of {len(head.weight)}"
-    way_out = "model.resize_token_embeddings(len(tokenizer)), or take the tokenizer of this model"
+    way_out = "model.resize_token_embeddings(len(tokenizer)), or use the tokenizer of this model"
     check(max(ids) < len(head.weight), "labels to be tokens of the model's vocabulary", got, way_out)
     # A bias that all options share changes no probability, and a classifier's head has none.
     bias = torch.zeros(len(ids)) if getattr(head, "bias", None) is None else head.bias.detach()[ids].double()
@@ -184,7 +184,7 @@ def option_tokens(tokenizer: Any, labels: Mapping[str, str] | Sequence[str]) -> 
         check(len(ids) == 1, "the text of a label to be one token", got, way_out)
         is_known = ids[0] != tokenizer.unk_token_id
         requirement = "the text of a label to be known to the tokenizer"
-        check(is_known, requirement, f"the unknown token for {text!r}", "take another word")
+        check(is_known, requirement, f"the unknown token for {text!r}", "use another word")
         got = f"{pieces[0]!r} for {found.get(ids[0])!r} and {name!r}"
         way_out = "give each label a token of its own"
         check(ids[0] not in found, "labels to be different tokens", got, way_out)

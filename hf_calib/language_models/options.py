@@ -70,7 +70,7 @@ def option_log_likelihoods(
     is_whole = isinstance(batch_size, int) and batch_size >= 1
     way_out = "pass how many sequences fit into memory"
     check(is_whole, "batch_size to be a whole number >= 1", repr(batch_size), way_out)
-    got = f"{len(prompts)} prompts and {len(options)} options"
+    got = f"{len(prompts)} and {len(options)}"
     enough = len(prompts) >= 1 and len(options) >= 2
     check(enough, "prompts and options to be at least one and two", got, "pass more")
     asked = tokenizer(list(prompts))["input_ids"]
@@ -120,7 +120,7 @@ def _check_tokens(model: Any, asked: Sequence[list[int]], answers: Sequence[list
     vocabulary = len(model.get_input_embeddings().weight)
     largest = max(max(ids) for ids in [*asked, *answers])
     got = f"token {largest} for a vocabulary of {vocabulary}"
-    way_out = "model.resize_token_embeddings(len(tokenizer)), or take the tokenizer of this model"
+    way_out = "model.resize_token_embeddings(len(tokenizer)), or use the tokenizer of this model"
     check(largest < vocabulary, "tokenizer to have the model's vocabulary", got, way_out)
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     longest = max(lengths) + max(len(ids) for ids in answers)

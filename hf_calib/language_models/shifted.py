@@ -36,7 +36,7 @@ class for_causal_lm(torch.nn.Module):  # noqa: N801, it is used as a function
     def __init__(self, loss: CalibrationLoss) -> None:
         super().__init__()
         check_loss(loss)
-        way_out = "take a loss with a value per token, such as focal"
+        way_out = "use a loss with a value per token, such as focal"
         check(not loss.couples_batch, "loss to have a value per token", repr(loss.name), way_out)
         self.loss = loss
 

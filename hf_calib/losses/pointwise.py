@@ -41,7 +41,7 @@ def warn_of_inverse_gamma(gamma: float) -> None:
 
 
 def _check_steps(thresholds: Sequence[float], gammas: Sequence[float]) -> None:
-    got = f"{len(thresholds)} thresholds and {len(gammas)} gammas"
+    got = f"{len(gammas)} for {len(thresholds)}"
     fits = len(gammas) == len(thresholds) + 1
     check(fits, "gammas to have one entry more than thresholds", got, "give a gamma per interval")
 

@@ -158,7 +158,7 @@ def _checked_temperature(temperature: Tensor | float) -> Tensor:
     if value.device.type == "cpu":
         check(bool(value > 0), "temperature to be above 0", value.item(), "1.0 changes nothing")
     else:  # The host does not wait; the device itself asserts.
-        torch._assert_async(value > 0, "temperature is above 0")
+        torch._assert_async(value > 0, "expected temperature to be above 0")
     return scale
 
 

@@ -185,12 +185,12 @@ def check_probs(probs: ArrayLike, *, argument: str = "probs", way_out: str = "")
     """Return distributions (N, C) in their own float dtype, for sums in float64; they are checked in one pass."""
     rows = as_array(argument, probs)
     requirement = f"{argument} to hold at least one value, in shape (N, C)"
-    shape_way = "pass probs first, then labels; of one positive probability p np.stack([1 - p, p], axis=1)"
+    shape_way = "pass probs first, then labels; for one positive probability p, np.stack([1 - p, p], axis=1)"
     check(rows.ndim == 2 and rows.size > 0, requirement, f"shape {rows.shape}", shape_way)
     check_kind(rows, "f", f"{argument} to be a float array", way_out or f"pass {argument}.astype(float)")
     range_way = "these look like logits, or like overflow: pass scipy.special.softmax(logits, axis=1)"
     sum_way = (
-        "pass softmax probabilities in float32 or wider, of one sigmoid output p np.hstack([1 - p, p]); several "
+        "pass softmax probabilities in float32 or wider, for one sigmoid output p, np.hstack([1 - p, p]); several "
         "independent labels are not one distribution"
     )
     # Narrow floats have no fast matrix product, and float32 sums are accurate enough for the tolerance.

@@ -170,7 +170,7 @@ def confidence_errors(
     rng = checks.check_draws(1, seed)
     top = top_label(*checks.check_probs_and_labels(probs, labels))
     n_rows = len(top.confidence)
-    got = f"{n_folds} for {n_rows} rows"
+    got = f"{n_folds} with N = {n_rows}"
     check(2 <= n_folds <= n_rows, "n_folds to be from 2 to the number of rows", got, "use 5, or more rows")
     folds, recalibrated = rng.permutation(n_rows) % n_folds, np.empty(n_rows)
     for fold in range(n_folds):

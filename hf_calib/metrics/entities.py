@@ -73,7 +73,7 @@ def find_entities(
     got = f"sentence {values[places.argmax()]} in {places.max()} places"
     together = places.max() == 1
     check(together, "the tokens of a sentence to follow each other", got, "sort the tokens by sentence")
-    n_names, wanted = len(tag_names), f"tag_names to be {rows.shape[1]}, one per column"
+    n_names, wanted = len(tag_names), f"tag_names to hold {rows.shape[1]} names, one per column"
     check(n_names == rows.shape[1], wanted, n_names, "name the columns of probs in their order")
     others = [name for name in tag_names if not _BIO.fullmatch(name)]
     way_out = "only such tags define entities; other tags have calibration per token only"

@@ -306,7 +306,7 @@ class CalibrationState:
 
     def area_under_risk_coverage(self) -> float:
         """Return the AURC of rows without weights; the errors of a cell are spread evenly over its rows."""
-        requirement = "area_under_risk_coverage to be asked of rows without weights"
+        requirement = "area_under_risk_coverage to be computed on rows without weights"
         check(not self.weighted, requirement, "weights", "compute it without weights")
         counts, wrong = self._from_the_top()
         rows, errors = np.cumsum([counts, wrong], axis=1) - [counts, wrong]
@@ -328,7 +328,7 @@ class CalibrationState:
     def class_bins(self) -> BinSums:
         """Return the sums (C, M) in bins of each class's probability."""
         got, way_out = f"{self.n_classes:,} classes", "use metrics of the predicted class only"
-        check(self.by_class, "the sums of classes to be asked of fewer", got, way_out)
+        check(self.by_class, "classes to be few enough for classwise sums", got, way_out)
         return BinSums(*self.sums["class_bins"])
 
     def classes(self) -> FloatArray:

@@ -107,8 +107,8 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
     recorded = recorded_in(config)
     if saved is None and recorded.get("folded") is False:
         warnings.warn(
-            f"The config of {place} says that its {recorded.get('method')} map is not in the weights, and "
-            f"{MAP_NAME} was not found. The pipeline is not calibrated. Look for that file.",
+            f"The config of {place} says that its {recorded.get('method')} calibrator is not in the weights, "
+            f"and {MAP_NAME} was not found. The pipeline is not calibrated. Look for that file.",
             UserWarning,
             stacklevel=2,
         )
@@ -163,7 +163,7 @@ class _Calibrated:
         before, forward, after = super()._sanitize_parameters(**options)  # type: ignore[misc]
         if group is None:
             return before, forward, after
-        requirement = "group to be left out where the map is one for all rows"
+        requirement = "group to be left out where one calibrator is for all rows"
         got = f"{group!r} for a {type(self.scaler).__name__}"
         way_out = "leave it out, or save a GroupedScaling with the model"
         check(isinstance(self.scaler, GroupedScaling), requirement, got, way_out)

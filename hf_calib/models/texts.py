@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from hf_calib._errors import InputTypeError, check, expected
+from hf_calib._text import counted
 from hf_calib.models.classifier import Classifier, Encoded, Served, refusals
 from hf_calib.models.prompts import KEY, PromptTemplate
 from hf_calib.models.reading import Reading, column_of
@@ -201,7 +202,7 @@ class OneLogitClassifier(TextClassifier):
             return super().read_labels(rows, reading, name)
         values = column_of(rows, "label_column", reading.label_column).to_pylist()
         wrong = [row for row, value in enumerate(values) if value not in (0, 1)]
-        got = f"{values[wrong[0]]!r} in row {wrong[0]} ({len(wrong)} such rows)" if wrong else ""
+        got = f"{values[wrong[0]]!r} in row {wrong[0]} ({counted(len(wrong), 'such row')})" if wrong else ""
         way_out = "a model with one logit has one probability: write 1 where it should be high, and else 0"
         check(not wrong, f"column {reading.label_column!r} to hold 0 and 1", got, way_out)
         return np.array(values, dtype=np.float32)[:, None]

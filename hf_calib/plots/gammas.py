@@ -115,7 +115,7 @@ def _read(log_history: Iterable[Mapping[str, Any]]) -> _History:
         bins = sorted((name[6:] for name in entry if re.fullmatch(r"gamma_\d+", name)), key=int)
         if bins and "step" in entry and all(f"calibration_gap_{m}" in entry for m in bins):
             n_bins = n_bins or len(bins)
-            way_out = "pass the history of one training"
+            way_out = "pass the history of one run"
             check(len(bins) == n_bins, f"log_history to keep {n_bins} bins", len(bins), way_out)
             edges = [entry.get(f"edge_{i:02d}") for i in range(n_bins + 1)]
             of_bins = (

@@ -180,12 +180,12 @@ def check_not_probabilities(logits: NDArray[Any] | None) -> None:
     """Raise for probabilities that are named logits, because their softmax would be nearly uniform."""
     if logits is None or not len(logits) or logits.min() < 0 or logits.max() > 1:
         return
-    got = "values in [0, 1] whose rows all sum to 1: probabilities"
+    got = "values in [0, 1] whose rows all sum to 1"
     way_out = (
         "name them probs, or in a table prob_<class>; if they are logits, add 1 to all of them, which changes "
         "no probability"
     )
-    check(np.abs(logits.sum(axis=1) - 1).max() > 1e-3, "logits to be logits", got, way_out)
+    check(np.abs(logits.sum(axis=1) - 1).max() > 1e-3, "logits not to be probabilities", got, way_out)
 
 
 def softmax_of(logits: NDArray[Any]) -> FloatArray:

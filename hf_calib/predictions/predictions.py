@@ -112,7 +112,7 @@ class Predictions:
                 check_rows(probs, labels, self.weights, probs.shape[1])
         if self.class_names is not None:
             n_names = len(self.class_names)
-            requirement = f"class_names to be {self.n_classes}, one per column"
+            requirement = f"class_names to hold {self.n_classes} names, one per column"
             check(n_names == self.n_classes, requirement, n_names, "name each column once")
             check_class_names(self.class_names)
 
@@ -194,7 +194,7 @@ def check_same_classes(argument: str, found: Predictions, other: Predictions) ->
     """Raise if other rows have another number of classes or other class names."""
     names = (other.class_names, found.class_names)
     same = other.n_classes == found.n_classes and (None in names or names[0] == names[1])
-    got = f"{other.n_classes} classes and {found.n_classes}, or other names"
+    got = f"{other.n_classes} ({few(other.names)}) for {found.n_classes} ({few(found.names)})"
     check(same, f"{argument} to have the same classes", got, "use predictions of one model")
 
 

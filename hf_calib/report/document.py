@@ -222,12 +222,13 @@ def _template() -> Template:
 
 
 def p_cell(p_value: float) -> str:
-    """A p-value as tables show it, not below the least value that 1,000 resamples can give.
+    """A p-value as tables show it, not below the least value that 1,000 resamples can give, and not rounded to 0.05.
 
-    >>> p_cell(0.6543), p_cell(1 / 1001)
-    ('0.65', '< 0.001')
+    >>> p_cell(0.6543), p_cell(0.0498), p_cell(1 / 1001)
+    ('0.65', '0.0498', '< 0.001')
     """
-    return "< 0.001" if p_value < 0.001 else f"{p_value:.2g}"
+    digits = next((n for n in range(2, 9) if f"{p_value:.{n}g}" != "0.05"), 2)
+    return "< 0.001" if p_value < 0.001 else f"{p_value:.{digits}g}"
 
 
 def p_in_words(p_value: float) -> str:

@@ -143,7 +143,7 @@ def softmax_in_place(logits: FloatArray) -> FloatArray:
     """Replace logits by probabilities along the last axis, in place."""
     largest = logits.max(axis=-1, keepdims=True)
     bare = np.isneginf(largest)
-    got = f"-inf for every class in {bare.sum()} rows"
+    got = f"-inf for every class in {bare.sum()} of {bare.size} rows"
     check(not bare.any(), "logits to allow at least one class", got, "mask fewer classes")
     logits -= largest
     np.exp(logits, out=logits)
@@ -225,7 +225,7 @@ def as_binary_labels(labels: ArrayLike, logits: NDArray[Any]) -> tuple[NDArray[A
 def _refuse_masked(of_labels: NDArray[Any]) -> None:
     """Raise unless the labels' logits are finite."""
     masked = np.count_nonzero(np.isneginf(of_labels))
-    got, way_out = f"-inf for the label of {masked} examples", "mask only classes that cannot be the label"
+    got, way_out = f"-inf for {masked} of {len(of_labels)}", "mask only classes that cannot be the label"
     check(not masked, "logits to be finite for every label", got, way_out)
 
 

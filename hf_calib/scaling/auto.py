@@ -143,7 +143,7 @@ def _candidates(rows: Rows) -> list[list[_Candidate]]:
     elif n_masked(rows.logits):
         no_matrix = "it would mix masked classes with the others"
     elif c == 2:
-        no_matrix = "for two classes it is no more than a vector map"
+        no_matrix = "for two classes it is no more than vector scaling"
     elif n * c**2 > _MATRIX_COST:
         no_matrix = f"N C^2 = {n * c**2:.1e} is more than {_MATRIX_COST:.0e}: its fits would take too long"
     no_matrix = why_not or no_matrix

@@ -176,7 +176,7 @@ class SplineScaling(Scaler):
         check_integer("n_knots", self.n_knots, 4, "the paper uses 6")
         rows = Rows.checked(logits, labels)
         n, requirement = len(rows), f"logits to hold at least n_knots={self.n_knots} rows"
-        check(n >= self.n_knots, requirement, f"{n} examples", "use TemperatureScaling")
+        check(n >= self.n_knots, requirement, n, "use TemperatureScaling")
         confidences = np.concatenate([softmax_in_place(z).max(axis=1) for _, z in blocks(rows.logits)])
         levels, level, sizes = np.unique(confidences, return_inverse=True, return_counts=True)
         # Equal confidences share their mean accuracy, and the mean slope.

@@ -118,7 +118,7 @@ class ScaledLoss:
         if self.is_constant:
             return "the logits of each row are equal"
         if self.shortfall == 0:
-            return f"all {len(self.rows)} labels are ranked first"
+            return "every label is ranked first"
         if self.drift >= 0:
             return "labels score no better than the average class"
         return f"the best one is out of {BOUNDS}" if temperature in BOUNDS else None

@@ -73,10 +73,12 @@ def _on_the_primary_metric(results: StudyResults, baseline: Pair) -> Iterator[st
     lowest = f"Lowest NLL: {pair_name(*best)}, {nll[best]:.4f}"
     found = "no seed in common"
     if best in differences.index:
-        value, low, high, _, p, _ = differences.loc[best]
+        value, low, high, _, p, n_seeds = differences.loc[best]
         found = f"difference {value:+.4f}"
         if not np.isnan(p):
             found += f", 95% interval {low:+.4f} to {high:+.4f}, corrected {p_in_words(p)}"
+        if n_seeds < min(2, results.means["n_seeds"].max()):
+            found += ", from one seed only"
     yield (
         f"{lowest}, the baseline itself."
         if best == baseline

@@ -98,6 +98,7 @@ def measure_study(
                 words.append(f"{key[0]} seed {key[1]}")
     notes = [
         f"In {len(cells)} of {counted(len(folders), 'run')} ({few(cells)}): {remark}"
+        + " Numbers are those of the first run." * (len(cells) > 1 and any(map(str.isdigit, remark)))
         for remark, *cells in remarks.values()
     ]
     if kind.sigmoid:

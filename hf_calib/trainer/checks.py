@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers.trainer_utils import default_compute_objective
 
 from hf_calib._errors import check, did_you_mean
+from hf_calib._text import counted
 from hf_calib.language_models.label_tokens import is_causal, without_adapters
 from hf_calib.losses import AdaptiveLoss
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
@@ -75,7 +76,7 @@ def _check_labels(trainer: Any, dataset: Any, role: str) -> None:
     if found is None:
         return
     values, missing = found.values, found.missing
-    got = f"None in row {missing[0]} ({len(missing)} such rows)" if len(missing) else ""
+    got = f"None in row {missing[0]} ({counted(len(missing), 'such row')})" if len(missing) else ""
     way_out = "label these rows, drop them, or give -100 to ignore them"
     check(not got, f"{what} given in every row", got, way_out)
     if len(values) == 0 or dataset.format["type"] == "custom":  # A transform may number them.
@@ -100,7 +101,7 @@ def _check_labels(trainer: Any, dataset: Any, role: str) -> None:
     is_stock = str(getattr(trainer.data_collator, "__module__", "")).startswith("transformers.")
     if is_stock and wrong.any():
         rows = found.rows[wrong]
-        got = f"{values[wrong][0]} in row {rows[0]} ({len(np.unique(rows))} such rows)"
+        got = f"{values[wrong][0]} in row {rows[0]} ({counted(len(np.unique(rows)), 'such row')})"
         check(False, f"{what} {requirement}", got, way_out)
 
 

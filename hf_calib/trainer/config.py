@@ -227,5 +227,5 @@ def read_mapping(value: Any) -> dict[str, Any] | None:
     given = _from_json(value)
     requirement = "loss_kwargs to be a mapping of hyperparameters, or JSON of one"
     fits = given is None or isinstance(given, dict)
-    check(fits, requirement, f"{value!r} ", "write '{\"name\": value}'")
+    check(fits, requirement, repr(value), "write '{\"name\": value}'")
     return None if given is None else {key: _plain(item) for key, item in given.items()}

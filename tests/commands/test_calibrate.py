@@ -133,7 +133,7 @@ class TestCalibrateModel:
         assert_same(weights(fold(model, saved.scaler)), weights(folded))
 
         for model, output, message in (
-            ("plain", "again", "expected model to have a map folded into its head, got none"),
+            ("plain", "again", "expected model to have a calibrator folded into its head"),
             ("folded", "folded", "expected output to be another folder than the model's"),
             ("none", "again", "expected the model to be loadable"),
         ):

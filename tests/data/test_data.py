@@ -186,7 +186,7 @@ AB = [["a", "b"], ["a"]]
         ([["a", "a"], ["a"]], {}, "classes to be at least two, and differ"),
         ([["a", None], ["a"]], {}, r"value in every row of split 'train', got 1 without \(first in row 1\)"),
         ([["a", "b"], [0]], {}, "split 'test' to be texts, or integers, as in train, got 0 and 'a'"),
-        ([["a", ""], ["a"]], {}, r"hold a label in .* 'train', got none in 1 rows \(first in row 1"),
+        ([["a", ""], ["a"]], {}, r"hold a label in .* 'train', got none in row 1"),
         ([["a", "a "], ["a"]], {}, "of train to differ visibly, got 'a' and 'a ' differ only by spaces"),
         (AB, {"label_column": "labels"}, "got 'labels'; did you mean 'label'"),
         (AB, {"text_column": "txt"}, "be one of text, label, got 'txt'; did you mean 'text'"),

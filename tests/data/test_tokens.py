@@ -50,8 +50,8 @@ def test_names_ids_and_class_labels_whatever_their_order_give_the_same() -> None
 @pytest.mark.parametrize(
     ("rows", "error", "message"),
     [
-        (with_row("ner_tags", 1, ["O", "O"]), ValueError, "got 3 tokens and 2 tags in row 1"),
-        (with_row("tokens", 0, ["Ada", None, "slept"]), ValueError, "tags in row 0, or one that is missing"),
+        (with_row("ner_tags", 1, ["O", "O"]), ValueError, "got 3 and 2 in row 1"),
+        (with_row("tokens", 0, ["Ada", None, "slept"]), ValueError, "3 and 3 in row 0, or one that is"),
         (
             {"tokens": GOOD["tokens"]},
             ValueError,

@@ -78,7 +78,7 @@ def test_by_class_is_one_threshold_for_the_rows_of_each() -> None:
 def test_a_class_with_few_rows_is_in_every_set() -> None:
     probs, labels = drawn(300, rng=np.random.default_rng(3), n_classes=3)
     labels[:] = np.where(np.arange(300) < 5, 0, 1 + labels % 2)
-    with pytest.warns(UserWarning, match=r"Class 0: fewer than the 9 rows that alpha=0\.1 needs"):
+    with pytest.warns(UserWarning, match=r"Class 0: fewer rows than the 9 that alpha=0\.1 needs"):
         sets = PredictionSets(by_class=True).fit(probs, labels)
     assert sets.predict(probs)[:, 0].all()
 

@@ -123,7 +123,9 @@ def test_a_file_that_is_not_of_these_weights(folder: Path, broken: str) -> None:
 
 
 def test_refused_models() -> None:
-    with refused(model := bert(), ValueError, "expected model to have a map folded into its head, got none"):
+    with refused(
+        model := bert(), ValueError, "to have a calibrator folded into its head, got none; there is"
+    ):
         unfold(model)
     with refused(model := fold(bert(), VECTOR).bfloat16(), ValueError, "float32 or float64 weights"):
         unfold(model)

@@ -49,7 +49,7 @@ def test_batches_change_nothing_and_means_are_per_token() -> None:
 @pytest.mark.parametrize(
     ("prompts", "options", "message"),
     [
-        ([], OPTIONS, "got 0 prompts and 3 options"),
+        ([], OPTIONS, "got 0 and 3"),
         (PROMPTS, ["w1", ""], "options to have at least one token, got ''"),
         (["w1", ""], OPTIONS, "prompts to have at least one token, got none in prompt 1"),
         (["w1 " * 70], OPTIONS, "fit into the model's 64 positions, got 73 tokens in prompt 0"),

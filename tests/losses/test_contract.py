@@ -259,7 +259,7 @@ UNKNOWN_OR_AT_ODDS: list[tuple[str, dict[str, Any], str]] = [
     ("focal", {"problem_type": "regression"}, "got 'regression'; calibration is about classifiers"),
     ("focal", {"gama": 1.0}, r"of loss 'focal', got 'gama'; it has: gamma=3.0 \(did you mean 'gam"),
     ("focal", {"weight": [1.0, 2.0]}, r"\(did you mean 'class_weights'\?\)"),
-    ("flsd", {"gammas": (5, 4, 3)}, "one entry more than thresholds, got 1 thresholds and 3 gammas"),
+    ("flsd", {"gammas": (5, 4, 3)}, "one entry more than thresholds, got 3 for 1"),
     ("adafocal", {"switch": 3}, "expected switch to lie within -gamma_min and gamma_max, got"),
     ("ada_dual_focal", {"gamma_init": 21}, "expected gamma_init to lie in"),
 ]

@@ -132,7 +132,7 @@ def test_nothing_predicted() -> None:
         ({"sentences": [0, 0]}, ValueError, r"sentences to have shape \(3,\), got shape \(2,\)"),
         ({"sentences": [0.0, 0.0, 1.0]}, TypeError, "sentences to be integers"),
         ({"sentences": [0, 1, 0]}, ValueError, "follow each other, got sentence 0 in 2 places"),
-        ({"tag_names": TAGS[:4]}, ValueError, "tag_names to be 5, one per column, got 4"),
+        ({"tag_names": TAGS[:4]}, ValueError, "tag_names to hold 5 names, one per column, got 4"),
         ({"tag_names": [*TAGS[:4], "NOUN"]}, ValueError, r"O, B-TYPE and I-TYPE, got \['NOUN'\]"),
         ({"labels": [0, 1, 5]}, ValueError, "labels to lie in 0..4"),
     ],

@@ -106,7 +106,7 @@ def test_weights() -> None:
     for name, value in weighted.compute().items():
         assert merged.compute()[name] == pytest.approx(value, rel=1e-12)
     assert CalibrationState.from_bytes(merged.to_bytes()).compute() == merged.compute()
-    with pytest.raises(InputError, match="asked of rows without weights, got weights"):
+    with pytest.raises(InputError, match="computed on rows without weights, got weights"):
         weighted.area_under_risk_coverage()
     assert not state_of(probs, labels, np.ones(len(labels))).weighted
 

@@ -306,7 +306,7 @@ def test_a_map_that_the_config_speaks_of_is_missed(tmp_path: Path) -> None:
     model.config.calibration = {"method": "spline", "folded": False}
     folder = saved(tmp_path, model)
     with pytest.warns(
-        UserWarning, match=r"its spline map is not in the weights, and calibration.json was not"
+        UserWarning, match=r"its spline calibrator is not in the weights, and calibration.json"
     ):
         classify = hf_calib.pipeline("text-classification", folder)
     assert type(classify) is transformers.TextClassificationPipeline

@@ -141,7 +141,7 @@ def test_a_row_of_another_length(cells: str, got: str, name: str, tmp_path: Path
         ("a,b,target,label\n.5,.5,0,0\n", "got 'target' next to the label column 'label'; name"),
         (",a,b,label\n0,.5,.5,0\n", "class columns to name their classes, got ''"),
         ("prob_a,prob_,label\n.5,.5,0\n", "class columns to name their classes, got 'prob_'"),
-        ("logit_a,logit_b,label\n.5,.5,0\n.1,.9,1\n", "logits to be logits, .* prob_<class>"),
+        ("logit_a,logit_b,label\n.5,.5,0\n.1,.9,1\n", "logits not to be probabilities, .* prob_<class>"),
         ("a,b,label\n.5,.5,a\n.5,.5,\n", "a label in every row, got none in row 1 of p.csv"),
         ("a,b,label\n.5,.5,0\n.5,.5,  \n", "a label in every row, got none in row 1 of p.csv"),
         ("a,b,label\n.5,.5,0.5\n", "hold class names or ids, got 0.5 in row 0"),

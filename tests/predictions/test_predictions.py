@@ -53,7 +53,7 @@ class TestPredictions:
             ({"labels": LABELS + 1}, "labels to lie in 0..3, got 4"),
             ({"labels": LABELS[:5]}, r"labels to have shape \(6,\), got shape \(5,\)"),
             ({"labels": LABELS.astype(float)}, "labels to be integers, got dtype float64"),
-            ({"class_names": NAMES[:3]}, "class_names to be 4, one per column, got 3"),
+            ({"class_names": NAMES[:3]}, "class_names to hold 4 names, one per column, got 3"),
             ({"class_names": ("a", "b", "a", "b")}, "class_names to differ, got 'a', 'b' twice"),
             (
                 {"class_names": ("caf\u00e9", "cafe\u0301", "a", "b")},
@@ -112,7 +112,7 @@ class TestNpz:
             *(  # of a model that is more or less sure
                 (
                     {"logits": softmax(saturation * np.eye(4)[LABELS], axis=1).astype(dtype)},
-                    r"expected logits to be logits, got values in \[0, 1\] whose rows",
+                    r"expected logits not to be probabilities, got values in \[0, 1\] whose rows",
                 )
                 for saturation in (1e4, 40.0, 8.0, 1.0)
                 for dtype in (np.float64, np.float16)

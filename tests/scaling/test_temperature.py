@@ -132,9 +132,7 @@ class TestMultiLabel:
 class TestDataThatDoNotDetermineT:
     def test_every_label_first_is_limited_by_the_number_of_examples(self) -> None:
         logits = np.array([[2.0, 0.0], [0.0, 2.0]] * 10)
-        with pytest.warns(
-            UserWarning, match="do not determine the temperature: all 20 labels are ranked first"
-        ):
+        with pytest.warns(UserWarning, match="do not determine the temperature: every label is ranked first"):
             scaler = TemperatureScaling().fit(logits, np.array([0, 1] * 10))
         # One more example with an unknown label: p = (20 + 1/2) / 21.
         assert scaler.temperature_ == pytest.approx(2 / np.log(20.5 / 0.5), rel=1e-9)
@@ -206,7 +204,7 @@ class TestPerLabel:
         assert scaler.temperatures_[1] == kept.get(case, shared)
         assert BOUNDS[0] < scaler.temperatures_[0] < 1
         if case == "separable":
-            with pytest.warns(UserWarning, match="all 600 labels are ranked first"):
+            with pytest.warns(UserWarning, match="every label is ranked first"):
                 alone = TemperatureScaling(multi_label=True).fit(logits[:, [1]], labels[:, [1]])
             assert scaler.temperatures_[1] == alone.temperature_
 
@@ -218,7 +216,7 @@ LABEL_MASKED = np.array([[1.0, -np.inf, 0.0], [0.5, 0.1, 0.3]])
 @pytest.mark.parametrize(
     ("logits", "labels", "multi_label", "message"),
     [
-        (LABEL_MASKED, [1, 1], False, "-inf for the label of 1 examples"),
+        (LABEL_MASKED, [1, 1], False, "-inf for 1 of 2"),
         (LOGITS[None], [[0, 1]], False, "reshape"),
         (LOGITS[:, :1], [0, 0], False, "at least 2 classes.*multi_label=True"),
         (LOGITS, [0], False, r"labels to have shape \(2,\), got shape \(1,\)"),
@@ -227,7 +225,7 @@ LABEL_MASKED = np.array([[1.0, -np.inf, 0.0], [0.5, 0.1, 0.3]])
         (LOGITS, [0, 3], False, r"lie in 0..2, got 3 in row 1"),
         (LOGITS, [0, 1], True, r"have the logits' shape \(2, 3\), got shape \(2,\)"),
         (LOGITS, [[0, 1, 0.5], [0, 0, 1]], True, "be 0 or 1, got values such as 0.5"),
-        (LABEL_MASKED, [[0, 1, 0], [0, 0, 1]], True, "-inf for the label of 1 examples"),
+        (LABEL_MASKED, [[0, 1, 0], [0, 0, 1]], True, "-inf for 1 of 2"),
     ],
 )
 def test_refused_data(logits: np.ndarray, labels: list[float], multi_label: bool, message: str) -> None:
