@@ -97,8 +97,7 @@ def test_what_a_user_reads(folded: Path, hub: Hub) -> None:
     )
     assert "warning: other.pt can run code when loaded, and will not be pushed" in result.stderr
     assert TOKEN not in result.output
-    again = call(folded, "me/model").stdout
-    assert again.startswith("Nothing is new, so no commit was made: me/model has the same 7 files already")
+    assert call(folded, "me/model").stdout.startswith("Nothing is new, so no commit was made: me/model has")
 
 
 def test_no_fold_pushes_what_lies_there(unfolded: Path, hub: Hub) -> None:

@@ -198,11 +198,7 @@ class TestLabels:
             (labelled([0]), {"text_column": "texts"}, "text_column to be one of text, label, .*mean"),
             (labelled([0]), {"text_column": "label"}, "column 'label' to hold texts"),
             (labelled([0]), {"class_names": ["a"]}, "name the model's 4 classes .* once each, got a"),
-            (
-                labelled([0]),
-                {"class_names": ["a"] * 4},
-                "different texts, .* got .a. in 'a', 'a', 'a', 'a'; name",
-            ),
+            (labelled([0]), {"class_names": ["a"] * 4}, "different texts, .* got 'a' in 'a', 'a', 'a', 'a'"),
             (
                 labelled([3]),
                 {"class_names": [*"abcd"]},

@@ -145,6 +145,7 @@ def test_trainings_that_cannot_be_compared_are_missing(tmp_path: Path) -> None:
     notes = " ".join(found.notes)
     assert "4 of 7 runs could not be measured" in notes
     assert "passes over losses that share one seed" in notes
+    assert "from one seed only" in found.advice[0], found.advice
 
 
 def test_without_trainings_the_tables_are_empty_and_wrong_words_are_refused(tmp_path: Path) -> None:
@@ -171,6 +172,11 @@ def test_without_calibration_rows_the_trained_networks_are_compared(tmp_path: Pa
     assert "In 2 of 2 runs" in " ".join(found.notes)
     assert "temperature was left out: the run had no calibration rows" in " ".join(found.notes)
     assert "The baseline is cross_entropy without calibration" in " ".join(found.notes)
+    rows = TRAININGS["focal", 0].calibration
+    assert rows is not None
+    right = replace(TRAININGS["focal", 0], calibration=replace(rows, labels=rows.as_logits().argmax(axis=1)))
+    found = measured(tmp_path / "right", dict.fromkeys(trainings, right), methods=("temperature",))
+    assert "Numbers are those of the first run." in " ".join(found.notes)
 
 
 def test_seeds_are_paired_where_both_losses_have_them(tmp_path: Path) -> None:
