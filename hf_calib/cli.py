@@ -196,7 +196,7 @@ def _add(kind: type[options.Command]) -> None:
                 _warn(note)
         shown, output = getattr(command.module, "shown", lambda done: [done]), chosen.get("output")
         if as_json:
-            parts = [[json.dumps(done.to_dict(), allow_nan=False)]]
+            parts: list[Any] = [[json.dumps(done.to_dict(), allow_nan=False)]]
         else:
             parts = [*(done.lines if isinstance(done, Done) else shown(done))]
             if output is not None and not chosen.get("print_commands"):
