@@ -29,7 +29,7 @@ _LATER = "push again later: uploaded files are not sent again, and a commit appe
 _REFUSALS: dict[int | None, tuple[str, str]] = {
     401: ("the token to be valid", _NEW_TOKEN),
     403: ("the token to have write access", "use another one, or open a pull request (create_pr)"),
-    404: ("a model's repository", "check that it is a model's name; create it before a pull request"),
+    404: ("a model's repository", "check its name (no dataset's); create it before a pull request"),
 }
 _Result = TypeVar("_Result")
 
