@@ -39,9 +39,7 @@ class Changes(NamedTuple):
     removed: tuple[str, ...]  # Weights that would be loaded instead of the pushed ones.
     left_out: tuple[str, ...]  # Pickles other than those of every run.
     links: tuple[str, ...] = ()  # Links to folders and to files outside.
-    parent: str | None = (
-        None  # The branch's latest commit; the push returns it if the branch has all files already.
-    )
+    parent: str | None = None  # The branch's latest commit, which a push of nothing new returns.
 
     def lines(self) -> list[str]:
         """Return the changes in words, for the user to read before the upload."""

@@ -51,9 +51,8 @@ class LabelKind(NamedTuple):
 
 SINGLE_LABEL = LabelKind("single-label", "rows", "classes", False, True, tuple(SINGLE_LABEL_SCALERS))
 TOKENS = LabelKind("token", "tokens", "classes", False, False, tuple(SINGLE_LABEL_SCALERS))
-MULTI_LABEL = LabelKind(
-    "multi-label", "rows", "labels", True, True, ("auto", "temperature", "per_label_temperature")
-)
+_MULTI = ("auto", "temperature", "per_label_temperature", "structured_vector")
+MULTI_LABEL = LabelKind("multi-label", "rows", "labels", True, True, _MULTI)
 
 
 @dataclass(frozen=True, eq=False)
