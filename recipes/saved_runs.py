@@ -23,6 +23,7 @@ from scipy.special import softmax
 
 from hf_calib.metrics import calibration_error_interval, expected_calibration_error
 from hf_calib.scaling import TemperatureScaling
+from hf_calib.study.statistics import TwoLevel
 
 RESULTS = Path(__file__).parent / "results"
 # The criterion of the temperature -> the papers that choose it so -> loss -> what they report.
@@ -58,7 +59,6 @@ FOLDERS = {
         "papers_length.md", {"adaptive_ece": {"AdaFocal paper, BERT-base": adafocal_bert}}
     ),
 }
-NORMAL = 1.959964  # the 97.5% quantile of a standard normal
 
 
 class Run(NamedTuple):
@@ -112,10 +112,17 @@ def runs(folder: str) -> dict[str, Run]:
     return {name: Run.load(RESULTS / folder / f"{name}.safetensors") for name in sorted(names, key=rank)}
 
 
-def difference(gap: NDArray[np.float64]) -> str:
-    """The mean of paired differences, with its 95% interval over the test rows."""
-    half = NORMAL * gap.std(ddof=1) / np.sqrt(len(gap))
-    return f"{gap.mean():+.3f} [{gap.mean() - half:+.3f}, {gap.mean() + half:+.3f}]"
+def difference(gaps: list[NDArray[np.float64]]) -> str:
+    """The mean of the runs' paired differences (N,), with its 95% interval over the test rows and over the seeds."""
+    n_seeds, n_rows = np.shape(gaps)
+    of_mean = np.mean(gaps, axis=0).var(ddof=1) / n_rows
+    of_rows, of_seeds = of_mean, 0.0
+    if n_seeds > 1:  # The variances that study.statistics.two_level estimates by resampling.
+        of_seeds = np.mean(gaps, axis=1).var(ddof=1) / n_seeds
+        of_one = np.var(gaps, axis=1, ddof=1).mean() / n_rows
+        of_rows = max(0.0, of_mean - (of_one - of_mean) / (n_seeds - 1))
+    found = TwoLevel(float(np.mean(gaps)), of_rows, of_seeds, of_mean, n_seeds)
+    return "{:+.3f} [{:+.3f}, {:+.3f}]".format(found.value, *found.interval())
 
 
 def run_lines(found: dict[str, Run]) -> Iterator[str]:
@@ -138,7 +145,7 @@ def run_lines(found: dict[str, Run]) -> Iterator[str]:
             cells += [f"{run.temperatures['nll']:.2f}"]
             cells += [f"{run.nll(state).mean():.3f}" for state in ("none", "nll")]
             gaps.append(run.nll("nll") - found[name.replace(loss, "cross_entropy")].nll("nll"))
-            cells.append("" if loss == "cross_entropy" else difference(gaps[-1]))
+            cells.append("" if loss == "cross_entropy" else difference(gaps[-1:]))
             yield f"| {' | '.join(cells)} |"
         if len(named) > 1:
             means = {
@@ -156,7 +163,7 @@ def run_lines(found: dict[str, Run]) -> Iterator[str]:
             cells += [
                 f"{np.mean([run.nll(state) for run in named.values()]):.3f}" for state in ("none", "nll")
             ]
-            cells.append("" if loss == "cross_entropy" else difference(np.mean(gaps, axis=0)))
+            cells.append("" if loss == "cross_entropy" else difference(gaps))
             yield f"| {' | '.join(cells)} |"
 
 
