@@ -58,6 +58,7 @@ FOLDERS = {
     "20newsgroups_minilm_3_epochs": Folder(
         "papers_length.md", {"adaptive_ece": {"AdaFocal paper, BERT-base": adafocal_bert}}
     ),
+    "cifar10_small_vit": Folder("cifar10.md", {}),
 }
 
 
