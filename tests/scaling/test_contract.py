@@ -348,7 +348,7 @@ SETTINGS: list[tuple[str, dict[str, object], str]] = [
     ("AutoScaling", {"n_folds": 1}, "n_folds to be at least 2, got 1"),
     ("HistogramBinning", {"n_bins": 0}, "n_bins to be at least 1, got 0"),
     ("HistogramBinning", {"binning": "quantile"}, "binning to be one of .* got 'quantile'"),
-    ("SplineScaling", {"n_knots": 500}, "logits to hold at least n_knots=500 rows, got 400 examples"),
+    ("SplineScaling", {"n_knots": 500}, "logits to hold at least n_knots=500 rows, got 400"),
     ("MatrixScaling", {"bias_penalty": -1.0}, "bias_penalty to be a finite number of at least 0"),
     ("StructuredMatrixScaling", {"penalty": 0.0}, "penalty to be a finite number above 0"),
     ("AutoScaling", {"random_state": -1}, "random_state to be at least 0, got -1; random_state=0 is"),

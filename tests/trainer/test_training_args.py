@@ -70,7 +70,7 @@ def test_the_map_is_chosen_unless_the_arguments_say_which(
             {"loss": "focal", "loss_kwargs": [3.0]},
             r"loss_kwargs to be a mapping of hyperparameters, or JSON of one, got \[3.0\]",
         ),
-        ({"loss": "focal", "loss_kwargs": "gamma=3"}, "got 'gamma=3' .*write '{\"name\": value}'"),
+        ({"loss": "focal", "loss_kwargs": "gamma=3"}, "got 'gamma=3'; write '{\"name\": value}'"),
         ({"loss": "focal", "loss_kwargs": "[3]"}, "to be a mapping of hyperparameters, or JSON of one"),
         ({"class_weights": [1.0, 0.0]}, "class_weights to be .* positive numbers"),
         ({"class_weights": [1.0, float("nan")]}, "class_weights to be .* positive numbers"),
