@@ -67,6 +67,8 @@ def test_its_table_is_that_of_the_runs() -> None:
         for found, printed in zip(folders, (cnn, minilm), strict=True):
             expected = in_percent(found[name], criterion, digits=1) if name in found else "not finished"
             assert printed == expected, loss
+    page = (ROOT / "docs" / "results" / "papers_length.md").read_text(encoding="utf-8")
+    assert all(each in page for each in re.findall(r"0\.\d+ \[0\.\d+, 0\.\d+\]", README))
 
 
 def table_rows(text: str) -> list[list[str]]:
