@@ -316,14 +316,11 @@ def post_hoc() -> Checked:
 
 def saved_logits() -> Checked:
     """The tables of runs, made again from saved logits, and the sentences of papers_length.md, which quote them."""
-    page = "papers_length.md"
-    wrong = [
-        f"{FOLDERS[name].page} lacks: {line}"
-        for name, lines in of_saved_logits().items()
-        for line in lines
-        if line not in result_page(FOLDERS[name].page).splitlines()
-    ]
-    lines = [*chain.from_iterable(of_saved_logits().values())]
+    page, wrong, lines = "papers_length.md", [], []
+    for name, own in of_saved_logits().items():
+        there = result_page(FOLDERS[name].page).splitlines()
+        wrong += [f"{FOLDERS[name].page} lacks: {line}" for line in own if line not in there]
+        lines += own if FOLDERS[name].page == page else []
     found = as_printed([page], lines)
     known = {number.lstrip("+-") for number in DECIMAL.findall(" ".join(lines))}
     stated_here = [number.lstrip("+-") for number in DECIMAL.findall(prose(result_page(page)))]

@@ -10,10 +10,10 @@ temperature is chosen on the calibration rows: by NLL, and by the papers' criter
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from scipy.special import softmax
 
 from hf_calib.metrics import calibration_error_interval, expected_calibration_error
 from hf_calib.scaling import TemperatureScaling
-from hf_calib.study.statistics import TwoLevel
+from hf_calib.study.statistics import two_level
 
 RESULTS = Path(__file__).parent / "results"
 # The criterion of the temperature -> the papers that choose it so -> loss -> what they report.
@@ -115,15 +115,27 @@ def runs(folder: str) -> dict[str, Run]:
 
 def difference(gaps: list[NDArray[np.float64]]) -> str:
     """The mean of the runs' paired differences (N,), with its 95% interval over the test rows and over the seeds."""
-    n_seeds, n_rows = np.shape(gaps)
-    of_mean = np.mean(gaps, axis=0).var(ddof=1) / n_rows
-    of_rows, of_seeds = of_mean, 0.0
-    if n_seeds > 1:  # The variances that study.statistics.two_level estimates by resampling.
-        of_seeds = np.mean(gaps, axis=1).var(ddof=1) / n_seeds
-        of_one = np.var(gaps, axis=1, ddof=1).mean() / n_rows
-        of_rows = max(0.0, of_mean - (of_one - of_mean) / (n_seeds - 1))
-    found = TwoLevel(float(np.mean(gaps)), of_rows, of_seeds, of_mean, n_seeds)
+    # The rows divided by sqrt(N) vary as the means of resamples do.
+    found = two_level([gap.mean() for gap in gaps], [gap / np.sqrt(len(gap)) for gap in gaps])
     return "{:+.3f} [{:+.3f}, {:+.3f}]".format(found.value, *found.interval())
+
+
+def run_cells(same_loss: list[Run]) -> list[str]:
+    """The metrics of one run, or their means over several, without the intervals and the temperature of one."""
+
+    def mean(of_run: Callable[[Run], Any]) -> str:
+        return f"{np.mean([of_run(run) for run in same_loss]):.3f}"
+
+    if len(same_loss) == 1:
+        (run,) = same_loss
+        errors = [run.ece("none"), run.ece("nll"), f"{run.temperatures['nll']:.2f}"]
+    else:
+        none, nll = (
+            mean(lambda run, state=state: expected_calibration_error(run.probs[state], run.labels))
+            for state in ("none", "nll")
+        )
+        errors = [none, nll, ""]
+    return [mean(Run.accuracy), *errors, mean(lambda run: run.nll("none")), mean(lambda run: run.nll("nll"))]
 
 
 def run_lines(found: dict[str, Run]) -> Iterator[str]:
@@ -132,40 +144,14 @@ def run_lines(found: dict[str, Run]) -> Iterator[str]:
     header.append("difference in NLL after T")
     yield f"| {' | '.join(header)} |"
     yield f"|{'---|' * len(header)}"
-    for loss, group in groupby(found.items(), key=lambda item: loss_and_seed(item[0])[0]):
-        named = dict(group)
-        gaps = []
-        for name, run in named.items():
-            cells = [
-                loss,
-                str(loss_and_seed(name)[1]),
-                f"{run.accuracy():.3f}",
-                run.ece("none"),
-                run.ece("nll"),
-            ]
-            cells += [f"{run.temperatures['nll']:.2f}"]
-            cells += [f"{run.nll(state).mean():.3f}" for state in ("none", "nll")]
-            gaps.append(run.nll("nll") - found[name.replace(loss, "cross_entropy")].nll("nll"))
-            cells.append("" if loss == "cross_entropy" else difference(gaps[-1:]))
-            yield f"| {' | '.join(cells)} |"
-        if len(named) > 1:
-            means = {
-                state: np.mean(
-                    [expected_calibration_error(run.probs[state], run.labels) for run in named.values()]
-                )
-                for state in ("none", "nll")
-            }
-            cells = [
-                loss,
-                f"mean of {len(named)}",
-                f"{np.mean([run.accuracy() for run in named.values()]):.3f}",
-            ]
-            cells += [f"{means['none']:.3f}", f"{means['nll']:.3f}", ""]
-            cells += [
-                f"{np.mean([run.nll(state) for run in named.values()]):.3f}" for state in ("none", "nll")
-            ]
-            cells.append("" if loss == "cross_entropy" else difference(gaps))
-            yield f"| {' | '.join(cells)} |"
+    for loss, group in groupby(found, key=lambda name: loss_and_seed(name)[0]):
+        names = list(group)
+        for row in [*([name] for name in names), *([names] if len(names) > 1 else [])]:
+            seed = str(loss_and_seed(row[0])[1]) if len(row) == 1 else f"mean of {len(row)}"
+            base = [name.replace(loss, "cross_entropy") for name in row]
+            gaps = [found[own].nll("nll") - found[of].nll("nll") for own, of in zip(row, base, strict=True)]
+            gap = "" if loss == "cross_entropy" else difference(gaps)
+            yield f"| {' | '.join([loss, seed, *run_cells([found[name] for name in row]), gap])} |"
 
 
 def in_percent(run: Run, criterion: str, digits: int = 2) -> str:
