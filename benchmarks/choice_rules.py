@@ -35,7 +35,17 @@ from hf_calib.scaling import AutoScaling
 from hf_calib.scaling.auto import choose
 
 SIZES = (50, 100, 300, 1000, 3000)
-NAMES = ("data", "network", "rows", "draw", "rule", "choice", "none", "temperature", "chosen")
+NAMES = (
+    "data",
+    "network",
+    "rows",
+    "draw",
+    "rule",
+    "choice",
+    "none",
+    "temperature",
+    "chosen",
+)
 TOLERATED = 0.002  # nats above the temperature, in the worst setting
 
 Losses = Mapping[str, NDArray[np.float64]]
@@ -54,7 +64,10 @@ def simplest(losses: Losses, standard_errors: float) -> str:
     best = min(names, key=lambda name: losses[name].mean())
     for name in names:
         difference, error = mean(losses[name] - losses[best])
-        if difference <= standard_errors * error and losses[name].mean() <= losses[names[0]].mean():
+        if (
+            difference <= standard_errors * error
+            and losses[name].mean() <= losses[names[0]].mean()
+        ):
             return name
     return names[0]
 
@@ -75,9 +88,13 @@ RULES[AUTO] = choose
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("files", nargs="*", type=Path, help="of benchmarks/posthoc_training.py")
     parser.add_argument(
-        "--data", type=Path, help="folder of the datasets; without it, only the files are used"
+        "files", nargs="*", type=Path, help="of benchmarks/posthoc_training.py"
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        help="folder of the datasets; without it, only the files are used",
     )
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--draws", type=int, default=5)
@@ -86,7 +103,11 @@ def main() -> None:
     if args.data is not None or args.files:
         args.results.parent.mkdir(parents=True, exist_ok=True)
         last = (str(SIZES[-1]), str(args.draws - 1))
-        known = {(row["data"], row["network"]) for row in done if (row["rows"], row["draw"]) == last}
+        known = {
+            (row["data"], row["network"])
+            for row in done
+            if (row["rows"], row["draw"]) == last
+        }
         done = [row for row in done if (row["data"], row["network"]) in known]
         with args.results.open("w", newline="") as file:
             lines = csv.DictWriter(file, NAMES)
@@ -105,7 +126,9 @@ def read(path: Path) -> list[dict[str, str]]:
     draws: dict[tuple[str, ...], dict[str, dict[str, str]]] = {}
     for row in rows:
         draws.setdefault(tuple(row[name] for name in NAMES[:4]), {})[row["rule"]] = row
-    return rows + [{**_like(found), "rule": AUTO} for found in draws.values() if AUTO not in found]
+    return rows + [
+        {**_like(found), "rule": AUTO} for found in draws.values() if AUTO not in found
+    ]
 
 
 def _like(found: Mapping[str, dict[str, str]]) -> dict[str, str]:
@@ -116,13 +139,19 @@ def _like(found: Mapping[str, dict[str, str]]) -> dict[str, str]:
     it made the same choice as 3 SE.
     """
     two, three = found["least d + 2 SE"], found["least d + 3 SE"]
-    return two if int(two["rows"]) >= 1000 or two["choice"].endswith("(penalty=1)") else three
+    return (
+        two
+        if int(two["rows"]) >= 1000 or two["choice"].endswith("(penalty=1)")
+        else three
+    )
 
 
 def measured(
     data: Path | None, files: list[Path], draws: int, known: set[tuple[str, str]]
 ) -> Iterator[dict[str, Any]]:
-    warnings.simplefilter("ignore")  # fits that stop early, and classes without a row, are part of it
+    warnings.simplefilter(
+        "ignore"
+    )  # fits that stop early, and classes without a row, are part of it
     for name, network, pool, test in every_network(data, files, known):
         for n in SIZES:
             if n > len(pool[0]):
@@ -131,10 +160,19 @@ def measured(
                 rows = np.random.default_rng([draw, n]).permutation(len(pool[0]))[:n]
                 losses, measure = candidates(pool[0][rows], pool[1][rows], *test)
                 setting = {"data": name, "network": network, "rows": n, "draw": draw}
-                plain = {"none": measure("identity"), "temperature": measure("temperature")}
+                plain = {
+                    "none": measure("identity"),
+                    "temperature": measure("temperature"),
+                }
                 for rule, take in RULES.items():
                     choice = take(losses)
-                    yield {**setting, "rule": rule, "choice": choice, **plain, "chosen": measure(choice)}
+                    yield {
+                        **setting,
+                        "rule": rule,
+                        "choice": choice,
+                        **plain,
+                        "chosen": measure(choice),
+                    }
 
 
 def every_network(
@@ -157,7 +195,10 @@ def every_network(
 
 
 def candidates(
-    logits: NDArray[Any], labels: NDArray[Any], test: NDArray[Any], test_labels: NDArray[Any]
+    logits: NDArray[Any],
+    labels: NDArray[Any],
+    test: NDArray[Any],
+    test_labels: NDArray[Any],
 ) -> tuple[Losses, Callable[[str], float]]:
     """The cross-validated losses by name, and a function of a name: the mean NLL of that map on the test rows."""
     multi_label = labels.ndim == 2
@@ -170,7 +211,9 @@ def candidates(
             scaler._take(name, trial, logits, labels)
             mapped = scaler.transform(test)
             if multi_label:
-                own = log_expit(np.where(test_labels == 1, mapped, -mapped)).mean(axis=1)
+                own = log_expit(np.where(test_labels == 1, mapped, -mapped)).mean(
+                    axis=1
+                )
             else:
                 own = log_softmax(mapped, axis=1)[np.arange(len(mapped)), test_labels]
             found[name] = round(float(-own.mean()), 6)
@@ -181,7 +224,9 @@ def candidates(
 
 def gaps(rows: list[dict[str, str]]) -> dict[str, dict[tuple[str, str, str], float]]:
     """By rule and setting, the mean over the draws of the chosen map's NLL less the temperature's."""
-    each: dict[str, dict[tuple[str, str, str], list[float]]] = {rule: {} for rule in RULES}
+    each: dict[str, dict[tuple[str, str, str], list[float]]] = {
+        rule: {} for rule in RULES
+    }
     for row in rows:
         setting = (row["data"], row["network"], row["rows"])
         gap = float(row["chosen"]) - float(row["temperature"])
@@ -203,7 +248,10 @@ def tables(rows: list[dict[str, str]]) -> Iterator[str]:
     yield f"| rule | mean | worst setting | {' | '.join(f'{int(n):,} rows' for n in sizes)} |"
     yield f"|{'---|' * (3 + len(sizes))}"
     for rule, found in by_rule.items():
-        means = [np.mean([gap for setting, gap in found.items() if setting[2] == n]) for n in sizes]
+        means = [
+            np.mean([gap for setting, gap in found.items() if setting[2] == n])
+            for n in sizes
+        ]
         cells = [np.mean(list(found.values())), max(found.values()), *means]
         yield f"| {rule} | {' | '.join(f'{cell:+.4f}' for cell in cells)} |"
     if len(data_sets) == 1:

@@ -45,7 +45,11 @@ class HfCalib(Calibrator):  # type: ignore[misc]  # probmetrics has no types
                 return
             logits, labels = scaler._checked(_logits(X), y)
             trial = scaler._tried(logits, labels)
-            own = {name: loss for name, loss in trial.losses.items() if name.startswith(self.method)}
+            own = {
+                name: loss
+                for name, loss in trial.losses.items()
+                if name.startswith(self.method)
+            }
             # A method that was left out, such as a matrix of two classes, is the temperature.
             name = min(own, key=lambda each: own[each].mean()) if own else "temperature"
             scaler._take(name, trial, logits, labels)
@@ -67,23 +71,36 @@ def _logits(probs: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def main(paths: list[str]) -> None:
-    made = {**CALIBRATORS, **{f"probmetrics-{name}": partial(get_calibrator, name) for name in PEERS}}
-    print(f"{_ROWS:,} rows\n\n| model | {' | '.join(made)} |\n|{'---|' * (1 + len(made))}")
+    made = {
+        **CALIBRATORS,
+        **{f"probmetrics-{name}": partial(get_calibrator, name) for name in PEERS},
+    }
+    print(
+        f"{_ROWS:,} rows\n\n| model | {' | '.join(made)} |\n|{'---|' * (1 + len(made))}"
+    )
     for path in map(Path, paths):
         with np.load(path) as saved:
             pool, pool_labels, test, labels = (
-                saved[name] for name in ("pool_logits", "pool_labels", "test_logits", "test_labels")
+                saved[name]
+                for name in ("pool_logits", "pool_labels", "test_logits", "test_labels")
             )
         if labels.ndim == 2:
             continue
         rows = np.random.default_rng(0).permutation(len(pool))[:_ROWS]
-        probs = [softmax(each.astype(np.float64), axis=1) for each in (pool[rows], test)]
+        probs = [
+            softmax(each.astype(np.float64), axis=1) for each in (pool[rows], test)
+        ]
         cells = []
         for make in made.values():
             start = time.perf_counter()
-            found = np.asarray(make().fit(probs[0], pool_labels[rows]).predict_proba(probs[1]))
+            found = np.asarray(
+                make().fit(probs[0], pool_labels[rows]).predict_proba(probs[1])
+            )
             seconds = time.perf_counter() - start
-            nll, ece = negative_log_likelihood(found, labels), expected_calibration_error(found, labels)
+            nll, ece = (
+                negative_log_likelihood(found, labels),
+                expected_calibration_error(found, labels),
+            )
             cells.append(f"{nll:.4f}, {ece:.4f}, {seconds:.2f} s")
         print(f"| {path.stem} | {' | '.join(cells)} |", flush=True)
 

@@ -38,15 +38,22 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument("--methods", nargs="+", default=[name for name in METHODS if name in SCALERS])
+    parser.add_argument(
+        "--methods", nargs="+", default=[name for name in METHODS if name in SCALERS]
+    )
     parser.add_argument("--rounds", type=int, default=N_ROUNDS)
     args = parser.parse_args()
     warnings.simplefilter("ignore")  # where nothing can be promised, the table says 0
     for path in args.files:
         with np.load(path) as file:
-            pool, test = ((file[f"{name}_logits"], file[f"{name}_labels"]) for name in ("pool", "test"))
+            pool, test = (
+                (file[f"{name}_logits"], file[f"{name}_labels"])
+                for name in ("pool", "test")
+            )
         for title, splits in (("as split", as_split), ("mixed", mixed)):
-            report(f"{path.stem}, {title}", pool, test, splits, args.methods, args.rounds)
+            report(
+                f"{path.stem}, {title}", pool, test, splits, args.methods, args.rounds
+            )
 
 
 def as_split(pool: Rows, test: Rows, rng: np.random.Generator) -> tuple[Rows, Rows]:
@@ -57,7 +64,9 @@ def mixed(pool: Rows, test: Rows, rng: np.random.Generator) -> tuple[Rows, Rows]
     """The rows of both, dealt out anew."""
     logits, labels = (np.concatenate(parts) for parts in zip(pool, test, strict=True))
     order = rng.permutation(len(labels))
-    return tuple((logits[rows], labels[rows]) for rows in np.split(order, [len(pool[1])]))
+    return tuple(
+        (logits[rows], labels[rows]) for rows in np.split(order, [len(pool[1])])
+    )
 
 
 def report(
@@ -69,8 +78,12 @@ def report(
     n_rounds: int,
 ) -> None:
     """Print a row for each promised accuracy and method: means over the rounds, and their standard deviation."""
-    print(f"\n**{title}: {len(pool[1]):,} pool rows, {len(test[1]):,} test rows, {n_rounds} rounds**\n")
-    print(f"| promised | method | answered | accuracy of the answers | short of it |\n|{'---|' * 5}")
+    print(
+        f"\n**{title}: {len(pool[1]):,} pool rows, {len(test[1]):,} test rows, {n_rounds} rounds**\n"
+    )
+    print(
+        f"| promised | method | answered | accuracy of the answers | short of it |\n|{'---|' * 5}"
+    )
     found: dict[tuple[float, str], list[tuple[float, float]]] = {}
     for seed in range(n_rounds):
         rng = np.random.default_rng(seed)
@@ -81,7 +94,13 @@ def report(
         kept = accuracy[~np.isnan(accuracy)]
         shown = f"{kept.mean():.4f} ± {kept.std():.4f}" if len(kept) else "none"
         short = f"{(kept < promised).sum()}/{len(kept)}"
-        cells = [promised, method, f"{answered.mean():.4f} ± {answered.std():.4f}", shown, short]
+        cells = [
+            promised,
+            method,
+            f"{answered.mean():.4f} ± {answered.std():.4f}",
+            shown,
+            short,
+        ]
         print(f"| {' | '.join(map(str, cells))} |")
 
 
@@ -95,7 +114,9 @@ def one_round(
         if method == "uncalibrated":
             probabilities = lambda logits: softmax(logits.astype(np.float64), axis=1)  # noqa: E731
         else:
-            scaler = SCALERS[method].load()().fit(pool[0][calibrating], pool[1][calibrating])
+            scaler = (
+                SCALERS[method].load()().fit(pool[0][calibrating], pool[1][calibrating])
+            )
             probabilities = scaler.predict_proba
         probs, other_probs = probabilities(pool[0][fitting]), probabilities(test[0])
         for accuracy in ACCURACIES:
@@ -103,7 +124,9 @@ def one_round(
                 continue
             rule = AbstainRule(accuracy=accuracy).fit(probs, pool[1][fitting])
             measured = rule.measure(other_probs, test[1])
-            kept = measured["accuracy"].value if "accuracy" in measured else float("nan")
+            kept = (
+                measured["accuracy"].value if "accuracy" in measured else float("nan")
+            )
             yield (accuracy, method), measured["answered"].value, kept
 
 

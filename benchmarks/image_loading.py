@@ -25,31 +25,46 @@ N_IMAGES = 5_000
 
 def images() -> Dataset:
     if len(sys.argv) > 1:
-        stored = load_dataset("parquet", data_files=sys.argv[1], split=f"train[:{N_IMAGES}]")
-        return choose_columns(DatasetDict({"train": stored}), image_column="image")["train"]
+        stored = load_dataset(
+            "parquet", data_files=sys.argv[1], split=f"train[:{N_IMAGES}]"
+        )
+        return choose_columns(DatasetDict({"train": stored}), image_column="image")[
+            "train"
+        ]
     rng = np.random.default_rng(0)
     noise = rng.integers(0, 256, (N_IMAGES, 32, 32, 3), dtype=np.uint8)
-    return Dataset.from_dict({"image": [Image.fromarray(each) for each in noise], "label": [0] * N_IMAGES})
+    return Dataset.from_dict(
+        {"image": [Image.fromarray(each) for each in noise], "label": [0] * N_IMAGES}
+    )
 
 
 def images_per_second(dataset: Dataset) -> float:
     times = []
     for _ in range(3):
         start = time.perf_counter()
-        for _ in DataLoader(dataset, batch_size=128, shuffle=True, collate_fn=collate_images):
+        for _ in DataLoader(
+            dataset, batch_size=128, shuffle=True, collate_fn=collate_images
+        ):
             pass
         times.append(time.perf_counter() - start)
     return len(dataset) / min(times)
 
 
 def main() -> None:
-    dataset, processor = images(), ViTImageProcessorPil(size={"height": 32, "width": 32})
+    dataset, processor = (
+        images(),
+        ViTImageProcessorPil(size={"height": 32, "width": 32}),
+    )
     start = time.perf_counter()
     decoded = decode_images(dataset, processor)
     print(f"decoded once in {time.perf_counter() - start:.1f} s")
     augmented = {"crop": "pad", "flip": True}
-    one_by_one = images_per_second(dataset.with_transform(ImageTransform(processor, **augmented)))
-    at_once = images_per_second(decoded.with_transform(PixelTransform(processor, **augmented)))
+    one_by_one = images_per_second(
+        dataset.with_transform(ImageTransform(processor, **augmented))
+    )
+    at_once = images_per_second(
+        decoded.with_transform(PixelTransform(processor, **augmented))
+    )
     print(
         f"ImageTransform {one_by_one:,.0f} images/s, PixelTransform {at_once:,.0f}: {at_once / one_by_one:.1f} times"
     )

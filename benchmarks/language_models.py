@@ -30,12 +30,22 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     dtype = getattr(torch, args.dtype)
-    hidden = torch.randn(args.tokens, args.hidden, device=args.device).to(dtype).requires_grad_()
-    weight = (torch.randn(args.vocabulary, args.hidden, device=args.device) / args.hidden**0.5).to(dtype)
+    hidden = (
+        torch.randn(args.tokens, args.hidden, device=args.device)
+        .to(dtype)
+        .requires_grad_()
+    )
+    weight = (
+        torch.randn(args.vocabulary, args.hidden, device=args.device) / args.hidden**0.5
+    ).to(dtype)
     weight.requires_grad_()
     labels = torch.randint(args.vocabulary, (args.tokens,), device=args.device)
-    shape = f"{args.tokens} tokens x {args.hidden} -> {args.vocabulary} words, {args.dtype}"
-    print(f"torch {torch.__version__}, {args.device}, {args.threads} threads, {args.rounds} rounds: {shape}")
+    shape = (
+        f"{args.tokens} tokens x {args.hidden} -> {args.vocabulary} words, {args.dtype}"
+    )
+    print(
+        f"torch {torch.__version__}, {args.device}, {args.threads} threads, {args.rounds} rounds: {shape}"
+    )
 
     def step(loss: Loss) -> None:
         loss(hidden, weight, labels).backward()
@@ -50,7 +60,10 @@ def main() -> None:
             seconds[name].append(timed(run, 1, args.device))
     print(f"{'':32}  time / {BASELINE}  peak MiB  / {BASELINE}")
     for name in runs:
-        ratio = median(own / base for own, base in zip(seconds[name], seconds[BASELINE], strict=True))
+        ratio = median(
+            own / base
+            for own, base in zip(seconds[name], seconds[BASELINE], strict=True)
+        )
         print(
             f"{name:32}  {ratio:22.2f}  {memory[name] / 2**20:8.0f}  {memory[name] / memory[BASELINE]:17.2f}"
         )
@@ -61,12 +74,17 @@ def steps(names: list[str]) -> dict[str, Loss]:
     """The ways from hidden states to a loss."""
 
     def on_logits(
-        loss: Callable[[Tensor, Tensor], Tensor], hidden: Tensor, weight: Tensor, labels: Tensor
+        loss: Callable[[Tensor, Tensor], Tensor],
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor,
     ) -> Tensor:
         return loss(hidden @ weight.T, labels)
 
     made: dict[str, Loss] = {BASELINE: partial(on_logits, F.cross_entropy)}
-    made |= {f"{name}, on logits": partial(on_logits, make_loss(name)) for name in names}
+    made |= {
+        f"{name}, on logits": partial(on_logits, make_loss(name)) for name in names
+    }
     made |= {f"{name}, linear": partial(linear_loss, make_loss(name)) for name in names}
     if hasattr(F, "linear_cross_entropy"):
         made["F.linear_cross_entropy"] = F.linear_cross_entropy
@@ -80,7 +98,9 @@ def of_others() -> dict[str, Loss]:
         from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
         liger = LigerFusedLinearCrossEntropyLoss()
-        found["Liger, linear"] = lambda hidden, weight, labels: liger(weight, hidden, labels)
+        found["Liger, linear"] = lambda hidden, weight, labels: liger(
+            weight, hidden, labels
+        )
     except ImportError:
         pass
     try:
@@ -92,7 +112,9 @@ def of_others() -> dict[str, Loss]:
     return found
 
 
-def linear_loss(loss: CalibrationLoss, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+def linear_loss(
+    loss: CalibrationLoss, hidden: Tensor, weight: Tensor, labels: Tensor
+) -> Tensor:
     return linear_calibration_loss(hidden, weight, labels, loss)
 
 

@@ -42,7 +42,11 @@ def write(folder: Path, rows: int, shards: int, n_classes: int) -> None:
         logits = 2 * rng.normal(size=(n, n_classes)).astype(np.float32)
         probs = np.exp(logits)
         probs /= probs.sum(axis=1, keepdims=True)
-        labels = (0.7 * logits + rng.gumbel(size=logits.shape)).argmax(axis=1).astype(np.int8)
+        labels = (
+            (0.7 * logits + rng.gumbel(size=logits.shape))
+            .argmax(axis=1)
+            .astype(np.int8)
+        )
         table = {f"prob_{c}": probs[:, c] for c in range(n_classes)} | {"label": labels}
         table["country"] = pyarrow.DictionaryArray.from_arrays(
             rng.integers(0, 12, n).astype(np.int8), countries
@@ -74,7 +78,9 @@ def one_pass(folder: Path, workers: int | None) -> float:
         "print(time.perf_counter() - start)"
     )
     words = [sys.executable, "-c", code, str(folder), repr(workers)]
-    return float(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+    return float(
+        subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    )
 
 
 def command(folder: Path, *words: str) -> float:
@@ -109,7 +115,9 @@ def main() -> None:
             }
         rounds.append(found)
         print(json.dumps(found), flush=True)
-    medians = {name: float(np.median([each[name] for each in rounds])) for name in rounds[0]}
+    medians = {
+        name: float(np.median([each[name] for each in rounds])) for name in rounds[0]
+    }
     for name, seconds in medians.items():
         read = medians["program that reads" if name.startswith("eval") else "read"]
         print(f"{name:20} {seconds:6.2f} s  {seconds / read:5.2f} of the read")

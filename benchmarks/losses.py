@@ -41,8 +41,14 @@ Run = Callable[[], None]
 def main() -> None:
     args = parse_args()
     torch.set_num_threads(args.threads)
-    print(f"torch {torch.__version__}, {args.device}, {args.threads} threads, {args.rounds} rounds")
-    columns = [(shape, dtype) for shape in SHAPES.get(args.device, SHAPES["cpu"]) for dtype in args.dtypes]
+    print(
+        f"torch {torch.__version__}, {args.device}, {args.threads} threads, {args.rounds} rounds"
+    )
+    columns = [
+        (shape, dtype)
+        for shape in SHAPES.get(args.device, SHAPES["cpu"])
+        for dtype in args.dtypes
+    ]
     times, memory = {}, {}
     for shape, dtype in columns:
         runs = make_runs(args.losses, shape, DTYPES[dtype], args.device)
@@ -50,15 +56,22 @@ def main() -> None:
         seconds = interleaved(runs, args.rounds, args.device)
         times[column] = ratios(seconds)
         nbytes = shape[0] * shape[1] * DTYPES[dtype].itemsize
-        memory[column] = {name: peak_memory(run, args.device) / nbytes for name, run in runs.items()}
-        print(f"{column}: {BASELINE} takes {1e3 * median(seconds[BASELINE]):.3f} ms", flush=True)
+        memory[column] = {
+            name: peak_memory(run, args.device) / nbytes for name, run in runs.items()
+        }
+        print(
+            f"{column}: {BASELINE} takes {1e3 * median(seconds[BASELINE]):.3f} ms",
+            flush=True,
+        )
     print_table(f"time / {BASELINE}", times)
     print_table("peak memory / logits", memory)
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--losses", nargs="+", default=list(LOSSES), choices=LOSSES, metavar="LOSS")
+    parser.add_argument(
+        "--losses", nargs="+", default=list(LOSSES), choices=LOSSES, metavar="LOSS"
+    )
     parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=DTYPES)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
@@ -66,12 +79,16 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def make_runs(names: list[str], shape: tuple[int, int], dtype: torch.dtype, device: str) -> dict[str, Run]:
+def make_runs(
+    names: list[str], shape: tuple[int, int], dtype: torch.dtype, device: str
+) -> dict[str, Run]:
     """A forward and backward of each loss, on the same logits."""
     torch.manual_seed(0)
     logits = torch.randn(shape, device=device).to(dtype).requires_grad_()
     labels = torch.randint(shape[1], shape[:1], device=device)
-    losses: dict[str, Loss] = {BASELINE: F.cross_entropy} | {name: trained(name, shape[1]) for name in names}
+    losses: dict[str, Loss] = {BASELINE: F.cross_entropy} | {
+        name: trained(name, shape[1]) for name in names
+    }
     if device == "cuda":
         losses["F.cross_entropy, compiled"] = torch.compile(F.cross_entropy)
         losses |= liger()
@@ -97,13 +114,23 @@ def trained(name: str, n_classes: int) -> Loss:
     loss = make_loss(name)
     if isinstance(loss, AdaptiveLoss):
         confidences = torch.linspace(0.01, 0.99, 99)
-        loss.update(confidences, torch.arange(99) % 2, class_gaps=torch.full((n_classes,), 0.1), progress=0.5)
+        loss.update(
+            confidences,
+            torch.arange(99) % 2,
+            class_gaps=torch.full((n_classes,), 0.1),
+            progress=0.5,
+        )
     return loss
 
 
-def interleaved(runs: dict[str, Run], rounds: int, device: str) -> dict[str, list[float]]:
+def interleaved(
+    runs: dict[str, Run], rounds: int, device: str
+) -> dict[str, list[float]]:
     """Seconds of each run in each round; a round more comes first, to warm up."""
-    repeats = {name: max(1, int(LEAST_SECONDS / timed(run, 3, device))) for name, run in runs.items()}
+    repeats = {
+        name: max(1, int(LEAST_SECONDS / timed(run, 3, device)))
+        for name, run in runs.items()
+    }
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds + 1):
         for name, run in runs.items():
@@ -128,7 +155,9 @@ def synchronize(device: str) -> None:
 def ratios(seconds: dict[str, list[float]]) -> dict[str, float]:
     """Medians over the rounds of each run's time by that of cross entropy in the same round."""
     return {
-        name: median(value / base for value, base in zip(values, seconds[BASELINE], strict=True))
+        name: median(
+            value / base for value, base in zip(values, seconds[BASELINE], strict=True)
+        )
         for name, values in seconds.items()
     }
 
@@ -143,7 +172,9 @@ def peak_memory(run: Run, device: str) -> int:
     with torch.profiler.profile(profile_memory=True, acc_events=True) as profiler:
         run()
     events = profiler.profiler.kineto_results.events()
-    sizes = torch.tensor([event.nbytes() for event in events if event.name() == "[memory]"])
+    sizes = torch.tensor(
+        [event.nbytes() for event in events if event.name() == "[memory]"]
+    )
     return int(sizes.cumsum(0).max())
 
 
@@ -151,7 +182,10 @@ def print_table(title: str, columns: dict[str, dict[str, float]]) -> None:
     print(f"\n{title}")
     print(" " * 20, *columns, sep="  ")
     for name in next(iter(columns.values())):
-        cells = [f"{column[name]:.2f}".rjust(len(header)) for header, column in columns.items()]
+        cells = [
+            f"{column[name]:.2f}".rjust(len(header))
+            for header, column in columns.items()
+        ]
         print(name.ljust(20), *cells, sep="  ")
 
 

@@ -53,12 +53,19 @@ def main() -> None:
     args = parse_args()
     torch.set_num_threads(1)
     refuse_without_peers()
-    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("numpy", "scipy", "torch", *PEERS)]
+    versions = [
+        f"{name} {importlib.metadata.version(name)}"
+        for name in ("numpy", "scipy", "torch", *PEERS)
+    ]
     print(f"{', '.join(versions)}; {args.rounds} rounds")
     for job in args.jobs:
         title, runs, nbytes = JOBS[job]()
         seconds, values = interleaved(runs, args.rounds, args.patience)
-        memory = {name: peak_memory(run) / nbytes for name, run in runs.items()} if nbytes else {}
+        memory = (
+            {name: peak_memory(run) / nbytes for name, run in runs.items()}
+            if nbytes
+            else {}
+        )
         print_table(title, seconds, values, memory)
 
 
@@ -74,7 +81,9 @@ def refuse_without_peers() -> None:
     found = {dist.name for dist in importlib.metadata.distributions()}
     missing = [name for name in PEERS if name not in found]
     if missing:
-        raise SystemExit(f'not installed: {", ".join(missing)}; pip install "hf_calib[bench]"')
+        raise SystemExit(
+            f'not installed: {", ".join(missing)}; pip install "hf_calib[bench]"'
+        )
 
 
 # The jobs: a title, what to time, and the size of the input where memory is measured
@@ -86,16 +95,23 @@ def confidences_job() -> tuple[str, dict[str, Run], int]:
     from torchmetrics.functional.classification import binary_calibration_error
 
     confidences, correct = make_confidences(1_000_000)
-    tensors = torch.from_numpy(confidences.astype(np.float32)), torch.from_numpy(correct.astype(np.int64))
+    tensors = (
+        torch.from_numpy(confidences.astype(np.float32)),
+        torch.from_numpy(correct.astype(np.int64)),
+    )
     ints, netcal = correct.astype(int), ECE(N_BINS)
     runs: dict[str, Run] = {
         OURS: lambda: top_label_error(TopLabel(confidences, correct), n_bins=N_BINS),
-        "torchmetrics": lambda: binary_calibration_error(*tensors, n_bins=N_BINS).item(),
+        "torchmetrics": lambda: binary_calibration_error(
+            *tensors, n_bins=N_BINS
+        ).item(),
         "torchmetrics, no checks": lambda: binary_calibration_error(
             *tensors, n_bins=N_BINS, validate_args=False
         ).item(),
         "netcal": lambda: float(netcal.measure(confidences, ints)),
-        "uncertainty-calibration": lambda: float(calibration.get_ece(confidences, ints, num_bins=N_BINS)),
+        "uncertainty-calibration": lambda: float(
+            calibration.get_ece(confidences, ints, num_bins=N_BINS)
+        ),
     }
     return "ECE of 1e6 confidences", runs, 0
 
@@ -109,7 +125,9 @@ def classwise_job() -> tuple[str, dict[str, Run], int]:
 
     def loop() -> float:
         gaps = [
-            binary_calibration_error(column, (targets == c).long(), n_bins=N_BINS, validate_args=False)
+            binary_calibration_error(
+                column, (targets == c).long(), n_bins=N_BINS, validate_args=False
+            )
             for c, column in enumerate(columns)
         ]
         return torch.stack(gaps).mean().item()
@@ -140,7 +158,11 @@ def probs_job() -> tuple[str, dict[str, Run], int]:
     from torchmetrics.functional.classification import multiclass_calibration_error
 
     probs, labels = make_probs(100_000, 1000)
-    tensor, targets, netcal = torch.from_numpy(probs), torch.from_numpy(labels), ECE(N_BINS)
+    tensor, targets, netcal = (
+        torch.from_numpy(probs),
+        torch.from_numpy(labels),
+        ECE(N_BINS),
+    )
 
     def theirs(validate: bool) -> float:
         options = {"num_classes": 1000, "n_bins": N_BINS, "validate_args": validate}
@@ -159,16 +181,30 @@ def bootstrap_job() -> tuple[str, dict[str, Run], int]:
     probs, labels = make_probs(100_000, 10)
 
     def interval(**options: str) -> Run:
-        return lambda: bootstrap_interval("expected_calibration_error", probs, labels, **options).low
+        return lambda: (
+            bootstrap_interval(
+                "expected_calibration_error", probs, labels, **options
+            ).low
+        )
 
     def theirs() -> float:
         rng = np.random.default_rng(0)
-        options = {"vectorized": False, "method": "percentile", "n_resamples": 1000, "batch": 1, "rng": rng}
+        options = {
+            "vectorized": False,
+            "method": "percentile",
+            "n_resamples": 1000,
+            "batch": 1,
+            "rng": rng,
+        }
 
         def metric(rows: np.ndarray) -> float:
             return expected_calibration_error(probs[rows], labels[rows])
 
-        return float(stats.bootstrap((np.arange(100_000),), metric, **options).confidence_interval.low)
+        return float(
+            stats.bootstrap(
+                (np.arange(100_000),), metric, **options
+            ).confidence_interval.low
+        )
 
     runs: dict[str, Run] = {
         OURS: interval(),
@@ -192,16 +228,22 @@ def make_confidences(n_examples: int) -> tuple[np.ndarray, np.ndarray]:
     """Confidences, most of them high, that are 0.05 too high on average."""
     rng = np.random.default_rng(0)
     confidences = 1 - 0.9 * rng.random(n_examples) ** 2
-    return confidences, (rng.random(n_examples) < confidences - 0.1 * rng.random(n_examples)).astype(float)
+    return confidences, (
+        rng.random(n_examples) < confidences - 0.1 * rng.random(n_examples)
+    ).astype(float)
 
 
 def make_probs(n_examples: int, n_classes: int) -> tuple[np.ndarray, np.ndarray]:
     """float32 probabilities that are sharper than those which the labels were drawn from."""
     rng = np.random.default_rng(0)
     logits = rng.standard_normal((n_examples, n_classes), dtype=np.float32)
-    logits[np.arange(n_examples), rng.integers(n_classes, size=n_examples)] += 2 + np.log(n_classes)
+    logits[np.arange(n_examples), rng.integers(n_classes, size=n_examples)] += (
+        2 + np.log(n_classes)
+    )
     noise = rng.standard_exponential(logits.shape, dtype=np.float32)
-    labels = (logits - np.log(np.maximum(noise, np.finfo(np.float32).tiny))).argmax(axis=1)
+    labels = (logits - np.log(np.maximum(noise, np.finfo(np.float32).tiny))).argmax(
+        axis=1
+    )
     np.exp(1.3 * (logits - logits.max(axis=1, keepdims=True)), out=logits)
     logits /= logits.sum(axis=1, keepdims=True)
     return logits, labels
@@ -233,20 +275,29 @@ def peak_memory(run: Run) -> int:
         by_numpy = tracemalloc.get_traced_memory()[1] - before
     tracemalloc.stop()
     events = profiler.profiler.kineto_results.events()
-    by_torch = torch.tensor([0, *(event.nbytes() for event in events if event.name() == "[memory]")])
+    by_torch = torch.tensor(
+        [0, *(event.nbytes() for event in events if event.name() == "[memory]")]
+    )
     return by_numpy + int(by_torch.cumsum(0).max())
 
 
 def print_table(
-    title: str, seconds: dict[str, list[float]], values: dict[str, float], memory: dict[str, float]
+    title: str,
+    seconds: dict[str, list[float]],
+    values: dict[str, float],
+    memory: dict[str, float],
 ) -> None:
     print(f"\n{title}")
     for name, taken in seconds.items():
         if len(taken) == len(seconds[OURS]):
-            ratio = median(theirs / ours for theirs, ours in zip(taken, seconds[OURS], strict=True))
+            ratio = median(
+                theirs / ours for theirs, ours in zip(taken, seconds[OURS], strict=True)
+            )
         else:  # timed once
             ratio = taken[0] / median(seconds[OURS])
-        times = f"{1e3 * median(taken):9.1f} ms  x {ratio:7.2f}  value {values[name]:.8f}"
+        times = (
+            f"{1e3 * median(taken):9.1f} ms  x {ratio:7.2f}  value {values[name]:.8f}"
+        )
         held = f"  memory {memory[name]:.3f} of the input" if memory else ""
         print(f"  {name:32s} {times}{held}", flush=True)
 

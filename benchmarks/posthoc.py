@@ -36,11 +36,35 @@ from hf_calib.metrics import (
 )
 from hf_calib.scaling import SCALERS
 
-SINGLE_LABEL = ["temperature", "structured_vector", "vector", "structured_matrix", "matrix", "auto"]
+SINGLE_LABEL = [
+    "temperature",
+    "structured_vector",
+    "vector",
+    "structured_matrix",
+    "matrix",
+    "auto",
+]
 MULTI_LABEL = ["temperature", "per_label_temperature", "structured_vector", "auto"]
 SIZES = [100, 300, 1000, None]  # None: the whole pool
-METRICS = {"accuracy": 3, "nll": 4, "brier": 4, "ece": 4, "classwise_ece": 5, "smooth_ece": 4}  # digits
-COLUMNS = ("model", "n", "size", "draw", "method", "choice", "seconds", *METRICS, "blocks")
+METRICS = {
+    "accuracy": 3,
+    "nll": 4,
+    "brier": 4,
+    "ece": 4,
+    "classwise_ece": 5,
+    "smooth_ece": 4,
+}  # digits
+COLUMNS = (
+    "model",
+    "n",
+    "size",
+    "draw",
+    "method",
+    "choice",
+    "seconds",
+    *METRICS,
+    "blocks",
+)
 _BLOCKS = 50  # of test rows, for the interval; their mean losses are kept of each fit
 
 
@@ -73,26 +97,45 @@ def read(path: Path) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = list(csv.DictReader(file))
     for row in rows:
         row |= {name: float(row[name]) for name in ("seconds", *METRICS)}
-        row |= {"n": int(row["n"]) if row["n"] else None, "size": int(row["size"]), "draw": int(row["draw"])}
-        row |= {"choice": row["choice"] or None, "blocks": [float(each) for each in row["blocks"].split()]}
+        row |= {
+            "n": int(row["n"]) if row["n"] else None,
+            "size": int(row["size"]),
+            "draw": int(row["draw"]),
+        }
+        row |= {
+            "choice": row["choice"] or None,
+            "blocks": [float(each) for each in row["blocks"].split()],
+        }
     return rows
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("models", nargs="*", type=Path, help="files of posthoc_training.py; none: only print")
+    parser.add_argument(
+        "models",
+        nargs="*",
+        type=Path,
+        help="files of posthoc_training.py; none: only print",
+    )
     parser.add_argument("--results", type=Path, required=True)
-    parser.add_argument("--draws", type=int, default=10, help="calibration sets of each size")
-    parser.add_argument("--all", action="store_true", help="print a table for each model and size, too")
+    parser.add_argument(
+        "--draws", type=int, default=10, help="calibration sets of each size"
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="print a table for each model and size, too"
+    )
     return parser.parse_args()
 
 
-def measured(paths: list[Path], draws: int, known: set[tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
+def measured(
+    paths: list[Path], draws: int, known: set[tuple[Any, ...]]
+) -> Iterator[dict[str, Any]]:
     """A result for each model, size, draw and method that is not known yet."""
     for path in paths:
         with np.load(path) as saved:
             pool, pool_labels, test, labels = (
-                saved[name] for name in ("pool_logits", "pool_labels", "test_logits", "test_labels")
+                saved[name]
+                for name in ("pool_logits", "pool_labels", "test_logits", "test_labels")
             )
         multi_label = labels.ndim == 2
         for n in SIZES:
@@ -105,8 +148,16 @@ def measured(paths: list[Path], draws: int, known: set[tuple[Any, ...]]) -> Iter
                     if (path.stem, n, draw, method) in known:
                         continue
                     start = time.perf_counter()
-                    probs, choice = probabilities(method, pool[rows], pool_labels[rows], test)
-                    result = {"model": path.stem, "n": n, "size": size, "draw": draw, "method": method}
+                    probs, choice = probabilities(
+                        method, pool[rows], pool_labels[rows], test
+                    )
+                    result = {
+                        "model": path.stem,
+                        "n": n,
+                        "size": size,
+                        "draw": draw,
+                        "method": method,
+                    }
                     result |= {"seconds": time.perf_counter() - start, "choice": choice}
                     yield result | measures(probs, labels)
 
@@ -136,7 +187,10 @@ def measures(probs: NDArray[np.float64], labels: NDArray[Any]) -> dict[str, Any]
         columns = [np.stack([1 - column, column], axis=1) for column in probs.T]
         whole = labels.astype(np.int64)
         classwise = np.mean(
-            [classwise_calibration_error(p, y) for p, y in zip(columns, whole.T, strict=True)]
+            [
+                classwise_calibration_error(p, y)
+                for p, y in zip(columns, whole.T, strict=True)
+            ]
         )
         probs, labels = np.concatenate(columns), whole.T.ravel()
     else:
@@ -149,26 +203,41 @@ def measures(probs: NDArray[np.float64], labels: NDArray[Any]) -> dict[str, Any]
         "ece": expected_calibration_error(probs, labels),
         "classwise_ece": float(classwise),
         "smooth_ece": smooth_calibration_error(probs, labels),
-        "blocks": [round(float(block.mean()), 5) for block in np.array_split(per_row, _BLOCKS)],
+        "blocks": [
+            round(float(block.mean()), 5) for block in np.array_split(per_row, _BLOCKS)
+        ],
     }
 
 
 def summary(results: list[dict[str, Any]]) -> str:
     """One Markdown table: nothing, the temperature and auto, for each model and size."""
-    head = ["model, rows", *(f"{metric}: none, T, auto" for metric in ("NLL", "ECE", "classwise ECE"))]
+    head = [
+        "model, rows",
+        *(f"{metric}: none, T, auto" for metric in ("NLL", "ECE", "classwise ECE")),
+    ]
     head += ["NLL, auto less T", "auto chose"]
     rows = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    for model, n, size in dict.fromkeys((r["model"], r["n"], r["size"]) for r in results):
-        here = [result for result in results if (result["model"], result["n"]) == (model, n)]
+    for model, n, size in dict.fromkeys(
+        (r["model"], r["n"], r["size"]) for r in results
+    ):
+        here = [
+            result for result in results if (result["model"], result["n"]) == (model, n)
+        ]
         by_method = {
             method: [result for result in here if result["method"] == method]
             for method in ("none", "temperature", "auto")
         }
         cells = [f"{model}, {size:,}"]
         for metric in ("nll", "ece", "classwise_ece"):
-            means = [np.mean([result[metric] for result in own]) for own in by_method.values()]
+            means = [
+                np.mean([result[metric] for result in own])
+                for own in by_method.values()
+            ]
             cells.append(", ".join(f"{mean:.{METRICS[metric]}f}" for mean in means))
-        cells += [difference(by_method["auto"], by_method["temperature"]), chosen(by_method["auto"])]
+        cells += [
+            difference(by_method["auto"], by_method["temperature"]),
+            chosen(by_method["auto"]),
+        ]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 
@@ -176,26 +245,44 @@ def summary(results: list[dict[str, Any]]) -> str:
 def chosen(results: list[dict[str, Any]]) -> str:
     """The maps that "auto" chose and how often; strengths of a penalty count as one map."""
     choices = [result["choice"].split("(")[0] for result in results if result["choice"]]
-    return ", ".join(f"{choice} {choices.count(choice)}" for choice in sorted(set(choices)))
+    return ", ".join(
+        f"{choice} {choices.count(choice)}" for choice in sorted(set(choices))
+    )
 
 
 def tables(results: list[dict[str, Any]]) -> Iterator[str]:
     """A Markdown table for each model and size."""
     for model in dict.fromkeys(result["model"] for result in results):
         for n in SIZES:
-            here = [result for result in results if (result["model"], result["n"]) == (model, n)]
+            here = [
+                result
+                for result in results
+                if (result["model"], result["n"]) == (model, n)
+            ]
             if not here:
                 continue
             draws = len({result["draw"] for result in here})
-            rows = [f"all {here[0]['size']:,} rows" if n is None else f"{n:,} rows, {draws} draws"]
+            rows = [
+                f"all {here[0]['size']:,} rows"
+                if n is None
+                else f"{n:,} rows, {draws} draws"
+            ]
             head = ["method", *METRICS, "NLL less the temperature's", "seconds"]
             rows += ["", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-            temperature = [result for result in here if result["method"] == "temperature"]
+            temperature = [
+                result for result in here if result["method"] == "temperature"
+            ]
             for method in dict.fromkeys(result["method"] for result in here):
                 own = [result for result in here if result["method"] == method]
-                cells = [ranged([result[name] for result in own], digits) for name, digits in METRICS.items()]
+                cells = [
+                    ranged([result[name] for result in own], digits)
+                    for name, digits in METRICS.items()
+                ]
                 label = f"{method} ({choices})" if (choices := chosen(own)) else method
-                cells += [difference(own, temperature), f"{np.mean([r['seconds'] for r in own]):.2f}"]
+                cells += [
+                    difference(own, temperature),
+                    f"{np.mean([r['seconds'] for r in own]):.2f}",
+                ]
                 rows.append(f"| {' | '.join([label, *cells])} |")
             yield f"**{model}**, " + "\n".join(rows)
 
@@ -211,12 +298,16 @@ def ranged(values: list[float], digits: int) -> str:
 def difference(own: list[dict[str, Any]], temperature: list[dict[str, Any]]) -> str:
     """The mean difference of the NLL, with an interval over draws and test rows; paired in both."""
     by_draw = {result["draw"]: np.array(result["blocks"]) for result in temperature}
-    blocks = np.array([np.array(result["blocks"]) - by_draw[result["draw"]] for result in own])
+    blocks = np.array(
+        [np.array(result["blocks"]) - by_draw[result["draw"]] for result in own]
+    )
     rng = np.random.default_rng(0)
     means = []
     for _ in range(2000):
         draws = rng.integers(len(blocks), size=len(blocks))
-        means.append(blocks[draws][:, rng.integers(blocks.shape[1], size=blocks.shape[1])].mean())
+        means.append(
+            blocks[draws][:, rng.integers(blocks.shape[1], size=blocks.shape[1])].mean()
+        )
     low, high = np.quantile(means, [0.025, 0.975])
     return f"{blocks.mean():+.4f} [{low:+.4f}, {high:+.4f}]"
 

@@ -21,7 +21,12 @@ import numpy as np
 import pandas as pd
 import torch
 from datasets import Dataset, disable_progress_bars
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding, set_seed
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    DataCollatorWithPadding,
+    set_seed,
+)
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
 
@@ -55,12 +60,17 @@ def main() -> None:
         for name in args.tasks:
             path = args.output / f"{name}-{seed}.npz"
             if not path.exists():
-                arrays = train_and_predict(args.model, TASKS[name], args.data, seed, args.output / "running")
+                arrays = train_and_predict(
+                    args.model, TASKS[name], args.data, seed, args.output / "running"
+                )
                 unfinished = path.with_suffix(".unfinished.npz")
                 np.savez(unfinished, **arrays)
                 unfinished.rename(path)
             with np.load(path) as saved:
-                print(f"{path.name}: {describe(saved['test_logits'], saved['test_labels'])}", flush=True)
+                print(
+                    f"{path.name}: {describe(saved['test_logits'], saved['test_labels'])}",
+                    flush=True,
+                )
 
 
 def parse_args() -> argparse.Namespace:
@@ -73,16 +83,26 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def ag_news(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame | None, pd.DataFrame, int]:
-    train, test = (pd.read_csv(folder / "ag_news" / name) for name in ("train_20k.csv.gz", "test.csv.gz"))
+def ag_news(
+    folder: Path,
+) -> tuple[pd.DataFrame, pd.DataFrame | None, pd.DataFrame, int]:
+    train, test = (
+        pd.read_csv(folder / "ag_news" / name)
+        for name in ("train_20k.csv.gz", "test.csv.gz")
+    )
     return train, None, test, 4
 
 
-def clinc150(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame | None, pd.DataFrame, int]:
+def clinc150(
+    folder: Path,
+) -> tuple[pd.DataFrame, pd.DataFrame | None, pd.DataFrame, int]:
     """All 150 intents and class 150, out of scope: .7% of the training rows, 3% of the pool, 18% of the test."""
     roles = [
         pd.concat(
-            [pd.read_csv(folder / "clinc150" / f"{name}.csv.gz") for name in (split, f"oos_{split}")],
+            [
+                pd.read_csv(folder / "clinc150" / f"{name}.csv.gz")
+                for name in (split, f"oos_{split}")
+            ],
             ignore_index=True,
         )
         for split in ("train", "val", "test")
@@ -90,23 +110,33 @@ def clinc150(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame | None, pd.DataFr
     return *roles, 151
 
 
-def newsgroups(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame | None, pd.DataFrame, int]:
+def newsgroups(
+    folder: Path,
+) -> tuple[pd.DataFrame, pd.DataFrame | None, pd.DataFrame, int]:
     """The by-date split without headers, quotes and footers."""
     train, test = (
-        pd.read_parquet(folder / "20newsgroups" / f"{split}.parquet", columns=["text_stripped", "label"])
+        pd.read_parquet(
+            folder / "20newsgroups" / f"{split}.parquet",
+            columns=["text_stripped", "label"],
+        )
         for split in ("train", "test")
     )
     named = {"text_stripped": "text"}
     return train.rename(columns=named), None, test.rename(columns=named), 20
 
 
-def go_emotions(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame | None, pd.DataFrame, int]:
+def go_emotions(
+    folder: Path,
+) -> tuple[pd.DataFrame, pd.DataFrame | None, pd.DataFrame, int]:
     """Multi-label: 27 emotions and neutral."""
     roles = []
     for split in ("train", "dev", "test"):
         rows = pd.read_csv(folder / "goemotions" / f"{split}.csv.gz")
         chosen = rows["labels"].astype(str).str.split()
-        labels = [np.isin(np.arange(28), [int(k) for k in each]).astype(np.float32) for each in chosen]
+        labels = [
+            np.isin(np.arange(28), [int(k) for k in each]).astype(np.float32)
+            for each in chosen
+        ]
         roles.append(pd.DataFrame({"text": rows["text"], "label": labels}))
     return *roles, 28
 
@@ -116,8 +146,12 @@ TASKS = {
     "clinc150": Task(clinc150, max_length=32, n_train=None, epochs=3),
     "20newsgroups": Task(newsgroups, max_length=128, n_train=4000, epochs=3),
     "goemotions": Task(go_emotions, max_length=48, n_train=12_000, epochs=3),
-    "ag_news_over_fitted": Task(ag_news, max_length=64, n_train=1000, epochs=15, learning_rate=1e-4),
-    "clinc150_over_fitted": Task(clinc150, max_length=32, n_train=3000, epochs=15, learning_rate=4e-4),
+    "ag_news_over_fitted": Task(
+        ag_news, max_length=64, n_train=1000, epochs=15, learning_rate=1e-4
+    ),
+    "clinc150_over_fitted": Task(
+        clinc150, max_length=32, n_train=3000, epochs=15, learning_rate=4e-4
+    ),
 }
 
 
@@ -129,7 +163,9 @@ def read_splits(task: Task, folder: Path, seed: int) -> Splits:
     if pool is None:
         pool = train.iloc[order[task.n_train :][:6000]]
     roles = [frame.reset_index(drop=True) for frame in (train.iloc[chosen], pool, test)]
-    return Splits(*[Dataset.from_pandas(frame[["text", "label"]]) for frame in roles], n_labels)
+    return Splits(
+        *[Dataset.from_pandas(frame[["text", "label"]]) for frame in roles], n_labels
+    )
 
 
 def train_and_predict(
@@ -143,12 +179,16 @@ def train_and_predict(
     model = AutoModelForSequenceClassification.from_pretrained(
         model_name,
         num_labels=splits.n_labels,
-        problem_type="multi_label_classification" if multi_label else "single_label_classification",
+        problem_type="multi_label_classification"
+        if multi_label
+        else "single_label_classification",
     )
     train, pool, test = (
         role.map(
             lambda batch: tokenizer(
-                [text or "" for text in batch["text"]], truncation=True, max_length=task.max_length
+                [text or "" for text in batch["text"]],
+                truncation=True,
+                max_length=task.max_length,
             ),
             batched=True,
             remove_columns="text",

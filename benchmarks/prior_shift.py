@@ -20,7 +20,13 @@ from typing import Any
 import numpy as np
 
 from hf_calib.metrics import expected_calibration_error, negative_log_likelihood
-from hf_calib.scaling import AutoScaling, PriorCorrection, TemperatureScaling, VectorScaling, estimate_prior
+from hf_calib.scaling import (
+    AutoScaling,
+    PriorCorrection,
+    TemperatureScaling,
+    VectorScaling,
+    estimate_prior,
+)
 
 MAPS = {"temperature": TemperatureScaling, "vector": VectorScaling, "auto": AutoScaling}
 SHARES = (0.60, 0.20, 0.15, 0.05)
@@ -34,21 +40,35 @@ def main() -> None:
     warnings.simplefilter(
         "ignore", UserWarning
     )  # separable data, and corrections that are refused, are in the table
-    clinc150, ag_news = (np.load(args.folder / f"{name}-0.npz") for name in ("clinc150", "ag_news"))
-    compare("clinc150, all test rows; class 150 is out of scope", clinc150, args.maps, shown=150)
+    clinc150, ag_news = (
+        np.load(args.folder / f"{name}-0.npz") for name in ("clinc150", "ag_news")
+    )
+    compare(
+        "clinc150, all test rows; class 150 is out of scope",
+        clinc150,
+        args.maps,
+        shown=150,
+    )
     compare("AG News, all test rows", ag_news, args.maps, shown=0)
     labels = ag_news["test_labels"]
     rng = np.random.default_rng(0)
     n_rows = int(min(np.bincount(labels) / SHARES))
     drawn = [
-        rng.permutation(np.flatnonzero(labels == k))[: int(n_rows * share)] for k, share in enumerate(SHARES)
+        rng.permutation(np.flatnonzero(labels == k))[: int(n_rows * share)]
+        for k, share in enumerate(SHARES)
     ]
     compare(
-        "AG News, test rows of 60, 20, 15 and 5%", ag_news, args.maps, shown=0, rows=np.concatenate(drawn)
+        "AG News, test rows of 60, 20, 15 and 5%",
+        ag_news,
+        args.maps,
+        shown=0,
+        rows=np.concatenate(drawn),
     )
 
 
-def compare(title: str, arrays: Any, maps: list[str], *, shown: int, rows: Any = slice(None)) -> None:
+def compare(
+    title: str, arrays: Any, maps: list[str], *, shown: int, rows: Any = slice(None)
+) -> None:
     """Print one table: each map, and each prior that corrects it."""
     pool, pool_labels = arrays["pool_logits"], arrays["pool_labels"]
     test, labels = arrays["test_logits"][rows], arrays["test_labels"][rows]
@@ -56,7 +76,9 @@ def compare(title: str, arrays: Any, maps: list[str], *, shown: int, rows: Any =
     true = np.bincount(labels, minlength=n_classes)
     print(f"\n{title}: {len(pool_labels):,} pool rows, {len(labels):,} test rows")
     share, source_share = true[shown] / len(labels), np.mean(pool_labels == shown)
-    print(f"share of class {shown}: {source_share:.3f} in the pool, {share:.3f} in the test\n")
+    print(
+        f"share of class {shown}: {source_share:.3f} in the pool, {share:.3f} in the test\n"
+    )
     print(
         f"| calibrator | prior | share of class {shown} [95%] | sum of errors | covered | p | NLL | ECE "
         "| accuracy | s |"
@@ -65,9 +87,17 @@ def compare(title: str, arrays: Any, maps: list[str], *, shown: int, rows: Any =
 
     def row(scaler: Any, *cells: str, seconds: float = 0) -> None:
         probs = scaler.predict_proba(test)
-        measured = [negative_log_likelihood(probs, labels), expected_calibration_error(probs, labels)]
+        measured = [
+            negative_log_likelihood(probs, labels),
+            expected_calibration_error(probs, labels),
+        ]
         measured.append(np.mean(probs.argmax(axis=1) == labels))
-        print("|", " | ".join([*cells, *(f"{x:.4f}" for x in measured), f"{seconds:.1f}"]), "|", flush=True)
+        print(
+            "|",
+            " | ".join([*cells, *(f"{x:.4f}" for x in measured), f"{seconds:.1f}"]),
+            "|",
+            flush=True,
+        )
 
     uniform = np.full(n_classes, 1)
     row(PriorCorrection(uniform, uniform), "none", "", "", "", "", "")
@@ -75,9 +105,20 @@ def compare(title: str, arrays: Any, maps: list[str], *, shown: int, rows: Any =
         start = time.perf_counter()
         scaler = MAPS[name]().fit(pool, pool_labels)
         row(scaler, name, "", "", "", "", "", seconds=time.perf_counter() - start)
-        source = {"source_probs": scaler.predict_proba(pool), "source_labels": pool_labels}
+        source = {
+            "source_probs": scaler.predict_proba(pool),
+            "source_labels": pool_labels,
+        }
         assumed = source["source_probs"].mean(axis=0)
-        row(PriorCorrection(assumed, true / len(labels), scaler), name, "true", f"{share:.3f}", "0", "", "")
+        row(
+            PriorCorrection(assumed, true / len(labels), scaler),
+            name,
+            "true",
+            f"{share:.3f}",
+            "0",
+            "",
+            "",
+        )
         start = time.perf_counter()
         found = estimate_prior(scaler.predict_proba(test), **source)
         low, high = found.interval.T
@@ -88,7 +129,13 @@ def compare(title: str, arrays: Any, maps: list[str], *, shown: int, rows: Any =
             f"{covered:.2f}",
             f"{found.p_value:.3f}" + (", refused" if not found.shifted else ""),
         ]
-        row(found.correction(scaler), name, "em", *cells, seconds=time.perf_counter() - start)
+        row(
+            found.correction(scaler),
+            name,
+            "em",
+            *cells,
+            seconds=time.perf_counter() - start,
+        )
 
 
 if __name__ == "__main__":

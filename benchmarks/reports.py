@@ -33,25 +33,52 @@ def reports(folder: Path) -> Iterator[tuple[str, Any]]:
     table = pandas.DataFrame(logits, columns=[f"logit_{name}" for name in names])
     table["label"] = [names[label] for label in labels]
     table["country"] = np.array(["de", "fr", "it"])[rng.integers(0, 3, len(labels))]
-    table["length"], table["w"] = rng.integers(1, 500, len(labels)), rng.integers(1, 4, len(labels)) / 2
+    table["length"], table["w"] = (
+        rng.integers(1, 500, len(labels)),
+        rng.integers(1, 4, len(labels)) / 2,
+    )
     table.to_csv(folder / "rows.csv", index=False)
     shares = (rng.multinomial(20, softmax(logits / 3, axis=1)) / 20).astype(np.float64)
     several, targets = labels_per_row()
     np.savez(folder / "shares.npz", probs=shares)
-    np.savez(folder / "elsewhere.npz", logits=logits[:200] / 4, labels=labels[:200], class_names=names)
-    np.savez(folder / "several.npz", logits=several, labels=targets, class_names=list("abcdef"))
+    np.savez(
+        folder / "elsewhere.npz",
+        logits=logits[:200] / 4,
+        labels=labels[:200],
+        class_names=names,
+    )
+    np.savez(
+        folder / "several.npz",
+        logits=several,
+        labels=targets,
+        class_names=list("abcdef"),
+    )
     source = str(folder / "rows.csv")
     yield "rows", hf_calib.evaluate(source)
     yield "slices", hf_calib.evaluate(source, by=["country", "length"], n_bins=10)
     yield "weights", hf_calib.evaluate(source, by=["country"], weight_column="w")
-    yield "soft labels", hf_calib.evaluate(source, soft_labels=str(folder / "shares.npz"))
-    yield "elsewhere", hf_calib.evaluate(source, ood_data=[str(folder / "elsewhere.npz")])
+    yield (
+        "soft labels",
+        hf_calib.evaluate(source, soft_labels=str(folder / "shares.npz")),
+    )
+    yield (
+        "elsewhere",
+        hf_calib.evaluate(source, ood_data=[str(folder / "elsewhere.npz")]),
+    )
     yield "several labels", hf_calib.evaluate(str(folder / "several.npz"))
     probs, softer = softmax(logits, axis=1), softmax(logits / 3, axis=1)
     options = {"n_resamples": 200, "confidence_level": 0.9, "seed": 3}
-    yield "calibrated", calibration_report(probs, labels, calibrated=softer, soft_labels=shares, **options)
+    yield (
+        "calibrated",
+        calibration_report(
+            probs, labels, calibrated=softer, soft_labels=shares, **options
+        ),
+    )
     several, halved = expit(several), expit(several / 2)
-    yield "several calibrated", calibration_report(several, targets, calibrated=halved, **options)
+    yield (
+        "several calibrated",
+        calibration_report(several, targets, calibrated=halved, **options),
+    )
     tagged = softmax(logits[:, :3] + 2 * np.eye(3)[labels % 3], axis=1)
     options["class_names"] = ["O", "B-x", "I-x"]
     report = calibration_report(tagged, labels % 3, calibrated=tagged, **options)
@@ -61,9 +88,15 @@ def reports(folder: Path) -> Iterator[tuple[str, Any]]:
         states = CalibrationState(n_classes=10), CalibrationState(n_classes=10)
         for state, each in zip(states, (probs, softer), strict=True):
             state.update(each, labels, own)
-        yield name, report_on_states(states[0], after=states[1], confidence_level=0.9, seed=3)
+        yield (
+            name,
+            report_on_states(states[0], after=states[1], confidence_level=0.9, seed=3),
+        )
     yield "decisions", hf_calib.decide(source, accuracy=0.5)
-    yield "calibration", hf_calib.calibrate(source, str(folder / "new"), method="temperature").report
+    yield (
+        "calibration",
+        hf_calib.calibrate(source, str(folder / "new"), method="temperature").report,
+    )
 
 
 def main(given: list[str]) -> None:
@@ -72,8 +105,14 @@ def main(given: list[str]) -> None:
         compare(before, after, float(given[2]) if len(given) > 2 else 1e-9)
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as folder:
-        found = [pair for name, report in reports(Path(folder)) for pair in flat(report.to_dict(), name)]
-    print(json.dumps({key: value for key, value in found if not isinstance(value, str)}))
+        found = [
+            pair
+            for name, report in reports(Path(folder))
+            for pair in flat(report.to_dict(), name)
+        ]
+    print(
+        json.dumps({key: value for key, value in found if not isinstance(value, str)})
+    )
 
 
 if __name__ == "__main__":

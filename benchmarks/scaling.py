@@ -83,7 +83,9 @@ def main() -> None:
         if "nll" in args.jobs:
             compare_nll(logits, labels, args.rounds)
         if "grid" in args.jobs:
-            compare_grids(logits, labels, args.rounds, every=1 if args.full_grid else 20)
+            compare_grids(
+                logits, labels, args.rounds, every=1 if args.full_grid else 20
+            )
 
 
 def parse_args() -> argparse.Namespace:
@@ -91,8 +93,14 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--jobs", nargs="+", default=JOBS, choices=JOBS)
     parser.add_argument("--dtype", default="float32", choices=["float32", "float64"])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--logits", help="an .npz file for the job maps, instead of drawn logits")
-    parser.add_argument("--full-grid", action="store_true", help="time the baseline on all 100 temperatures")
+    parser.add_argument(
+        "--logits", help="an .npz file for the job maps, instead of drawn logits"
+    )
+    parser.add_argument(
+        "--full-grid",
+        action="store_true",
+        help="time the baseline on all 100 temperatures",
+    )
     return parser.parse_args()
 
 
@@ -109,7 +117,9 @@ def make_data(n: int, c: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
 def compare_nll(logits: np.ndarray, labels: np.ndarray, rounds: int) -> None:
     fits: dict[str, Fit] = {
         OURS: lambda: TemperatureScaling().fit(logits, labels).temperature_,
-        "scikit-learn, its fit alone": lambda: 1 / float(_TemperatureScaling().fit(logits, labels).beta_),
+        "scikit-learn, its fit alone": lambda: (
+            1 / float(_TemperatureScaling().fit(logits, labels).beta_)
+        ),
         "scikit-learn, public": partial(fit_public_scikit_learn, logits, labels),
     }
     seconds, temperatures = interleaved(fits, rounds)
@@ -121,7 +131,9 @@ def compare_nll(logits: np.ndarray, labels: np.ndarray, rounds: int) -> None:
     print_table(f"NLL temperature, {shape_of(logits)}", seconds)
     for name, temperature in temperatures.items():
         excess = mean_nll(logits, labels, temperature) - least
-        print(f"  {name:30s} T = {temperature:.6f}, {max(excess, 0):.1e} nats above the optimum")
+        print(
+            f"  {name:30s} T = {temperature:.6f}, {max(excess, 0):.1e} nats above the optimum"
+        )
 
 
 def mean_nll(logits: np.ndarray, labels: np.ndarray, temperature: float) -> float:
@@ -143,7 +155,9 @@ def compare_maps(rounds: int, file: str | None) -> None:
         small,
         {
             "probmetrics SMS": sms_fit(logits, labels),
-            "StructuredMatrixScaling": lambda: StructuredMatrixScaling().fit(logits, labels),
+            "StructuredMatrixScaling": lambda: StructuredMatrixScaling().fit(
+                logits, labels
+            ),
             "MatrixScaling": lambda: MatrixScaling().fit(logits, labels),
         },
         rounds,
@@ -178,20 +192,28 @@ def compare_auto(rounds: int) -> None:
     print(f"  chosen: {found['AutoScaling'].choice_}", flush=True)
 
 
-def report_maps(data: tuple[np.ndarray, np.ndarray], fits: dict[str, Fit], rounds: int) -> None:
+def report_maps(
+    data: tuple[np.ndarray, np.ndarray], fits: dict[str, Fit], rounds: int
+) -> None:
     baseline = next(iter(fits))
     seconds, found = interleaved(fits, rounds)
     print_table(f"Linear maps, {shape_of(data[0])}", seconds, baseline)
     for name, scaler in found.items():
         if name.endswith("Scaling") and name != baseline:
-            excess = penalised_loss(scaler, *data) - penalised_loss(fitted_on(scaler, *data), *data)
+            excess = penalised_loss(scaler, *data) - penalised_loss(
+                fitted_on(scaler, *data), *data
+            )
             print(f"  {name:30s} {excess:.1e} nats in excess", flush=True)
 
 
-def fitted_on(scaler: BaseEstimator, logits: np.ndarray, labels: np.ndarray) -> BaseEstimator:
+def fitted_on(
+    scaler: BaseEstimator, logits: np.ndarray, labels: np.ndarray
+) -> BaseEstimator:
     """The same map, fitted until a step would gain less than 1e-13 nats."""
     further, rows = clone(scaler), Rows.checked(logits, labels)
-    further.weight_, further.bias_ = scaler.solve(rows, ScaledLoss(rows).best_temperature(), None, 1e-13)
+    further.weight_, further.bias_ = scaler.solve(
+        rows, ScaledLoss(rows).best_temperature(), None, 1e-13
+    )
     return further
 
 
@@ -204,7 +226,9 @@ def penalised_loss(scaler: Any, logits: np.ndarray, labels: np.ndarray) -> float
         loss -= log_softmax(mapped, axis=1)[np.arange(len(rows)), labels[rows]].sum()
     weight = scaler.weight_ * TemperatureScaling().fit(logits, labels).temperature_
     own = weight if weight.ndim == 1 else weight.diagonal()
-    between = np.square(weight).sum() - np.square(own).sum() if weight.ndim == 2 else 0.0
+    between = (
+        np.square(weight).sum() - np.square(own).sum() if weight.ndim == 2 else 0.0
+    )
     bias = np.square(scaler.bias_).sum()
     if isinstance(scaler, StructuredMatrixScaling | StructuredVectorScaling):
         loss += c * (np.square(own - 1).sum() + bias) + c * (c - 1) * between
@@ -219,7 +243,9 @@ def make_mixed_data(n: int, c: int) -> tuple[np.ndarray, np.ndarray]:
     logits = rng.normal(scale=1.5, size=(n, c)).astype(np.float32)
     logits[np.arange(n), rng.integers(c, size=n)] += 8
     mixing = np.eye(c) + 0.4 * rng.normal(size=(c, c)) / np.sqrt(c)
-    true = logits @ mixing.astype(np.float32) + 0.5 * rng.normal(size=c).astype(np.float32)
+    true = logits @ mixing.astype(np.float32) + 0.5 * rng.normal(size=c).astype(
+        np.float32
+    )
     labels = (true + rng.gumbel(size=(n, c)).astype(np.float32)).argmax(axis=1)
     logits *= TRUE_TEMPERATURE
     return logits, labels
@@ -248,12 +274,17 @@ def fit_public_scikit_learn(logits: np.ndarray, labels: np.ndarray) -> float:
     return 1 / float(fitted.calibrated_classifiers_[0].calibrators[0].beta_)
 
 
-def compare_grids(logits: np.ndarray, labels: np.ndarray, rounds: int, every: int) -> None:
+def compare_grids(
+    logits: np.ndarray, labels: np.ndarray, rounds: int, every: int
+) -> None:
     grid = np.arange(1, 101) / 10
     tensors = torch.from_numpy(logits), torch.from_numpy(labels)
 
     def search(with_nll: bool) -> float:
-        errors = [step(*tensors, temperature, with_nll=with_nll) for temperature in grid[::every]]
+        errors = [
+            step(*tensors, temperature, with_nll=with_nll)
+            for temperature in grid[::every]
+        ]
         return float(grid[::every][np.argmin(errors)])
 
     seconds, temperatures = interleaved(
@@ -269,11 +300,17 @@ def compare_grids(logits: np.ndarray, labels: np.ndarray, rounds: int, every: in
     print_table(f"ECE on 100 temperatures, {shape_of(logits)}", seconds)
     found = temperatures[OURS]
     probs = torch.softmax(tensors[0] / found, dim=1).numpy()
-    difference = expected_calibration_error(probs, labels) - step(*tensors, found, with_nll=False)
-    print(f"  {OURS:30s} T = {found}, where the two errors differ by {abs(difference):.1e}")
+    difference = expected_calibration_error(probs, labels) - step(
+        *tensors, found, with_nll=False
+    )
+    print(
+        f"  {OURS:30s} T = {found}, where the two errors differ by {abs(difference):.1e}"
+    )
 
 
-def step(logits: torch.Tensor, labels: torch.Tensor, temperature: float, *, with_nll: bool) -> float:
+def step(
+    logits: torch.Tensor, labels: torch.Tensor, temperature: float, *, with_nll: bool
+) -> float:
     """Expected calibration error at one temperature, with one mask over all examples for each bin."""
     if with_nll:
         F.cross_entropy(logits / temperature, labels).item()
@@ -289,7 +326,9 @@ def step(logits: torch.Tensor, labels: torch.Tensor, temperature: float, *, with
     return error.item()
 
 
-def interleaved(fits: dict[str, Fit], rounds: int) -> tuple[dict[str, list[float]], dict[str, Any]]:
+def interleaved(
+    fits: dict[str, Fit], rounds: int
+) -> tuple[dict[str, list[float]], dict[str, Any]]:
     """Seconds of each fit in each round, and what it finds; a round more comes first, to warm up."""
     seconds: dict[str, list[float]] = {name: [] for name in fits}
     temperatures = {}
@@ -305,11 +344,17 @@ def shape_of(logits: np.ndarray) -> str:
     return f"{logits.shape[0]} x {logits.shape[1]} {logits.dtype}"
 
 
-def print_table(title: str, seconds: dict[str, list[float]], baseline: str = OURS) -> None:
+def print_table(
+    title: str, seconds: dict[str, list[float]], baseline: str = OURS
+) -> None:
     print(f"\n{title}")
     for name, values in seconds.items():
-        ratio = median(value / own for value, own in zip(values, seconds[baseline], strict=True))
-        print(f"  {name:30s} {1e3 * median(values):10.1f} ms {ratio:8.1f} x", flush=True)
+        ratio = median(
+            value / own for value, own in zip(values, seconds[baseline], strict=True)
+        )
+        print(
+            f"  {name:30s} {1e3 * median(values):10.1f} ms {ratio:8.1f} x", flush=True
+        )
 
 
 if __name__ == "__main__":

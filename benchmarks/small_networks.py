@@ -37,10 +37,14 @@ _MOST_TRAIN, _MOST_TEST = 12_000, 5_000
 Rows = tuple[NDArray[Any], NDArray[np.int64]]
 
 
-def networks(data: Path, known: set[tuple[str, str]]) -> Iterator[tuple[str, str, Rows, Rows]]:
+def networks(
+    data: Path, known: set[tuple[str, str]]
+) -> Iterator[tuple[str, str, Rows, Rows]]:
     """Logits and labels of each network that is not known yet, of the pool and of the test rows."""
     for name in (*TEXTS, *IMAGES):
-        wanted = {model: make for model, make in MODELS.items() if (name, model) not in known}
+        wanted = {
+            model: make for model, make in MODELS.items() if (name, model) not in known
+        }
         if not wanted:
             continue
         (x, y), (test_x, test_y) = features(data, name)
@@ -49,7 +53,10 @@ def networks(data: Path, known: set[tuple[str, str]]) -> Iterator[tuple[str, str
         for model, make in wanted.items():
             fitted = make().fit(x[train], y[train])
             assert len(fitted.classes_) == y.max() + 1
-            logits = [np.log(np.maximum(fitted.predict_proba(rows), 1e-30)) for rows in (x[pool], test_x)]
+            logits = [
+                np.log(np.maximum(fitted.predict_proba(rows), 1e-30))
+                for rows in (x[pool], test_x)
+            ]
             yield name, model, (logits[0], y[pool]), (logits[1], test_y)
 
 
@@ -62,17 +69,28 @@ def features(data: Path, name: str) -> tuple[Rows, Rows]:
             frame = pd.read_parquet(data / name / f"{part}.parquet")
             frame = frame.iloc[rng.permutation(len(frame))[:most]]
             column = next(c for c in ("image", "img") if c in frame)
-            sets.append((np.stack([pixels(cell) for cell in frame[column]]), frame["label"].to_numpy()))
+            sets.append(
+                (
+                    np.stack([pixels(cell) for cell in frame[column]]),
+                    frame["label"].to_numpy(),
+                )
+            )
         reduce: Any = PCA(100, random_state=0)
     else:
         sets = []
         for part, most in zip(TEXTS[name], (_MOST_TRAIN, _MOST_TEST), strict=True):
             path = data / name / part
-            frame = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+            frame = (
+                pd.read_parquet(path)
+                if path.suffix == ".parquet"
+                else pd.read_csv(path)
+            )
             frame = frame.iloc[rng.permutation(len(frame))[:most]]
             labels = frame["label"].to_numpy()
             sets.append((frame["text"].astype(str).to_numpy(), labels))
-        vectorizer = TfidfVectorizer(max_features=20_000, sublinear_tf=True).fit(sets[0][0])
+        vectorizer = TfidfVectorizer(max_features=20_000, sublinear_tf=True).fit(
+            sets[0][0]
+        )
         sets = [(vectorizer.transform(texts), labels) for texts, labels in sets]
         reduce = TruncatedSVD(200, random_state=0)
     names = np.unique(sets[0][1])
@@ -82,7 +100,9 @@ def features(data: Path, name: str) -> tuple[Rows, Rows]:
     for rows, labels in sets:
         kept = np.isin(labels, names)
         numbers = np.searchsorted(names, labels[kept]).astype(np.int64)
-        found.append((scale.transform(reduce.transform(rows[np.flatnonzero(kept)])), numbers))
+        found.append(
+            (scale.transform(reduce.transform(rows[np.flatnonzero(kept)])), numbers)
+        )
     return found[0], found[1]
 
 

@@ -42,29 +42,48 @@ def main() -> None:
         compare_evaluations(args)
         return
     place = "cuda" if torch.cuda.is_available() else "cpu"
-    print(f"torch {torch.__version__}, {place}, batches of {args.batch_size} x {args.length} tokens")
+    print(
+        f"torch {torch.__version__}, {place}, batches of {args.batch_size} x {args.length} tokens"
+    )
     for dtype in args.dtypes:
         rounds = [
             {name: step_seconds(name, dtype, args) for name in (STOCK, *args.losses)}
             for _ in range(args.rounds)
         ]
-        print(f"{dtype}: a step of the {STOCK} takes {1e3 * median(r[STOCK] for r in rounds):.2f} ms")
+        print(
+            f"{dtype}: a step of the {STOCK} takes {1e3 * median(r[STOCK] for r in rounds):.2f} ms"
+        )
         for name in args.losses:
             ratios = [seconds[name] / seconds[STOCK] for seconds in rounds]
-            print(f"  {name:<24}{median(ratios):.3f}  ({min(ratios):.3f} to {max(ratios):.3f})", flush=True)
+            print(
+                f"  {name:<24}{median(ratios):.3f}  ({min(ratios):.3f} to {max(ratios):.3f})",
+                flush=True,
+            )
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--losses", nargs="+", default=list(LOSSES), choices=LOSSES, metavar="LOSS")
-    parser.add_argument("--dtypes", nargs="+", default=["float32"], choices=("float32", "bfloat16"))
-    parser.add_argument("--model", help="a name on the Hub or a folder; by default BERT-base, random weights")
+    parser.add_argument(
+        "--losses", nargs="+", default=list(LOSSES), choices=LOSSES, metavar="LOSS"
+    )
+    parser.add_argument(
+        "--dtypes", nargs="+", default=["float32"], choices=("float32", "bfloat16")
+    )
+    parser.add_argument(
+        "--model",
+        help="a name on the Hub or a folder; by default BERT-base, random weights",
+    )
     parser.add_argument("--labels", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--length", type=int, default=128, help="tokens")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--evaluation", type=int, metavar="BATCHES", help="time evaluations, and no steps")
+    parser.add_argument(
+        "--evaluation",
+        type=int,
+        metavar="BATCHES",
+        help="time evaluations, and no steps",
+    )
     return parser.parse_args()
 
 
@@ -90,24 +109,45 @@ def step_seconds(name: str, dtype: str, args: argparse.Namespace) -> float:
         if name == STOCK:
             trainer = Trainer(args=TrainingArguments(**settings), **rest)
         else:
-            arguments = CalibrationTrainingArguments(**settings, loss=name, calibration_method="none")
-            trainer = CalibrationTrainer(args=arguments, calibration_dataset=make_rows(args), **rest)
+            arguments = CalibrationTrainingArguments(
+                **settings, loss=name, calibration_method="none"
+            )
+            trainer = CalibrationTrainer(
+                args=arguments, calibration_dataset=make_rows(args), **rest
+            )
         trainer.train()
     return (clock.end - clock.begin) / args.steps
 
 
 def compare_evaluations(args: argparse.Namespace) -> None:
     """Print the time of an evaluation over the stock Trainer's, where its own work for each batch counts most."""
-    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    size = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
     ids = torch.randint(5, 64, (8 * args.evaluation, 8))
-    rows = Dataset.from_dict({"input_ids": ids.tolist(), "labels": (torch.arange(len(ids)) % 4).tolist()})
+    rows = Dataset.from_dict(
+        {"input_ids": ids.tolist(), "labels": (torch.arange(len(ids)) % 4).tolist()}
+    )
     with tempfile.TemporaryDirectory() as folder:
-        settings: dict[str, Any] = {"output_dir": folder, "report_to": "none", "disable_tqdm": True}
+        settings: dict[str, Any] = {
+            "output_dir": folder,
+            "report_to": "none",
+            "disable_tqdm": True,
+        }
         models = [
-            BertForSequenceClassification(BertConfig(vocab_size=64, num_labels=4, **size)) for _ in range(3)
+            BertForSequenceClassification(
+                BertConfig(vocab_size=64, num_labels=4, **size)
+            )
+            for _ in range(3)
         ]
         arguments = CalibrationTrainingArguments(**settings)
-        splits: dict[str, Any] = {"eval_dataset": rows, "calibration_dataset": rows.select(range(400))}
+        splits: dict[str, Any] = {
+            "eval_dataset": rows,
+            "calibration_dataset": rows.select(range(400)),
+        }
         trainers = {
             STOCK: Trainer(models[0], TrainingArguments(**settings), eval_dataset=rows),
             "with metrics": CalibrationTrainer(models[1], arguments, **splits),
@@ -117,10 +157,13 @@ def compare_evaluations(args: argparse.Namespace) -> None:
         for trainer in trainers.values():
             trainer.remove_callback(PrinterCallback)
         rounds = [
-            {name: evaluation_seconds(each) for name, each in trainers.items()} for _ in range(args.rounds)
+            {name: evaluation_seconds(each) for name, each in trainers.items()}
+            for _ in range(args.rounds)
         ]
     for name in trainers:
-        print(f"  {name:<24}{median(seconds[name] / seconds[STOCK] for seconds in rounds):.3f}")
+        print(
+            f"  {name:<24}{median(seconds[name] / seconds[STOCK] for seconds in rounds):.3f}"
+        )
 
 
 def evaluation_seconds(trainer: Trainer) -> float:
@@ -144,7 +187,9 @@ def make_model(args: argparse.Namespace) -> PreTrainedModel:
     torch.manual_seed(0)
     if args.model is None:
         return BertForSequenceClassification(BertConfig(num_labels=args.labels))
-    return AutoModelForSequenceClassification.from_pretrained(args.model, num_labels=args.labels)
+    return AutoModelForSequenceClassification.from_pretrained(
+        args.model, num_labels=args.labels
+    )
 
 
 def make_rows(args: argparse.Namespace) -> Dataset:
@@ -155,7 +200,9 @@ def make_rows(args: argparse.Namespace) -> Dataset:
         "attention_mask": torch.ones(shape, dtype=torch.int64),
         "labels": torch.arange(shape[0]) % args.labels,
     }
-    return Dataset.from_dict({name: tensor.tolist() for name, tensor in columns.items()}).with_format("torch")
+    return Dataset.from_dict(
+        {name: tensor.tolist() for name, tensor in columns.items()}
+    ).with_format("torch")
 
 
 if __name__ == "__main__":

@@ -37,7 +37,9 @@ def rows(name: str) -> Rows:
     rng = np.random.default_rng(sum(map(ord, name)))
     logits = 3 * rng.normal(size=(n_rows, n_classes))
     cumulated = softmax(logits / 3, axis=1).cumsum(axis=1)
-    return logits, (cumulated < rng.random((n_rows, 1))).sum(axis=1).clip(max=n_classes - 1)
+    return logits, (cumulated < rng.random((n_rows, 1))).sum(axis=1).clip(
+        max=n_classes - 1
+    )
 
 
 def labels_per_row() -> Rows:
@@ -53,7 +55,10 @@ def of_losses() -> Iterator[tuple[str, Callable[[], Any]]]:
     for name in LOSSES:
         for data in SIZES:
             for dtype in (torch.float64, torch.float32, torch.bfloat16):
-                yield f"loss {name} {data} {dtype}", lambda n=name, d=data, t=dtype: loss(n, d, t)
+                yield (
+                    f"loss {name} {data} {dtype}",
+                    lambda n=name, d=data, t=dtype: loss(n, d, t),
+                )
 
 
 def loss(name: str, data: str, dtype: torch.dtype) -> list[Any]:
@@ -70,7 +75,10 @@ def loss(name: str, data: str, dtype: torch.dtype) -> list[Any]:
             break
         probs = softmax(logits, axis=1)
         correct = (probs.argmax(axis=1) == labels).astype(np.float64)
-        gaps = np.abs(probs.mean(axis=0) - np.bincount(labels, minlength=probs.shape[1]) / len(labels))
+        gaps = np.abs(
+            probs.mean(axis=0)
+            - np.bincount(labels, minlength=probs.shape[1]) / len(labels)
+        )
         made.update(probs.max(axis=1), correct, class_gaps=gaps, progress=0.5)
         found.append({key: value.numpy() for key, value in made.state_dict().items()})
     return found
@@ -81,19 +89,38 @@ def of_metrics() -> Iterator[tuple[str, Callable[[], Any]]]:
         logits, labels = rows(data)
         probs = softmax(logits, axis=1)
         for name, entry in METRICS.items():
-            yield f"metric {name} {data}", lambda e=entry, p=probs, y=labels: e.function(p, y)
+            yield (
+                f"metric {name} {data}",
+                lambda e=entry, p=probs, y=labels: e.function(p, y),
+            )
             if entry.sums is not None:
                 yield (
                     f"interval {name} {data}",
-                    lambda n=name, p=probs, y=labels: metrics.bootstrap_interval(n, p, y, n_resamples=200),
+                    lambda n=name, p=probs, y=labels: metrics.bootstrap_interval(
+                        n, p, y, n_resamples=200
+                    ),
                 )
-        for options in ({"binning": "quantile"}, {"binning": "equal_mass", "debias": True}, {"norm": "l2"}):
+        for options in (
+            {"binning": "quantile"},
+            {"binning": "equal_mass", "debias": True},
+            {"norm": "l2"},
+        ):
             yield (
                 f"ece {options} {data}",
-                lambda p=probs, y=labels, o=options: metrics.expected_calibration_error(p, y, **o),
+                lambda p=probs, y=labels, o=options: metrics.expected_calibration_error(
+                    p, y, **o
+                ),
             )
-        yield f"consistency {data}", lambda p=probs, y=labels: metrics.consistency_test(p, y, n_resamples=200)
-        yield f"ood {data}", lambda z=logits: tuple(metrics.ood_detection(z, z / 2, n_resamples=100).items())
+        yield (
+            f"consistency {data}",
+            lambda p=probs, y=labels: metrics.consistency_test(p, y, n_resamples=200),
+        )
+        yield (
+            f"ood {data}",
+            lambda z=logits: tuple(
+                metrics.ood_detection(z, z / 2, n_resamples=100).items()
+            ),
+        )
         yield f"streaming {data}", lambda z=logits, y=labels: streamed(z, y)
         yield (
             f"report {data}",
@@ -101,10 +128,15 @@ def of_metrics() -> Iterator[tuple[str, Callable[[], Any]]]:
                 p, y, calibrated=softmax(z / 2, axis=1), n_resamples=200
             ).to_dict(),
         )
-    yield "streaming several labels", lambda: streamed(*labels_per_row(), multi_label=True)
+    yield (
+        "streaming several labels",
+        lambda: streamed(*labels_per_row(), multi_label=True),
+    )
 
 
-def streamed(logits: Any, labels: Any, *, multi_label: bool = False) -> dict[str, float]:
+def streamed(
+    logits: Any, labels: Any, *, multi_label: bool = False
+) -> dict[str, float]:
     state = StreamingCalibration(n_bins=15, multi_label=multi_label)
     targets = torch.from_numpy(labels)
     state.update(torch.from_numpy(logits), targets.double() if multi_label else targets)
@@ -115,7 +147,10 @@ def of_maps() -> Iterator[tuple[str, Callable[[], Any]]]:
     for method, entry in SCALERS.items():
         for data in SIZES:
             if entry.needs == "labels" and not (data == "fifty" and method == "auto"):
-                yield f"map {method} {data}", lambda e=entry, d=data: mapped(e.load()(), *rows(d))
+                yield (
+                    f"map {method} {data}",
+                    lambda e=entry, d=data: mapped(e.load()(), *rows(d)),
+                )
     for criterion in ("ece", "adaptive_ece"):
         scaler = SCALERS["temperature"].load()(criterion)
         yield f"map temperature {criterion}", lambda s=scaler: mapped(s, *rows("ten"))
@@ -123,7 +158,10 @@ def of_maps() -> Iterator[tuple[str, Callable[[], Any]]]:
         scaler = SCALERS[method].load()()
         if method != "per_label_temperature":
             scaler.set_params(multi_label=True)
-        yield f"map {method} several labels", lambda s=scaler: mapped(s, *labels_per_row())
+        yield (
+            f"map {method} several labels",
+            lambda s=scaler: mapped(s, *labels_per_row()),
+        )
     yield "prior estimate", lambda: prior()
 
 
@@ -136,7 +174,9 @@ def prior() -> list[Any]:
     logits, labels = rows("ten")
     scaler = SCALERS["temperature"].load()().fit(logits, labels)
     target = logits[labels < 6]
-    found = estimate_prior(scaler.predict_proba(target), source_probs=scaler.predict_proba(logits), seed=0)
+    found = estimate_prior(
+        scaler.predict_proba(target), source_probs=scaler.predict_proba(logits), seed=0
+    )
     return [found.to_dict(), found.correction(scaler).predict_proba(target)]
 
 
@@ -200,32 +240,57 @@ def difference(before: Any, after: Any) -> float:
     """How far two summaries are apart, relative to their scale; infinite where they cannot be compared."""
     if before == after or (before != before and after != after):
         return 0.0
-    if isinstance(before, dict) and isinstance(after, dict) and before["shape"] == after["shape"]:
+    if (
+        isinstance(before, dict)
+        and isinstance(after, dict)
+        and before["shape"] == after["shape"]
+    ):
         if before["finite"] != after["finite"]:
             return float("inf")
-        apart = max(abs(one - two) for one, two in zip(before["sums"], after["sums"], strict=True))
+        apart = max(
+            abs(one - two)
+            for one, two in zip(before["sums"], after["sums"], strict=True)
+        )
         return apart / max(before["scale"], 1e-300)
     if isinstance(before, int | float) and isinstance(after, int | float):
         return abs(before - after) / max(1.0, abs(before))
     return float("inf")
 
 
-PARTS = {"losses": of_losses, "metrics": of_metrics, "maps": of_maps, "decisions": of_decisions}
+PARTS = {
+    "losses": of_losses,
+    "metrics": of_metrics,
+    "maps": of_maps,
+    "decisions": of_decisions,
+}
 
 
 def compare(before: dict[str, Any], after: dict[str, Any], tolerance: float) -> None:
     """Print what differs by more than the tolerance, what is new and what is gone."""
     of_parts = {name.split()[0] for name in after}
     changed = False
-    for name in sorted(name for name in before.keys() | after.keys() if name.split()[0] in of_parts):
-        apart = difference(before[name], after[name]) if name in before and name in after else None
+    for name in sorted(
+        name for name in before.keys() | after.keys() if name.split()[0] in of_parts
+    ):
+        apart = (
+            difference(before[name], after[name])
+            if name in before and name in after
+            else None
+        )
         if apart is None or apart > tolerance:
             changed = True
             how = (
-                f"differs by {apart:.1e}" if apart is not None else "is gone" if name in before else "is new"
+                f"differs by {apart:.1e}"
+                if apart is not None
+                else "is gone"
+                if name in before
+                else "is new"
             )
             print(f"{name} {how}")
-    print(f"{len(after)} values compared" + ("" if changed else f": none differs by more than {tolerance:g}"))
+    print(
+        f"{len(after)} values compared"
+        + ("" if changed else f": none differs by more than {tolerance:g}")
+    )
     raise SystemExit(changed)
 
 

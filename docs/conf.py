@@ -7,8 +7,12 @@ from pathlib import Path
 
 # The libraries read these when they are imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"  # what an example prints is on its page
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that wait for each other take more than they give
+os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = (
+    "1"  # what an example prints is on its page
+)
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # threads that wait for each other take more than they give
 
 from sphinx_gallery.sorting import FileNameSortKey
 
@@ -48,7 +52,10 @@ extensions = [
     "typography",
 ]
 
-source_suffix = {".md": "markdown", ".rst": "restructuredtext"}  # the gallery is written in the latter
+source_suffix = {
+    ".md": "markdown",
+    ".rst": "restructuredtext",
+}  # the gallery is written in the latter
 exclude_patterns = ["_build", "gallery", "_ext"]
 suppress_warnings = [
     "config.cache",  # the gallery's sorting key cannot be written to the cache

@@ -21,8 +21,12 @@ if TYPE_CHECKING:
     from hf_calib.trainer import AdaFocalCallback as AdaFocalCallback
     from hf_calib.trainer import CalibrationMapCallback as CalibrationMapCallback
     from hf_calib.trainer import CalibrationTrainer as CalibrationTrainer
-    from hf_calib.trainer import CalibrationTrainingArguments as CalibrationTrainingArguments
-    from hf_calib.trainer import TemperatureScalingCallback as TemperatureScalingCallback
+    from hf_calib.trainer import (
+        CalibrationTrainingArguments as CalibrationTrainingArguments,
+    )
+    from hf_calib.trainer import (
+        TemperatureScalingCallback as TemperatureScalingCallback,
+    )
 
 __version__ = "0.2.0"
 

@@ -23,12 +23,17 @@ def load_saved_names(model: Any) -> None:
     from transformers import PreTrainedModel
     from transformers.conversion_mapping import get_model_conversion_mapping
 
-    plain = isinstance(model, PreTrainedModel) and type(model).load_state_dict is nn.Module.load_state_dict
+    plain = (
+        isinstance(model, PreTrainedModel)
+        and type(model).load_state_dict is nn.Module.load_state_dict
+    )
     if plain and get_model_conversion_mapping(model):
         model.load_state_dict = MethodType(load_state_dict, model)
 
 
-def load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+def load_state_dict(
+    model: nn.Module, state_dict: Mapping[str, Tensor], *args: Any, **kwargs: Any
+) -> Any:
     """`nn.Module.load_state_dict` of names as `save_pretrained` writes them, or as the model has them."""
     if not state_dict.keys() <= model.state_dict().keys():
         state_dict = _with_names_in_memory(model, state_dict)
@@ -42,12 +47,18 @@ def _with_names_in_memory(model: Any, saved: Mapping[str, Tensor]) -> dict[str, 
     from transformers.modeling_utils import LoadStateDictConfig
 
     # The conversion replaces parameters, which an optimizer may hold: it gets a copy of the model without data.
-    empty: dict[int, Any] = {id(b): torch.empty_like(b, device="meta") for b in model.buffers()}
+    empty: dict[int, Any] = {
+        id(b): torch.empty_like(b, device="meta") for b in model.buffers()
+    }
     for parameter in model.parameters():
-        empty[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
+        empty[id(parameter)] = nn.Parameter(
+            torch.empty_like(parameter, device="meta"), requires_grad=False
+        )
     skeleton = copy.deepcopy(model, empty)
     mapping: Any = get_model_conversion_mapping(skeleton)
-    convert_and_load_state_dict_in_model(skeleton, dict(saved), LoadStateDictConfig(weight_mapping=mapping))
+    convert_and_load_state_dict_in_model(
+        skeleton, dict(saved), LoadStateDictConfig(weight_mapping=mapping)
+    )
     found = nn.Module.state_dict(skeleton)
     return {name: value for name, value in found.items() if not value.is_meta}
 

@@ -53,7 +53,11 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     """
     known = sorted(known)
     close = get_close_matches(str(name), known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known) or 'none'}"
+    return (
+        f"did you mean {close[0]!r}?"
+        if close
+        else f"known: {', '.join(known) or 'none'}"
+    )
 
 
 def few(values: Sequence[object]) -> str:
@@ -62,7 +66,10 @@ def few(values: Sequence[object]) -> str:
     >>> few(["a", "b", "c", "d", "e", "f"])
     'a, b, c, d, e, ...'
     """
-    shown = [text if len(text) <= 200 else f"{text[:197]}..." for text in map(str, values[:5])]
+    shown = [
+        text if len(text) <= 200 else f"{text[:197]}..."
+        for text in map(str, values[:5])
+    ]
     return ", ".join(shown) + (", ..." if len(values) > 5 else "")
 
 
@@ -72,7 +79,9 @@ def printable(text: object) -> str:
     >>> printable("no such\tcolumn\n\x1b[2J\u202egone")
     'no such column [2J gone'
     """
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in str(text)).split())
+    return " ".join(
+        "".join(letter if letter.isprintable() else " " for letter in str(text)).split()
+    )
 
 
 def look_alikes(names: Iterable[str], others: Iterable[str]) -> str:
@@ -84,10 +93,14 @@ def look_alikes(names: Iterable[str], others: Iterable[str]) -> str:
     known = {_as_it_looks(other): other for other in others}
     for name in names:
         if (other := known.get(_as_it_looks(name), name)) != name:
-            return f"{name!a} and {other!a} differ only by spaces or by their Unicode form"
+            return (
+                f"{name!a} and {other!a} differ only by spaces or by their Unicode form"
+            )
     return ""
 
 
 def _as_it_looks(name: str) -> str:
-    visible = (c for c in unicodedata.normalize("NFC", name) if unicodedata.category(c) != "Cf")
+    visible = (
+        c for c in unicodedata.normalize("NFC", name) if unicodedata.category(c) != "Cf"
+    )
     return " ".join("".join(visible).split())

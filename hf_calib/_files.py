@@ -8,22 +8,50 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from errno import EACCES, EDQUOT, EEXIST, EFBIG, EISDIR, ENAMETOOLONG, ENOSPC, ENOTDIR, EPERM, EROFS
+from errno import (
+    EACCES,
+    EDQUOT,
+    EEXIST,
+    EFBIG,
+    EISDIR,
+    ENAMETOOLONG,
+    ENOSPC,
+    ENOTDIR,
+    EPERM,
+    EROFS,
+)
 from pathlib import Path
 
 from hf_calib._errors import InputOSError, check, expected
 
 _FULL_DISK = {EDQUOT, EFBIG, ENOSPC}
-_FOR_THE_USER = _FULL_DISK | {EACCES, EEXIST, EISDIR, ENAMETOOLONG, ENOTDIR, EPERM, EROFS}
+_FOR_THE_USER = _FULL_DISK | {
+    EACCES,
+    EEXIST,
+    EISDIR,
+    ENAMETOOLONG,
+    ENOTDIR,
+    EPERM,
+    EROFS,
+}
 
 
 def check_output(output: Path | None) -> None:
     """Raise unless a folder can be written, before any work is done."""
     if output is None:
         return
-    check("\0" not in str(output), "output to name a folder", "a name with a NUL", "name another one")
+    check(
+        "\0" not in str(output),
+        "output to name a folder",
+        "a name with a NUL",
+        "name another one",
+    )
     try:
-        there = next(path for path in (output, *output.absolute().parents) if os.path.lexists(path))
+        there = next(
+            path
+            for path in (output, *output.absolute().parents)
+            if os.path.lexists(path)
+        )
         got = f"the file {there}" if there.exists() else f"{there}, a link to nothing"
         check(there.is_dir(), "output to be a folder", got, "name another one")
         with suppress(FileNotFoundError, NotADirectoryError):
@@ -34,16 +62,22 @@ def check_output(output: Path | None) -> None:
         raise _not_writable(output, error.strerror) from error
 
 
-def move_files(made: Path, target: Path, *, order: Callable[[Path], int] = lambda path: 0) -> None:
+def move_files(
+    made: Path, target: Path, *, order: Callable[[Path], int] = lambda path: 0
+) -> None:
     """Move the files of a folder into another and replace files of the same names; sorted by `order`, then by name."""
-    for path in sorted(filter(Path.is_file, made.rglob("*")), key=lambda path: (order(path), path)):
+    for path in sorted(
+        filter(Path.is_file, made.rglob("*")), key=lambda path: (order(path), path)
+    ):
         new = target / path.relative_to(made)
         new.parent.mkdir(parents=True, exist_ok=True)
         _replace(path, new)
 
 
 @contextmanager
-def whole_folder(target: Path, merge: Callable[[Path, Path], None] = move_files) -> Iterator[Path]:
+def whole_folder(
+    target: Path, merge: Callable[[Path, Path], None] = move_files
+) -> Iterator[Path]:
     """Yield an empty folder, and move it to `target` if the with block raises no error.
 
     A new folder appears completely. In an existing one, `merge` replaces files of the same names, also in subfolders;
@@ -79,7 +113,9 @@ def whole_file(target: Path) -> Iterator[Path]:
 def scratch_folder(home: Path) -> Iterator[Path]:
     """Yield an empty folder that is removed afterwards; a killed process leaves it, and it can be deleted."""
     # Pushes to the Hub leave out files and folders whose names start with "_".
-    named = tempfile.TemporaryDirectory(prefix="_saving-hf_calib-", dir=home, ignore_cleanup_errors=True)
+    named = tempfile.TemporaryDirectory(
+        prefix="_saving-hf_calib-", dir=home, ignore_cleanup_errors=True
+    )
     with named as scratch:
         yield Path(scratch)
 
@@ -95,15 +131,31 @@ def _check_nothing_in_the_way(made: Path, target: Path) -> None:
     for path in sorted(made.rglob("*")):
         old = target / path.relative_to(made)
         # Through a link, files outside of the output folder would be replaced.
-        got = f"a link to {os.readlink(old)}" if path.is_dir() and old.is_symlink() else ""
+        got = (
+            f"a link to {os.readlink(old)}"
+            if path.is_dir() and old.is_symlink()
+            else ""
+        )
         way_out = "remove the link, or name another output folder"
         check(not got, f"{old} to be a folder of its own", got, way_out)
         if os.path.lexists(old):
-            kind, got = ("a folder", "a file") if path.is_dir() else ("a file", "a folder")
-            check(old.is_dir() == path.is_dir(), f"{old} to be {kind}", got, "name another output folder")
+            kind, got = (
+                ("a folder", "a file") if path.is_dir() else ("a file", "a folder")
+            )
+            check(
+                old.is_dir() == path.is_dir(),
+                f"{old} to be {kind}",
+                got,
+                "name another output folder",
+            )
         # os.replace does not move a file across file systems.
         same = not old.is_dir() or old.stat().st_dev == path.stat().st_dev
-        check(same, f"{old} to be on its parent's file system", "a mount", "name another output folder")
+        check(
+            same,
+            f"{old} to be on its parent's file system",
+            "a mount",
+            "name another output folder",
+        )
 
 
 @contextmanager
@@ -123,7 +175,9 @@ def _clear_errors(output: Path) -> Iterator[None]:
 
 def _not_writable(output: Path, reason: str | None) -> InputOSError:
     way_out = "make room there, or name another place"
-    return InputOSError(expected("output", "be writable", f"{output} ({reason})", way_out))
+    return InputOSError(
+        expected("output", "be writable", f"{output} ({reason})", way_out)
+    )
 
 
 def _system_error_number(error: BaseException | None) -> int:

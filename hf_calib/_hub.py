@@ -11,7 +11,14 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, errors, get_token
+from huggingface_hub import (
+    CommitInfo,
+    CommitOperationAdd,
+    CommitOperationDelete,
+    HfApi,
+    errors,
+    get_token,
+)
 from huggingface_hub.utils import validate_repo_id
 
 from hf_calib._errors import InputError, InputOSError, InputValueError, check, expected
@@ -24,12 +31,20 @@ _PAUSES = (1, 2, 4, 8)  # seconds before a push is tried again
 _OTHERS_WERE_FASTER = {409, 412}
 _MAY_PASS = {None, 429, 500, 502, 503, 504}
 _TOKENS = "https://huggingface.co/settings/tokens"
-_NEW_TOKEN = f"make one with write access at {_TOKENS}, and run `hf auth login` or set HF_TOKEN"
+_NEW_TOKEN = (
+    f"make one with write access at {_TOKENS}, and run `hf auth login` or set HF_TOKEN"
+)
 _LATER = "push again later: uploaded files are not sent again, and a commit appears completely or not at all"
 _REFUSALS: dict[int | None, tuple[str, str]] = {
     401: ("the token to be valid", _NEW_TOKEN),
-    403: ("the token to have write access", "use another one, or open a pull request (create_pr)"),
-    404: ("a model's repository", "check its name (no dataset's); create it before a pull request"),
+    403: (
+        "the token to have write access",
+        "use another one, or open a pull request (create_pr)",
+    ),
+    404: (
+        "a model's repository",
+        "check its name (no dataset's); create it before a pull request",
+    ),
 }
 _Result = TypeVar("_Result")
 
@@ -50,12 +65,18 @@ def push_files(
     *,
     message: str,
     in_the_way: Callable[[Iterable[str]], tuple[str, ...]] = lambda there: (),
-    announce: Callable[[str, tuple[str, ...], str | None], object] = lambda repo_id, removed, parent: None,
+    announce: Callable[
+        [str, tuple[str, ...], str | None], object
+    ] = lambda repo_id, removed, parent: None,
     run_as_future: bool = False,
 ) -> CommitInfo | Future[CommitInfo]:
     """Upload files, by path in the repository, in one commit, which also removes conflicting files, as announced."""
     secret = check_destination(to.repo_id, to.revision, to.token)
-    repo_id, revision, create_pr = with_owner(to.repo_id, to.token), to.revision, to.create_pr
+    repo_id, revision, create_pr = (
+        with_owner(to.repo_id, to.token),
+        to.revision,
+        to.create_pr,
+    )
     api = HfApi(token=secret)
     announced: list[tuple[tuple[str, ...], str | None]] = []
 
@@ -88,7 +109,9 @@ def push_files(
             except (errors.HTTPError, json.JSONDecodeError) as error:
                 if _status(error) not in passing:
                     raise
-            logger.warning("The Hub did not accept the push. Trying again in %d s.", pause)
+            logger.warning(
+                "The Hub did not accept the push. Trying again in %d s.", pause
+            )
             time.sleep(pause)
         return attempt()
 
@@ -97,20 +120,36 @@ def push_files(
     return _in_sentences(push, repo_id, secret)
 
 
-def check_destination(repo_id: str, revision: str | None, token: str | None = None) -> str:
+def check_destination(
+    repo_id: str, revision: str | None, token: str | None = None
+) -> str:
     """Raise for an invalid name, branch or token; return the token."""
     try:
         validate_repo_id(repo_id)
     except ValueError:
         way_out = "name a model on the Hub as owner/name, without an address or a type before it"
-        raise InputValueError(expected("the repository", "be owner/name", repr(repo_id), way_out)) from None
-    is_branch = revision is None or re.fullmatch(r"[^\s~^:?*\[\\]+", revision) is not None
-    check(is_branch, "revision to be the name of a branch", repr(revision), "leave it out for main")
+        raise InputValueError(
+            expected("the repository", "be owner/name", repr(repo_id), way_out)
+        ) from None
+    is_branch = (
+        revision is None or re.fullmatch(r"[^\s~^:?*\[\\]+", revision) is not None
+    )
+    check(
+        is_branch,
+        "revision to be the name of a branch",
+        repr(revision),
+        "leave it out for main",
+    )
     found = (token or get_token() or "").strip()
     check(found != "", "a token to be given for the push", "none", _NEW_TOKEN)
     # Other tokens cannot be sent in a header, and the error would quote them.
     is_plain = re.fullmatch(r"[!-~]+", found) is not None
-    check(is_plain, "the token to be of plain letters and digits", "one with others", _NEW_TOKEN)
+    check(
+        is_plain,
+        "the token to be of plain letters and digits",
+        "one with others",
+        _NEW_TOKEN,
+    )
     return found
 
 
@@ -137,7 +176,9 @@ def _in_sentences(request: Callable[[], _Result], repo_id: str, token: str) -> _
 
 
 def _explained(error: Exception, repo_id: str, token: str) -> Exception:
-    expects_it = isinstance(error, (errors.HTTPError, OSError, RuntimeError, json.JSONDecodeError))
+    expects_it = isinstance(
+        error, (errors.HTTPError, OSError, RuntimeError, json.JSONDecodeError)
+    )
     is_bad_card = isinstance(error, ValueError) and CARD in str(error)
     if isinstance(error, InputError) or not (expects_it or is_bad_card):
         return error
@@ -145,6 +186,8 @@ def _explained(error: Exception, repo_id: str, token: str) -> Exception:
     text = str(getattr(error, "server_message", None) or error).replace(token, "***")
     got = f"{status or type(error).__name__} for {repo_id} ({' '.join(text.split())[:300]})"
     if is_bad_card or status not in _MAY_PASS | _OTHERS_WERE_FASTER:
-        requirement, way_out = _REFUSALS.get(status, ("the push to be accepted", "change what it names"))
+        requirement, way_out = _REFUSALS.get(
+            status, ("the push to be accepted", "change what it names")
+        )
         return InputValueError(f"expected {requirement}, got {got}; {way_out}")
     return InputOSError(f"expected the push to arrive, got {got}; {_LATER}")

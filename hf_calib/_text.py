@@ -22,8 +22,15 @@ def escape(text: str, marks: str = _EVERY_MARK) -> str:
     >>> print(escape("a|b <script> [x](y)"))
     a\|b &lt;script&gt; \[x\]\(y\)
     """
-    text = " ".join(text.splitlines()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(marks, lambda found: "".join(f"\\{letter}" for letter in found[0]), text)
+    text = (
+        " ".join(text.splitlines())
+        .replace("&", "&amp;")
+        .replace("<", "&lt;")
+        .replace(">", "&gt;")
+    )
+    return re.sub(
+        marks, lambda found: "".join(f"\\{letter}" for letter in found[0]), text
+    )
 
 
 def safe(text: str) -> str:
@@ -52,10 +59,17 @@ def is_hub_name(name: object) -> bool:
     >>> [is_hub_name(name) for name in ("bert-base-uncased", "me/x", "/home/me/x", "../x", "a/b/c", "me/x.csv")]
     [True, True, False, False, False, False]
     """
-    if not isinstance(name, str) or not re.fullmatch(r"(\w[\w.-]{0,95}/)?\w[\w.-]{0,95}", name, re.ASCII):
+    if not isinstance(name, str) or not re.fullmatch(
+        r"(\w[\w.-]{0,95}/)?\w[\w.-]{0,95}", name, re.ASCII
+    ):
         return False
     ends = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".gz", ".txt", ".npz")
-    return not name.endswith(ends) and ".." not in name and "--" not in name and not os.path.exists(name)
+    return (
+        not name.endswith(ends)
+        and ".." not in name
+        and "--" not in name
+        and not os.path.exists(name)
+    )
 
 
 def plain_name(name: str) -> str:
@@ -72,9 +86,17 @@ def plain_name(name: str) -> str:
 
 def short_names(sources: Sequence[str]) -> list[str]:
     """Names of several datasets: the last two parts of paths, or as many as make them differ; others are unchanged."""
-    parts = [Path(source).parts if os.path.exists(source) else (source,) for source in sources]
+    parts = [
+        Path(source).parts if os.path.exists(source) else (source,)
+        for source in sources
+    ]
     twice = ["/".join(own) for own in parts if parts.count(own) > 1]
-    check(not twice, "ood_data to be different data", f"{few(twice[:1])} twice", "leave one of them out")
+    check(
+        not twice,
+        "ood_data to be different data",
+        f"{few(twice[:1])} twice",
+        "leave one of them out",
+    )
     n_parts = 2
     while len({own[-n_parts:] for own in parts}) < len(parts):
         n_parts += 1
@@ -83,4 +105,7 @@ def short_names(sources: Sequence[str]) -> list[str]:
 
 def option(help: str, default: Any = None, **metadata: str) -> Any:
     """A field of a dataclass of options, with its help; the default `...` marks a required option."""
-    return field(default=MISSING if default is ... else default, metadata={"help": help, **metadata})
+    return field(
+        default=MISSING if default is ... else default,
+        metadata={"help": help, **metadata},
+    )

@@ -27,20 +27,41 @@ from hf_calib.commands.console import Done
 from hf_calib.models.reading import Names
 
 # What stands for a value, by the last word of an option's name or by its type.
-_VALUES = {"column": "NAME", "split": "NAME", "data": "DATA", "output": "FOLDER", "method": "METHOD"}
-_VALUES |= {"Path": "FILE", "Names": "A,B,C", "int": "N", "float": "N", "str": "TEXT", "list[str]": "TEXT"}
+_VALUES = {
+    "column": "NAME",
+    "split": "NAME",
+    "data": "DATA",
+    "output": "FOLDER",
+    "method": "METHOD",
+}
+_VALUES |= {
+    "Path": "FILE",
+    "Names": "A,B,C",
+    "int": "N",
+    "float": "N",
+    "str": "TEXT",
+    "list[str]": "TEXT",
+}
 _FLAG: Any = partial(Parameter, kind=Parameter.KEYWORD_ONLY, default=False)
 _PATIENCE = 1.0  # seconds before a stage is named
-_JSON = typer.Option("--json", help="Print one JSON object, and nothing else, on stdout.")
-_ALL = typer.Option("--all", help="Print all metrics and the whole diagnosis, as in a saved report.")
+_JSON = typer.Option(
+    "--json", help="Print one JSON object, and nothing else, on stdout."
+)
+_ALL = typer.Option(
+    "--all", help="Print all metrics and the whole diagnosis, as in a saved report."
+)
 
 
 def entry(parameter: Any) -> tuple[str, str]:
     """An argument or option with what stands for its value, and what it does."""
     name, default = parameter.metavar or "", parameter.default
     if parameter.param_type_name == "option":
-        name = " ".join((", ".join((*parameter.opts, *parameter.secondary_opts)), name)).strip()
-    end = "" if default is None or isinstance(default, bool) else f" Default: {default}."
+        name = " ".join(
+            (", ".join((*parameter.opts, *parameter.secondary_opts)), name)
+        ).strip()
+    end = (
+        "" if default is None or isinstance(default, bool) else f" Default: {default}."
+    )
     again = " May be repeated." if getattr(parameter, "multiple", False) else ""
     return name, f"{parameter.help}{again}{' Required.' if parameter.required else end}"
 
@@ -62,7 +83,9 @@ class _Panels:
                 panel = each.rich_help_panel or f"{each.param_type_name.capitalize()}s"
                 panels.setdefault(panel, []).append(entry(each))
         for name, command in getattr(self, "commands", {}).items():
-            panels.setdefault("Commands", []).append((name, command.help.split("\n")[0]))
+            panels.setdefault("Commands", []).append(
+                (name, command.help.split("\n")[0])
+            )
         for panel, entries in panels.items():
             table = Table.grid(padding=(0, 2, 0, 0))
             for row in entries:
@@ -81,18 +104,29 @@ class _Commands(_Panels, TyperGroup):
     def invoke(self, context: Any) -> Any:
         """An error in the input ends with code 2 and one line on stderr; everything else is a bug, code 1."""
         try:
-            check(sys.stdout is not None, "stdout to be open", "a closed one", "send it to a file")
+            check(
+                sys.stdout is not None,
+                "stdout to be open",
+                "a closed one",
+                "send it to a file",
+            )
             return super().invoke(context)
         except InputError as error:
             print(f"hf-calib: {printable(error)}", file=sys.stderr)
             raise typer.Exit(2) from None
 
 
-app = typer.Typer(cls=_Commands, no_args_is_help=True, pretty_exceptions_show_locals=False)
+app = typer.Typer(
+    cls=_Commands, no_args_is_help=True, pretty_exceptions_show_locals=False
+)
 
 
 @app.callback(invoke_without_command=True)
-def main(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.")
+    ] = False,
+) -> None:
     """Classifiers whose probabilities mean what they say."""
     if version:
         print(f"hf-calib {metadata.version('hf_calib')}")
@@ -116,19 +150,40 @@ def _parameter(kind: type[options.Command], each: Any, hint: Any) -> Parameter:
     default = Parameter.empty if each.default is MISSING else each.default
     # Names are a,b,c on a command line, and Path("") would be the current folder.
     hint = {Names: str | None, Path: str, Path | None: str | None}.get(hint, hint)
-    return Parameter(each.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, info])
+    return Parameter(
+        each.name,
+        Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[hint, info],
+    )
 
 
 @contextmanager
-def _telling() -> Iterator[tuple[Callable[[int, int | None], None], Callable[[str], None]]]:
+def _telling() -> Iterator[
+    tuple[Callable[[int, int | None], None], Callable[[str], None]]
+]:
     """Yield what moves a bar on stderr, by rows just done of all, and what names a stage of more than a second."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TQDM_DISABLE", "" if sys.stderr.isatty() else "1")
-    columns = (TextColumn("rows"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    bars, timer = Progress(*columns, console=Console(stderr=True)), threading.Timer(_PATIENCE, print)
+    columns = (
+        TextColumn("rows"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    bars, timer = (
+        Progress(*columns, console=Console(stderr=True)),
+        threading.Timer(_PATIENCE, print),
+    )
 
     def move(done: int, total: int | None) -> None:
         bars.start()
@@ -139,7 +194,9 @@ def _telling() -> Iterator[tuple[Callable[[int, int | None], None], Callable[[st
     def begin(stage: str) -> None:
         nonlocal timer
         timer.cancel()
-        timer = threading.Timer(_PATIENCE, lambda: print(f"{stage} ...", file=sys.stderr, flush=True))
+        timer = threading.Timer(
+            _PATIENCE, lambda: print(f"{stage} ...", file=sys.stderr, flush=True)
+        )
         timer.daemon = True
         timer.start()
 
@@ -168,7 +225,9 @@ def _print(parts: Iterable[Any], *, show_all: bool) -> None:
             elif isinstance(part, list):
                 print(*part, sep="\n")
             else:
-                getattr(part, "document" if show_all else "short", lambda part=part: part)().show(screen)
+                getattr(
+                    part, "document" if show_all else "short", lambda part=part: part
+                )().show(screen)
         sys.stdout.flush()
     except OSError as error:
         if error.errno == EPIPE:  # the reader, such as head, has read enough
@@ -176,37 +235,55 @@ def _print(parts: Iterable[Any], *, show_all: bool) -> None:
         # Python flushes stdout again as it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         way_out = "make room there, or send it elsewhere"
-        raise InputOSError(expected("stdout", "be writable", error.strerror, way_out)) from error
+        raise InputOSError(
+            expected("stdout", "be writable", error.strerror, way_out)
+        ) from error
 
 
 def _add(kind: type[options.Command]) -> None:
     """Make a dataclass of options the command of its name."""
     hints = get_type_hints(kind)
     given = [_parameter(kind, each, hints[each.name]) for each in kind.options()]
-    flags = {"as_json": _JSON} | ({"show_all": _ALL} if kind in (options.Evaluate, options.Calibrate) else {})
-    given += [_FLAG(name, annotation=Annotated[bool, info]) for name, info in flags.items()]
+    flags = {"as_json": _JSON} | (
+        {"show_all": _ALL} if kind in (options.Evaluate, options.Calibrate) else {}
+    )
+    given += [
+        _FLAG(name, annotation=Annotated[bool, info]) for name, info in flags.items()
+    ]
 
     def run(as_json: bool, show_all: bool = True, **chosen: Any) -> None:
         with _telling() as told:
             command = kind(**chosen)
             done = command(*told, _warn)
         # The documents of the others have them.
-        if kind not in (options.Evaluate, options.CompareReports, options.CompareLosses):
+        if kind not in (
+            options.Evaluate,
+            options.CompareReports,
+            options.CompareLosses,
+        ):
             for note in getattr(getattr(done, "report", done), "notes", ()):
                 _warn(note)
-        shown, output = getattr(command.module, "shown", lambda done: [done]), chosen.get("output")
+        shown, output = (
+            getattr(command.module, "shown", lambda done: [done]),
+            chosen.get("output"),
+        )
         if as_json:
             parts: list[Any] = [[json.dumps(done.to_dict(), allow_nan=False)]]
         else:
             parts = [*(done.lines if isinstance(done, Done) else shown(done))]
             if output is not None and not chosen.get("print_commands"):
-                parts += ["", [f"Written to {output}: {', '.join(sorted(os.listdir(output)))}"]]
+                parts += [
+                    "",
+                    [f"Written to {output}: {', '.join(sorted(os.listdir(output)))}"],
+                ]
         _print(parts, show_all=show_all)
 
     run.__signature__ = Signature(given)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in given}
     epilog = f"Example: hf-calib {kind.command()} {kind.example}\nAll options: docs/command_line.md"
-    app.command(kind.command(), cls=_Command, help=inspect.getdoc(kind), epilog=epilog)(run)
+    app.command(kind.command(), cls=_Command, help=inspect.getdoc(kind), epilog=epilog)(
+        run
+    )
 
 
 for _kind in options.COMMANDS:

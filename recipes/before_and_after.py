@@ -19,7 +19,10 @@ RUNS = ROOT / "recipes" / "results" / "20newsgroups_minilm_3_epochs"
 def main() -> None:
     run = Run.load(RUNS / "cross_entropy.safetensors")
     panels = {
-        name: (run.probs[state].max(axis=1), run.probs[state].argmax(axis=1) == run.labels)
+        name: (
+            run.probs[state].max(axis=1),
+            run.probs[state].argmax(axis=1) == run.labels,
+        )
         for name, state in {"before": "none", "after one temperature": "nll"}.items()
     }
     figure = reliability_diagram(panels)

@@ -30,9 +30,16 @@ MEASURED = ("accuracy", "nll", "nll_calibrated", "ece", "ece_calibrated")
 
 @dataclass
 class ModelArguments:
-    model: str = field(default="global_pooling_cnn", metadata={"help": "This network, as the config says."})
-    max_length: int = field(default=250, metadata={"help": "Words of a text, from its end."})
-    results: Path = field(default=Path("best_epoch.csv"), metadata={"help": "The file that epochs go to."})
+    model: str = field(
+        default="global_pooling_cnn",
+        metadata={"help": "This network, as the config says."},
+    )
+    max_length: int = field(
+        default=250, metadata={"help": "Words of a text, from its end."}
+    )
+    results: Path = field(
+        default=Path("best_epoch.csv"), metadata={"help": "The file that epochs go to."}
+    )
 
 
 class TestAtEachEpoch(TrainerCallback):
@@ -56,11 +63,15 @@ def run(model_args, data_args, args):
     """The epochs of one run."""
     set_seed(args.seed)
     dataset = load_data(data_args)
-    tokenizer = train_word_tokenizer(dataset["train"]["text"], max_length=model_args.max_length)
+    tokenizer = train_word_tokenizer(
+        dataset["train"]["text"], max_length=model_args.max_length
+    )
     sizes = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
     config = GlobalPoolingCNNConfig(**sizes, **label_maps(dataset))
     rows = dataset.map(
-        lambda batch: tokenizer(batch["text"], truncation=True, max_length=model_args.max_length),
+        lambda batch: tokenizer(
+            batch["text"], truncation=True, max_length=model_args.max_length
+        ),
         batched=True,
         remove_columns="text",
     )
@@ -91,7 +102,9 @@ def table(results):
     for name, places in chosen.items():
         epochs = results.loc[places]
         means = [f"{epochs[measure].mean():.3f}" for measure in MEASURED]
-        lines.append(f"| {' | '.join([name, ', '.join(map(str, epochs['epoch'])), *means])} |")
+        lines.append(
+            f"| {' | '.join([name, ', '.join(map(str, epochs['epoch'])), *means])} |"
+        )
     return "\n".join(lines)
 
 

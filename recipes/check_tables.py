@@ -30,7 +30,11 @@ from results_tables import claim_lines, study_lines
 from saved_runs import FOLDERS, printed
 
 ROOT = Path(__file__).parents[1]
-RESULTS, DOCS, BENCHMARKS = ROOT / "recipes" / "results", ROOT / "docs", ROOT / "benchmarks"
+RESULTS, DOCS, BENCHMARKS = (
+    ROOT / "recipes" / "results",
+    ROOT / "docs",
+    ROOT / "benchmarks",
+)
 # The studies of each page, in the order of their tables.
 STUDIES = {
     "training.md": (
@@ -69,22 +73,38 @@ PER_TRAINING = {"classwise ECE": "none", "classwise ECE, after T": "temperature"
 DECIMAL = re.compile(r"(?<![\w.])[-+]?\d*\.\d+(?!\.?\d)(?<!\d{4}\.\d{5})")
 # Sources of stated numbers that are in no file of results.
 EXPLAINED = {
-    ("twenty_newsgroups.md", "1.42"): "the NLL of the calibration rows at the end of one training",
+    (
+        "twenty_newsgroups.md",
+        "1.42",
+    ): "the NLL of the calibration rows at the end of one training",
     **{
-        ("training.md", number): "run_studies.sh, on its learning rate" for number in ("2.35", "1.13", "5.02")
+        ("training.md", number): "run_studies.sh, on its learning rate"
+        for number in ("2.35", "1.13", "5.02")
     },
     **{("adafocal.md", number): "the paper's" for number in (".76", ".82")},
-    **{("adafocal.md", number): "what another seed may change" for number in (".01", ".02")},
+    **{
+        ("adafocal.md", number): "what another seed may change"
+        for number in (".01", ".02")
+    },
     ("bsce_gra.md", "7.4"): "1 / v^m, by the figure's vertical line",
-    **{("focal_calibration.md", number): "proofs.json" for number in (".7", ".558", ".0057")},
-    **{("focal_calibration.md", number): "a theorem and a weight" for number in ("4.5", ".5")},
+    **{
+        ("focal_calibration.md", number): "proofs.json"
+        for number in (".7", ".558", ".0057")
+    },
+    **{
+        ("focal_calibration.md", number): "a theorem and a weight"
+        for number in ("4.5", ".5")
+    },
     **{
         ("focal_calibration.md", number): "the paper's Table 5"
         for number in ("17.33", "15.13", "1.85", "13.51", "10.95", "14.91")
     },
     ("dual_focal.md", "3.46"): "the authors' log",
     ("bsce_gra.md", "4.3"): "a section",
-    **{("studies.md", number): "a theorem or a section" for number in ("4.1", "4.3", "4.5")},
+    **{
+        ("studies.md", number): "a theorem or a section"
+        for number in ("4.1", "4.3", "4.5")
+    },
     ("studies.md", "28.6"): "minutes of one run of all",
 }
 
@@ -104,7 +124,10 @@ class Checked(NamedTuple):
 
 def tables(text: str) -> Iterator[Table]:
     for found in re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE):
-        lines = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in found.splitlines()]
+        lines = [
+            [cell.strip() for cell in line.strip("|\n").split("|")]
+            for line in found.splitlines()
+        ]
         if len(lines) > 2 and set("".join(lines[1])) <= set("-: "):
             yield Table(lines[0], lines[2:])
 
@@ -126,7 +149,11 @@ def first_number(cell: str) -> str | None:
 
 def training() -> Checked:
     """The tables of the studies that compare losses."""
-    agree, wrong, without = 0, [], {"intervals": 0, "corrected p-values": 0, "other tables' numbers": 0}
+    agree, wrong, without = (
+        0,
+        [],
+        {"intervals": 0, "corrected p-values": 0, "other tables' numbers": 0},
+    )
     studies = iter(ALL_STUDIES)
     results = None
     for table in (table for page in STUDIES for table in tables(result_page(page))):
@@ -137,7 +164,9 @@ def training() -> Checked:
             results = pandas.read_csv(RESULTS / name / "results.csv")
             means = results.groupby(["loss", "method", "metric"])["value"].mean()
         elif not is_per_training:
-            without["other tables' numbers"] += sum(len(DECIMAL.findall(" ".join(row))) for row in table.rows)
+            without["other tables' numbers"] += sum(
+                len(DECIMAL.findall(" ".join(row))) for row in table.rows
+            )
             continue
         assert results is not None
         for row in table.rows:
@@ -150,19 +179,29 @@ def training() -> Checked:
                     expected[column] = means[cells["loss"], method, metric]
                 if cells["difference in NLL after T"]:
                     own, base = (
-                        means[loss, "temperature", "nll"] for loss in (cells["loss"], "cross_entropy")
+                        means[loss, "temperature", "nll"]
+                        for loss in (cells["loss"], "cross_entropy")
                     )
                     expected["difference in NLL after T"] = own - base
             else:
-                one = results[(results["loss"] == cells["loss"]) & (results["seed"] == int(cells["seed"]))]
-                values = one[one["metric"] == "classwise_ece"].set_index("method")["value"]
-                expected = {column: values[method] for column, method in PER_TRAINING.items()}
+                one = results[
+                    (results["loss"] == cells["loss"])
+                    & (results["seed"] == int(cells["seed"]))
+                ]
+                values = one[one["metric"] == "classwise_ece"].set_index("method")[
+                    "value"
+                ]
+                expected = {
+                    column: values[method] for column, method in PER_TRAINING.items()
+                }
             for column, value in expected.items():
                 number = first_number(cells[column])
                 if number is not None and shown(value, number):
                     agree += 1
                 else:
-                    wrong.append(f"{name}, {cells['loss']}, {column}: {cells[column]}, not {value:.4f}")
+                    wrong.append(
+                        f"{name}, {cells['loss']}, {column}: {cells[column]}, not {value:.4f}"
+                    )
     wrong += [f"no table of {name}" for name in studies]
     return Checked(agree, wrong, without)
 
@@ -177,7 +216,11 @@ def numbers_in(record: Any) -> Iterator[float]:
     elif isinstance(record, list):
         for value in record:
             yield from numbers_in(value)
-    elif isinstance(record, int | float) and not isinstance(record, bool) and math.isfinite(record):
+    elif (
+        isinstance(record, int | float)
+        and not isinstance(record, bool)
+        and math.isfinite(record)
+    ):
         yield float(record)
 
 
@@ -198,18 +241,29 @@ def prose(text: str) -> str:
 def stated(text: str) -> list[str]:
     """The decimal numbers of a page's tables and prose, without sign."""
     cells = [" ".join(row) for table in tables(text) for row in table.rows]
-    return [number.lstrip("+-") for number in DECIMAL.findall(" ".join(cells) + prose(text))]
+    return [
+        number.lstrip("+-") for number in DECIMAL.findall(" ".join(cells) + prose(text))
+    ]
 
 
 def is_among(number: str, values: list[float]) -> bool:
     """Whether it is one of the values, or one of them in percent."""
-    return any(shown(abs(value), number) or shown(100 * abs(value), number) for value in values)
+    return any(
+        shown(abs(value), number) or shown(100 * abs(value), number) for value in values
+    )
 
 
 def of_training() -> list[float]:
     """The numbers of these tables, which other pages and the prose may state."""
-    rows = [row for page in STUDIES for table in tables(result_page(page)) for row in table.rows]
-    values = [float(number) for row in rows for number in DECIMAL.findall(" ".join(row))]
+    rows = [
+        row
+        for page in STUDIES
+        for table in tables(result_page(page))
+        for row in table.rows
+    ]
+    values = [
+        float(number) for row in rows for number in DECIMAL.findall(" ".join(row))
+    ]
     for name in ALL_STUDIES:
         results = pandas.read_csv(RESULTS / name / "results.csv")
         values += results.groupby(["loss", "method", "metric"])["value"].mean().tolist()
@@ -231,19 +285,31 @@ def statements() -> Checked:
         for path in (RESULTS / "studies").glob("*.json")
     }
     trainings = of_training()
-    texts = {page.name: page.read_text() for page in sorted((DOCS / "papers").glob("*.md"))}
+    texts = {
+        page.name: page.read_text() for page in sorted((DOCS / "papers").glob("*.md"))
+    }
     texts["studies.md"] = result_page("studies.md")
-    sections = [(page, each) for page, text in texts.items() for each in re.split(r"(?m)^(?=## )", text)]
+    sections = [
+        (page, each)
+        for page, text in texts.items()
+        for each in re.split(r"(?m)^(?=## )", text)
+    ]
     sections += [(page, prose(result_page(page))) for page in STUDIES]
     for page, section in sections:
         # The first section of a page sums up the others; those on "the paper's table" are of runs.
         of_all = page not in STUDIES and section.startswith("# ")
-        named = [name for name in records if re.search(rf"\b{name}\b", texts[page] if of_all else section)]
+        named = [
+            name
+            for name in records
+            if re.search(rf"\b{name}\b", texts[page] if of_all else section)
+        ]
         values = [value for name in named for value in records[name]]
         for number in stated(section):
             if (page, number) in EXPLAINED:
                 without["numbers that are explained"] += 1
-            elif is_among(number, values + trainings if of_all else values or trainings):
+            elif is_among(
+                number, values + trainings if of_all else values or trainings
+            ):
                 agree += 1
             else:
                 wrong.append(
@@ -258,19 +324,33 @@ def small_claims() -> Checked:
     for path in sorted((RESULTS / "studies").glob("small_claims*.json")):
         pages = json.loads(path.read_text(encoding="utf-8"))["pages"]
         means = pandas.read_csv(path.with_suffix(".csv")).groupby("setting").mean()
-        for table in (table for of_page in pages.values() for table in of_page.values()):
+        for table in (
+            table for of_page in pages.values() for table in of_page.values()
+        ):
             known |= {line.strip() for line in claim_lines(table["rows"])}
             for name, row in table["rows"].items():
                 for title, column in table["columns"].items():
                     agree += 1
-                    if not math.isclose(row[title]["value"], means.loc[name, column], rel_tol=1e-4):
-                        wrong.append(f"{path.name}, {name}: {title} is not {means.loc[name, column]}")
+                    if not math.isclose(
+                        row[title]["value"], means.loc[name, column], rel_tol=1e-4
+                    ):
+                        wrong.append(
+                            f"{path.name}, {name}: {title} is not {means.loc[name, column]}"
+                        )
     for page in sorted((DOCS / "papers").glob("*.md")):
         sections = re.split(r"(?m)^(?=## )", page.read_text(encoding="utf-8"))
         text = "\n".join(section for section in sections if "small_claims" in section)
-        lines = [line for line in text.splitlines() if line.startswith("|") and DECIMAL.search(line)]
+        lines = [
+            line
+            for line in text.splitlines()
+            if line.startswith("|") and DECIMAL.search(line)
+        ]
         agree += sum(line in known for line in lines)
-        wrong += [f"{page.name}: not as it was printed: {line}" for line in lines if line not in known]
+        wrong += [
+            f"{page.name}: not as it was printed: {line}"
+            for line in lines
+            if line not in known
+        ]
     return Checked(agree, wrong, {})
 
 
@@ -283,19 +363,33 @@ def language_models() -> Checked:
     return as_printed(["language_models.md"], lines)
 
 
-def as_printed(names: Sequence[str], lines: list[str], without_a_file: str | None = None) -> Checked:
+def as_printed(
+    names: Sequence[str], lines: list[str], without_a_file: str | None = None
+) -> Checked:
     """Whether the pages' lines of tables are among those that were printed; those of one section have no file."""
     known = {line.strip() for line in lines}
     agree, wrong, without = 0, [], {}
-    sections = [(name, each) for name in names for each in re.split(r"(?m)^(?=## )", result_page(name))]
+    sections = [
+        (name, each)
+        for name in names
+        for each in re.split(r"(?m)^(?=## )", result_page(name))
+    ]
     for name, section in sections:
-        found = [line for line in section.splitlines() if line.startswith("|") and DECIMAL.search(line)]
+        found = [
+            line
+            for line in section.splitlines()
+            if line.startswith("|") and DECIMAL.search(line)
+        ]
         n_numbers = sum(len(DECIMAL.findall(line)) for line in found)
         if without_a_file is not None and section.startswith(f"## {without_a_file}\n"):
             without[f"numbers of {without_a_file!r}"] = n_numbers
             continue
         agree += n_numbers
-        wrong += [f"{name}: not as it was printed: {line}" for line in found if line.strip() not in known]
+        wrong += [
+            f"{name}: not as it was printed: {line}"
+            for line in found
+            if line.strip() not in known
+        ]
     return Checked(agree, wrong, without)
 
 
@@ -319,13 +413,25 @@ def saved_logits() -> Checked:
     page, wrong, lines = "papers_length.md", [], []
     for name, own in of_saved_logits().items():
         there = result_page(FOLDERS[name].page).splitlines()
-        wrong += [f"{FOLDERS[name].page} lacks: {line}" for line in own if line not in there]
+        wrong += [
+            f"{FOLDERS[name].page} lacks: {line}" for line in own if line not in there
+        ]
         lines += own if FOLDERS[name].page == page else []
     found = as_printed([page], lines)
     known = {number.lstrip("+-") for number in DECIMAL.findall(" ".join(lines))}
-    stated_here = [number.lstrip("+-") for number in DECIMAL.findall(prose(result_page(page)))]
-    unknown = [f"{page}: {number} is in no table" for number in stated_here if number not in known]
-    return Checked(found.agree + len(stated_here) - len(unknown), [*wrong, *found.wrong, *unknown], {})
+    stated_here = [
+        number.lstrip("+-") for number in DECIMAL.findall(prose(result_page(page)))
+    ]
+    unknown = [
+        f"{page}: {number} is in no table"
+        for number in stated_here
+        if number not in known
+    ]
+    return Checked(
+        found.agree + len(stated_here) - len(unknown),
+        [*wrong, *found.wrong, *unknown],
+        {},
+    )
 
 
 def linked() -> Checked:
@@ -334,23 +440,47 @@ def linked() -> Checked:
     for name in SUMMARIES:
         page = DOCS / name
         text = page.read_text(encoding="utf-8")
-        targets = {target for target in re.findall(r"\]\(([^)#]+\.md)", text) if target != name}
-        sources = [(page.parent / target).read_text(encoding="utf-8") for target in sorted(targets)]
+        targets = {
+            target for target in re.findall(r"\]\(([^)#]+\.md)", text) if target != name
+        }
+        sources = [
+            (page.parent / target).read_text(encoding="utf-8")
+            for target in sorted(targets)
+        ]
         sources += re.findall(r"(?ms)^```text$.*?^```", text)
         values = [abs(float(number)) for number in DECIMAL.findall(" ".join(sources))]
         missing = [number for number in stated(text) if not is_among(number, values)]
         agree += len(stated(text)) - len(missing)
-        wrong += [f"{name}: {number} is on no page that it links to" for number in missing]
+        wrong += [
+            f"{name}: {number} is on no page that it links to" for number in missing
+        ]
     return Checked(agree, wrong, {})
 
 
 def main() -> int:
     failed = 0
-    for check in (training, saved_logits, language_models, statements, small_claims, post_hoc, linked):
+    for check in (
+        training,
+        saved_logits,
+        language_models,
+        statements,
+        small_claims,
+        post_hoc,
+        linked,
+    ):
         found = check()
-        print(f"{check.__name__}: {found.agree:,} numbers agree with their file, {len(found.wrong)} do not")
+        print(
+            f"{check.__name__}: {found.agree:,} numbers agree with their file, {len(found.wrong)} do not"
+        )
         print("".join(f"  {each}\n" for each in found.wrong), end="")
-        print("".join(f"  without a file: {n:,} {what}\n" for what, n in found.without.items() if n), end="")
+        print(
+            "".join(
+                f"  without a file: {n:,} {what}\n"
+                for what, n in found.without.items()
+                if n
+            ),
+            end="",
+        )
         failed += len(found.wrong)
     return 1 if failed else 0
 

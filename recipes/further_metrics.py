@@ -25,7 +25,11 @@ from hf_calib.metrics import (
     negative_log_likelihood,
 )
 from hf_calib.predictions.training import TrainingPredictions
-from hf_calib.scaling import EnsembleTemperatureScaling, SplineScaling, TemperatureScaling
+from hf_calib.scaling import (
+    EnsembleTemperatureScaling,
+    SplineScaling,
+    TemperatureScaling,
+)
 
 ERRORS = {
     "ECE": expected_calibration_error,
@@ -52,7 +56,11 @@ def measured(path):
     found = TrainingPredictions.load(path)
     labels = found.test.labels
     if found.calibration is None or labels.ndim != 1:
-        got = "no calibration rows" if found.calibration is None else f"labels of the shape {labels.shape}"
+        got = (
+            "no calibration rows"
+            if found.calibration is None
+            else f"labels of the shape {labels.shape}"
+        )
         raise SystemExit(
             f"expected {path} to have one label per row, and calibration rows to fit the maps on, got {got}; "
             "its report has the metrics of such a training"
@@ -66,8 +74,15 @@ def measured(path):
             for name, make in MAPS.items()
         }
         before = softmax(found.test.logits.astype(float), axis=1)
-        errors = [metric(probs, labels) for metric in ERRORS.values() for probs in (before, by_map["T"])]
-    return [*errors, *(negative_log_likelihood(probs, labels) for probs in by_map.values())]
+        errors = [
+            metric(probs, labels)
+            for metric in ERRORS.values()
+            for probs in (before, by_map["T"])
+        ]
+    return [
+        *errors,
+        *(negative_log_likelihood(probs, labels) for probs in by_map.values()),
+    ]
 
 
 def main():

@@ -19,7 +19,12 @@ from papers.images import gaussian_noise, ten_crops, write_ten_crop_report
 from papers.networks import IMAGE_NETWORKS, network_config
 from papers.pixels import PixelTransform, decode_images
 from torch.optim.lr_scheduler import MultiStepLR
-from transformers import AutoConfig, AutoModelForImageClassification, ViTImageProcessorPil, set_seed
+from transformers import (
+    AutoConfig,
+    AutoModelForImageClassification,
+    ViTImageProcessorPil,
+    set_seed,
+)
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
 from hf_calib.data import (
@@ -45,10 +50,14 @@ class ModelArguments:
         },
     )
     from_scratch: bool = field(
-        default=False, metadata={"help": "Take the network and the processor of the model, with new weights."}
+        default=False,
+        metadata={
+            "help": "Take the network and the processor of the model, with new weights."
+        },
     )
     model_kwargs: str = field(
-        default="{}", metadata={"help": "Of a network from scratch, as JSON: '{\"depth\": 110}'."}
+        default="{}",
+        metadata={"help": "Of a network from scratch, as JSON: '{\"depth\": 110}'."},
     )
     decay_all: bool = field(
         default=False,
@@ -62,7 +71,9 @@ class ModelArguments:
             "help": "For a network from scratch: weights of the same names to start from, its head left out."
         },
     )
-    image_size: int = field(default=32, metadata={"help": "Height and width, for a network from scratch."})
+    image_size: int = field(
+        default=32, metadata={"help": "Height and width, for a network from scratch."}
+    )
     image_mean: list[float] = field(
         default_factory=lambda: [0.5, 0.5, 0.5],
         metadata={"help": "Of the channels, for a network from scratch."},
@@ -73,15 +84,25 @@ class ModelArguments:
     )
     crop: str = field(
         default="resized",
-        metadata={"help": "In training: resized (photographs), pad (small images) or none."},
+        metadata={
+            "help": "In training: resized (photographs), pad (small images) or none."
+        },
     )
     padding: int | None = field(
-        default=None, metadata={"help": "Of the crop pad, in pixels; by default an eighth of the side."}
+        default=None,
+        metadata={
+            "help": "Of the crop pad, in pixels; by default an eighth of the side."
+        },
     )
-    flip: bool = field(default=True, metadata={"help": "In training: flip half of the images horizontally."})
+    flip: bool = field(
+        default=True,
+        metadata={"help": "In training: flip half of the images horizontally."},
+    )
     decode_once: bool = field(
         default=False,
-        metadata={"help": "Keep the pixels of all images on disk; for small images, which train faster."},
+        metadata={
+            "help": "Keep the pixels of all images on disk; for small images, which train faster."
+        },
     )
     ten_crop: int | None = field(
         default=None,
@@ -105,15 +126,22 @@ class ModelArguments:
     lr_decay: float = field(default=0.1, metadata={"help": "With lr_milestones."})
     training_trace: bool = field(
         default=False,
-        metadata={"help": "Record at each evaluation what the papers' figures need, in training_trace.json."},
+        metadata={
+            "help": "Record at each evaluation what the papers' figures need, in training_trace.json."
+        },
     )
-    resume: bool = field(default=False, metadata={"help": "Resume from the last checkpoint in output_dir."})
+    resume: bool = field(
+        default=False,
+        metadata={"help": "Resume from the last checkpoint in output_dir."},
+    )
 
 
 model_args, data_args, training_args = parse_arguments(
     (ModelArguments, DataArguments, CalibrationTrainingArguments)
 )
-training_args.remove_unused_columns = False  # the images would be dropped before they are transformed
+training_args.remove_unused_columns = (
+    False  # the images would be dropped before they are transformed
+)
 set_seed(training_args.seed)
 
 # Data: train, calibration (gammas, temperature, choice of the checkpoint) and test (reported, nothing else).
@@ -122,7 +150,9 @@ with training_args.main_process_first():
     elsewhere = load_ood(data_args, images=True)
     if model_args.ood_noise:
         unlabelled = dataset["test"].remove_columns("label")
-        elsewhere["gaussian noise"] = gaussian_noise(unlabelled, seed=data_args.split_seed)
+        elsewhere["gaussian noise"] = gaussian_noise(
+            unlabelled, seed=data_args.split_seed
+        )
 labels = label_maps(dataset)
 dataset = multi_hot(dataset)  # several labels per row become floats
 
@@ -132,14 +162,20 @@ if model_args.model in IMAGE_NETWORKS:
     processor = ViTImageProcessorPil(
         size=size, image_mean=model_args.image_mean, image_std=model_args.image_std
     )
-    config = network_config(IMAGE_NETWORKS[model_args.model].config_class, model_args.model_kwargs, **labels)
+    config = network_config(
+        IMAGE_NETWORKS[model_args.model].config_class, model_args.model_kwargs, **labels
+    )
     model = AutoModelForImageClassification.from_config(config)
     if model_args.weights is not None:
-        model = type(model).from_pretrained(model_args.weights, config=config, ignore_mismatched_sizes=True)
+        model = type(model).from_pretrained(
+            model_args.weights, config=config, ignore_mismatched_sizes=True
+        )
 else:
     processor = load_image_processor(model_args.model)
     if model_args.from_scratch:
-        config = AutoConfig.from_pretrained(model_args.model, **json.loads(model_args.model_kwargs), **labels)
+        config = AutoConfig.from_pretrained(
+            model_args.model, **json.loads(model_args.model_kwargs), **labels
+        )
         model = AutoModelForImageClassification.from_config(config)
     else:  # a head for other classes is replaced
         model = AutoModelForImageClassification.from_pretrained(
@@ -159,13 +195,21 @@ transform = ImageTransform
 if model_args.decode_once:
     transform = PixelTransform
     with training_args.main_process_first():
-        dataset = {name: decode_images(split, processor) for name, split in dataset.items()}
-        elsewhere = {name: decode_images(rows, processor) for name, rows in elsewhere.items()}
-augmented = transform(processor, crop=model_args.crop, flip=model_args.flip, padding=model_args.padding)
+        dataset = {
+            name: decode_images(split, processor) for name, split in dataset.items()
+        }
+        elsewhere = {
+            name: decode_images(rows, processor) for name, rows in elsewhere.items()
+        }
+augmented = transform(
+    processor, crop=model_args.crop, flip=model_args.flip, padding=model_args.padding
+)
 train = dataset["train"].with_transform(augmented)
 calibration = dataset["calibration"].with_transform(transform(processor))
 test = dataset["test"].with_transform(transform(processor))
-elsewhere = {name: rows.with_transform(transform(processor)) for name, rows in elsewhere.items()}
+elsewhere = {
+    name: rows.with_transform(transform(processor)) for name, rows in elsewhere.items()
+}
 
 
 # Train, report, save.
@@ -197,5 +241,7 @@ if model_args.training_trace:
     trainer.add_callback(TrainingTrace(trainer))
 train_and_report(trainer, test, elsewhere=elsewhere, resume=model_args.resume)
 if crops:
-    write_ten_crop_report(trainer, crops, f"{training_args.output_dir}/report_ten_crops")
+    write_ten_crop_report(
+        trainer, crops, f"{training_args.output_dir}/report_ten_crops"
+    )
 trainer.accelerator.end_training()

@@ -13,7 +13,11 @@ from pathlib import Path
 from scipy.special import softmax
 
 from hf_calib.losses import make_loss
-from hf_calib.metrics import accuracy, calibration_error_interval, negative_log_likelihood
+from hf_calib.metrics import (
+    accuracy,
+    calibration_error_interval,
+    negative_log_likelihood,
+)
 from hf_calib.predictions.training import TrainingPredictions
 from hf_calib.scaling import InverseLink, TemperatureScaling
 
@@ -27,17 +31,29 @@ def cell(probs, labels):
     return f"{value:.3f} [{low:.3f}, {high:.3f}] | {negative_log_likelihood(probs, labels):.3f}"
 
 
-print("| run | accuracy | ECE | NLL | ECE, inverse link | NLL | ECE, temperature | NLL |")
+print(
+    "| run | accuracy | ECE | NLL | ECE, inverse link | NLL | ECE, temperature | NLL |"
+)
 print("|---|---|---|---|---|---|---|---|")
 for run in args.runs:
     results = json.loads((run / "results.json").read_text())
     loss = make_loss(results["loss"], **results["hyperparameters"])
     if hasattr(loss, "update"):
-        parser.error(f"{run}: the table that {results['loss']} had at the end is not in results.json")
+        parser.error(
+            f"{run}: the table that {results['loss']} had at the end is not in results.json"
+        )
     found = TrainingPredictions.load(run / "predictions.safetensors")
-    temperature = TemperatureScaling().fit(found.calibration.logits, found.calibration.labels)
+    temperature = TemperatureScaling().fit(
+        found.calibration.logits, found.calibration.labels
+    )
     logits, labels = found.test.logits, found.test.labels
     raw = softmax(logits.astype(float), axis=1)
-    columns = [raw, *(scaler.predict_proba(logits) for scaler in (InverseLink(loss), temperature))]
+    columns = [
+        raw,
+        *(scaler.predict_proba(logits) for scaler in (InverseLink(loss), temperature)),
+    ]
     cells = [cell(probs, labels) for probs in columns]
-    print(f"| {run.name} | {accuracy(raw, labels):.3f} | {' | '.join(cells)} |", flush=True)
+    print(
+        f"| {run.name} | {accuracy(raw, labels):.3f} | {' | '.join(cells)} |",
+        flush=True,
+    )

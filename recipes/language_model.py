@@ -10,7 +10,12 @@ does not fit on one GPU, use `recipes/accelerate/fsdp.yaml`.
 import json
 from dataclasses import dataclass, field
 
-from transformers import AutoModelForCausalLM, AutoTokenizer, DataCollatorWithPadding, set_seed
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DataCollatorWithPadding,
+    set_seed,
+)
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
 from hf_calib.data import DataArguments, label_maps, load_data, load_ood
@@ -21,17 +26,25 @@ from hf_calib.language_models import PromptTemplate, label_token_classifier
 @dataclass
 class ModelArguments:
     model: str = field(
-        default="Qwen/Qwen3-0.6B", metadata={"help": "A causal language model on the Hub or on disk."}
+        default="Qwen/Qwen3-0.6B",
+        metadata={"help": "A causal language model on the Hub or on disk."},
     )
     prompt: str = field(
-        default="{text}\nThe subject of this text is", metadata={"help": "What stands before the answer."}
+        default="{text}\nThe subject of this text is",
+        metadata={"help": "What stands before the answer."},
     )
     chat: bool = field(
         default=False,
-        metadata={"help": "Put the prompt into the tokenizer's chat template, as the user's message."},
+        metadata={
+            "help": "Put the prompt into the tokenizer's chat template, as the user's message."
+        },
     )
-    system: str | None = field(default=None, metadata={"help": "The system's message of a chat."})
-    ends_with: str = field(default="", metadata={"help": "What stands after the chat template: 'Answer:'."})
+    system: str | None = field(
+        default=None, metadata={"help": "The system's message of a chat."}
+    )
+    ends_with: str = field(
+        default="", metadata={"help": "What stands after the chat template: 'Answer:'."}
+    )
     answers: str | None = field(
         default=None,
         metadata={
@@ -39,12 +52,22 @@ class ModelArguments:
             "by default a space and the class's name."
         },
     )
-    max_length: int = field(default=512, metadata={"help": "Tokens of a prompt; longer texts are cut."})
-    lora_rank: int = field(
-        default=0, metadata={"help": "Rank of LoRA adapters on all linear layers; 0 trains the whole model."}
+    max_length: int = field(
+        default=512, metadata={"help": "Tokens of a prompt; longer texts are cut."}
     )
-    lora_alpha: int = field(default=32, metadata={"help": "Scale of the adapters, times the rank."})
-    resume: bool = field(default=False, metadata={"help": "Resume from the last checkpoint in output_dir."})
+    lora_rank: int = field(
+        default=0,
+        metadata={
+            "help": "Rank of LoRA adapters on all linear layers; 0 trains the whole model."
+        },
+    )
+    lora_alpha: int = field(
+        default=32, metadata={"help": "Scale of the adapters, times the rank."}
+    )
+    resume: bool = field(
+        default=False,
+        metadata={"help": "Resume from the last checkpoint in output_dir."},
+    )
 
 
 model_args, data_args, training_args = parse_arguments(
@@ -58,7 +81,9 @@ with training_args.main_process_first():
     elsewhere = load_ood(data_args)
 labels = label_maps(dataset)["label2id"]
 answers = (
-    {name: f" {name}" for name in labels} if model_args.answers is None else json.loads(model_args.answers)
+    {name: f" {name}" for name in labels}
+    if model_args.answers is None
+    else json.loads(model_args.answers)
 )
 if answers.keys() != labels.keys():
     raise SystemExit(
@@ -69,7 +94,9 @@ if answers.keys() != labels.keys():
 tokenizer = AutoTokenizer.from_pretrained(model_args.model)
 if tokenizer.pad_token is None:
     tokenizer.pad_token = tokenizer.eos_token
-prompt = PromptTemplate(model_args.prompt, model_args.chat, model_args.system, model_args.ends_with)
+prompt = PromptTemplate(
+    model_args.prompt, model_args.chat, model_args.system, model_args.ends_with
+)
 model = label_token_classifier(
     AutoModelForCausalLM.from_pretrained(model_args.model, dtype="float32"),
     tokenizer,
@@ -91,7 +118,9 @@ if model_args.lora_rank:
 
 def tokenize(rows):
     def ids(row):
-        _, found = prompt.fitting(row["text"], tokenizer=tokenizer, max_length=model_args.max_length)
+        _, found = prompt.fitting(
+            row["text"], tokenizer=tokenizer, max_length=model_args.max_length
+        )
         return {"input_ids": found}
 
     return rows.map(ids, remove_columns="text")

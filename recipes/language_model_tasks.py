@@ -19,9 +19,7 @@ import pandas as pd
 MONEY = ("banking", "credit_cards")
 # The sentiment of each emotion as GoEmotions groups them; ambiguous ones and neutral are left out.
 POSITIVE = "admiration amusement approval caring desire excitement gratitude joy love optimism pride relief"
-NEGATIVE = (
-    "anger annoyance disappointment disapproval disgust embarrassment fear grief nervousness remorse sadness"
-)
+NEGATIVE = "anger annoyance disappointment disapproval disgust embarrassment fear grief nervousness remorse sadness"
 SPLITS = ("train", "test")
 
 
@@ -32,18 +30,28 @@ def write(rows: pd.DataFrame, path: Path) -> None:
 
 
 def ag_news(data: Path, split: str) -> pd.DataFrame:
-    rows = pd.read_csv(data / "ag_news" / {"train": "train_20k.csv.gz", "test": "test.csv.gz"}[split])
-    return rows.assign(label=rows["label"].map(dict(enumerate(("World", "Sports", "Business", "Sci/Tech")))))
+    rows = pd.read_csv(
+        data / "ag_news" / {"train": "train_20k.csv.gz", "test": "test.csv.gz"}[split]
+    )
+    return rows.assign(
+        label=rows["label"].map(
+            dict(enumerate(("World", "Sports", "Business", "Sci/Tech")))
+        )
+    )
 
 
 def clinc150(data: Path, split: str) -> pd.DataFrame:
     """Texts with the name of the intent and its domain."""
     names = json.loads((data / "clinc150" / "label_names.json").read_text())
     domains = json.loads((data / "clinc150" / "domains.json").read_text())
-    domain_of = {intent: domain for domain, intents in domains.items() for intent in intents}
+    domain_of = {
+        intent: domain for domain, intents in domains.items() for intent in intents
+    }
     rows = pd.read_csv(data / "clinc150" / f"{split}.csv.gz")
     intents = rows["label"].map(dict(enumerate(names)))
-    return pd.DataFrame({"text": rows["text"], "label": intents, "domain": intents.map(domain_of)})
+    return pd.DataFrame(
+        {"text": rows["text"], "label": intents, "domain": intents.map(domain_of)}
+    )
 
 
 def guard(rows: pd.DataFrame) -> pd.DataFrame:
@@ -59,7 +67,10 @@ def sentiment(data: Path, split: str) -> pd.DataFrame:
     rows = rows[~rows["labels"].str.contains(" ")]
     emotion = rows["labels"].astype(int).map(dict(enumerate(names)))
     label = emotion.map(
-        {**dict.fromkeys(POSITIVE.split(), "positive"), **dict.fromkeys(NEGATIVE.split(), "negative")}
+        {
+            **dict.fromkeys(POSITIVE.split(), "positive"),
+            **dict.fromkeys(NEGATIVE.split(), "negative"),
+        }
     )
     return pd.DataFrame({"text": rows["text"], "label": label}).dropna()
 
@@ -69,20 +80,37 @@ parser.add_argument("data", type=Path)
 parser.add_argument("output", type=Path)
 args = parser.parse_args()
 
-posts = {split: pd.read_parquet(args.data / "20newsgroups" / f"{split}.parquet") for split in SPLITS}
-stripped = {split: pd.DataFrame({"text": rows["text_stripped"].str.strip()}) for split, rows in posts.items()}
-stripped = {split: rows[rows["text"].str.len() > 100] for split, rows in stripped.items()}
+posts = {
+    split: pd.read_parquet(args.data / "20newsgroups" / f"{split}.parquet")
+    for split in SPLITS
+}
+stripped = {
+    split: pd.DataFrame({"text": rows["text_stripped"].str.strip()})
+    for split, rows in posts.items()
+}
+stripped = {
+    split: rows[rows["text"].str.len() > 100] for split, rows in stripped.items()
+}
 learnt = pd.concat(
-    [ag_news(args.data, "train")[["text"]], clinc150(args.data, "train")[["text"]], stripped["train"]]
+    [
+        ag_news(args.data, "train")[["text"]],
+        clinc150(args.data, "train")[["text"]],
+        stripped["train"],
+    ]
 )
 write(learnt.sample(frac=1, random_state=0), args.output / "pretraining.jsonl")
-for start, split in enumerate(SPLITS):  # halves of the test posts, which pretraining has not seen
-    write(stripped["test"].iloc[start::2], args.output / "next_token" / f"{split}.jsonl")
+for start, split in enumerate(
+    SPLITS
+):  # halves of the test posts, which pretraining has not seen
+    write(
+        stripped["test"].iloc[start::2], args.output / "next_token" / f"{split}.jsonl"
+    )
 for split in SPLITS:
     intents = clinc150(args.data, split)
     write(ag_news(args.data, split), args.output / "topics" / f"{split}.jsonl")
     write(
-        intents[intents["domain"] == "banking"][["text", "label"]], args.output / "intents" / f"{split}.jsonl"
+        intents[intents["domain"] == "banking"][["text", "label"]],
+        args.output / "intents" / f"{split}.jsonl",
     )
     write(guard(intents), args.output / "guard" / f"{split}.jsonl")
     write(sentiment(args.data, split), args.output / "sentiment" / f"{split}.jsonl")

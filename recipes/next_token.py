@@ -12,7 +12,12 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, DataCollatorForSeq2Seq, set_seed
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DataCollatorForSeq2Seq,
+    set_seed,
+)
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
 from hf_calib.data.sources import load_rows
@@ -21,17 +26,32 @@ from hf_calib.experiments import parse_arguments, train_and_report
 
 @dataclass
 class TextArguments:
-    train_file: str = field(metadata={"help": "jsonl, csv or parquet with a column text."})
-    test_file: str | None = field(default=None, metadata={"help": "Reported, nothing else."})
-    model: str = field(default="Qwen/Qwen3-0.6B", metadata={"help": "On the Hub or on disk."})
+    train_file: str = field(
+        metadata={"help": "jsonl, csv or parquet with a column text."}
+    )
+    test_file: str | None = field(
+        default=None, metadata={"help": "Reported, nothing else."}
+    )
+    model: str = field(
+        default="Qwen/Qwen3-0.6B", metadata={"help": "On the Hub or on disk."}
+    )
     block: int = field(default=128, metadata={"help": "Tokens of a row."})
-    max_train_tokens: int | None = field(default=None, metadata={"help": "The first ones; all by default."})
+    max_train_tokens: int | None = field(
+        default=None, metadata={"help": "The first ones; all by default."}
+    )
     max_test_tokens: int = field(default=4096, metadata={"help": "The first ones."})
-    calibration_tokens: int = field(default=8192, metadata={"help": "Held out of the training tokens."})
-    resume: bool = field(default=False, metadata={"help": "Resume from the last checkpoint in output_dir."})
+    calibration_tokens: int = field(
+        default=8192, metadata={"help": "Held out of the training tokens."}
+    )
+    resume: bool = field(
+        default=False,
+        metadata={"help": "Resume from the last checkpoint in output_dir."},
+    )
 
 
-text_args, training_args = parse_arguments((TextArguments, CalibrationTrainingArguments))
+text_args, training_args = parse_arguments(
+    (TextArguments, CalibrationTrainingArguments)
+)
 set_seed(training_args.seed)
 tokenizer = AutoTokenizer.from_pretrained(text_args.model)
 if tokenizer.pad_token is None:
@@ -43,7 +63,9 @@ def blocks(path: str, most: int | None) -> Dataset:
     """Rows of `block` tokens, each its own label; what is left at the end is dropped."""
     texts = [text or "" for text in load_rows(path)["text"]]
     ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    tokens = list(chain.from_iterable([*each, tokenizer.eos_token_id] for each in ids))[:most]
+    tokens = list(chain.from_iterable([*each, tokenizer.eos_token_id] for each in ids))[
+        :most
+    ]
     starts = range(0, len(tokens) - text_args.block + 1, text_args.block)
     rows = [tokens[start : start + text_args.block] for start in starts]
     return Dataset.from_dict({"input_ids": rows, "labels": rows})
@@ -51,7 +73,11 @@ def blocks(path: str, most: int | None) -> Dataset:
 
 with training_args.main_process_first():
     train = blocks(text_args.train_file, text_args.max_train_tokens)
-    test = None if text_args.test_file is None else blocks(text_args.test_file, text_args.max_test_tokens)
+    test = (
+        None
+        if text_args.test_file is None
+        else blocks(text_args.test_file, text_args.max_test_tokens)
+    )
 n_held_out = max(1, text_args.calibration_tokens // text_args.block)
 calibration, train = (
     train.select(range(n_held_out)),

@@ -32,7 +32,11 @@ MARKERS = "os^Dv<>PXd"
 PANELS = (
     ("ECE, as trained", "none", "ece"),
     ("ECE, after the temperature", "temperature", "ece"),
-    ("NLL after the temperature,\nless cross entropy's of the seed (nats)", "temperature", "nll"),
+    (
+        "NLL after the temperature,\nless cross entropy's of the seed (nats)",
+        "temperature",
+        "nll",
+    ),
 )
 
 
@@ -42,15 +46,31 @@ def main(folder: Path) -> None:
         task, epochs = re.fullmatch(r"(.+)_(\d+)_epochs", path.parent.name).groups()
         studies.setdefault(task, {})[int(epochs)] = pandas.read_csv(path)
     losses = list(
-        dict.fromkeys(loss for each in studies.values() for rows in each.values() for loss in rows["loss"])
+        dict.fromkeys(
+            loss
+            for each in studies.values()
+            for rows in each.values()
+            for loss in rows["loss"]
+        )
     )
     figure = Figure(figsize=(5.4 * len(studies), 11), layout="constrained")
     grid = figure.subplots(len(PANELS), len(studies), squeeze=False)
     for column, (task, by_epochs) in enumerate(sorted(studies.items())):
         for axes, (title, method, metric) in zip(grid[:, column], PANELS, strict=True):
             for number, loss in enumerate(losses):
-                draw_loss(axes, by_epochs, (loss, method, metric), number / len(losses) - 0.5, number)
-            axes.set(xscale="log", xticks=sorted(by_epochs), xticklabels=sorted(by_epochs), title=task)
+                draw_loss(
+                    axes,
+                    by_epochs,
+                    (loss, method, metric),
+                    number / len(losses) - 0.5,
+                    number,
+                )
+            axes.set(
+                xscale="log",
+                xticks=sorted(by_epochs),
+                xticklabels=sorted(by_epochs),
+                title=task,
+            )
             axes.set(ylabel=title, xlabel="epochs")
             axes.minorticks_off()
             if metric == "ece":
@@ -72,16 +92,26 @@ def draw_loss(axes, by_epochs, key, shift, number) -> None:
         if len(values):
             x = epochs * 1.25**shift
             means[x] = (values.mean(), len(values))
-            axes.plot([x] * len(values), values, ".", ms=3, color=COLOURS[number], alpha=0.6)
+            axes.plot(
+                [x] * len(values), values, ".", ms=3, color=COLOURS[number], alpha=0.6
+            )
     ends = list(means.items())
     for (x, (value, n)), (other_x, (other, m)) in itertools.pairwise(ends):
-        axes.plot([x, other_x], [value, other], ":" if min(n, m) == 1 else "-", lw=1, color=COLOURS[number])
+        axes.plot(
+            [x, other_x],
+            [value, other],
+            ":" if min(n, m) == 1 else "-",
+            lw=1,
+            color=COLOURS[number],
+        )
     for x, (value, n) in ends:
         face = "none" if n == 1 else COLOURS[number]
         axes.plot([x], [value], MARKERS[number], ms=6, mec=COLOURS[number], mfc=face)
 
 
-def values_of(rows: pandas.DataFrame, loss: str, method: str, metric: str) -> np.ndarray:
+def values_of(
+    rows: pandas.DataFrame, loss: str, method: str, metric: str
+) -> np.ndarray:
     """One for each seed; of the NLL, the difference to cross entropy's of that seed."""
     chosen = rows[(rows["method"] == method) & (rows["metric"] == metric)].pivot(
         index="seed", columns="loss", values="value"

@@ -44,7 +44,9 @@ def study_lines(report: dict) -> Iterator[str]:
     """The table of a study, line by line."""
     means, differences = by(report, "means"), by(report, "differences")
     header = ["loss", "accuracy"]
-    header += [f"{metric}{words}" for metric in ("ECE", "NLL") for words in METHODS.values()]
+    header += [
+        f"{metric}{words}" for metric in ("ECE", "NLL") for words in METHODS.values()
+    ]
     header += ["difference in NLL after T", "corrected p"]
     yield f"| {' | '.join(header)} |"
     yield f"|{'---|' * len(header)}"
@@ -53,14 +55,21 @@ def study_lines(report: dict) -> Iterator[str]:
             continue
         cells = [loss, cell(means[loss, "none", "accuracy"])]
         cells += [
-            cell(means.get((loss, method, metric)), interval=metric == "ece" and method != "auto")
+            cell(
+                means.get((loss, method, metric)),
+                interval=metric == "ece" and method != "auto",
+            )
             for metric in ("ece", "nll")
             for method in METHODS
         ]
         difference = differences.get((loss, "temperature", "nll"))
         cells += [cell(difference, "+.3f", interval=True), p_value(difference)]
         yield f"| {' | '.join(cells)} |"
-    seeds, test, calibration = len(report["seeds"]), report["n_test"], report["n_calibration"]
+    seeds, test, calibration = (
+        len(report["seeds"]),
+        report["n_test"],
+        report["n_calibration"],
+    )
     yield ""
     yield f"{seeds} seed{'s' * (seeds > 1)}, {test:,} test rows, {calibration:,} calibration rows."
 
@@ -76,10 +85,16 @@ def claim_lines(rows: dict) -> Iterator[str]:
             if title == "paper":
                 cells.append(", ".join(f"{number:.3g}" for number in row[title]))
                 continue
-            scale, form = (100, ".1f") if "%" in title else (1, ".2f" if title == "T" else ".3f")
+            scale, form = (
+                (100, ".1f") if "%" in title else (1, ".2f" if title == "T" else ".3f")
+            )
             scaled = {part: scale * value for part, value in row[title].items()}
             plain = title in ("accuracy", "T", "NLL after T") and "paper" in row
-            cells.append(cell(scaled, form, interval=not plain and scaled["low"] < scaled["high"]))
+            cells.append(
+                cell(
+                    scaled, form, interval=not plain and scaled["low"] < scaled["high"]
+                )
+            )
         yield f"| {' | '.join(cells)} |"
 
 
@@ -99,12 +114,15 @@ def print_beside_the_papers(report: dict) -> None:
             continue
         equal_width, equal_mass = (
             ", ".join(
-                f"{100 * means[loss, method, metric]['value']:.2f}" for method in ("none", "temperature")
+                f"{100 * means[loss, method, metric]['value']:.2f}"
+                for method in ("none", "temperature")
             )
             for metric in ("ece", "adaptive_ece")
         )
         dual_focal, fcl, adafocal = PAPERS[loss]
-        print(f"| {' | '.join([loss, equal_width, dual_focal, fcl, equal_mass, adafocal])} |")
+        print(
+            f"| {' | '.join([loss, equal_width, dual_focal, fcl, equal_mass, adafocal])} |"
+        )
     print()
 
 

@@ -37,7 +37,9 @@ class Folder(NamedTuple):
     columns: Columns
 
 
-dual_focal, fcl, adafocal = ({loss: row[paper] for loss, row in PAPERS.items()} for paper in range(3))
+dual_focal, fcl, adafocal = (
+    {loss: row[paper] for loss, row in PAPERS.items()} for paper in range(3)
+)
 # AdaFocal's Table 1, BERT-base, with equal-mass bins.
 adafocal_bert = {
     "cross_entropy": "8.47, 4.46",
@@ -56,7 +58,8 @@ FOLDERS = {
         },
     ),
     "20newsgroups_minilm_3_epochs": Folder(
-        "papers_length.md", {"adaptive_ece": {"AdaFocal paper, BERT-base": adafocal_bert}}
+        "papers_length.md",
+        {"adaptive_ece": {"AdaFocal paper, BERT-base": adafocal_bert}},
     ),
     "cifar10_small_vit": Folder("cifar10.md", {}),
 }
@@ -76,7 +79,10 @@ class Run(NamedTuple):
         probs, temperatures = {"none": softmax(logits, axis=1)}, {}
         for criterion in ("nll", "ece", "adaptive_ece"):
             scaler = TemperatureScaling(criterion=criterion)
-            scaler.fit(saved["calibration_logits"].astype(np.float64), saved["calibration_labels"])
+            scaler.fit(
+                saved["calibration_logits"].astype(np.float64),
+                saved["calibration_labels"],
+            )
             probs[criterion] = scaler.predict_proba(logits)
             temperatures[criterion] = scaler.temperature_
         return cls(saved["test_labels"], probs, temperatures)
@@ -110,13 +116,18 @@ def runs(folder: str) -> dict[str, Run]:
         return ranks.get(loss, len(order)), loss, seed
 
     names = [path.stem for path in (RESULTS / folder).glob("*.safetensors")]
-    return {name: Run.load(RESULTS / folder / f"{name}.safetensors") for name in sorted(names, key=rank)}
+    return {
+        name: Run.load(RESULTS / folder / f"{name}.safetensors")
+        for name in sorted(names, key=rank)
+    }
 
 
 def difference(gaps: list[NDArray[np.float64]]) -> str:
     """The mean of the runs' paired differences (N,), with its 95% interval over the test rows and over the seeds."""
     # The rows divided by sqrt(N) vary as the means of resamples do.
-    found = two_level([gap.mean() for gap in gaps], [gap / np.sqrt(len(gap)) for gap in gaps])
+    found = two_level(
+        [gap.mean() for gap in gaps], [gap / np.sqrt(len(gap)) for gap in gaps]
+    )
     return "{:+.3f} [{:+.3f}, {:+.3f}]".format(found.value, *found.interval())
 
 
@@ -131,25 +142,50 @@ def run_cells(same_loss: list[Run]) -> list[str]:
         errors = [run.ece("none"), run.ece("nll"), f"{run.temperatures['nll']:.2f}"]
     else:
         none, nll = (
-            mean(lambda run, state=state: expected_calibration_error(run.probs[state], run.labels))
+            mean(
+                lambda run, state=state: expected_calibration_error(
+                    run.probs[state], run.labels
+                )
+            )
             for state in ("none", "nll")
         )
         errors = [none, nll, ""]
-    return [mean(Run.accuracy), *errors, mean(lambda run: run.nll("none")), mean(lambda run: run.nll("nll"))]
+    return [
+        mean(Run.accuracy),
+        *errors,
+        mean(lambda run: run.nll("none")),
+        mean(lambda run: run.nll("nll")),
+    ]
 
 
 def run_lines(found: dict[str, Run]) -> Iterator[str]:
     """The table of a folder, line by line. A difference is paired with cross entropy's run of the same seed."""
-    header = ["loss", "seed", "accuracy", "ECE", "ECE after T", "T", "NLL", "NLL after T"]
+    header = [
+        "loss",
+        "seed",
+        "accuracy",
+        "ECE",
+        "ECE after T",
+        "T",
+        "NLL",
+        "NLL after T",
+    ]
     header.append("difference in NLL after T")
     yield f"| {' | '.join(header)} |"
     yield f"|{'---|' * len(header)}"
     for loss, group in groupby(found, key=lambda name: loss_and_seed(name)[0]):
         names = list(group)
         for row in [*([name] for name in names), *([names] if len(names) > 1 else [])]:
-            seed = str(loss_and_seed(row[0])[1]) if len(row) == 1 else f"mean of {len(row)}"
+            seed = (
+                str(loss_and_seed(row[0])[1])
+                if len(row) == 1
+                else f"mean of {len(row)}"
+            )
             base = [name.replace(loss, "cross_entropy") for name in row]
-            gaps = [found[own].nll("nll") - found[of].nll("nll") for own, of in zip(row, base, strict=True)]
+            gaps = [
+                found[own].nll("nll") - found[of].nll("nll")
+                for own, of in zip(row, base, strict=True)
+            ]
             gap = "" if loss == "cross_entropy" else difference(gaps)
             yield f"| {' | '.join([loss, seed, *run_cells([found[name] for name in row]), gap])} |"
 
@@ -168,21 +204,30 @@ def paper_lines(found: dict[str, Run], columns: Columns) -> Iterator[str]:
     """ECE in percent next to the papers', whose criterion chooses the temperature, line by line."""
     header = ["loss", "seed"]
     for criterion, papers in columns.items():
-        header += ["ours, equal-mass" if criterion == "adaptive_ece" else "ours", *papers]
+        header += [
+            "ours, equal-mass" if criterion == "adaptive_ece" else "ours",
+            *papers,
+        ]
     yield f"| {' | '.join(header)} |"
     yield f"|{'---|' * len(header)}"
     for name, run in found.items():
         loss, seed = loss_and_seed(name)
         cells = [loss, str(seed)]
         for criterion, papers in columns.items():
-            cells += [in_percent(run, criterion), *(values.get(loss, "") for values in papers.values())]
+            cells += [
+                in_percent(run, criterion),
+                *(values.get(loss, "") for values in papers.values()),
+            ]
         yield f"| {' | '.join(cells)} |"
 
 
 def printed(name: str, folder: Folder) -> list[str]:
     """The lines of the tables of a folder."""
     found = runs(name)
-    return [*run_lines(found), *(["", *paper_lines(found, folder.columns)] if folder.columns else [])]
+    return [
+        *run_lines(found),
+        *(["", *paper_lines(found, folder.columns)] if folder.columns else []),
+    ]
 
 
 def main() -> None:

@@ -45,8 +45,12 @@ found.train_from_iterator(
         show_progress=False,
     ),
 )
-found.add_tokens([f" {word}" for word in args.words if len(found.encode(f" {word}").ids) > 1])
-tokenizer = PreTrainedTokenizerFast(tokenizer_object=found, model_max_length=512, **SPECIAL)
+found.add_tokens(
+    [f" {word}" for word in args.words if len(found.encode(f" {word}").ids) > 1]
+)
+tokenizer = PreTrainedTokenizerFast(
+    tokenizer_object=found, model_max_length=512, **SPECIAL
+)
 
 torch.manual_seed(args.seed)
 model = LlamaForCausalLM(
@@ -65,4 +69,6 @@ model = LlamaForCausalLM(
 )
 model.save_pretrained(args.folder)
 tokenizer.save_pretrained(args.folder)
-print(f"{model.num_parameters():,} parameters, {len(tokenizer):,} tokens, in {args.folder}")
+print(
+    f"{model.num_parameters():,} parameters, {len(tokenizer):,} tokens, in {args.folder}"
+)

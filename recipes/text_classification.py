@@ -16,7 +16,12 @@ from papers.networks.global_pooling_cnn import (
 )
 from papers.newsgroups import StudyDataArguments, load_study_data
 from papers.words import load_glove, train_word_tokenizer
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding, set_seed
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    DataCollatorWithPadding,
+    set_seed,
+)
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
 from hf_calib.data import label_maps, load_ood, multi_hot
@@ -27,21 +32,33 @@ from hf_calib.experiments import parse_arguments, train_and_report
 class ModelArguments:
     model: str = field(
         default="bert-base-uncased",
-        metadata={"help": "A model on the Hub or on disk, or 'global_pooling_cnn', trained from scratch."},
+        metadata={
+            "help": "A model on the Hub or on disk, or 'global_pooling_cnn', trained from scratch."
+        },
     )
-    max_length: int = field(default=128, metadata={"help": "Tokens of a text in training."})
+    max_length: int = field(
+        default=128, metadata={"help": "Tokens of a text in training."}
+    )
     eval_max_length: int | None = field(
-        default=None, metadata={"help": "Tokens of a text in evaluation; by default as in training."}
+        default=None,
+        metadata={"help": "Tokens of a text in evaluation; by default as in training."},
     )
-    vocab_size: int = field(default=20000, metadata={"help": "Size of the CNN's vocabulary."})
+    vocab_size: int = field(
+        default=20000, metadata={"help": "Size of the CNN's vocabulary."}
+    )
     glove_file: str | None = field(
         default=None, metadata={"help": "Word vectors for the CNN, glove.6B.100d.txt."}
     )
     training_trace: bool = field(
         default=False,
-        metadata={"help": "Record at each evaluation what the papers' figures need, in training_trace.json."},
+        metadata={
+            "help": "Record at each evaluation what the papers' figures need, in training_trace.json."
+        },
     )
-    resume: bool = field(default=False, metadata={"help": "Resume from the last checkpoint in output_dir."})
+    resume: bool = field(
+        default=False,
+        metadata={"help": "Resume from the last checkpoint in output_dir."},
+    )
 
 
 model_args, data_args, training_args = parse_arguments(
@@ -59,9 +76,13 @@ dataset = multi_hot(dataset)  # several labels per row become floats
 # Model and tokenizer.
 if model_args.model == "global_pooling_cnn":
     tokenizer = train_word_tokenizer(
-        dataset["train"]["text"], vocab_size=model_args.vocab_size, max_length=model_args.max_length
+        dataset["train"]["text"],
+        vocab_size=model_args.vocab_size,
+        max_length=model_args.max_length,
     )
-    config = GlobalPoolingCNNConfig(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **labels)
+    config = GlobalPoolingCNNConfig(
+        vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **labels
+    )
     if model_args.glove_file is not None:
         vectors, coverage = load_glove(model_args.glove_file, tokenizer)
         config.embedding_size = vectors.shape[1]
@@ -74,7 +95,9 @@ else:
     model = AutoModelForSequenceClassification.from_pretrained(
         model_args.model, ignore_mismatched_sizes=True, **labels
     )  # a head for other classes is replaced
-    if tokenizer.pad_token is None:  # GPT-2, Llama: models that were never trained on padded batches
+    if (
+        tokenizer.pad_token is None
+    ):  # GPT-2, Llama: models that were never trained on padded batches
         tokenizer.pad_token = tokenizer.eos_token
     model.config.pad_token_id = tokenizer.pad_token_id
 

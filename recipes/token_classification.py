@@ -23,9 +23,14 @@ from hf_calib.experiments import parse_arguments, train_and_report
 
 @dataclass
 class ModelArguments:
-    model: str = field(default="bert-base-cased", metadata={"help": "A model on the Hub or on disk."})
+    model: str = field(
+        default="bert-base-cased", metadata={"help": "A model on the Hub or on disk."}
+    )
     max_length: int = field(default=128, metadata={"help": "Sub-words of a sentence."})
-    resume: bool = field(default=False, metadata={"help": "Resume from the last checkpoint in output_dir."})
+    resume: bool = field(
+        default=False,
+        metadata={"help": "Resume from the last checkpoint in output_dir."},
+    )
 
 
 model_args, data_args, training_args = parse_arguments(
@@ -42,7 +47,9 @@ tokenizer = AutoTokenizer.from_pretrained(model_args.model, add_prefix_space=Tru
 model = AutoModelForTokenClassification.from_pretrained(
     model_args.model, ignore_mismatched_sizes=True, **tag_maps(dataset)
 )  # a head for other tags is replaced
-if tokenizer.pad_token is None:  # GPT-2, Llama: models that were never trained on padded batches
+if (
+    tokenizer.pad_token is None
+):  # GPT-2, Llama: models that were never trained on padded batches
     tokenizer.pad_token = tokenizer.eos_token
 model.config.pad_token_id = tokenizer.pad_token_id
 

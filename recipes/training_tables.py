@@ -14,7 +14,11 @@ from pathlib import Path
 import numpy as np
 from scipy.special import softmax
 
-from hf_calib.metrics import expected_calibration_error, negative_log_likelihood, true_calibration_error
+from hf_calib.metrics import (
+    expected_calibration_error,
+    negative_log_likelihood,
+    true_calibration_error,
+)
 from hf_calib.predictions.training import TrainingPredictions
 from hf_calib.scaling import TemperatureScaling
 
@@ -38,7 +42,9 @@ def against_annotators(folder, soft):
         parser.error(
             f"{args.soft_labels} agrees with {agreement:.0%} of the labels of {folder}: not its rows"
         )
-    temperature = TemperatureScaling().fit(found.calibration.logits, found.calibration.labels)
+    temperature = TemperatureScaling().fit(
+        found.calibration.logits, found.calibration.labels
+    )
     before = softmax(found.test.logits.astype(float), axis=1)
     after = temperature.predict_proba(found.test.logits)
     columns = {}
@@ -47,23 +53,37 @@ def against_annotators(folder, soft):
         ("ECE, annotators", expected_calibration_error),
         ("NLL, annotators", negative_log_likelihood),
     ):
-        columns |= {title: f"{metric(before, soft):.3f}", f"{title}, after T": f"{metric(after, soft):.3f}"}
+        columns |= {
+            title: f"{metric(before, soft):.3f}",
+            f"{title}, after T": f"{metric(after, soft):.3f}",
+        }
     return columns
 
 
 def classwise(run):
     metrics = run["metrics"]
-    keys = {"classwise ECE": "test_classwise_ece", "classwise ECE, after T": "test_classwise_ece_calibrated"}
-    return {title: f"{metrics[key]:.4f}" for title, key in keys.items() if key in metrics}
+    keys = {
+        "classwise ECE": "test_classwise_ece",
+        "classwise ECE, after T": "test_classwise_ece_calibrated",
+    }
+    return {
+        title: f"{metrics[key]:.4f}" for title, key in keys.items() if key in metrics
+    }
 
 
 # The papers' score is the entropy.
-SCORES = {"max_probability": "maximum probability", "entropy": "entropy", "energy": "energy"}
+SCORES = {
+    "max_probability": "maximum probability",
+    "entropy": "entropy",
+    "energy": "energy",
+}
 
 
 def detection(run):
     return {
-        f"{elsewhere['name']}, {title}{words}": with_interval(elsewhere[when][score]["auroc"])
+        f"{elsewhere['name']}, {title}{words}": with_interval(
+            elsewhere[when][score]["auroc"]
+        )
         for elsewhere in run.get("out_of_distribution", [])
         for score, title in SCORES.items()
         for when, words in (("before", ""), ("after", ", after T"))
@@ -105,7 +125,9 @@ def print_table(title, rows):
     """With the columns of the first row; nothing where there are none."""
     if not rows[0]:
         return
-    print(f"{title}\n\n| {' | '.join(['loss', 'seed', *rows[0]])} |\n|{'---|' * (len(rows[0]) + 2)}")
+    print(
+        f"{title}\n\n| {' | '.join(['loss', 'seed', *rows[0]])} |\n|{'---|' * (len(rows[0]) + 2)}"
+    )
     for folder, run, row in zip(folders, runs, rows, strict=True):
         loss = folder.name.partition("-seed")[
             0
@@ -120,4 +142,7 @@ print_table("Entities:", [entities(run) for run in runs])
 print_table("Labels:", [several_labels(folder) for folder in folders])
 if args.soft_labels is not None:
     shares = np.load(args.soft_labels)["probs"]
-    print_table("Against annotators:", [against_annotators(folder, shares) for folder in folders])
+    print_table(
+        "Against annotators:",
+        [against_annotators(folder, shares) for folder in folders],
+    )

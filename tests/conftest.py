@@ -40,7 +40,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     HF_CALIB_TESTS_ORDER draws another order of the files: no test may need what another file has left.
     """
-    items.sort(key=lambda item: {"trainer", "export", "commands"}.isdisjoint(item.path.parts))
+    items.sort(
+        key=lambda item: {"trainer", "export", "commands"}.isdisjoint(item.path.parts)
+    )
     if order := os.environ.get("HF_CALIB_TESTS_ORDER"):
         items.sort(key=lambda item: zlib.crc32(f"{order} {item.path.name}".encode()))
 
@@ -62,7 +64,9 @@ def shared_data() -> Path:
     """Real datasets, which only the maintainers' machines have."""
     data = SHARED / "data"
     if not data.is_dir():
-        pytest.skip(f"real datasets are not on this machine ({data}); set HF_CALIB_SHARED to their folder")
+        pytest.skip(
+            f"real datasets are not on this machine ({data}); set HF_CALIB_SHARED to their folder"
+        )
     return data
 
 

@@ -36,21 +36,38 @@ KILLED, SURVIVED = {1, 3}, {0, 33}  # exit codes of pytest; no test reaches a li
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("modules", nargs="+", help="files or folders of hf_calib")
-    parser.add_argument("--sample", type=int, default=100, help="wrong lines, drawn at random; 0 for all")
+    parser.add_argument(
+        "--sample",
+        type=int,
+        default=100,
+        help="wrong lines, drawn at random; 0 for all",
+    )
     args = parser.parse_args()
-    if wrong := [each for each in args.modules if not (ROOT / each).exists() or "hf_calib" not in each]:
+    if wrong := [
+        each
+        for each in args.modules
+        if not (ROOT / each).exists() or "hf_calib" not in each
+    ]:
         parser.error(f"expected files or folders of hf_calib, got {', '.join(wrong)}")
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "project"
         _copy(copy)
-        patterns = [f"{each}/*" if (ROOT / each).is_dir() else each for each in args.modules]
+        patterns = [
+            f"{each}/*" if (ROOT / each).is_dir() else each for each in args.modules
+        ]
         rooms = sorted({Path(each).parts[1] for each in args.modules})
-        tests = [f"tests/{room}" for room in rooms if (ROOT / "tests" / room).is_dir()] or ["tests"]
+        tests = [
+            f"tests/{room}" for room in rooms if (ROOT / "tests" / room).is_dir()
+        ] or ["tests"]
         with (copy / "pyproject.toml").open("a", encoding="utf-8") as file:
-            file.write(CONFIG.format(modules=json.dumps(patterns), tests=json.dumps(tests)))
+            file.write(
+                CONFIG.format(modules=json.dumps(patterns), tests=json.dumps(tests))
+            )
         _mutmut(copy, "run", "nothing of this name")  # makes them all, and runs none
         names = [name for name, _ in _results(copy)]
-        chosen = random.Random(0).sample(names, min(args.sample or len(names), len(names)))
+        chosen = random.Random(0).sample(
+            names, min(args.sample or len(names), len(names))
+        )
         if not chosen:
             parser.error(f"nothing to change in {', '.join(args.modules)}")
         _mutmut(copy, "run", *chosen)
@@ -58,7 +75,9 @@ def main() -> None:
 
 
 def _copy(copy: Path) -> None:
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     for name in filter(None, listed.stdout.split("\0")):
         if (ROOT / name).is_file():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
@@ -68,9 +87,17 @@ def _copy(copy: Path) -> None:
 def _mutmut(copy: Path, *words: str) -> str:
     shared = os.environ.get("HF_CALIB_SHARED", str(ROOT.parent / "shared"))
     environment = {**os.environ, "HF_CALIB_SHARED": shared, "PYTHONPATH": ""}
-    found = subprocess.run([*MUTMUT, *words], cwd=copy, env=environment, capture_output=True, text=True)
-    if "run" in words and "Running mutation testing" not in found.stdout and "nothing of" not in words[-1]:
-        sys.exit(f"mutmut could not run the tests:\n{found.stdout[-3000:]}{found.stderr[-3000:]}")
+    found = subprocess.run(
+        [*MUTMUT, *words], cwd=copy, env=environment, capture_output=True, text=True
+    )
+    if (
+        "run" in words
+        and "Running mutation testing" not in found.stdout
+        and "nothing of" not in words[-1]
+    ):
+        sys.exit(
+            f"mutmut could not run the tests:\n{found.stdout[-3000:]}{found.stderr[-3000:]}"
+        )
     return found.stdout
 
 
@@ -84,7 +111,11 @@ def _report(copy: Path, ended: dict[str, int | None], chosen: list[str]) -> None
     killed = [name for name in chosen if ended[name] in KILLED]
     survived = [name for name in chosen if ended[name] in SURVIVED]
     for name in survived:
-        diff = [line for line in _mutmut(copy, "show", name).splitlines() if line[:2] in ("- ", "+ ")]
+        diff = [
+            line
+            for line in _mutmut(copy, "show", name).splitlines()
+            if line[:2] in ("- ", "+ ")
+        ]
         print(name, *diff, sep="\n", flush=True)
     print(
         f"\n{len(killed)} of {len(chosen)} killed, {len(survived)} survived, the others broke the run or took long"

@@ -15,7 +15,11 @@ from tests.helpers.interrupted_saving import in_a_fork
 
 
 def names_below(folder: Path) -> set[str]:
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def write(target: Path, text: str, *names: str) -> None:
@@ -27,12 +31,22 @@ def write(target: Path, text: str, *names: str) -> None:
 
 class TestBesideOtherFiles:
     def test_only_files_of_the_same_names_are_replaced(self, tmp_path: Path) -> None:
-        there = ("notes.txt", "figures/a.png", "figures/mine.png", "figures/deep/a.png", "empty/a")
+        there = (
+            "notes.txt",
+            "figures/a.png",
+            "figures/mine.png",
+            "figures/deep/a.png",
+            "empty/a",
+        )
         write(tmp_path, "mine", *there)
         (tmp_path / "empty" / "a").unlink()
         write(tmp_path, "new", "report.md", "figures/a.png", "figures/deep/b.png")
         new = {"report.md", "figures/a.png", "figures/deep/b.png"}
-        assert names_below(tmp_path) == new | {"notes.txt", "figures/mine.png", "figures/deep/a.png"}
+        assert names_below(tmp_path) == new | {
+            "notes.txt",
+            "figures/mine.png",
+            "figures/deep/a.png",
+        }
         for name in names_below(tmp_path):
             assert (tmp_path / name).read_text() == ("new" if name in new else "mine")
         assert (tmp_path / "empty").is_dir()
@@ -44,8 +58,12 @@ class TestBesideOtherFiles:
         assert names_below(tmp_path) == {"a", "b/c"}
         assert (tmp_path / "a").read_text() == "old"
 
-    @pytest.mark.parametrize(("there", "new"), [("b/c", "b"), ("b", "b/c"), ("z/b/c", "z/b")])
-    def test_something_in_the_way_deep_inside(self, there: str, new: str, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("there", "new"), [("b/c", "b"), ("b", "b/c"), ("z/b/c", "z/b")]
+    )
+    def test_something_in_the_way_deep_inside(
+        self, there: str, new: str, tmp_path: Path
+    ) -> None:
         write(tmp_path, "mine", "a", there)
         message = r"b to be a (file, got a folder|folder, got a file); name another"
         with pytest.raises(ValueError, match=message):
@@ -70,11 +88,26 @@ class TestRefusedOutputs:
     @pytest.mark.parametrize(
         ("name", "message"),
         [
-            ("link", r"expected output to be a folder, got .*link, a link to nothing; name another one"),
-            ("link/sub", r"expected output to be a folder, got .*link, a link to nothing"),
-            ("file", r"expected output to be a folder, got the file .*file; name another one"),
-            ("file/sub", r"expected output to be a folder, got the file .*file; name another one"),
-            ("x" * 300, r"expected output to be writable, got .*x \(File name too long\); make room there"),
+            (
+                "link",
+                r"expected output to be a folder, got .*link, a link to nothing; name another one",
+            ),
+            (
+                "link/sub",
+                r"expected output to be a folder, got .*link, a link to nothing",
+            ),
+            (
+                "file",
+                r"expected output to be a folder, got the file .*file; name another one",
+            ),
+            (
+                "file/sub",
+                r"expected output to be a folder, got the file .*file; name another one",
+            ),
+            (
+                "x" * 300,
+                r"expected output to be writable, got .*x \(File name too long\); make room there",
+            ),
         ],
     )
     def test_a_folder(self, name: str, message: str, tmp_path: Path) -> None:
@@ -99,7 +132,10 @@ class TestRefusedOutputs:
         (tmp_path / "folder").mkdir()
         (tmp_path / "file").write_text("mine")
         message = rf"expected output to be writable, got .* \(({reason})\); make room there, or name another"
-        with pytest.raises(OSError, match=message), whole_file(tmp_path / name) as unfinished:
+        with (
+            pytest.raises(OSError, match=message),
+            whole_file(tmp_path / name) as unfinished,
+        ):
             unfinished.write_text("new")
         assert names_below(tmp_path) == {"file"}
 

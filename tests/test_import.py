@@ -14,7 +14,16 @@ import pytest
 import hf_calib
 
 PACKAGE = Path(hf_calib.__file__).parent
-HEAVY = {"torch", "transformers", "numpy", "scipy", "sklearn", "datasets", "matplotlib", "accelerate"}
+HEAVY = {
+    "torch",
+    "transformers",
+    "numpy",
+    "scipy",
+    "sklearn",
+    "datasets",
+    "matplotlib",
+    "accelerate",
+}
 
 # From the bottom up: a module imports from lower layers, and from its own package.
 LAYERS = [
@@ -42,12 +51,18 @@ OUTSIDE = {
     "scaling": {"numpy", "scipy", "sklearn", "safetensors"},
 }
 # Imported within functions only: by what needs torch, and where Triton is.
-NEED_MORE = {"metrics/streaming.py", "metrics/_batch_scores.py", "losses/statistics/kernels.py"}
+NEED_MORE = {
+    "metrics/streaming.py",
+    "metrics/_batch_scores.py",
+    "losses/statistics/kernels.py",
+}
 
 
 def python(code: str) -> str:
     """Run code in a new interpreter; return what it prints."""
-    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout
 
 
 def test_importing_brings_in_nothing_heavy_and_is_fast() -> None:
@@ -89,7 +104,9 @@ def test_the_public_names() -> None:
         "pipeline",
         "unfold",
     ]
-    assert [getattr(hf_calib, name).__name__ for name in hf_calib.__all__] == hf_calib.__all__
+    assert [
+        getattr(hf_calib, name).__name__ for name in hf_calib.__all__
+    ] == hf_calib.__all__
     assert {*hf_calib.__all__, "__version__"} <= set(dir(hf_calib))
 
 
@@ -103,7 +120,9 @@ def imports_in(tree: ast.AST, in_functions: bool = True) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             continue
-        elif in_functions or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        elif in_functions or not isinstance(
+            node, ast.FunctionDef | ast.AsyncFunctionDef
+        ):
             yield from imports_in(node, in_functions)
 
 
@@ -112,7 +131,9 @@ TREES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 MODULES = {
-    f"hf_calib/{source}".removesuffix(".py").removesuffix("/__init__").replace("/", "."): source
+    f"hf_calib/{source}".removesuffix(".py")
+    .removesuffix("/__init__")
+    .replace("/", "."): source
     for source in TREES
 }
 
@@ -140,7 +161,11 @@ def test_imports_point_downwards(source: str) -> None:
 
 def test_imports_make_no_circle() -> None:
     used = {
-        module: {module_of(name) for name in imports_in(TREES[source]) if name.split(".")[0] == "hf_calib"}
+        module: {
+            module_of(name)
+            for name in imports_in(TREES[source])
+            if name.split(".")[0] == "hf_calib"
+        }
         - {module}
         for module, source in MODULES.items()
     }

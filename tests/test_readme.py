@@ -22,14 +22,22 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def test_the_example_uses_real_names() -> None:
     (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    imported = [node for node in ast.walk(ast.parse(example)) if isinstance(node, ast.ImportFrom)]
-    assert {alias.name for node in imported for alias in node.names} <= set(hf_calib.__all__)
+    imported = [
+        node
+        for node in ast.walk(ast.parse(example))
+        if isinstance(node, ast.ImportFrom)
+    ]
+    assert {alias.name for node in imported for alias in node.names} <= set(
+        hf_calib.__all__
+    )
     assert example in (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     assert f"**{len(LOSSES)} losses**" in README
 
 
 def test_commands_and_extras_exist() -> None:
-    targets = set(re.findall(r"^(\S+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    targets = set(
+        re.findall(r"^(\S+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    )
     assert set(re.findall(r"make (\S+?)[\s`]", README)) <= targets
     extras = metadata("hf_calib").get_all("Provides-Extra")
     named = re.search(r"Extras: (.*?)\.", README)
@@ -62,13 +70,21 @@ def test_its_table_is_that_of_the_runs() -> None:
     for title, cnn, papers, minilm in rows[:-1]:
         loss = re.findall(r"`(\w+)`", title)[0]
         name = {"focal_calibration": "focal_calibration_20newsgroups"}.get(loss, loss)
-        assert set(re.findall(r"[\d.]+, [\d.]+", papers)) <= set(PAPERS.get(name, ())), loss
+        assert set(re.findall(r"[\d.]+, [\d.]+", papers)) <= set(
+            PAPERS.get(name, ())
+        ), loss
         criterion = "adaptive_ece" if "equal-mass" in title else "ece"
         for found, printed in zip(folders, (cnn, minilm), strict=True):
-            expected = in_percent(found[name], criterion, digits=1) if name in found else "not finished"
+            expected = (
+                in_percent(found[name], criterion, digits=1)
+                if name in found
+                else "not finished"
+            )
             assert printed == expected, loss
     page = (ROOT / "docs" / "results" / "papers_length.md").read_text(encoding="utf-8")
-    assert all(each in page for each in re.findall(r"0\.\d+ \[0\.\d+, 0\.\d+\]", README))
+    assert all(
+        each in page for each in re.findall(r"0\.\d+ \[0\.\d+, 0\.\d+\]", README)
+    )
 
 
 def table_rows(text: str) -> list[list[str]]:

@@ -40,10 +40,18 @@ def rendered(markdown: str) -> str:
 @pytest.mark.parametrize("text", HOSTILE)
 def test_it_is_shown_as_it_is(text: str) -> None:
     shown, escaped = html.escape(text, quote=False).replace('"', "&quot;"), escape(text)
-    assert rendered(f"The class {escaped} is rare.") == f"<p>The class {shown} is rare.</p>\n"
-    assert rendered(f"- of {escaped}\n- b") == f"<ul>\n<li>of {shown}</li>\n<li>b</li>\n</ul>\n"
+    assert (
+        rendered(f"The class {escaped} is rare.")
+        == f"<p>The class {shown} is rare.</p>\n"
+    )
+    assert (
+        rendered(f"- of {escaped}\n- b")
+        == f"<ul>\n<li>of {shown}</li>\n<li>b</li>\n</ul>\n"
+    )
     assert rendered(f"# Of {escaped}") == f"<h1>Of {shown}</h1>\n"
-    table = rendered("\n".join(markdown_table(["class", "n"], [[escaped, "3"], ["b", "4"]])))
+    table = rendered(
+        "\n".join(markdown_table(["class", "n"], [[escaped, "3"], ["b", "4"]]))
+    )
     assert f"<td>{shown}</td>" in table
     assert (table.count("<td"), table.count("<tr>")) == (4, 3)
 

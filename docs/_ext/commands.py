@@ -15,7 +15,9 @@ from hf_calib.cli import entry
 
 COMMANDS: dict[str, Any] = get_command(hf_calib).commands  # type: ignore[attr-defined]
 # JSON, commands, options and defaults, whose quotes and dashes are to be copied.
-TYPED = re.compile(r"(?<!\w)'[^']*(?: --|\{)[^']*'|(?<![\w-])--\w[\w-]*|(?<=Default: ).+(?=\.$)")
+TYPED = re.compile(
+    r"(?<!\w)'[^']*(?: --|\{)[^']*'|(?<![\w-])--\w[\w-]*|(?<=Default: ).+(?=\.$)"
+)
 
 
 class Command(SphinxDirective):

@@ -20,7 +20,9 @@ _CODE_OR_TEXT = re.compile(
 )
 
 
-def with_formulas(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+def with_formulas(
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]
+) -> None:
     """Replace the lines of a docstring by those that Sphinx reads."""
     text = _BLOCK.sub(_block, "\n".join(lines))
     text = _INLINE.sub(lambda found: f":math:`{' '.join(found[1].split())}`", text)
@@ -29,7 +31,11 @@ def with_formulas(app: Sphinx, what: str, name: str, obj: Any, options: Any, lin
 
 def _block(found: re.Match[str]) -> str:
     margin, formula = found.groups()
-    return f"{margin}.. math::\n\n" + indent(" ".join(formula.split()), margin + "    ") + "\n"
+    return (
+        f"{margin}.. math::\n\n"
+        + indent(" ".join(formula.split()), margin + "    ")
+        + "\n"
+    )
 
 
 def _escaped(found: re.Match[str]) -> str:
@@ -37,12 +43,20 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def without_ranges(
-    app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str | None, returned: str | None
+    app: Sphinx,
+    what: str,
+    name: str,
+    obj: Any,
+    options: Any,
+    signature: str | None,
+    returned: str | None,
 ) -> tuple[str | None, str | None]:
     """Show the type of a hyperparameter, not the object that checks its range, which its docstring states."""
     if isinstance(obj, type) and issubclass(obj, TrainingArguments):
         return "(output_dir: str | None = None, **arguments)", returned  # there are 120
-    return _ALIAS.sub(r"\1", _RANGE.sub(r"\1", signature)) if signature else signature, returned
+    return _ALIAS.sub(
+        r"\1", _RANGE.sub(r"\1", signature)
+    ) if signature else signature, returned
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

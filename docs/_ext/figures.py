@@ -31,7 +31,9 @@ class Plot(SphinxDirective):
             exec(compile(code, f"{self.env.docname}.md", "exec"), names)
             figure = names.pop("figure")
         except Exception as error:
-            raise SphinxError(f"{self.env.docname}: {error!r} in the code of a figure") from error
+            raise SphinxError(
+                f"{self.env.docname}: {error!r} in the code of a figure"
+            ) from error
         number = self.env.new_serialno("plot")
         source = Path(self.env.app.srcdir)
         file = source / FOLDER / f"{self.env.docname.replace('/', '-')}-{number}.svg"

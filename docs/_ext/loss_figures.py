@@ -17,7 +17,10 @@ from hf_calib.plots.style import line_looks, plain_axes
 
 # The hyperparameter that is varied, where one matters most; else the loss is drawn with its defaults.
 VARIED = {
-    **dict.fromkeys(("focal", "focal_gra", "inverse_focal", "bsce", "bsce_gra"), ("gamma", (1.0, 2.0, 3.0))),
+    **dict.fromkeys(
+        ("focal", "focal_gra", "inverse_focal", "bsce", "bsce_gra"),
+        ("gamma", (1.0, 2.0, 3.0)),
+    ),
     **dict.fromkeys(("dual_focal", "dual_focal_gra"), ("gamma", (1.0, 3.0, 5.0))),
     "label_smoothing": ("smoothing", (0.02, 0.05, 0.1)),
     "entropy_regularized": ("entropy_weight", (0.05, 0.1, 0.3)),
@@ -38,7 +41,9 @@ HELD_OUT = 4000  # rows that adaptive losses are fitted to
 def draw(name: str, file: Path) -> str:
     """Write the figure of a loss, and return what it shows, for those who cannot see it."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # gammas that push labels down are among what is shown
+        warnings.simplefilter(
+            "ignore"
+        )  # gammas that push labels down are among what is shown
         losses = variants(name)
         couples = LOSSES[name].constructor().couples_batch
         panels = of_a_batch(losses) if couples else of_one_row(losses)
@@ -46,7 +51,10 @@ def draw(name: str, file: Path) -> str:
     figure = Figure(figsize=(width, height))
     # Margins in inches: a layout that measures the texts takes longer than all of the rest.
     figure.subplots_adjust(
-        left=0.4 / width, right=1 - 0.15 / width, bottom=0.45 / height, top=1 - 0.3 / height
+        left=0.4 / width,
+        right=1 - 0.15 / width,
+        bottom=0.45 / height,
+        top=1 - 0.3 / height,
     )
     for axes, (title, (across, lines)) in zip(
         figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
@@ -55,7 +63,9 @@ def draw(name: str, file: Path) -> str:
         for (label, values), look in zip(lines.items(), line_looks(), strict=False):
             axes.plot(across, values, linewidth=1.4, label=label, **look)
         low, high = axes.get_ylim()
-        axes.set(xlim=(0, 1), ylim=(min(low, 0.0) if low < -1e-9 else 0.0, min(high, 8.0)))
+        axes.set(
+            xlim=(0, 1), ylim=(min(low, 0.0) if low < -1e-9 else 0.0, min(high, 8.0))
+        )
         axes.set_xlabel("probability of the label", fontsize=8)
         axes.set_title(title, fontsize=9)
         plain_axes(axes)
@@ -72,7 +82,10 @@ def variants(name: str) -> dict[str, CalibrationLoss]:
         return {f"{key} {value:g}": make_loss(name, **{key: value}) for value in values}
     if isinstance(make_loss(name), AdaptiveLoss):
         kinds = {"over-confident": 2.0, "under-confident": 0.6}
-        return {f"{kind} held-out rows": fitted(name, power) for kind, power in kinds.items()}
+        return {
+            f"{kind} held-out rows": fitted(name, power)
+            for kind, power in kinds.items()
+        }
     return {"defaults": make_loss(name)}
 
 
@@ -84,7 +97,12 @@ def fitted(name: str, power: float) -> AdaptiveLoss:
     odds = (true / (1 - true)) ** power
     stated, correct = odds / (1 + odds), rng.random(HELD_OUT) < true
     for _ in range(5):
-        loss.update(stated, correct, class_gaps=np.full(CLASSES, abs(stated - true).mean()), progress=1.0)
+        loss.update(
+            stated,
+            correct,
+            class_gaps=np.full(CLASSES, abs(stated - true).mean()),
+            progress=1.0,
+        )
     return loss
 
 
@@ -102,7 +120,10 @@ def of_one_row(losses: dict[str, CalibrationLoss]) -> Panels:
         "gradient over cross entropy's": gradient_factors,
     }
     return {
-        title: (across, {label: function(loss, probs, labels) for label, loss in losses.items()})
+        title: (
+            across,
+            {label: function(loss, probs, labels) for label, loss in losses.items()},
+        )
         for title, function in functions.items()
     }
 
@@ -114,7 +135,9 @@ def of_a_batch(losses: dict[str, CalibrationLoss]) -> Panels:
     # Each row once with the label 0 and once with 1; as often as the odds, halved, say.
     true = across**0.5 / (across**0.5 + (1 - across) ** 0.5)
     copies = np.round(np.stack([true, 1 - true], axis=1) * 12).astype(int)
-    rows = np.concatenate([np.repeat(np.arange(len(across)), copies[:, label]) for label in (0, 1)])
+    rows = np.concatenate(
+        [np.repeat(np.arange(len(across)), copies[:, label]) for label in (0, 1)]
+    )
     labels = torch.tensor(np.repeat([0, 1], copies.sum(axis=0)))
     lines = {}
     for name, loss in losses.items():
@@ -125,4 +148,6 @@ def of_a_batch(losses: dict[str, CalibrationLoss]) -> Panels:
         factors = -of_label / (1 - own)
         order = np.argsort(own, kind="stable")
         lines[name] = np.interp(across, own[order], factors[order])
-    return {"gradient over cross entropy's, in an over-confident batch": (across, lines)}
+    return {
+        "gradient over cross entropy's, in an over-confident batch": (across, lines)
+    }

@@ -31,11 +31,21 @@ class LossesTable(SphinxDirective):
             raise self.error(
                 f"expected a line for each of {', '.join(LOSSES)}, in that order, got {', '.join(said)}"
             )
-        lines = ["| loss | when | on a CPU | on an H100 | multi-label | couples the batch | source |"]
+        lines = [
+            "| loss | when | on a CPU | on an H100 | multi-label | couples the batch | source |"
+        ]
         lines += ["|---|---|---|---|---|---|---|"]
         for name, entry in LOSSES.items():
-            marks = ["yes" if entry.multi_label else "", "yes" if entry.constructor().couples_batch else ""]
-            cells = [f"{{py:obj}}`{name} <hf_calib.losses.{name}>`", *said[name], *marks, entry.source]
+            marks = [
+                "yes" if entry.multi_label else "",
+                "yes" if entry.constructor().couples_batch else "",
+            ]
+            cells = [
+                f"{{py:obj}}`{name} <hf_calib.losses.{name}>`",
+                *said[name],
+                *marks,
+                entry.source,
+            ]
             lines.append(f"| {' | '.join(cells)} |")
         found = self.parse_text_to_nodes("\n".join(lines))
         for table in found:
@@ -53,11 +63,15 @@ class Loss(SphinxDirective):
         """Draw the figure and make the entry."""
         name = self.arguments[0]
         fence = "`" * 6
-        entry = f"{fence}{{eval-rst}}\n.. autofunction:: hf_calib.losses.{name}\n{fence}"
+        entry = (
+            f"{fence}{{eval-rst}}\n.. autofunction:: hf_calib.losses.{name}\n{fence}"
+        )
         shown = self.parse_text_to_nodes(entry)
         for node in shown:
             for signature in node.findall(addnodes.desc_signature):
-                signature["_toc_name"] = ""  # The heading above it is in the contents of the page.
+                signature["_toc_name"] = (
+                    ""  # The heading above it is in the contents of the page.
+                )
         return [*self.figure_of(name), *shown]
 
     def figure_of(self, name: str) -> list[nodes.Node]:

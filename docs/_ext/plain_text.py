@@ -29,7 +29,9 @@ def keep(app: Sphinx, tree: nodes.document, page: str) -> None:
     builder.secnumbers = {}
     translator = PlainText(tree, builder)
     tree.walkabout(translator)
-    about = next((" ".join(each.astext().split()) for each in tree.findall(nodes.paragraph)), "")
+    about = next(
+        (" ".join(each.astext().split()) for each in tree.findall(nodes.paragraph)), ""
+    )
     _TEXTS[page] = about, translator.body.strip()
 
 

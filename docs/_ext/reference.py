@@ -41,18 +41,27 @@ class Api(SphinxDirective):
             }
         lines = [".. list-table::", "   :widths: 40 60", "   :class: names", ""]
         chosen = {
-            name: members for name, _, members in (line.partition(":") for line in self.content if line)
+            name: members
+            for name, _, members in (
+                line.partition(":") for line in self.content if line
+            )
         }
         for name in chosen:
             thing = things[name]
-            about = first_line(inspect.getdoc(thing) if callable(thing) else comment_on(package, name))
+            about = first_line(
+                inspect.getdoc(thing) if callable(thing) else comment_on(package, name)
+            )
             lines += [f"   * - :py:obj:`{name} <{package}.{name}>`", f"     - {about}"]
         lines += [""]
         for name, members in chosen.items():
             is_all = f"{name}:" not in "\n".join(self.content)
-            lines += entry(package, name, things[name], None if is_all else members.strip())
+            lines += entry(
+                package, name, things[name], None if is_all else members.strip()
+            )
         fence = "`" * 6
-        return self.parse_text_to_nodes("\n".join([fence + "{eval-rst}", *lines, fence]))
+        return self.parse_text_to_nodes(
+            "\n".join([fence + "{eval-rst}", *lines, fence])
+        )
 
 
 def first_line(text: str | None) -> str:
@@ -67,14 +76,18 @@ def comment_on(package: str, name: str) -> str:
             found = ModuleAnalyzer.for_module(module).find_attr_docs().get(("", name))
             if found:
                 return " ".join(found).strip()
-    raise SphinxError(f"expected {package}.{name} to have a comment that begins with #:, got none")
+    raise SphinxError(
+        f"expected {package}.{name} to have a comment that begins with #:, got none"
+    )
 
 
 def entry(package: str, name: str, thing: Any, members: str | None) -> list[str]:
     """The autodoc directive of a name, with these members of a class, or all of its own."""
     if inspect.isclass(thing):
         lines = [f".. autoclass:: {package}.{name}", "   :show-inheritance:"]
-        if members is None and not hasattr(thing, "_fields"):  # of a tuple: "Alias for field number 0"
+        if members is None and not hasattr(
+            thing, "_fields"
+        ):  # of a tuple: "Alias for field number 0"
             lines += ["   :members:"]
         elif members:
             lines += [f"   :members: {members}"]
@@ -89,7 +102,8 @@ def settings(thing: type) -> list[str]:
     own = [
         field
         for field in (fields(thing) if is_dataclass(thing) else ())
-        if field.metadata.get("help") and field.name not in TrainingArguments.__dataclass_fields__
+        if field.metadata.get("help")
+        and field.name not in TrainingArguments.__dataclass_fields__
     ]
     if not own:
         return []
@@ -104,8 +118,14 @@ def settings(thing: type) -> list[str]:
     ]
     for field in own:
         default = field.default_factory() if field.default is MISSING else field.default
-        told = re.sub(r"([*`|\\]|_(?!\w))", r"\\\1", " ".join(field.metadata["help"].split()))
-        lines += [f"   * - ``{field.name}``", f"     - ``{default!r}``", f"     - {told}"]
+        told = re.sub(
+            r"([*`|\\]|_(?!\w))", r"\\\1", " ".join(field.metadata["help"].split())
+        )
+        lines += [
+            f"   * - ``{field.name}``",
+            f"     - ``{default!r}``",
+            f"     - {told}",
+        ]
     return lines
 
 
@@ -114,22 +134,37 @@ def indented(lines: list[str]) -> list[str]:
     return [f"   {line}" if line else "" for line in lines]
 
 
-def is_left_out(app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool | None:
+def is_left_out(
+    app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: Any
+) -> bool | None:
     """Methods that scikit-learn gives every estimator, with links into its own pages."""
-    return True if "sklearn.utils._metadata_requests" in (getattr(thing, "__module__", None) or "") else None
+    return (
+        True
+        if "sklearn.utils._metadata_requests"
+        in (getattr(thing, "__module__", None) or "")
+        else None
+    )
 
 
-def by_last_name(app: Sphinx, env: Any, node: nodes.Element, shown: nodes.Element) -> nodes.Node | None:
+def by_last_name(
+    app: Sphinx, env: Any, node: nodes.Element, shown: nodes.Element
+) -> nodes.Node | None:
     """A link to a public name of another package, where there is one of that name; else it stays code."""
     if node.get("refdomain") != "py" or node.get("reftype") != "obj":
         return None
     name = node["reftarget"].removesuffix("()")
     objects = env.domaindata["py"]["objects"]
-    found = [full for full in objects if full.endswith(f".{name}") and not objects[full].aliased]
+    found = [
+        full
+        for full in objects
+        if full.endswith(f".{name}") and not objects[full].aliased
+    ]
     if len(found) != 1:
         return None
     place = objects[found[0]]
-    return make_refnode(app.builder, node["refdoc"], place.docname, place.node_id, shown, found[0])
+    return make_refnode(
+        app.builder, node["refdoc"], place.docname, place.node_id, shown, found[0]
+    )
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -28,7 +28,10 @@ _SIGNS = {
 }
 _CODE = (nodes.literal, nodes.FixedTextElement, nodes.math, addnodes.desc_signature)
 _WORDS = 30  # characters of a cell, from which its column is read as text
-_POINTS, _PIXELS = 450, 800  # widths of figures from which they scroll on a narrow screen
+_POINTS, _PIXELS = (
+    450,
+    800,
+)  # widths of figures from which they scroll on a narrow screen
 _MANY, _MANY_OF_WORDS = 8, 3  # columns of a table that is set smaller
 _SHORT = 32  # characters of a word of code that fits on a line of a narrow screen
 
@@ -40,13 +43,17 @@ def with_dashes(app: Sphinx, tree: nodes.document) -> None:
         if any(isinstance(node, _CODE) for node in around):
             continue
         written = _MINUS.sub("\N{MINUS SIGN}", text)
-        written = _TIMES.sub("\N{NO-BREAK SPACE}\N{MULTIPLICATION SIGN}\N{NO-BREAK SPACE}", written)
+        written = _TIMES.sub(
+            "\N{NO-BREAK SPACE}\N{MULTIPLICATION SIGN}\N{NO-BREAK SPACE}", written
+        )
         written = _POWER.sub(lambda found: found[1].translate(_RAISED), written)
         for typed, sign in _SIGNS.items():
             written = written.replace(f" {typed} ", f" {sign} ")
         if any(isinstance(node, nodes.entry) for node in around):
             written = "\N{EN DASH}" if written == "-" else _RANGE.sub(_TO, written)
-            written = _INTERVAL.sub(lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), written)
+            written = _INTERVAL.sub(
+                lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), written
+            )
         if written != text:
             text.parent.replace(text, nodes.Text(written))
 
@@ -64,8 +71,14 @@ def with_classes(app: Sphinx, tree: nodes.document, page: str) -> None:
         if max(map(len, code.astext().split()), default=0) <= _SHORT:
             code["classes"].append("whole")
     for group in tree.findall(nodes.tgroup):
-        columns = list(zip(*(row.children for row in group.findall(nodes.row)), strict=False))
-        of_words = [column for column in columns if max(len(cell.astext()) for cell in column) >= _WORDS]
+        columns = list(
+            zip(*(row.children for row in group.findall(nodes.row)), strict=False)
+        )
+        of_words = [
+            column
+            for column in columns
+            if max(len(cell.astext()) for cell in column) >= _WORDS
+        ]
         for cell in chain(*of_words):
             cell["classes"].append("words")
         if len(columns) >= _MANY or len(of_words) >= _MANY_OF_WORDS:
@@ -80,7 +93,10 @@ def with_classes(app: Sphinx, tree: nodes.document, page: str) -> None:
 def is_broad(file: Path) -> bool:
     """Whether a figure has panels next to each other, which a narrow screen would shrink too much."""
     if file.suffix != ".svg":
-        return file.suffix == ".png" and int.from_bytes(file.read_bytes()[16:20], "big") >= _PIXELS
+        return (
+            file.suffix == ".png"
+            and int.from_bytes(file.read_bytes()[16:20], "big") >= _PIXELS
+        )
     width = re.search(r'<svg[^>]* width="([\d.]+)pt"', file.read_text(encoding="utf-8"))
     return width is not None and float(width[1]) >= _POINTS
 

@@ -25,7 +25,10 @@ words = TfidfVectorizer(sublinear_tf=True).fit(dataset["train"]["text"])
 model = LogisticRegression(C=300, max_iter=300).fit(
     words.transform(dataset["train"]["text"]), dataset["train"]["label"]
 )
-logits = {part: model.decision_function(words.transform(rows["text"])) for part, rows in dataset.items()}
+logits = {
+    part: model.decision_function(words.transform(rows["text"]))
+    for part, rows in dataset.items()
+}
 labels = {part: np.array(rows["label"]) for part, rows in dataset.items()}
 
 # %%
@@ -33,7 +36,9 @@ labels = {part: np.array(rows["label"]) for part, rows in dataset.items()}
 
 probs = softmax(logits["test"], axis=1)
 value, low, high = calibration_error_interval(probs, labels["test"])
-print(f"ECE {value:.3f} [{low:.3f}, {high:.3f}], p = {consistency_test(probs, labels['test']).p_value:.3f}")
+print(
+    f"ECE {value:.3f} [{low:.3f}, {high:.3f}], p = {consistency_test(probs, labels['test']).p_value:.3f}"
+)
 
 # %%
 # One temperature, fitted to the calibration rows, removes most of the error and changes no predicted class.
@@ -42,6 +47,11 @@ scaler = TemperatureScaling().fit(logits["calibration"], labels["calibration"])
 after = scaler.predict_proba(logits["test"])
 panels = {
     "before": (probs.max(axis=1), probs.argmax(axis=1) == labels["test"]),
-    f"after T = {scaler.temperature_:.2f}": (after.max(axis=1), after.argmax(axis=1) == labels["test"]),
+    f"after T = {scaler.temperature_:.2f}": (
+        after.max(axis=1),
+        after.argmax(axis=1) == labels["test"],
+    ),
 }
-figure = reliability_diagram(panels, title="A linear model of words, before and after a temperature")
+figure = reliability_diagram(
+    panels, title="A linear model of words, before and after a temperature"
+)

@@ -7,7 +7,11 @@ factor by which it scales the gradient at the label. The first class is the labe
 """
 
 import numpy as np
-from papers.gradients import gradient_factors, simplex_grid, uncertainty_weights  # in the folder recipes
+from papers.gradients import (
+    gradient_factors,
+    simplex_grid,
+    uncertainty_weights,
+)  # in the folder recipes
 from papers.simplex import simplex_surfaces
 
 from hf_calib.losses import make_loss
@@ -23,8 +27,14 @@ losses = {
     "dual focal": make_loss("dual_focal", gamma=2.0),
     "Brier-weighted": make_loss("bsce", gamma=2.0),
 }
-surfaces = {f"weight: {name}": uncertainty_weights(loss, grid, labels) for name, loss in losses.items()}
-surfaces |= {f"gradient: {name}": gradient_factors(loss, grid, labels) for name, loss in losses.items()}
+surfaces = {
+    f"weight: {name}": uncertainty_weights(loss, grid, labels)
+    for name, loss in losses.items()
+}
+surfaces |= {
+    f"gradient: {name}": gradient_factors(loss, grid, labels)
+    for name, loss in losses.items()
+}
 figure = simplex_surfaces(
     grid,
     surfaces,

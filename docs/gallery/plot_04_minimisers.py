@@ -28,7 +28,14 @@ for name, settings in {
     "inverse_focal": {"gamma": 1.0},
 }.items():
     posterior = InverseLink(make_loss(name, **settings)).predict_proba(logits)[:, 0]
-    axes.plot(posterior, predicted, label=f"{name} {', '.join(f'{k}={v:g}' for k, v in settings.items())}")
-axes.set(xlabel="true probability of the likelier class", ylabel="probability at the minimum of the loss")
+    axes.plot(
+        posterior,
+        predicted,
+        label=f"{name} {', '.join(f'{k}={v:g}' for k, v in settings.items())}",
+    )
+axes.set(
+    xlabel="true probability of the likelier class",
+    ylabel="probability at the minimum of the loss",
+)
 axes.set_title("Probability that minimises each loss")
 axes.legend(frameon=False, fontsize=8)

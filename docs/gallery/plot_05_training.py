@@ -20,7 +20,10 @@ digits = load_digits()
 rng = np.random.default_rng(0)
 order = rng.permutation(len(digits.target))
 noisy = digits.data[order] / 16 + rng.normal(scale=0.5, size=digits.data.shape)
-images, labels = torch.tensor(noisy, dtype=torch.float32), torch.tensor(digits.target[order])
+images, labels = (
+    torch.tensor(noisy, dtype=torch.float32),
+    torch.tensor(digits.target[order]),
+)
 train, held_out, test = slice(0, 300), slice(300, 700), slice(700, None)
 
 # %%
@@ -42,8 +45,12 @@ for name in ("cross_entropy", "label_smoothing", "focal", "dual_focal", "brier")
                 logits = model(images).double()
             y = labels.numpy()
             scaler = TemperatureScaling().fit(logits[held_out].numpy(), y[held_out])
-            before = expected_calibration_error(logits[test].softmax(dim=1).numpy(), y[test])
-            after = expected_calibration_error(scaler.predict_proba(logits[test].numpy()), y[test])
+            before = expected_calibration_error(
+                logits[test].softmax(dim=1).numpy(), y[test]
+            )
+            after = expected_calibration_error(
+                scaler.predict_proba(logits[test].numpy()), y[test]
+            )
             history.append((epoch, before, after))
     histories[name] = np.array(history)
 

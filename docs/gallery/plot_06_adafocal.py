@@ -9,7 +9,12 @@ over-confident, and falls if they are under-confident. A bin whose gamma falls f
 import tempfile
 
 from papers.words import train_word_tokenizer  # in the folder recipes
-from transformers import BertConfig, BertForSequenceClassification, PrinterCallback, set_seed
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    PrinterCallback,
+    set_seed,
+)
 
 from hf_calib import CalibrationTrainer, CalibrationTrainingArguments
 from hf_calib.data import docstring_dataset, label_maps
@@ -20,8 +25,12 @@ from hf_calib.plots import gamma_dynamics
 
 set_seed(0)
 dataset = docstring_dataset(max_per_class=300)
-tokenizer = train_word_tokenizer(dataset["train"]["text"], vocab_size=2000, max_length=32)
-rows = dataset.map(lambda batch: tokenizer(batch["text"], truncation=True, max_length=32), batched=True)
+tokenizer = train_word_tokenizer(
+    dataset["train"]["text"], vocab_size=2000, max_length=32
+)
+rows = dataset.map(
+    lambda batch: tokenizer(batch["text"], truncation=True, max_length=32), batched=True
+)
 config = BertConfig(
     vocab_size=len(tokenizer),
     hidden_size=64,
@@ -53,6 +62,10 @@ with tempfile.TemporaryDirectory() as folder:
         calibration_dataset=rows["calibration"],
         processing_class=tokenizer,
     )
-    trainer.remove_callback(PrinterCallback)  # The log is still in trainer.state.log_history.
+    trainer.remove_callback(
+        PrinterCallback
+    )  # The log is still in trainer.state.log_history.
     trainer.train()
-figure = gamma_dynamics(trainer.state.log_history, title="Gaps, gammas and bins of AdaFocal")
+figure = gamma_dynamics(
+    trainer.state.log_history, title="Gaps, gammas and bins of AdaFocal"
+)

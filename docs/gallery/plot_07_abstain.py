@@ -21,15 +21,23 @@ words = TfidfVectorizer(sublinear_tf=True).fit(dataset["train"]["text"])
 model = LogisticRegression(C=300, max_iter=300).fit(
     words.transform(dataset["train"]["text"]), dataset["train"]["label"]
 )
-logits = {part: model.decision_function(words.transform(rows["text"])) for part, rows in dataset.items()}
+logits = {
+    part: model.decision_function(words.transform(rows["text"]))
+    for part, rows in dataset.items()
+}
 labels = {part: np.array(rows["label"]) for part, rows in dataset.items()}
 
 # %%
 # The risk-coverage diagram shows the error rate among the most confident predictions.
 
 probs = {part: softmax(z, axis=1) for part, z in logits.items()}
-confidence, correct = probs["test"].max(axis=1), probs["test"].argmax(axis=1) == labels["test"]
-figure = risk_coverage_diagram({"linear model": (confidence, correct)}, title="Risk by coverage")
+confidence, correct = (
+    probs["test"].max(axis=1),
+    probs["test"].argmax(axis=1) == labels["test"],
+)
+figure = risk_coverage_diagram(
+    {"linear model": (confidence, correct)}, title="Risk by coverage"
+)
 
 # %%
 # The rule is fitted to rows that nothing else was fitted to, and then applied to the test rows.
@@ -38,11 +46,15 @@ rule = AbstainRule(accuracy=0.85).fit(probs["calibration"], labels["calibration"
 print(rule.promise())
 answers = rule.predict(probs["test"])
 answered = answers >= 0
-print(f"answered {answered.mean():.1%}, correct {(answers == labels['test'])[answered].mean():.1%}")
+print(
+    f"answered {answered.mean():.1%}, correct {(answers == labels['test'])[answered].mean():.1%}"
+)
 
 # %%
 # The diagram shows the coverage and the accuracy on the test rows for several guaranteed accuracies.
 
 rows = (probs["calibration"], labels["calibration"], probs["test"], labels["test"])
 curve = rule.curve(*rows, accuracies=[0.75, 0.8, 0.85, 0.9])
-figure = promise_diagram({"linear model": curve}, title="Coverage and accuracy by guaranteed accuracy")
+figure = promise_diagram(
+    {"linear model": curve}, title="Coverage and accuracy by guaranteed accuracy"
+)

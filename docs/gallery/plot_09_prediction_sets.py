@@ -20,7 +20,10 @@ words = TfidfVectorizer(sublinear_tf=True).fit(dataset["train"]["text"])
 model = LogisticRegression(C=300, max_iter=300).fit(
     words.transform(dataset["train"]["text"]), dataset["train"]["label"]
 )
-logits = {part: model.decision_function(words.transform(rows["text"])) for part, rows in dataset.items()}
+logits = {
+    part: model.decision_function(words.transform(rows["text"]))
+    for part, rows in dataset.items()
+}
 labels = {part: np.array(rows["label"]) for part, rows in dataset.items()}
 
 # %%
@@ -31,7 +34,9 @@ probs = {part: softmax(z, axis=1) for part, z in logits.items()}
 figure = Figure(figsize=(6, 3.2), layout="constrained")
 axes = figure.subplots()
 for shift, method in ((-0.2, "lac"), (0.2, "aps")):
-    sets = PredictionSets(alpha=0.1, method=method).fit(probs["calibration"], labels["calibration"])
+    sets = PredictionSets(alpha=0.1, method=method).fit(
+        probs["calibration"], labels["calibration"]
+    )
     found = sets.predict(probs["test"])
     covered = found[np.arange(len(found)), labels["test"]].mean()
     sizes = np.bincount(found.sum(axis=1), minlength=len(names) + 1) / len(found)

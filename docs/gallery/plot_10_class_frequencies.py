@@ -21,16 +21,23 @@ words = TfidfVectorizer(sublinear_tf=True).fit(dataset["train"]["text"])
 model = LogisticRegression(C=300, max_iter=300).fit(
     words.transform(dataset["train"]["text"]), dataset["train"]["label"]
 )
-logits = {part: model.decision_function(words.transform(rows["text"])) for part, rows in dataset.items()}
+logits = {
+    part: model.decision_function(words.transform(rows["text"]))
+    for part, rows in dataset.items()
+}
 labels = {part: np.array(rows["label"]) for part, rows in dataset.items()}
 
 # %%
 # The temperature is fitted to half of the held-out rows; the other half is the reference for the class frequencies.
 
 fitted, reference = slice(0, 450), slice(450, None)
-scaler = TemperatureScaling().fit(logits["calibration"][fitted], labels["calibration"][fitted])
+scaler = TemperatureScaling().fit(
+    logits["calibration"][fitted], labels["calibration"][fitted]
+)
 rng = np.random.default_rng(0)
-keep = (labels["test"] >= 3) | (rng.random(len(labels["test"])) < 0.1)  # The first three classes become rare.
+keep = (labels["test"] >= 3) | (
+    rng.random(len(labels["test"])) < 0.1
+)  # The first three classes become rare.
 target, truth = logits["test"][keep], labels["test"][keep]
 found = estimate_prior(
     scaler.predict_proba(target),
@@ -58,6 +65,10 @@ axes.legend(frameon=False)
 
 # The mean probabilities are the class frequencies that the model assumes.
 mean = scaler.predict_proba(logits["calibration"][reference]).mean(axis=0)
-correction = PriorCorrection(train_prior=mean / mean.sum(), target_prior=found.prior, scaler=scaler)
+correction = PriorCorrection(
+    train_prior=mean / mean.sum(), target_prior=found.prior, scaler=scaler
+)
 for name, fitted_map in {"a temperature": scaler, "the correction": correction}.items():
-    print(f"NLL with {name}: {negative_log_likelihood(fitted_map.predict_proba(target), truth):.4f}")
+    print(
+        f"NLL with {name}: {negative_log_likelihood(fitted_map.predict_proba(target), truth):.4f}"
+    )

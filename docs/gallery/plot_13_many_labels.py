@@ -17,14 +17,23 @@ from hf_calib.scaling import PerLabelTemperatureScaling
 digits = load_digits()
 rng = np.random.default_rng(0)
 order = rng.permutation(len(digits.target))
-images, y = digits.data[order][:, ::6] / 16, digits.target[order]  # Few pixels make the task hard.
+images, y = (
+    digits.data[order][:, ::6] / 16,
+    digits.target[order],
+)  # Few pixels make the task hard.
 names = ["odd", "above 4", "has a hole", "prime"]
-labels = np.stack([y % 2, y > 4, np.isin(y, [0, 6, 8, 9]), np.isin(y, [2, 3, 5, 7])], axis=1).astype(int)
+labels = np.stack(
+    [y % 2, y > 4, np.isin(y, [0, 6, 8, 9]), np.isin(y, [2, 3, 5, 7])], axis=1
+).astype(int)
 train, held_out, test = slice(0, 300), slice(300, 900), slice(900, None)
-scale = np.array([1.0, 3.0, 0.4, 1.5])  # Some labels become over-confident, some under-confident.
+scale = np.array(
+    [1.0, 3.0, 0.4, 1.5]
+)  # Some labels become over-confident, some under-confident.
 logits = np.stack(
     [
-        LogisticRegression(C=100, max_iter=2000).fit(images[train], column[train]).decision_function(images)
+        LogisticRegression(C=100, max_iter=2000)
+        .fit(images[train], column[train])
+        .decision_function(images)
         for column in labels.T
     ],
     axis=1,
@@ -34,7 +43,9 @@ logits *= scale
 # %%
 # Before calibration: the frequency of each label against its probability.
 
-figure = label_reliability_grid(expit(logits[test]), labels[test], class_names=names, title="Before")
+figure = label_reliability_grid(
+    expit(logits[test]), labels[test], class_names=names, title="Before"
+)
 
 # %%
 # After calibration: a temperature for each label, fitted to held-out rows.

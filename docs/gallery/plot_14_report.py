@@ -22,7 +22,10 @@ words = TfidfVectorizer(sublinear_tf=True).fit(dataset["train"]["text"])
 model = LogisticRegression(C=300, max_iter=300).fit(
     words.transform(dataset["train"]["text"]), dataset["train"]["label"]
 )
-logits = {part: model.decision_function(words.transform(rows["text"])) for part, rows in dataset.items()}
+logits = {
+    part: model.decision_function(words.transform(rows["text"]))
+    for part, rows in dataset.items()
+}
 labels = {part: np.array(rows["label"]) for part, rows in dataset.items()}
 
 # %%
@@ -31,7 +34,12 @@ labels = {part: np.array(rows["label"]) for part, rows in dataset.items()}
 scaler = AutoScaling().fit(logits["calibration"], labels["calibration"])
 probs, after = softmax(logits["test"], axis=1), scaler.predict_proba(logits["test"])
 report = calibration_report(
-    probs, labels["test"], calibrated=after, class_names=names, n_resamples=200, name="linear model"
+    probs,
+    labels["test"],
+    calibrated=after,
+    class_names=names,
+    n_resamples=200,
+    name="linear model",
 )
 print(scaler.choice_)
 print(*report.diagnosis, sep="\n")

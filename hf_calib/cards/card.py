@@ -66,11 +66,18 @@ def write_card(
     """
     folder = Path(folder)
     facts = read_facts(folder)
-    name = repo_id or re.sub(r"[^\w.-]+", "-", folder.resolve().name).strip("-") or "model"
+    name = (
+        repo_id or re.sub(r"[^\w.-]+", "-", folder.resolve().name).strip("-") or "model"
+    )
     introduction, section = _written(facts, name)
     new = f"---\nlibrary_name: transformers\n---\n\n{introduction}"
     card = _read(folder / CARD) if (folder / CARD).is_file() else ModelCard(new)
-    given = {"license": license, "language": language, "datasets": datasets, "base_model": base_model}
+    given = {
+        "license": license,
+        "language": language,
+        "datasets": datasets,
+        "base_model": base_model,
+    }
     update_metadata(card.data, facts, name.split("/")[-1], given)
     if facts.record or facts.results is not None or facts.prompt is not None:
         card.text = _with_section(card.text, section)
@@ -78,16 +85,16 @@ def write_card(
         card.save(unfinished)
 
 
-def repair_stock_card(path: Path, base_model: str | None, *, is_calibrated: bool) -> None:
+def repair_stock_card(
+    path: Path, base_model: str | None, *, is_calibrated: bool
+) -> None:
     """Correct the Trainer's card: remove a base model that is on this machine only, and a dataset "None".
 
     With a calibrator, the card's results are removed too: they are those before it, under the name of any dataset.
     """
     card = ModelCard.load(path)
     if base_model is not None and not is_hub_name(base_model):
-        link = (
-            f"This model is a fine-tuned version of [{base_model}](https://huggingface.co/{base_model}) on "
-        )
+        link = f"This model is a fine-tuned version of [{base_model}](https://huggingface.co/{base_model}) on "
         card.text = card.text.replace(link, "This model was trained on ")
     card.text = card.text.replace(" on the None dataset.", " on an unknown dataset.")
     if is_calibrated:
@@ -123,22 +130,37 @@ def references() -> list[tuple[str, str, str]]:
 
 def citations(*methods: str | None) -> list[str]:
     """The BibTeX entries for losses and calibrators by their names, each once; none for names without a source."""
-    return [entry for names, entry, _ in references() if {*methods} & {*names.split(", ")}]
+    return [
+        entry for names, entry, _ in references() if {*methods} & {*names.split(", ")}
+    ]
 
 
 def _written(facts: Facts, name: str) -> tuple[str, str]:
     """The introduction of a new card, and the section on calibration."""
-    environment = Environment(trim_blocks=True, lstrip_blocks=True, autoescape=True, finalize=_escaped)
-    environment.filters.update(few=few, fenced=_fenced, sentence=lambda text: Markup(safe(printable(text))))
+    environment = Environment(
+        trim_blocks=True, lstrip_blocks=True, autoescape=True, finalize=_escaped
+    )
+    environment.filters.update(
+        few=few, fenced=_fenced, sentence=lambda text: Markup(safe(printable(text)))
+    )
     pages = {key: measure.page for key, measure in MEASURES.items()}
     environment.globals.update(packages=PACKAGES, pages=pages, command=_command)
-    template = environment.from_string(files("hf_calib.cards").joinpath("card.md.jinja").read_text("utf-8"))
+    template = environment.from_string(
+        files("hf_calib.cards").joinpath("card.md.jinja").read_text("utf-8")
+    )
     by_hf_calib = bool(facts.record and not facts.folded) or facts.prompt is not None
     own_code = "auto_map" in facts.config
-    usage = usage_lines(name, facts.task, by_hf_calib=by_hf_calib, trust_remote_code=own_code)
+    usage = usage_lines(
+        name, facts.task, by_hf_calib=by_hf_calib, trust_remote_code=own_code
+    )
     cited = citations(facts.record.get("loss"), facts.record.get("method"))
     text = template.render(
-        vars(facts), facts=facts, name=name, usage=usage, own_code=own_code, citations=cited
+        vars(facts),
+        facts=facts,
+        name=name,
+        usage=usage,
+        own_code=own_code,
+        citations=cited,
     )
     introduction, _, section = text.partition("\n## Calibration\n")
     return introduction, f"{_START}\n## Calibration\n\n{section.strip()}\n{_END}"
@@ -161,17 +183,23 @@ def _fenced(text: str) -> Markup:
 
 def _read(path: Path) -> ModelCard:
     try:
-        return ModelCard(path.read_text(encoding="utf-8-sig"))  # Notepad writes a byte-order mark.
+        return ModelCard(
+            path.read_text(encoding="utf-8-sig")
+        )  # Notepad writes a byte-order mark.
     except Exception as error:  # YAML, the checks of the metadata and the encoding raise different errors.
         got = f"{path} ({' '.join(str(error).split())[:300]})"
         way_out = "correct the lines between the two ---, or move the file away for a new card"
-        raise InputValueError(expected(CARD, "have metadata that can be read", got, way_out)) from error
+        raise InputValueError(
+            expected(CARD, "have metadata that can be read", got, way_out)
+        ) from error
 
 
 def _with_section(text: str, section: str) -> str:
     """The card's text with the section in the place of an earlier one, or else at its end."""
     # The section is between a start mark and the next end mark, with no other start mark between them.
-    sections = re.compile(f"{re.escape(_START)}(?:(?!{re.escape(_START)}).)*?{re.escape(_END)}", re.S)
+    sections = re.compile(
+        f"{re.escape(_START)}(?:(?!{re.escape(_START)}).)*?{re.escape(_END)}", re.S
+    )
     before, *after = sections.split(text)
     if not after and _START in text:
         warnings.warn(

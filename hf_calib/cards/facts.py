@@ -23,10 +23,30 @@ from hf_calib.scaling.saved_map import MAP_NAME, map_title, recorded_in
 
 REPORT_FOLDER = "calibration"
 # Metrics of the card, by their keys in reports and logs; all are in the report.
-METRICS = ("accuracy", "nll", "brier", "ece", "adaptive_ece", "classwise_ece", "mce", "smooth_ece")
+METRICS = (
+    "accuracy",
+    "nll",
+    "brier",
+    "ece",
+    "adaptive_ece",
+    "classwise_ece",
+    "mce",
+    "smooth_ece",
+)
 # These titles leave room for two columns of numbers next to them on a phone.
-_SHORT = {"nll": "NLL (nats)", "brier": "Brier score", "ece": "ECE", "mce": "Maximum CE"}
-_FIGURES = ("reliability", "smooth_reliability", "confidence_histogram", "risk_coverage", "classwise")
+_SHORT = {
+    "nll": "NLL (nats)",
+    "brier": "Brier score",
+    "ece": "ECE",
+    "mce": "Maximum CE",
+}
+_FIGURES = (
+    "reliability",
+    "smooth_reliability",
+    "confidence_histogram",
+    "risk_coverage",
+    "classwise",
+)
 _FEW = 6  # The most temperatures that are shown.
 
 
@@ -34,17 +54,27 @@ _FEW = 6  # The most temperatures that are shown.
 class Results:
     """Measurements "before" and "after" calibration, or only the "value" of a model as it is served."""
 
-    columns: Mapping[str, Mapping[str, Any]]  # by key, the metrics as report.json has them
-    about: Mapping[str, Any]  # the rows, how many of them a calibrator was fitted on ("seen"), and "autocast"
+    columns: Mapping[
+        str, Mapping[str, Any]
+    ]  # by key, the metrics as report.json has them
+    about: Mapping[
+        str, Any
+    ]  # the rows, how many of them a calibrator was fitted on ("seen"), and "autocast"
     n_bins: int | None
-    level: float | None = None  # of the intervals; None without a report, which has intervals and a verdict
+    level: float | None = (
+        None  # of the intervals; None without a report, which has intervals and a verdict
+    )
     verdict: str = ""
     figures: Sequence[str] = ()  # paths in the folder
 
     @property
     def titles(self) -> dict[str, str]:
         """The metrics' names in the table, by key."""
-        found = {key: metric["title"] for metrics in self.columns.values() for key, metric in metrics.items()}
+        found = {
+            key: metric["title"]
+            for metrics in self.columns.values()
+            for key, metric in metrics.items()
+        }
         return {key: _SHORT.get(key, title) for key, title in found.items()}
 
 
@@ -53,11 +83,15 @@ class Facts:
     """A folder's model."""
 
     config: Mapping[str, Any]
-    record: Mapping[str, Any]  # calibration.json, or its part in config.json; empty without a calibrator
+    record: Mapping[
+        str, Any
+    ]  # calibration.json, or its part in config.json; empty without a calibrator
     folded: bool
     task: Task | None
     prompt: PromptTemplate | None
-    results: Results | None  # None where nothing was measured, or not with these weights
+    results: (
+        Results | None
+    )  # None where nothing was measured, or not with these weights
     decisions: str | None  # a sentence on the rule next to the model
 
     @property
@@ -71,22 +105,44 @@ class Facts:
         """The calibrator's temperatures, if there are few, and its criterion."""
         known = {**self.record, **self.record.get("parameters", {})}
         scale = self.record.get("weight")
-        if isinstance(scale, float) and scale > 0 and not np.any(self.record.get("bias") or 0):
+        if (
+            isinstance(scale, float)
+            and scale > 0
+            and not np.any(self.record.get("bias") or 0)
+        ):
             known["temperature"] = 1 / scale
-        found = {name: np.ravel(known.get(name) or []) for name in ("temperature", "temperatures")}
-        few = {name: values for name, values in found.items() if 0 < len(values) <= _FEW}
-        said = [f"{name} {', '.join(f'{value:.4f}' for value in values)}" for name, values in few.items()]
-        return [*said, f"criterion: {known['criterion']}"] if known.get("criterion") else said
+        found = {
+            name: np.ravel(known.get(name) or [])
+            for name in ("temperature", "temperatures")
+        }
+        few = {
+            name: values for name, values in found.items() if 0 < len(values) <= _FEW
+        }
+        said = [
+            f"{name} {', '.join(f'{value:.4f}' for value in values)}"
+            for name, values in few.items()
+        ]
+        return (
+            [*said, f"criterion: {known['criterion']}"]
+            if known.get("criterion")
+            else said
+        )
 
     @property
     def splits(self) -> dict[str, tuple[Mapping[str, Any], str]]:
         """The rows of each role, and what they were used for."""
         rows = dict(self.record.get("data") or {})
         n_fitted = self.record.get("n_examples")
-        rows["calibration"] = {"n": n_fitted} | rows.get("calibration", {"split": self.record.get("split")})
+        rows["calibration"] = {"n": n_fitted} | rows.get(
+            "calibration", {"split": self.record.get("split")}
+        )
         if self.results is not None:
             rows["test"] = {**rows.get("test", {}), **self.results.about}
-        uses = {"train": "the weights", "gammas": "the loss's gammas", "calibration": "the calibrator"}
+        uses = {
+            "train": "the weights",
+            "gammas": "the loss's gammas",
+            "calibration": "the calibrator",
+        }
         if rows.get("gammas") == rows["calibration"]:
             uses["calibration"] = f"the calibrator and {uses.pop('gammas')}"
         uses["test"] = "the numbers above"
@@ -123,7 +179,9 @@ def _reported(folder: Path, record: Mapping[str, Any]) -> Results | None:
         return None
     names = ["value"] if report["after"] is None else ["before", "after"]
     states = {name: report[name if name == "after" else "before"] for name in names}
-    figures = [f"{REPORT_FOLDER}/figures/{name}.png" for name in (*_FIGURES, "label_errors")]
+    figures = [
+        f"{REPORT_FOLDER}/figures/{name}.png" for name in (*_FIGURES, "label_errors")
+    ]
     return Results(
         columns={name: _shown(state["metrics"]) for name, state in states.items()},
         about={**report["about"], "n": report["n_examples"]},
@@ -139,7 +197,10 @@ def _streamed(record: Mapping[str, Any]) -> Results | None:
     measured, columns = record.get("metrics") or {}, {}
     for column in ("before", "after"):
         values = measured.get(column, {}).items()
-        entries = {key: {"title": LOGGED_METRICS[key], "value": value, "low": None} for key, value in values}
+        entries = {
+            key: {"title": LOGGED_METRICS[key], "value": value, "low": None}
+            for key, value in values
+        }
         columns[column] = _shown(entries)
     if not all(columns.values()):
         return None
@@ -158,20 +219,27 @@ def _decisions(folder: Path, weights: str | None) -> str | None:
         decisions = Decisions.from_pretrained(folder)
         decisions.check_weights(weights)
     except InputError as error:
-        _left_out(f"{DECISIONS}: {error}", "Run hf-calib decide again, or remove the file.")
+        _left_out(
+            f"{DECISIONS}: {error}", "Run hf-calib decide again, or remove the file."
+        )
         return None
     return decisions.sentence()
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        return {**json.loads(path.read_text(encoding="utf-8"))} if path.is_file() else {}
+        return (
+            {**json.loads(path.read_text(encoding="utf-8"))} if path.is_file() else {}
+        )
     except (OSError, ValueError, TypeError, RecursionError) as error:
         _left_out(
-            f"{path.name}, which is not readable as JSON ({error})", "Save the model or the report again."
+            f"{path.name}, which is not readable as JSON ({error})",
+            "Save the model or the report again.",
         )
         return {}
 
 
 def _left_out(what: str, way_out: str) -> None:
-    warnings.warn(f"The model card leaves out {what}. {way_out}", UserWarning, stacklevel=5)
+    warnings.warn(
+        f"The model card leaves out {what}. {way_out}", UserWarning, stacklevel=5
+    )

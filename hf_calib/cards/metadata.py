@@ -16,17 +16,44 @@ logger = logging.getLogger(__name__)
 
 _OURS = "hf_calib"  # marks our results among others
 # These are readers of local files in the datasets library, not names of datasets.
-_PACKAGED = {"arrow", "audiofolder", "cache", "csv", "generator", "hdf5", "imagefolder", "json", "pandas"}
-_PACKAGED |= {"parquet", "pdffolder", "spark", "sql", "text", "videofolder", "webdataset", "xml"}
+_PACKAGED = {
+    "arrow",
+    "audiofolder",
+    "cache",
+    "csv",
+    "generator",
+    "hdf5",
+    "imagefolder",
+    "json",
+    "pandas",
+}
+_PACKAGED |= {
+    "parquet",
+    "pdffolder",
+    "spark",
+    "sql",
+    "text",
+    "videofolder",
+    "webdataset",
+    "xml",
+}
 
 
-def update_metadata(data: Any, facts: Facts, model_name: str, given: Mapping[str, Any]) -> None:
+def update_metadata(
+    data: Any, facts: Facts, model_name: str, given: Mapping[str, Any]
+) -> None:
     """Fill in missing metadata from the facts; values that a caller gives replace existing ones."""
-    data.library_name = "transformers"  # adapters, which were trained with peft, are merged
-    data.tags = sorted({*_names(data.tags), *(("calibration", "hf_calib") if facts.record else ())})
+    data.library_name = (
+        "transformers"  # adapters, which were trained with peft, are merged
+    )
+    data.tags = sorted(
+        {*_names(data.tags), *(("calibration", "hf_calib") if facts.record else ())}
+    )
     if facts.task is not None and not data.pipeline_tag:
         data.pipeline_tag = facts.task.pipeline
-    bases = _names(given["base_model"] or data.base_model or facts.record.get("base_model"))
+    bases = _names(
+        given["base_model"] or data.base_model or facts.record.get("base_model")
+    )
     named = [name for name in bases if is_hub_name(name)]
     data.base_model = named[0] if len(named) == 1 else named or None
     if named and not data.get("base_model_relation"):
@@ -37,17 +64,28 @@ def update_metadata(data: Any, facts: Facts, model_name: str, given: Mapping[str
     data.license = given["license"] or data.license
     if data.license is None and len(named) == 1:
         with suppress(Exception):  # If the Hub cannot be read, the card has no license.
-            data.license = ModelCard.load(named[0], ignore_metadata_errors=True).data.license
+            data.license = ModelCard.load(
+                named[0], ignore_metadata_errors=True
+            ).data.license
     if data.license is None:
         logger.warning(
             "The model card has no license: that of the base model is not known. Add a line such as `license: mit` to "
             "the first lines of README.md, or pass license to create_model_card or push_to_hub."
         )
-    others = [each for each in data.eval_results or [] if (each.metric_args or {}).get("source") != _OURS]
+    others = [
+        each
+        for each in data.eval_results or []
+        if (each.metric_args or {}).get("source") != _OURS
+    ]
     if facts.results is not None:
         data.model_name = data.model_name or model_name
-        data.eval_results = [*others, *_eval_results(facts, facts.results, data.datasets or [])]
-    elif facts.record:  # Our results were of other weights, and the section does not show them either.
+        data.eval_results = [
+            *others,
+            *_eval_results(facts, facts.results, data.datasets or []),
+        ]
+    elif (
+        facts.record
+    ):  # Our results were of other weights, and the section does not show them either.
         data.eval_results = others or None
 
 
@@ -73,23 +111,35 @@ def _datasets(given: Sequence[str], facts: Facts) -> list[str] | None:
     return list(dict.fromkeys(filter(is_dataset_name, names))) or None
 
 
-def _eval_results(facts: Facts, results: Results, datasets: Sequence[str]) -> list[EvalResult]:
+def _eval_results(
+    facts: Facts, results: Results, datasets: Sequence[str]
+) -> list[EvalResult]:
     """Results of the model as it is served under the metrics' names, then of its other state under longer names."""
-    served = "value" if "value" in results.columns else "after" if facts.folded else "before"
-    name = results.about.get("name") or (datasets[0] if len(datasets) == 1 else "own data")
+    served = (
+        "value" if "value" in results.columns else "after" if facts.folded else "before"
+    )
+    name = results.about.get("name") or (
+        datasets[0] if len(datasets) == 1 else "own data"
+    )
     found = []
     for column in sorted(results.columns, key=lambda column: column != served):
         for key, metric in results.columns[column].items():
             args: dict[str, object] = {"source": _OURS, "n_bins": results.n_bins}
             if results.level is not None and metric["low"] is not None:
-                args[f"interval_{100 * results.level:g}"] = [metric["low"], metric["high"]]
+                args[f"interval_{100 * results.level:g}"] = [
+                    metric["low"],
+                    metric["high"],
+                ]
             result = EvalResult(
-                task_type="text-classification" if facts.task is None else facts.task.pipeline,
+                task_type="text-classification"
+                if facts.task is None
+                else facts.task.pipeline,
                 dataset_type=name if name in datasets else "custom",
                 dataset_name=name,
                 dataset_split=results.about.get("split"),
                 metric_type=key if column == served else f"{key}_{column}_calibration",
-                metric_name=metric["title"] + ("" if column == served else f", {column} calibration"),
+                metric_name=metric["title"]
+                + ("" if column == served else f", {column} calibration"),
                 metric_value=metric["value"],
                 metric_args=args,
             )

@@ -15,12 +15,30 @@ from sklearn.model_selection import train_test_split
 from hf_calib._errors import check, did_you_mean, expected
 from hf_calib._files import check_output, whole_folder
 from hf_calib._text import counted, is_hub_name
-from hf_calib.commands.source import FileSource, ModelSource, Running, check_kind, open_source
+from hf_calib.commands.source import (
+    FileSource,
+    ModelSource,
+    Running,
+    check_kind,
+    open_source,
+)
 from hf_calib.predictions import one_pass
-from hf_calib.predictions.predictions import SINGLE_LABEL, TOKENS, LabelKind, Predictions, check_same_classes
+from hf_calib.predictions.predictions import (
+    SINGLE_LABEL,
+    TOKENS,
+    LabelKind,
+    Predictions,
+    check_same_classes,
+)
 from hf_calib.report import CalibrationReport, report_on_predictions
 from hf_calib.report.document import p_in_words, with_interval
-from hf_calib.scaling import FOLDABLE_SCALERS, SCALERS, PriorEstimate, estimate_prior, saved_map
+from hf_calib.scaling import (
+    FOLDABLE_SCALERS,
+    SCALERS,
+    PriorEstimate,
+    estimate_prior,
+    saved_map,
+)
 from hf_calib.scaling.saved_map import fitted_numbers, method_of
 
 if TYPE_CHECKING:
@@ -28,7 +46,9 @@ if TYPE_CHECKING:
 
 METHODS = SINGLE_LABEL.maps
 _SERVED = 8  # rows that the saved model is checked with
-_SERVED_TOLERANCE = 1e-4  # of a probability: float32, and batches that are padded otherwise
+_SERVED_TOLERANCE = (
+    1e-4  # of a probability: float32, and batches that are padded otherwise
+)
 _IN_PYTHON = ("scaler", "served", "n_shared")  # what JSON does not have
 _CHOSEN = ("criterion", "choice_")  # attributes of some calibrators
 _MOST_MOVED = 5  # classes whose frequencies are shown
@@ -39,7 +59,9 @@ class Calibration:
     """The outcome of `calibrate`."""
 
     scaler: Any = field(repr=False)  # The fitted calibrator.
-    served: Any = field(repr=False)  # the scaler, or its correction to other class frequencies
+    served: Any = field(
+        repr=False
+    )  # the scaler, or its correction to other class frequencies
     n_fitted: int  # rows
     held_out: str  # which rows the report is on, in words
     # Before and after, on rows that the scaler has not seen. "After" has the prior correction where these are test
@@ -65,9 +87,17 @@ class Calibration:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, of JSON's own types."""
-        found = {name: value for name, value in vars(self).items() if name not in _IN_PYTHON}
-        found |= {"method": self.method, "numbers": self.numbers, "report": self.report.to_dict()}
-        found |= {each.rstrip("_"): getattr(self.scaler, each, None) for each in _CHOSEN}
+        found = {
+            name: value for name, value in vars(self).items() if name not in _IN_PYTHON
+        }
+        found |= {
+            "method": self.method,
+            "numbers": self.numbers,
+            "report": self.report.to_dict(),
+        }
+        found |= {
+            each.rstrip("_"): getattr(self.scaler, each, None) for each in _CHOSEN
+        }
         return found | {"prior": self.prior and self.prior.to_dict()}
 
 
@@ -79,10 +109,19 @@ def run(options: Calibrate, running: Running) -> Calibration:
     """
     check_output(options.output)
     requirement = "--weight-column to go with predictions"
-    check(options.data is None or options.weight_column is None, requirement, options.source, "leave it out")
+    check(
+        options.data is None or options.weight_column is None,
+        requirement,
+        options.source,
+        "leave it out",
+    )
 
     def check_labels(kind: LabelKind) -> None:
-        check_kind(kind, options, {"--target-data": options.target_data, "--criterion": options.criterion})
+        check_kind(
+            kind,
+            options,
+            {"--target-data": options.target_data, "--criterion": options.criterion},
+        )
         make_scaler(options, kind)
 
     source = open_source(options, running, check_labels)
@@ -93,30 +132,51 @@ def run(options: Calibrate, running: Running) -> Calibration:
 
 def shown(done: Calibration) -> list[Any]:
     """The report before and after, the fitted parameters, and the rows that they were fitted on."""
-    numbers = {name: value for name, value in done.numbers.items() if isinstance(value, float)}
-    if "weight" in numbers:  # one number for all logits: people know it as a temperature
+    numbers = {
+        name: value for name, value in done.numbers.items() if isinstance(value, float)
+    }
+    if (
+        "weight" in numbers
+    ):  # one number for all logits: people know it as a temperature
         numbers = {"T": 1 / numbers["weight"]}
     details = [getattr(done.scaler, name, None) for name in _CHOSEN]
     details += [f"{name} {value:.4g}" for name, value in numbers.items()]
     of = f" ({', '.join(filter(None, details))})" if any(details) else ""
     rows = counted(done.n_fitted, "row")
-    lines = [f"Method {done.method}, fitted on {rows}{of}.", f"Reported on {done.held_out}."]
-    lines += [f"Note: {note}" for note in done.notes if note not in done.report.warnings]
+    lines = [
+        f"Method {done.method}, fitted on {rows}{of}.",
+        f"Reported on {done.held_out}.",
+    ]
+    lines += [
+        f"Note: {note}" for note in done.notes if note not in done.report.warnings
+    ]
     if (prior := done.prior) is not None:
         found = f"{'not ' * (not prior.corrects)}corrected for ({p_in_words(prior.p_value)})"
-        order = np.argsort(-np.abs(prior.prior - prior.train_prior), kind="stable")[:_MOST_MOVED]
+        order = np.argsort(-np.abs(prior.prior - prior.train_prior), kind="stable")[
+            :_MOST_MOVED
+        ]
         ends = [with_interval(prior.prior[k], *prior.interval[k]) for k in order]
-        names = [f"{done.report.class_names[k]} {prior.train_prior[k]:.4f}" for k in order]
+        names = [
+            f"{done.report.class_names[k]} {prior.train_prior[k]:.4f}" for k in order
+        ]
         shares = "; ".join(map(" to ".join, zip(names, ends, strict=True)))
-        lines.append(f"Class frequencies of {counted(prior.n_rows, 'target row')}, {found}.")
+        lines.append(
+            f"Class frequencies of {counted(prior.n_rows, 'target row')}, {found}."
+        )
         lines.append(f"Those that differ most from the source's: {shares}.")
     if done.served_difference is not None:
         gives = f"gives the calibrated probabilities (largest difference {done.served_difference:.1g})."
         no_bias = "its head keeps no bias, which the calibrator has"
-        why = no_bias if SCALERS[done.method].foldable else f"{done.method} does not fold"
+        why = (
+            no_bias if SCALERS[done.method].foldable else f"{done.method} does not fold"
+        )
         beside = f"Saved next to the model, as {why}: hf_calib.pipeline with the saved model {gives}"
         folded = f"Folded into the model's head: a plain pipeline with the saved model {gives}"
-        lines.append(folded if done.folded else f"{beside} A plain pipeline is not calibrated by it.")
+        lines.append(
+            folded
+            if done.folded
+            else f"{beside} A plain pipeline is not calibrated by it."
+        )
     return [done.report, "", *lines]
 
 
@@ -126,18 +186,26 @@ def shown(done: Calibration) -> list[Any]:
 def make_scaler(options: Calibrate, kind: LabelKind, default: str = "auto") -> Any:
     """The unfitted scaler of a method that goes with such labels, and with a model or predictions."""
     # A pipeline gives tokens the score of their tag only, which is too little to check another calibrator by.
-    folds_only = options.target_data or (options.data is not None and kind is not SINGLE_LABEL)
+    folds_only = options.target_data or (
+        options.data is not None and kind is not SINGLE_LABEL
+    )
     known = [name for name in kind.maps if name in FOLDABLE_SCALERS or not folds_only]
     criterion = options.criterion
     method = options.method or ("temperature" if criterion else default)
-    requirement, way_out = f"method to be one of {', '.join(known)}", "auto is the default"
+    requirement, way_out = (
+        f"method to be one of {', '.join(known)}",
+        "auto is the default",
+    )
     if kind.sigmoid:
         requirement += " for several labels per row"
     elif method in METHODS:
         file = "calibrate a file of predictions with it, without target data"
         way_out = f"{method} cannot be folded into a model's head: {file}"
     else:
-        requirement, way_out = "method to name a calibrator", did_you_mean(method, known)
+        requirement, way_out = (
+            "method to name a calibrator",
+            did_you_mean(method, known),
+        )
     check(method in known, requirement, repr(method), way_out)
     scaler = SCALERS[method].load()
     if method == "temperature":
@@ -161,7 +229,12 @@ def split_roles(
     is_rows = found.sentences is None
     groups: Any = np.arange(len(found)) if is_rows else found.sentences
     units, what = np.unique(groups), "rows" if is_rows else "sentences"
-    check(len(units) > 1, f"the {what} to be at least 2, to be split in half", len(units), "pass more rows")
+    check(
+        len(units) > 1,
+        f"the {what} to be at least 2, to be split in half",
+        len(units),
+        "pass more rows",
+    )
     n_half, is_single = len(units) // 2, is_rows and found.labels.ndim == 1
     labels = found.labels if is_single else np.zeros(len(units), np.int64)
     counts = np.unique(labels, return_counts=True)[1]
@@ -173,11 +246,17 @@ def split_roles(
     return found.select(chosen), found.select(~chosen), held_out
 
 
-def fit_and_report(scaler: Any, source: FileSource | ModelSource, options: Calibrate) -> Calibration:
+def fit_and_report(
+    scaler: Any, source: FileSource | ModelSource, options: Calibrate
+) -> Calibration:
     """Fit a scaler in place, correct it to the target's class frequencies, and report on rows that it has not seen."""
     tested, prior, served = source.tested(), None, scaler
-    fitted_on, reported, held_out = split_roles(source.predictions(), tested, options.seed)
-    source.running.stages(f"fitting on {counted(len(fitted_on), 'row')}, measuring {len(reported):,}")
+    fitted_on, reported, held_out = split_roles(
+        source.predictions(), tested, options.seed
+    )
+    source.running.stages(
+        f"fitting on {counted(len(fitted_on), 'row')}, measuring {len(reported):,}"
+    )
     warned = fitted_on.fit_calibrator(scaler)
     if "target_data" in source.sets:
         known = reported if tested is None else fitted_on
@@ -185,25 +264,45 @@ def fit_and_report(scaler: Any, source: FileSource | ModelSource, options: Calib
         target = scaler.predict_proba(source.logits("target_data"))
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            prior = estimate_prior(target, source_probs=probs, source_labels=known.labels, seed=options.seed)
+            prior = estimate_prior(
+                target,
+                source_probs=probs,
+                source_labels=known.labels,
+                seed=options.seed,
+            )
             correction = prior.correction(scaler)
         warned += [str(each.message) for each in caught]
         served = correction if prior.corrects else scaler
     if served is not scaler and tested is None:
         held_out += ", before the correction of the class frequencies, as these rows have the source's"
     measured, names = scaler if tested is None else served, options.class_names
-    report = report_on_predictions(reported, source.name, options.n_bins, measured, class_names=names)
+    report = report_on_predictions(
+        reported, source.name, options.n_bins, measured, class_names=names
+    )
     n_shared, notes = source.n_shared(), list(report.notes)
     if n_shared:
-        of, part = ("all", "") if n_shared == len(reported) else (f"{n_shared:,} of the", "in part ")
+        of, part = (
+            ("all", "")
+            if n_shared == len(reported)
+            else (f"{n_shared:,} of the", "in part ")
+        )
         notes.append(
             f"The calibrator was fitted on {of} {len(reported):,} rows of this report. The errors after calibration "
             f"are {part}in-sample, and lower than on new rows. Report on other test data, or leave them out: half of "
             "the rows is then held out."
         )
     report = replace(report, notes=(*notes, *source.notes))
-    told: Any = {"report": report, "notes": [*report.notes, *warned], "held_out": held_out, "prior": prior}
-    told |= {"n_fitted": len(fitted_on), "n_shared": n_shared, "output": str(options.output)}
+    told: Any = {
+        "report": report,
+        "notes": [*report.notes, *warned],
+        "held_out": held_out,
+        "prior": prior,
+    }
+    told |= {
+        "n_fitted": len(fitted_on),
+        "n_shared": n_shared,
+        "output": str(options.output),
+    }
     return Calibration(scaler=scaler, served=served, **told)
 
 
@@ -218,7 +317,10 @@ def calibrate_files(source: FileSource, options: Calibrate) -> Calibration:
     """
     from hf_calib.commands.calibrated_files import check_files, write_files, write_held
 
-    table, applied = source.tables["data"], source.tables.get("test_data", source.tables["data"])
+    table, applied = (
+        source.tables["data"],
+        source.tables.get("test_data", source.tables["data"]),
+    )
     is_split, weighted = applied is table, options.weight_column is not None
     is_held = source.is_held and not weighted
     kind = source.predictions().kind if is_held else SINGLE_LABEL
@@ -227,12 +329,21 @@ def calibrate_files(source: FileSource, options: Calibrate) -> Calibration:
     if is_held:
         return write_held(fit_and_report(scaler, source, options), source)
     source.running.stages(f"drawing up to {one_pass.MOST_SAMPLED:,} rows to fit on")
-    sample = one_pass.draw_sample(table, half=0 if is_split else None, workers=options.workers)
+    sample = one_pass.draw_sample(
+        table, half=0 if is_split else None, workers=options.workers
+    )
     source.running.stages(f"fitting on {counted(len(sample), 'row')}")
     notes = sample.fit_calibrator(scaler)
-    report = write_files(scaler, applied, source.running, options, half=1 if is_split else None)
+    report = write_files(
+        scaler, applied, source.running, options, half=1 if is_split else None
+    )
     held_out = "the other half of the rows" if is_split else "all rows of the test data"
-    told: Any = {"report": report, "notes": notes, "held_out": held_out, "output": str(options.output)}
+    told: Any = {
+        "report": report,
+        "notes": notes,
+        "held_out": held_out,
+        "output": str(options.output),
+    }
     return Calibration(scaler=scaler, served=scaler, n_fitted=len(sample), **told)
 
 
@@ -247,7 +358,11 @@ def calibrate_model(source: ModelSource, options: Calibrate) -> Calibration:
         RuntimeError: if the difference is more than rounding; the folder is then unchanged.
     """
     from hf_calib.export.fold import OF_THE_MAP, check_can_be_folded
-    from hf_calib.export.folder import check_overwrites_no_original, replace_model, standalone_copy
+    from hf_calib.export.folder import (
+        check_overwrites_no_original,
+        replace_model,
+        standalone_copy,
+    )
     from hf_calib.export.heads import head_loses_bias
     from hf_calib.export.unfold import unfold
 
@@ -259,9 +374,15 @@ def calibrate_model(source: ModelSource, options: Calibrate) -> Calibration:
         title = saved_map.map_title(str(record.get("method", "temperature")))
         how = "was undone first, bit for bit. The new calibrator replaces it."
         undone.append(f"{source.model} had {title} in its head, which {how}")
-    training = {key: each for key, each in check_can_be_folded(model).items() if key not in OF_THE_MAP}
+    training = {
+        key: each
+        for key, each in check_can_be_folded(model).items()
+        if key not in OF_THE_MAP
+    }
     loses_bias = head_loses_bias(model, len(source.classifier.class_names))
-    scaler = make_scaler(options, source.predictions().kind, "temperature" if loses_bias else "auto")
+    scaler = make_scaler(
+        options, source.predictions().kind, "temperature" if loses_bias else "auto"
+    )
     done = fit_and_report(scaler, source, options)
     source.running.stages(f"saving to {options.output}")
 
@@ -273,21 +394,36 @@ def calibrate_model(source: ModelSource, options: Calibrate) -> Calibration:
     reported: dict[str, Any] = {**(test or data).source(), "n": done.report.n_examples}
     if test is None:
         calibration["part"], reported["part"] = "one half", "the other half"
-    about = {key: training[key] for key in ("loss", "loss_kwargs") if key in training} | fitting
+    about = {
+        key: training[key] for key in ("loss", "loss_kwargs") if key in training
+    } | fitting
     about["data"] = {"calibration": calibration, "test": reported}
     if is_hub_name(source.model):
         about["base_model"] = source.model
     plain, served = standalone_copy(model), done.served
     plain.config.calibration = {**training, **fitting}
     # Of tokens a pipeline gives the score of the tag only, by which no calibrator next to the model can be checked.
-    is_lost = loses_bias and source.predictions().kind is not TOKENS and saved_map.has_bias(served)
+    is_lost = (
+        loses_bias
+        and source.predictions().kind is not TOKENS
+        and saved_map.has_bias(served)
+    )
     done.folded = saved_map.method_of(served) in FOLDABLE_SCALERS and not is_lost
     with whole_folder(options.output, replace_model) as folder:
-        weights, difference = _write(folder, source, plain, served, about, folds=done.folded)
+        weights, difference = _write(
+            folder, source, plain, served, about, folds=done.folded
+        )
         if not difference <= _SERVED_TOLERANCE:
-            requirement = f"give the calibrated probabilities within {_SERVED_TOLERANCE}"
-            got, way_out = f"a difference of {difference:.2g}", "nothing was saved; please report this model"
-            raise RuntimeError(expected("a pipeline with the saved model", requirement, got, way_out))
+            requirement = (
+                f"give the calibrated probabilities within {_SERVED_TOLERANCE}"
+            )
+            got, way_out = (
+                f"a difference of {difference:.2g}",
+                "nothing was saved; please report this model",
+            )
+            raise RuntimeError(
+                expected("a pipeline with the saved model", requirement, got, way_out)
+            )
         # A half of the rows has no name to read it again by.
         again = {} if test is None else {"options": test.options(source.reading)}
         on = {**reported, "seen": done.n_shared, **again, "fingerprint": weights}
@@ -297,7 +433,13 @@ def calibrate_model(source: ModelSource, options: Calibrate) -> Calibration:
 
 
 def _write(
-    folder: Path, source: ModelSource, model: Any, served: Any, about: dict[str, Any], *, folds: bool
+    folder: Path,
+    source: ModelSource,
+    model: Any,
+    served: Any,
+    about: dict[str, Any],
+    *,
+    folds: bool,
 ) -> tuple[str, float]:
     """The fingerprint of the saved weights, and the largest difference of a served probability of the first rows."""
     import transformers
@@ -305,29 +447,49 @@ def _write(
     from hf_calib.export.folder import fingerprint, write_folded
     from hf_calib.models.pipeline import pipeline
 
-    classifier, rows, processing = source.classifier, source.rows["data"], source.classifier.processing_class
+    classifier, rows, processing = (
+        source.classifier,
+        source.rows["data"],
+        source.classifier.processing_class,
+    )
     rows = rows.select(range(min(_SERVED, len(rows))))
     first = classifier.served(rows, source.reading, name=source.sets["data"].data)
 
     def scores(pipeline: Callable[..., Any], **settings: Any) -> NDArray[np.float64]:
         """(N, C), NaN where a pipeline gives none."""
-        settings |= {"trust_remote_code": source.running.trust_remote_code, "device": "cpu", **first.options}
+        settings |= {
+            "trust_remote_code": source.running.trust_remote_code,
+            "device": "cpu",
+            **first.options,
+        }
         classify = pipeline(classifier.task.pipeline, model=str(folder), **settings)
         inputs = first.plain if pipeline is transformers.pipeline else first.inputs
         found = classifier.scores_of_served(classify(inputs, **first.call))
-        return np.array([[each.get(name, np.nan) for name in classifier.class_names] for each in found])
+        return np.array(
+            [
+                [each.get(name, np.nan) for name in classifier.class_names]
+                for each in found
+            ]
+        )
 
     if folds:
         inputs: Any = {"batch": first.batch, "processing_class": processing}
         weights = write_folded(model, served, folder, **inputs, about=about)
-        logits = classifier.served_logits(first.inputs, source.predictions().as_logits())
+        logits = classifier.served_logits(
+            first.inputs, source.predictions().as_logits()
+        )
     else:
-        model.config.calibration |= {"method": saved_map.method_of(served), "folded": False}
+        model.config.calibration |= {
+            "method": saved_map.method_of(served),
+            "folded": False,
+        }
         model.save_pretrained(folder)
         processing.save_pretrained(folder)
         weights, told = fingerprint(model), saved_map.pooler_config(served)
         vllm = {} if told is None else {saved_map.POOLER_CONFIG: told}
-        saved_map.save_map(served, folder, {**about, **vllm, "folded": False, "fingerprint": weights})
+        saved_map.save_map(
+            served, folder, {**about, **vllm, "folded": False, "fingerprint": weights}
+        )
         # On the very logits that are served: a step turns their last bit into another probability.
         logits = scores(transformers.pipeline, function_to_apply="none")
     given = scores(transformers.pipeline if folds else pipeline)

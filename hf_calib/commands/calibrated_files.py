@@ -28,43 +28,82 @@ if TYPE_CHECKING:
     from hf_calib.commands.calibrate import Calibration
     from hf_calib.commands.options import Calibrate
 
-_HELD = ("predictions.npz", "target.npz")  # of the reported rows, and of the target data
+_HELD = (
+    "predictions.npz",
+    "target.npz",
+)  # of the reported rows, and of the target data
 
 
 def check_files(
-    source: FileSource, applied: Table, options: Calibrate, scaler: Any, *, is_held: bool
+    source: FileSource,
+    applied: Table,
+    options: Calibrate,
+    scaler: Any,
+    *,
+    is_held: bool,
 ) -> None:
     """Raise where the files do not go with the options or each other, or one that is read would be written over."""
-    read = {Path(file.path).resolve() for each in source.tables.values() for file in each.files}
+    read = {
+        Path(file.path).resolve()
+        for each in source.tables.values()
+        for file in each.files
+    }
     read |= {Path(each.data).resolve() for each in source.sets.values() if is_held}
     written = ["", *(_HELD if is_held else map(_written, applied.files))]
     apart = not read & {(options.output / name).resolve() for name in written}
     way_out = "name another folder, so that this one stays unchanged"
-    check(apart, "output to be another folder than the predictions'", options.output, way_out)
-    requirement = "--target-data to be used without weights, on rows that fit into memory"
+    check(
+        apart,
+        "output to be another folder than the predictions'",
+        options.output,
+        way_out,
+    )
+    requirement = (
+        "--target-data to be used without weights, on rows that fit into memory"
+    )
     got = "more rows" if options.weight_column is None else "--weight-column"
     check(is_held or "target_data" not in source.sets, requirement, got, "leave it out")
-    taken = {name: signature(SCALERS[name].load().fit).parameters for name in SINGLE_LABEL.maps}
+    taken = {
+        name: signature(SCALERS[name].load().fit).parameters
+        for name in SINGLE_LABEL.maps
+    }
     known = [name for name, each in taken.items() if "sample_weight" in each]
     got = f"{method_of(scaler)}, which has no weighted form"
     requirement = f"--weight-column to go with a method of {', '.join(known)}"
-    check(options.weight_column is None or method_of(scaler) in known, requirement, got, "name one of these")
+    check(
+        options.weight_column is None or method_of(scaler) in known,
+        requirement,
+        got,
+        "name one of these",
+    )
     names = source.tables["data"].class_names
     got = f"{len(applied.class_names)} ({few(applied.class_names)}) for {len(names)} ({few(names)})"
     same = is_held or names == applied.class_names
-    check(same, "the test data to have the same classes", got, "use predictions of one model")
+    check(
+        same,
+        "the test data to have the same classes",
+        got,
+        "use predictions of one model",
+    )
 
 
 def write_held(done: Calibration, source: FileSource) -> Calibration:
     """Write the reported rows to predictions.npz, and those of the target data to target.npz."""
     report = done.report
     assert report.after is not None
-    calibrated: Any = {"probs": report.after.probs, "class_names": source.predictions().class_names}
+    calibrated: Any = {
+        "probs": report.after.probs,
+        "class_names": source.predictions().class_names,
+    }
     with whole_folder(Path(done.output)) as folder:
         save_predictions(Predictions(report.labels, **calibrated), folder / _HELD[0])
         if done.prior is not None:
             probs = done.served.predict_proba(source.logits("target_data"))
-            np.savez(folder / _HELD[1], probs=probs, class_names=np.array(report.class_names, dtype=np.str_))
+            np.savez(
+                folder / _HELD[1],
+                probs=probs,
+                class_names=np.array(report.class_names, dtype=np.str_),
+            )
         report.save(folder)
     return done
 
@@ -76,7 +115,10 @@ def write_files(
     output, n_bins, n_files = options.output, options.n_bins, len(table.files)
     scaler.save_pretrained(output)
     running.stages(f"calibrating {counted(n_files, 'file')}")
-    work, tally = partial(_calibrate_file, table, scaler, output, n_bins, half=half), one_pass.Tally()
+    work, tally = (
+        partial(_calibrate_file, table, scaler, output, n_bins, half=half),
+        one_pass.Tally(),
+    )
     for each in one_pass.over_parts(work, table.files, options.workers):
         tally.merge(each)
         running.progress(each.n_rows, table.n_rows)
@@ -86,15 +128,27 @@ def write_files(
 
 
 def _calibrate_file(
-    table: Table, scaler: Any, output: Path, n_bins: int, file: File, *, half: int | None
+    table: Table,
+    scaler: Any,
+    output: Path,
+    n_bins: int,
+    file: File,
+    *,
+    half: int | None,
 ) -> one_pass.Tally:
     """Write a file with calibrated probabilities in place of its scores; sum both, of a half of the rows or all."""
     scores, writer = [f"prob_{name}" for name in table.class_names], None
-    before, after = (CalibrationState(n_classes=len(scores), n_bins=n_bins) for _ in range(2))
+    before, after = (
+        CalibrationState(n_classes=len(scores), n_bins=n_bins) for _ in range(2)
+    )
     tally = one_pass.Tally({"before": before, "after": after})
     with whole_file(output / _written(file)) as path:
         for part in (part for part in table.parts if part.file is file):
-            kept = [name for name in part.fragment.physical_schema.names if name not in table.columns.scores]
+            kept = [
+                name
+                for name in part.fragment.physical_schema.names
+                if name not in table.columns.scores
+            ]
             for first, batch in table.batches(part, more=kept):
                 rows: Any = batch.table
                 found = scaler.predict_proba(batch.as_logits())
@@ -116,4 +170,6 @@ def _calibrate_file(
 
 def _written(file: File) -> PurePosixPath:
     """Where a calibrated file is, below the output folder."""
-    return PurePosixPath("predictions", file.name.removesuffix(".gz")).with_suffix(".parquet")
+    return PurePosixPath("predictions", file.name.removesuffix(".gz")).with_suffix(
+        ".parquet"
+    )

@@ -16,7 +16,15 @@ from hf_calib._errors import check, did_you_mean
 from hf_calib.commands import console
 from hf_calib.study.launch import Cells, Executor, Launch, Local, Submitit, printed
 from hf_calib.study.measured import METHODS, check_methods
-from hf_calib.study.plan import CELL, Cell, content_hash, recorded, resolved, variants, write_plan
+from hf_calib.study.plan import (
+    CELL,
+    Cell,
+    content_hash,
+    recorded,
+    resolved,
+    variants,
+    write_plan,
+)
 from hf_calib.study.report import document_of
 from hf_calib.study.results import StudyResults
 from hf_calib.study.study import check_seeds, report_study
@@ -30,25 +38,51 @@ def run(options: CompareLosses, running: Running) -> StudyResults | console.Done
     """Train what is missing of a script's study, then measure it; or measure a study's folder again."""
     study = Path(options.source)
     if study.is_dir():
-        plain = type(options)(source=options.source, methods=options.methods, variance=options.variance)
+        plain = type(options)(
+            source=options.source, methods=options.methods, variance=options.variance
+        )
         names = [each.name for each in fields(plain)]
-        given = [name for name in names if getattr(options, name) not in (getattr(plain, name), [])]
-        got, way_out = f"a study's folder with {', '.join(given)}", "pass the script to train more"
+        given = [
+            name
+            for name in names
+            if getattr(options, name) not in (getattr(plain, name), [])
+        ]
+        got, way_out = (
+            f"a study's folder with {', '.join(given)}",
+            "pass the script to train more",
+        )
         check(not given, "a script to be given with these arguments", got, way_out)
     else:
-        check(options.output is not None, "--output to name the study's folder", "none", "add --output study")
+        check(
+            options.output is not None,
+            "--output to name the study's folder",
+            "none",
+            "add --output study",
+        )
         launch, cells = planned(options)
         study = next(iter(cells.values())).parent.parent
         if options.print_commands:
             lines: list[str] = []
             printed(launch, cells, lines.append)
             return console.Done([lines] if lines else [], {"commands": lines})
-        settings, way_out = _value(options.submitit or "{}"), """write '{"timeout_min": 600}', or '{}'"""
-        check(isinstance(settings, dict), "--submitit to be a JSON object", repr(options.submitit), way_out)
-        executor = Local(options.jobs) if options.submitit is None else Submitit(settings)
+        settings, way_out = (
+            _value(options.submitit or "{}"),
+            """write '{"timeout_min": 600}', or '{}'""",
+        )
+        check(
+            isinstance(settings, dict),
+            "--submitit to be a JSON object",
+            repr(options.submitit),
+            way_out,
+        )
+        executor = (
+            Local(options.jobs) if options.submitit is None else Submitit(settings)
+        )
         with console.interruptible(f"The same command resumes the study in {study}"):
             train(launch, cells, executor, say=console.print_progress)
-    return report_study(study, methods=options.methods, variance=options.variance, stages=running.stages)
+    return report_study(
+        study, methods=options.methods, variance=options.variance, stages=running.stages
+    )
 
 
 def shown(results: StudyResults) -> list[Any]:
@@ -60,22 +94,47 @@ def planned(options: CompareLosses) -> tuple[Launch, dict[Cell, Path]]:
     """Check a study and write its plan: how its runs are started, and their folders, seed by seed."""
     script, launcher = Path(options.source), options.launcher
     way_out = "check the path, for example recipes/text_classification.py"
-    check(script.is_file(), "SCRIPT_OR_STUDY to be a script, or the folder of a study", script, way_out)
+    check(
+        script.is_file(),
+        "SCRIPT_OR_STUDY to be a script, or the folder of a study",
+        script,
+        way_out,
+    )
     try:
-        program = shutil.which(sys.executable if launcher is None else shlex.split(launcher)[0])
-    except (ValueError, IndexError):  # a quotation mark without its other one, or no word
+        program = shutil.which(
+            sys.executable if launcher is None else shlex.split(launcher)[0]
+        )
+    except (
+        ValueError,
+        IndexError,
+    ):  # a quotation mark without its other one, or no word
         program = None
     way_out = "write for example 'torchrun --nproc_per_node 2'"
-    check(program is not None, "--launcher to begin with a program", repr(launcher), way_out)
+    check(
+        program is not None,
+        "--launcher to begin with a program",
+        repr(launcher),
+        way_out,
+    )
     configs = tuple(_config(word, script).absolute() for word in options.config or ())
-    launch = Launch(script.absolute(), configs, tuple(options.words or ()), launcher, options.keep_models)
+    launch = Launch(
+        script.absolute(),
+        configs,
+        tuple(options.words or ()),
+        launcher,
+        options.keep_models,
+    )
     methods, given = options.methods or METHODS, options.seeds or ()
     check_methods(methods)
     are_seeds = all(re.fullmatch(r"\d+", seed) for seed in given)
-    check(are_seeds, "--seeds to be whole numbers", repr(",".join(given)), "write 0,1,2")
+    check(
+        are_seeds, "--seeds to be whole numbers", repr(",".join(given)), "write 0,1,2"
+    )
     seeds = check_seeds([int(seed) for seed in given])
     words = script.name, configs, launch.arguments
-    losses = variants(options.losses or (), parse_grid(options.grid or ()), launch.script)
+    losses = variants(
+        options.losses or (), parse_grid(options.grid or ()), launch.script
+    )
     # Once for a loss: this reads its file, and hashes the data.
     found = [(loss, resolved(*words, loss)) for loss in losses]
     cells = [Cell(loss, seed, given) for seed in seeds for loss, given in found]
@@ -92,7 +151,9 @@ def _config(word: str, script: Path) -> Path:
     return path
 
 
-def train(launch: Launch, cells: Cells, executor: Executor, *, say: Callable[[str], None]) -> None:
+def train(
+    launch: Launch, cells: Cells, executor: Executor, *, say: Callable[[str], None]
+) -> None:
     """Train what is missing; raises ValueError if no run of the study is finished in the end."""
     version = content_hash(launch.script)
     trained_by = [recorded(folder / CELL, "script") for folder in cells.values()]
@@ -104,7 +165,12 @@ def train(launch: Launch, cells: Cells, executor: Executor, *, say: Callable[[st
         )
     failed = executor(launch, cells, say)
     way_out = f"see log.txt in {next(iter(cells.values())).parent}/*"
-    check(len(failed) < len(cells), "at least one run to end", f"none of {len(cells)}", way_out)
+    check(
+        len(failed) < len(cells),
+        "at least one run to end",
+        f"none of {len(cells)}",
+        way_out,
+    )
 
 
 def parse_grid(words: Sequence[str]) -> dict[str, list[Any]]:
@@ -117,7 +183,9 @@ def parse_grid(words: Sequence[str]) -> dict[str, list[Any]]:
     for word in words:
         name, _, values = word.partition("=")
         way_out = "write for example gamma=1,2,3"
-        check(bool(name and values), "--grid to be name=value,value", repr(word), way_out)
+        check(
+            bool(name and values), "--grid to be name=value,value", repr(word), way_out
+        )
         grid[name] = [*grid.get(name, []), *map(_value, values.split(","))]
     return grid
 

@@ -24,7 +24,12 @@ def run(options: CompareReports, running: Running) -> Comparison:
     """Compare files of predictions and saved reports."""
     sources, output = options.sources, options.output
     check_output(output)
-    check(len(set(sources)) == len(sources), "the sources to differ", few(sources), "name each file once")
+    check(
+        len(set(sources)) == len(sources),
+        "the sources to differ",
+        few(sources),
+        "name each file once",
+    )
     found = {source: _report_of(source, options, running) for source in sources}
     named = {str(report["name"]): report for report in found.values()}
     comparison = Comparison(named if len(named) == len(found) else found)
@@ -34,7 +39,9 @@ def run(options: CompareReports, running: Running) -> Comparison:
     return comparison
 
 
-def _report_of(source: str, options: CompareReports, running: Running) -> Mapping[str, Any]:
+def _report_of(
+    source: str, options: CompareReports, running: Running
+) -> Mapping[str, Any]:
     inside = [Path(source, folder, "report.json") for folder in _FOLDERS]
     path = next((file for file in inside if os.path.isfile(file)), Path(source))
     if path.suffix == ".json":

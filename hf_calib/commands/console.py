@@ -32,8 +32,14 @@ class Done:
 def interruptible(way_on: str) -> Iterator[None]:
     """End with code 130 and one line on stderr where the user, or a scheduler, interrupts."""
     # SIGHUP is of a terminal that is closed; under nohup it is ignored, and stays so.
-    ends = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    handlers = {end: signal.getsignal(end) for end in ends if signal.getsignal(end) is not signal.SIG_IGN}
+    ends = [
+        getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
+    ]
+    handlers = {
+        end: signal.getsignal(end)
+        for end in ends
+        if signal.getsignal(end) is not signal.SIG_IGN
+    }
     for end in handlers:
         signal.signal(end, signal.default_int_handler)
     try:
@@ -48,5 +54,7 @@ def interruptible(way_on: str) -> Iterator[None]:
 
 def print_progress(line: str) -> None:
     """One line on stderr, with the time of day: a study takes hours, and its output often goes to a file."""
-    shown = "\n".join(map(printable, line.split("\n")))  # with the last lines of a script that failed
+    shown = "\n".join(
+        map(printable, line.split("\n"))
+    )  # with the last lines of a script that failed
     print(f"{time.strftime('%H:%M:%S')} {shown}", file=sys.stderr, flush=True)

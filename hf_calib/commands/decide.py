@@ -42,9 +42,21 @@ class Decided:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, of JSON's own types."""
-        found = {"name": self.name, "held_out": self.held_out, "notes": list(self.notes)}
-        rule = {"rule": self.decisions.rule.kind, "options": self.decisions.rule.options()}
-        return {**found, **rule, "n_measured": self.decisions.n_measured, **self.section.to_dict()}
+        found = {
+            "name": self.name,
+            "held_out": self.held_out,
+            "notes": list(self.notes),
+        }
+        rule = {
+            "rule": self.decisions.rule.kind,
+            "options": self.decisions.rule.options(),
+        }
+        return {
+            **found,
+            **rule,
+            "n_measured": self.decisions.n_measured,
+            **self.section.to_dict(),
+        }
 
 
 def run(options: Decide, running: Running) -> Decided:
@@ -53,11 +65,22 @@ def run(options: Decide, running: Running) -> Decided:
     check_output(options.output)
 
     def check_labels(kind: LabelKind) -> None:
-        way_out = "fit LabelThresholds of hf_calib.decisions: a threshold for each label"
+        way_out = (
+            "fit LabelThresholds of hf_calib.decisions: a threshold for each label"
+        )
         got = f"a sigmoid for each label in {options.source}"
-        check(not kind.sigmoid, "the predictions to have one class per row", got, way_out)
-        way_out = "decide needs rows that are independent of each other, as tokens are not"
-        check(kind.independent, "the model to classify texts or images", options.source, way_out)
+        check(
+            not kind.sigmoid, "the predictions to have one class per row", got, way_out
+        )
+        way_out = (
+            "decide needs rows that are independent of each other, as tokens are not"
+        )
+        check(
+            kind.independent,
+            "the model to classify texts or images",
+            options.source,
+            way_out,
+        )
 
     source = open_source(options, running, check_labels)
     if isinstance(source, FileSource):
@@ -67,7 +90,11 @@ def run(options: Decide, running: Running) -> Decided:
     try:
         rule.check_rows(n_rows - -(-n_rows // _FOLDS) * is_split)
     except InputValueError as error:
-        left_out = f" (some of the data's {counted(n_rows, 'row')} are held out in turn)" if is_split else ""
+        left_out = (
+            f" (some of the data's {counted(n_rows, 'row')} are held out in turn)"
+            if is_split
+            else ""
+        )
         raise InputValueError(f"{error}{left_out}") from None
     decided = _measure(source, rule, options)
     if options.output is not None:
@@ -85,27 +112,49 @@ def run(options: Decide, running: Running) -> Decided:
 
 def shown(decided: Decided) -> list[Any]:
     """A rule's results, and the rows they are from."""
-    title, measured = f"Decisions of {decided.name}", f"Measured on {decided.held_out}, with 95% intervals."
+    title, measured = (
+        f"Decisions of {decided.name}",
+        f"Measured on {decided.held_out}, with 95% intervals.",
+    )
     table = Table(title, *decided.section.table(), title=title)
     return [table, *decided.section.sentences(), measured]
 
 
 def choose_rule(options: Decide) -> Callable[[Sequence[str]], Rule]:
     """The unfitted rule that the options ask for, for the names of the classes; an accuracy of 0.95 by default."""
-    given = [name for name in ("accuracy", "costs", "alpha") if getattr(options, name) is not None]
+    given = [
+        name
+        for name in ("accuracy", "costs", "alpha")
+        if getattr(options, name) is not None
+    ]
     way_out = "run the command once for each rule"
-    check(len(given) < 2, "the rule to be one of accuracy, costs, alpha", " and ".join(given), way_out)
+    check(
+        len(given) < 2,
+        "the rule to be one of accuracy, costs, alpha",
+        " and ".join(given),
+        way_out,
+    )
     (chosen,) = given or ["accuracy"]
-    for option, rules in {"delta": "accuracy", "by_class": "accuracy or alpha", "sets": "alpha"}.items():
-        fits = chosen in rules or getattr(options, option) == getattr(type(options), option)
+    for option, rules in {
+        "delta": "accuracy",
+        "by_class": "accuracy or alpha",
+        "sets": "alpha",
+    }.items():
+        fits = chosen in rules or getattr(options, option) == getattr(
+            type(options), option
+        )
         requirement = f"{option} to be given with {rules} only"
         check(fits, requirement, f"it with {chosen}", f"leave {option} out")
     if options.costs is not None:
         return read_costs(options.costs)
     accuracy = 0.95 if options.accuracy is None else options.accuracy
-    rule: Rule = AbstainRule(accuracy=accuracy, delta=options.delta, by_class=options.by_class)
+    rule: Rule = AbstainRule(
+        accuracy=accuracy, delta=options.delta, by_class=options.by_class
+    )
     if options.alpha is not None:
-        rule = PredictionSets(alpha=options.alpha, method=options.sets, by_class=options.by_class)
+        rule = PredictionSets(
+            alpha=options.alpha, method=options.sets, by_class=options.by_class
+        )
     return lambda names: rule
 
 
@@ -114,18 +163,36 @@ def read_costs(path: Path) -> Callable[[Sequence[str]], Rule]:
     import pandas
 
     try:
-        costs = pandas.read_csv(path, index_col=0, keep_default_na=False, dtype=str).astype(float)
+        costs = pandas.read_csv(
+            path, index_col=0, keep_default_na=False, dtype=str
+        ).astype(float)
     except (OSError, ValueError) as error:
         way_out = "write a csv file: true classes in the first column, decisions in the header"
         got = f"{path} ({error})"
-        raise InputValueError(expected("costs", "be a csv file of numbers", got, way_out)) from error
+        raise InputValueError(
+            expected("costs", "be a csv file of numbers", got, way_out)
+        ) from error
 
     def ordered(names: Sequence[str]) -> Rule:
-        columns = [*names, ABSTAIN] if ABSTAIN in costs.columns and ABSTAIN not in names else list(names)
-        for what, found, wanted in (("rows", costs.index, names), ("columns", costs.columns, columns)):
-            requirement = f"the {what} of {path} to be the model's classes ({few(names)})"
+        columns = (
+            [*names, ABSTAIN]
+            if ABSTAIN in costs.columns and ABSTAIN not in names
+            else list(names)
+        )
+        for what, found, wanted in (
+            ("rows", costs.index, names),
+            ("columns", costs.columns, columns),
+        ):
+            requirement = (
+                f"the {what} of {path} to be the model's classes ({few(names)})"
+            )
             way_out = f"name each class once; a last column {ABSTAIN!r} holds the cost of abstaining"
-            check(sorted(found) == sorted(wanted), requirement, few(list(found)) or "none", way_out)
+            check(
+                sorted(found) == sorted(wanted),
+                requirement,
+                few(list(found)) or "none",
+                way_out,
+            )
         return CostRule(costs.loc[list(names), columns].to_numpy())
 
     return ordered
@@ -137,26 +204,40 @@ def _measure(source: FileSource | ModelSource, rule: Rule, options: Decide) -> D
     measured = found if tested is None else tested
     if tested is None:
         folds = np.random.default_rng(options.seed).permutation(len(found)) % _FOLDS
-        pairs = [(found.select(folds != k), found.select(folds == k)) for k in range(_FOLDS)]
+        pairs = [
+            (found.select(folds != k), found.select(folds == k)) for k in range(_FOLDS)
+        ]
         drawn = f"cross-fitting in {_FOLDS} folds, drawn with seed {options.seed}"
         held_out = f"all {counted(len(found), 'row')}, each by a rule that was fitted without it ({drawn})"
     else:
         check_same_classes("the test data", found, tested)
-        pairs, held_out = [(found, tested)], f"all {counted(len(tested), 'row')} of the test data"
-    source.running.stages(f"fitting the rule on {counted(len(found), 'row')}, measuring {len(measured):,}")
+        pairs, held_out = (
+            [(found, tested)],
+            f"all {counted(len(tested), 'row')} of the test data",
+        )
+    source.running.stages(
+        f"fitting the rule on {counted(len(found), 'row')}, measuring {len(measured):,}"
+    )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         rule.fit(found.probabilities(), found.labels)
-    notes, n_shared = [*source.notes, *(str(each.message) for each in caught)], source.n_shared()
+    notes, n_shared = (
+        [*source.notes, *(str(each.message) for each in caught)],
+        source.n_shared(),
+    )
     if n_shared:
         notes.append(
             f"{n_shared:,} of the {len(measured):,} measured rows are also among those to fit on. The rule looks "
             "better on these than on new rows. Measure on other test data."
         )
-    parts: list[Part] = [(p.probabilities(), p.labels, q.probabilities(), q.labels) for p, q in pairs]
+    parts: list[Part] = [
+        (p.probabilities(), p.labels, q.probabilities(), q.labels) for p, q in pairs
+    ]
     results, curves = measure_parts(rule, parts), {}
     if isinstance(rule, AbstainRule):
-        curves = {"measured": promise_curve(rule, parts, sorted({*_CURVE, rule.accuracy}))}
+        curves = {
+            "measured": promise_curve(rule, parts, sorted({*_CURVE, rule.accuracy}))
+        }
         kept = results.get("accuracy")
         if kept is not None and kept.high < rule.accuracy:
             notes.append(
@@ -165,8 +246,17 @@ def _measure(source: FileSource | ModelSource, rule: Rule, options: Decide) -> D
                 "others, perhaps in the shares of their classes. Fit on rows that are drawn as the inputs will be."
             )
     if options.output is not None and rule.answers_nothing:
-        earlier = " That of an earlier rule was removed." * (options.output / DECISIONS).is_file()
-        notes.append(f"No {DECISIONS} was written: its rule would always abstain.{earlier}")
-    section = DecisionSection(rule.promise(), len(found), results, curves, _FOLDS * (tested is None))
-    decisions = Decisions(rule, found.names, results, len(measured), source.about().get("fingerprint"))
+        earlier = (
+            " That of an earlier rule was removed."
+            * (options.output / DECISIONS).is_file()
+        )
+        notes.append(
+            f"No {DECISIONS} was written: its rule would always abstain.{earlier}"
+        )
+    section = DecisionSection(
+        rule.promise(), len(found), results, curves, _FOLDS * (tested is None)
+    )
+    decisions = Decisions(
+        rule, found.names, results, len(measured), source.about().get("fingerprint")
+    )
     return Decided(source.name, decisions, section, measured, held_out, tuple(notes))

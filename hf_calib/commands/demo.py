@@ -17,12 +17,21 @@ import numpy as np
 import transformers
 from numpy.typing import NDArray
 from tokenizers import BertWordPieceTokenizer
-from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
 
 from hf_calib._files import check_output
 from hf_calib.commands.console import Done
 from hf_calib.data import docstring_dataset, label_maps
-from hf_calib.metrics import accuracy, bootstrap_interval, calibration_error_interval, consistency_test
+from hf_calib.metrics import (
+    accuracy,
+    bootstrap_interval,
+    calibration_error_interval,
+    consistency_test,
+)
 from hf_calib.metrics.sums import top_label
 from hf_calib.plots import reliability_grid, save_figure
 from hf_calib.predictions.predictions import SINGLE_LABEL
@@ -59,19 +68,28 @@ def run(options: Demo, running: Running) -> Done:
     running.stages("reading the docstrings of the installed libraries")
     dataset = docstring_dataset(max_per_class=options.max_per_class, seed=seed)
     tokenizer = train_tokenizer(dataset["train"]["text"])
-    rows = dataset.map(lambda batch: tokenizer(batch["text"], truncation=True), batched=True)
+    rows = dataset.map(
+        lambda batch: tokenizer(batch["text"], truncation=True), batched=True
+    )
     trainers, losses = {}, {}
     with tempfile.TemporaryDirectory() as scratch:
         for i, loss in enumerate(LOSSES, 1):
             running.stages(f"training with {loss}, {i} of {len(LOSSES)}")
             trainers[loss] = train(loss, rows, tokenizer, scratch, options.epochs, seed)
-            losses[loss] = trainers[loss].evaluate(rows["calibration"])["eval_nll_calibrated"]
+            losses[loss] = trainers[loss].evaluate(rows["calibration"])[
+                "eval_nll_calibrated"
+            ]
         running.stages("measuring the models, and saving the best one")
         best = min(losses, key=losses.__getitem__)
-        trainers[best].evaluate(rows["test"], metric_key_prefix="test")  # for the model's card
+        trainers[best].evaluate(
+            rows["test"], metric_key_prefix="test"
+        )  # for the model's card
         trainers[best].save_calibrated_model(model)
     labels = np.array(dataset["test"]["label"])
-    table = [f"Test split, {len(labels):,} rows", _ROW.format("", "accuracy", "NLL", "ECE", "by chance")]
+    table = [
+        f"Test split, {len(labels):,} rows",
+        _ROW.format("", "accuracy", "NLL", "ECE", "by chance"),
+    ]
     tops: dict[str, Any] = {"before": {}, "after the temperature": {}}
     for loss, trainer in trainers.items():
         logits: Any = trainer.predict(rows["test"]).predictions
@@ -100,8 +118,13 @@ def run(options: Demo, running: Running) -> Done:
 def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     """A WordPiece vocabulary of the training texts."""
     wordpiece = BertWordPieceTokenizer(lowercase=True)
-    wordpiece.train_from_iterator(texts, vocab_size=8000, min_frequency=2, show_progress=False)
-    special = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "pad", "cls", "sep", "mask")}
+    wordpiece.train_from_iterator(
+        texts, vocab_size=8000, min_frequency=2, show_progress=False
+    )
+    special = {
+        f"{name}_token": f"[{name.upper()}]"
+        for name in ("unk", "pad", "cls", "sep", "mask")
+    }
     return PreTrainedTokenizerFast(
         tokenizer_object=wordpiece._tokenizer,
         model_max_length=MAX_LENGTH,
@@ -110,7 +133,9 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     )
 
 
-def train(loss: str, rows: Any, tokenizer: Any, scratch: str, epochs: int, seed: int) -> CalibrationTrainer:
+def train(
+    loss: str, rows: Any, tokenizer: Any, scratch: str, epochs: int, seed: int
+) -> CalibrationTrainer:
     """Train a small BERT from scratch, and fit its temperature to the calibration split."""
     transformers.set_seed(seed)
     size: Any = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -152,7 +177,9 @@ def train(loss: str, rows: Any, tokenizer: Any, scratch: str, epochs: int, seed:
 
 def measured(name: str, probs: NDArray[Any], labels: NDArray[Any]) -> str:
     """A row of the table of metrics, which fits into 80 columns."""
-    nll = "{:.2f} [{:.2f}, {:.2f}]".format(*bootstrap_interval("negative_log_likelihood", probs, labels))
+    nll = "{:.2f} [{:.2f}, {:.2f}]".format(
+        *bootstrap_interval("negative_log_likelihood", probs, labels)
+    )
     ece = "{:.3f} [{:.3f}, {:.3f}]".format(*calibration_error_interval(probs, labels))
     chance = f"{consistency_test(probs, labels).expected:.3f}"
     return _ROW.format(name, f"{accuracy(probs, labels):.3f}", nll, ece, chance)
@@ -160,7 +187,9 @@ def measured(name: str, probs: NDArray[Any], labels: NDArray[Any]) -> str:
 
 def served(model: Path, rows: Any) -> Iterator[str]:
     """Two predictions of the saved model, by transformers alone."""
-    classify = transformers.pipeline("text-classification", model=str(model), device="cpu")
+    classify = transformers.pipeline(
+        "text-classification", model=str(model), device="cpu"
+    )
     for row in rows.shuffle(seed=0).select(range(2)):
         answer = classify(row["text"], truncation=True)[0]
         truth = rows.features["label"].int2str(row["label"])

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 from hf_calib._errors import check
 from hf_calib._files import check_output
 from hf_calib._text import counted
-from hf_calib.commands.source import FileSource, ModelSource, Running, check_kind, open_source
+from hf_calib.commands.source import (
+    FileSource,
+    ModelSource,
+    Running,
+    check_kind,
+    open_source,
+)
 from hf_calib.predictions.formats import load_soft_labels
 from hf_calib.report import CalibrationReport, ood_section, report_on_predictions
 from hf_calib.report.making import report_on_table
@@ -21,14 +27,23 @@ if TYPE_CHECKING:
 def run(options: Evaluate, running: Running) -> CalibrationReport:
     """The report; predictions of more rows than are held at once are measured in one pass."""
     check_output(options.output)
-    of_held_rows = {"--ood-data": options.ood_data, "--soft-labels": options.soft_labels}
-    of_rows = {**of_held_rows, "--by": options.by, "--weight-column": options.weight_column}
+    of_held_rows = {
+        "--ood-data": options.ood_data,
+        "--soft-labels": options.soft_labels,
+    }
+    of_rows = {
+        **of_held_rows,
+        "--by": options.by,
+        "--weight-column": options.weight_column,
+    }
     check_labels = partial(check_kind, reading=options, single_only=of_rows)
     source = open_source(options, running, check_labels)
     is_held = source.is_held and options.weight_column is None
     for option, value in of_held_rows.items():
         got = "more rows" if options.weight_column is None else "--weight-column"
-        requirement = f"{option} to be used without weights, on rows that fit into memory"
+        requirement = (
+            f"{option} to be used without weights, on rows that fit into memory"
+        )
         check(is_held or not value, requirement, got, "leave it out")
     report: Any = _measure(source, options, running)
     if options.ood_data:
@@ -49,12 +64,20 @@ def run(options: Evaluate, running: Running) -> CalibrationReport:
     return report
 
 
-def _measure(source: FileSource | ModelSource, options: Evaluate, running: Running) -> CalibrationReport:
+def _measure(
+    source: FileSource | ModelSource, options: Evaluate, running: Running
+) -> CalibrationReport:
     """The report on the rows, of what kind they are."""
     if isinstance(source, FileSource) and not source.is_held:
         table, name = source.tables["data"], source.name
         running.stages(f"measuring {counted(len(table.files), 'file')}")
-        return report_on_table(table, name, options.n_bins, workers=options.workers, on_rows=running.progress)
+        return report_on_table(
+            table,
+            name,
+            options.n_bins,
+            workers=options.workers,
+            on_rows=running.progress,
+        )
     told: Any = {"class_names": options.class_names}
     if options.soft_labels is not None:
         names, n_rows = source.size()
@@ -62,5 +85,7 @@ def _measure(source: FileSource | ModelSource, options: Evaluate, running: Runni
     predicted = source.predictions()
     running.stages(f"measuring {counted(len(predicted), 'row')}")
     report = report_on_predictions(predicted, source.name, options.n_bins, **told)
-    found: CalibrationReport = replace(report, about=source.about(), notes=(*report.notes, *source.notes))
+    found: CalibrationReport = replace(
+        report, about=source.about(), notes=(*report.notes, *source.notes)
+    )
     return found

@@ -21,14 +21,21 @@ if TYPE_CHECKING:
     from hf_calib.report import CalibrationReport
 
 METHODS = dict.fromkeys((*SINGLE_LABEL.maps, *MULTI_LABEL.maps))
-_OF_SETS_AND_TABLES = "label_separator label_columns no_label option_scores weight_column n_bins workers"
+_OF_SETS_AND_TABLES = (
+    "label_separator label_columns no_label option_scores weight_column n_bins workers"
+)
 _LOSSES = "cross_entropy,focal,dual_focal,adafocal,bsce_gra"
 _BINS = "Number of bins of the binned calibration errors."
 _TRUST = "Run code that comes with the model."
 _SOURCE: Any = {"default": ..., "argument": "MODEL_OR_PREDICTIONS"}
 _CLASSIFIER = "A classifier of texts, tokens or images, on the Hub or in a folder"
 # The least and the greatest value of an integer.
-_RANGES = {"n_bins": (1, 10_000), "workers": (1, 2**10), "jobs": (0, 2**10), "seed": (0, 2**32 - 1)}
+_RANGES = {
+    "n_bins": (1, 10_000),
+    "workers": (1, 2**10),
+    "jobs": (0, 2**10),
+    "seed": (0, 2**32 - 1),
+}
 _RANGES["max_per_class"] = (10, 2**20)
 
 
@@ -44,7 +51,9 @@ class Command:
     def __post_init__(self) -> None:
         for each in fields(self):
             ends = _RANGES.get(each.name, (1, 2**20))
-            value = option_value(each.name, str(each.type), getattr(self, each.name), ends)
+            value = option_value(
+                each.name, str(each.type), getattr(self, each.name), ends
+            )
             object.__setattr__(self, each.name, value)
 
     @classmethod
@@ -58,7 +67,12 @@ class Command:
         shown = [each for each in fields(cls) if each.name not in cls.without.split()]
         arguments = [each.name for each in shown if "argument" in each.metadata]
         order = [*arguments, *cls.first.split(), *cls.more.split()]
-        return sorted(shown, key=lambda each: order.index(each.name) if each.name in order else len(order))
+        return sorted(
+            shown,
+            key=lambda each: (
+                order.index(each.name) if each.name in order else len(order)
+            ),
+        )
 
     @property
     def module(self) -> Any:
@@ -69,28 +83,45 @@ class Command:
         """Do it, quietly unless somebody is told of its progress and its stages."""
         from hf_calib.commands.source import Running
 
-        return self.module.run(self, Running(getattr(self, "trust_remote_code", False), *told))
+        return self.module.run(
+            self, Running(getattr(self, "trust_remote_code", False), *told)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rows(Command, Reading):
     """Rows that a model is run over, or predictions: the options that several commands share."""
 
-    data: str | None = option("Labelled rows for a model: a csv, json or parquet file, folder or Hub name.")
+    data: str | None = option(
+        "Labelled rows for a model: a csv, json or parquet file, folder or Hub name."
+    )
     trust_remote_code: bool = option(_TRUST, False)
     n_bins: int = option(_BINS, 15)
-    workers: int | None = option("Threads for predictions that are not held at once; one a CPU, at most 8.")
+    workers: int | None = option(
+        "Threads for predictions that are not held at once; one a CPU, at most 8."
+    )
 
     def row_sets(self) -> dict[str, RowSet]:
         """The sets of rows that the options name, by their option; out-of-distribution ones also by their own names."""
-        given = {name: getattr(self, name, None) for name in ("data", "test_data", "target_data")}
+        given = {
+            name: getattr(self, name, None)
+            for name in ("data", "test_data", "target_data")
+        }
         others = getattr(self, "ood_data", None) or []
-        given |= {f"ood_data {name}": data for name, data in zip(short_names(others), others, strict=True)}
+        given |= {
+            f"ood_data {name}": data
+            for name, data in zip(short_names(others), others, strict=True)
+        }
         found = {}
         for name, data in given.items():
-            split, argument = getattr(self, name.replace("data", "split"), "test"), name.split()[0]
+            split, argument = (
+                getattr(self, name.replace("data", "split"), "test"),
+                name.split()[0],
+            )
             if data is not None:
-                found[name] = RowSet(data, split, argument, labelled=argument in ("data", "test_data"))
+                found[name] = RowSet(
+                    data, split, argument, labelled=argument in ("data", "test_data")
+                )
         return found
 
 
@@ -108,8 +139,12 @@ class Evaluate(Rows):
     )
     split: str = option("Split of a Hub dataset or folder.", "test")
     output: Path | None = option("Folder for report.md, .html, .json and the figures.")
-    ood_data: list[str] | None = option("Inputs of none of the classes: reports how well they are separated.")
-    soft_labels: Path | None = option("A .npz file of soft_labels, annotators' shares by row and class.")
+    ood_data: list[str] | None = option(
+        "Inputs of none of the classes: reports how well they are separated."
+    )
+    soft_labels: Path | None = option(
+        "A .npz file of soft_labels, annotators' shares by row and class."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +152,13 @@ class Measured(Rows):
     """Rows to fit on, and others to measure on."""
 
     source: str = option(f"{_CLASSIFIER}; or predictions, see evaluate.", **_SOURCE)
-    split: str = option("Split to fit on, of a Hub dataset or folder; not the training split.", "validation")
-    test_data: str | None = option("Other labelled rows, to measure on; by default parts of the data.")
+    split: str = option(
+        "Split to fit on, of a Hub dataset or folder; not the training split.",
+        "validation",
+    )
+    test_data: str | None = option(
+        "Other labelled rows, to measure on; by default parts of the data."
+    )
     test_split: str = option("Split of the test data.", "test")
     seed: int = option("Seed for drawing parts of the data.", 0)
 
@@ -131,12 +171,18 @@ class Calibrate(Measured):
     first = "data text_column label_column split output test_data target_data method"
     more = "text_pair_column class_names label_separator max_length batch_size trust_remote_code seed"
     without = "by"
-    output: Path = option("Folder for the calibrated model, or for calibrated predictions.npz.", ...)
-    target_data: str | None = option("Unlabelled rows like those to come; corrects for class frequencies.")
+    output: Path = option(
+        "Folder for the calibrated model, or for calibrated predictions.npz.", ...
+    )
+    target_data: str | None = option(
+        "Unlabelled rows like those to come; corrects for class frequencies."
+    )
     method: str | None = option(
         f"One of {', '.join(METHODS)}; default: auto, or temperature with a criterion, weights or a head without bias."
     )
-    criterion: Literal["nll", "ece", "adaptive_ece"] | None = option("What a temperature minimises.")
+    criterion: Literal["nll", "ece", "adaptive_ece"] | None = option(
+        "What a temperature minimises."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,13 +193,23 @@ class Decide(Measured):
     first = "data text_column label_column output test_data accuracy costs alpha"
     more = "by_class sets delta split trust_remote_code"
     without = f"{_OF_SETS_AND_TABLES} by"
-    accuracy: float | None = option("Promised share of right answers, default 0.95; other inputs get none.")
+    accuracy: float | None = option(
+        "Promised share of right answers, default 0.95; other inputs get none."
+    )
     delta: float = option("Chance that the promised accuracy fails.", 0.05)
-    by_class: bool = option("Promise the accuracy, or the coverage of sets, for every class.", False)
-    costs: Path | None = option("A csv file of costs, true classes by decisions, instead of an accuracy.")
-    alpha: float | None = option("For sets of classes: share of inputs whose set misses the true class.")
+    by_class: bool = option(
+        "Promise the accuracy, or the coverage of sets, for every class.", False
+    )
+    costs: Path | None = option(
+        "A csv file of costs, true classes by decisions, instead of an accuracy."
+    )
+    alpha: float | None = option(
+        "For sets of classes: share of inputs whose set misses the true class."
+    )
     sets: Literal["lac", "aps"] = option("How sets are made, for alpha.", "lac")
-    output: Path | None = option("Folder for decisions.json and a report; it may be the model's folder.")
+    output: Path | None = option(
+        "Folder for decisions.json and a report; it may be the model's folder."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,8 +218,12 @@ class Unfold(Command):
 
     example = "calibrated plain"
     first = "trust_remote_code"
-    source: str = option("A folded classifier on the Hub or in a folder.", ..., argument="MODEL")
-    output: Path = option("Folder for the model from before the fold.", ..., argument="OUT")
+    source: str = option(
+        "A folded classifier on the Hub or in a folder.", ..., argument="MODEL"
+    )
+    output: Path = option(
+        "Folder for the model from before the fold.", ..., argument="OUT"
+    )
     trust_remote_code: bool = option(_TRUST, False)
 
 
@@ -176,12 +236,22 @@ class Push(Command):
 
     example = "calibrated me/my-model"
     first = "private revision no_fold create_pr"
-    folder: Path = option("Folder of a calibrated model, or output folder of a run.", ..., argument="FOLDER")
-    repo: str = option("Repository on the Hub, owner/name or a name of yours.", ..., argument="REPO")
+    folder: Path = option(
+        "Folder of a calibrated model, or output folder of a run.",
+        ...,
+        argument="FOLDER",
+    )
+    repo: str = option(
+        "Repository on the Hub, owner/name or a name of yours.", ..., argument="REPO"
+    )
     private: bool = option("Make a new repository private.", False)
-    revision: str | None = option("Branch, main by default; created from main if it does not exist.")
+    revision: str | None = option(
+        "Branch, main by default; created from main if it does not exist."
+    )
     no_fold: bool = option("Push the folder unchanged, calibrated or not.", False)
-    create_pr: bool = option("Open a pull request instead of changing the branch.", False)
+    create_pr: bool = option(
+        "Open a pull request instead of changing the branch.", False
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,9 +263,15 @@ class Export(Rows):
     without = f"{_OF_SETS_AND_TABLES} by image_column"
     data: str | None = option("Texts to check the export on, next to synthetic ones.")
     model: str = option(f"{_CLASSIFIER}.", ..., argument="MODEL")
-    output: Path = option("A new folder, for the program and what goes with it.", ..., argument="OUT")
-    form: Literal["onnx", "torch"] = option("ONNX graph, or torch.export's program.", "onnx", name="format")
-    split: str = option("Split of a Hub dataset or folder; not the training split.", "validation")
+    output: Path = option(
+        "A new folder, for the program and what goes with it.", ..., argument="OUT"
+    )
+    form: Literal["onnx", "torch"] = option(
+        "ONNX graph, or torch.export's program.", "onnx", name="format"
+    )
+    split: str = option(
+        "Split of a Hub dataset or folder; not the training split.", "validation"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,10 +280,16 @@ class CompareReports(Command):
 
     example = "measured calibrated other_predictions.npz"
     first = "label_column n_bins output"
-    sources: list[str] = option("Predictions, report.json files, or folders with one.", ..., argument="FILES")
-    label_column: str = option("Column of the labels, of predictions that are tables.", "label")
+    sources: list[str] = option(
+        "Predictions, report.json files, or folders with one.", ..., argument="FILES"
+    )
+    label_column: str = option(
+        "Column of the labels, of predictions that are tables.", "label"
+    )
     n_bins: int = option(_BINS, 15)
-    output: Path | None = option("Folder for comparison.md, .html, .json and the figure.")
+    output: Path | None = option(
+        "Folder for comparison.md, .html, .json and the figure."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,27 +299,50 @@ class CompareLosses(Command):
     If interrupted, call it again: it resumes.
     """
 
-    example = (
-        "recipes/text_classification.py --losses cross_entropy,focal --output study -- --train_file a.csv"
-    )
+    example = "recipes/text_classification.py --losses cross_entropy,focal --output study -- --train_file a.csv"
     first = "config losses seeds grid methods output jobs launcher"
     more = "variance print_commands submitit keep_models"
     source: str = option(
-        "A recipe or your script; or the folder of a study to measure again.", ..., argument="SCRIPT_OR_STUDY"
+        "A recipe or your script; or the folder of a study to measure again.",
+        ...,
+        argument="SCRIPT_OR_STUDY",
     )
-    words: list[str] | None = option("Arguments of the script, after --.", argument="ARGUMENTS")
-    config: list[str] | None = option("YAML file of the script, or the name of one in configs/ next to it.")
-    losses: Names = option("Names, YAML files, or names in configs/losses next to the script.", _LOSSES)
+    words: list[str] | None = option(
+        "Arguments of the script, after --.", argument="ARGUMENTS"
+    )
+    config: list[str] | None = option(
+        "YAML file of the script, or the name of one in configs/ next to it."
+    )
+    losses: Names = option(
+        "Names, YAML files, or names in configs/losses next to the script.", _LOSSES
+    )
     seeds: Names = option("Seeds of the runs.", "0,1,2")
-    grid: list[str] | None = option("Values of a hyperparameter, gamma=1,2,3, for losses that have it.")
-    methods: Names = option("Post-hoc calibrators to compare; temperature,auto by default.")
-    variance: Literal["own", "pooled"] = option("Variance over seeds: of a pair of losses, or of all.", "own")
+    grid: list[str] | None = option(
+        "Values of a hyperparameter, gamma=1,2,3, for losses that have it."
+    )
+    methods: Names = option(
+        "Post-hoc calibrators to compare; temperature,auto by default."
+    )
+    variance: Literal["own", "pooled"] = option(
+        "Variance over seeds: of a pair of losses, or of all.", "own"
+    )
     output: Path | None = option("Folder of the study.")
-    jobs: int = option("Runs at a time, which share CPU threads and GPUs; 0 for one on each visible GPU.", 1)
-    launcher: str | None = option("What starts a script, such as 'torchrun --nproc_per_node 2'.")
-    print_commands: bool = option("Print a line for each run that is missing, and end.", False)
-    submitit: str | None = option("""Train as Slurm jobs, with parameters: '{"slurm_partition": "gpu"}'.""")
-    keep_models: bool = option("Keep the models, by default.", True, name="keep-models/--no-keep-models")
+    jobs: int = option(
+        "Runs at a time, which share CPU threads and GPUs; 0 for one on each visible GPU.",
+        1,
+    )
+    launcher: str | None = option(
+        "What starts a script, such as 'torchrun --nproc_per_node 2'."
+    )
+    print_commands: bool = option(
+        "Print a line for each run that is missing, and end.", False
+    )
+    submitit: str | None = option(
+        """Train as Slurm jobs, with parameters: '{"slurm_partition": "gpu"}'."""
+    )
+    keep_models: bool = option(
+        "Keep the models, by default.", True, name="keep-models/--no-keep-models"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +357,17 @@ class Demo(Command):
     seed: int = option("Seed of the data split and the runs.", 0)
 
 
-COMMANDS = (Evaluate, Calibrate, Unfold, Decide, Push, Export, CompareReports, CompareLosses, Demo)
+COMMANDS = (
+    Evaluate,
+    Calibrate,
+    Unfold,
+    Decide,
+    Push,
+    Export,
+    CompareReports,
+    CompareLosses,
+    Demo,
+)
 
 
 def evaluate(source: str | Path | Sequence[str], **options: Any) -> CalibrationReport:
@@ -304,5 +419,10 @@ def decide(source: str | Path, **options: Any) -> Decided:
 def _done(kind: type[Command], **options: Any) -> Any:
     known = [each.name for each in kind.options()]
     for name in options:
-        check_type(name in known, f"option to be one of {kind.command()}", name, did_you_mean(name, known))
+        check_type(
+            name in known,
+            f"option to be one of {kind.command()}",
+            name,
+            did_you_mean(name, known),
+        )
     return kind(**options)()

@@ -17,13 +17,26 @@ from hf_calib.cards.card import usage_lines
 from hf_calib.cards.facts import REPORT_FOLDER
 from hf_calib.commands.console import Done
 from hf_calib.decisions.saved import DECISIONS, OUTDATED
-from hf_calib.export.folder import ADAPTER_CONFIG, CONFIG, copy_files, files_of, write_folded
+from hf_calib.export.folder import (
+    ADAPTER_CONFIG,
+    CONFIG,
+    copy_files,
+    files_of,
+    write_folded,
+)
 from hf_calib.export.heads import head_loses_bias
 from hf_calib.export.hub import Changes, push_folder
 from hf_calib.models.classifier import load_trained, task_of
 from hf_calib.models.prompts import KEY as PROMPT
 from hf_calib.scaling import FOLDABLE_SCALERS
-from hf_calib.scaling.saved_map import MAP_NAME, has_bias, load_map, method_of, recorded_in, title_of
+from hf_calib.scaling.saved_map import (
+    MAP_NAME,
+    has_bias,
+    load_map,
+    method_of,
+    recorded_in,
+    title_of,
+)
 
 if TYPE_CHECKING:
     from hf_calib.commands.options import Push
@@ -35,7 +48,9 @@ def run(options: Push, running: Running) -> Done:
     folder, repo = options.folder, options.repo
     check_destination(repo, options.revision)
     has_config = (folder / CONFIG).is_file()
-    config = json.loads((folder / CONFIG).read_text(encoding="utf-8")) if has_config else {}
+    config = (
+        json.loads((folder / CONFIG).read_text(encoding="utf-8")) if has_config else {}
+    )
     folded = bool(recorded_in(config).get("folded"))
     saved = load_map(folder) if (folder / MAP_NAME).is_file() and not folded else None
     is_calibrated = folded or saved is not None
@@ -50,13 +65,18 @@ def run(options: Push, running: Running) -> Done:
     with tempfile.TemporaryDirectory() as scratch:
         source = folder
         if saved is not None:
-            made, why = Path(scratch, folder.resolve().name), "The calibrator is not in the weights"
+            made, why = (
+                Path(scratch, folder.resolve().name),
+                "The calibrator is not in the weights",
+            )
             if not options.no_fold:
                 running.stages(f"folding {title_of(saved.scaler)} into the head")
                 why = _write_folded(folder, made, config, saved)
             folded, source = (False, folder) if why else (True, made)
             if why:
-                notes.append(f"{why}. A plain transformers pipeline is not calibrated; hf_calib.pipeline is.")
+                notes.append(
+                    f"{why}. A plain transformers pipeline is not calibrated; hf_calib.pipeline is."
+                )
             elif (folder / DECISIONS).is_file():
                 notes.append(OUTDATED)
         if is_calibrated:
@@ -65,20 +85,42 @@ def run(options: Push, running: Running) -> Done:
                 write_card(source, repo_id=with_owner(repo))
             notes += [str(warning.message) for warning in caught]
         running.stages(f"pushing to {repo}")
-        where: Any = {"private": options.private or None, "create_pr": options.create_pr}
-        where |= {"message": "Push a calibrated model" if is_calibrated else "Push a model"}
-        commit: Any = push_folder(source, repo, revision=options.revision, announce=announce, **where)
+        where: Any = {
+            "private": options.private or None,
+            "create_pr": options.create_pr,
+        }
+        where |= {
+            "message": "Push a calibrated model" if is_calibrated else "Push a model"
+        }
+        commit: Any = push_folder(
+            source, repo, revision=options.revision, announce=announce, **where
+        )
     changes, revision = announced[-1], commit.pr_revision or options.revision
     how: Any = {"revision": revision, "trust_remote_code": "auto_map" in config}
     is_ours = (is_calibrated and not folded) or config.get(PROMPT) is not None
     usage = usage_lines(changes.repo_id, task_of(config), by_hf_calib=is_ours, **how)
-    record = {**changes._asdict(), "revision": revision, "url": commit.commit_url, "pr_url": commit.pr_url}
-    record |= {"folded": folded, "changed": commit.oid != changes.parent, "usage": usage}
+    record = {
+        **changes._asdict(),
+        "revision": revision,
+        "url": commit.commit_url,
+        "pr_url": commit.pr_url,
+    }
+    record |= {
+        "folded": folded,
+        "changed": commit.oid != changes.parent,
+        "usage": usage,
+    }
     files, there = counted(len(changes.uploaded), "file"), changes.repo_id
-    same = f"Nothing is new, so no commit was made: {there} has the same {files} already"
+    same = (
+        f"Nothing is new, so no commit was made: {there} has the same {files} already"
+    )
     said = f"Pushed {files} to {there}" if record["changed"] else same
     commits = f"{'Commit' if commit.pr_url is None else 'Pull request'}: {commit.pr_url or commit.commit_url}"
-    return Done([f"{said}: {', '.join(changes.uploaded)}", ["", commits, "", *usage]], record, notes)
+    return Done(
+        [f"{said}: {', '.join(changes.uploaded)}", ["", commits, "", *usage]],
+        record,
+        notes,
+    )
 
 
 def _warned_of(folder: Path, is_calibrated: bool, no_fold: bool) -> list[str]:
@@ -86,27 +128,56 @@ def _warned_of(folder: Path, is_calibrated: bool, no_fold: bool) -> list[str]:
     if (folder / ADAPTER_CONFIG).is_file():
         way_out = "merge them (save_calibrated_model, or merge_and_unload and calibrate), or --no-fold"
         check(no_fold, f"{folder} to hold a whole model", "adapters", way_out)
-        return [f"{folder} holds adapters. They are pushed without their base model, and not calibrated."]
-    way_out = "calibrate it first (hf-calib calibrate), or push it unchanged with --no-fold"
-    check(no_fold or is_calibrated, f"{folder} to hold a calibrated model", f"no {MAP_NAME}", way_out)
-    return [] if is_calibrated else [f"{folder} holds no {MAP_NAME}. The pushed model is not calibrated."]
+        return [
+            f"{folder} holds adapters. They are pushed without their base model, and not calibrated."
+        ]
+    way_out = (
+        "calibrate it first (hf-calib calibrate), or push it unchanged with --no-fold"
+    )
+    check(
+        no_fold or is_calibrated,
+        f"{folder} to hold a calibrated model",
+        f"no {MAP_NAME}",
+        way_out,
+    )
+    return (
+        []
+        if is_calibrated
+        else [f"{folder} holds no {MAP_NAME}. The pushed model is not calibrated."]
+    )
 
 
-def _write_folded(folder: Path, target: Path, config: Mapping[str, Any], saved: Any) -> str:
+def _write_folded(
+    folder: Path, target: Path, config: Mapping[str, Any], saved: Any
+) -> str:
     """Write a model with its calibrator folded in, and all other files to push; return why that cannot be, or ""."""
     title = title_of(saved.scaler)
     if method_of(saved.scaler) not in FOLDABLE_SCALERS:
         return f"{title} does not fold into the head"
     task, is_plain = task_of(config), "auto_map" not in config
     requirement = f"{folder} to hold a classifier of sequences, tokens or images"
-    got = few(config.get("architectures") or ["none"]) if is_plain else "code of its own"
+    got = (
+        few(config.get("architectures") or ["none"]) if is_plain else "code of its own"
+    )
     way_out = "save it with fold and save_pretrained in Python, or push it unchanged with --no-fold"
-    check(is_plain and task is not None and task.classifier is not None, requirement, got, way_out)
+    check(
+        is_plain and task is not None and task.classifier is not None,
+        requirement,
+        got,
+        way_out,
+    )
     model = load_trained(folder, task.auto_class)  # type: ignore[union-attr]
     if has_bias(saved.scaler) and head_loses_bias(model, model.config.num_labels):
         return f"{title} has a bias, which the head does not keep"
     copy_files(files_of(folder).pushed, target, ("decisions*",))
-    weights = write_folded(model, saved.scaler, target, batch=None, processing_class=None, about=saved.about)
+    weights = write_folded(
+        model,
+        saved.scaler,
+        target,
+        batch=None,
+        processing_class=None,
+        about=saved.about,
+    )
     # A report on the model with its calibrator next to it is also one on the model with it folded in.
     path = target / REPORT_FOLDER / "report.json"
     if path.is_file():

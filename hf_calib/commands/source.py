@@ -96,18 +96,30 @@ class FileSource(Source):
         self.tables = {}
         for name, each in self.sets.items():
             self.running.stages(f"reading {each.data}")
-            columns = self.reading.of_tables if each.labelled else {"label_column": None}
-            self.tables[name] = open_predictions(self.files if name == "data" else each.data, **columns)
+            columns = (
+                self.reading.of_tables if each.labelled else {"label_column": None}
+            )
+            self.tables[name] = open_predictions(
+                self.files if name == "data" else each.data, **columns
+            )
         self.is_held = all(table.fits_into_memory() for table in self.tables.values())
 
     def _predict(self, name: str) -> Predictions:
         found, rows = self.tables[name].load(), self.sets[name]
         if not rows.labelled:
-            what = {"target_data": "the target data", "ood_data": "the data from elsewhere"}[rows.argument]
+            what = {
+                "target_data": "the target data",
+                "ood_data": "the data from elsewhere",
+            }[rows.argument]
             check_same_classes(what, self.predictions(), found)
             own, other = (self.tables[each].columns.kind for each in ("data", name))
             fits = rows.argument == "target_data" or own == other
-            check(fits, f"{what} to hold {own}, as the data do", other, "use predictions of one kind")
+            check(
+                fits,
+                f"{what} to hold {own}, as the data do",
+                other,
+                "use predictions of one kind",
+            )
         return found
 
     def sample(self) -> None:
@@ -137,14 +149,25 @@ class ModelSource(Source):
             self.rows[name] = each.load()
         self.running.stages(f"loading {self.model}")
         trusted, names = self.running.trust_remote_code, self.reading.class_names
-        self.classifier = load_classifier(self.model, self.task, trust_remote_code=trusted, class_names=names)
+        self.classifier = load_classifier(
+            self.model, self.task, trust_remote_code=trusted, class_names=names
+        )
         for name, each in self.sets.items():
             self.running.stages(f"checking {counted(len(self.rows[name]), 'row')}")
             how: Any = {"name": each.data, "labelled": each.labelled}
-            self.inputs[name] = self.classifier.encode(self.rows[name], self.reading, **how)
-        self.notes += [each.note for each in self.inputs.values() if each.note is not None]
-        self.running.stages(f"predicting {counted(sum(map(len, self.rows.values())), 'row')}")
-        self._batches: Any = {"batch_size": self.reading.batch_size, "on_progress": self.running.progress}
+            self.inputs[name] = self.classifier.encode(
+                self.rows[name], self.reading, **how
+            )
+        self.notes += [
+            each.note for each in self.inputs.values() if each.note is not None
+        ]
+        self.running.stages(
+            f"predicting {counted(sum(map(len, self.rows.values())), 'row')}"
+        )
+        self._batches: Any = {
+            "batch_size": self.reading.batch_size,
+            "on_progress": self.running.progress,
+        }
 
     def size(self) -> tuple[tuple[str, ...], int]:
         return self.classifier.class_names, len(self.rows["data"])
@@ -160,14 +183,20 @@ class ModelSource(Source):
         from hf_calib.export.folder import fingerprint
 
         rows, weights = self.sets["data"], fingerprint(self.classifier.model)
-        return {**rows.source(), "options": rows.options(self.reading), "fingerprint": weights}
+        return {
+            **rows.source(),
+            "options": rows.options(self.reading),
+            "fingerprint": weights,
+        }
 
     def n_shared(self) -> int:
         tested = self.tested()
         if tested is None:
             return 0
         fitted, reported = (
-            self.classifier.identities(self.rows[name], self.reading, name=self.sets[name].data)
+            self.classifier.identities(
+                self.rows[name], self.reading, name=self.sets[name].data
+            )
             for name in ("data", "test_data")
         )
         known = set(fitted)
@@ -176,7 +205,9 @@ class ModelSource(Source):
 
 
 def open_source(
-    options: Evaluate | Measured, running: Running, check_labels: Callable[[LabelKind], None]
+    options: Evaluate | Measured,
+    running: Running,
+    check_labels: Callable[[LabelKind], None],
 ) -> FileSource | ModelSource:
     """Open the predictions, or load the model and check every row of all sets; nothing is predicted yet.
 
@@ -184,8 +215,12 @@ def open_source(
     """
     data, sets = options.data, options.row_sets()
     files = [options.source] if isinstance(options.source, str) else options.source
-    if len(files) > 1 or (is_predictions(files[0]) and (data is None or not os.path.isdir(files[0]))):
-        way_out = "the file of predictions holds the labels: leave data out, or name a model"
+    if len(files) > 1 or (
+        is_predictions(files[0]) and (data is None or not os.path.isdir(files[0]))
+    ):
+        way_out = (
+            "the file of predictions holds the labels: leave data out, or name a model"
+        )
         check(data is None, "data to be given with a model only", data, way_out)
         sets = {"data": RowSet(few(files)), **sets}
         found = FileSource(name_of(few(files)), sets, options, running, files=files)
@@ -198,7 +233,9 @@ def open_source(
 
     task = find_task(files[0], trust_remote_code=running.trust_remote_code)
     check_labels(task.labels)
-    return ModelSource(name_of(files[0]), sets, options, running, model=files[0], task=task)
+    return ModelSource(
+        name_of(files[0]), sets, options, running, model=files[0], task=task
+    )
 
 
 def name_of(source: str) -> str:
@@ -208,20 +245,34 @@ def name_of(source: str) -> str:
     ('logits', 'run', 'someone/some-bert-2.1')
     """
     if is_predictions(source):
-        parts = [part for part in re.split(r"[\\/]+", source) if part and not re.search(r"[*?\[]", part)]
+        parts = [
+            part
+            for part in re.split(r"[\\/]+", source)
+            if part and not re.search(r"[*?\[]", part)
+        ]
         last = parts[-1] if parts else "predictions"
         return last.split(".")[0] if suffix_of(last) is not None else plain_name(last)
     return Path(source).resolve().name if os.path.isdir(source) else source
 
 
-def check_kind(kind: LabelKind, reading: Reading, single_only: Mapping[str, object]) -> None:
+def check_kind(
+    kind: LabelKind, reading: Reading, single_only: Mapping[str, object]
+) -> None:
     """Refuse options of several labels per row for a model with one class, and `single_only` the other way round."""
     of_sets = "--label-separator, --label-columns and --no-label"
     asked = any((reading.label_separator, reading.label_columns, reading.no_label))
     for option, given in {of_sets: asked, **single_only}.items():
         several = option == of_sets
-        what = "whose problem_type is multi_label_classification" if several else "with one class per row"
-        got = "one with several labels per row" if kind is MULTI_LABEL else "one with a class per row"
+        what = (
+            "whose problem_type is multi_label_classification"
+            if several
+            else "with one class per row"
+        )
+        got = (
+            "one with several labels per row"
+            if kind is MULTI_LABEL
+            else "one with a class per row"
+        )
         fits = not given or several == (kind is MULTI_LABEL)
         if kind is TOKENS and option in ("--by", "--weight-column", "--soft-labels"):
             fits, got = not given, "one with a class a token"

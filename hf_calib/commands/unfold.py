@@ -25,9 +25,25 @@ if TYPE_CHECKING:
     from hf_calib.commands.options import Unfold
     from hf_calib.commands.source import Running
 
-_OTHER_WEIGHTS = ["*.bin*", "*.h5", "*.msgpack", "*.pt*", "*.pkl", "*.ckpt", "*.onnx*", "*.gguf", "*.ot"]
+_OTHER_WEIGHTS = [
+    "*.bin*",
+    "*.h5",
+    "*.msgpack",
+    "*.pt*",
+    "*.pkl",
+    "*.ckpt",
+    "*.onnx*",
+    "*.gguf",
+    "*.ot",
+]
 # Neither the model nor what is about the calibrated one is copied. Tokenizers have files of many names.
-_ABOUT_IT = ["config.json", "trainer_state.json", "decisions.json", "README.md", MAP_NAME]
+_ABOUT_IT = [
+    "config.json",
+    "trainer_state.json",
+    "decisions.json",
+    "README.md",
+    MAP_NAME,
+]
 _LEFT_OUT = [*_OTHER_WEIGHTS, *_ABOUT_IT, ".*", "_*"]
 
 
@@ -37,12 +53,16 @@ def run(options: Unfold, running: Running) -> Done:
     check_output(output)
     check_overwrites_no_original(output, [source])
     running.stages(f"loading {source}")
-    way_out = "name a classifier on the Hub or in a folder; check that its files are complete"
+    way_out = (
+        "name a classifier on the Hub or in a folder; check that its files are complete"
+    )
     with refusals("the model", "be loadable", source, way_out):
         folder = Path(source)
         if not folder.is_dir():
             folder = Path(snapshot_download(source, ignore_patterns=_OTHER_WEIGHTS))
-        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
+        config = transformers.AutoConfig.from_pretrained(
+            folder, trust_remote_code=trusted
+        )
         # In the class that it was saved as: the Auto class makes DeiT without its teacher.
         kind = find_task(folder, trust_remote_code=trusted).auto_class
         if not hasattr(config, "auto_map") and config.architectures:
@@ -50,15 +70,27 @@ def run(options: Unfold, running: Running) -> Done:
         model = kind.from_pretrained(folder, dtype="auto", trust_remote_code=trusted)
     unfold(model)
     running.stages(f"saving to {output}")
-    files = {path.name: path for path in folder.iterdir() if ".safetensors" not in path.name}
+    files = {
+        path.name: path for path in folder.iterdir() if ".safetensors" not in path.name
+    }
     # The gammas of an adaptive loss, with which training can be resumed.
-    files[LOSS_STATE_NAME] = next(folder.glob(PUSHED_LOSS_STATE), folder / LOSS_STATE_NAME)
+    files[LOSS_STATE_NAME] = next(
+        folder.glob(PUSHED_LOSS_STATE), folder / LOSS_STATE_NAME
+    )
     with whole_folder(output, replace_model) as made:
         model.save_pretrained(made)
         if map_kept := (folder / MAP_NAME).is_file():
             scaler, about = load_map(folder)
-            about = {key: value for key, value in about.items() if key not in ("head", "fingerprint")}
+            about = {
+                key: value
+                for key, value in about.items()
+                if key not in ("head", "fingerprint")
+            }
             save_map(scaler, made, {**about, "folded": False})
-        copy_files({name: path for name, path in files.items() if path.is_file()}, made, _LEFT_OUT)
+        copy_files(
+            {name: path for name, path in files.items() if path.is_file()},
+            made,
+            _LEFT_OUT,
+        )
     said = "The weights are those from before the fold, bit for bit."
     return Done([said], {"map_kept": map_kept, "output": str(output)})

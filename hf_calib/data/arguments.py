@@ -19,19 +19,34 @@ from hf_calib.data.splits import draw_test, limit_samples, split_calibration
 
 BUILT_IN = "docstrings"
 _HELD_OUT = 0.2  # For a single file.
-_OF_LABELS = ("label_column", "class_names", "multi_label", "label_separator", "label_columns", "no_label")
+_OF_LABELS = (
+    "label_column",
+    "class_names",
+    "multi_label",
+    "label_separator",
+    "label_columns",
+    "no_label",
+)
 
 
 @dataclass
 class DataArguments:
     """The dataset, and the rows and columns to use."""
 
-    dataset: str | None = option(f"Of the Hub, a local folder, or {BUILT_IN!r}, which needs no network.")
+    dataset: str | None = option(
+        f"Of the Hub, a local folder, or {BUILT_IN!r}, which needs no network."
+    )
     dataset_config: str | None = option("Configuration of a Hub dataset.")
-    dataset_revision: str | None = option("Branch or commit; refs/convert/parquet where main has a script.")
-    train_file: str | None = option("csv, tsv, json, jsonl (also .gz) or parquet; used instead of dataset.")
+    dataset_revision: str | None = option(
+        "Branch or commit; refs/convert/parquet where main has a script."
+    )
+    train_file: str | None = option(
+        "csv, tsv, json, jsonl (also .gz) or parquet; used instead of dataset."
+    )
     calibration_file: str | None = option("Without it, rows of train are held out.")
-    test_file: str | None = option("For the report. Without it, test_size of train_file; sentences need it.")
+    test_file: str | None = option(
+        "For the report. Without it, test_size of train_file; sentences need it."
+    )
     test_split: str = option("'validation' if the test labels are withheld.", "test")
     text_column: str = option("Column of texts.", "text")
     image_column: str = option("Column of images.", "image")
@@ -40,14 +55,30 @@ class DataArguments:
     multi_label: bool = option(
         "A row has any number of labels: a list, or a text with label_separator.", False
     )
-    label_separator: str | None = option("With multi_label: between the labels of a text, such as '|'.")
-    label_columns: list[str] | None = option("With multi_label: one column of 0 and 1 for each label.")
-    no_label: str | None = option("With multi_label: written where a row has none, such as 'No Finding'.")
-    calibration_size: float = option("Fraction of calibration_from, or number of rows, to hold out.", 0.1)
-    calibration_from: str = option("Split to hold them out of; AdaFocal uses test of ImageNet.", "train")
-    test_size: float | None = option("Draw a new test set of train and test; 0.2 of a train_file alone.")
-    split_seed: int = option("Seed of the splits; keep it for all runs that are compared.", 0)
-    ood_data: list[str] | None = option("Files or datasets of inputs of none of the classes.")
+    label_separator: str | None = option(
+        "With multi_label: between the labels of a text, such as '|'."
+    )
+    label_columns: list[str] | None = option(
+        "With multi_label: one column of 0 and 1 for each label."
+    )
+    no_label: str | None = option(
+        "With multi_label: written where a row has none, such as 'No Finding'."
+    )
+    calibration_size: float = option(
+        "Fraction of calibration_from, or number of rows, to hold out.", 0.1
+    )
+    calibration_from: str = option(
+        "Split to hold them out of; AdaFocal uses test of ImageNet.", "train"
+    )
+    test_size: float | None = option(
+        "Draw a new test set of train and test; 0.2 of a train_file alone."
+    )
+    split_seed: int = option(
+        "Seed of the splits; keep it for all runs that are compared.", 0
+    )
+    ood_data: list[str] | None = option(
+        "Files or datasets of inputs of none of the classes."
+    )
     ood_split: str = option("Of these, where they are no files.", "test")
     max_train_samples: int | None = option("Use this many random rows.")
     max_calibration_samples: int | None = option("Use this many random rows.")
@@ -64,8 +95,18 @@ def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
     if args.multi_label:  # Data are not loaded yet.
         way_out = "leave one of the two out"
         is_read = args.train_file is not None or args.dataset != BUILT_IN
-        check(is_read, f"dataset {BUILT_IN!r} to be used with one label per row", "multi_label", way_out)
-        check(not args.ood_data, "ood_data to be used with one label per row", "multi_label", way_out)
+        check(
+            is_read,
+            f"dataset {BUILT_IN!r} to be used with one label per row",
+            "multi_label",
+            way_out,
+        )
+        check(
+            not args.ood_data,
+            "ood_data to be used with one label per row",
+            "multi_label",
+            way_out,
+        )
     if one_file and test_size is None:
         test_size = _HELD_OUT
         warnings.warn(
@@ -80,25 +121,43 @@ def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
         dataset = splits_of(args, test_split=None if one_file else args.test_split)
         dataset = choose_columns(dataset, **of_labels, **_input_column(args, images))
         if images:
-            dataset = DatasetDict({name: _checked_images(split, name) for name, split in dataset.items()})
+            dataset = DatasetDict(
+                {name: _checked_images(split, name) for name, split in dataset.items()}
+            )
     if test_size is not None:
-        dataset = draw_test(dataset, size=rows_or_share(test_size), seed=args.split_seed)
+        dataset = draw_test(
+            dataset, size=rows_or_share(test_size), seed=args.split_seed
+        )
     return held_out(dataset, args)
 
 
 def splits_of(args: DataArguments, test_split: str | None) -> DatasetDict:
     """Load the splits without changing them."""
-    source = None if args.train_file else args.dataset  # A file overrides the config's name.
-    given = {f"{role}_file": getattr(args, f"{role}_file") for role in ("train", "calibration", "test")}
-    of_the_hub = {"dataset_config": args.dataset_config, "revision": args.dataset_revision}
+    source = (
+        None if args.train_file else args.dataset
+    )  # A file overrides the config's name.
+    given = {
+        f"{role}_file": getattr(args, f"{role}_file")
+        for role in ("train", "calibration", "test")
+    }
+    of_the_hub = {
+        "dataset_config": args.dataset_config,
+        "revision": args.dataset_revision,
+    }
     return load_splits(source, test_split=test_split, **of_the_hub, **given)
 
 
-def held_out(dataset: DatasetDict, args: DataArguments, *, stratify: bool = True) -> DatasetDict:
+def held_out(
+    dataset: DatasetDict, args: DataArguments, *, stratify: bool = True
+) -> DatasetDict:
     """Return the splits with one for calibration, each with at most the given number of rows."""
     size, source = rows_or_share(args.calibration_size), args.calibration_from
-    dataset = split_calibration(dataset, size=size, seed=args.split_seed, stratify=stratify, source=source)
-    limits = {name: value for name, value in vars(args).items() if name.startswith("max_")}
+    dataset = split_calibration(
+        dataset, size=size, seed=args.split_seed, stratify=stratify, source=source
+    )
+    limits = {
+        name: value for name, value in vars(args).items() if name.startswith("max_")
+    }
     return limit_samples(dataset, **limits, seed=args.split_seed)
 
 
@@ -117,14 +176,20 @@ def load_ood(args: DataArguments, *, images: bool = False) -> dict[str, Dataset]
 
 
 def _input_column(args: DataArguments, images: bool) -> dict[str, Any]:
-    return {"image_column": args.image_column} if images else {"text_column": args.text_column}
+    return (
+        {"image_column": args.image_column}
+        if images
+        else {"text_column": args.text_column}
+    )
 
 
 def _checked_images(rows: Dataset, name: str) -> Dataset:
     """Add the rows' names; raise for an unreadable image, and print how images that are not RGB are converted."""
     if note := conversion_note(check_images(rows, name), name):
         warnings.warn(note, stacklevel=3)
-    places = Dataset.from_dict({"row": [f"row {number} of {name}" for number in range(len(rows))]})
+    places = Dataset.from_dict(
+        {"row": [f"row {number} of {name}" for number in range(len(rows))]}
+    )
     return concatenate_datasets([rows, places], axis=1)
 
 
@@ -137,11 +202,19 @@ def label_maps(dataset: DatasetDict) -> dict[str, Any]:
     """Return `num_labels`, `id2label`, `label2id` and, with several labels per row, `problem_type` for a config."""
     train = dataset["train"]
     several = has_several_labels(train)
-    names = (train.features["label"].feature if several else train.features["label"]).names
-    return maps_of(names) | ({"problem_type": "multi_label_classification"} if several else {})
+    names = (
+        train.features["label"].feature if several else train.features["label"]
+    ).names
+    return maps_of(names) | (
+        {"problem_type": "multi_label_classification"} if several else {}
+    )
 
 
 def maps_of(names: list[str]) -> dict[str, Any]:
     """Return the entries of a config about its classes."""
     label2id = {name: i for i, name in enumerate(names)}
-    return {"num_labels": len(names), "id2label": dict(enumerate(names)), "label2id": label2id}
+    return {
+        "num_labels": len(names),
+        "id2label": dict(enumerate(names)),
+        "label2id": label2id,
+    }

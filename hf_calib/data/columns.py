@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import datasets
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, concatenate_datasets
+from datasets import (
+    ClassLabel,
+    Dataset,
+    DatasetDict,
+    Features,
+    Image,
+    concatenate_datasets,
+)
 
 from hf_calib._errors import InputTypeError, check, expected, few
 from hf_calib.data.labels import (
@@ -65,22 +72,44 @@ def choose_columns(
     one = (text_column is None) != (image_column is None)
     check(one, "one of text_column and image_column to be given", given, "give one")
     layout = LabelLayout(label_column, label_columns, label_separator, no_label)
-    way_out = "set multi_label, or leave label_separator, label_columns and no_label out"
+    way_out = (
+        "set multi_label, or leave label_separator, label_columns and no_label out"
+    )
     plain = multi_label or layout == LabelLayout(label_column)
-    check(plain, "the data to have several labels per row", "one class per row", way_out)
-    kind, column = ("text", text_column) if image_column is None else ("image", image_column)
-    inputs = {name: _inputs(name, split, kind, str(column)) for name, split in dataset.items()}
-    encoded: Any = encode_label_sets(dataset, layout, class_names) if multi_label else None
+    check(
+        plain, "the data to have several labels per row", "one class per row", way_out
+    )
+    kind, column = (
+        ("text", text_column) if image_column is None else ("image", image_column)
+    )
+    inputs = {
+        name: _inputs(name, split, kind, str(column)) for name, split in dataset.items()
+    }
+    encoded: Any = (
+        encode_label_sets(dataset, layout, class_names) if multi_label else None
+    )
     names, ids = encoded or _encode_labels(dataset, label_column, class_names)
     of_one = ClassLabel(names=list(names))
     features = Features({"label": datasets.Sequence(of_one) if multi_label else of_one})
     # The columns are concatenated, so that changing labels does not rewrite images.
-    labels = {name: Dataset.from_dict({"label": rows}, features=features) for name, rows in ids.items()}
-    return DatasetDict({name: concatenate_datasets([inputs[name], labels[name]], axis=1) for name in dataset})
+    labels = {
+        name: Dataset.from_dict({"label": rows}, features=features)
+        for name, rows in ids.items()
+    }
+    return DatasetDict(
+        {
+            name: concatenate_datasets([inputs[name], labels[name]], axis=1)
+            for name in dataset
+        }
+    )
 
 
 def choose_inputs(
-    rows: Dataset, *, name: str, text_column: str | None = None, image_column: str | None = None
+    rows: Dataset,
+    *,
+    name: str,
+    text_column: str | None = None,
+    image_column: str | None = None,
 ) -> Dataset:
     """Keep the inputs of rows without reading labels, as the column `text` or `image`, and check them.
 
@@ -90,8 +119,12 @@ def choose_inputs(
     >>> choose_inputs(rows, name="others", text_column="text")[0]
     {'text': 'play jazz'}
     """
-    kind, column = ("text", text_column) if image_column is None else ("image", image_column)
-    of_the_kind = [each for each, feature in rows.features.items() if _fits(feature, kind)]
+    kind, column = (
+        ("text", text_column) if image_column is None else ("image", image_column)
+    )
+    of_the_kind = [
+        each for each, feature in rows.features.items() if _fits(feature, kind)
+    ]
     if column not in rows.column_names and len(of_the_kind) == 1:
         (column,) = of_the_kind
     return _inputs(name, rows, kind, str(column))
@@ -101,34 +134,57 @@ def _inputs(name: str, split: Dataset, kind: str, column: str) -> Dataset:
     """The column `text` of a split, or `image` without decoding."""
     check_columns(name, split, column)
     feature = split.features[column]
-    if not (_fits(feature, "text") or _fits(feature, kind)):  # Texts may be paths of images.
-        requirement, way_out = f"hold {kind}s in split {name!r}", f"choose another {kind}_column"
-        raise InputTypeError(expected(f"column {column!r}", requirement, feature, way_out))
+    if not (
+        _fits(feature, "text") or _fits(feature, kind)
+    ):  # Texts may be paths of images.
+        requirement, way_out = (
+            f"hold {kind}s in split {name!r}",
+            f"choose another {kind}_column",
+        )
+        raise InputTypeError(
+            expected(f"column {column!r}", requirement, feature, way_out)
+        )
     chosen = split.select_columns([column])
     renamed = chosen if column == kind else chosen.rename_column(column, kind)
-    return renamed if kind == "text" else renamed.cast_column("image", Image(decode=False))
+    return (
+        renamed if kind == "text" else renamed.cast_column("image", Image(decode=False))
+    )
 
 
 def _encode_labels(
     dataset: DatasetDict, column: str, class_names: Sequence[str] | None
 ) -> tuple[ClassNames, dict[str, list[int]]]:
     """The class names, and the labels of all splits as ids; a ClassLabel uses its own names unless others are given."""
-    labels = {name: _stored_labels(name, split, column) for name, split in dataset.items()}
+    labels = {
+        name: _stored_labels(name, split, column) for name, split in dataset.items()
+    }
     declared = {name: split.features[column] for name, split in dataset.items()}
     if class_names is None:
         for name, feature in declared.items():
             if isinstance(feature, ClassLabel):
                 labels[name] = [feature.names[label] for label in labels[name]]
-        class_names = getattr(declared["train"], "names", None) or ClassNames.of(labels["train"], "classes")
+        class_names = getattr(declared["train"], "names", None) or ClassNames.of(
+            labels["train"], "classes"
+        )
     names = ClassNames(class_names)
-    differ, way_out = len(set(names)) == len(names) >= 2, "check label_column and class_names"
+    differ, way_out = (
+        len(set(names)) == len(names) >= 2,
+        "check label_column and class_names",
+    )
     check(differ, "the classes to be at least two, and differ", list(names), way_out)
     ids, way_out = {}, "check label_column and class_names, or remove these rows"
     for name, values in labels.items():
         got = f"{values[0]!r} and {labels['train'][0]!r} in train"
         alike = isinstance(values[0], str) == isinstance(labels["train"][0], str)
-        check(alike, f"labels of split {name!r} to be texts, or integers, as in train", got, way_out)
-        found = names.ids([[value] for value in values], f"labels of split {name!r}", way_out)
+        check(
+            alike,
+            f"labels of split {name!r} to be texts, or integers, as in train",
+            got,
+            way_out,
+        )
+        found = names.ids(
+            [[value] for value in values], f"labels of split {name!r}", way_out
+        )
         ids[name] = [label for (label,) in found]
     return names, ids
 
@@ -140,11 +196,17 @@ def _stored_labels(name: str, split: Dataset, column: str) -> list[Any]:
     if is_of(feature, "bool"):
         return [str(value) for value in values]
     if is_of(feature, "float") and all(value.is_integer() for value in values):
-        values = [int(value) for value in values]  # Pandas writes integers as floats if some are missing.
+        values = [
+            int(value) for value in values
+        ]  # Pandas writes integers as floats if some are missing.
     elif not is_of(feature, *TEXTS, *INTEGERS):
-        requirement = f"hold one class in each row, as a text or an integer, in split {name!r}"
+        requirement = (
+            f"hold one class in each row, as a text or an integer, in split {name!r}"
+        )
         way_out = "choose another label_column"
-        raise InputTypeError(expected(f"column {column!r}", requirement, feature, way_out))
+        raise InputTypeError(
+            expected(f"column {column!r}", requirement, feature, way_out)
+        )
     # The Hub marks withheld labels by -1.
     way_out = 'use another, for example test_split="validation"'
     check(-1 not in values, f"split {name!r} to be labelled", -1, way_out)
@@ -157,4 +219,6 @@ def _stored_labels(name: str, split: Dataset, column: str) -> list[Any]:
 def _fits(feature: object, kind: str) -> bool:
     if kind == "text":
         return is_of(feature, *TEXTS)
-    return isinstance(feature, Image) or (isinstance(feature, dict) and set(feature) == {"bytes", "path"})
+    return isinstance(feature, Image) or (
+        isinstance(feature, dict) and set(feature) == {"bytes", "path"}
+    )

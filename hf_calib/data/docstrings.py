@@ -56,15 +56,27 @@ def docstring_dataset(
     >>> {split: len(rows) for split, rows in dataset.items()}, dataset["train"].features["label"].names
     ({'train': 14, 'calibration': 10, 'test': 16}, ['numpy', 'scipy'])
     """
-    check(max_per_class >= 10, "max_per_class to be at least 10", max_per_class, "the default is 1100")
+    check(
+        max_per_class >= 10,
+        "max_per_class to be at least 10",
+        max_per_class,
+        "the default is 1100",
+    )
     texts: dict[str, dict[str, None]] = {}
     was_enabled = gc.isenabled()
     gc.disable()  # Collection would take half of the time for syntax trees, which have no cycles.
     try:
         for library in libraries:
-            new = (text for text in _paragraphs(library) if not any(text in own for own in texts.values()))
+            new = (
+                text
+                for text in _paragraphs(library)
+                if not any(text in own for own in texts.values())
+            )
             texts[library] = {}
-            while len(texts[library]) < max_per_class and (text := next(new, None)) is not None:
+            while (
+                len(texts[library]) < max_per_class
+                and (text := next(new, None)) is not None
+            ):
                 texts[library][text] = None
     finally:
         if was_enabled:
@@ -72,20 +84,37 @@ def docstring_dataset(
     names = [library for library, own in texts.items() if own]
     requirement = "libraries to name at least two installed packages with docstrings"
     got = f"{names} of {[*libraries]}"
-    check(len(names) >= 2, requirement, got, "install another one, or load a dataset with load_splits")
+    check(
+        len(names) >= 2,
+        requirement,
+        got,
+        "install another one, or load a dataset with load_splits",
+    )
     rows = [text for own in texts.values() for text in own]
     labels = np.repeat(np.arange(len(names)), [len(texts[name]) for name in names])
     rng = np.random.default_rng(seed)
     test = draw_rows(labels, round(_TEST_SHARE * len(rows)), rng)
     rest = np.setdiff1d(np.arange(len(rows)), test)
-    calibration = rest[draw_rows(labels[rest], round(_CALIBRATION_SHARE * len(rows)), rng)]
-    drawn = {"train": np.setdiff1d(rest, calibration), "calibration": calibration, "test": test}
+    calibration = rest[
+        draw_rows(labels[rest], round(_CALIBRATION_SHARE * len(rows)), rng)
+    ]
+    drawn = {
+        "train": np.setdiff1d(rest, calibration),
+        "calibration": calibration,
+        "test": test,
+    }
     orders = {name: rng.permutation(numbers) for name, numbers in drawn.items()}
     features = Features({"text": Value("string"), "label": ClassLabel(names=names)})
     columns = {
-        name: {"text": [rows[i] for i in order], "label": labels[order]} for name, order in orders.items()
+        name: {"text": [rows[i] for i in order], "label": labels[order]}
+        for name, order in orders.items()
     }
-    return DatasetDict({name: Dataset.from_dict(each, features=features) for name, each in columns.items()})
+    return DatasetDict(
+        {
+            name: Dataset.from_dict(each, features=features)
+            for name, each in columns.items()
+        }
+    )
 
 
 def _paragraphs(library: str) -> Iterator[str]:
@@ -94,12 +123,20 @@ def _paragraphs(library: str) -> Iterator[str]:
     root = Path(next(iter((spec and spec.submodule_search_locations) or ["nowhere"])))
     files = (path.relative_to(root) for path in root.rglob("*.py"))
     kept = [path for path in files if _SKIPPED_PARTS.isdisjoint(path.parts)]
-    for path in sorted(kept, key=lambda path: (zlib.crc32(path.as_posix().encode()), path.as_posix())):
+    for path in sorted(
+        kept, key=lambda path: (zlib.crc32(path.as_posix().encode()), path.as_posix())
+    ):
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Their code may have invalid escape sequences.
+                warnings.simplefilter(
+                    "ignore"
+                )  # Their code may have invalid escape sequences.
                 tree = ast.parse((root / path).read_bytes())
-        except (OSError, SyntaxError, ValueError):  # It may be unreadable, a template, or for another Python.
+        except (
+            OSError,
+            SyntaxError,
+            ValueError,
+        ):  # It may be unreadable, a template, or for another Python.
             continue
         for docstring in _public_docstrings(tree):
             first = re.split(r"\n\s*\n", docstring, maxsplit=1)[0]

@@ -24,7 +24,12 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from hf_calib._errors import InputValueError, check, expected
 
 _DECODER = datasets.Image()
-_UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # from Pillow
+_UNREADABLE = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    Image.DecompressionBombError,
+)  # from Pillow
 _REPLACE = "remove or replace this row"
 _END_OF_JPEG = b"\xff\xd9"
 _SMALLEST_AREA = 0.08  # As a fraction of the image, as in Inception training.
@@ -63,19 +68,28 @@ class ImageTransform:
 
     def __post_init__(self) -> None:
         requirement = f"crop to be one of {', '.join(_CROPS)}"
-        check(self.crop in _CROPS, requirement, repr(self.crop), "use none for evaluation")
+        check(
+            self.crop in _CROPS, requirement, repr(self.crop), "use none for evaluation"
+        )
 
     def __call__(self, batch: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
         got = ", ".join(batch) or "no column"
         way_out = "use choose_columns, and remove_unused_columns=False in the training arguments"
         check("image" in batch, "the dataset to have the column image", got, way_out)
         rows = batch.get("row", [None] * len(batch["image"]))
-        images = [decode_at(row, stored) for row, stored in zip(rows, batch["image"], strict=True)]
+        images = [
+            decode_at(row, stored)
+            for row, stored in zip(rows, batch["image"], strict=True)
+        ]
         images = [_CROPS[self.crop](image, self.padding) for image in images]
         if self.flip:
-            images = [ImageOps.mirror(image) if _draw() < 0.5 else image for image in images]
+            images = [
+                ImageOps.mirror(image) if _draw() < 0.5 else image for image in images
+            ]
         pixels = self.processor(images=images)["pixel_values"]
-        transformed: dict[str, list[Any]] = {"pixel_values": [torch.as_tensor(np.asarray(p)) for p in pixels]}
+        transformed: dict[str, list[Any]] = {
+            "pixel_values": [torch.as_tensor(np.asarray(p)) for p in pixels]
+        }
         if "label" in batch:
             transformed["labels"] = batch["label"]
         return transformed
@@ -83,7 +97,9 @@ class ImageTransform:
 
 def load_image_processor(source: str | Path, *, trust_remote_code: bool = False) -> Any:
     """Load a model's image processor from a folder or the Hub, with the PIL backend (without torchvision)."""
-    return AutoImageProcessor.from_pretrained(source, backend="pil", trust_remote_code=trust_remote_code)
+    return AutoImageProcessor.from_pretrained(
+        source, backend="pil", trust_remote_code=trust_remote_code
+    )
 
 
 def collate_images(examples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
@@ -100,11 +116,18 @@ def collate_images(examples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Ten
     pixels = [example["pixel_values"] for example in examples]
     shapes = sorted({tuple(image.shape) for image in pixels})
     way_out = "set its size, or do_center_crop=True"
-    check(len(shapes) <= 1, "images to have one shape after the processor", shapes, way_out)
+    check(
+        len(shapes) <= 1,
+        "images to have one shape after the processor",
+        shapes,
+        way_out,
+    )
     batch = {"pixel_values": torch.stack(pixels)}
     if "labels" in examples[0]:
         labels = np.array([example["labels"] for example in examples])
-        batch["labels"] = torch.as_tensor(labels.astype(np.float32 if labels.ndim == 2 else np.int64))
+        batch["labels"] = torch.as_tensor(
+            labels.astype(np.float32 if labels.ndim == 2 else np.int64)
+        )
     return batch
 
 
@@ -118,7 +141,9 @@ def check_images(rows: datasets.Dataset, name: str) -> Counter[str]:
     >>> check_images(images.cast_column("image", datasets.Image(decode=False)), "train")
     Counter({'L': 1})
     """
-    images = rows.select_columns(["image"]).cast_column("image", datasets.Image(decode=False))
+    images = rows.select_columns(["image"]).cast_column(
+        "image", datasets.Image(decode=False)
+    )
     modes: Counter[str] = Counter()
     for batch in images.iter(batch_size=256):
         for stored in batch["image"]:
@@ -146,16 +171,27 @@ def check_reads_rgb(config: PreTrainedConfig) -> None:
     """Raise unless the model has three channels, because images are RGB here and in transformers' pipelines."""
     channels = getattr(config, "num_channels", 3)
     way_out = "set num_channels=3; grey images are repeated in each"
-    check(channels == 3, "the model to read three channels", f"num_channels={channels}", way_out)
+    check(
+        channels == 3,
+        "the model to read three channels",
+        f"num_channels={channels}",
+        way_out,
+    )
 
 
-def decode_at(place: str | None, stored: Image.Image | Mapping[str, Any]) -> Image.Image:
+def decode_at(
+    place: str | None, stored: Image.Image | Mapping[str, Any]
+) -> Image.Image:
     """Return an RGB image from a Pillow image, or from encoded bytes or a path as `datasets` stores them.
 
     Error messages name the place, such as "row 17 of train", if it is known.
     """
     with _errors_at(place, stored):
-        image = stored if isinstance(stored, Image.Image) else _DECODER.decode_example(_with_bytes(stored))
+        image = (
+            stored
+            if isinstance(stored, Image.Image)
+            else _DECODER.decode_example(_with_bytes(stored))
+        )
         _check_bits(image)
     if "transparency" in image.info:  # Otherwise Pillow warns.
         image = image.convert("RGBA")
@@ -166,7 +202,12 @@ def _checked_mode(stored: Mapping[str, Any]) -> str:
     """The mode of a stored image; raise if it cannot be read."""
     contents = _with_bytes(stored)["bytes"]
     if contents is None:  # The file is missing or in an archive.
-        check(stored.get("path") is not None, "image to be readable", "neither bytes nor a path", _REPLACE)
+        check(
+            stored.get("path") is not None,
+            "image to be readable",
+            "neither bytes nor a path",
+            _REPLACE,
+        )
         return decode_at(None, stored).mode
     with Image.open(io.BytesIO(contents)) as image:
         mode, kind = image.mode, image.format
@@ -188,7 +229,12 @@ def _with_bytes(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_bits(image: Image.Image) -> None:
     has_8_bits = not image.mode.startswith(("I", "F"))  # Pillow would clip them at 255.
-    check(has_8_bits, "image to have 8 bits a channel", f"mode {image.mode!r}", "scale it to 0..255 first")
+    check(
+        has_8_bits,
+        "image to have 8 bits a channel",
+        f"mode {image.mode!r}",
+        "scale it to 0..255 first",
+    )
 
 
 @contextmanager
@@ -199,12 +245,19 @@ def _errors_at(place: str | None, stored: Any) -> Iterator[None]:
     except _UNREADABLE as error:
         message = str(error)
         if not isinstance(error, InputValueError):
-            is_unknown = isinstance(error, UnidentifiedImageError)  # It names an object in memory.
+            is_unknown = isinstance(
+                error, UnidentifiedImageError
+            )  # It names an object in memory.
             cause = "it is in no format that Pillow knows" if is_unknown else message
             contents = stored.get("bytes") or b""
-            got = stored.get("path") or f"{len(contents)} bytes starting with {contents[:16]!r}"
+            got = (
+                stored.get("path")
+                or f"{len(contents)} bytes starting with {contents[:16]!r}"
+            )
             message = expected("image", "be readable", got, f"{cause}; {_REPLACE}")
-        raise InputValueError(message if place is None else f"{place}: {message}") from error
+        raise InputValueError(
+            message if place is None else f"{place}: {message}"
+        ) from error
 
 
 def _draw(low: float = 0.0, high: float = 1.0) -> float:
@@ -220,7 +273,9 @@ def _padded_crop(image: Image.Image, padding: int | None) -> Image.Image:
     width, height = image.size
     borders = (border(width, padding), border(height, padding))
     left, top = (int(torch.randint(2 * each + 1, ())) for each in borders)
-    return ImageOps.expand(image, border=borders).crop((left, top, left + width, top + height))
+    return ImageOps.expand(image, border=borders).crop(
+        (left, top, left + width, top + height)
+    )
 
 
 def _resized_crop(image: Image.Image, padding: int | None) -> Image.Image:
@@ -235,4 +290,8 @@ def _resized_crop(image: Image.Image, padding: int | None) -> Image.Image:
     return image.crop((left, top, left + sizes[0], top + sizes[1]))
 
 
-_CROPS = {"none": lambda image, padding: image, "pad": _padded_crop, "resized": _resized_crop}
+_CROPS = {
+    "none": lambda image, padding: image,
+    "pad": _padded_crop,
+    "resized": _resized_crop,
+}

@@ -8,10 +8,24 @@ from typing import Any
 
 import datasets
 import numpy as np
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Value, concatenate_datasets
+from datasets import (
+    ClassLabel,
+    Dataset,
+    DatasetDict,
+    Features,
+    Value,
+    concatenate_datasets,
+)
 from numpy.typing import NDArray
 
-from hf_calib._errors import InputTypeError, check, did_you_mean, expected, few, look_alikes
+from hf_calib._errors import (
+    InputTypeError,
+    check,
+    did_you_mean,
+    expected,
+    few,
+    look_alikes,
+)
 from hf_calib._text import counted
 from hf_calib.data.sources import read_column
 
@@ -28,15 +42,23 @@ class ClassNames(tuple[str, ...]):
     ([[1], [], [0, 1]], [[1]])
     """
 
-    def ids(self, rows: Sequence[Sequence[Any]], what: str, way_out: str) -> list[list[int]]:
+    def ids(
+        self, rows: Sequence[Sequence[Any]], what: str, way_out: str
+    ) -> list[list[int]]:
         """Return the ids of lists of labels, which are names or ids; texts are ids if all are numbers and no name is.
 
         Raises:
             ValueError: if a label is neither a name nor an id; the message has `what` and the row.
         """
         found = {label for row in rows for label in row}
-        known: dict[Any, int] = {name: i for i, name in enumerate(self)} | {i: i for i in range(len(self))}
-        if found and all(str(label).isdecimal() for label in found) and not found & set(self):
+        known: dict[Any, int] = {name: i for i, name in enumerate(self)} | {
+            i: i for i in range(len(self))
+        }
+        if (
+            found
+            and all(str(label).isdecimal() for label in found)
+            and not found & set(self)
+        ):
             known |= {str(i): i for i in range(len(self))}
         wrong = [i for i, row in enumerate(rows) if not known.keys() >= set(row)]
         for label in rows[wrong[0]] if wrong else ():
@@ -52,7 +74,12 @@ class ClassNames(tuple[str, ...]):
         if all(isinstance(label, int) for label in found):
             way_out = f"pass class_names for all {noun} from 0 on, or write the labels as texts"
             counted = found == list(range(len(found)))
-            check(counted, "integer labels of train to count from 0 without gaps", few(found), way_out)
+            check(
+                counted,
+                "integer labels of train to count from 0 without gaps",
+                few(found),
+                way_out,
+            )
             return cls(map(str, found))
         alike = look_alikes(found, found)
         way_out = f"write the labels alike, or pass class_names if these are two {noun}"
@@ -60,15 +87,26 @@ class ClassNames(tuple[str, ...]):
         return cls(found)
 
 
-def check_columns(name: str, rows: Dataset, *columns: str, way_out: str = "remove these rows") -> None:
+def check_columns(
+    name: str, rows: Dataset, *columns: str, way_out: str = "remove these rows"
+) -> None:
     """Raise if a split has no rows, lacks one of these columns, or has a missing value in one."""
-    check(len(rows) > 0, f"split {name!r} to have rows", 0, "check the file or the split's name")
+    check(
+        len(rows) > 0,
+        f"split {name!r} to have rows",
+        0,
+        "check the file or the split's name",
+    )
     for column in columns:
         there = rows.column_names
-        requirement = f"the column to read from split {name!r} to be one of {', '.join(there)}"
+        requirement = (
+            f"the column to read from split {name!r} to be one of {', '.join(there)}"
+        )
         check(column in there, requirement, repr(column), did_you_mean(column, there))
         missing = np.flatnonzero(read_column(rows, column).is_null().to_numpy())
-        requirement = f"column {column!r} to have a value in every row of split {name!r}"
+        requirement = (
+            f"column {column!r} to have a value in every row of split {name!r}"
+        )
         got = f"{len(missing)} without (first in row {missing[:1].sum()})"
         check(len(missing) == 0, requirement, got, way_out)
 
@@ -89,8 +127,12 @@ class LabelLayout:
 
     column: str = "label"
     columns: Sequence[str] | None = None
-    separator: str | None = None  # Such as " " or "|"; blanks around a label are ignored.
-    no_label: str | None = None  # The value of rows without labels, besides an empty list or text.
+    separator: str | None = (
+        None  # Such as " " or "|"; blanks around a label are ignored.
+    )
+    no_label: str | None = (
+        None  # The value of rows without labels, besides an empty list or text.
+    )
 
     def read(self, name: str, split: Dataset) -> list[list[str]]:
         """Return the labels of each row as written, names or ids; errors name the row.
@@ -100,28 +142,63 @@ class LabelLayout:
         [['Mass', 'Nodule'], []]
         """
         columns = [self.column] if self.columns is None else self.columns
-        check(len(columns) > 0, "label_columns to name a column", "none", "or leave it out")
+        check(
+            len(columns) > 0,
+            "label_columns to name a column",
+            "none",
+            "or leave it out",
+        )
         way_out = "remove these rows; a row without labels has an empty list or text"
         check_columns(name, split, *columns, way_out=way_out)
         if self.columns is not None:
-            on = zip(*(_zeros_and_ones(name, split, column) for column in self.columns), strict=True)
-            return [[column for column, is_on in zip(self.columns, row, strict=True) if is_on] for row in on]
-        feature, values = split.features[self.column], read_column(split, self.column).to_pylist()
+            on = zip(
+                *(_zeros_and_ones(name, split, column) for column in self.columns),
+                strict=True,
+            )
+            return [
+                [
+                    column
+                    for column, is_on in zip(self.columns, row, strict=True)
+                    if is_on
+                ]
+                for row in on
+            ]
+        feature, values = (
+            split.features[self.column],
+            read_column(split, self.column).to_pylist(),
+        )
         is_list = hasattr(feature, "feature")
         inner = feature.feature if is_list else feature
         if is_of(inner, *TEXTS) and not is_list:
-            got, is_known = f"texts in column {self.column!r}", bool(self.separator) or not any(values)
+            got, is_known = (
+                f"texts in column {self.column!r}",
+                bool(self.separator) or not any(values),
+            )
             requirement = "label_separator to be given for labels in one text"
             check(is_known, requirement, got, "set it, for example to '|'")
-            values = [text.split(self.separator) if text.strip() else [] for text in values]
+            values = [
+                text.split(self.separator) if text.strip() else [] for text in values
+            ]
         elif not is_of(inner, *INTEGERS, *(TEXTS if is_list else ())):
-            requirement = f"hold lists of labels, or texts with a separator, in split {name!r}"
-            way_out = "choose another label_column, or give the 0/1 columns as label_columns"
-            raise InputTypeError(expected(f"column {self.column!r}", requirement, feature, way_out))
+            requirement = (
+                f"hold lists of labels, or texts with a separator, in split {name!r}"
+            )
+            way_out = (
+                "choose another label_column, or give the 0/1 columns as label_columns"
+            )
+            raise InputTypeError(
+                expected(f"column {self.column!r}", requirement, feature, way_out)
+            )
         elif not is_list:  # A file in which no row has two labels.
             values = [[value] for value in values]
-        written = [[_written(inner, label, name, i) for label in row] for i, row in enumerate(values)]
-        return [[label for label in row if label and label != self.no_label] for row in written]
+        written = [
+            [_written(inner, label, name, i) for label in row]
+            for i, row in enumerate(values)
+        ]
+        return [
+            [label for label in row if label and label != self.no_label]
+            for row in written
+        ]
 
     def names(self, train: Dataset, rows: Sequence[Sequence[str]]) -> ClassNames:
         """Return the names in the data: of the columns or the ClassLabel, or the sorted labels of train."""
@@ -142,23 +219,38 @@ def encode_label_sets(
     """Return the names of the labels, and the ids of each row of all splits, without repeats and in order."""
     read = {name: layout.read(name, split) for name, split in dataset.items()}
     names = ClassNames(class_names or layout.names(dataset["train"], read["train"]))
-    differ, way_out = len(set(names)) == len(names) > 0, "check label_column and class_names"
+    differ, way_out = (
+        len(set(names)) == len(names) > 0,
+        "check label_column and class_names",
+    )
     check(differ, "the labels to be at least one, and differ", few(names), way_out)
-    return names, {name: label_set_ids(name, rows, names) for name, rows in read.items()}
+    return names, {
+        name: label_set_ids(name, rows, names) for name, rows in read.items()
+    }
 
 
-def label_set_ids(name: str, rows: Sequence[Sequence[str]], names: Sequence[str]) -> list[list[int]]:
+def label_set_ids(
+    name: str, rows: Sequence[Sequence[str]], names: Sequence[str]
+) -> list[list[int]]:
     """Return the ids of each row's labels, without repeats and in order; raise for rows with a 0 or 1 per label."""
     if {label for row in rows for label in row} <= {"0", "1"}:
-        i, row = next(((i, row) for i, row in enumerate(rows) if len(set(row)) < len(row)), (0, []))
+        i, row = next(
+            ((i, row) for i, row in enumerate(rows) if len(set(row)) < len(row)),
+            (0, []),
+        )
         way_out = "of a 0 or 1 for each label, keep the ids of the 1s, or make columns of them: label_columns"
         requirement = f"labels of split {name!r} to be ids, each once a row"
         check(not row, requirement, f"{few(row)} in row {i}", way_out)
     way_out = "check class_names, label_separator and no_label, or remove these rows"
-    return [sorted(set(ids)) for ids in ClassNames(names).ids(rows, f"labels of split {name!r}", way_out)]
+    return [
+        sorted(set(ids))
+        for ids in ClassNames(names).ids(rows, f"labels of split {name!r}", way_out)
+    ]
 
 
-def multi_hot_matrix(label_sets: Sequence[Sequence[int]], n_classes: int) -> NDArray[np.float32]:
+def multi_hot_matrix(
+    label_sets: Sequence[Sequence[int]], n_classes: int
+) -> NDArray[np.float32]:
     """Return a matrix (N, C) float32, 1 if the row has the label.
 
     >>> multi_hot_matrix([[0, 2], []], 3)
@@ -185,9 +277,13 @@ def multi_hot(dataset: DatasetDict) -> DatasetDict:
     for name, split in dataset.items():
         if has_several_labels(split):
             label_sets = read_column(split, "label").to_pylist()
-            matrix = multi_hot_matrix(label_sets, split.features["label"].feature.num_classes)
+            matrix = multi_hot_matrix(
+                label_sets, split.features["label"].feature.num_classes
+            )
             floats = Dataset.from_dict({"label": list(matrix)}, features=feature)
-            split = concatenate_datasets([split.remove_columns("label"), floats], axis=1)
+            split = concatenate_datasets(
+                [split.remove_columns("label"), floats], axis=1
+            )
         found[name] = split
     return DatasetDict(found)
 
@@ -198,7 +294,9 @@ def _written(feature: Any, label: Any, split: str, row: int) -> str:
     is_id = isinstance(label, int) and 0 <= label < (len(names) if names else np.inf)
     way_out = "use another split, or leave the label out: a row without labels has an empty list"
     requirement = f"labels of split {split!r} to be names or ids"
-    check(is_id or isinstance(label, str), requirement, f"{label} in row {row}", way_out)
+    check(
+        is_id or isinstance(label, str), requirement, f"{label} in row {row}", way_out
+    )
     return str(names[label] if names else label).strip()
 
 
@@ -206,8 +304,18 @@ def _zeros_and_ones(name: str, split: Dataset, column: str) -> list[bool]:
     """Whether each row has the label; a csv column has texts if one of its cells is not a number."""
     values = read_column(split, column).to_pylist()
     wrong = next(
-        (f"{value!r} in row {i}" for i, value in enumerate(values) if value not in _ZERO_OR_ONE), None
+        (
+            f"{value!r} in row {i}"
+            for i, value in enumerate(values)
+            if value not in _ZERO_OR_ONE
+        ),
+        None,
     )
     way_out = "decide what it means, or remove this row"
-    check(wrong is None, f"column {column!r} to hold 0 or 1 in split {name!r}", wrong, way_out)
+    check(
+        wrong is None,
+        f"column {column!r} to hold 0 or 1 in split {name!r}",
+        wrong,
+        way_out,
+    )
     return [value in (1, "1") for value in values]

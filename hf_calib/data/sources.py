@@ -67,33 +67,72 @@ def load_splits(
     if source is None:
         for role in ("train",) if test_split is None else ("train", "test"):
             way_out = "train_file and test_file are needed"
-            check(role in given, f"{role}_file to be given with the other files", "none", way_out)
+            check(
+                role in given,
+                f"{role}_file to be given with the other files",
+                "none",
+                way_out,
+            )
         for role, path in given.items():  # Files are not read yet.
             _reader(f"{role}_file", path)
-        return DatasetDict({role: load_file(f"{role}_file", path, cache_dir) for role, path in given.items()})
-    with _refusals("dataset", "be loadable", source, "name a folder, or a dataset on the Hub"):
-        loaded = load_dataset(source, dataset_config, revision=revision, cache_dir=cache_dir)
-    calibration = next((name for name in _CALIBRATION_NAMES if name in loaded and name != test_split), None)
+        return DatasetDict(
+            {
+                role: load_file(f"{role}_file", path, cache_dir)
+                for role, path in given.items()
+            }
+        )
+    with _refusals(
+        "dataset", "be loadable", source, "name a folder, or a dataset on the Hub"
+    ):
+        loaded = load_dataset(
+            source, dataset_config, revision=revision, cache_dir=cache_dir
+        )
+    calibration = next(
+        (name for name in _CALIBRATION_NAMES if name in loaded and name != test_split),
+        None,
+    )
     named = {"train": "train", "calibration": calibration, "test": test_split}
     roles = {role: name for role, name in named.items() if name is not None}
     for role, name in roles.items():
-        requirement = f"{role}_split to name a split of the dataset ({', '.join(loaded)})"
-        check(name in loaded, requirement, repr(name), "choose one of these, or make a DatasetDict yourself")
-    check(test_split != "train", "splits to be different for each role", roles, "use a split for one role")
+        requirement = (
+            f"{role}_split to name a split of the dataset ({', '.join(loaded)})"
+        )
+        check(
+            name in loaded,
+            requirement,
+            repr(name),
+            "choose one of these, or make a DatasetDict yourself",
+        )
+    check(
+        test_split != "train",
+        "splits to be different for each role",
+        roles,
+        "use a split for one role",
+    )
     return DatasetDict({role: loaded[name] for role, name in roles.items()})
 
 
-def load_file(argument: str, path: Path, cache_dir: str | PathLike[str] | None) -> Dataset:
+def load_file(
+    argument: str, path: Path, cache_dir: str | PathLike[str] | None
+) -> Dataset:
     kind, options = _reader(argument, path)
     try:
-        return load_dataset(kind, data_files=str(path), split="train", cache_dir=cache_dir, **options)
+        return load_dataset(
+            kind, data_files=str(path), split="train", cache_dir=cache_dir, **options
+        )
     except (StopIteration, DatasetGenerationError, OSError, ValueError) as error:
         # These are the errors of datasets for an empty json file, and for a csv file with names only.
-        no_rows = isinstance(error, StopIteration) or "corresponds to no data" in str(error)
-        check(not no_rows, f"{argument} to have rows", f"none in {path}", "check the file")
+        no_rows = isinstance(error, StopIteration) or "corresponds to no data" in str(
+            error
+        )
+        check(
+            not no_rows, f"{argument} to have rows", f"none in {path}", "check the file"
+        )
         cause = error.__cause__ or error
         way_out = f"{type(cause).__name__}: {cause}"
-        raise InputValueError(expected(argument, f"be readable as {kind}", path, way_out)) from error
+        raise InputValueError(
+            expected(argument, f"be readable as {kind}", path, way_out)
+        ) from error
 
 
 def load_rows(
@@ -123,18 +162,32 @@ def read_column(rows: Dataset, column: str) -> Any:
 
 
 @contextmanager
-def _refusals(argument: str, requirement: str, source: str, way_out: str) -> Iterator[None]:
+def _refusals(
+    argument: str, requirement: str, source: str, way_out: str
+) -> Iterator[None]:
     """A context that explains the errors of the Hub and of `datasets` in one sentence."""
     try:
         yield
     except (OSError, ValueError, LookupError, ImportError, RuntimeError) as error:
         cause = " ".join(str(error).split())
-        raise InputValueError(expected(argument, requirement, f"{source} ({cause})", way_out)) from error
+        raise InputValueError(
+            expected(argument, requirement, f"{source} ({cause})", way_out)
+        ) from error
 
 
 def _reader(argument: str, path: Path) -> tuple[str, dict[str, object]]:
-    check(os.path.isfile(path), f"{argument} to name an existing file", path, "check the path")
+    check(
+        os.path.isfile(path),
+        f"{argument} to name an existing file",
+        path,
+        "check the path",
+    )
     suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
     is_known = suffix.lower() in _READERS
-    check(is_known, f"{argument} to end in a known format", path.name, did_you_mean(suffix, _READERS))
+    check(
+        is_known,
+        f"{argument} to end in a known format",
+        path.name,
+        did_you_mean(suffix, _READERS),
+    )
     return _READERS[suffix.lower()]

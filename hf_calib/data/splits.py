@@ -43,9 +43,13 @@ def split_calibration(
         return dataset
     known = f"source to name a split ({', '.join(dataset)})"
     check(source in dataset, known, repr(source), "the default is train")
-    rest, drawn = _drawn(dataset[source], size, np.random.default_rng(seed), stratify=stratify)
+    rest, drawn = _drawn(
+        dataset[source], size, np.random.default_rng(seed), stratify=stratify
+    )
     parts = {"train": dataset["train"], source: rest, "calibration": drawn}
-    return DatasetDict(parts | {name: split for name, split in dataset.items() if name not in parts})
+    return DatasetDict(
+        parts | {name: split for name, split in dataset.items() if name not in parts}
+    )
 
 
 def draw_test(dataset: DatasetDict, *, size: float | int, seed: int = 0) -> DatasetDict:
@@ -59,7 +63,9 @@ def draw_test(dataset: DatasetDict, *, size: float | int, seed: int = 0) -> Data
     >>> {name: sorted(split["label"][:]) for name, split in splits.items()}
     {'train': [0, 0, 1, 1], 'test': [0, 0, 1, 1]}
     """
-    merged = concatenate_datasets([dataset[name] for name in ("train", "test") if name in dataset])
+    merged = concatenate_datasets(
+        [dataset[name] for name in ("train", "test") if name in dataset]
+    )
     # The stream differs from that of `split_calibration`, which draws from the remaining rows.
     rest, drawn = _drawn(merged, size, np.random.default_rng([seed, 1]))
     return DatasetDict({**dataset, "train": rest, "test": drawn})
@@ -82,11 +88,17 @@ def limit_samples(
     >>> limit_samples(DatasetDict({"train": rows}), max_train_samples=3)["train"].num_rows
     3
     """
-    limits = {"train": max_train_samples, "calibration": max_calibration_samples, "test": max_test_samples}
+    limits = {
+        "train": max_train_samples,
+        "calibration": max_calibration_samples,
+        "test": max_test_samples,
+    }
     kept = dict(dataset)
     for name, limit in limits.items():
         valid = limit is None or limit >= 1
-        check(valid, f"max_{name}_samples to be at least 1", limit, "leave it out for all")
+        check(
+            valid, f"max_{name}_samples to be at least 1", limit, "leave it out for all"
+        )
         if limit is not None and limit < len(dataset.get(name, ())):
             order = np.random.default_rng(seed).permutation(len(dataset[name]))
             kept[name] = dataset[name].select(np.sort(order[:limit]))
@@ -97,17 +109,29 @@ def draw_rows(labels: np.ndarray, n_rows: int, rng: np.random.Generator) -> np.n
     """Return sorted indices of rows drawn by class frequency, with at least one row of every class left."""
     classes, counts = np.unique(labels, return_counts=True)
     requirement = f"size to leave at least one of {len(labels)} rows for each of {len(classes)} classes"
-    check(1 <= n_rows <= len(labels) - len(classes), requirement, n_rows, "ask for fewer rows")
+    check(
+        1 <= n_rows <= len(labels) - len(classes),
+        requirement,
+        n_rows,
+        "ask for fewer rows",
+    )
     quotas = counts * n_rows / len(labels)
     taken = np.floor(quotas).astype(int)
     while taken.sum() < n_rows:  # Largest remainders come first.
         taken[np.argmax(np.where(taken < counts - 1, quotas - taken, -np.inf))] += 1
-    drawn = [rng.permutation(np.flatnonzero(labels == c))[:k] for c, k in zip(classes, taken, strict=True)]
+    drawn = [
+        rng.permutation(np.flatnonzero(labels == c))[:k]
+        for c, k in zip(classes, taken, strict=True)
+    ]
     return np.sort(np.concatenate(drawn))
 
 
 def _drawn(
-    whole: Dataset, size: float | int, rng: np.random.Generator, *, stratify: bool = True
+    whole: Dataset,
+    size: float | int,
+    rng: np.random.Generator,
+    *,
+    stratify: bool = True,
 ) -> tuple[Dataset, Dataset]:
     """The remaining rows and the drawn rows, stratified if each row has one class."""
     is_fraction = isinstance(size, float) and 0 < size < 1
@@ -119,7 +143,11 @@ def _drawn(
     way_out = "pass a smaller one; it is calibration_size or test_size in a recipe"
     check(1 <= n_rows < len(whole), requirement, n_rows, way_out)
     if stratify and not has_several_labels(whole):
-        chosen = draw_rows(np.asarray(read_column(whole, "label").to_pylist()), n_rows, rng)
+        chosen = draw_rows(
+            np.asarray(read_column(whole, "label").to_pylist()), n_rows, rng
+        )
     else:
         chosen = np.sort(rng.permutation(len(whole))[:n_rows])
-    return whole.select(np.setdiff1d(np.arange(len(whole)), chosen)), whole.select(chosen)
+    return whole.select(np.setdiff1d(np.arange(len(whole)), chosen)), whole.select(
+        chosen
+    )

@@ -13,26 +13,40 @@ from hf_calib._errors import check
 from hf_calib.metrics.checks import FloatArray, IntArray, check_share, row_chunks
 from hf_calib.metrics.sums import Interval, interval_of
 
-NEVER, ALWAYS = 1.0, 0.0  # No probability is above the first, every one above the second.
+NEVER, ALWAYS = (
+    1.0,
+    0.0,
+)  # No probability is above the first, every one above the second.
 # Starts of the tested sequence, errors that the first start tolerates, and the factor of rows required for it.
 _LADDER = ((3, 1, 12), (2, 1, 4), (1, 1, 2), (1, 0, 1))
 
 
 def check_promise(argument: str, promised: float, delta: float) -> None:
     """Raise unless an accuracy can be guaranteed at all."""
-    check_share("delta", delta, "0.05 lets the promise fail for one draw of calibration rows in 20")
+    check_share(
+        "delta",
+        delta,
+        "0.05 lets the promise fail for one draw of calibration rows in 20",
+    )
     way_out = f"no number of rows guarantees only correct answers; 0.99 needs {rows_needed(0.99, delta):,}"
     check(promised != 1, f"{argument} to be below 1", promised, way_out)
     check_share(argument, promised, "use 0.95 for 95 correct answers of 100")
 
 
-def check_rows_for(promised: float, delta: float, n_rows: int, argument: str = "accuracy") -> None:
+def check_rows_for(
+    promised: float, delta: float, n_rows: int, argument: str = "accuracy"
+) -> None:
     """Raise if the rows are too few to guarantee the accuracy even if all of them were correct."""
     needed = rows_needed(promised, delta)
     most = math.floor(1000 * delta ** (1 / max(n_rows, 1))) / 1000
     requirement = f"be at least {needed:,} to promise {argument}={promised:g} with delta={delta:g}"
     way_out = f"pass more rows, or promise at most {most:g}"
-    check(n_rows >= needed, f"the calibration rows to {requirement}", f"{n_rows:,}", way_out)
+    check(
+        n_rows >= needed,
+        f"the calibration rows to {requirement}",
+        f"{n_rows:,}",
+        way_out,
+    )
 
 
 def rows_needed(promised: float, delta: float) -> int:
@@ -44,15 +58,25 @@ def starts(n_rows: int, promised: float, delta: float) -> IntArray:
     """The numbers of rows at which the sequence of tests starts; empty if the rows are too few."""
     for n_starts, errors, times in _LADDER:
         level = delta / n_starts
-        rows = np.arange(errors + 1, 10 * rows_needed(promised, level) + 10 * errors + 10)
-        first = int(rows[np.argmax(bdtr(errors, rows, 1 - promised) <= level)])  # The least to pass.
+        rows = np.arange(
+            errors + 1, 10 * rows_needed(promised, level) + 10 * errors + 10
+        )
+        first = int(
+            rows[np.argmax(bdtr(errors, rows, 1 - promised) <= level)]
+        )  # The least to pass.
         if first * times <= n_rows:
-            return np.geomspace(first, n_rows, n_starts + 1).round().astype(np.intp)[:-1]
+            return (
+                np.geomspace(first, n_rows, n_starts + 1).round().astype(np.intp)[:-1]
+            )
     return np.array([], dtype=np.intp)
 
 
 def certified_threshold(
-    scores: FloatArray, right: NDArray[Any], promised: float, delta: float, tested: IntArray | None = None
+    scores: FloatArray,
+    right: NDArray[Any],
+    promised: float,
+    delta: float,
+    tested: IntArray | None = None,
 ) -> float:
     r"""Return the lowest score above which at least the promised share is correct, with confidence 1 - delta.
 
@@ -87,7 +111,9 @@ def certified_threshold(
         return NEVER
     shuffled = np.random.default_rng(0).permutation(n_rows)
     order = shuffled[np.argsort(-scores[shuffled], kind="stable")]
-    lower = np.append(scores[order][1:], ALWAYS)  # The (m + 1)-th highest score, for m = 1..N.
+    lower = np.append(
+        scores[order][1:], ALWAYS
+    )  # The (m + 1)-th highest score, for m = 1..N.
     p_values = bdtr(np.cumsum(~right[order]), np.arange(1, n_rows + 1), 1 - promised)
 
     passed = np.zeros(n_rows, dtype=bool)
@@ -138,7 +164,10 @@ def mean(values: ArrayLike, confidence_level: float = 0.95, seed: int = 0) -> In
     sample: FloatArray = np.asarray(values, dtype=np.float64)
     n, rng = len(sample), np.random.default_rng(seed)
     parts = row_chunks(1000, n, elements=2**20)
-    means = [sample[rng.integers(0, n, (part.stop - part.start, n))].mean(axis=1) for part in parts]
+    means = [
+        sample[rng.integers(0, n, (part.stop - part.start, n))].mean(axis=1)
+        for part in parts
+    ]
     return interval_of(float(sample.mean()), np.concatenate(means), confidence_level)
 
 

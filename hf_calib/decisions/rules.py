@@ -46,9 +46,15 @@ class Rule(ABC):
     """Base class of the decision rules, which are dataclasses of their options."""
 
     kind: ClassVar[str]  # its name in decisions.json
-    fitted: ClassVar[tuple[str, ...]] = ("thresholds_",)  # arrays (C,) in [0, 1] that `fit` makes
-    results: ClassVar[str] = ""  # the results of `measure`, in words that follow the promise
-    independent: ClassVar[bool] = False  # True if any number of the columns may be true labels.
+    fitted: ClassVar[tuple[str, ...]] = (
+        "thresholds_",
+    )  # arrays (C,) in [0, 1] that `fit` makes
+    results: ClassVar[str] = (
+        ""  # the results of `measure`, in words that follow the promise
+    )
+    independent: ClassVar[bool] = (
+        False  # True if any number of the columns may be true labels.
+    )
 
     thresholds_: FloatArray
 
@@ -62,13 +68,26 @@ class Rule(ABC):
     def predict(self, probs: ArrayLike) -> NDArray[Any]:
         """Return the decisions on probs (N, C): classes (N,) int, -1 to abstain; sets and labels (N, C) bool."""
         n_classes = self.n_classes
-        rows = check_label_probs(probs) if self.independent else checks.check_probs(probs)
+        rows = (
+            check_label_probs(probs) if self.independent else checks.check_probs(probs)
+        )
         way_out = "pass probabilities of the model that the rule was fitted for"
         fits = rows.shape[1] == n_classes
-        check(fits, f"probs to have the {n_classes} columns of fit", f"shape {rows.shape}", way_out)
+        check(
+            fits,
+            f"probs to have the {n_classes} columns of fit",
+            f"shape {rows.shape}",
+            way_out,
+        )
         return self._decide(_as_served(rows))
 
-    def measure(self, probs: ArrayLike, labels: ArrayLike, *, decided: NDArray[Any] | None = None) -> Results:
+    def measure(
+        self,
+        probs: ArrayLike,
+        labels: ArrayLike,
+        *,
+        decided: NDArray[Any] | None = None,
+    ) -> Results:
         """Return the results on other rows by the names of `promise.TITLES`; `decided` are given decisions, if any."""
         chosen = self.predict(probs) if decided is None else decided
         return self._results(chosen, *self._labelled(probs, labels))
@@ -87,13 +106,21 @@ class Rule(ABC):
 
     def options(self) -> dict[str, Any]:
         """Return the constructor arguments in JSON types."""
-        return {field.name: np.asarray(getattr(self, field.name)).tolist() for field in fields(self)}  # type: ignore[arg-type]
+        return {
+            field.name: np.asarray(getattr(self, field.name)).tolist()
+            for field in fields(self)
+        }  # type: ignore[arg-type]
 
     @property
     def n_classes(self) -> int:
         """The number of classes C of the calibration rows."""
         way_out = "call fit(probs, labels) with calibration rows first"
-        check(hasattr(self, "thresholds_"), f"{type(self).__name__} to be fitted", "a new rule", way_out)
+        check(
+            hasattr(self, "thresholds_"),
+            f"{type(self).__name__} to be fitted",
+            "a new rule",
+            way_out,
+        )
         return len(self.thresholds_)
 
     @property
@@ -109,15 +136,21 @@ class Rule(ABC):
     def _decide(self, probs: FloatArray) -> NDArray[Any]:
         """The decisions on checked rows."""
 
-    def _results(self, decided: NDArray[Any], probs: FloatArray, labels: IntArray) -> Results:
+    def _results(
+        self, decided: NDArray[Any], probs: FloatArray, labels: IntArray
+    ) -> Results:
         raise NotImplementedError
 
-    def _labelled(self, probs: ArrayLike, labels: ArrayLike) -> tuple[FloatArray, NDArray[Any]]:
+    def _labelled(
+        self, probs: ArrayLike, labels: ArrayLike
+    ) -> tuple[FloatArray, NDArray[Any]]:
         """Checked probs (N, C), rounded as they are served, and labels: (N,), or (N, C) bool if independent."""
         if self.independent:
             decisions = check_decisions(probs, labels)
             way_out = "leave out rows with unknown labels"
-            check(bool(decisions.known.all()), "labels to be 0 or 1", "also -100", way_out)
+            check(
+                bool(decisions.known.all()), "labels to be 0 or 1", "also -100", way_out
+            )
             return _as_served(decisions.probs), decisions.true
         rows, targets = checks.check_probs_and_labels(probs, labels)
         return _as_served(rows), targets
@@ -127,18 +160,29 @@ def measure_parts(rule: Rule, parts: Sequence[Part]) -> Results:
     """The results of a rule on the other rows of all parts, fitted in each: new data, or folds of cross-fitting."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        decided = [copy.copy(rule).fit(probs, labels).predict(others) for probs, labels, others, _ in parts]
-    probs, labels = (np.concatenate([np.asarray(part[k]) for part in parts]) for k in (2, 3))
+        decided = [
+            copy.copy(rule).fit(probs, labels).predict(others)
+            for probs, labels, others, _ in parts
+        ]
+    probs, labels = (
+        np.concatenate([np.asarray(part[k]) for part in parts]) for k in (2, 3)
+    )
     return rule.measure(probs, labels, decided=np.concatenate(decided))
 
 
-def promise_curve(rule: AbstainRule, parts: Sequence[Part], accuracies: Sequence[float]) -> PromiseCurve:
+def promise_curve(
+    rule: AbstainRule, parts: Sequence[Part], accuracies: Sequence[float]
+) -> PromiseCurve:
     """The results of the rule for each promised accuracy for which all parts have enough rows."""
     fewest = min(len(np.asarray(labels)) for _, labels, _, _ in parts)
     possible = [a for a in accuracies if fewest >= promises.rows_needed(a, rule.delta)]
-    found = [measure_parts(replace(rule, accuracy=accuracy), parts) for accuracy in possible]
+    found = [
+        measure_parts(replace(rule, accuracy=accuracy), parts) for accuracy in possible
+    ]
     answered = tuple(row["answered"].value for row in found)
-    return PromiseCurve(tuple(possible), answered, tuple(row.get("accuracy") for row in found))
+    return PromiseCurve(
+        tuple(possible), answered, tuple(row.get("accuracy") for row in found)
+    )
 
 
 def percent(value: float) -> str:
@@ -218,7 +262,11 @@ class AbstainRule(Rule):
         if "answered" not in measured:
             return super().sentence({}, rows)
         kept = measured.get("accuracy")
-        right = "no answers" if kept is None else f"{kept.value:.1%} of its answers were correct"
+        right = (
+            "no answers"
+            if kept is None
+            else f"{kept.value:.1%} of its answers were correct"
+        )
         share_of = f"{measured['answered'].value:.0%} of inputs at {accuracy}"
         return f"It answers {share_of} and abstains on the rest ({right}, {rows})."
 
@@ -232,21 +280,29 @@ class AbstainRule(Rule):
         accuracies: Sequence[float],
     ) -> PromiseCurve:
         """Return the results on other rows of rules with these accuracies, without those that are too high."""
-        return promise_curve(self, [(probs, labels, other_probs, other_labels)], accuracies)
+        return promise_curve(
+            self, [(probs, labels, other_probs, other_labels)], accuracies
+        )
 
     def _fit(self, probs: FloatArray, labels: IntArray) -> None:
         self.thresholds_ = self._thresholds(probs, labels, self.accuracy)
         cannot = f"An accuracy of {self.accuracy:g} cannot be promised"
         if not self.answers_nothing:
             needed = promises.rows_needed(self.accuracy, self.delta)
-            way_out = f"use more calibration rows: at least {needed:,} predictions of a class"
+            way_out = (
+                f"use more calibration rows: at least {needed:,} predictions of a class"
+            )
             said = f"{cannot} for predictions of {{}}. The rule will abstain on them. Promise less, or {way_out}."
             _warn_of("class", self.thresholds_ == NEVER, said)
             return
         right = f"{len(probs):,} rows, of which {(probs.argmax(axis=1) == labels).mean():.1%} are correct"
         # A larger accuracy means a lower coverage.
         lower = [k / 100 for k in range(50, math.ceil(100 * self.accuracy - 1e-9))]
-        failing = bisect_left(lower, True, key=lambda a: (self._thresholds(probs, labels, a) == NEVER).all())
+        failing = bisect_left(
+            lower,
+            True,
+            key=lambda a: (self._thresholds(probs, labels, a) == NEVER).all(),
+        )
         less = f" ({lower[failing - 1]:g} would answer some)" if failing else ""
         classes = " for any class" * self.by_class
         message = f"{cannot}{classes} at any confidence from these {right}. The rule will always abstain. "
@@ -257,15 +313,21 @@ class AbstainRule(Rule):
         confidences, predicted = winners(probs)
         return np.where(confidences > self.thresholds_[predicted], predicted, -1)
 
-    def _results(self, decided: NDArray[Any], probs: FloatArray, labels: IntArray) -> Results:
+    def _results(
+        self, decided: NDArray[Any], probs: FloatArray, labels: IntArray
+    ) -> Results:
         return answers(decided, labels)
 
-    def _thresholds(self, rows: FloatArray, targets: IntArray, accuracy: float) -> FloatArray:
+    def _thresholds(
+        self, rows: FloatArray, targets: IntArray, accuracy: float
+    ) -> FloatArray:
         """The thresholds (C,) for a guaranteed accuracy."""
         confidences, predicted = winners(rows)
         right, n_classes = predicted == targets, rows.shape[1]
         if not self.by_class:
-            return np.full(n_classes, certified_threshold(confidences, right, accuracy, self.delta))
+            return np.full(
+                n_classes, certified_threshold(confidences, right, accuracy, self.delta)
+            )
         # The most frequently predicted classes with enough rows share delta. A class that is always answered no longer
         # needs its share, which the others get (Holm's step-down): while no guarantee is violated, the other classes
         # include all whose guarantee could be, with levels of at most delta in total. Further classes never raise a
@@ -275,12 +337,19 @@ class AbstainRule(Rule):
         thresholds = np.full(n_classes, NEVER)
         tested: dict[int, IntArray] = {}
         while True:
-            needed = [promises.rows_needed(accuracy, self.delta / n) for n in range(1, len(left) + 1)]
+            needed = [
+                promises.rows_needed(accuracy, self.delta / n)
+                for n in range(1, len(left) + 1)
+            ]
             sharing = max(np.flatnonzero(counts[left] >= needed) + 1, default=0)
             for c in left[:sharing]:
                 own, delta = predicted == c, self.delta / sharing
-                at = tested.setdefault(int(c), promises.starts(int(counts[c]), accuracy, delta))
-                thresholds[c] = certified_threshold(confidences[own], right[own], accuracy, delta, at)
+                at = tested.setdefault(
+                    int(c), promises.starts(int(counts[c]), accuracy, delta)
+                )
+                thresholds[c] = certified_threshold(
+                    confidences[own], right[own], accuracy, delta, at
+                )
             needing = left[thresholds[left] != ALWAYS]
             if len(needing) in (0, len(left)):
                 return thresholds
@@ -311,20 +380,41 @@ class CostRule(Rule):
 
     kind: ClassVar[str] = "costs"
     fitted: ClassVar[tuple[str, ...]] = ()
-    results: ClassVar[str] = " ({cost:.4g} per input, {cost_argmax:.4g} without the rule, {rows})"
+    results: ClassVar[str] = (
+        " ({cost:.4g} per input, {cost_argmax:.4g} without the rule, {rows})"
+    )
 
     costs: ArrayLike
 
     def __post_init__(self) -> None:
         costs = checks.as_floats("costs", self.costs)
-        is_matrix = costs.ndim == 2 and len(costs) >= 2 and costs.shape[1] - costs.shape[0] in (0, 1)
-        way_out, got = "give a row per class, and a column per decision", f"shape {costs.shape}"
-        check(is_matrix, "costs to have shape (C, C) or (C, C + 1) with C at least 2", got, way_out)
+        is_matrix = (
+            costs.ndim == 2
+            and len(costs) >= 2
+            and costs.shape[1] - costs.shape[0] in (0, 1)
+        )
+        way_out, got = (
+            "give a row per class, and a column per decision",
+            f"shape {costs.shape}",
+        )
+        check(
+            is_matrix,
+            "costs to have shape (C, C) or (C, C + 1) with C at least 2",
+            got,
+            way_out,
+        )
         allowed = np.abs(costs) <= _LARGEST_COST  # This is False for NaN.
         row, column = np.unravel_index(allowed.argmin(), costs.shape)
         got = f"{costs[row, column]} in row {row}, column {column}"
-        way_out = "give a forbidden decision a large cost; only the ratios of costs matter"
-        check(bool(allowed.all()), f"costs to be finite and at most {_LARGEST_COST:g}", got, way_out)
+        way_out = (
+            "give a forbidden decision a large cost; only the ratios of costs matter"
+        )
+        check(
+            bool(allowed.all()),
+            f"costs to be finite and at most {_LARGEST_COST:g}",
+            got,
+            way_out,
+        )
         self.costs = self._costs = costs
 
     @property
@@ -343,10 +433,16 @@ class CostRule(Rule):
         decided = (probs @ self._costs).argmin(axis=1)
         return np.where(decided == self.n_classes, -1, decided)
 
-    def _results(self, decided: NDArray[Any], probs: FloatArray, labels: IntArray) -> Results:
+    def _results(
+        self, decided: NDArray[Any], probs: FloatArray, labels: IntArray
+    ) -> Results:
         paid = self._costs[labels, decided]  # -1 is the last column.
         argmax = self._costs[labels, probs.argmax(axis=1)]
-        found = {"cost": mean(paid), "cost_argmax": mean(argmax), "saving": mean(argmax - paid)}
+        found = {
+            "cost": mean(paid),
+            "cost_argmax": mean(argmax),
+            "saving": mean(argmax - paid),
+        }
         return answers(decided, labels) | found
 
 
@@ -382,14 +478,18 @@ class PredictionSets(Rule):
     """
 
     kind: ClassVar[str] = "sets"
-    results: ClassVar[str] = " ({coverage:.1%}, with {size:.2f} classes on average, {rows})"
+    results: ClassVar[str] = (
+        " ({coverage:.1%}, with {size:.2f} classes on average, {rows})"
+    )
 
     alpha: float = 0.1
     method: Literal["lac", "aps"] = "lac"
     by_class: bool = False
 
     def __post_init__(self) -> None:
-        checks.check_share("alpha", self.alpha, "0.1 lets one set in ten miss the true class")
+        checks.check_share(
+            "alpha", self.alpha, "0.1 lets one set in ten miss the true class"
+        )
         checks.check_choice("method", self.method, ("lac", "aps"))
         checks.check_flag("by_class", self.by_class)
 
@@ -400,7 +500,9 @@ class PredictionSets(Rule):
 
     def promise(self) -> str:
         share_of = f"{percent(1 - self.alpha)} of {'the inputs of each class' if self.by_class else 'inputs'}"
-        return f"gives sets of classes that contain the true class for at least {share_of}"
+        return (
+            f"gives sets of classes that contain the true class for at least {share_of}"
+        )
 
     @property
     def _rows_needed(self) -> int:
@@ -408,16 +510,30 @@ class PredictionSets(Rule):
 
     def _fit(self, probs: FloatArray, labels: IntArray) -> None:
         scores = self._scores(probs)[np.arange(len(probs)), labels]
-        groups = [scores[labels == c] for c in range(probs.shape[1])] if self.by_class else [scores]
-        self.thresholds_ = np.resize([self._quantile(group) for group in groups], probs.shape[1])
+        groups = (
+            [scores[labels == c] for c in range(probs.shape[1])]
+            if self.by_class
+            else [scores]
+        )
+        self.thresholds_ = np.resize(
+            [self._quantile(group) for group in groups], probs.shape[1]
+        )
         rare = np.array([len(group) < self._rows_needed for group in groups])
-        few_rows = f"fewer rows than the {self._rows_needed} that alpha={self.alpha:g} needs"
-        _warn_of("class", rare, f"{{}}: {few_rows}, so every set holds them. Use more calibration rows.")
+        few_rows = (
+            f"fewer rows than the {self._rows_needed} that alpha={self.alpha:g} needs"
+        )
+        _warn_of(
+            "class",
+            rare,
+            f"{{}}: {few_rows}, so every set holds them. Use more calibration rows.",
+        )
 
     def _decide(self, probs: FloatArray) -> NDArray[np.bool_]:
         return self._scores(probs) <= self.thresholds_
 
-    def _results(self, decided: NDArray[Any], probs: FloatArray, labels: IntArray) -> Results:
+    def _results(
+        self, decided: NDArray[Any], probs: FloatArray, labels: IntArray
+    ) -> Results:
         covered = share(decided[np.arange(len(decided)), labels])
         return {"coverage": covered, "size": mean(decided.sum(axis=1))}
 
@@ -428,12 +544,18 @@ class PredictionSets(Rule):
         order = np.argsort(-probs, axis=1, kind="stable")
         sums = np.cumsum(np.take_along_axis(probs, order, axis=1), axis=1)
         scores = np.zeros_like(sums)
-        np.put_along_axis(scores, order[:, 1:], np.minimum(sums[:, :-1], _IN_EVERY_SET), axis=1)
+        np.put_along_axis(
+            scores, order[:, 1:], np.minimum(sums[:, :-1], _IN_EVERY_SET), axis=1
+        )
         return scores
 
     def _quantile(self, scores: FloatArray) -> float:
         rank = math.ceil((len(scores) + 1) * (1 - self.alpha) - 1e-9)
-        return _IN_EVERY_SET if rank > len(scores) else float(np.partition(scores, rank - 1)[rank - 1])
+        return (
+            _IN_EVERY_SET
+            if rank > len(scores)
+            else float(np.partition(scores, rank - 1)[rank - 1])
+        )
 
 
 @dataclass(kw_only=True, eq=False)
@@ -484,25 +606,40 @@ class LabelThresholds(Rule):
         checks.check_choice("criterion", self.criterion, get_args(Criterion))
         for argument, criterion in (("precision", "precision"), ("costs", "cost")):
             given, is_needed = getattr(self, argument), self.criterion == criterion
-            requirement = f"{argument} to be given for criterion={criterion!r}, and for no other"
+            requirement = (
+                f"{argument} to be given for criterion={criterion!r}, and for no other"
+            )
             got = f"{argument}={given} with criterion={self.criterion!r}"
-            check((given is not None) == is_needed, requirement, got, "pass both or none")
+            check(
+                (given is not None) == is_needed, requirement, got, "pass both or none"
+            )
         if self.precision is not None:
             promises.check_promise("precision", self.precision, self.delta)
         if self.costs is not None:
             costs = checks.as_floats("costs", self.costs)
-            is_pair = costs.shape == (2,) and bool(((costs > 0) & np.isfinite(costs)).all())
+            is_pair = costs.shape == (2,) and bool(
+                ((costs > 0) & np.isfinite(costs)).all()
+            )
             way_out = "pass (cost of a false positive, cost of a false negative)"
             check(is_pair, "costs to be two numbers above 0", self.costs, way_out)
         way_out = "a label without positives has no threshold of its own"
-        check(self.min_positives >= 1, "min_positives to be at least 1", self.min_positives, way_out)
+        check(
+            self.min_positives >= 1,
+            "min_positives to be at least 1",
+            self.min_positives,
+            way_out,
+        )
 
     def promise(self) -> str:
         if self.precision is not None:
             least, confidence = percent(self.precision), percent(1 - self.delta)
             right = f"at least {least} of the predictions of each label are correct"
             return f"predicts labels so that {right}, with {confidence} confidence"
-        aim = {"f1_macro": "a large macro F1", "f1_micro": "a large micro F1", "cost": "a small cost"}
+        aim = {
+            "f1_macro": "a large macro F1",
+            "f1_micro": "a large micro F1",
+            "cost": "a small cost",
+        }
         return f"predicts a label above its own threshold, chosen for {aim[self.criterion]}"
 
     def _fit(self, probs: FloatArray, labels: NDArray[np.bool_]) -> None:
@@ -512,12 +649,16 @@ class LabelThresholds(Rule):
         requirement = f"labels to have at least min_positives={self.min_positives} positives in total"
         check(enough, requirement, positives.sum(), "pass more rows")
         found = np.full(len(pooled), NEVER)
-        found[~pooled] = self._best([(probs[:, c], labels[:, c]) for c in np.flatnonzero(~pooled)])
+        found[~pooled] = self._best(
+            [(probs[:, c], labels[:, c]) for c in np.flatnonzero(~pooled)]
+        )
         never = "The rule never predicts {}: no threshold meets the criterion. Add rows, or require less."
         _warn_of("label", ~pooled & (found == NEVER), never)
         if pooled.any():
             (found[pooled],) = self._best([(probs.ravel(), labels.ravel())])
-            together = f"The threshold is that of all labels together, {found[pooled][0]:.3g}."
+            together = (
+                f"The threshold is that of all labels together, {found[pooled][0]:.3g}."
+            )
             together += " It guarantees no precision." * (self.precision is not None)
             said = f"{{}}: fewer than {self.min_positives} positives. {together} Use more calibration rows."
             _warn_of("label", pooled, said)
@@ -531,25 +672,38 @@ class LabelThresholds(Rule):
         if self.precision is not None:
             delta = self.delta / max(len(columns), 1)
             for probs, _ in columns:
-                promises.check_rows_for(self.precision, delta, len(probs), argument="precision")
-            return [certified_threshold(*column, self.precision, delta) for column in columns]
+                promises.check_rows_for(
+                    self.precision, delta, len(probs), argument="precision"
+                )
+            return [
+                certified_threshold(*column, self.precision, delta)
+                for column in columns
+            ]
         cuts = [_cuts(probs, labels) for probs, labels in columns]
         if self.costs is not None:
             false_positive, false_negative = self.costs
-            gains = [(false_positive + false_negative) * hits - false_positive * m for _, m, hits in cuts]
+            gains = [
+                (false_positive + false_negative) * hits - false_positive * m
+                for _, m, hits in cuts
+            ]
         elif self.criterion == "f1_micro":
             f1 = _largest_micro_f1(cuts)
             gains = [2 * hits - f1 * m for _, m, hits in cuts]
         else:
             gains = [2 * hits / (m + hits[-1]) for _, m, hits in cuts]
-        return [float(thresholds[gain.argmax()]) for (thresholds, *_), gain in zip(cuts, gains, strict=True)]
+        return [
+            float(thresholds[gain.argmax()])
+            for (thresholds, *_), gain in zip(cuts, gains, strict=True)
+        ]
 
 
 def _cuts(probs: FloatArray, labels: NDArray[np.bool_]) -> Cuts:
     """All thresholds with different predictions, from the highest, which predicts nothing."""
     order = np.argsort(-probs, kind="stable")
     ordered = probs[order]
-    ends = np.append(np.flatnonzero(ordered[1:] < ordered[:-1]), len(ordered) - 1)  # of runs of ties
+    ends = np.append(
+        np.flatnonzero(ordered[1:] < ordered[:-1]), len(ordered) - 1
+    )  # of runs of ties
     midway = (ordered[ends] + np.append(ordered[ends[:-1] + 1], 0.0)) / 2
     hits = np.cumsum(labels[order])
     return np.append(NEVER, midway), np.append(0, ends + 1), np.append(0, hits[ends])

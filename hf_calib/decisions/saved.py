@@ -16,14 +16,22 @@ from hf_calib._errors import InputValueError, check, expected, few, printable
 from hf_calib._files import whole_file
 from hf_calib._text import counted
 from hf_calib.decisions.promise import TITLES
-from hf_calib.decisions.rules import AbstainRule, CostRule, LabelThresholds, PredictionSets, Rule
+from hf_calib.decisions.rules import (
+    AbstainRule,
+    CostRule,
+    LabelThresholds,
+    PredictionSets,
+    Rule,
+)
 from hf_calib.metrics.sums import Interval
 
 DECISIONS = "decisions.json"
 VERSION = 1
 #: A note for a model with a rule, whose calibrator has just been folded in.
 OUTDATED = f"{DECISIONS} is left out: its rule is for uncalibrated probabilities. Run hf-calib decide again."
-RULES: dict[str, type[Rule]] = {r.kind: r for r in (AbstainRule, CostRule, LabelThresholds, PredictionSets)}
+RULES: dict[str, type[Rule]] = {
+    r.kind: r for r in (AbstainRule, CostRule, LabelThresholds, PredictionSets)
+}
 _WAY_OUT = f"save them with Decisions.save, or hf-calib decide --output; this version reads version {VERSION}"
 
 
@@ -58,7 +66,9 @@ class Decisions:
         object.__setattr__(self, "class_names", names)
         way_out = "name each of the model's classes once, in its order"
         named = len(names) == len(set(names)) == n_classes
-        check(named, f"class_names to be {n_classes} different names", few(names), way_out)
+        check(
+            named, f"class_names to be {n_classes} different names", few(names), way_out
+        )
 
     def __call__(self, outputs: Any) -> list[Any]:
         """Return for each text a class name, or None to abstain; for labels and sets, a list of names.
@@ -75,12 +85,16 @@ class Decisions:
             outputs = [self._scores(row, i) for i, row in enumerate(texts)]
         decided = self.rule.predict(outputs)
         if decided.ndim == 2:
-            return [[self.class_names[c] for c in np.flatnonzero(row)] for row in decided]
+            return [
+                [self.class_names[c] for c in np.flatnonzero(row)] for row in decided
+            ]
         return [self.class_names[c] if c >= 0 else None for c in decided]
 
     def _scores(self, row: Any, text: int) -> ArrayLike:
         """The scores of a text from a pipeline in the model's order; probabilities are unchanged."""
-        if not (isinstance(row, list) and all(isinstance(entry, Mapping) for entry in row)):
+        if not (
+            isinstance(row, list) and all(isinstance(entry, Mapping) for entry in row)
+        ):
             return row
         found = {entry.get("label"): entry.get("score") for entry in row}
         got = few([f"{label}: {score}" for label, score in found.items()])
@@ -103,16 +117,24 @@ class Decisions:
             "version": VERSION,
             "rule": self.rule.kind,
             "options": self.rule.options(),
-            "fitted": {name: getattr(self.rule, name).tolist() for name in self.rule.fitted},
+            "fitted": {
+                name: getattr(self.rule, name).tolist() for name in self.rule.fitted
+            },
             "class_names": list(self.class_names),
-            "measured": {name: list(interval) for name, interval in self.measured.items()},
+            "measured": {
+                name: list(interval) for name, interval in self.measured.items()
+            },
             "n_measured": self.n_measured,
             "fingerprint": self.fingerprint,
         }
 
     @classmethod
     def from_pretrained(
-        cls, name: str | os.PathLike[str], *, revision: str | None = None, token: str | None = None
+        cls,
+        name: str | os.PathLike[str],
+        *,
+        revision: str | None = None,
+        token: str | None = None,
     ) -> Decisions:
         """Load the decisions.json of a model whose config.json has the same classes.
 
@@ -131,14 +153,24 @@ class Decisions:
                 raise FileNotFoundError(f"no {DECISIONS} in it")
             record = json.loads((folder / DECISIONS).read_text(encoding="utf-8"))
             config = folder / "config.json"
-            settings = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+            settings = (
+                json.loads(config.read_text(encoding="utf-8"))
+                if config.is_file()
+                else {}
+            )
         except (OSError, ValueError, RecursionError) as error:
             got = f"{name} ({printable(error)[:300]})"
-            raise InputValueError(expected("the decisions", "be loadable", got, _WAY_OUT)) from error
+            raise InputValueError(
+                expected("the decisions", "be loadable", got, _WAY_OUT)
+            ) from error
         decisions = cls.from_dict(record, str(folder / DECISIONS))
         by_id = settings.get("id2label") or dict(enumerate(decisions.class_names))
-        names = tuple(str(by_id[c]) for c in sorted(by_id, key=int))  # "10" may be before "2".
-        requirement = f"the classes of the decisions to be those of config.json ({few(names)})"
+        names = tuple(
+            str(by_id[c]) for c in sorted(by_id, key=int)
+        )  # "10" may be before "2".
+        requirement = (
+            f"the classes of the decisions to be those of config.json ({few(names)})"
+        )
         got = f"{few(decisions.class_names)} in {folder / DECISIONS}"
         way_out = "fit the rule again on probabilities of this model"
         check(names == decisions.class_names, requirement, got, way_out)
@@ -149,29 +181,45 @@ class Decisions:
         """Return decisions from the result of `to_dict`."""
         try:
             if record["version"] != VERSION or record["rule"] not in RULES:
-                raise ValueError(f"the rule {record['rule']!r} of version {record['version']!r}")
+                raise ValueError(
+                    f"the rule {record['rule']!r} of version {record['version']!r}"
+                )
             rule = RULES[record["rule"]](**record["options"])
             for name in rule.fitted:
                 values = np.array(record["fitted"][name])
-                if values.ndim != 1 or not ((values >= 0) & (values <= 1)).all():  # This is False for NaN.
-                    raise ValueError(f"{name} that are not one number in [0, 1] for each class")
+                if (
+                    values.ndim != 1 or not ((values >= 0) & (values <= 1)).all()
+                ):  # This is False for NaN.
+                    raise ValueError(
+                        f"{name} that are not one number in [0, 1] for each class"
+                    )
                 setattr(rule, name, values)
             found = record["measured"].items()
-            measured = {name: Interval(*interval) for name, interval in found if name in TITLES}
+            measured = {
+                name: Interval(*interval) for name, interval in found if name in TITLES
+            }
             weights = record.get("fingerprint")
-            decisions = cls(rule, record["class_names"], measured, record["n_measured"], weights)
+            decisions = cls(
+                rule, record["class_names"], measured, record["n_measured"], weights
+            )
             decisions.sentence()  # It raises if a result is missing.
             return decisions
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             reason = "no " * isinstance(error, KeyError) + printable(error)[:300]
-            raise InputValueError(expected(source, "hold decisions", reason, _WAY_OUT)) from error
+            raise InputValueError(
+                expected(source, "hold decisions", reason, _WAY_OUT)
+            ) from error
 
     def check_weights(self, weights: str | None) -> None:
         """Raise if the rule was fitted for other weights than those of this fingerprint; None is unknown."""
         if None not in (weights, self.fingerprint) and weights != self.fingerprint:
             fitted = "its rule was fitted on probabilities of other weights"
-            raise InputValueError(f"{fitted}, and its promise is not known to hold for these")
+            raise InputValueError(
+                f"{fitted}, and its promise is not known to hold for these"
+            )
 
     def sentence(self) -> str:
         """Return the decisions in one sentence, with their measured results if there are any."""
-        return self.rule.sentence(self.measured, f"on {counted(self.n_measured, 'row')} not used for the fit")
+        return self.rule.sentence(
+            self.measured, f"on {counted(self.n_measured, 'row')} not used for the fit"
+        )

@@ -26,15 +26,29 @@ class Calibration(evaluate.Metric):
     def _info(self) -> evaluate.MetricInfo:
         name = self.config_name
         check(
-            name in FUNCTIONS, "the configuration to be a metric", repr(name), did_you_mean(name, FUNCTIONS)
+            name in FUNCTIONS,
+            "the configuration to be a metric",
+            repr(name),
+            did_you_mean(name, FUNCTIONS),
         )
         return evaluate.MetricInfo(
             description=str(self.__doc__),
             citation="hf_calib.metrics names the papers of each function",
             inputs_description="predictions: probabilities (N, C), not logits; references: class indices (N,)",
-            features=Features({"predictions": Sequence(Value("float64")), "references": Value("int64")}),
+            features=Features(
+                {
+                    "predictions": Sequence(Value("float64")),
+                    "references": Value("int64"),
+                }
+            ),
         )
 
-    def _compute(self, predictions: Any, references: Any, **options: Any) -> dict[str, float]:
+    def _compute(
+        self, predictions: Any, references: Any, **options: Any
+    ) -> dict[str, float]:
         name = self.config_name
-        return {name: FUNCTIONS[name](np.asarray(predictions), np.asarray(references), **options)}
+        return {
+            name: FUNCTIONS[name](
+                np.asarray(predictions), np.asarray(references), **options
+            )
+        }

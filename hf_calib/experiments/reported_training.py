@@ -63,7 +63,9 @@ def train_and_report(
     model = trainer.unwrapped_model
     if not hasattr(model, "save_pretrained"):
         way_out = "derive it from PreTrainedModel, or call trainer.train() and trainer.evaluate()"
-        raise InputTypeError(expected("the model", "have save_pretrained", type(model).__name__, way_out))
+        raise InputTypeError(
+            expected("the model", "have save_pretrained", type(model).__name__, way_out)
+        )
     has_logits = not (trainer.args.prediction_loss_only and elsewhere)
     check(
         has_logits,
@@ -75,44 +77,68 @@ def train_and_report(
     trainer.add_callback(first_step)
     with warnings.catch_warnings():
         # As in the papers, the validation set also selects the checkpoint; the report is on the test set.
-        warnings.filterwarnings("ignore", message="The evaluation split is also the calibration split")
-        trained = trainer.train(resume_from_checkpoint=resume or trainer.args.resume_from_checkpoint)
+        warnings.filterwarnings(
+            "ignore", message="The evaluation split is also the calibration split"
+        )
+        trained = trainer.train(
+            resume_from_checkpoint=resume or trainer.args.resume_from_checkpoint
+        )
     trainer.remove_callback(first_step)
     folder = Path(str(trainer.args.output_dir))
     if trainer.calibration_map is None:
-        trainer.save_model(str(folder / "uncalibrated"), _internal_call=True)  # It must not push.
+        trainer.save_model(
+            str(folder / "uncalibrated"), _internal_call=True
+        )  # It must not push.
     else:
         trainer.save_calibrated_model(folder / "calibrated")
     names = getattr(trainer.model_config, "id2label", None) or {}
     calibration = _calibration_rows(trainer, names)
     metrics = trainer.evaluate(test_dataset, metric_key_prefix="test", keep_logits=True)
-    outside = {name: trainer.predict(inputs).predictions for name, inputs in (elsewhere or {}).items()}
+    outside = {
+        name: trainer.predict(inputs).predictions
+        for name, inputs in (elsewhere or {}).items()
+    }
     assert trainer.last_evaluation is not None
     if trainer.is_world_process_zero():
         (folder / "results.json").unlink(missing_ok=True)  # It is of an earlier run.
         report = _write_report(trainer, outside, folder)
         if any("gamma_00" in entry for entry in trainer.state.log_history):
-            save_figure(gamma_dynamics(trainer.state.log_history), folder / "gammas.png")
+            save_figure(
+                gamma_dynamics(trainer.state.log_history), folder / "gammas.png"
+            )
         test = trainer.last_evaluation.predictions(names)
         TrainingPredictions(test, calibration).save(folder / PREDICTIONS)
         entities = None if report is None else report.entities
         results = {
             "loss": trainer.calibration_loss.name,
             "hyperparameters": trainer.calibration_loss.hyperparameters,
-            "calibration_map": None if trainer.calibration_map is None else title_of(trainer.calibration_map),
+            "calibration_map": None
+            if trainer.calibration_map is None
+            else title_of(trainer.calibration_map),
             "seed": trainer.args.seed,
-            "metrics": {key: value if math.isfinite(value) else None for key, value in metrics.items()},
+            "metrics": {
+                key: value if math.isfinite(value) else None
+                for key, value in metrics.items()
+            },
             "training": {
                 "seconds": trained.metrics["train_runtime"],
                 "steps": trainer.state.global_step - first_step.step,
                 "resumed": first_step.step > 0,
             },
-            "out_of_distribution": [each.to_dict() for each in report.out_of_distribution] if report else [],
+            "out_of_distribution": [
+                each.to_dict() for each in report.out_of_distribution
+            ]
+            if report
+            else [],
             **({} if entities is None else {"entities": entities.to_dict()}),
         }
         with whole_file(folder / "results.json") as unfinished:
-            unfinished.write_text(json.dumps(results, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        print(f"written to {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
+            unfinished.write_text(
+                json.dumps(results, indent=2, allow_nan=False) + "\n", encoding="utf-8"
+            )
+        print(
+            f"written to {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}"
+        )
     # If a process ended earlier with an error, it would end the first process, too.
     trainer.accelerator.wait_for_everyone()
     return metrics
@@ -123,17 +149,27 @@ class _FirstStep(TrainerCallback):
 
     step = 0
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, **kwargs: Any
+    ) -> None:
         self.step = state.global_step
 
 
-def _calibration_rows(trainer: CalibrationTrainer, names: Mapping[int, str]) -> Predictions | None:
+def _calibration_rows(
+    trainer: CalibrationTrainer, names: Mapping[int, str]
+) -> Predictions | None:
     """Logits and labels of the calibration split; all processes call it."""
     if trainer.calibration_split is None:
         return None
     last = trainer.last_evaluation
-    is_there = last is not None and last.rows and last.dataset is trainer.calibration_split
-    found = last if is_there and last is not None else trainer.held_out_pass(keep_logits=True)
+    is_there = (
+        last is not None and last.rows and last.dataset is trainer.calibration_split
+    )
+    found = (
+        last
+        if is_there and last is not None
+        else trainer.held_out_pass(keep_logits=True)
+    )
     return found.predictions(names)
 
 
@@ -141,7 +177,11 @@ def _write_report(
     trainer: CalibrationTrainer, outside: Mapping[str, Any], folder: Path
 ) -> CalibrationReport | None:
     scaler, calibrated = trainer.calibration_map, folder / "calibrated"
-    report = report_of(trainer, outside) if scaler is None else write_results(trainer, calibrated, outside)
+    report = (
+        report_of(trainer, outside)
+        if scaler is None
+        else write_results(trainer, calibrated, outside)
+    )
     if report is None:
         warnings.warn(
             "Some of the model's logits are NaN or infinite on the test set, or several labels per row are soft. There "
@@ -156,18 +196,28 @@ def _write_report(
         with whole_folder(folder / "report") as copied:
             shutil.copytree(calibrated / REPORT_FOLDER, copied, dirs_exist_ok=True)
     print(results_table(report, None if scaler is None else in_words(scaler)))
-    print("95% intervals over the test rows; how each is made, and why some have none: report/report.md")
+    print(
+        "95% intervals over the test rows; how each is made, and why some have none: report/report.md"
+    )
     return report
 
 
 def results_table(report: CalibrationReport, calibration_map: str | None) -> str:
     """Return a table of the trainer's metrics with 95% intervals, before and after calibration; labels are averaged."""
     titles = TITLES if report.multi_label else LOGGED_METRICS
-    states = [state.metrics for state in (report.before, report.after) if state is not None]
-    rows = [["", "before"] if calibration_map is None else ["", "before", f"after {calibration_map}"]]
+    states = [
+        state.metrics for state in (report.before, report.after) if state is not None
+    ]
+    rows = [
+        ["", "before"]
+        if calibration_map is None
+        else ["", "before", f"after {calibration_map}"]
+    ]
     for name, title in titles.items():
         found = [state[name] for state in states]
-        rows.append([title, *(with_interval(each.value, each.low, each.high) for each in found)])
+        rows.append(
+            [title, *(with_interval(each.value, each.low, each.high) for each in found)]
+        )
     if report.entities is not None:
         n_sentences = counted(report.entities.n_sentences, "sentence")
         rows.append([f"True entities: {report.entities.n_true:,} in {n_sentences}:"])
@@ -175,8 +225,13 @@ def results_table(report: CalibrationReport, calibration_map: str | None) -> str
         table = zip(short, report.entities.table()[1], strict=True)
         rows += [[name, *cells] for name, (_, *cells) in table]
     for section in report.out_of_distribution:
-        rows.append([f"OOD detection, {section.name}, {counted(section.n_examples, 'row')}:"])
+        rows.append(
+            [f"OOD detection, {section.name}, {counted(section.n_examples, 'row')}:"]
+        )
         rows += section.table()[1]
     width = max(map(len, titles.values())) + 1
-    lines = (f"{name:<{width}}" + "".join(f"{cell:<26}" for cell in cells) for name, *cells in rows)
+    lines = (
+        f"{name:<{width}}" + "".join(f"{cell:<26}" for cell in cells)
+        for name, *cells in rows
+    )
     return "\n".join(line.rstrip() for line in lines)

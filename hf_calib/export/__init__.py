@@ -5,4 +5,11 @@ from hf_calib.export.folder import save_folded, standalone_copy
 from hf_calib.export.hub import push_folder
 from hf_calib.export.unfold import unfold
 
-__all__ = ["fold", "fold_temperature", "push_folder", "save_folded", "standalone_copy", "unfold"]
+__all__ = [
+    "fold",
+    "fold_temperature",
+    "push_folder",
+    "save_folded",
+    "standalone_copy",
+    "unfold",
+]

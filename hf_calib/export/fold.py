@@ -28,7 +28,13 @@ from hf_calib.export.heads import (
 from hf_calib.metrics.checks import check_type
 from hf_calib.scaling import TemperatureScaling, saved_map
 from hf_calib.scaling.affine import AffineMap, FloatArray
-from hf_calib.scaling.saved_map import OF_PAIRS, has_bias, map_title, method_of, temperature_of
+from hf_calib.scaling.saved_map import (
+    OF_PAIRS,
+    has_bias,
+    map_title,
+    method_of,
+    temperature_of,
+)
 
 if TYPE_CHECKING:
     from sklearn.base import BaseEstimator
@@ -42,7 +48,16 @@ PARAMETERS = (
     *("scaler", "train_prior", "target_prior"),
 )
 # All entries of a record about the calibrator, its head and its rows; the others are about the training.
-OF_THE_MAP = ("method", *OF_PAIRS, *PARAMETERS, "folded", "head", "criterion", "split", "n_examples")
+OF_THE_MAP = (
+    "method",
+    *OF_PAIRS,
+    *PARAMETERS,
+    "folded",
+    "head",
+    "criterion",
+    "split",
+    "n_examples",
+)
 
 
 def fold(model: _Model, scaler: BaseEstimator, *, batch: Batch | None = None) -> _Model:
@@ -103,7 +118,9 @@ def fold(model: _Model, scaler: BaseEstimator, *, batch: Batch | None = None) ->
     return model
 
 
-def fold_temperature(model: _Model, temperature: float, *, batch: Batch | None = None) -> _Model:
+def fold_temperature(
+    model: _Model, temperature: float, *, batch: Batch | None = None
+) -> _Model:
     r"""Divide the classification head by a temperature, in place, so that the model returns logits / T.
 
     It is `fold` with a fitted `TemperatureScaling`, for a temperature given as a number:
@@ -131,23 +148,38 @@ def fold_temperature(model: _Model, temperature: float, *, batch: Batch | None =
     {'method': 'temperature', 'temperature': 1.5, 'folded': True, 'head': ['classifier']}
     """
     is_number = isinstance(temperature, Real) and not isinstance(temperature, bool)
-    way_out = "pass a float, such as TemperatureScaling().fit(logits, labels).temperature_"
-    check_type(is_number, "temperature to be a number", type(temperature).__name__, way_out)
+    way_out = (
+        "pass a float, such as TemperatureScaling().fit(logits, labels).temperature_"
+    )
+    check_type(
+        is_number, "temperature to be a number", type(temperature).__name__, way_out
+    )
     in_range = math.isfinite(temperature) and temperature > 0
-    check(in_range, "temperature to be finite and above 0", temperature, "1.0 does not change the logits")
+    check(
+        in_range,
+        "temperature to be finite and above 0",
+        temperature,
+        "1.0 does not change the logits",
+    )
     scaler = TemperatureScaling(multi_label=applies_sigmoid(model))
     scaler.temperature_ = float(temperature)
     return fold(model, scaler, batch=batch)
 
 
-def fold_and_return_head(model: nn.Module, scaler: Any, batch: Batch | None) -> dict[str, torch.Tensor]:
+def fold_and_return_head(
+    model: nn.Module, scaler: Any, batch: Batch | None
+) -> dict[str, torch.Tensor]:
     """Fold like `fold`, and return the head's previous tensors by their names in the state dict."""
     recorded = check_can_be_folded(model)
     _check_scaler(model, scaler)
     weight, bias = scaler.affine_map()
     mapping = AffineMap(weight, bias if has_bias(scaler) else None)
     classifier = classifier_of(model)
-    inputs = synthetic_batch(classifier) if batch is None else _on_device(batch, classifier.device)
+    inputs = (
+        synthetic_batch(classifier)
+        if batch is None
+        else _on_device(batch, classifier.device)
+    )
     with undisturbed(classifier):
         logits = float64_logits(classifier, inputs)
         _check_logits(logits, mapping)
@@ -155,7 +187,11 @@ def fold_and_return_head(model: nn.Module, scaler: Any, batch: Batch | None) -> 
         _check_heads(classifier, heads, scaler, logits.shape[-1])
         with transformed(heads, mapping):
             agrees = agree(float64_logits(classifier, inputs), mapping(logits))
-        at = "with it" if temperature_of(scaler) is None else f"at {temperature_of(scaler)}"
+        at = (
+            "with it"
+            if temperature_of(scaler) is None
+            else f"at {temperature_of(scaler)}"
+        )
         _check_holds(agrees, scaler, f"{sorted(heads)}, which lose precision {at}")
         before = tensors_of(heads)
         transform(heads, mapping)
@@ -182,17 +218,29 @@ def check_can_be_folded(model: nn.Module) -> dict[str, Any]:
     config = classifier_of(model).config
     recorded = saved_map.recorded_in(config)
     method = recorded.get("method", "temperature")
-    what = f"temperature {recorded.get('temperature')}" if method == "temperature" else f"{method} scaling"
+    what = (
+        f"temperature {recorded.get('temperature')}"
+        if method == "temperature"
+        else f"{method} scaling"
+    )
     way_out = "undo it with hf_calib.unfold(model) or hf-calib unfold; if the head was replaced since, set "
     way_out += "model.config.calibration = None"
     got = f"a model with {what} in its head"
     check(not recorded.get("folded"), "model to be folded only once", got, way_out)
-    problem_type, n_labels = getattr(config, "problem_type", None), getattr(config, "num_labels", None)
+    problem_type, n_labels = (
+        getattr(config, "problem_type", None),
+        getattr(config, "num_labels", None),
+    )
     of_pairs = OF_PAIRS.items() <= recorded.items()
     classifies = n_labels != 1 or applies_sigmoid(model) or of_pairs
     got = f"problem_type={problem_type!r} and num_labels={n_labels}"
     way_out = "only logits have a temperature; for one sigmoid set problem_type='multi_label_classification'"
-    check(classifies and problem_type != "regression", "model to be a classifier", got, way_out)
+    check(
+        classifies and problem_type != "regression",
+        "model to be a classifier",
+        got,
+        way_out,
+    )
     return recorded
 
 
@@ -200,10 +248,16 @@ def check_is_plain(model: nn.Module) -> None:
     """Raise unless the model is a transformers model or CrossEncoder whose weights can be changed in float32."""
     classifier = classifier_of(model)
     is_model = isinstance(classifier, nn.Module) and hasattr(classifier, "config")
-    way_out = "pass the model itself, without its DistributedDataParallel or other wrapper"
-    check_type(is_model, "model to be a transformers model", type(model).__name__, way_out)
+    way_out = (
+        "pass the model itself, without its DistributedDataParallel or other wrapper"
+    )
+    check_type(
+        is_model, "model to be a transformers model", type(model).__name__, way_out
+    )
     modules = classifier.named_modules()
-    peft = [name for name, module in modules if type(module).__module__.startswith("peft.")]
+    peft = [
+        name for name, module in modules if type(module).__module__.startswith("peft.")
+    ]
     way_out = "fold into the result of model.merge_and_unload()"
     if not hasattr(classifier, "merge_and_unload"):
         way_out = "merge them: peft.AutoPeftModelForSequenceClassification.from_pretrained(folder).merge_and_unload()"
@@ -214,17 +268,29 @@ def check_is_plain(model: nn.Module) -> None:
         way_out = "call model.float() first (and quantise, if you do, afterwards)"
         if not parameter.dtype.is_floating_point:
             way_out = "fold the model before it is quantised"
-        wide = parameter.dtype in (torch.float32, torch.float64) and not parameter.is_meta
+        wide = (
+            parameter.dtype in (torch.float32, torch.float64) and not parameter.is_meta
+        )
         got = f"{parameter.dtype} in {name}" + " on the meta device" * parameter.is_meta
         check(wide, "model to have float32 or float64 weights", got, way_out)
 
 
 def _on_device(batch: Batch, device: torch.device) -> dict[str, Any]:
     """The inputs of a batch, without labels, on the model's device."""
-    way_out = 'pass the model\'s inputs, such as {"input_ids": ids, "attention_mask": mask}'
-    check_type(isinstance(batch, Mapping), "batch to be a dict of tensors", type(batch).__name__, way_out)
+    way_out = (
+        'pass the model\'s inputs, such as {"input_ids": ids, "attention_mask": mask}'
+    )
+    check_type(
+        isinstance(batch, Mapping),
+        "batch to be a dict of tensors",
+        type(batch).__name__,
+        way_out,
+    )
     inputs = {name: value for name, value in batch.items() if name != "labels"}
-    return {name: each.to(device) if hasattr(each, "to") else each for name, each in inputs.items()}
+    return {
+        name: each.to(device) if hasattr(each, "to") else each
+        for name, each in inputs.items()
+    }
 
 
 def _check_logits(logits: FloatArray, mapping: AffineMap) -> None:
@@ -247,7 +313,10 @@ def _check_scaler(model: nn.Module, scaler: Any) -> None:
     from sklearn.utils.validation import check_is_fitted
 
     method_of(scaler, folds=True)
-    for each in (scaler, getattr(scaler, "scaler", None)):  # A prior correction and its scaler.
+    for each in (
+        scaler,
+        getattr(scaler, "scaler", None),
+    ):  # A prior correction and its scaler.
         if each is not None:
             check_is_fitted(each)
             _check_numbers(each)
@@ -273,23 +342,44 @@ def _check_numbers(scaler: Any) -> None:
         values = np.array(vars(scaler).get(name, 1.0), np.float64)
         finite, above_0 = bool(np.isfinite(values).all()), bool((values > 0).all())
         if name == "temperature_":
-            check(finite and above_0, f"scaler.{name} to be finite and above 0", values, way_out)
+            check(
+                finite and above_0,
+                f"scaler.{name} to be finite and above 0",
+                values,
+                way_out,
+            )
         check(finite, f"scaler.{name} to be finite", "NaN or infinity", way_out)
         if name == "temperatures_":
             check(above_0, f"scaler.{name} to be above 0", values.min(), way_out)
 
 
-def _check_heads(model: Any, heads: Mapping[str, nn.Module], scaler: Any, n_classes: int) -> None:
+def _check_heads(
+    model: Any, heads: Mapping[str, nn.Module], scaler: Any, n_classes: int
+) -> None:
     """Raise if no head was found, or it would need a bias that is lost when the model is saved and loaded."""
-    title, temperature = map_title(method_of(scaler, folds=True)), temperature_of(scaler)
+    title, temperature = (
+        map_title(method_of(scaler, folds=True)),
+        temperature_of(scaler),
+    )
     if not heads and has_tied_head(model):
         way_out = "fit TemperatureScaling, for its last norm, or set tie_word_embeddings=False in its config"
         requirement = f"model to have a head of its own for {title}"
-        check(temperature is not None, requirement, "one tied to its embedding", way_out)
+        check(
+            temperature is not None, requirement, "one tied to its embedding", way_out
+        )
         way_out = f"set model.generation_config.temperature = {temperature:.4g}"
         got = f"{type(model).__name__}, whose head is its embedding and none of whose norms does so"
-        check(False, "model to have a layer whose division divides the logits", got, way_out)
-    _check_holds(bool(heads), scaler, f"{list(linear_layers(model, n_classes)) or 'no such layers'}")
+        check(
+            False,
+            "model to have a layer whose division divides the logits",
+            got,
+            way_out,
+        )
+    _check_holds(
+        bool(heads),
+        scaler,
+        f"{list(linear_layers(model, n_classes)) or 'no such layers'}",
+    )
     for name, head in heads.items():
         if has_bias(scaler) and getattr(head, "bias", None) is None:
             keeps = as_loaded(model).get_submodule(name).bias is not None
@@ -312,7 +402,9 @@ def _check_holds(holds: bool, scaler: Any, got: str) -> None:
 def _kinds(model: Any) -> set[str]:
     """The names of the object's sentence-transformers classes, since that package may not be installed."""
     return {
-        kind.__name__ for kind in type(model).__mro__ if kind.__module__.startswith("sentence_transformers.")
+        kind.__name__
+        for kind in type(model).__mro__
+        if kind.__module__.startswith("sentence_transformers.")
     }
 
 
@@ -324,8 +416,12 @@ def is_cross_encoder(model: Any) -> bool:
 def classifier_of(model: Any) -> Any:
     """Return the transformers model of a CrossEncoder, a classifier or a language model; other models are unchanged."""
     if not is_cross_encoder(model):
-        way_out = "fit a scaler on the logits of the classifier that takes its embeddings"
-        check_type(not _kinds(model), "model to be a classifier", type(model).__name__, way_out)
+        way_out = (
+            "fit a scaler on the logits of the classifier that takes its embeddings"
+        )
+        check_type(
+            not _kinds(model), "model to be a classifier", type(model).__name__, way_out
+        )
         return model
     modules = [type(module).__name__ for module in model.children()]
     # No other module of a CrossEncoder may follow that model; an ONNX session is not a module.
@@ -338,7 +434,10 @@ def classifier_of(model: Any) -> Any:
 
 def scores_tokens(model: Any) -> bool:
     """Whether the model is a CrossEncoder of a language model, whose score is a logit or a difference of two."""
-    return is_cross_encoder(model) and type([*model.children()][-1]).__name__ == "LogitScore"
+    return (
+        is_cross_encoder(model)
+        and type([*model.children()][-1]).__name__ == "LogitScore"
+    )
 
 
 def applies_sigmoid(model: Any) -> bool:
@@ -348,8 +447,16 @@ def applies_sigmoid(model: Any) -> bool:
     if not is_cross_encoder(model):
         return multi_label
     # If it applies nothing, a pipeline of the saved folder decides.
-    answers = {nn.Sigmoid: True, nn.Softmax: False, nn.Identity: multi_label or model.num_labels == 1}
-    found = [answer for kind, answer in answers.items() if isinstance(model.activation_fn, kind)]
+    answers = {
+        nn.Sigmoid: True,
+        nn.Softmax: False,
+        nn.Identity: multi_label or model.num_labels == 1,
+    }
+    found = [
+        answer
+        for kind, answer in answers.items()
+        if isinstance(model.activation_fn, kind)
+    ]
     requirement = "model to apply a sigmoid, a softmax or nothing to its logits"
     got = f"activation_fn={model.activation_fn}"
     check(bool(found), requirement, got, "set model.activation_fn = torch.nn.Sigmoid()")

@@ -48,7 +48,13 @@ _WEIGHTS = (
 )
 _PICKLES = {".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pt2", ".pth"}
 # Pickles of every run, which are silently not pushed.
-_OF_A_TRAINING = ("training_args.bin", "optimizer*", "scheduler*", "scaler.pt", "rng_state*")
+_OF_A_TRAINING = (
+    "training_args.bin",
+    "optimizer*",
+    "scheduler*",
+    "scaler.pt",
+    "rng_state*",
+)
 
 
 class Files(NamedTuple):
@@ -74,7 +80,9 @@ def files_of(folder: Path) -> Files:
     return Files(pushed, tuple(left_out), tuple(links))
 
 
-def copy_files(files: Mapping[str, Path], made: Path, left_out: Iterable[str] = ()) -> None:
+def copy_files(
+    files: Mapping[str, Path], made: Path, left_out: Iterable[str] = ()
+) -> None:
     """Copy files to these paths in a folder, except weights and files of their formats."""
     for name, path in files.items():
         if not (is_weights(name) or any(fnmatch(name, form) for form in left_out)):
@@ -90,7 +98,11 @@ def _walk(folder: Path, *left_out: str) -> Iterator[Path]:
         if path.is_dir() and not path.is_symlink():
             yield from _walk(path)
         else:
-            got = "a link to nothing" if path.is_symlink() else "neither a file nor a folder"
+            got = (
+                "a link to nothing"
+                if path.is_symlink()
+                else "neither a file nor a folder"
+            )
             there = path.is_file() or path.is_dir()
             check(there, f"{path} to be a file", got, "remove it, or move it elsewhere")
             yield path
@@ -123,7 +135,9 @@ def replace_model(made: Path, target: Path) -> None:
         if is_weights(path.name):
             path.unlink()
     for name in (KEPT_HEAD, MAP_NAME):
-        its_own = not (target / name).parent.is_symlink() or (target / name).parent == target
+        its_own = (
+            not (target / name).parent.is_symlink() or (target / name).parent == target
+        )
         if its_own and not (made / name).exists():  # It is of the old model.
             (target / name).unlink(missing_ok=True)
     move_files(made, target, order=lambda path: _turn(path.name))
@@ -153,7 +167,13 @@ def fingerprint(model: Any) -> str:
     >>> len(before), fingerprint(layer) == before
     (64, False)
     """
-    return hash_of({name: each for name, each in model.state_dict().items() if isinstance(each, Tensor)})
+    return hash_of(
+        {
+            name: each
+            for name, each in model.state_dict().items()
+            if isinstance(each, Tensor)
+        }
+    )
 
 
 def hash_of(tensors: Mapping[str, Tensor]) -> str:
@@ -162,27 +182,45 @@ def hash_of(tensors: Mapping[str, Tensor]) -> str:
     for name, tensor in sorted(tensors.items()):
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         # NumPy has no bfloat16, but the bytes are the same.
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        found.update(
+            tensor.detach()
+            .cpu()
+            .contiguous()
+            .reshape(-1)
+            .view(torch.uint8)
+            .numpy()
+            .data
+        )
     return found.hexdigest()
 
 
-def keep_head(folder: Path, before: Mapping[str, Tensor], folded: Mapping[str, Tensor]) -> None:
+def keep_head(
+    folder: Path, before: Mapping[str, Tensor], folded: Mapping[str, Tensor]
+) -> None:
     """Write a head's tensors from before the fold next to the model, with a hash of the folded tensors."""
     (folder / KEPT_HEAD).parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.cpu().contiguous() for name, tensor in before.items()}
     save_file(tensors, folder / KEPT_HEAD, metadata={_FOLDED: hash_of(folded)})
 
 
-def read_kept_head(file: str | os.PathLike[str], folded: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+def read_kept_head(
+    file: str | os.PathLike[str], folded: Mapping[str, Tensor]
+) -> dict[str, Tensor] | None:
     """Return the tensors of `keep_head`, or None if they are for other weights, such as a head trained since."""
     try:
         with safe_open(file, "pt") as opened:
             is_of_these = (opened.metadata() or {}).get(_FOLDED) == hash_of(folded)
-            kept = {name: opened.get_tensor(name) for name in opened.keys()} if is_of_these else {}  # noqa: SIM118
+            kept = (
+                {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+                if is_of_these
+                else {}
+            )
     except (OSError, SafetensorError):
         return None
     fits = all(
-        name in folded and tensor.shape == folded[name].shape and tensor.dtype == folded[name].dtype
+        name in folded
+        and tensor.shape == folded[name].shape
+        and tensor.dtype == folded[name].dtype
         for name, tensor in kept.items()
     )
     lost = {name.rpartition(".")[2] for name in set(folded) - set(kept)}
@@ -204,7 +242,9 @@ def standalone_copy(model: Any, state_dict: Mapping[str, Tensor] | None = None) 
     """
     way_out = "wrap the network in a transformers.PreTrainedModel"
     can_be_saved = hasattr(model, "save_pretrained")
-    check_type(can_be_saved, "the model to have save_pretrained", type(model).__name__, way_out)
+    check_type(
+        can_be_saved, "the model to have save_pretrained", type(model).__name__, way_out
+    )
     if state_dict is not None:
         plain = type(model)(copy.deepcopy(model.config))
         plain.load_state_dict(state_dict)
@@ -222,11 +262,22 @@ def check_overwrites_no_original(output_dir: Place, originals: Iterable[Place]) 
     Folding can be undone, but merging cannot, and a process that is killed while it replaces a model leaves neither.
     """
     folder = Path(output_dir)
-    is_original = folder.exists() and folder.resolve() in {Path(name).resolve() for name in originals}
+    is_original = folder.exists() and folder.resolve() in {
+        Path(name).resolve() for name in originals
+    }
     way_out = "name a new folder, so that this one does not change"
-    check(not is_original, "output to be another folder than the model's", folder, way_out)
-    way_out = "merging cannot be undone: name a new folder, or delete the adapters first"
-    check(not (folder / ADAPTER_CONFIG).exists(), "output to hold no adapters", folder, way_out)
+    check(
+        not is_original, "output to be another folder than the model's", folder, way_out
+    )
+    way_out = (
+        "merging cannot be undone: name a new folder, or delete the adapters first"
+    )
+    check(
+        not (folder / ADAPTER_CONFIG).exists(),
+        "output to hold no adapters",
+        folder,
+        way_out,
+    )
 
 
 def loaded_from(model: Any) -> set[str]:
@@ -237,7 +288,11 @@ def loaded_from(model: Any) -> set[str]:
         getattr(getattr(model, "config", None), "_name_or_path", None),
         *(adapter.base_model_name_or_path for adapter in adapters.values()),
     }
-    return {os.path.abspath(name) if os.path.exists(name) else name for name in names if name}
+    return {
+        os.path.abspath(name) if os.path.exists(name) else name
+        for name in names
+        if name
+    }
 
 
 def save_folded(
@@ -267,19 +322,40 @@ def save_folded(
         OSError: if the directory cannot be written; it is then unchanged.
     """
     with whole_folder(Path(output_dir), replace_model) as folder:
-        write_folded(plain, scaler, folder, batch=batch, processing_class=processing_class, about=about)
+        write_folded(
+            plain,
+            scaler,
+            folder,
+            batch=batch,
+            processing_class=processing_class,
+            about=about,
+        )
 
 
 def write_folded(
-    plain: Any, scaler: Any, folder: Path, *, batch: Any, processing_class: Any, about: Any = None
+    plain: Any,
+    scaler: Any,
+    folder: Path,
+    *,
+    batch: Any,
+    processing_class: Any,
+    about: Any = None,
 ) -> str:
     """Write the files of `save_folded` to an empty folder; return the fingerprint of the folded weights."""
     before = fold_and_return_head(plain, scaler, batch)
     plain.save_pretrained(folder)
     head, state = plain.config.calibration["head"], plain.state_dict()
-    keep_head(folder, before, {name: state[name] for name in state if name.rpartition(".")[0] in head})
+    keep_head(
+        folder,
+        before,
+        {name: state[name] for name in state if name.rpartition(".")[0] in head},
+    )
     weights = fingerprint(plain)
-    save_map(scaler, folder, {**(about or {}), "folded": True, "head": head, "fingerprint": weights})
+    save_map(
+        scaler,
+        folder,
+        {**(about or {}), "folded": True, "head": head, "fingerprint": weights},
+    )
     if processing_class is not None:
         processing_class.save_pretrained(folder)
     return weights

@@ -29,7 +29,9 @@ def synthetic_batch(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     name, config = model.main_input_name, model.config
     text = config.get_text_config()
     generator = torch.Generator().manual_seed(0)
-    drawable = name == "pixel_values" or (name == "input_ids" and bool(getattr(text, "vocab_size", None)))
+    drawable = name == "pixel_values" or (
+        name == "input_ids" and bool(getattr(text, "vocab_size", None))
+    )
     way_out = "pass batch, a few rows of the model's inputs"
     check(drawable, "model to take input_ids or pixel_values", f"{name!r}", way_out)
     if name == "input_ids":
@@ -38,16 +40,28 @@ def synthetic_batch(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     size = getattr(vision, "image_size", 224)
     height, width = (size, size) if isinstance(size, int) else size
     shape = (_ROWS, getattr(vision, "num_channels", 3), height, width)
-    return {name: torch.randn(shape, generator=generator, dtype=model.dtype).to(model.device)}
+    return {
+        name: torch.randn(shape, generator=generator, dtype=model.dtype).to(
+            model.device
+        )
+    }
 
 
 def _token_ids(config: PreTrainedConfig, generator: torch.Generator) -> torch.Tensor:
     """Draw ordinary tokens and one end token, which sequence-to-sequence classifiers need."""
     roles = ("pad", "bos", "eos", "sep", "cls", "mask", "decoder_start")
     special = {role: getattr(config, f"{role}_token_id", None) for role in roles}
-    reserved = {token for ids in special.values() for token in (ids if isinstance(ids, list) else [ids])}
-    ordinary = torch.tensor([token for token in range(config.vocab_size) if token not in reserved])
-    rows = 1 if special["pad"] is None else _ROWS  # Without a padding token, decoders accept one row only.
+    reserved = {
+        token
+        for ids in special.values()
+        for token in (ids if isinstance(ids, list) else [ids])
+    }
+    ordinary = torch.tensor(
+        [token for token in range(config.vocab_size) if token not in reserved]
+    )
+    rows = (
+        1 if special["pad"] is None else _ROWS
+    )  # Without a padding token, decoders accept one row only.
     ids = ordinary[torch.randint(len(ordinary), (rows, _TOKENS), generator=generator)]
     end = special["eos"]
     if end is not None:
@@ -85,15 +99,27 @@ def float64_logits(model: PreTrainedModel, inputs: Mapping[str, Any]) -> FloatAr
         outputs = type(model).forward(model, **inputs)
     except Exception as error:
         way_out = "pass batch, a few rows of the model's inputs"
-        raise InputValueError(expected("batch", "be what the model takes", repr(error), way_out)) from error
-    logits: Any = outputs[0] if isinstance(outputs, tuple) else getattr(outputs, "logits", None)
+        raise InputValueError(
+            expected("batch", "be what the model takes", repr(error), way_out)
+        ) from error
+    logits: Any = (
+        outputs[0] if isinstance(outputs, tuple) else getattr(outputs, "logits", None)
+    )
     way_out = "pass a classifier, such as AutoModelForSequenceClassification makes"
-    check_type(isinstance(logits, torch.Tensor), "model to return logits", type(outputs).__name__, way_out)
+    check_type(
+        isinstance(logits, torch.Tensor),
+        "model to return logits",
+        type(outputs).__name__,
+        way_out,
+    )
     return logits.detach().cpu().double().numpy()
 
 
 def find_heads(
-    model: PreTrainedModel, inputs: Mapping[str, Any], logits: FloatArray, mapping: AffineMap
+    model: PreTrainedModel,
+    inputs: Mapping[str, Any],
+    logits: FloatArray,
+    mapping: AffineMap,
 ) -> dict[str, nn.Module]:
     """Return the layers, by name, whose transformation transforms the logits in the same way; empty if there are none.
 
@@ -104,10 +130,14 @@ def find_heads(
     kinds = [np.array(0.5), scales, np.roll(np.diag(scales), 1, axis=0)]
     probe = AffineMap(kinds[mapping.weight.ndim])
     tied = mapping.weight.ndim == 0 and has_tied_head(model)
-    layers = norms_of_hidden_size(model) if tied else linear_layers(model, logits.shape[-1])
+    layers = (
+        norms_of_hidden_size(model) if tied else linear_layers(model, logits.shape[-1])
+    )
     # The last layer is tried first, because it is nearly always the head. Averaged heads are next to the body.
     candidates = [{name: layers[name]} for name in reversed(layers)]
-    candidates += [] if tied else [linear_layers(model, logits.shape[-1], beside_the_body=True)]
+    candidates += (
+        [] if tied else [linear_layers(model, logits.shape[-1], beside_the_body=True)]
+    )
     for heads in candidates:
         with transformed(heads, probe):
             if agree(float64_logits(model, inputs), probe(logits)):
@@ -115,7 +145,9 @@ def find_heads(
     return {}
 
 
-def linear_layers(model: Any, n_outputs: int, *, beside_the_body: bool = False) -> dict[str, Any]:
+def linear_layers(
+    model: Any, n_outputs: int, *, beside_the_body: bool = False
+) -> dict[str, Any]:
     """Return all linear layers with this number of outputs, by name."""
     body = f"{getattr(model, 'base_model_prefix', '')}."
     return {
@@ -130,7 +162,10 @@ def linear_layers(model: Any, n_outputs: int, *, beside_the_body: bool = False) 
 def has_tied_head(model: Any) -> bool:
     """Whether the head shares its weight with the input embedding, as in many language models."""
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    return head is not None and getattr(head, "weight", None) is model.get_input_embeddings().weight
+    return (
+        head is not None
+        and getattr(head, "weight", None) is model.get_input_embeddings().weight
+    )
 
 
 def norms_of_hidden_size(model: Any) -> dict[str, Any]:
@@ -140,7 +175,10 @@ def norms_of_hidden_size(model: Any) -> dict[str, Any]:
         name: module
         for name, module in model.named_modules()
         if "weight" in dict(module.named_parameters())
-        and all(name in ("weight", "bias") and p.shape == size for name, p in module.named_parameters())
+        and all(
+            name in ("weight", "bias") and p.shape == size
+            for name, p in module.named_parameters()
+        )
     }
 
 
@@ -170,7 +208,9 @@ def tensors_of(heads: Mapping[str, nn.Module]) -> dict[str, torch.Tensor]:
 
 
 @torch.no_grad()
-def restore(heads: Mapping[str, nn.Module], tensors: Mapping[str, torch.Tensor]) -> None:
+def restore(
+    heads: Mapping[str, nn.Module], tensors: Mapping[str, torch.Tensor]
+) -> None:
     """Restore the result of `tensors_of`, and remove a bias that did not exist."""
     for name, head in heads.items():
         for part, parameter in list(head.named_parameters(recurse=False)):
@@ -185,7 +225,11 @@ def transform(heads: Mapping[str, nn.Module], mapping: AffineMap) -> None:
     done: set[int] = set()
     scaled = AffineMap(mapping.weight)
     for head in heads.values():
-        if isinstance(head, nn.Linear) and head.bias is None and mapping.bias is not None:
+        if (
+            isinstance(head, nn.Linear)
+            and head.bias is None
+            and mapping.bias is not None
+        ):
             zeros = head.weight.new_zeros(head.out_features)
             head.bias = nn.Parameter(zeros, requires_grad=head.weight.requires_grad)
         for name, parameter in head.named_parameters(recurse=False):
@@ -205,7 +249,9 @@ def _weight_of_zero(norm: Any) -> float:
     bare = copy.deepcopy(norm)
     for parameter in bare.parameters():
         parameter.zero_()
-    ramp = torch.arange(norm.weight.numel(), dtype=norm.weight.dtype, device=norm.weight.device)
+    ramp = torch.arange(
+        norm.weight.numel(), dtype=norm.weight.dtype, device=norm.weight.device
+    )
     return -1.0 if bool(bare(ramp[None]).any()) else 0.0
 
 
@@ -227,5 +273,7 @@ def head_loses_bias(model: Any, n_outputs: int | None) -> bool:
         fresh = as_loaded(model)
     except TypeError:  # A user's class may need more than a config.
         return False
-    layers = linear_layers(fresh, n_outputs, beside_the_body=True) or linear_layers(fresh, n_outputs)
+    layers = linear_layers(fresh, n_outputs, beside_the_body=True) or linear_layers(
+        fresh, n_outputs
+    )
     return bool(layers) and all(layer.bias is None for layer in layers.values())

@@ -14,7 +14,14 @@ import yaml
 from huggingface_hub import CommitInfo, ModelCard
 from safetensors import SafetensorError, safe_open
 
-from hf_calib._errors import InputError, InputOSError, InputValueError, check, expected, few
+from hf_calib._errors import (
+    InputError,
+    InputOSError,
+    InputValueError,
+    check,
+    expected,
+    few,
+)
 from hf_calib._hub import CARD, Destination, check_destination, push_files
 from hf_calib.export.folder import (
     ADAPTER_CONFIG,
@@ -39,7 +46,9 @@ class Changes(NamedTuple):
     removed: tuple[str, ...]  # Weights that would be loaded instead of the pushed ones.
     left_out: tuple[str, ...]  # Pickles other than those of every run.
     links: tuple[str, ...] = ()  # Links to folders and to files outside.
-    parent: str | None = None  # The branch's latest commit, which a push of nothing new returns.
+    parent: str | None = (
+        None  # The branch's latest commit, which a push of nothing new returns.
+    )
 
     def lines(self) -> list[str]:
         """Return the changes in words, for the user to read before the upload."""
@@ -107,7 +116,14 @@ def push_folder(
 
     def tell(repository: str, removed: tuple[str, ...], parent: str | None) -> None:
         announce(
-            Changes(repository, tuple(sorted(files.pushed)), removed, files.left_out, files.links, parent)
+            Changes(
+                repository,
+                tuple(sorted(files.pushed)),
+                removed,
+                files.left_out,
+                files.links,
+                parent,
+            )
         )
 
     return push_files(
@@ -122,8 +138,12 @@ def push_folder(
 
 def _in_the_way(names: Iterable[str], pushed: dict[str, Path]) -> tuple[str, ...]:
     """Weights in a repository's root that transformers, peft or vLLM would load instead of the pushed ones."""
-    others = {name for name in names if is_weights(name) or name == LOSS_STATE_NAME} - pushed.keys()
-    if WEIGHTS not in pushed and INDEX not in pushed:  # Adapters are loaded before whole models.
+    others = {
+        name for name in names if is_weights(name) or name == LOSS_STATE_NAME
+    } - pushed.keys()
+    if (
+        WEIGHTS not in pushed and INDEX not in pushed
+    ):  # Adapters are loaded before whole models.
         others = {name for name in others if name.startswith("adapter_")}
     return tuple(sorted(others))
 
@@ -140,14 +160,21 @@ def _checked_files(folder: Path) -> Files:
         is_model = CONFIG in pushed or ADAPTER_CONFIG in pushed
         check(is_model, f"the folder {folder} to hold {CONFIG}", got, way_out)
         texts = {
-            name: pushed[name].read_text(encoding="utf-8") for name in (CONFIG, INDEX, CARD) if name in pushed
+            name: pushed[name].read_text(encoding="utf-8")
+            for name in (CONFIG, INDEX, CARD)
+            if name in pushed
         }
         names = [name for name in (WEIGHTS, ADAPTERS) if name in pushed]
         if INDEX in pushed and WEIGHTS not in pushed:
             names = sorted(set(json.loads(texts[INDEX])["weight_map"].values()))
         missing = sorted(set(names or [WEIGHTS]) - pushed.keys())
         got = f"no {few(missing)}"
-        check(not missing, f"the folder {folder} to hold safetensors weights", got, way_out)
+        check(
+            not missing,
+            f"the folder {folder} to hold safetensors weights",
+            got,
+            way_out,
+        )
         json.loads(texts.get(CONFIG, "{}"))
         for name in names:
             with safe_open(pushed[name], framework="numpy"):
@@ -156,10 +183,14 @@ def _checked_files(folder: Path) -> Files:
             ModelCard(texts[CARD], ignore_metadata_errors=False)
     except OSError as error:
         place = str(error.filename or folder)
-        raise InputOSError(expected(place, "be readable", error.strerror or error, "repair it")) from error
+        raise InputOSError(
+            expected(place, "be readable", error.strerror or error, "repair it")
+        ) from error
     except InputError:
         raise
     except (SafetensorError, KeyError, TypeError, ValueError, yaml.YAMLError) as error:
         got = f"a file that cannot be read ({' '.join(str(error).split())})"
-        raise InputValueError(expected(f"the folder {folder}", "hold a whole model", got, way_out)) from error
+        raise InputValueError(
+            expected(f"the folder {folder}", "hold a whole model", got, way_out)
+        ) from error
     return files

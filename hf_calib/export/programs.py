@@ -31,7 +31,10 @@ def check_packages() -> None:
     """Raise unless the packages for ONNX are installed."""
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     check(
-        not missing, "onnx to be installed", f"no {' and no '.join(missing)}", "pip install 'hf_calib[onnx]'"
+        not missing,
+        "onnx to be installed",
+        f"no {' and no '.join(missing)}",
+        "pip install 'hf_calib[onnx]'",
     )
 
 
@@ -44,21 +47,35 @@ def write_program(model: Any, batch: Mapping[str, Tensor], path: Path) -> None:
 
     to_onnx = path.suffix == ".onnx"
     kind = "Onnx" if to_onnx else "Dynamo"
-    exporter, config = getattr(exporters, f"{kind}Exporter"), getattr(exporters, f"{kind}Config")
+    exporter, config = (
+        getattr(exporters, f"{kind}Exporter"),
+        getattr(exporters, f"{kind}Config"),
+    )
     # In this form, an axis that cannot vary is an error instead of being fixed silently.
     varies = torch.export.Dim.DYNAMIC
-    shapes = {name: dict.fromkeys((0,) if name == "pixel_values" else (0, 1), varies) for name in batch}
+    shapes = {
+        name: dict.fromkeys((0,) if name == "pixel_values" else (0, 1), varies)
+        for name in batch
+    }
     try:
         with _quietly(), _only_logits(model):
-            program = program_of(exporter().export(model, dict(batch), config=config(dynamic_shapes=shapes)))
+            program = program_of(
+                exporter().export(
+                    model, dict(batch), config=config(dynamic_shapes=shapes)
+                )
+            )
             if to_onnx:
                 _save_onnx(program, path)
             else:
                 torch.export.save(program, path)
     except Exception as error:  # Tracing may raise any error.
         got = f"{type(error).__name__} ({' '.join(str(error).split())[:300]})"
-        way_out = "serve it with transformers, or report this architecture to transformers"
-        raise InputValueError(expected("the model", "be exportable by transformers", got, way_out)) from error
+        way_out = (
+            "serve it with transformers, or report this architecture to transformers"
+        )
+        raise InputValueError(
+            expected("the model", "be exportable by transformers", got, way_out)
+        ) from error
 
 
 def _save_onnx(program: Any, path: Path) -> None:
@@ -108,7 +125,9 @@ def _quietly() -> Iterator[None]:
     try:
         with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
             # The tree specs of torch 2.13 cause it in copyreg.
-            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
+            warnings.filterwarnings(
+                "ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning
+            )
             yield
     finally:
         logging.disable(disabled)
@@ -124,21 +143,31 @@ def load_program(path: Path) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3  # Errors only.
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        path, options, providers=["CPUExecutionProvider"]
+    )
     names = {value.name for value in session.get_inputs()}
 
     def run(**batch: Tensor) -> SimpleNamespace:
         inputs = {name: value.numpy() for name, value in batch.items() if name in names}
-        return SimpleNamespace(logits=torch.from_numpy(session.run(["logits"], inputs)[0]))
+        return SimpleNamespace(
+            logits=torch.from_numpy(session.run(["logits"], inputs)[0])
+        )
 
     return run
 
 
 @torch.no_grad()
-def logits_of(program: Any, batches: Sequence[Mapping[str, Tensor]]) -> list[np.ndarray]:
+def logits_of(
+    program: Any, batches: Sequence[Mapping[str, Tensor]]
+) -> list[np.ndarray]:
     """The logits of each batch in float64; for tokens, one row for each that is not padding."""
     found = []
     for batch in batches:
         logits = program(**batch).logits.double().numpy()
-        found.append(logits[batch["attention_mask"].bool().numpy()] if logits.ndim == 3 else logits)
+        found.append(
+            logits[batch["attention_mask"].bool().numpy()]
+            if logits.ndim == 3
+            else logits
+        )
     return found

@@ -11,7 +11,12 @@ from transformers.utils import cached_file
 from hf_calib._errors import check
 from hf_calib.export.fold import OF_THE_MAP, check_is_plain, classifier_of
 from hf_calib.export.folder import KEPT_HEAD, read_kept_head
-from hf_calib.export.heads import has_tied_head, norms_of_hidden_size, restore, tensors_of
+from hf_calib.export.heads import (
+    has_tied_head,
+    norms_of_hidden_size,
+    restore,
+    tensors_of,
+)
 from hf_calib.scaling.saved_map import recorded_in
 
 _Model = TypeVar("_Model", bound=nn.Module)
@@ -52,25 +57,44 @@ def unfold(model: _Model, *, revision: str | None = None) -> _Model:
     config = classifier_of(model).config
     recorded = recorded_in(config)
     way_out = "there is nothing to undo"
-    check(bool(recorded.get("folded")), "model to have a calibrator folded into its head", "none", way_out)
+    check(
+        bool(recorded.get("folded")),
+        "model to have a calibrator folded into its head",
+        "none",
+        way_out,
+    )
     heads, kept = _heads_and_kept(model, revision)
     restore(heads, kept)
-    config.calibration = {key: value for key, value in recorded.items() if key not in OF_THE_MAP}
+    config.calibration = {
+        key: value for key, value in recorded.items() if key not in OF_THE_MAP
+    }
     if not config.calibration:
         del config.calibration
     return model
 
 
-def _heads_and_kept(model: Any, revision: str | None) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+def _heads_and_kept(
+    model: Any, revision: str | None
+) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
     """The folded layers by name, and their tensors from before the fold."""
     classifier = classifier_of(model)
     modules = dict(classifier.named_modules())
-    heads = {name: modules.get(name) for name in recorded_in(classifier.config).get("head") or ()}
+    heads = {
+        name: modules.get(name)
+        for name in recorded_in(classifier.config).get("head") or ()
+    }
     norms = norms_of_hidden_size(classifier) if has_tied_head(classifier) else {}
-    fits = heads and all(isinstance(head, nn.Linear) or name in norms for name, head in heads.items())
+    fits = heads and all(
+        isinstance(head, nn.Linear) or name in norms for name, head in heads.items()
+    )
     got = f"{sorted(heads) or 'none'}, which are not all heads of the model"
     way_out = "load the model again; if its head was replaced, set model.config.calibration = None"
-    check(bool(fits), "model to have the layers that config.calibration names", got, way_out)
+    check(
+        bool(fits),
+        "model to have the layers that config.calibration names",
+        got,
+        way_out,
+    )
     source = getattr(classifier, "name_or_path", None) or ""
     raises = ("gated_repo", "missing_entries", "connection_errors")
     quiet = {f"_raise_exceptions_for_{reason}": False for reason in raises}
@@ -78,12 +102,14 @@ def _heads_and_kept(model: Any, revision: str | None) -> tuple[dict[str, Any], M
     try:
         file = cached_file(source, KEPT_HEAD.as_posix(), revision=revision, **quiet)
         kept = None if file is None else read_kept_head(file, tensors_of(heads))  # type: ignore[arg-type]
-    except (OSError, TypeError, ValueError):  # The folder or repository may no longer exist.
+    except (
+        OSError,
+        TypeError,
+        ValueError,
+    ):  # The folder or repository may no longer exist.
         pass
     got = f"none for these weights in {source or 'a model that was not saved'}"
-    way_out = (
-        "load the model that was folded again; hf-calib calibrate and save_calibrated_model keep its head"
-    )
+    way_out = "load the model that was folded again; hf-calib calibrate and save_calibrated_model keep its head"
     requirement = f"the head from before the fold to be kept with the model, in {KEPT_HEAD.as_posix()}"
     check(kept is not None, requirement, got, way_out)
     return heads, kept or {}

@@ -27,7 +27,12 @@ _AS_TEXTS = 'pass {"yes": " yes", "no": " no"}, or more of them'
 _BY_SCORES = "score its options with option_log_likelihoods, whose rows every metric and calibrator accepts"
 
 # Relative to the largest logit, by the model's dtype.
-_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 0.05, torch.float16: 0.01}
+_TOLERANCE = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-5,
+    torch.bfloat16: 0.05,
+    torch.float16: 0.01,
+}
 
 
 def label_token_classifier(
@@ -75,7 +80,11 @@ def label_token_classifier(
     """
     if not (isinstance(model, PreTrainedModel) and is_causal(model)):
         way_out = "load it with AutoModelForCausalLM; of adapters, merge them first: model.merge_and_unload()"
-        raise InputTypeError(expected("model", "be a causal language model", type(model).__name__, way_out))
+        raise InputTypeError(
+            expected(
+                "model", "be a causal language model", type(model).__name__, way_out
+            )
+        )
     has_one = type(model.config) in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
     _check_classifier(has_one, model, "transformers has no sequence classifier for it")
     tokens = option_tokens(tokenizer, labels)
@@ -83,23 +92,47 @@ def label_token_classifier(
     head: Any = model.get_output_embeddings()
     got = f"token {max(ids)} for a head of {len(head.weight)}"
     way_out = "model.resize_token_embeddings(len(tokenizer)), or use the tokenizer of this model"
-    check(max(ids) < len(head.weight), "labels to be tokens of the model's vocabulary", got, way_out)
+    check(
+        max(ids) < len(head.weight),
+        "labels to be tokens of the model's vocabulary",
+        got,
+        way_out,
+    )
     # A bias that all options share changes no probability, and a classifier's head has none.
-    bias = torch.zeros(len(ids)) if getattr(head, "bias", None) is None else head.bias.detach()[ids].double()
+    bias = (
+        torch.zeros(len(ids))
+        if getattr(head, "bias", None) is None
+        else head.bias.detach()[ids].double()
+    )
     got = f"biases from {float(bias.min()):.3g} to {float(bias.max()):.3g} in its head"
     is_shared = float((bias - bias.mean()).abs().max()) <= 1e-6
-    check(is_shared, "model to have no bias that differs between labels", got, _BY_SCORES)
-    known = (tokenizer.pad_token_id, model.config.get_text_config().pad_token_id, tokenizer.eos_token_id)
+    check(
+        is_shared, "model to have no bias that differs between labels", got, _BY_SCORES
+    )
+    known = (
+        tokenizer.pad_token_id,
+        model.config.get_text_config().pad_token_id,
+        tokenizer.eos_token_id,
+    )
     padding = next((token for token in known if token is not None), None)
     way_out = "set tokenizer.pad_token to a token that no text ends with"
-    check(padding is not None, "tokenizer to have a padding token", "none, and no end token", way_out)
+    check(
+        padding is not None,
+        "tokenizer to have a padding token",
+        "none, and no end token",
+        way_out,
+    )
     config = copy.deepcopy(model.config)
     config.id2label = dict(enumerate(tokens))  # This sets num_labels.
     config.label2id = {name: number for number, name in enumerate(tokens)}
     config.problem_type = "single_label_classification"
     config.get_text_config().pad_token_id = config.pad_token_id = padding
     texts = list(labels.values() if isinstance(labels, Mapping) else labels)
-    setattr(config, KEY, {"ids": ids, "texts": texts, "language_model": model.config.name_or_path or ""})
+    setattr(
+        config,
+        KEY,
+        {"ids": ids, "texts": texts, "language_model": model.config.name_or_path or ""},
+    )
     if prompt is not None:
         prompt.check(tokenizer)
         setattr(config, PROMPT_KEY, prompt.to_dict())
@@ -107,7 +140,11 @@ def label_token_classifier(
         classifier = AutoModelForSequenceClassification.from_config(config)
     rows = head.weight.detach()[ids]
     score: Any = getattr(classifier, "score", None)
-    fits = isinstance(score, nn.Linear) and score.weight.shape == rows.shape and score.bias is None
+    fits = (
+        isinstance(score, nn.Linear)
+        and score.weight.shape == rows.shape
+        and score.bias is None
+    )
     _check_classifier(fits, model, "its classifier has another head")
     setattr(classifier, classifier.base_model_prefix, model.base_model)
     score.weight = nn.Parameter(rows)
@@ -134,20 +171,46 @@ def to_language_model(classifier: Any, language_model: Any = None) -> Any:
         ValueError: if the classifier's record of tokens or the language model does not fit, or its head has a bias.
     """
     record: Any = getattr(getattr(classifier, "config", None), KEY, None)
-    is_ours = isinstance(classifier, PreTrainedModel) and isinstance(record, Mapping) and "ids" in record
+    is_ours = (
+        isinstance(classifier, PreTrainedModel)
+        and isinstance(record, Mapping)
+        and "ids" in record
+    )
     way_out = "make it with hf_calib.language_models.label_token_classifier"
-    check(is_ours, "classifier to say which tokens its classes are", type(classifier).__name__, way_out)
+    check(
+        is_ours,
+        "classifier to say which tokens its classes are",
+        type(classifier).__name__,
+        way_out,
+    )
     if language_model is None:
         name = record.get("language_model")
-        check(bool(name), "language_model to be given", "None, and no name in the config", "pass the model")
+        check(
+            bool(name),
+            "language_model to be given",
+            "None, and no name in the config",
+            "pass the model",
+        )
         language_model = AutoModelForCausalLM.from_pretrained(name)
     ids, rows = record["ids"], classifier.score.weight.detach()
     way_out = "fold a temperature, which needs none; a bias stays with the classifier"
-    check(classifier.score.bias is None, "classifier to have a head without a bias", "one with it", way_out)
-    are_ids = isinstance(ids, list) and all(type(token) is int and token >= 0 for token in ids)
+    check(
+        classifier.score.bias is None,
+        "classifier to have a head without a bias",
+        "one with it",
+        way_out,
+    )
+    are_ids = isinstance(ids, list) and all(
+        type(token) is int and token >= 0 for token in ids
+    )
     requirement = f"config.label_tokens to have {len(rows)} different token ids"
     way_out = "restore it: the tokens that label_token_classifier has written into config.json"
-    check(are_ids and len(set(ids)) == len(ids) == len(rows), requirement, repr(ids), way_out)
+    check(
+        are_ids and len(set(ids)) == len(ids) == len(rows),
+        requirement,
+        repr(ids),
+        way_out,
+    )
     same_kind = type(getattr(language_model, "config", None)) is type(classifier.config)
     head: Any = language_model.get_output_embeddings() if same_kind else None
     size = (0, 0) if head is None else tuple(head.weight.shape)
@@ -166,15 +229,31 @@ def to_language_model(classifier: Any, language_model: Any = None) -> Any:
     return made.eval()
 
 
-def option_tokens(tokenizer: Any, labels: Mapping[str, str] | Sequence[str]) -> dict[str, int]:
+def option_tokens(
+    tokenizer: Any, labels: Mapping[str, str] | Sequence[str]
+) -> dict[str, int]:
     """Return the token of each option by class name; raise if a text is not one token, or two tokens are equal."""
     texts = list(labels.values()) if isinstance(labels, Mapping) else labels
     if not are_texts(texts):
-        message = expected("labels", "be texts by class name, or a list of texts", repr(labels), _AS_TEXTS)
+        message = expected(
+            "labels",
+            "be texts by class name, or a list of texts",
+            repr(labels),
+            _AS_TEXTS,
+        )
         raise InputTypeError(message)
-    names = list(labels) if isinstance(labels, Mapping) else [text.strip() for text in texts]
+    names = (
+        list(labels)
+        if isinstance(labels, Mapping)
+        else [text.strip() for text in texts]
+    )
     check(len(texts) >= 2, "labels to be at least two texts", len(texts), _AS_TEXTS)
-    check(len(set(names)) == len(names), "labels to have different names", repr(names), "leave one out")
+    check(
+        len(set(names)) == len(names),
+        "labels to have different names",
+        repr(names),
+        "leave one out",
+    )
     found: dict[int, str] = {}
     for name, text in zip(names, texts, strict=True):
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -184,7 +263,9 @@ def option_tokens(tokenizer: Any, labels: Mapping[str, str] | Sequence[str]) -> 
         check(len(ids) == 1, "the text of a label to be one token", got, way_out)
         is_known = ids[0] != tokenizer.unk_token_id
         requirement = "the text of a label to be known to the tokenizer"
-        check(is_known, requirement, f"the unknown token for {text!r}", "use another word")
+        check(
+            is_known, requirement, f"the unknown token for {text!r}", "use another word"
+        )
         got = f"{pieces[0]!r} for {found.get(ids[0])!r} and {name!r}"
         way_out = "give each label a token of its own"
         check(ids[0] not in found, "labels to be different tokens", got, way_out)
@@ -206,12 +287,18 @@ def without_adapters(model: Any) -> Any:
 def is_causal(model: Any) -> bool:
     """Whether a model, also with adapters, predicts next tokens with the decoder that reads its prompt."""
     plain = without_adapters(model)
-    return bool(getattr(plain, "can_generate", bool)()) and not plain.config.is_encoder_decoder
+    return (
+        bool(getattr(plain, "can_generate", bool)())
+        and not plain.config.is_encoder_decoder
+    )
 
 
 def keeps_positions(model: Any) -> bool:
     """Whether a model, also with adapters, can compute the logits of selected positions only."""
-    return "logits_to_keep" in inspect.signature(without_adapters(model).forward).parameters
+    return (
+        "logits_to_keep"
+        in inspect.signature(without_adapters(model).forward).parameters
+    )
 
 
 def _check_classifier(holds: bool, model: Any, reason: str) -> None:
@@ -219,7 +306,9 @@ def _check_classifier(holds: bool, model: Any, reason: str) -> None:
     check(holds, requirement, f"{type(model).__name__}: {reason}", _BY_SCORES)
 
 
-def _check_same_logits(model: Any, classifier: Any, tokens: list[int], side: str) -> None:
+def _check_same_logits(
+    model: Any, classifier: Any, tokens: list[int], side: str
+) -> None:
     """Raise unless the classifier's logits of padded rows equal the language model's up to a constant per row."""
     (ids,) = synthetic_batch(classifier).values()
     padding = classifier.config.get_text_config().pad_token_id
@@ -233,10 +322,16 @@ def _check_same_logits(model: Any, classifier: Any, tokens: list[int], side: str
     with undisturbed(model), undisturbed(classifier):
         ours = float64_logits(classifier, padded)
         theirs = float64_logits(model, {"input_ids": ids})[:, -1, tokens]
-    apart = abs((ours - ours.mean(1, keepdims=True)) - (theirs - theirs.mean(1, keepdims=True))).max()
-    tolerance = _TOLERANCE.get(classifier.score.weight.dtype, 1e-5) * max(abs(theirs).max(), 1e-6)
+    apart = abs(
+        (ours - ours.mean(1, keepdims=True)) - (theirs - theirs.mean(1, keepdims=True))
+    ).max()
+    tolerance = _TOLERANCE.get(classifier.score.weight.dtype, 1e-5) * max(
+        abs(theirs).max(), 1e-6
+    )
     same = bool(apart <= tolerance)
-    got = f"'left', where the logits of {type(classifier).__name__} differ by {apart:.2g}"
+    got = (
+        f"'left', where the logits of {type(classifier).__name__} differ by {apart:.2g}"
+    )
     way_out = 'set tokenizer.padding_side = "right": these positions would start at the padding'
     check(same or side != "left", "tokenizer.padding_side to be 'right'", got, way_out)
     cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None) or 0

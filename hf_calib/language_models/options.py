@@ -62,10 +62,19 @@ def option_log_likelihoods(
     """
     if not is_causal(model):
         way_out = "load it with AutoModelForCausalLM"
-        raise InputTypeError(expected("model", "be a causal language model", type(model).__name__, way_out))
+        raise InputTypeError(
+            expected(
+                "model", "be a causal language model", type(model).__name__, way_out
+            )
+        )
     for name, texts in (("prompts", prompts), ("options", options)):
         if not are_texts(texts):
-            message = expected(name, "be a sequence of texts", type(texts).__name__, "pass a list of str")
+            message = expected(
+                name,
+                "be a sequence of texts",
+                type(texts).__name__,
+                "pass a list of str",
+            )
             raise InputTypeError(message)
     is_whole = isinstance(batch_size, int) and batch_size >= 1
     way_out = "pass how many sequences fit into memory"
@@ -76,7 +85,12 @@ def option_log_likelihoods(
     asked = tokenizer(list(prompts))["input_ids"]
     answers = tokenizer(list(options), add_special_tokens=False)["input_ids"]
     empty = [option for option, ids in zip(options, answers, strict=True) if not ids]
-    check(not empty, "options to have at least one token", repr("".join(empty[:1])), "leave it out")
+    check(
+        not empty,
+        "options to have at least one token",
+        repr("".join(empty[:1])),
+        "leave it out",
+    )
     _check_tokens(model, asked, answers)
     pairs = [(i, k) for i in range(len(prompts)) for k in range(len(options))]
     pairs.sort(key=lambda pair: -(len(asked[pair[0]]) + len(answers[pair[1]])))
@@ -94,36 +108,63 @@ def option_log_likelihoods(
 
 
 @torch.no_grad()
-def _scores(model: Any, pairs: Sequence[tuple[list[int], list[int]]]) -> NDArray[np.float64]:
+def _scores(
+    model: Any, pairs: Sequence[tuple[list[int], list[int]]]
+) -> NDArray[np.float64]:
     """The log-likelihoods (N,) of the second parts, with padding on the right, which does not affect the others."""
     padded = partial(pad_sequence, batch_first=True)
     ids = padded([torch.tensor(asked + answer) for asked, answer in pairs])
-    mask = padded([torch.ones(len(asked + answer), dtype=torch.long) for asked, answer in pairs])
-    marked = [torch.tensor([IGNORE_INDEX] * len(asked) + answer) for asked, answer in pairs]
+    mask = padded(
+        [torch.ones(len(asked + answer), dtype=torch.long) for asked, answer in pairs]
+    )
+    marked = [
+        torch.tensor([IGNORE_INDEX] * len(asked) + answer) for asked, answer in pairs
+    ]
     labels = padded(marked, padding_value=IGNORE_INDEX)
     places = (labels != IGNORE_INDEX).any(dim=0).nonzero()[:, 0]
-    kept = (places - 1).to(model.device)  # A token's logits are at the position before it.
-    inputs = {"input_ids": ids.to(model.device), "attention_mask": mask.to(model.device)}
+    kept = (places - 1).to(
+        model.device
+    )  # A token's logits are at the position before it.
+    inputs = {
+        "input_ids": ids.to(model.device),
+        "attention_mask": mask.to(model.device),
+    }
     only_these = keeps_positions(model)
     logits = model(**inputs, **({"logits_to_keep": kept} if only_these else {})).logits
     logits = logits if only_these else logits[:, kept]
     wanted = labels[:, places].to(model.device)
-    losses = F.cross_entropy(logits.float().flatten(0, 1), wanted.flatten(), reduction="none")
+    losses = F.cross_entropy(
+        logits.float().flatten(0, 1), wanted.flatten(), reduction="none"
+    )
     return -losses.view_as(wanted).cpu().double().sum(dim=1).numpy()
 
 
-def _check_tokens(model: Any, asked: Sequence[list[int]], answers: Sequence[list[int]]) -> None:
+def _check_tokens(
+    model: Any, asked: Sequence[list[int]], answers: Sequence[list[int]]
+) -> None:
     """Raise for prompts without tokens, with unknown tokens, or with more tokens than the model can read."""
     lengths = [len(ids) for ids in asked]
     got = f"none in prompt {lengths.index(min(lengths))}"
-    check(min(lengths) > 0, "prompts to have at least one token", got, "leave empty ones out")
+    check(
+        min(lengths) > 0,
+        "prompts to have at least one token",
+        got,
+        "leave empty ones out",
+    )
     vocabulary = len(model.get_input_embeddings().weight)
     largest = max(max(ids) for ids in [*asked, *answers])
     got = f"token {largest} for a vocabulary of {vocabulary}"
     way_out = "model.resize_token_embeddings(len(tokenizer)), or use the tokenizer of this model"
-    check(largest < vocabulary, "tokenizer to have the model's vocabulary", got, way_out)
+    check(
+        largest < vocabulary, "tokenizer to have the model's vocabulary", got, way_out
+    )
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     longest = max(lengths) + max(len(ids) for ids in answers)
     got = f"{longest} tokens in prompt {lengths.index(max(lengths))} and an option"
     fits = limit is None or longest <= limit
-    check(fits, f"prompts to fit into the model's {limit} positions", got, "shorten the prompts")
+    check(
+        fits,
+        f"prompts to fit into the model's {limit} positions",
+        got,
+        "shorten the prompts",
+    )

@@ -37,7 +37,12 @@ class for_causal_lm(torch.nn.Module):  # noqa: N801, it is used as a function
         super().__init__()
         check_loss(loss)
         way_out = "use a loss with a value per token, such as focal"
-        check(not loss.couples_batch, "loss to have a value per token", repr(loss.name), way_out)
+        check(
+            not loss.couples_batch,
+            "loss to have a value per token",
+            repr(loss.name),
+            way_out,
+        )
         self.loss = loss
 
     def forward(
@@ -61,13 +66,25 @@ class for_causal_lm(torch.nn.Module):  # noqa: N801, it is used as a function
         """
         if (labels is None) == (shift_labels is None):
             got = "neither" if labels is None else "both"
-            raise InputTypeError(expected("labels or shift_labels", "be given", got, "pass one of them"))
+            raise InputTypeError(
+                expected("labels or shift_labels", "be given", got, "pass one of them")
+            )
         logits = logits_of(outputs)
         # The labels are shifted, because shifting the logits would copy them.
-        wanted: Any = shift_labels if labels is None else pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
+        wanted: Any = (
+            shift_labels
+            if labels is None
+            else pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
+        )
         got = f"{tuple(logits.shape)} and {tuple(wanted.shape)}"
         fits = logits.dim() == 3 and wanted.shape == logits.shape[:2]
         way_out = "pass the labels as long as the inputs"
         check(fits, "logits and labels to be (B, L, V) and (B, L)", got, way_out)
-        count = self.loss.normalizer(wanted) if num_items_in_batch is None else num_items_in_batch
-        return self.loss(logits, wanted, num_items_in_batch=torch.as_tensor(count).clamp_min(1))
+        count = (
+            self.loss.normalizer(wanted)
+            if num_items_in_batch is None
+            else num_items_in_batch
+        )
+        return self.loss(
+            logits, wanted, num_items_in_batch=torch.as_tensor(count).clamp_min(1)
+        )

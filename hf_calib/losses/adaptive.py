@@ -17,7 +17,13 @@ from torch import Tensor
 from hf_calib._errors import check
 from hf_calib.losses.loss import CalibrationLoss, Shared, loss
 from hf_calib.losses.pointwise import warn_of_inverse_gamma
-from hf_calib.losses.ranges import NonNegative, NonPositive, Number, NumberOfBins, UpperLimit
+from hf_calib.losses.ranges import (
+    NonNegative,
+    NonPositive,
+    Number,
+    NumberOfBins,
+    UpperLimit,
+)
 from hf_calib.losses.rows import Rows, focal_term, modulate, weighted
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 
@@ -27,7 +33,12 @@ if TYPE_CHECKING:
 # The limit if none is set. Far above it float32 is infinite, and infinity times 0 is NaN.
 LARGEST_GAMMA = 1e30
 PASSES_BEFORE_WARNING = 100
-LOG_NAMES = {"gammas": "gamma", "gaps": "calibration_gap", "edges": "edge", "counts": "count"}
+LOG_NAMES = {
+    "gammas": "gamma",
+    "gaps": "calibration_gap",
+    "edges": "edge",
+    "counts": "count",
+}
 
 
 class AdaptiveLoss(CalibrationLoss):
@@ -53,25 +64,36 @@ class AdaptiveLoss(CalibrationLoss):
         """The entries of the table other than its M bins, before the first update; zeros has shape (M,)."""
 
     @abstractmethod
-    def _fitted(self, gaps: Tensor, predictions: tuple[Tensor, Tensor], **given: Any) -> dict[str, Tensor]:
+    def _fitted(
+        self, gaps: Tensor, predictions: tuple[Tensor, Tensor], **given: Any
+    ) -> dict[str, Tensor]:
         """These entries after an update with held-out predictions, which have the gaps (M,)."""
 
     def forward(self, logits: Any, labels: Tensor, **kwargs: Any) -> Tensor:
         """Compute the loss as in `CalibrationLoss.forward`; warn once if the stock Trainer never updates the table."""
         loss = super().forward(logits, labels, **kwargs)
         # The stock Trainer passes the model's output; CalibrationTrainer, which updates the table, passes logits.
-        if not isinstance(logits, Tensor) and loss.requires_grad and not torch.compiler.is_compiling():
+        if (
+            not isinstance(logits, Tensor)
+            and loss.requires_grad
+            and not torch.compiler.is_compiling()
+        ):
             self._passes_without_update += 1
             if self._passes_without_update == PASSES_BEFORE_WARNING:
-                message = (
-                    f"{self.name!r} has trained for {PASSES_BEFORE_WARNING} batches and was never updated: "
-                )
+                message = f"{self.name!r} has trained for {PASSES_BEFORE_WARNING} batches and was never updated: "
                 message += "it does not adapt. Use CalibrationTrainer, or call its update() from a callback."
                 warnings.warn(message, stacklevel=4)
         return loss
 
     @torch.no_grad()
-    def update(self, confidences: Any, correct: Any, *, class_gaps: Any = None, progress: Any = None) -> None:
+    def update(
+        self,
+        confidences: Any,
+        correct: Any,
+        *,
+        class_gaps: Any = None,
+        progress: Any = None,
+    ) -> None:
         """Fit the table to held-out predictions, which must not be those of the reported metrics.
 
         Args:
@@ -82,28 +104,48 @@ class AdaptiveLoss(CalibrationLoss):
         """
         predictions = _on_cpu(confidences), _on_cpu(correct)
         _check_predictions(*predictions)
-        bins = _in_bins(_equal_masses(predictions[0], self._values["n_bins"]), *predictions)
-        fitted = self._fitted(bins["gaps"], predictions, class_gaps=class_gaps, progress=progress)
+        bins = _in_bins(
+            _equal_masses(predictions[0], self._values["n_bins"]), *predictions
+        )
+        fitted = self._fitted(
+            bins["gaps"], predictions, class_gaps=class_gaps, progress=progress
+        )
         for name, values in (bins | fitted).items():
             setattr(self, name, values)
         self._passes_without_update = -math.inf
 
     def log_values(self) -> dict[str, float]:
         """Return the table as numbers to log: `calibration_gap_00`, ..., `edge_00`, ... and so on."""
-        found = {shown: self.get_buffer(name) for name, shown in LOG_NAMES.items() if name in self._buffers}
-        return {f"{shown}_{i:02d}": v for shown, each in found.items() for i, v in enumerate(each.tolist())}
+        found = {
+            shown: self.get_buffer(name)
+            for name, shown in LOG_NAMES.items()
+            if name in self._buffers
+        }
+        return {
+            f"{shown}_{i:02d}": v
+            for shown, each in found.items()
+            for i, v in enumerate(each.tolist())
+        }
 
     def of_bins(self, name: str, p: Tensor) -> Tensor:
         """The entries of the table with this name for the bins that contain p (N,)."""
-        return self._like(name, p)[torch.bucketize(p, self._like("edges", p)[1:-1], right=True)]
+        return self._like(name, p)[
+            torch.bucketize(p, self._like("edges", p)[1:-1], right=True)
+        ]
 
     def _like(self, name: str, tensor: Tensor) -> Tensor:
         """A buffer with the tensor's device and dtype; the host does not wait for the copy."""
-        return self.get_buffer(name).to(tensor.dtype).to(tensor.device, non_blocking=True)
+        return (
+            self.get_buffer(name).to(tensor.dtype).to(tensor.device, non_blocking=True)
+        )
 
     def _apply(self, fn: Any, recurse: bool = True) -> AdaptiveLoss:
         """Apply `.to()`, `.half()` and similar methods to the class weights only, not to the table."""
-        table = {name: self._buffers.pop(name) for name in [*self._buffers] if name != "class_weights"}
+        table = {
+            name: self._buffers.pop(name)
+            for name in [*self._buffers]
+            if name != "class_weights"
+        }
         super()._apply(fn, recurse)
         self._buffers |= table
         return self
@@ -117,13 +159,19 @@ class AdaFocalLoss(AdaptiveLoss):
     def _at_first(self, zeros: Tensor) -> dict[str, Tensor]:
         return {"gammas": zeros + self._values.get("gamma_init", 1.0)}
 
-    def _fitted(self, gaps: Tensor, predictions: tuple[Tensor, Tensor], **given: Any) -> dict[str, Tensor]:
+    def _fitted(
+        self, gaps: Tensor, predictions: tuple[Tensor, Tensor], **given: Any
+    ) -> dict[str, Tensor]:
         switch = self._values.get("switch", 0.0)
         rate = self._values["update_rate"] * torch.where(self.gammas > 0, 1.0, -1.0)
         grown = self.gammas * torch.exp(rate * gaps)
         # With a gamma near 0 the loss is cross entropy, and the bin switches to the other loss. At exactly 0 the
         # paper's Algorithm 1 takes the focal branch and switches; the paper's code would remain focal.
-        crossed = torch.full_like(grown, switch).copysign(-self.gammas).where(self.gammas != 0, -switch)
+        crossed = (
+            torch.full_like(grown, switch)
+            .copysign(-self.gammas)
+            .where(self.gammas != 0, -switch)
+        )
         gammas = torch.where(grown.abs() < switch, crossed, grown)
         largest = min(self._values["gamma_max"], LARGEST_GAMMA)
         return {"gammas": gammas.clamp(self._values.get("gamma_min", 0.0), largest)}
@@ -132,8 +180,14 @@ class AdaFocalLoss(AdaptiveLoss):
 class CalFocalLoss(AdaFocalLoss):
     """The update gamma = exp(lambda * gap), without memory."""
 
-    def _fitted(self, gaps: Tensor, predictions: tuple[Tensor, Tensor], **given: Any) -> dict[str, Tensor]:
-        return {"gammas": (self._values["update_rate"] * gaps).exp().clamp(max=LARGEST_GAMMA)}
+    def _fitted(
+        self, gaps: Tensor, predictions: tuple[Tensor, Tensor], **given: Any
+    ) -> dict[str, Tensor]:
+        return {
+            "gammas": (self._values["update_rate"] * gaps)
+            .exp()
+            .clamp(max=LARGEST_GAMMA)
+        }
 
 
 class GapTableLoss(AdaptiveLoss):
@@ -143,32 +197,66 @@ class GapTableLoss(AdaptiveLoss):
     class_gaps: Tensor
 
     def _at_first(self, zeros: Tensor) -> dict[str, Tensor]:
-        return {"bin_gaps": zeros.clone(), "class_gaps": zeros[:0], "progress": zeros.new_zeros(())}
+        return {
+            "bin_gaps": zeros.clone(),
+            "class_gaps": zeros[:0],
+            "progress": zeros.new_zeros(()),
+        }
 
-    def _fitted(self, gaps: Tensor, predictions: tuple[Tensor, Tensor], **given: Any) -> dict[str, Tensor]:
+    def _fitted(
+        self, gaps: Tensor, predictions: tuple[Tensor, Tensor], **given: Any
+    ) -> dict[str, Tensor]:
         complete = all(value is not None for value in given.values())
         got = ", ".join(f"{name}={value}" for name, value in given.items())
-        check(complete, f"class_gaps and progress to be given to {self.name}", got, "pass both")
+        check(
+            complete,
+            f"class_gaps and progress to be given to {self.name}",
+            got,
+            "pass both",
+        )
         fitted = {name: _on_cpu(value) for name, value in given.items()}
         within = bool(0 <= fitted["progress"] <= 1)
-        check(within, "progress to be in [0, 1]", given["progress"], "pass epochs done / epochs in all")
+        check(
+            within,
+            "progress to be in [0, 1]",
+            given["progress"],
+            "pass epochs done / epochs in all",
+        )
         of_class = fitted["class_gaps"]
-        fits = of_class.dim() == 1 and len(of_class) > 0 and bool(of_class.isfinite().all())
-        check(fits, "class_gaps to be (C,) finite numbers", of_class.tolist(), "pass one per class")
+        fits = (
+            of_class.dim() == 1
+            and len(of_class) > 0
+            and bool(of_class.isfinite().all())
+        )
+        check(
+            fits,
+            "class_gaps to be (C,) finite numbers",
+            of_class.tolist(),
+            "pass one per class",
+        )
         edges = torch.linspace(0, 1, len(gaps) + 1, dtype=torch.float64)
         edges[0] = -1  # a confidence of 0 is in the first bin
         return {"bin_gaps": _in_bins(edges, *predictions)["gaps"], **fitted}
 
-    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, *args: Any
+    ) -> None:
         # The number of classes is known only after the first update.
-        self.class_gaps = torch.zeros_like(state_dict.get(f"{prefix}class_gaps", self.class_gaps))
+        self.class_gaps = torch.zeros_like(
+            state_dict.get(f"{prefix}class_gaps", self.class_gaps)
+        )
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _check(self, logits: Tensor, labels: Tensor) -> bool:
         multi_label = super()._check(logits, labels)
         fits = len(self.class_gaps) in (0, logits.shape[-1])
         requirement = "class_gaps to have one entry for each class of the logits"
-        check(fits, requirement, len(self.class_gaps), "update the loss with those of its own model")
+        check(
+            fits,
+            requirement,
+            len(self.class_gaps),
+            "update the loss with those of its own model",
+        )
         return multi_label
 
     def weight(self, p: Tensor, labels: Tensor) -> Tensor:
@@ -177,14 +265,24 @@ class GapTableLoss(AdaptiveLoss):
             return torch.ones_like(p)
         valid = labels != IGNORE_INDEX
         n_bins = len(self.bin_gaps)
-        bin_gap = self._like("bin_gaps", p)[(p * n_bins).long().clamp(max=n_bins - 1)] * (p < 1)
-        rank = p.argsort(stable=True).argsort()  # Ignored rows have p = 1 and come last.
+        bin_gap = self._like("bin_gaps", p)[
+            (p * n_bins).long().clamp(max=n_bins - 1)
+        ] * (p < 1)
+        rank = p.argsort(
+            stable=True
+        ).argsort()  # Ignored rows have p = 1 and come last.
         size = valid.sum() // n_bins
-        mass_index = torch.where(size > 0, rank // size.clamp_min(1), n_bins - 1).clamp(max=n_bins - 1)
+        mass_index = torch.where(size > 0, rank // size.clamp_min(1), n_bins - 1).clamp(
+            max=n_bins - 1
+        )
         mass_gap = self._like("gaps", p)[mass_index]
         class_gap = self._like("class_gaps", p)[labels.where(valid, 0)]
         progress = self._like("progress", p)
-        return 1 - progress + progress * (bin_gap.abs() + mass_gap.abs() + 2 * class_gap.abs()) / 3
+        return (
+            1
+            - progress
+            + progress * (bin_gap.abs() + mass_gap.abs() + 2 * class_gap.abs()) / 3
+        )
 
 
 def _equal_masses(confidences: Tensor, n_bins: int) -> Tensor:
@@ -199,12 +297,21 @@ def _equal_masses(confidences: Tensor, n_bins: int) -> Tensor:
 
 def _in_bins(edges: Tensor, confidences: Tensor, correct: Tensor) -> dict[str, Tensor]:
     """Counts, gaps (mean confidence minus accuracy; 0 if empty) and accuracies (NaN if empty) of bins (low, high]."""
-    index = torch.searchsorted(edges, confidences) - 1  # Duplicate edges give an empty bin.
+    index = (
+        torch.searchsorted(edges, confidences) - 1
+    )  # Duplicate edges give an empty bin.
     inside = index >= 0
     added = torch.stack([torch.ones_like(confidences), confidences, correct])[:, inside]
-    counts, of_confidence, of_correct = edges.new_zeros(3, len(edges) - 1).index_add_(1, index[inside], added)
+    counts, of_confidence, of_correct = edges.new_zeros(3, len(edges) - 1).index_add_(
+        1, index[inside], added
+    )
     gaps = (of_confidence - of_correct) / counts.clamp_min(1)
-    return {"edges": edges, "counts": counts, "gaps": gaps, "accuracies": of_correct / counts}
+    return {
+        "edges": edges,
+        "counts": counts,
+        "gaps": gaps,
+        "accuracies": of_correct / counts,
+    }
 
 
 def _on_cpu(values: Any) -> Tensor:
@@ -212,7 +319,11 @@ def _on_cpu(values: Any) -> Tensor:
 
 
 def _check_predictions(confidences: Tensor, correct: Tensor) -> None:
-    fits = confidences.dim() == 1 and confidences.shape == correct.shape and len(confidences) > 0
+    fits = (
+        confidences.dim() == 1
+        and confidences.shape == correct.shape
+        and len(confidences) > 0
+    )
     got = f"{tuple(confidences.shape)} and {tuple(correct.shape)}"
     requirement = "confidences and correct to be two (N,) vectors, N >= 1"
     check(fits, requirement, got, "pass one entry per held-out example")
@@ -225,13 +336,28 @@ def _check_predictions(confidences: Tensor, correct: Tensor) -> None:
 
 
 def _check_gammas(
-    *, gamma_init: float, gamma_max: float, gamma_min: float = 0.0, switch: float = 0.0, **others: Any
+    *,
+    gamma_init: float,
+    gamma_max: float,
+    gamma_min: float = 0.0,
+    switch: float = 0.0,
+    **others: Any,
 ) -> None:
     got = f"gamma_min={gamma_min}, gamma_max={gamma_max}, switch={switch}"
     fits = gamma_min <= -switch and switch <= gamma_max
-    check(fits, "switch to lie within -gamma_min and gamma_max", got, "widen the gammas' range")
+    check(
+        fits,
+        "switch to lie within -gamma_min and gamma_max",
+        got,
+        "widen the gammas' range",
+    )
     fits = gamma_min <= gamma_init <= min(gamma_max, LARGEST_GAMMA)
-    check(fits, "gamma_init to lie in [gamma_min, gamma_max]", gamma_init, "widen the gammas' range")
+    check(
+        fits,
+        "gamma_init to lie in [gamma_min, gamma_max]",
+        gamma_init,
+        "widen the gammas' range",
+    )
     warn_of_inverse_gamma(-gamma_min)
 
 
@@ -313,7 +439,9 @@ def ada_dual_focal(
         [9.89..., 20.0]
     """
     behind = r.rest + r.rival("next")
-    return weighted(modulate(behind, r.table.of_bins("gammas", 1 - behind.detach())), r.ce)
+    return weighted(
+        modulate(behind, r.table.of_bins("gammas", 1 - behind.detach())), r.ce
+    )
 
 
 @loss(source="Ghosh et al. 2022 (AdaFocal), Eq. 3 and Eq. 2", module=CalFocalLoss)

@@ -62,19 +62,27 @@ def mmce(
     """
     confidence, order = r.batch.confidence.sort()
     correct = r.batch.correct[order]
-    kinds = torch.stack([correct, 1 - correct]) * r.batch.counts[order]  # correct, wrong
+    kinds = (
+        torch.stack([correct, 1 - correct]) * r.batch.counts[order]
+    )  # correct, wrong
     errors = kinds * torch.stack([1 - confidence, -confidence])
     # Both are (2, 2): the sums over the pairs of two kinds, and the numbers of pairs.
     sums = (errors[:, None] * _kernel_products(confidence, errors)).sum(2)
     pairs = kinds.sum(1)[:, None] * kinds.sum(1)
     if variant == "weighted":
-        squared = (sums / pairs.clamp_min(1) / (pairs + 1e-5 if authors_code else 1)).sum()
+        squared = (
+            sums / pairs.clamp_min(1) / (pairs + 1e-5 if authors_code else 1)
+        ).sum()
     else:
         squared = sums.sum() / pairs.sum().clamp_min(1)
         if authors_code:
             return r.ce, mmce_weight * squared
-    root = (squared.clamp_min(0) + _EPSILON).sqrt()  # The gradient of a root at 0 is infinite.
-    return r.ce, mmce_weight * (root.where(pairs.min() > 0, 0) if variant == "weighted" else root)
+    root = (
+        squared.clamp_min(0) + _EPSILON
+    ).sqrt()  # The gradient of a root at 0 is infinite.
+    return r.ce, mmce_weight * (
+        root.where(pairs.min() > 0, 0) if variant == "weighted" else root
+    )
 
 
 def _kernel_products(confidence: Tensor, errors: Tensor) -> Tensor:
@@ -144,7 +152,9 @@ def soft_ece(
         accuracy = (1.5 - torch.sigmoid(rank_sharpness * lead).sum(1)).clamp_min(0)
     counted = members * b.counts[:, None]
     size = counted.sum(0)
-    gap = (counted.T @ (accuracy - b.confidence)) / size.clamp_min(torch.finfo(size.dtype).tiny)
+    gap = (counted.T @ (accuracy - b.confidence)) / size.clamp_min(
+        torch.finfo(size.dtype).tiny
+    )
     shares = size / b.counts.sum().clamp_min(1)
     if variant == "sb_ece":
         return r.ce, ece_weight * ((shares * gap.square()).sum() + _EPSILON).sqrt()
@@ -184,41 +194,62 @@ def kde_ece(
     b = r.batch
     if kind == "top_label":
         points = torch.stack([b.confidence, 1 - b.confidence], dim=1)
-        gaps = _kernel_means(points, b.correct[:, None], bandwidth, b.counts) - b.confidence[:, None]
+        gaps = (
+            _kernel_means(points, b.correct[:, None], bandwidth, b.counts)
+            - b.confidence[:, None]
+        )
     else:
         points = b.log_probs.exp()
         gaps = _kernel_means(points, b.one_hot, bandwidth, b.counts) - points
     penalty = (gaps.abs().sum(1) * b.counts).sum() / b.counts.sum().clamp_min(1)
-    return r.ce, kde_weight * penalty.where(b.counts.sum() >= 2, 0)  # One example has no penalty.
+    return r.ce, kde_weight * penalty.where(
+        b.counts.sum() >= 2, 0
+    )  # One example has no penalty.
 
 
-def _kernel_means(points: Tensor, outcomes: Tensor, bandwidth: float, counts: Tensor) -> Tensor:
+def _kernel_means(
+    points: Tensor, outcomes: Tensor, bandwidth: float, counts: Tensor
+) -> Tensor:
     """Means of the other examples' outcomes (N, K), weighted by a kernel around each of the points (N, C).
 
     The kernel is the density of Dirichlet(point_j / h + 1) at point_i; for C = 2 that is the Beta kernel. For a large
     batch, its (N, N) weights are computed in blocks of rows, and again in the backward pass.
     """
-    points = points.clamp(1e-6, 1 - 1e-6)  # The logarithm of the kernel is not finite at 0 and 1.
+    points = points.clamp(
+        1e-6, 1 - 1e-6
+    )  # The logarithm of the kernel is not finite at 0 and 1.
     parameters = points / bandwidth
-    log_norm = torch.lgamma(parameters + 1).sum(1) - torch.lgamma((parameters + 1).sum(1))
+    log_norm = torch.lgamma(parameters + 1).sum(1) - torch.lgamma(
+        (parameters + 1).sum(1)
+    )
 
     def means(rows: Tensor, first: int) -> Tensor:
-        log_kernel = (rows.log() @ parameters.T - log_norm).masked_fill(counts == 0, -1e30)
+        log_kernel = (rows.log() @ parameters.T - log_norm).masked_fill(
+            counts == 0, -1e30
+        )
         own = torch.arange(first, first + len(rows), device=rows.device)
         log_kernel = log_kernel.scatter(1, own[:, None], -torch.inf)
         # A single example has only masked entries, for which the softmax is not defined.
-        return torch.softmax(log_kernel.masked_fill(counts.sum() < 2, 0), dim=1) @ outcomes
+        return (
+            torch.softmax(log_kernel.masked_fill(counts.sum() < 2, 0), dim=1) @ outcomes
+        )
 
     size = max(1, _KERNEL_ELEMENTS // max(len(points), 1))
     if len(points) <= size or is_traced():
         return means(points, 0)
     blocks = enumerate(points.split(size))
-    return torch.cat([checkpoint(means, rows, i * size, use_reentrant=False) for i, rows in blocks])
+    return torch.cat(
+        [checkpoint(means, rows, i * size, use_reentrant=False) for i, rows in blocks]
+    )
 
 
 @loss(source="Hebbalaguppe et al. 2022 (MDCA), Eq. 4, 5")
 def mdca(
-    r: Rows, *, mdca_weight: NonNegative = 1.0, gamma: NonNegative = 0.0, **shared: Unpack[Shared]
+    r: Rows,
+    *,
+    mdca_weight: NonNegative = 1.0,
+    gamma: NonNegative = 0.0,
+    **shared: Unpack[Shared],
 ) -> tuple[Tensor, Tensor]:
     r"""MDCA: cross entropy or focal loss plus the gap between mean probabilities and class frequencies of the batch.
 
@@ -242,7 +273,9 @@ def mdca(
 
 
 @loss(source="Krishnan and Tickoo 2020 (AvUC), Eq. 3-5")
-def avuc(r: Rows, *, avuc_weight: NonNegative = 1.0, **shared: Unpack[Shared]) -> tuple[Tensor, Tensor]:
+def avuc(
+    r: Rows, *, avuc_weight: NonNegative = 1.0, **shared: Unpack[Shared]
+) -> tuple[Tensor, Tensor]:
     r"""AvUC: cross entropy plus a penalty on uncertain correct predictions and on certain wrong predictions.
 
     It makes the entropy separate correct from wrong predictions, which helps abstention more than calibration.
@@ -261,14 +294,22 @@ def avuc(r: Rows, *, avuc_weight: NonNegative = 1.0, **shared: Unpack[Shared]) -
         tensor(0.7201)
     """
     entropy = r.batch.entropy
-    kinds = torch.stack([r.batch.correct, 1 - r.batch.correct]) * r.batch.counts  # correct, wrong
+    kinds = (
+        torch.stack([r.batch.correct, 1 - r.batch.correct]) * r.batch.counts
+    )  # correct, wrong
     size = kinds.sum(1)
     means = (kinds * entropy.detach()).sum(1) / size.clamp_min(1)
-    threshold = means.sum() / (size > 0).sum().clamp_min(1)  # If all rows are of one kind, it is their mean.
+    threshold = means.sum() / (size > 0).sum().clamp_min(
+        1
+    )  # If all rows are of one kind, it is their mean.
     certain = (entropy.detach() <= threshold).to(entropy)
-    shares = torch.stack([certain * (1 - entropy.tanh()), (1 - certain) * entropy.tanh()])
+    shares = torch.stack(
+        [certain * (1 - entropy.tanh()), (1 - certain) * entropy.tanh()]
+    )
     weighted = kinds * torch.stack([r.batch.confidence, 1 - r.batch.confidence])
-    (right_certain, right_unsure), (wrong_certain, wrong_unsure) = (weighted[:, None] * shares).sum(2)
+    (right_certain, right_unsure), (wrong_certain, wrong_unsure) = (
+        weighted[:, None] * shares
+    ).sum(2)
     bad = right_unsure + wrong_certain
     good = right_certain + wrong_unsure
     return r.ce, avuc_weight * torch.log1p(bad / good.clamp_min(_EPSILON))
@@ -287,9 +328,14 @@ def all_gather_rows(rows: list[Tensor]) -> tuple[list[Tensor], int]:
     dist.all_reduce(length, dist.ReduceOp.MAX)
     missing = int(length) - len(rows[0])
     columns = [each if each.dim() == 2 else each[:, None] for each in rows]
-    gathered = _AllGather.apply(torch.nn.functional.pad(torch.cat(columns, dim=1), (0, 0, 0, missing)))
+    gathered = _AllGather.apply(
+        torch.nn.functional.pad(torch.cat(columns, dim=1), (0, 0, 0, missing))
+    )
     parts = gathered.split([each.shape[1] for each in columns], dim=1)
-    shaped = [part if own.dim() == 2 else part.squeeze(1) for part, own in zip(parts, rows, strict=True)]
+    shaped = [
+        part if own.dim() == 2 else part.squeeze(1)
+        for part, own in zip(parts, rows, strict=True)
+    ]
     return shaped, dist.get_world_size()
 
 
@@ -302,6 +348,8 @@ class _AllGather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        gradient = gradient.clone(memory_format=torch.contiguous_format)  # The input must not change.
+        gradient = gradient.clone(
+            memory_format=torch.contiguous_format
+        )  # The input must not change.
         dist.all_reduce(gradient)
         return gradient.chunk(dist.get_world_size())[dist.get_rank()]

@@ -9,17 +9,37 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, TypedDict, TypeVar, cast
+from typing import (
+    Any,
+    Concatenate,
+    Literal,
+    NoReturn,
+    ParamSpec,
+    TypedDict,
+    TypeVar,
+    cast,
+)
 
 import torch
 from torch import Tensor, nn
 
-from hf_calib._errors import InputTypeError, InputValueError, check, did_you_mean, expected
+from hf_calib._errors import (
+    InputTypeError,
+    InputValueError,
+    check,
+    did_you_mean,
+    expected,
+)
 from hf_calib.losses.ranges import INFINITY, Hyperparameter, hyperparameters_of
 from hf_calib.losses.rows import FEW_ROWS, RecordingRows, Rows, has_own_slope
 from hf_calib.losses.statistics import definitions as defined
 from hf_calib.losses.statistics.definitions import CROSS_ENTROPY, IGNORE_INDEX, tiny
-from hf_calib.losses.statistics.door import check_labels, decision_statistics, is_traced, row_statistics
+from hf_calib.losses.statistics.door import (
+    check_labels,
+    decision_statistics,
+    is_traced,
+    row_statistics,
+)
 
 ClassWeights = Sequence[float] | Tensor | None
 Divisor = Tensor | float | None  # of a sum; None goes by the reduction
@@ -27,15 +47,24 @@ Numbers = dict[defined.Statistic, Tensor]
 P = ParamSpec("P")
 Module = TypeVar("Module", bound="CalibrationLoss")
 
-PROBLEM_TYPES = {None: None, "single_label_classification": False, "multi_label_classification": True}
-KEPT_BY_A_HEAD = {defined.Entropy(): "entropy", defined.OtherPowers(2.0): "log_sum_sq_probs"}
+PROBLEM_TYPES = {
+    None: None,
+    "single_label_classification": False,
+    "multi_label_classification": True,
+}
+KEPT_BY_A_HEAD = {
+    defined.Entropy(): "entropy",
+    defined.OtherPowers(2.0): "log_sum_sq_probs",
+}
 
 
 class Shared(TypedDict, total=False):
     """The arguments of every constructor in addition to the hyperparameters of its loss."""
 
     class_weights: ClassWeights
-    problem_type: Literal["single_label_classification", "multi_label_classification"] | None
+    problem_type: (
+        Literal["single_label_classification", "multi_label_classification"] | None
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,28 +76,41 @@ class LossEntry:
     source: str
     multi_label: bool
     hyperparameters: Mapping[str, Hyperparameter]
-    formula: Callable[..., Any]  # It returns a value per row, or that and the penalty of a batch.
+    formula: Callable[
+        ..., Any
+    ]  # It returns a value per row, or that and the penalty of a batch.
     module: type[CalibrationLoss]
     check: Callable[..., None]
 
-    def make(self, given: Mapping[str, Any], refusal: type[Exception]) -> CalibrationLoss:
+    def make(
+        self, given: Mapping[str, Any], refusal: type[Exception]
+    ) -> CalibrationLoss:
         """Make the loss from arguments by name; raise `refusal` for a hyperparameter that it does not have."""
         known = self.hyperparameters
-        has = "it has: " + (", ".join(f"{key}={each.default!r}" for key, each in known.items()) or "none")
+        has = "it has: " + (
+            ", ".join(f"{key}={each.default!r}" for key, each in known.items())
+            or "none"
+        )
         names = [*known, *Shared.__annotations__]
         values = {}
         for key in given.keys() - names:
             requirement = f"the hyperparameters of loss {self.name!r}"
-            raise refusal(f"expected {requirement}, got {key!r}; {has} ({did_you_mean(key, names)})")
+            raise refusal(
+                f"expected {requirement}, got {key!r}; {has} ({did_you_mean(key, names)})"
+            )
         for key, each in known.items():
             value = given.get(key, each.default)
             try:
                 values[key] = each.parse(value)
             except (TypeError, ValueError) as error:
                 argument = f"{key} of loss {self.name!r}"
-                raise InputValueError(expected(argument, each.requirement, repr(value), has)) from error
+                raise InputValueError(
+                    expected(argument, each.requirement, repr(value), has)
+                ) from error
         self.check(**values)
-        return self.module(self.name, values, given.get("class_weights"), given.get("problem_type"))
+        return self.module(
+            self.name, values, given.get("class_weights"), given.get("problem_type")
+        )
 
 
 #: All losses by name, each a `LossEntry`.
@@ -94,18 +136,36 @@ def loss(
         @wraps(formula)
         def constructor(*args: Any, **given: Any) -> Any:
             if args:
-                raise InputTypeError(f"{formula.__name__} takes its hyperparameters by name only")
+                raise InputTypeError(
+                    f"{formula.__name__} takes its hyperparameters by name only"
+                )
             return entry.make(given, InputTypeError)
 
         made = module or CalibrationLoss
         text = inspect.getdoc(formula) or ""
-        own, shared = (list(inspect.signature(f).parameters.values())[1:-1] for f in (formula, make_loss))
-        constructor.__signature__ = inspect.Signature([*own, *shared], return_annotation=made)  # type: ignore[attr-defined]
+        own, shared = (
+            list(inspect.signature(f).parameters.values())[1:-1]
+            for f in (formula, make_loss)
+        )
+        constructor.__signature__ = inspect.Signature(
+            [*own, *shared], return_annotation=made
+        )  # type: ignore[attr-defined]
         if source:
-            text = text.replace("\nExample:\n", f"\nReferences:\n    {source}.\n\nExample:\n")
+            text = text.replace(
+                "\nExample:\n", f"\nReferences:\n    {source}.\n\nExample:\n"
+            )
         constructor.__doc__ = text
         known = hyperparameters_of(formula)
-        entry = LossEntry(formula.__name__, constructor, source, multi_label, known, formula, made, check)
+        entry = LossEntry(
+            formula.__name__,
+            constructor,
+            source,
+            multi_label,
+            known,
+            formula,
+            made,
+            check,
+        )
         LOSSES[entry.name] = entry
         return cast(Callable[P, Module], constructor)
 
@@ -113,7 +173,11 @@ def loss(
 
 
 def make_loss(
-    name: str, *, class_weights: ClassWeights = None, problem_type: str | None = None, **hyperparameters: Any
+    name: str,
+    *,
+    class_weights: ClassWeights = None,
+    problem_type: str | None = None,
+    **hyperparameters: Any,
 ) -> CalibrationLoss:
     """Make a loss by its name in `LOSSES`, for names from files and command lines; in code, call its constructor.
 
@@ -134,7 +198,11 @@ def make_loss(
         tensor(0.0875)
     """
     if name not in LOSSES:
-        raise InputValueError(expected("loss", "be a name in LOSSES", repr(name), did_you_mean(name, LOSSES)))
+        raise InputValueError(
+            expected(
+                "loss", "be a name in LOSSES", repr(name), did_you_mean(name, LOSSES)
+            )
+        )
     shared = {"class_weights": class_weights, "problem_type": problem_type}
     return LOSSES[name].make(hyperparameters | shared, InputValueError)
 
@@ -153,17 +221,30 @@ class CalibrationLoss(nn.Module):
     """
 
     def __init__(
-        self, name: str, values: Mapping[str, Any], class_weights: ClassWeights, problem_type: str | None
+        self,
+        name: str,
+        values: Mapping[str, Any],
+        class_weights: ClassWeights,
+        problem_type: str | None,
     ) -> None:
         super().__init__()
         known = [kind for kind in PROBLEM_TYPES if kind]
         way_out = did_you_mean(problem_type, known)
-        way_out = "calibration is about classifiers" if problem_type == "regression" else way_out
+        way_out = (
+            "calibration is about classifiers"
+            if problem_type == "regression"
+            else way_out
+        )
         check(
-            problem_type in PROBLEM_TYPES, f"problem_type to be one of {known}", repr(problem_type), way_out
+            problem_type in PROBLEM_TYPES,
+            f"problem_type to be one of {known}",
+            repr(problem_type),
+            way_out,
         )
         self.name = name
-        self.hyperparameters = {k: INFINITY if v == math.inf else v for k, v in values.items()}
+        self.hyperparameters = {
+            k: INFINITY if v == math.inf else v for k, v in values.items()
+        }
         self.multi_label = PROBLEM_TYPES[problem_type]
         # It maps (N,) and (N, C) rows of this process to those of all processes, differentiably, and to their number.
         self.gather: Callable[[list[Tensor]], tuple[list[Tensor], int]] | None = None
@@ -173,8 +254,15 @@ class CalibrationLoss(nn.Module):
                 weights = torch.as_tensor(class_weights, dtype=torch.float32).detach()
             except (TypeError, ValueError, RuntimeError):
                 weights = torch.tensor(torch.nan)
-            fits = weights.dim() == 1 and bool((weights.isfinite() & (weights > 0)).all())
-            check(fits, "class_weights to be (C,) finite positive numbers", class_weights, "one per class")
+            fits = weights.dim() == 1 and bool(
+                (weights.isfinite() & (weights > 0)).all()
+            )
+            check(
+                fits,
+                "class_weights to be (C,) finite positive numbers",
+                class_weights,
+                "one per class",
+            )
         self.class_weights: Tensor | None
         self.register_buffer("class_weights", weights, persistent=False)
         self._values = dict(values)
@@ -187,7 +275,9 @@ class CalibrationLoss(nn.Module):
         self._own_slope = has_own_slope(self._formula(recorded))
         self.couples_batch = recorded.of_batch is not None
         self.reads_labels = recorded.reads_labels
-        self._reads = tuple(recorded.read | (recorded.of_batch.read if recorded.of_batch else {}))
+        self._reads = tuple(
+            recorded.read | (recorded.of_batch.read if recorded.of_batch else {})
+        )
 
     def _make_table(self) -> None:
         """Make the buffers that the formula reads; a loss that adapts has some."""
@@ -196,10 +286,17 @@ class CalibrationLoss(nn.Module):
         return LOSSES[self.name].formula(rows, **self._values)
 
     def extra_repr(self) -> str:
-        return ", ".join([repr(self.name), *(f"{k}={v!r}" for k, v in self.hyperparameters.items())])
+        return ", ".join(
+            [repr(self.name), *(f"{k}={v!r}" for k, v in self.hyperparameters.items())]
+        )
 
     def forward(
-        self, logits: Any, labels: Tensor, *, reduction: str = "mean", num_items_in_batch: Divisor = None
+        self,
+        logits: Any,
+        labels: Tensor,
+        *,
+        reduction: str = "mean",
+        num_items_in_batch: Divisor = None,
     ) -> Tensor:
         """Compute the loss.
 
@@ -216,21 +313,28 @@ class CalibrationLoss(nn.Module):
             A scalar, or for "none" a tensor shaped like the labels; in nats, float32 or float64. If the logit of a
             label is -inf, the value is the loss's limit, mostly infinity with cross entropy's gradient; never NaN.
         """
-        causal = "CausalLM" in type(logits).__name__ and not torch.compiler.is_compiling()
+        causal = (
+            "CausalLM" in type(logits).__name__ and not torch.compiler.is_compiling()
+        )
         if causal and labels.shape == logits.logits.shape[:2]:
-            message = (
-                "These are logits of a causal language model with equally many labels. Unless they were "
-            )
+            message = "These are logits of a causal language model with equally many labels. Unless they were "
             message += "shifted by one position, the model learns to copy its input. Use CalibrationTrainer, "
-            warnings.warn(message + "which shifts them, or pass logits[:, :-1], labels[:, 1:].", stacklevel=4)
+            warnings.warn(
+                message + "which shifts them, or pass logits[:, :-1], labels[:, 1:].",
+                stacklevel=4,
+            )
         logits = logits_of(logits)
         multi_label = self._check(logits, labels)
         with _without_autocast(logits):
             if multi_label:
                 numbers, shares = decision_statistics(logits, labels, self._reads)
-                return self._reduced(numbers, labels, reduction, num_items_in_batch, shares)
+                return self._reduced(
+                    numbers, labels, reduction, num_items_in_batch, shares
+                )
             labels = labels.long()
-            numbers = row_statistics(logits.flatten(0, -2), labels.flatten(), self._reads, self._own_slope)
+            numbers = row_statistics(
+                logits.flatten(0, -2), labels.flatten(), self._reads, self._own_slope
+            )
             return self._reduced(numbers, labels, reduction, num_items_in_batch)
 
     def from_log_probs(
@@ -260,8 +364,16 @@ class CalibrationLoss(nn.Module):
             >>> make_loss("focal", gamma=2.0).from_log_probs(torch.tensor([0.8808, 0.5]).log())
             tensor(0.0875)
         """
-        counts = torch.ones_like(log_probs, dtype=torch.bool) if mask is None else mask.bool()
-        given = {"log_probs": log_probs, "entropy": entropy, "log_sum_sq_probs": log_sum_sq_probs}
+        counts = (
+            torch.ones_like(log_probs, dtype=torch.bool)
+            if mask is None
+            else mask.bool()
+        )
+        given = {
+            "log_probs": log_probs,
+            "entropy": entropy,
+            "log_sum_sq_probs": log_sum_sq_probs,
+        }
         for name, each in {**given, "mask": counts}.items():
             if each is not None and each.shape != log_probs.shape:
                 got = f"{tuple(each.shape)} for {tuple(log_probs.shape)}"
@@ -270,7 +382,11 @@ class CalibrationLoss(nn.Module):
 
         def wide(kept: Tensor) -> Tensor:
             # A row that does not count may contain any value, also NaN, and has no gradient.
-            return (kept if kept.dtype == torch.float64 else kept.float()).where(counts, 0).flatten()
+            return (
+                (kept if kept.dtype == torch.float64 else kept.float())
+                .where(counts, 0)
+                .flatten()
+            )
 
         with _without_autocast(log_probs):
             numbers: Numbers = {CROSS_ENTROPY: -wide(log_probs)}
@@ -280,12 +396,21 @@ class CalibrationLoss(nn.Module):
                 # The sum excludes the label. It is inaccurate if the label has nearly all the probability.
                 squares = wide(log_sum_sq_probs).exp() - (2 * wide(log_probs)).exp()
                 numbers[defined.OtherPowers(2.0)] = squares.clamp_min(0)
-            return self._reduced(numbers, torch.where(counts, 0, IGNORE_INDEX), reduction, num_items_in_batch)
+            return self._reduced(
+                numbers,
+                torch.where(counts, 0, IGNORE_INDEX),
+                reduction,
+                num_items_in_batch,
+            )
 
     def _check_kept(self, given: Mapping[str, Any]) -> None:
         """Raise for a loss that cannot be computed from these statistics."""
         way_out = "call it on logits, or linear_calibration_loss, or use focal, which needs only log_probs"
-        others = ", ".join(type(each).__name__ for each in self._reads[1:] if each not in KEPT_BY_A_HEAD)
+        others = ", ".join(
+            type(each).__name__
+            for each in self._reads[1:]
+            if each not in KEPT_BY_A_HEAD
+        )
         refused = {
             "couples the batch": self.couples_batch,
             "has class weights": self.class_weights is not None,
@@ -294,15 +419,24 @@ class CalibrationLoss(nn.Module):
             f"reads {others}": others,
         }
         for reason, holds in refused.items():
-            requirement = "loss to be a formula of log_probs, entropy and log_sum_sq_probs"
+            requirement = (
+                "loss to be a formula of log_probs, entropy and log_sum_sq_probs"
+            )
             check(not holds, requirement, f"{self.name!r}, which {reason}", way_out)
         for statistic in self._reads[1:]:
             name = KEPT_BY_A_HEAD[statistic]
-            check(given[name] is not None, f"{name} to be given for loss {self.name!r}", None, way_out)
+            check(
+                given[name] is not None,
+                f"{name} to be given for loss {self.name!r}",
+                None,
+                way_out,
+            )
             if given["log_probs"].requires_grad and not given[name].requires_grad:
                 recorded = RecordingRows(self)
                 value = self._formula(recorded).sum()
-                (slope,) = torch.autograd.grad(value, recorded.read[statistic], allow_unused=True)
+                (slope,) = torch.autograd.grad(
+                    value, recorded.read[statistic], allow_unused=True
+                )
                 got = "one without (TRL's log_sum_sq_probs has none)"
                 requirement = f"{name} to have a gradient for loss {self.name!r}"
                 check(slope is None, requirement, got, f"{way_out}, or bsce_gra")
@@ -319,52 +453,108 @@ class CalibrationLoss(nn.Module):
         if self.class_weights is None:
             return counts
         weights = self.class_weights.to(labels.device)
-        return counts * (weights if labels.is_floating_point() else weights[labels.long().clamp_min(0)])
+        return counts * (
+            weights
+            if labels.is_floating_point()
+            else weights[labels.long().clamp_min(0)]
+        )
 
     def _check(self, logits: Tensor, labels: Tensor) -> bool:
         """Check shapes and dtypes without waiting for the device; return whether the problem is multi-label."""
         if not logits.is_floating_point():
-            _refuse("logits to be floating point", logits.dtype, "pass the model's raw scores")
+            _refuse(
+                "logits to be floating point",
+                logits.dtype,
+                "pass the model's raw scores",
+            )
         if logits.dim() < 2:
-            _refuse("logits to have shape (N, C) or (N, L, C)", tuple(logits.shape), "add the batch axis")
-        multi_label = labels.is_floating_point() if self.multi_label is None else self.multi_label
+            _refuse(
+                "logits to have shape (N, C) or (N, L, C)",
+                tuple(logits.shape),
+                "add the batch axis",
+            )
+        multi_label = (
+            labels.is_floating_point() if self.multi_label is None else self.multi_label
+        )
         wanted = logits.shape if multi_label else logits.shape[:-1]
         if labels.shape != wanted:
-            requirement = f"labels to have shape {tuple(wanted)} for logits {tuple(logits.shape)}"
+            requirement = (
+                f"labels to have shape {tuple(wanted)} for logits {tuple(logits.shape)}"
+            )
             way_out = "integer class indices per row, or for multi-label problems one float per class"
             _refuse(requirement, f"{tuple(labels.shape)} {labels.dtype}", way_out)
         if multi_label != labels.is_floating_point():
             kind = "float (multi-label)" if multi_label else "integer (single label)"
-            _refuse(f"labels to be {kind}", labels.dtype, "convert them, or set problem_type")
+            _refuse(
+                f"labels to be {kind}",
+                labels.dtype,
+                "convert them, or set problem_type",
+            )
         if multi_label:
             self.check_multi_label()
-        if multi_label and self.multi_label is None and self._label_kind_is_open and not is_traced():
+        if (
+            multi_label
+            and self.multi_label is None
+            and self._label_kind_is_open
+            and not is_traced()
+        ):
             self._label_kind_is_open = False
             # `F.cross_entropy` would read such rows as probabilities of the classes of one softmax.
             rows = labels.detach().flatten(0, -2).float()
             sum_to_1 = ((rows.sum(1) - 1).abs() < 1e-3) & (rows >= 0).all(1)
-            if rows.shape[1] > 1 and bool(sum_to_1.all() & ((rows > 0) & (rows < 1)).any()):
+            if rows.shape[1] > 1 and bool(
+                sum_to_1.all() & ((rows > 0) & (rows < 1)).any()
+            ):
                 way_out = "F.cross_entropy accepts them; else set problem_type='multi_label_classification'"
-                _refuse("labels to be class indices, or one float per class", "rows that sum to 1", way_out)
-        if self.class_weights is not None and len(self.class_weights) != logits.shape[-1]:
+                _refuse(
+                    "labels to be class indices, or one float per class",
+                    "rows that sum to 1",
+                    way_out,
+                )
+        if (
+            self.class_weights is not None
+            and len(self.class_weights) != logits.shape[-1]
+        ):
             requirement = f"class_weights to have one entry for each of the {logits.shape[-1]} classes"
-            _refuse(requirement, len(self.class_weights), "give them in the order of the model's labels")
+            _refuse(
+                requirement,
+                len(self.class_weights),
+                "give them in the order of the model's labels",
+            )
         return multi_label
 
     def check_multi_label(self) -> None:
         """Raise ValueError if this loss has no multi-label form."""
         able = sorted(name for name, entry in LOSSES.items() if entry.multi_label)
         got = f"{self.name!r}, which is single-label"
-        check(self.name in able, "loss to have a multi-label form", got, f"use one of {', '.join(able)}")
+        check(
+            self.name in able,
+            "loss to have a multi-label form",
+            got,
+            f"use one of {', '.join(able)}",
+        )
 
     def _reduced(
-        self, numbers: Numbers, labels: Tensor, reduction: str, items: Divisor, shares: Tensor | None = None
+        self,
+        numbers: Numbers,
+        labels: Tensor,
+        reduction: str,
+        items: Divisor,
+        shares: Tensor | None = None,
     ) -> Tensor:
         """The formula's values of rows, or their sum or mean; `shares` are those of a decision's two outcomes."""
         if reduction not in ("mean", "sum", "none"):
-            _refuse("reduction to be one of 'mean', 'sum', 'none'", repr(reduction), "see the docstring")
+            _refuse(
+                "reduction to be one of 'mean', 'sum', 'none'",
+                repr(reduction),
+                "see the docstring",
+            )
         if reduction == "none" and self.couples_batch:
-            _refuse("reduction to be 'mean' or 'sum'", "'none'", f"{self.name} has no loss per example")
+            _refuse(
+                "reduction to be 'mean' or 'sum'",
+                "'none'",
+                f"{self.name} has no loss per example",
+            )
         flat = labels.flatten()
         dtype = numbers[CROSS_ENTROPY].dtype
         penalty = None
@@ -375,7 +565,9 @@ class CalibrationLoss(nn.Module):
             if self.gather is not None:
                 # Rows that are filled up with 0 count as ignored.
                 shifted = (flat - IGNORE_INDEX).to(dtype)
-                (*found, all_own, all_shifted), processes = self.gather([*numbers.values(), own, shifted])
+                (*found, all_own, all_shifted), processes = self.gather(
+                    [*numbers.values(), own, shifted]
+                )
                 all_labels = all_shifted.long() + IGNORE_INDEX
                 batch = Rows(dict(zip(numbers, found, strict=True)), all_labels, self)
                 rows = all_own.sum() / processes
@@ -387,7 +579,9 @@ class CalibrationLoss(nn.Module):
             values = (values * shares).view(2, -1).sum(0)
         is_mean = reduction == "mean" and items is None
         # For few labels, this search in Python takes less time than the operations that it saves.
-        few = 0 < len(flat) <= FEW_ROWS and flat.device.type == "cpu" and not is_traced()
+        few = (
+            0 < len(flat) <= FEW_ROWS and flat.device.type == "cpu" and not is_traced()
+        )
         plain = is_mean and penalty is None and self.class_weights is None
         if plain and few and IGNORE_INDEX not in flat.tolist():
             return values.mean()
@@ -412,7 +606,9 @@ def check_loss(loss: object) -> None:
     """Raise unless the argument is a loss of this library; its name, for example, is not."""
     if not isinstance(loss, CalibrationLoss):
         way_out = "make it with hf_calib.losses.make_loss(name, **hyperparameters)"
-        raise InputTypeError(expected("loss", "be a CalibrationLoss", repr(loss), way_out))
+        raise InputTypeError(
+            expected("loss", "be a CalibrationLoss", repr(loss), way_out)
+        )
 
 
 def logits_of(outputs: Any) -> Tensor:
@@ -422,7 +618,11 @@ def logits_of(outputs: Any) -> Tensor:
     torch.Size([2, 3])
     """
     first = next(iter(outputs), None) if isinstance(outputs, tuple) else outputs
-    logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", first)
+    logits = (
+        outputs.get("logits")
+        if isinstance(outputs, Mapping)
+        else getattr(outputs, "logits", first)
+    )
     if not isinstance(logits, Tensor):
         got = f"{type(outputs).__name__}; use a classification model"
         raise InputTypeError(f"expected the model's output to have `logits`, got {got}")
@@ -432,4 +632,8 @@ def logits_of(outputs: Any) -> Tensor:
 def _without_autocast(logits: Tensor) -> AbstractContextManager[Any]:
     """A context without autocast, which would compute the kernel products of the batch penalties in 16 bits."""
     device = logits.device.type
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+    return (
+        torch.autocast(device, enabled=False)
+        if torch.is_autocast_enabled(device)
+        else nullcontext()
+    )

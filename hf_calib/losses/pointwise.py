@@ -17,7 +17,15 @@ from torch import Tensor
 
 from hf_calib._errors import check
 from hf_calib.losses.loss import LOSSES, CalibrationLoss, Shared, loss
-from hf_calib.losses.ranges import AtLeastOne, Gammas, NonNegative, Positive, RankOrNumber, Share, Thresholds
+from hf_calib.losses.ranges import (
+    AtLeastOne,
+    Gammas,
+    NonNegative,
+    Positive,
+    RankOrNumber,
+    Share,
+    Thresholds,
+)
 from hf_calib.losses.rows import Rows, focal_term, modulate, power_of, weighted
 
 if TYPE_CHECKING:
@@ -32,9 +40,7 @@ MAX_INVERSE_GAMMA = 3.59
 def warn_of_inverse_gamma(gamma: float) -> None:
     """Warn, when a loss is made, of an inverse focal gamma whose gradient lowers the probability of some labels."""
     if gamma > MAX_INVERSE_GAMMA:
-        message = (
-            f"The inverse focal gamma is {gamma}, above {MAX_INVERSE_GAMMA}. From there on the gradient "
-        )
+        message = f"The inverse focal gamma is {gamma}, above {MAX_INVERSE_GAMMA}. From there on the gradient "
         message += f"pushes labels down whose probability is near 0.28. Use {MAX_INVERSE_GAMMA} or less."
         # The callers are the check of the loss, the entry's `make`, and the constructor or `make_loss`.
         warnings.warn(message, stacklevel=5)
@@ -43,7 +49,12 @@ def warn_of_inverse_gamma(gamma: float) -> None:
 def _check_steps(thresholds: Sequence[float], gammas: Sequence[float]) -> None:
     got = f"{len(gammas)} for {len(thresholds)}"
     fits = len(gammas) == len(thresholds) + 1
-    check(fits, "gammas to have one entry more than thresholds", got, "give a gamma per interval")
+    check(
+        fits,
+        "gammas to have one entry more than thresholds",
+        got,
+        "give a gamma per interval",
+    )
 
 
 def _steps(p: Tensor, thresholds: Sequence[float], gammas: Sequence[float]) -> Tensor:
@@ -64,7 +75,9 @@ def _gradient_form(
 ) -> Callable[P, CalibrationLoss]:
     """A loss named `_gra` with the weight of another loss on the gradient only, and with the same options."""
     twin = LOSSES[of.__name__]
-    formula: Any = wraps(twin.formula)(lambda r, **values: weighted(weight(r, **values).detach(), r.ce))
+    formula: Any = wraps(twin.formula)(
+        lambda r, **values: weighted(weight(r, **values).detach(), r.ce)
+    )
     name = formula.__name__ = formula.__qualname__ = f"{twin.name}_gra"
     of_twin = inspect.getdoc(twin.formula) or ""
     formula.__doc__ = (
@@ -94,7 +107,9 @@ def cross_entropy(r: Rows, **shared: Unpack[Shared]) -> Tensor:
 
 
 @loss(source="Szegedy et al. 2016, section 7", multi_label=True)
-def label_smoothing(r: Rows, *, smoothing: Share = 0.05, **shared: Unpack[Shared]) -> Tensor:
+def label_smoothing(
+    r: Rows, *, smoothing: Share = 0.05, **shared: Unpack[Shared]
+) -> Tensor:
     r"""Label smoothing: cross entropy with labels that give a share ε to all classes equally.
 
     It is the simplest way to limit over-confidence, and is the same for every example; `focal` depends on p_y. As in
@@ -155,7 +170,11 @@ focal_gra = _gradient_form(focal, "FL-GRA", lambda r, gamma: modulate(r.rest, ga
 
 @loss(source="Mukhoti et al. 2020", check=_check_steps)
 def flsd(
-    r: Rows, *, thresholds: Thresholds = (0.2,), gammas: Gammas = (5.0, 3.0), **shared: Unpack[Shared]
+    r: Rows,
+    *,
+    thresholds: Thresholds = (0.2,),
+    gammas: Gammas = (5.0, 3.0),
+    **shared: Unpack[Shared],
 ) -> Tensor:
     r"""FLSD-53: focal loss with a larger gamma for improbable labels.
 
@@ -176,12 +195,16 @@ def flsd(
 
 
 flsd_gra = _gradient_form(
-    flsd, "FLSD-GRA", lambda r, thresholds, gammas: modulate(r.rest, _steps(r.p, thresholds, gammas))
+    flsd,
+    "FLSD-GRA",
+    lambda r, thresholds, gammas: modulate(r.rest, _steps(r.p, thresholds, gammas)),
 )
 
 
 @loss(source="Wang et al. 2021", check=lambda gamma: warn_of_inverse_gamma(gamma))
-def inverse_focal(r: Rows, *, gamma: NonNegative = 2.0, **shared: Unpack[Shared]) -> Tensor:
+def inverse_focal(
+    r: Rows, *, gamma: NonNegative = 2.0, **shared: Unpack[Shared]
+) -> Tensor:
     r"""Inverse focal loss: cross entropy with a higher weight for examples whose label is probable.
 
     It is the opposite of `focal`, for models that end under-confident, or whose over-confidence a post-hoc calibrator
@@ -201,7 +224,11 @@ def inverse_focal(r: Rows, *, gamma: NonNegative = 2.0, **shared: Unpack[Shared]
 
 @loss(source="Tao et al. 2023 (DFL), Eq. 3 and Table 4")
 def dual_focal(
-    r: Rows, *, gamma: NonNegative = 5.0, rival: RankOrNumber = "next", **shared: Unpack[Shared]
+    r: Rows,
+    *,
+    gamma: NonNegative = 5.0,
+    rival: RankOrNumber = "next",
+    **shared: Unpack[Shared],
 ) -> Tensor:
     r"""Dual focal loss (DFL): focal loss whose weight depends on the label's margin over its rival.
 
@@ -224,12 +251,20 @@ def dual_focal(
 
 
 dual_focal_gra = _gradient_form(
-    dual_focal, "DFL-GRA", lambda r, gamma, rival: modulate(r.rest + r.rival(rival), gamma)
+    dual_focal,
+    "DFL-GRA",
+    lambda r, gamma, rival: modulate(r.rest + r.rival(rival), gamma),
 )
 
 
 @loss(source="Lin et al. 2025 (BSCE-GRA), Eq. 11", multi_label=True)
-def bsce(r: Rows, *, gamma: NonNegative = 2.0, norm: AtLeastOne = 2.0, **shared: Unpack[Shared]) -> Tensor:
+def bsce(
+    r: Rows,
+    *,
+    gamma: NonNegative = 2.0,
+    norm: AtLeastOne = 2.0,
+    **shared: Unpack[Shared],
+) -> Tensor:
     r"""BSCE: cross entropy weighted by the generalised Brier score of the whole prediction.
 
     The weight of `focal` depends only on 1 - p_y; this weight also depends on the distribution over the other classes.
@@ -278,12 +313,16 @@ def focal_calibration(
         >>> focal_calibration()(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
         tensor(0.1755)
     """
-    far = r.others(2.0) + r.rest.square() if distance == "l2" else r.others(1.0) + r.rest
+    far = (
+        r.others(2.0) + r.rest.square() if distance == "l2" else r.others(1.0) + r.rest
+    )
     return focal_term(r.ce, gamma) + brier_weight * far
 
 
 @loss(source="Pereyra et al. 2017, Eq. 2; the comparison study")
-def entropy_regularized(r: Rows, *, entropy_weight: NonNegative = 0.1, **shared: Unpack[Shared]) -> Tensor:
+def entropy_regularized(
+    r: Rows, *, entropy_weight: NonNegative = 0.1, **shared: Unpack[Shared]
+) -> Tensor:
     r"""Entropy regularisation (confidence penalty): cross entropy minus a multiple of the entropy of p.
 
     `label_smoothing` moves every class towards 1 / C; this loss hardly changes classes whose probability is nearly 0.
@@ -303,7 +342,11 @@ def entropy_regularized(r: Rows, *, entropy_weight: NonNegative = 0.1, **shared:
 
 @loss(source="the comparison study, 2.3")
 def logit_norm(
-    r: Rows, *, norm_weight: NonNegative = 0.01, p: AtLeastOne = 1.0, **shared: Unpack[Shared]
+    r: Rows,
+    *,
+    norm_weight: NonNegative = 0.01,
+    p: AtLeastOne = 1.0,
+    **shared: Unpack[Shared],
 ) -> Tensor:
     r"""Logit norm: cross entropy plus the norm of the logits, which keeps the logits and the confidence small.
 
@@ -326,7 +369,11 @@ def logit_norm(
 
 @loss(source="Liu et al. 2022 (MbLS), Eq. 8")
 def mbls(
-    r: Rows, *, margin_weight: NonNegative = 0.1, margin: NonNegative = 10.0, **shared: Unpack[Shared]
+    r: Rows,
+    *,
+    margin_weight: NonNegative = 0.1,
+    margin: NonNegative = 10.0,
+    **shared: Unpack[Shared],
 ) -> Tensor:
     r"""MbLS (margin-based label smoothing): cross entropy plus the excess of logit distances over a margin.
 

@@ -48,13 +48,25 @@ def _numbers(value: Any) -> tuple[float, ...]:
 
 _FINITE = "be a finite number"
 Number = Annotated[float, Hyperparameter(_FINITE, _number)]
-NonNegative = Annotated[float, Hyperparameter(f"{_FINITE} and >= 0", _number, lambda x: x >= 0)]
-NonPositive = Annotated[float, Hyperparameter(f"{_FINITE} and <= 0", _number, lambda x: x <= 0)]
-Positive = Annotated[float, Hyperparameter(f"{_FINITE} and > 0", _number, lambda x: x > 0)]
-AtLeastOne = Annotated[float, Hyperparameter(f"{_FINITE} and >= 1", _number, lambda x: x >= 1)]
+NonNegative = Annotated[
+    float, Hyperparameter(f"{_FINITE} and >= 0", _number, lambda x: x >= 0)
+]
+NonPositive = Annotated[
+    float, Hyperparameter(f"{_FINITE} and <= 0", _number, lambda x: x <= 0)
+]
+Positive = Annotated[
+    float, Hyperparameter(f"{_FINITE} and > 0", _number, lambda x: x > 0)
+]
+AtLeastOne = Annotated[
+    float, Hyperparameter(f"{_FINITE} and >= 1", _number, lambda x: x >= 1)
+]
 Share = Annotated[float, Hyperparameter("be in [0, 1]", _number, lambda x: 0 <= x <= 1)]
-UpperLimit = Annotated[float, Hyperparameter("be >= 0, or infinity", _number_or_infinity, lambda x: x >= 0)]
-_whole = Hyperparameter("be a whole number >= 1", lambda n: int(operator.index(n)), lambda n: n >= 1)
+UpperLimit = Annotated[
+    float, Hyperparameter("be >= 0, or infinity", _number_or_infinity, lambda x: x >= 0)
+]
+_whole = Hyperparameter(
+    "be a whole number >= 1", lambda n: int(operator.index(n)), lambda n: n >= 1
+)
 NumberOfBins = Annotated[int, _whole]
 _rising = Hyperparameter(
     "be numbers in [0, 1] in strictly rising order",
@@ -62,7 +74,10 @@ _rising = Hyperparameter(
     lambda each: each == tuple(sorted(set(each))) and min(each) >= 0 and max(each) <= 1,
 )
 Thresholds = Annotated[Sequence[float], _rising]
-Gammas = Annotated[Sequence[float], Hyperparameter("be numbers >= 0", _numbers, lambda each: min(each) >= 0)]
+Gammas = Annotated[
+    Sequence[float],
+    Hyperparameter("be numbers >= 0", _numbers, lambda each: min(each) >= 0),
+]
 _rank_or_number = Hyperparameter(
     f"be one of {', '.join(map(repr, RIVALS))}, or a number in [0, 1)",
     lambda value: value if value in RIVALS else float(value),
@@ -77,7 +92,9 @@ def _declared(annotation: Any) -> Hyperparameter:
         return Hyperparameter(
             f"be one of {', '.join(map(repr, options))}",
             lambda value: value,
-            lambda value: any(value == each and isinstance(value, type(each)) for each in options),
+            lambda value: any(
+                value == each and isinstance(value, type(each)) for each in options
+            ),
         )
     (declared,) = annotation.__metadata__
     return declared
@@ -88,4 +105,7 @@ def hyperparameters_of(formula: Callable[..., Any]) -> dict[str, Hyperparameter]
     # Python 3.10 has no `Unpack`, which types the shared arguments.
     annotations = get_type_hints(formula, localns={"Unpack": dict}, include_extras=True)
     own = list(inspect.signature(formula).parameters.values())[1:-1]
-    return {each.name: replace(_declared(annotations[each.name]), default=each.default) for each in own}
+    return {
+        each.name: replace(_declared(annotations[each.name]), default=each.default)
+        for each in own
+    }

@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from hf_calib.losses.statistics import definitions as defined
-from hf_calib.losses.statistics.definitions import CROSS_ENTROPY, IGNORE_INDEX, RivalRank, Statistic, tiny
+from hf_calib.losses.statistics.definitions import (
+    CROSS_ENTROPY,
+    IGNORE_INDEX,
+    RivalRank,
+    Statistic,
+    tiny,
+)
 from hf_calib.losses.statistics.door import is_traced
 
 Gamma = float | Tensor  # A number for all rows, or (N,).
@@ -34,7 +40,11 @@ class Rows:
     """
 
     def __init__(
-        self, values: Mapping[Statistic, Tensor], labels: Tensor, table: Any, batch: Rows | None = None
+        self,
+        values: Mapping[Statistic, Tensor],
+        labels: Tensor,
+        table: Any,
+        batch: Rows | None = None,
     ) -> None:
         self._values = values
         self._labels = labels
@@ -86,7 +96,9 @@ class Rows:
     def one_hot(self) -> Tensor:
         """The labels as (N, C): 1 at the label, otherwise 0."""
         classes = self._labels.clamp_min(0)
-        return torch.nn.functional.one_hot(classes, self.log_probs.shape[1]).to(self.log_probs)
+        return torch.nn.functional.one_hot(classes, self.log_probs.shape[1]).to(
+            self.log_probs
+        )
 
     @property
     def counts(self) -> Tensor:
@@ -112,7 +124,9 @@ class RecordingRows(Rows):
     def _read(self, statistic: Statistic) -> Tensor:
         if statistic not in self.read:
             shape = (2, 2) if isinstance(statistic, defined.LogProbs) else (2,)
-            half = torch.full(shape, 0.5, device="cpu", requires_grad=statistic.differentiable)
+            half = torch.full(
+                shape, 0.5, device="cpu", requires_grad=statistic.differentiable
+            )
             self.read[statistic] = half
         return self.read[statistic]
 
@@ -173,9 +187,15 @@ class _FocalTerm(torch.autograd.Function):
         negative = torch.rsub(ce, -_LEAST)
         weight = torch.ops.aten.elu(negative, -1).pow_(gamma)
         value = weight * ce
-        slope = torch.addcdiv(weight, value, torch.ops.aten.elu(negative, 1, 1, -1), value=gamma)
+        slope = torch.addcdiv(
+            weight, value, torch.ops.aten.elu(negative, 1, 1, -1), value=gamma
+        )
         # The slope of an impossible label is that of cross entropy. For few rows, Python finds such a label faster.
-        if ce.device.type != "cpu" or len(ce) > FEW_ROWS or max(ce.tolist(), default=0) > _IMPOSSIBLE:
+        if (
+            ce.device.type != "cpu"
+            or len(ce) > FEW_ROWS
+            or max(ce.tolist(), default=0) > _IMPOSSIBLE
+        ):
             slope.nan_to_num_(nan=1.0)
         ctx.gamma = gamma
         ctx.save_for_backward(ce, slope)
@@ -186,7 +206,9 @@ class _FocalTerm(torch.autograd.Function):
         ce, own = ctx.saved_tensors
         if not torch.is_grad_enabled():
             return own * slope, None
-        value = weighted(modulate(-torch.expm1(-ce), ctx.gamma), ce)  # create_graph=True
+        value = weighted(
+            modulate(-torch.expm1(-ce), ctx.gamma), ce
+        )  # create_graph=True
         (gradient,) = torch.autograd.grad(value, ce, slope, create_graph=True)
         return gradient, None
 

@@ -65,7 +65,11 @@ def linear_calibration_loss(
     _check(hidden, weight, labels, loss, bias, reduction)
     fits = softcap is None or softcap > 0
     check(fits, "softcap to be above 0", softcap, "leave it out if there is none")
-    scale = None if temperature is None else _checked_temperature(temperature).to(hidden.device)
+    scale = (
+        None
+        if temperature is None
+        else _checked_temperature(temperature).to(hidden.device)
+    )
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
@@ -78,7 +82,9 @@ def linear_calibration_loss(
         if len(counted) < len(states):
             states, own = states.index_select(0, counted), own.index_select(0, counted)
         has_gradient = torch.is_grad_enabled()
-        total: Tensor = _LinearLoss.apply(loss, own, softcap, has_gradient, states, weight, bias, scale)
+        total: Tensor = _LinearLoss.apply(
+            loss, own, softcap, has_gradient, states, weight, bias, scale
+        )
         if num_items_in_batch is not None:
             return total / num_items_in_batch
         if reduction == "sum":
@@ -103,10 +109,15 @@ class _LinearLoss(torch.autograd.Function):
         dtype = wide(hidden)
         needed = [has_gradient and need for need in ctx.needs_input_grad[4:]]
         wanted = zip(given, needed, (hidden.dtype, dtype, dtype, dtype), strict=True)
-        found = [torch.zeros_like(tensor, dtype=own) if need else None for tensor, need, own in wanted]
+        found = [
+            torch.zeros_like(tensor, dtype=own) if need else None
+            for tensor, need, own in wanted
+        ]
         of_hidden, of_weight, of_bias, of_temperature = found
         total = torch.zeros((), dtype=dtype, device=hidden.device)
-        elements = CPU_CHUNK_ELEMENTS if hidden.device.type == "cpu" else DEVICE_CHUNK_ELEMENTS
+        elements = (
+            CPU_CHUNK_ELEMENTS if hidden.device.type == "cpu" else DEVICE_CHUNK_ELEMENTS
+        )
         size = max(1, elements // len(weight))
         for start in range(0, len(hidden), size):
             rows = slice(start, start + size)
@@ -114,7 +125,11 @@ class _LinearLoss(torch.autograd.Function):
             product = linear(states, weight, bias)
             with torch.enable_grad():
                 leaves = [product.requires_grad_(any(needed))]
-                logits = product if softcap is None else softcap * torch.tanh(product / softcap)
+                logits = (
+                    product
+                    if softcap is None
+                    else softcap * torch.tanh(product / softcap)
+                )
                 if temperature is not None:
                     leaves.append(temperature.detach().requires_grad_(any(needed)))
                     logits = logits / leaves[1].to(logits.dtype)
@@ -138,54 +153,101 @@ class _LinearLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # With create_graph=True the gradients would count as constants.
+        if (
+            torch.is_grad_enabled()
+        ):  # With create_graph=True the gradients would count as constants.
             way_out = "Compute the logits, and call the loss on them."
-            raise RuntimeError(f"linear_calibration_loss has no gradients of gradients. {way_out}")
+            raise RuntimeError(
+                f"linear_calibration_loss has no gradients of gradients. {way_out}"
+            )
         found, ctx.found = ctx.found, None
         if found is None:
             way_out = "Call it again, or add the losses up before backward."
-            raise RuntimeError(f"An earlier backward pass already used the gradients of this loss. {way_out}")
+            raise RuntimeError(
+                f"An earlier backward pass already used the gradients of this loss. {way_out}"
+            )
         pairs = zip(found, ctx.dtypes, strict=True)
-        scaled = (None if gradient is None else gradient.mul_(slope).to(dtype) for gradient, dtype in pairs)
+        scaled = (
+            None if gradient is None else gradient.mul_(slope).to(dtype)
+            for gradient, dtype in pairs
+        )
         return (None, None, None, None, *scaled)
 
 
 def _checked_temperature(temperature: Tensor | float) -> Tensor:
     scale = torch.as_tensor(temperature)
     got = f"shape {tuple(scale.shape)}"
-    check(scale.numel() == 1, "temperature to be one number", got, "divide the logits themselves")
+    check(
+        scale.numel() == 1,
+        "temperature to be one number",
+        got,
+        "divide the logits themselves",
+    )
     value = scale.detach()
     if value.device.type == "cpu":
-        check(bool(value > 0), "temperature to be above 0", value.item(), "1.0 changes nothing")
+        check(
+            bool(value > 0),
+            "temperature to be above 0",
+            value.item(),
+            "1.0 changes nothing",
+        )
     else:  # The host does not wait; the device itself asserts.
         torch._assert_async(value > 0, "expected temperature to be above 0")
     return scale
 
 
 def _check(
-    hidden: Tensor, weight: Tensor, labels: Tensor, loss: CalibrationLoss, bias: Tensor | None, reduction: str
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    loss: CalibrationLoss,
+    bias: Tensor | None,
+    reduction: str,
 ) -> None:
     check_loss(loss)
     way_out = "compute the logits, and call the loss on them"
     got = f"{loss.name!r}, which couples the batch"
     check(not loss.couples_batch, "loss to have a value per row", got, way_out)
-    check(not loss.multi_label, "loss to be single-label", f"a multi-label {loss.name!r}", way_out)
+    check(
+        not loss.multi_label,
+        "loss to be single-label",
+        f"a multi-label {loss.name!r}",
+        way_out,
+    )
     way_out = "the gradients are summed over the rows"
-    check(reduction in ("mean", "sum"), "reduction to be 'mean' or 'sum'", repr(reduction), way_out)
+    check(
+        reduction in ("mean", "sum"),
+        "reduction to be 'mean' or 'sum'",
+        repr(reduction),
+        way_out,
+    )
     autocast = torch.is_autocast_enabled(hidden.device.type)
     head = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
     for name, tensor in head.items():
-        if not (tensor.is_floating_point() and (autocast or tensor.dtype == hidden.dtype)):
+        if not (
+            tensor.is_floating_point() and (autocast or tensor.dtype == hidden.dtype)
+        ):
             got = f"{tensor.dtype} for {hidden.dtype}"
-            raise InputTypeError(expected(name, "have the float dtype of hidden", got, "convert one of them"))
-    fits = hidden.dim() >= 2 and weight.dim() == 2 and weight.shape[1] == hidden.shape[-1]
+            raise InputTypeError(
+                expected(
+                    name, "have the float dtype of hidden", got, "convert one of them"
+                )
+            )
+    fits = (
+        hidden.dim() >= 2 and weight.dim() == 2 and weight.shape[1] == hidden.shape[-1]
+    )
     fits = fits and (bias is None or bias.shape == weight.shape[:1])
     got = " and ".join(str(tuple(tensor.shape)) for tensor in (hidden, *head.values()))
     requirement = "hidden and weight to be (N, H) and (V, H), and bias to be (V,)"
     check(fits, requirement, got, "pass the head's own weight")
     fits = labels.shape == hidden.shape[:-1] and not labels.is_floating_point()
     requirement = f"labels to be integers of shape {tuple(hidden.shape[:-1])}"
-    check(fits, requirement, f"{tuple(labels.shape)} {labels.dtype}", "one for each hidden state")
+    check(
+        fits,
+        requirement,
+        f"{tuple(labels.shape)} {labels.dtype}",
+        "one for each hidden state",
+    )
     check_labels(labels.flatten(), len(weight))
 
 
@@ -205,17 +267,26 @@ class for_cross_encoder(torch.nn.Module):  # noqa: N801, it is used as a functio
         check_loss(loss)
         if not (hasattr(model, "preprocess") and hasattr(model, "num_labels")):
             way_out = "pass the sentence_transformers.CrossEncoder; other logits go to the loss itself"
-            raise InputTypeError(expected("model", "be a CrossEncoder", type(model).__name__, way_out))
+            raise InputTypeError(
+                expected("model", "be a CrossEncoder", type(model).__name__, way_out)
+            )
         self.has_sigmoid = model.num_labels == 1
         if self.has_sigmoid:
             loss.check_multi_label()
         self.model = model
         self.loss = loss
 
-    def forward(self, inputs: Sequence[Sequence[str]], labels: Tensor, **options: Any) -> Tensor:
+    def forward(
+        self, inputs: Sequence[Sequence[str]], labels: Tensor, **options: Any
+    ) -> Tensor:
         """Compute the mean loss, in nats, of columns of texts; the model gets the options, such as prompt and task."""
         features = self.model.preprocess(list(zip(*inputs, strict=True)), **options)
-        on_device = {k: f.to(self.model.device) if isinstance(f, Tensor) else f for k, f in features.items()}
+        on_device = {
+            k: f.to(self.model.device) if isinstance(f, Tensor) else f
+            for k, f in features.items()
+        }
         scores = self.model(on_device)["scores"]
         rows = labels.view(-1)
-        return self.loss(scores, rows.to(scores.dtype)[:, None] if self.has_sigmoid else rows.long())
+        return self.loss(
+            scores, rows.to(scores.dtype)[:, None] if self.has_sigmoid else rows.long()
+        )

@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hf_calib._errors import InputTypeError, InputValueError, check, did_you_mean, expected
+from hf_calib._errors import (
+    InputTypeError,
+    InputValueError,
+    check,
+    did_you_mean,
+    expected,
+)
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
@@ -22,7 +28,9 @@ RANGE_TOLERANCE = 1e-6
 CHUNK_ELEMENTS = 2**16  # A chunk of float64 and its temporaries fit in the cache.
 
 
-def row_chunks(n_rows: int, n_columns: int = 1, *, elements: int | None = None) -> Iterator[slice]:
+def row_chunks(
+    n_rows: int, n_columns: int = 1, *, elements: int | None = None
+) -> Iterator[slice]:
     """Cut rows into chunks of about `elements` numbers, `CHUNK_ELEMENTS` unless told otherwise."""
     step = max(1, (elements or CHUNK_ELEMENTS) // n_columns)
     return (slice(start, min(start + step, n_rows)) for start in range(0, n_rows, step))
@@ -32,24 +40,39 @@ def as_array(argument: str, values: ArrayLike) -> NDArray[Any]:
     """Return values as a numpy array; a torch tensor, known by its methods, is detached and moved to the CPU."""
     if np.ma.is_masked(values):
         got = f"{np.ma.count_masked(values)} masked of {np.size(values)}"
-        check(False, f"{argument} to have no masked values", got, "drop the masked rows first")
+        check(
+            False,
+            f"{argument} to have no masked values",
+            got,
+            "drop the masked rows first",
+        )
     tensor: Any = values
     try:
         if hasattr(tensor, "detach"):
             tensor = tensor.detach().cpu()
             narrow = tensor.is_floating_point() and tensor.element_size() < 4
-            return np.asarray(tensor.float() if narrow else tensor)  # Numpy has no bfloat16.
+            return np.asarray(
+                tensor.float() if narrow else tensor
+            )  # Numpy has no bfloat16.
         return np.asarray(values)
-    except (TypeError, RuntimeError, ValueError) as error:  # Rows may have different lengths, or be tensors.
+    except (
+        TypeError,
+        RuntimeError,
+        ValueError,
+    ) as error:  # Rows may have different lengths, or be tensors.
         kind = InputValueError if isinstance(error, ValueError) else InputTypeError
         got = str(error).splitlines()[0].rstrip(".")
-        raise kind(expected(argument, "be a numpy array", got, "pass one array of numbers")) from error
+        raise kind(
+            expected(argument, "be a numpy array", got, "pass one array of numbers")
+        ) from error
 
 
 def as_floats(argument: str, values: ArrayLike) -> FloatArray:
     """Return real numbers as a float64 array."""
     array = as_array(argument, values)
-    check_kind(array, "biuf", f"{argument} to hold real numbers", "pass an array of floats")
+    check_kind(
+        array, "biuf", f"{argument} to hold real numbers", "pass an array of floats"
+    )
     return array.astype(np.float64, copy=False)
 
 
@@ -65,18 +88,31 @@ def check_kind(array: NDArray[Any], kinds: str, requirement: str, way_out: str) 
         check_type(False, requirement, f"dtype {array.dtype}", way_out)
 
 
-def check_shape(argument: str, array: NDArray[Any], shape: tuple[int, ...], way_out: str) -> None:
+def check_shape(
+    argument: str, array: NDArray[Any], shape: tuple[int, ...], way_out: str
+) -> None:
     """Raise unless the array has this shape."""
-    check(array.shape == shape, f"{argument} to have shape {shape}", f"shape {array.shape}", way_out)
+    check(
+        array.shape == shape,
+        f"{argument} to have shape {shape}",
+        f"shape {array.shape}",
+        way_out,
+    )
 
 
-def check_integer(argument: str, value: Any, least: int, way_out: str, *, most: int = 2**63 - 1) -> int:
+def check_integer(
+    argument: str, value: Any, least: int, way_out: str, *, most: int = 2**63 - 1
+) -> int:
     """Return an integer from least to most as an int; raise otherwise."""
-    check_type(not isinstance(value, bool), f"{argument} to be an integer", value, way_out)
+    check_type(
+        not isinstance(value, bool), f"{argument} to be an integer", value, way_out
+    )
     try:
         number = operator.index(value)
     except TypeError:
-        raise InputTypeError(expected(argument, "be an integer", repr(value), way_out)) from None
+        raise InputTypeError(
+            expected(argument, "be an integer", repr(value), way_out)
+        ) from None
     check(number >= least, f"{argument} to be at least {least}", number, way_out)
     check(number <= most, f"{argument} to be at most {most:,}", number, way_out)
     return number
@@ -96,26 +132,41 @@ def check_share(argument: str, value: Any, way_out: str) -> float:
 
 
 def check_draws(
-    n_resamples: int, seed: int, confidence_level: float = 0.95, *, seed_name: str = "seed"
+    n_resamples: int,
+    seed: int,
+    confidence_level: float = 0.95,
+    *,
+    seed_name: str = "seed",
 ) -> np.random.Generator:
     """Check the number of resamples and return the generator; a seed has at most 128 bits, as in `numpy.random`."""
     check_integer("n_resamples", n_resamples, 1, "1000 is usual", most=1_000_000)
     check_share("confidence_level", confidence_level, "use 0.95 for a 95% interval")
     way_out = f"{seed_name}=0 is the default"
-    return np.random.default_rng(check_integer(seed_name, seed, 0, way_out, most=2**128 - 1))
+    return np.random.default_rng(
+        check_integer(seed_name, seed, 0, way_out, most=2**128 - 1)
+    )
 
 
 def check_choice(argument: str, value: str, choices: Sequence[str]) -> None:
     """Raise unless the value is one of the choices."""
-    if value not in choices:  # Finding the nearest name is slower than a metric of few rows.
+    if (
+        value not in choices
+    ):  # Finding the nearest name is slower than a metric of few rows.
         requirement = f"be one of {', '.join(map(repr, choices))}"
-        raise InputValueError(expected(argument, requirement, repr(value), did_you_mean(value, choices)))
+        raise InputValueError(
+            expected(argument, requirement, repr(value), did_you_mean(value, choices))
+        )
 
 
 def check_flag(argument: str, value: Any) -> None:
     """Raise unless the value is True or False, because any text, even "no", would count as true."""
     is_flag = isinstance(value, bool | np.bool_)
-    check_type(is_flag, f"{argument} to be True or False", repr(value), "write it without quotes")
+    check_type(
+        is_flag,
+        f"{argument} to be True or False",
+        repr(value),
+        "write it without quotes",
+    )
 
 
 class RowError(InputValueError):
@@ -130,16 +181,23 @@ class RowError(InputValueError):
 
     def _of_row(self, first: int, where: str) -> str:
         row, argument, requirement, got, way_out = self.args
-        return expected(argument, requirement, f"{got} in row {first + row:,}{where}", way_out)
+        return expected(
+            argument, requirement, f"{got} in row {first + row:,}{where}", way_out
+        )
 
 
 def check_rows(
-    probs: NDArray[Any], labels: NDArray[Any], weights: NDArray[Any] | None, n_classes: int
+    probs: NDArray[Any],
+    labels: NDArray[Any],
+    weights: NDArray[Any] | None,
+    n_classes: int,
 ) -> None:
     """Raise unless probs has shape (N, C) with this number of classes; N may be 0."""
     fits = probs.ndim == 2 and probs.shape[1] == n_classes
     way_out = "use one state for each set of classes"
-    check(fits, f"probs to have shape (N, {n_classes})", f"shape {probs.shape}", way_out)
+    check(
+        fits, f"probs to have shape (N, {n_classes})", f"shape {probs.shape}", way_out
+    )
     if len(probs):
         check_probs(probs)
     check_labels(labels, *probs.shape)
@@ -147,23 +205,34 @@ def check_rows(
         _check_weights("weights", weights, len(probs))
 
 
-def check_weights(sample_weight: ArrayLike | None, n_examples: int) -> FloatArray | None:
+def check_weights(
+    sample_weight: ArrayLike | None, n_examples: int
+) -> FloatArray | None:
     """Return weights (N,) as float64, or None if there are none."""
     if sample_weight is None:
         return None
     weights = as_floats("sample_weight", sample_weight)
     _check_weights("sample_weight", weights, n_examples)
-    check(bool(weights.any()), "sample_weight to hold a weight above 0", "zeros", "leave it out")
+    check(
+        bool(weights.any()),
+        "sample_weight to hold a weight above 0",
+        "zeros",
+        "leave it out",
+    )
     return weights
 
 
-def check_probs_and_labels(probs: ArrayLike, labels: ArrayLike) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def check_probs_and_labels(
+    probs: ArrayLike, labels: ArrayLike
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return probs (N, C) in their own float dtype and labels (N,) as int64."""
     checked = check_probs(probs)
     return checked, check_labels(as_array("labels", labels), *checked.shape)
 
 
-def check_probs_and_any_labels(probs: ArrayLike, labels: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
+def check_probs_and_any_labels(
+    probs: ArrayLike, labels: ArrayLike
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return probs (N, C) and labels: (N,) int64, or soft labels (N, C) float64 if they are a float matrix."""
     checked, targets = check_probs(probs), as_array("labels", labels)
     if targets.ndim == 2 and targets.dtype.kind == "f":
@@ -176,18 +245,34 @@ def check_soft_labels(
 ) -> FloatArray:
     """Return soft labels (N, C) as float64; raise unless they are shares with this number of rows and classes."""
     array = as_array(argument, soft_labels)
-    check_shape(argument, array, shape, "pass a share for each example and class, in their order")
+    check_shape(
+        argument,
+        array,
+        shape,
+        "pass a share for each example and class, in their order",
+    )
     way_out = "divide each row by its sum: soft labels are shares"
-    return check_probs(array, argument=argument, way_out=way_out).astype(np.float64, copy=False)
+    return check_probs(array, argument=argument, way_out=way_out).astype(
+        np.float64, copy=False
+    )
 
 
-def check_probs(probs: ArrayLike, *, argument: str = "probs", way_out: str = "") -> NDArray[Any]:
+def check_probs(
+    probs: ArrayLike, *, argument: str = "probs", way_out: str = ""
+) -> NDArray[Any]:
     """Return distributions (N, C) in their own float dtype, for sums in float64; they are checked in one pass."""
     rows = as_array(argument, probs)
     requirement = f"{argument} to hold at least one value, in shape (N, C)"
     shape_way = "pass probs first, then labels; for one positive probability p, np.stack([1 - p, p], axis=1)"
-    check(rows.ndim == 2 and rows.size > 0, requirement, f"shape {rows.shape}", shape_way)
-    check_kind(rows, "f", f"{argument} to be a float array", way_out or f"pass {argument}.astype(float)")
+    check(
+        rows.ndim == 2 and rows.size > 0, requirement, f"shape {rows.shape}", shape_way
+    )
+    check_kind(
+        rows,
+        "f",
+        f"{argument} to be a float array",
+        way_out or f"pass {argument}.astype(float)",
+    )
     range_way = "these look like logits, or like overflow: pass scipy.special.softmax(logits, axis=1)"
     sum_way = (
         "pass softmax probabilities in float32 or wider, for one sigmoid output p, np.hstack([1 - p, p]); several "
@@ -201,25 +286,54 @@ def check_probs(probs: ArrayLike, *, argument: str = "probs", way_out: str = "")
         with np.errstate(over="ignore", invalid="ignore"):
             sums = chunk @ ones
             off = np.abs(sums - 1)
-        in_range = chunk.min() >= -RANGE_TOLERANCE and chunk.max() <= 1 + RANGE_TOLERANCE  # NaN is not
+        in_range = (
+            chunk.min() >= -RANGE_TOLERANCE and chunk.max() <= 1 + RANGE_TOLERANCE
+        )  # NaN is not
         if not (in_range and off.max() <= ROW_SUM_TOLERANCE):
             low, high = chunk.min(axis=1), chunk.max(axis=1)
             farthest = np.where(-low > high - 1, low, high)
             finite_way = "drop these rows, or find their cause, such as a model that has diverged"
-            refuse(~np.isfinite(farthest), argument, "be finite", farthest, finite_way, part.start)
+            refuse(
+                ~np.isfinite(farthest),
+                argument,
+                "be finite",
+                farthest,
+                finite_way,
+                part.start,
+            )
             outside = np.abs(farthest - 0.5) > 0.5 + RANGE_TOLERANCE
-            refuse(outside, argument, "lie in [0, 1]", farthest, way_out or range_way, part.start)
+            refuse(
+                outside,
+                argument,
+                "lie in [0, 1]",
+                farthest,
+                way_out or range_way,
+                part.start,
+            )
             wrong = off > ROW_SUM_TOLERANCE
-            refuse(wrong, f"each row of {argument}", "sum to 1", sums, way_out or sum_way, part.start)
+            refuse(
+                wrong,
+                f"each row of {argument}",
+                "sum to 1",
+                sums,
+                way_out or sum_way,
+                part.start,
+            )
     return rows
 
 
-def check_labels(labels: NDArray[Any], n_examples: int, n_classes: int) -> NDArray[np.int64]:
+def check_labels(
+    labels: NDArray[Any], n_examples: int, n_classes: int
+) -> NDArray[np.int64]:
     """Return labels (N,) as int64; raise unless each is a class index."""
     way_out = "pass one class index per row of probs, or label distributions as a float (N, C) matrix"
     check_shape("labels", labels, (n_examples,), way_out)
     by_name = "number them by the columns: [names.index(label) for label in labels]"
-    way_out = by_name if labels.dtype.kind in "USO" else "pass class indices, labels.astype(int)"
+    way_out = (
+        by_name
+        if labels.dtype.kind in "USO"
+        else "pass class indices, labels.astype(int)"
+    )
     check_kind(labels, "iu", "labels to be integers", way_out)
     outside = (labels < 0) | (labels >= n_classes)
     way_out = "number the columns; drop ignored rows first: keep = labels != -100"
@@ -230,11 +344,22 @@ def check_labels(labels: NDArray[Any], n_examples: int, n_classes: int) -> NDArr
 def _check_weights(argument: str, weights: NDArray[Any], n_examples: int) -> None:
     check_shape(argument, weights, (n_examples,), "pass one for each row of probs")
     wrong = ~((weights >= 0) & (weights < np.inf))
-    refuse(wrong, argument, "be finite and at least 0", weights, "give each row a weight; 0 leaves it out")
+    refuse(
+        wrong,
+        argument,
+        "be finite and at least 0",
+        weights,
+        "give each row a weight; 0 leaves it out",
+    )
 
 
 def refuse(
-    wrong: NDArray[Any], argument: str, requirement: str, values: NDArray[Any], way_out: str, first: int = 0
+    wrong: NDArray[Any],
+    argument: str,
+    requirement: str,
+    values: NDArray[Any],
+    way_out: str,
+    first: int = 0,
 ) -> None:
     """Raise for the first of the values (N, ...) where `wrong` (N, ...) is True."""
     if wrong.any():

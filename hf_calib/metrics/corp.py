@@ -38,7 +38,9 @@ class CorpCurve(NamedTuple):
     high: FloatArray
 
 
-def corp_decomposition(probs: ArrayLike, labels: ArrayLike, *, score: Score = "brier") -> CorpDecomposition:
+def corp_decomposition(
+    probs: ArrayLike, labels: ArrayLike, *, score: Score = "brier"
+) -> CorpDecomposition:
     r"""Decompose the top label's mean score by isotonic regression, without bins.
 
     Unlike in `brier_decomposition`, the recalibrated confidences $\hat x$ are the best non-decreasing function of x:
@@ -70,14 +72,20 @@ def decompose(top: TopLabel, score: Score) -> CorpDecomposition:
 
     def mean_score(stated: FloatArray, rows: Any, right: FloatArray) -> float:
         if score == "brier":
-            return float(right @ (1 - stated) ** 2 + (rows - right) @ stated**2) / n_rows
-        of_right, of_wrong = (np.log(np.maximum(p, SMALLEST_PROBABILITY)) for p in (stated, 1 - stated))
+            return (
+                float(right @ (1 - stated) ** 2 + (rows - right) @ stated**2) / n_rows
+            )
+        of_right, of_wrong = (
+            np.log(np.maximum(p, SMALLEST_PROBABILITY)) for p in (stated, 1 - stated)
+        )
         return -float(right @ of_right + (rows - right) @ of_wrong) / n_rows
 
     own = mean_score(top.confidence, 1, top.correct)
     best = mean_score(_recalibrated(rows, right), rows, right)
     uncertainty = mean_score(np.full(len(rows), top.correct.mean()), rows, right)
-    return CorpDecomposition(own, max(own - best, 0.0), max(uncertainty - best, 0.0), uncertainty)
+    return CorpDecomposition(
+        own, max(own - best, 0.0), max(uncertainty - best, 0.0), uncertainty
+    )
 
 
 def _pooled(top: TopLabel, dtype: type) -> tuple[FloatArray, IntArray, FloatArray]:
@@ -118,10 +126,14 @@ def corp_curve(
     [0.5, 0.5, 1.0, 1.0]
     """
     top = top_label(*checks.check_probs_and_labels(probs, labels))
-    return curve_of(top, n_resamples=n_resamples, confidence_level=confidence_level, seed=seed)
+    return curve_of(
+        top, n_resamples=n_resamples, confidence_level=confidence_level, seed=seed
+    )
 
 
-def curve_of(top: TopLabel, *, n_resamples: int, confidence_level: float, seed: int) -> CorpCurve:
+def curve_of(
+    top: TopLabel, *, n_resamples: int, confidence_level: float, seed: int
+) -> CorpCurve:
     """The curve for rows with a known top label."""
     rng = checks.check_draws(n_resamples, seed, confidence_level)
     values, rows, right = _pooled(top, np.float32)
@@ -171,12 +183,19 @@ def confidence_errors(
     top = top_label(*checks.check_probs_and_labels(probs, labels))
     n_rows = len(top.confidence)
     got = f"{n_folds} with N = {n_rows}"
-    check(2 <= n_folds <= n_rows, "n_folds to be from 2 to the number of rows", got, "use 5, or more rows")
+    check(
+        2 <= n_folds <= n_rows,
+        "n_folds to be from 2 to the number of rows",
+        got,
+        "use 5, or more rows",
+    )
     folds, recalibrated = rng.permutation(n_rows) % n_folds, np.empty(n_rows)
     for fold in range(n_folds):
         own = folds == fold
         values, rows, right = _pooled(top.part(~own), np.float64)
-        recalibrated[own] = np.interp(top.confidence[own], values, _recalibrated(rows, right))
+        recalibrated[own] = np.interp(
+            top.confidence[own], values, _recalibrated(rows, right)
+        )
     return errors_by_side(top, recalibrated)
 
 

@@ -13,7 +13,14 @@ from numpy.typing import ArrayLike, NDArray
 from hf_calib._errors import check
 from hf_calib.metrics import checks
 from hf_calib.metrics.checks import FloatArray, IntArray
-from hf_calib.metrics.sums import Interval, TopLabel, draw_counts, interval_of, top_label_error, winners
+from hf_calib.metrics.sums import (
+    Interval,
+    TopLabel,
+    draw_counts,
+    interval_of,
+    top_label_error,
+    winners,
+)
 
 _BIO = re.compile(r"O|[BI]-.+")
 Span = tuple[str, int, int]  # The type, and the indices of the first and the last row.
@@ -42,7 +49,11 @@ def are_bio(tag_names: Sequence[str]) -> bool:
 
 
 def find_entities(
-    probs: ArrayLike, labels: ArrayLike, sentences: ArrayLike, *, tag_names: Sequence[str]
+    probs: ArrayLike,
+    labels: ArrayLike,
+    sentences: ArrayLike,
+    *,
+    tag_names: Sequence[str],
 ) -> Entities:
     """Find the entities that a token classifier predicts, with their confidences and correctness.
 
@@ -72,14 +83,37 @@ def find_entities(
     values, places = np.unique(numbers[begins], return_counts=True)
     got = f"sentence {values[places.argmax()]} in {places.max()} places"
     together = places.max() == 1
-    check(together, "the tokens of a sentence to follow each other", got, "sort the tokens by sentence")
-    n_names, wanted = len(tag_names), f"tag_names to hold {rows.shape[1]} names, one per column"
-    check(n_names == rows.shape[1], wanted, n_names, "name the columns of probs in their order")
+    check(
+        together,
+        "the tokens of a sentence to follow each other",
+        got,
+        "sort the tokens by sentence",
+    )
+    n_names, wanted = (
+        len(tag_names),
+        f"tag_names to hold {rows.shape[1]} names, one per column",
+    )
+    check(
+        n_names == rows.shape[1],
+        wanted,
+        n_names,
+        "name the columns of probs in their order",
+    )
     others = [name for name in tag_names if not _BIO.fullmatch(name)]
-    way_out = "only such tags define entities; other tags have calibration per token only"
-    check(are_bio(tag_names), "tag_names to be O, B-TYPE and I-TYPE", others or "O only", way_out)
+    way_out = (
+        "only such tags define entities; other tags have calibration per token only"
+    )
+    check(
+        are_bio(tag_names),
+        "tag_names to be O, B-TYPE and I-TYPE",
+        others or "O only",
+        way_out,
+    )
     confidences, predicted = winners(rows)
-    spans, true = _spans(predicted, tag_names, begins), set(_spans(targets, tag_names, begins))
+    spans, true = (
+        _spans(predicted, tag_names, begins),
+        set(_spans(targets, tag_names, begins)),
+    )
     tokens = [confidences[first : last + 1] for _, first, last in spans]
     sentence_of = begins.cumsum() - 1
     return Entities(
@@ -87,12 +121,18 @@ def find_entities(
         product=np.array([part.prod() for part in tokens], dtype=np.float64),
         minimum=np.array([part.min() for part in tokens], dtype=np.float64),
         correct=np.array([span in true for span in spans], dtype=np.float64),
-        sentences=np.array([sentence_of[first] for _, first, _ in spans], dtype=np.intp),
-        n_true=np.bincount([sentence_of[first] for _, first, _ in true], minlength=len(values)),
+        sentences=np.array(
+            [sentence_of[first] for _, first, _ in spans], dtype=np.intp
+        ),
+        n_true=np.bincount(
+            [sentence_of[first] for _, first, _ in true], minlength=len(values)
+        ),
     )
 
 
-def _spans(tags: IntArray, tag_names: Sequence[str], begins: NDArray[np.bool_]) -> list[Span]:
+def _spans(
+    tags: IntArray, tag_names: Sequence[str], begins: NDArray[np.bool_]
+) -> list[Span]:
     """The entities of the tags (N,), in their order; `begins` (N,) marks the first row of a sentence."""
     kinds = np.array([name[2:] for name in tag_names])[tags]
     goes_on = np.array([name.startswith("I") for name in tag_names])[tags]
@@ -128,16 +168,26 @@ def entity_scores(
     rng = checks.check_draws(n_resamples, seed, confidence_level)
     n_sentences = len(entities.n_true)
     n_right = np.bincount(entities.sentences, entities.correct, minlength=n_sentences)
-    n_found, n_true = np.bincount(entities.sentences, minlength=n_sentences), entities.n_true
+    n_found, n_true = (
+        np.bincount(entities.sentences, minlength=n_sentences),
+        entities.n_true,
+    )
     sums = np.stack([n_right, (n_found + n_true) / 2, n_found, n_true], axis=1)
-    drawn = [_shares(counts @ sums) for counts in draw_counts(n_sentences, n_resamples, rng)]
+    drawn = [
+        _shares(counts @ sums) for counts in draw_counts(n_sentences, n_resamples, rng)
+    ]
     values, draws = _shares(sums.sum(axis=0)), np.concatenate(drawn)
     found = {}
     for i, name in enumerate(("f1", "precision", "recall")):
         found[name] = interval_of(float(values[i]), draws[:, i], confidence_level)
-    for name, confidences in (("product", entities.product), ("minimum", entities.minimum)):
+    for name, confidences in (
+        ("product", entities.product),
+        ("minimum", entities.minimum),
+    ):
         top = TopLabel(confidences, entities.correct)
-        found[f"ece_{name}"] = Interval(top_label_error(top, n_bins=n_bins) if len(confidences) else np.nan)
+        found[f"ece_{name}"] = Interval(
+            top_label_error(top, n_bins=n_bins) if len(confidences) else np.nan
+        )
     return found
 
 

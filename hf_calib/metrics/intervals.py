@@ -21,8 +21,12 @@ from hf_calib.metrics.checks import FloatArray, IntArray
 from hf_calib.metrics.sums import Binning, BinSums, Interval, SumMetric, mean_of
 
 MetricFunction = Callable[..., float]
-Asked = Sequence[tuple[str | MetricFunction, dict[str, Any]]]  # Metrics with their options.
-Simulation = Callable[[np.random.Generator], float]  # It draws labels and returns their metric.
+Asked = Sequence[
+    tuple[str | MetricFunction, dict[str, Any]]
+]  # Metrics with their options.
+Simulation = Callable[
+    [np.random.Generator], float
+]  # It draws labels and returns their metric.
 
 _HALVINGS = 30  # The range of shrinkages is wide if a bin is near 1.
 _SMALLEST_VARIANCE = 1e-4  # The variance of a bin near 1, so that its gap can grow too.
@@ -32,8 +36,12 @@ class Metric(NamedTuple):
     """A row of `METRICS`, or a function of the user."""
 
     function: MetricFunction  # It has probs, labels and options as arguments.
-    sums: Callable[..., SumMetric] | None = None  # With sums, a resample costs O(N) additions.
-    of_top: MetricFunction | None = None  # The metric of a `TopLabel`, if it needs no more.
+    sums: Callable[..., SumMetric] | None = (
+        None  # With sums, a resample costs O(N) additions.
+    )
+    of_top: MetricFunction | None = (
+        None  # The metric of a `TopLabel`, if it needs no more.
+    )
 
 
 METRICS = {
@@ -46,9 +54,14 @@ METRICS = {
         Metric(sums.ece_sweep, of_top=sums.sweep_error),
         Metric(scores.expected_calibration_error, sums.top_label_sums),
         Metric(kernel.kde_calibration_error),
-        Metric(scores.maximum_calibration_error, partial(sums.top_label_sums, norm="max")),
+        Metric(
+            scores.maximum_calibration_error, partial(sums.top_label_sums, norm="max")
+        ),
         Metric(scores.negative_log_likelihood, partial(mean_of, scores.negative_logs)),
-        Metric(scores.root_brier_score, partial(mean_of, scores.squared_distances, root=True)),
+        Metric(
+            scores.root_brier_score,
+            partial(mean_of, scores.squared_distances, root=True),
+        ),
         Metric(smooth.smooth_calibration_error, of_top=smooth.smooth_error),
         Metric(smooth.smooth_calibration_error_dual, of_top=smooth.smooth_error_dual),
         Metric(scores.true_calibration_error, partial(mean_of, scores.distances)),
@@ -61,7 +74,10 @@ def find_metric(metric: str | MetricFunction) -> Metric:
     if callable(metric):
         return Metric(metric)
     way_out = "for example 'expected_calibration_error'"
-    named, requirement = isinstance(metric, str), "metric to be a name or a function of probs and labels"
+    named, requirement = (
+        isinstance(metric, str),
+        "metric to be a name or a function of probs and labels",
+    )
     checks.check_type(named, requirement, type(metric).__name__, way_out)
     checks.check_choice("metric", metric, tuple(METRICS))
     return METRICS[metric]
@@ -100,7 +116,11 @@ def bootstrap_interval(
     requirement = "metric to be one that may see an example twice"
     way_out = "it counts them as neighbours; use consistency_test, or smooth_calibration_error"
     check(not is_kde, requirement, "kde_calibration_error", way_out)
-    drawing: Any = {"n_resamples": n_resamples, "confidence_level": confidence_level, "seed": seed}
+    drawing: Any = {
+        "n_resamples": n_resamples,
+        "confidence_level": confidence_level,
+        "seed": seed,
+    }
     (interval,) = percentile_intervals([(metric, options)], rows, targets, **drawing)
     value, low, high = interval
     if function is scores.expected_calibration_error and not low <= value <= high:
@@ -113,14 +133,23 @@ def bootstrap_interval(
 
 
 def percentile_intervals(
-    asked: Asked, probs: NDArray[Any], labels: NDArray[Any], *, confidence_level: float, **drawing: Any
+    asked: Asked,
+    probs: NDArray[Any],
+    labels: NDArray[Any],
+    *,
+    confidence_level: float,
+    **drawing: Any,
 ) -> list[Interval]:
     """The `bootstrap_interval` of several metrics, from the same `resampled_metrics`."""
     checks.check_draws(**drawing, confidence_level=confidence_level)
-    values = [_finite_value(find_metric(name), probs, labels, options) for name, options in asked]
+    values = [
+        _finite_value(find_metric(name), probs, labels, options)
+        for name, options in asked
+    ]
     draws = resampled_metrics(asked, probs, labels, **drawing)
     return [
-        sums.interval_of(value, drawn, confidence_level) for value, drawn in zip(values, draws, strict=True)
+        sums.interval_of(value, drawn, confidence_level)
+        for value, drawn in zip(values, draws, strict=True)
     ]
 
 
@@ -134,9 +163,15 @@ def resampled_metrics(
     groups: IntArray | None = None,
 ) -> list[FloatArray]:
     """Each metric (B,) for B resamples of the rows, which are the same for any other N probs; see `draw_counts`."""
-    evaluate = [_of_counts(find_metric(name), probs, labels, options) for name, options in asked]
-    blocks = sums.draw_counts(len(probs), n_resamples, checks.check_draws(n_resamples, seed), groups)
-    found = [[each(counts) for each in evaluate] for block in blocks for counts in block]
+    evaluate = [
+        _of_counts(find_metric(name), probs, labels, options) for name, options in asked
+    ]
+    blocks = sums.draw_counts(
+        len(probs), n_resamples, checks.check_draws(n_resamples, seed), groups
+    )
+    found = [
+        [each(counts) for each in evaluate] for block in blocks for counts in block
+    ]
     return [_check_resamples(np.array(values)) for values in zip(*found, strict=True)]
 
 
@@ -159,9 +194,16 @@ def _of_counts(
     return of_rows
 
 
-def _finite_value(metric: Metric, probs: Any, labels: Any, options: dict[str, Any]) -> float:
+def _finite_value(
+    metric: Metric, probs: Any, labels: Any, options: dict[str, Any]
+) -> float:
     value = float(metric.function(probs, labels, **options))
-    check(np.isfinite(value), "the metric to be finite", value, "it is undefined for these data")
+    check(
+        np.isfinite(value),
+        "the metric to be finite",
+        value,
+        "it is undefined for these data",
+    )
     return value
 
 
@@ -216,15 +258,21 @@ def consistency_test(
     found = find_metric(metric)
     value = _finite_value(found, rows, targets, options)
     simulate = _simulation(found, rows, options)
-    return _tested(value, _check_resamples(np.array([simulate(rng) for _ in range(n_resamples)])))
+    return _tested(
+        value, _check_resamples(np.array([simulate(rng) for _ in range(n_resamples)]))
+    )
 
 
-def _simulation(metric: Metric, probs: NDArray[Any], options: dict[str, Any]) -> Simulation:
+def _simulation(
+    metric: Metric, probs: NDArray[Any], options: dict[str, Any]
+) -> Simulation:
     """The simulation of labels drawn from fixed probs (N, C); if sums allow it, only the correctness is drawn."""
     (n_rows, n_classes), n_bins = probs.shape, options.get("n_bins", 15)
     of_sums = None if metric.sums is None else metric.sums(**options)
     if of_sums is not None and of_sums.of_top:
-        return _top_simulation(of_sums, sums.winners(probs)[0], n_bins, options.get("binning", "uniform"))
+        return _top_simulation(
+            of_sums, sums.winners(probs)[0], n_bins, options.get("binning", "uniform")
+        )
     cumulated = np.cumsum(probs.clip(min=0), axis=1, dtype=np.float64)
     cumulated /= cumulated[:, -1:]
     flat, first = cumulated.ravel(), np.arange(0, probs.size, n_classes)
@@ -242,7 +290,9 @@ def _simulation(metric: Metric, probs: NDArray[Any], options: dict[str, Any]) ->
         evaluate = partial(metric.function, **options) if of_sums is None else of_sums
         return lambda rng: float(evaluate(probs, draw(rng) - first))
     slots = (sums.uniform_bins(probs, n_bins) + n_bins * np.arange(n_classes)).ravel()
-    stated = np.asarray(np.bincount(slots, probs.ravel(), n_bins * n_classes), np.float64)
+    stated = np.asarray(
+        np.bincount(slots, probs.ravel(), n_bins * n_classes), np.float64
+    )
 
     def of_hits(rng: np.random.Generator) -> float:
         hits = np.bincount(slots[draw(rng)], minlength=len(stated))
@@ -251,12 +301,16 @@ def _simulation(metric: Metric, probs: NDArray[Any], options: dict[str, Any]) ->
     return of_hits
 
 
-def _top_simulation(metric: SumMetric, confidences: FloatArray, n_bins: int, binning: Binning) -> Simulation:
+def _top_simulation(
+    metric: SumMetric, confidences: FloatArray, n_bins: int, binning: Binning
+) -> Simulation:
     """The simulation for the top label, which draws its correctness, the last of the sums."""
     bins, n_rows = sums.assign_bins(confidences, n_bins, binning), len(confidences)
     # Narrow integers are sorted several times as fast.
     order = np.argsort(bins.astype(np.uint16), kind="stable")
-    chances = np.append(confidences[order], 0.0)  # The last entry is never correct and ends the last bin.
+    chances = np.append(
+        confidences[order], 0.0
+    )  # The last entry is never correct and ends the last bin.
     cuts = np.searchsorted(bins[order], np.arange(n_bins + 1))
     occupied = cuts[:-1] < cuts[1:]
     stated = metric.sums(confidences, np.zeros(n_rows))
@@ -272,14 +326,20 @@ def _top_simulation(metric: SumMetric, confidences: FloatArray, n_bins: int, bin
 
 def _tested(value: float, errors: FloatArray) -> ConsistencyTest:
     as_large = int(np.count_nonzero(errors >= value - sums.SAME))
-    return ConsistencyTest(value, (1 + as_large) / (1 + len(errors)), float(errors.mean()))
+    return ConsistencyTest(
+        value, (1 + as_large) / (1 + len(errors)), float(errors.mean())
+    )
 
 
-def consistency_of_bins(bins: BinSums, *, n_effective: float, n_resamples: int, seed: int) -> ConsistencyTest:
+def consistency_of_bins(
+    bins: BinSums, *, n_effective: float, n_resamples: int, seed: int
+) -> ConsistencyTest:
     """The test of the ECE from the sums (M,) of bins; the n_effective rows of a bin get its mean confidence."""
     found = Populations(bins)
     sizes = np.maximum(1, np.rint(found.shares * n_effective)).astype(np.int64)
-    hits = np.random.default_rng(seed).binomial(sizes, found.stated, size=(n_resamples, len(sizes)))
+    hits = np.random.default_rng(seed).binomial(
+        sizes, found.stated, size=(n_resamples, len(sizes))
+    )
     return _tested(found.value, np.abs(found.stated - hits / sizes) @ found.shares)
 
 
@@ -319,7 +379,9 @@ def calibration_error_interval(
     checks.check_draws(n_resamples, seed, confidence_level)
     top = sums.top_label(*checks.check_probs_and_labels(probs, labels))
     bins = sums.bin_sums(top, n_bins, binning)
-    found = interval_of_bins(bins, n_resamples=n_resamples, confidence_level=confidence_level, seed=seed)
+    found = interval_of_bins(
+        bins, n_resamples=n_resamples, confidence_level=confidence_level, seed=seed
+    )
     # Quantile bins leave out the row with the smallest confidence.
     return found._replace(value=float(sums.binned_error(bins, len(top.confidence))))
 
@@ -335,36 +397,57 @@ class Populations:
         self.occupied = bins.counts > 0
         self.counts, confidence, correct = (part[self.occupied] for part in bins)
         self.n_rows = self.counts.sum()
-        self.shares, self.stated = self.counts / self.n_rows, np.clip(confidence / self.counts, 0, 1)
+        self.shares, self.stated = (
+            self.counts / self.n_rows,
+            np.clip(confidence / self.counts, 0, 1),
+        )
         self.gaps = (confidence - correct) / self.counts
         self.value = float(self.shares @ np.abs(self.gaps))
-        self._variances = np.maximum(self.stated * (1 - self.stated), _SMALLEST_VARIANCE)
-        self.most = float((np.abs(self.gaps) / self._variances).max())  # Above it all gaps are 0.
+        self._variances = np.maximum(
+            self.stated * (1 - self.stated), _SMALLEST_VARIANCE
+        )
+        self.most = float(
+            (np.abs(self.gaps) / self._variances).max()
+        )  # Above it all gaps are 0.
         self.least = -float((1 / self._variances).max())
 
     def accuracies(self, shrinkage: FloatArray | float) -> FloatArray:
         """The accuracies of the bins (..., M) for shrinkages (...)."""
         over = self.gaps >= 0
-        sizes = np.maximum(0.0, np.abs(self.gaps) - np.asarray(shrinkage)[..., None] * self._variances)
+        sizes = np.maximum(
+            0.0, np.abs(self.gaps) - np.asarray(shrinkage)[..., None] * self._variances
+        )
         # A gap that is too large for its own side changes its sign, where more is possible.
-        turns = (sizes > np.where(over, self.stated, 1 - self.stated)) & (over == (self.stated < 0.5))
-        return np.clip(np.where(over != turns, self.stated - sizes, self.stated + sizes), 0.0, 1.0)
+        turns = (sizes > np.where(over, self.stated, 1 - self.stated)) & (
+            over == (self.stated < 0.5)
+        )
+        return np.clip(
+            np.where(over != turns, self.stated - sizes, self.stated + sizes), 0.0, 1.0
+        )
 
     def errors(self, shrinkage: FloatArray | float) -> FloatArray:
         """The calibration errors (...) for shrinkages (...)."""
-        return np.asarray(np.abs(self.stated - self.accuracies(shrinkage)) @ self.shares)
+        return np.asarray(
+            np.abs(self.stated - self.accuracies(shrinkage)) @ self.shares
+        )
 
 
-def interval_of_bins(bins: BinSums, *, n_resamples: int, confidence_level: float, seed: int) -> Interval:
+def interval_of_bins(
+    bins: BinSums, *, n_resamples: int, confidence_level: float, seed: int
+) -> Interval:
     """The interval from the sums (M,) of the bins."""
     found, rng = Populations(bins), np.random.default_rng(seed)
     # In another sample, rows are in other bins.
     drawn = rng.multinomial(int(found.n_rows), found.shares, size=n_resamples)
-    of_hits = int(rng.integers(2**63))  # One seed for all errors that are tried makes them comparable.
+    of_hits = int(
+        rng.integers(2**63)
+    )  # One seed for all errors that are tried makes them comparable.
     tail, near = (1 - confidence_level) / 2, 1e-12 + 1e-9 * found.value
 
     def errors(shrinkage: float) -> FloatArray:
-        hits = np.random.default_rng(of_hits).binomial(drawn, found.accuracies(shrinkage))
+        hits = np.random.default_rng(of_hits).binomial(
+            drawn, found.accuracies(shrinkage)
+        )
         return np.abs(drawn * found.stated - hits).sum(axis=1) / found.n_rows
 
     low = _crossing(found, lambda s: (errors(s) >= found.value - near).mean() > tail)
@@ -393,5 +476,7 @@ def holm(p_values: ArrayLike) -> FloatArray:
     p = np.asarray(p_values, dtype=np.float64)
     order = np.argsort(p, kind="stable")
     corrected = np.empty_like(p)
-    corrected[order] = np.minimum(1, np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)))
+    corrected[order] = np.minimum(
+        1, np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
+    )
     return corrected

@@ -10,12 +10,21 @@ from numpy.typing import ArrayLike
 from scipy.special import gammaln
 
 from hf_calib._errors import check
-from hf_calib.metrics.checks import FloatArray, check_choice, check_probs_and_any_labels, row_chunks
+from hf_calib.metrics.checks import (
+    FloatArray,
+    check_choice,
+    check_probs_and_any_labels,
+    row_chunks,
+)
 from hf_calib.metrics.sums import top_label
 
-BANDWIDTHS = np.concatenate([np.logspace(-5, -1, 15), np.linspace(0.2, 1, 5)])  # This is the authors' grid.
+BANDWIDTHS = np.concatenate(
+    [np.logspace(-5, -1, 15), np.linspace(0.2, 1, 5)]
+)  # This is the authors' grid.
 _MARGIN = 1e-6  # The least distance to 0 and 1, where the logarithm of the kernel is infinite.
-_MOST_FOR_BANDWIDTH = 1000  # The most examples, because the choice needs 20 passes over all pairs.
+_MOST_FOR_BANDWIDTH = (
+    1000  # The most examples, because the choice needs 20 passes over all pairs.
+)
 _BLOCK = 2**18  # The pairs whose temporaries are in memory at the same time.
 
 
@@ -56,10 +65,20 @@ def kde_calibration_error(
     check_choice("kind", kind, ("top_label", "canonical"))
     check_choice("norm", norm, ("l1", "l2"))
     way_out = "the density around an example is estimated from the others"
-    check(len(checked) >= 2, "probs to hold at least 2 examples", f"shape {checked.shape}", way_out)
+    check(
+        len(checked) >= 2,
+        "probs to hold at least 2 examples",
+        f"shape {checked.shape}",
+        way_out,
+    )
     # Below 1e-8 log-kernels are inaccurate, because they are differences of very large numbers.
     fits = bandwidth is None or 1e-8 <= bandwidth < np.inf
-    check(fits, "bandwidth to be finite and at least 1e-08", bandwidth, "bandwidth=None chooses one")
+    check(
+        fits,
+        "bandwidth to be finite and at least 1e-08",
+        bandwidth,
+        "bandwidth=None chooses one",
+    )
     if kind == "top_label":
         predicted, outcomes = (each[:, None] for each in top_label(checked, targets))
     else:
@@ -68,30 +87,46 @@ def kde_calibration_error(
     points = predicted.clip(_MARGIN, 1 - _MARGIN)
     if kind == "top_label":
         points = np.hstack([points, 1 - points])
-    means = np.empty(outcomes.shape)  # The means around each point exclude its own outcome.
-    for rows, kernel, _ in _kernel_blocks(points, bandwidth or _choose_bandwidth(points)):
+    means = np.empty(
+        outcomes.shape
+    )  # The means around each point exclude its own outcome.
+    for rows, kernel, _ in _kernel_blocks(
+        points, bandwidth or _choose_bandwidth(points)
+    ):
         means[rows] = kernel @ outcomes / kernel.sum(axis=1, keepdims=True)
     gaps = np.abs(means - predicted)
-    return float(gaps.sum(axis=1).mean() if norm == "l1" else np.sqrt((gaps**2).sum(axis=1).mean()))
+    return float(
+        gaps.sum(axis=1).mean()
+        if norm == "l1"
+        else np.sqrt((gaps**2).sum(axis=1).mean())
+    )
 
 
 def _choose_bandwidth(points: FloatArray) -> float:
     """The bandwidth of the grid with the highest leave-one-out likelihood of the points (N, K)."""
     if len(points) > _MOST_FOR_BANDWIDTH:
-        chosen = np.random.default_rng(0).choice(len(points), _MOST_FOR_BANDWIDTH, replace=False)
+        chosen = np.random.default_rng(0).choice(
+            len(points), _MOST_FOR_BANDWIDTH, replace=False
+        )
         # The points are sorted so that the order of the rows does not matter.
         points = points[np.lexsort(points.T)[chosen]]
     likelihoods = []
     for bandwidth in BANDWIDTHS:
         blocks = _kernel_blocks(points, bandwidth)
-        likelihoods.append(sum((np.log(kernel.sum(axis=1)) + peak).sum() for _, kernel, peak in blocks))
+        likelihoods.append(
+            sum((np.log(kernel.sum(axis=1)) + peak).sum() for _, kernel, peak in blocks)
+        )
     return float(BANDWIDTHS[np.argmax(likelihoods)])
 
 
-def _kernel_blocks(points: FloatArray, bandwidth: float) -> Iterator[tuple[slice, FloatArray, FloatArray]]:
+def _kernel_blocks(
+    points: FloatArray, bandwidth: float
+) -> Iterator[tuple[slice, FloatArray, FloatArray]]:
     """Rows of the kernel matrix, 0 on the diagonal, divided by the largest of each row; and the logarithms of these."""
     parameters = points / bandwidth
-    normaliser = gammaln(parameters + 1).sum(axis=1) - gammaln((parameters + 1).sum(axis=1))
+    normaliser = gammaln(parameters + 1).sum(axis=1) - gammaln(
+        (parameters + 1).sum(axis=1)
+    )
     for rows in row_chunks(len(points), len(points), elements=_BLOCK):
         log_kernel = np.log(points[rows]) @ parameters.T - normaliser
         own = np.arange(rows.start, rows.stop)

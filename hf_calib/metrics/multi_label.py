@@ -9,7 +9,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import check
-from hf_calib.metrics.checks import RANGE_TOLERANCE, FloatArray, as_array, check_kind, check_shape, refuse
+from hf_calib.metrics.checks import (
+    RANGE_TOLERANCE,
+    FloatArray,
+    as_array,
+    check_kind,
+    check_shape,
+    refuse,
+)
 from hf_calib.metrics.ranking import area_under_roc, average_precision, tally
 from hf_calib.metrics.scores import SMALLEST_PROBABILITY
 from hf_calib.metrics.sums import BinSums, in_bins, uniform_bins
@@ -28,30 +35,42 @@ class Decisions(NamedTuple):
 def check_label_probs(probs: ArrayLike, *, argument: str = "probs") -> FloatArray:
     """Return probabilities (N, C) of independent labels as float64 in [0, 1]."""
     rows = as_array(argument, probs)
-    check_kind(rows, "f", f"{argument} to be a float array", f"pass {argument}.astype(float)")
+    check_kind(
+        rows, "f", f"{argument} to be a float array", f"pass {argument}.astype(float)"
+    )
     way_out = "pass one row per example and one column per label"
     requirement = f"{argument} to have shape (N, C), N and C at least 1"
     check(rows.ndim == 2 and rows.size > 0, requirement, f"shape {rows.shape}", way_out)
-    inside = (rows >= -RANGE_TOLERANCE) & (rows <= 1 + RANGE_TOLERANCE)  # This is False for NaN.
+    inside = (rows >= -RANGE_TOLERANCE) & (
+        rows <= 1 + RANGE_TOLERANCE
+    )  # This is False for NaN.
     refuse(~inside, argument, "lie in [0, 1]", rows, "pass sigmoid(logits)")
     return np.clip(rows.astype(np.float64), 0, 1)
 
 
-def check_decisions(probs: ArrayLike, labels: ArrayLike, *, argument: str = "probs") -> Decisions:
+def check_decisions(
+    probs: ArrayLike, labels: ArrayLike, *, argument: str = "probs"
+) -> Decisions:
     """Check probabilities (N, C) in [0, 1] and labels (N, C) of 0 and 1, or -100 if unknown."""
     rows = check_label_probs(probs, argument=argument)
     targets = as_array("labels", labels)
-    check_shape("labels", targets, rows.shape, f"pass 0 or 1 for each column of {argument}")
+    check_shape(
+        "labels", targets, rows.shape, f"pass 0 or 1 for each column of {argument}"
+    )
     wrong = ~np.isin(targets, (0, 1, UNKNOWN))
     refuse(wrong, "labels", "be 0 or 1", targets, "leave a decision out with -100")
     known = targets != UNKNOWN
-    check(known.any(), "labels to be known somewhere", "-100 only", "pass labelled rows")
+    check(
+        known.any(), "labels to be known somewhere", "-100 only", "pass labelled rows"
+    )
     return Decisions(rows, targets == 1, known)
 
 
 def label_bins(decisions: Decisions, n_bins: int) -> BinSums:
     """The sums (C, M) of the probabilities and outcomes of each label in equal-width bins."""
-    sizes, gaps, true, _, _ = LabelMetrics(decisions, n_bins).sums(np.ones(len(decisions.probs)))
+    sizes, gaps, true, _, _ = LabelMetrics(decisions, n_bins).sums(
+        np.ones(len(decisions.probs))
+    )
     return BinSums(sizes, gaps + true, true)
 
 
@@ -62,13 +81,19 @@ class LabelMetrics:
         n_labels = decisions.probs.shape[1]
         self._rows, labels = np.nonzero(decisions.known)
         probs, true = decisions.probs[decisions.known], decisions.true[decisions.known]
-        nats = -np.log(np.maximum(np.where(true, probs, 1 - probs), SMALLEST_PROBABILITY))
+        nats = -np.log(
+            np.maximum(np.where(true, probs, 1 - probs), SMALLEST_PROBABILITY)
+        )
         slots = labels * n_bins + uniform_bins(probs, n_bins)
         columns = 1.0, probs - true, true.astype(np.float64), (probs - true) ** 2, nats
         self._add = in_bins(slots, n_labels * n_bins, *columns)
         self._shape = len(columns), n_labels, n_bins
-        members = [np.flatnonzero(labels == c) for c in range(n_labels)] + [np.arange(len(labels))]
-        self._ranked = [(self._rows[each], tally(probs[each], true[each])) for each in members]
+        members = [np.flatnonzero(labels == c) for c in range(n_labels)] + [
+            np.arange(len(labels))
+        ]
+        self._ranked = [
+            (self._rows[each], tally(probs[each], true[each])) for each in members
+        ]
 
     def sums(self, counts: FloatArray) -> FloatArray:
         """Sums (5, C, M) in the bins of each label: decisions, gaps, true decisions, squared errors and nats."""
@@ -91,7 +116,9 @@ class LabelMetrics:
         found["mce"] = np.where(np.isnan(known), np.nan, worst)
         ranked = [tallied(counts[rows]) for rows, tallied in self._ranked]
         found["auroc"] = np.array([area_under_roc(*each) for each in ranked])
-        found["average_precision"] = np.array([average_precision(*each) for each in ranked])
+        found["average_precision"] = np.array(
+            [average_precision(*each) for each in ranked]
+        )
         return found
 
 
@@ -100,5 +127,7 @@ def macro(by_label: Mapping[str, NDArray[Any]]) -> dict[str, FloatArray]:
     means = {}
     for name, values in by_label.items():
         n_defined = (~np.isnan(values[:, :-1])).sum(axis=1)
-        means[name] = np.nansum(values[:, :-1], axis=1) / np.where(n_defined > 0, n_defined, np.nan)
+        means[name] = np.nansum(values[:, :-1], axis=1) / np.where(
+            n_defined > 0, n_defined, np.nan
+        )
     return means

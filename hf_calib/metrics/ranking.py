@@ -26,7 +26,9 @@ ACCEPTED = 0.95  # The fraction of in-distribution inputs accepted, at which the
 _OF_LOGITS: dict[str, Callable[[FloatArray], FloatArray]] = {
     # The log-odds against the top class, because probabilities near 1 hardly differ.
     "max_probability": lambda rows: logsumexp(rows[:, :-1] - rows[:, -1:], axis=1),
-    "entropy": lambda rows: -(softmax(rows, axis=1) * log_softmax(rows, axis=1)).sum(axis=1),
+    "entropy": lambda rows: (
+        -(softmax(rows, axis=1) * log_softmax(rows, axis=1)).sum(axis=1)
+    ),
     "max_logit": lambda rows: -rows[:, -1],
     "energy": lambda rows: -logsumexp(rows, axis=1),
 }
@@ -62,7 +64,9 @@ def area_under_risk_coverage(probs: ArrayLike, labels: ArrayLike) -> float:
 
 def mean_risk(top: TopLabel) -> float:
     """The AURC of rows with a known top label."""
-    return float(risk_coverage_curve(top.confidence.astype(np.float32), top.correct).risk.mean())
+    return float(
+        risk_coverage_curve(top.confidence.astype(np.float32), top.correct).risk.mean()
+    )
 
 
 def risk_coverage_curve(confidences: ArrayLike, correct: ArrayLike) -> RiskCoverage:
@@ -75,10 +79,20 @@ def risk_coverage_curve(confidences: ArrayLike, correct: ArrayLike) -> RiskCover
     >>> risk_coverage_curve([0.9, 0.8, 0.7, 0.6], [1, 1, 0, 1]).risk.round(3)
     array([0.   , 0.   , 0.333, 0.25 ])
     """
-    confidence, right = checks.as_floats("confidences", confidences), checks.as_floats("correct", correct)
-    fits = confidence.ndim == 1 and confidence.shape == right.shape and len(confidence) > 0
+    confidence, right = (
+        checks.as_floats("confidences", confidences),
+        checks.as_floats("correct", correct),
+    )
+    fits = (
+        confidence.ndim == 1 and confidence.shape == right.shape and len(confidence) > 0
+    )
     got = f"shapes {confidence.shape} and {right.shape}"
-    check(fits, "confidences and correct to have one shape (N,), N >= 1", got, "pass one of each per example")
+    check(
+        fits,
+        "confidences and correct to have one shape (N,), N >= 1",
+        got,
+        "pass one of each per example",
+    )
     _check_finite("confidences", confidence)
     _check_finite("correct", right)
     order = np.argsort(-confidence, kind="stable")
@@ -93,7 +107,12 @@ def risk_coverage_curve(confidences: ArrayLike, correct: ArrayLike) -> RiskCover
 def _check_finite(argument: str, values: FloatArray) -> None:
     n_bad = np.count_nonzero(~np.isfinite(values))
     got = f"{n_bad} NaN or infinite values of {values.size}"
-    check(not n_bad, f"{argument} to be finite", got, "look for overflow in the model's logits")
+    check(
+        not n_bad,
+        f"{argument} to be finite",
+        got,
+        "look for overflow in the model's logits",
+    )
 
 
 Tally = Callable[[NDArray[Any]], tuple[FloatArray, FloatArray]]
@@ -106,7 +125,9 @@ def tally(scores: FloatArray, true: NDArray[np.bool_]) -> Tally:
     slots = n_slots * true + 1 + places
 
     def tallied(counts: NDArray[Any]) -> tuple[FloatArray, FloatArray]:
-        n_false, n_true = np.bincount(slots, counts, 2 * n_slots).reshape(2, n_slots).cumsum(axis=1)
+        n_false, n_true = (
+            np.bincount(slots, counts, 2 * n_slots).reshape(2, n_slots).cumsum(axis=1)
+        )
         return n_false, n_true
 
     return tallied
@@ -115,7 +136,11 @@ def tally(scores: FloatArray, true: NDArray[np.bool_]) -> Tally:
 def area_under_roc(false: FloatArray, true: FloatArray) -> float:
     """The probability that a true row is before a false one, where a tie counts half; NaN if either is missing."""
     n_pairs = false[-1] * true[-1]
-    return float(np.diff(false) @ (true[1:] + true[:-1]) / 2 / n_pairs) if n_pairs else np.nan
+    return (
+        float(np.diff(false) @ (true[1:] + true[:-1]) / 2 / n_pairs)
+        if n_pairs
+        else np.nan
+    )
 
 
 def average_precision(false: FloatArray, true: FloatArray) -> float:
@@ -129,10 +154,14 @@ class OodDetection(NamedTuple):
 
     auroc: Interval
     fpr95: Interval
-    curve: tuple[FloatArray, FloatArray]  # The fractions of both that are flagged as the threshold falls.
+    curve: tuple[
+        FloatArray, FloatArray
+    ]  # The fractions of both that are flagged as the threshold falls.
 
 
-def ood_auroc(probs_in: ArrayLike, probs_out: ArrayLike, *, score: str = "entropy") -> float:
+def ood_auroc(
+    probs_in: ArrayLike, probs_out: ArrayLike, *, score: str = "entropy"
+) -> float:
     r"""AUROC of out-of-distribution (OOD) detection: how well uncertainty separates OOD inputs from the test set.
 
     The value is $P(u_\text{out} > u_\text{in}) + \tfrac12 P(u_\text{out} = u_\text{in})$. `ood_detection` accepts
@@ -182,35 +211,61 @@ def ood_detection(
     rng = checks.check_draws(n_resamples, seed, confidence_level)
     for score in scores:
         checks.check_choice("scores", score, tuple(OOD_SCORES))
-    inside, outside = checks.as_floats("logits_in", logits_in), checks.as_floats("logits_out", logits_out)
+    inside, outside = (
+        checks.as_floats("logits_in", logits_in),
+        checks.as_floats("logits_out", logits_out),
+    )
     for argument, logits in (("logits_in", inside), ("logits_out", outside)):
         fits = logits.ndim == 2 and logits.shape[1] >= 2 and len(logits) > 0
         way_out = "pass one row of at least two classes for each example"
-        check(fits, f"{argument} to have shape (N, C), N >= 1", f"shape {logits.shape}", way_out)
+        check(
+            fits,
+            f"{argument} to have shape (N, C), N >= 1",
+            f"shape {logits.shape}",
+            way_out,
+        )
         _check_finite(argument, logits)
     sizes = len(inside), len(outside)
-    tallies = _tallies("logits", inside, outside, [_OF_LOGITS[score] for score in scores])
+    tallies = _tallies(
+        "logits", inside, outside, [_OF_LOGITS[score] for score in scores]
+    )
     draws = []
     for _ in range(n_resamples):
-        counts = np.concatenate([np.bincount(rng.integers(0, size, size), minlength=size) for size in sizes])
+        counts = np.concatenate(
+            [np.bincount(rng.integers(0, size, size), minlength=size) for size in sizes]
+        )
         draws.append([_rates(*tallied(counts)) for tallied in tallies])
     found = {}
-    for score, tallied, drawn in zip(scores, tallies, np.transpose(draws, (1, 2, 0)), strict=True):
+    for score, tallied, drawn in zip(
+        scores, tallies, np.transpose(draws, (1, 2, 0)), strict=True
+    ):
         false, true = tallied(np.ones(sum(sizes)))
         rates = zip(_rates(false, true), drawn, strict=True)
-        auroc, fpr95 = (interval_of(value, column, confidence_level) for value, column in rates)
+        auroc, fpr95 = (
+            interval_of(value, column, confidence_level) for value, column in rates
+        )
         found[score] = OodDetection(auroc, fpr95, (false / false[-1], true / true[-1]))
     return found
 
 
 def _tallies(
-    kind: str, inside: NDArray[Any], outside: NDArray[Any], scores: list[Callable[[FloatArray], FloatArray]]
+    kind: str,
+    inside: NDArray[Any],
+    outside: NDArray[Any],
+    scores: list[Callable[[FloatArray], FloatArray]],
 ) -> list[Tally]:
     """The tallies for each uncertainty of rows (N, C) and (N', C), where OOD rows are the true ones."""
     requirement = f"{kind}_out to have {inside.shape[1]} columns"
-    got, way_out = f"{outside.shape[1]} columns", f"pass the {kind} of one model on both sets"
+    got, way_out = (
+        f"{outside.shape[1]} columns",
+        f"pass the {kind} of one model on both sets",
+    )
     check(outside.shape[1] == inside.shape[1], requirement, got, way_out)
-    parts = (rows[part] for rows in (inside, outside) for part in checks.row_chunks(*rows.shape))
+    parts = (
+        rows[part]
+        for rows in (inside, outside)
+        for part in checks.row_chunks(*rows.shape)
+    )
     ordered = (np.sort(part.astype(np.float64), axis=1) for part in parts)
     columns = zip(*([score(rows) for score in scores] for rows in ordered), strict=True)
     true = np.repeat([False, True], [len(inside), len(outside)])

@@ -55,20 +55,39 @@ def expected_calibration_error(
     checks.check_choice("norm", norm, sums.NORMS)
     checks.check_flag("debias", debias)
     way_out = "use norm='l1' or norm='l2', whose sampling noise is known"
-    check(not (debias and norm == "max"), "debias to be False with norm='max'", debias, way_out)
+    check(
+        not (debias and norm == "max"),
+        "debias to be False with norm='max'",
+        debias,
+        way_out,
+    )
     metric = sums.top_label_sums(checks.check_n_bins(n_bins), binning, norm, debias)
     rows, targets, weights = _checked(probs, labels, sample_weight)
     way_out = "a soft label is not a draw, so it has no sampling noise to subtract"
-    check(not debias or targets.ndim == 1, "debias to be False for soft labels", debias, way_out)
+    check(
+        not debias or targets.ndim == 1,
+        "debias to be False for soft labels",
+        debias,
+        way_out,
+    )
     requirement = "sample_weight to be used with binning='uniform' and debias=False"
     got = f"binning={binning!r}, debias={debias}"
     way_out = "leave the weights out; CalibrationState has equal-mass bins of weights"
-    check(weights is None or (binning == "uniform" and not debias), requirement, got, way_out)
+    check(
+        weights is None or (binning == "uniform" and not debias),
+        requirement,
+        got,
+        way_out,
+    )
     return metric(*sums.top_label(rows, targets), weights)
 
 
 def maximum_calibration_error(
-    probs: ArrayLike, labels: ArrayLike, *, n_bins: int = 15, sample_weight: ArrayLike | None = None
+    probs: ArrayLike,
+    labels: ArrayLike,
+    *,
+    n_bins: int = 15,
+    sample_weight: ArrayLike | None = None,
 ) -> float:
     """Maximum calibration error (MCE): the largest gap of any equal-width bin (Naeini et al. 2015).
 
@@ -78,11 +97,17 @@ def maximum_calibration_error(
     >>> round(maximum_calibration_error(probs, [0, 1, 1]), 6)
     0.8
     """
-    return expected_calibration_error(probs, labels, n_bins=n_bins, norm="max", sample_weight=sample_weight)
+    return expected_calibration_error(
+        probs, labels, n_bins=n_bins, norm="max", sample_weight=sample_weight
+    )
 
 
 def classwise_calibration_error(
-    probs: ArrayLike, labels: ArrayLike, *, n_bins: int = 15, sample_weight: ArrayLike | None = None
+    probs: ArrayLike,
+    labels: ArrayLike,
+    *,
+    n_bins: int = 15,
+    sample_weight: ArrayLike | None = None,
 ) -> float:
     r"""Classwise ECE: the ECE of each class's probability, averaged over all C classes (Kull et al. 2019).
 
@@ -95,7 +120,9 @@ def classwise_calibration_error(
     >>> round(classwise_calibration_error(probs, [0, 1, 1]), 6)
     0.4
     """
-    return sums.classwise_sums(checks.check_n_bins(n_bins))(*_checked(probs, labels, sample_weight))
+    return sums.classwise_sums(checks.check_n_bins(n_bins))(
+        *_checked(probs, labels, sample_weight)
+    )
 
 
 def negative_log_likelihood(
@@ -117,7 +144,9 @@ def negative_log_likelihood(
     return mean_of(negative_logs)(*_checked(probs, labels, sample_weight))
 
 
-def brier_score(probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike | None = None) -> float:
+def brier_score(
+    probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike | None = None
+) -> float:
     r"""Brier score: mean squared distance between the probabilities and the one-hot label (Brier 1950).
 
     It is a proper score in [0, 2], less sensitive to single confident errors than `negative_log_likelihood`. For two
@@ -131,7 +160,9 @@ def brier_score(probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike
     return mean_of(squared_distances)(*_checked(probs, labels, sample_weight))
 
 
-def root_brier_score(probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike | None = None) -> float:
+def root_brier_score(
+    probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike | None = None
+) -> float:
     """Square root of the Brier score, an upper bound of the calibration error of all classes; in [0, sqrt(2)].
 
     It needs no bins, which can hide miscalibration: the l2 calibration error of the whole vector is never larger, at
@@ -140,7 +171,9 @@ def root_brier_score(probs: ArrayLike, labels: ArrayLike, *, sample_weight: Arra
     >>> round(root_brier_score([[0.5, 0.5], [0.25, 0.75]], [0, 1]), 6)
     0.559017
     """
-    return mean_of(squared_distances, root=True)(*_checked(probs, labels, sample_weight))
+    return mean_of(squared_distances, root=True)(
+        *_checked(probs, labels, sample_weight)
+    )
 
 
 class BrierDecomposition(NamedTuple):
@@ -151,7 +184,11 @@ class BrierDecomposition(NamedTuple):
 
 
 def brier_decomposition(
-    probs: ArrayLike, labels: ArrayLike, *, n_bins: int = 15, sample_weight: ArrayLike | None = None
+    probs: ArrayLike,
+    labels: ArrayLike,
+    *,
+    n_bins: int = 15,
+    sample_weight: ArrayLike | None = None,
 ) -> BrierDecomposition:
     r"""Split the Brier score into calibration (what recalibration can remove) and refinement (what it cannot).
 
@@ -168,12 +205,16 @@ def brier_decomposition(
     >>> (parts.calibration, parts.refinement)
     (0.125, 0.0)
     """
-    metric = SumMetric(partial(_ordered_gaps, n_bins=checks.check_n_bins(n_bins)), _brier_parts)
+    metric = SumMetric(
+        partial(_ordered_gaps, n_bins=checks.check_n_bins(n_bins)), _brier_parts
+    )
     added = metric.sums(*_checked(probs, labels, sample_weight))
     return BrierDecomposition(*metric.value(added, added[:, 0].sum()))
 
 
-def accuracy(probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike | None = None) -> float:
+def accuracy(
+    probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike | None = None
+) -> float:
     """Fraction of examples whose most probable class is the true class; of tied classes the first is predicted.
 
     With soft labels it is the mean share of the predicted class.
@@ -197,7 +238,9 @@ def true_calibration_error(probs: ArrayLike, labels: ArrayLike) -> float:
     0.212132
     """
     rows = checks.check_probs(probs)
-    return mean_of(distances)(rows, checks.check_soft_labels(labels, rows.shape, argument="labels"))
+    return mean_of(distances)(
+        rows, checks.check_soft_labels(labels, rows.shape, argument="labels")
+    )
 
 
 def _checked(
@@ -235,15 +278,27 @@ def squared_distances(probs: NDArray[Any], labels: NDArray[Any]) -> FloatArray:
 
 def _ordered_gaps(probs: NDArray[Any], labels: NDArray[Any], *, n_bins: int) -> Adder:
     """Sums (M, 2 + C) in bins of confidence: rows, squares and gaps, of classes from most to least probable."""
-    order = np.argsort(-probs, axis=1, kind="stable") + np.arange(0, probs.size, probs.shape[1])[:, None]
+    order = (
+        np.argsort(-probs, axis=1, kind="stable")
+        + np.arange(0, probs.size, probs.shape[1])[:, None]
+    )
     gaps = sums.residuals(probs, labels).reshape(-1)[order]
-    columns = np.column_stack([np.ones(len(gaps)), np.einsum("nc,nc->n", gaps, gaps), gaps])
-    members = sums.uniform_bins(probs.reshape(-1)[order[:, 0]], n_bins) == np.arange(n_bins)[:, None]
-    return lambda weights: np.asarray((members * (1.0 if weights is None else weights)) @ columns)
+    columns = np.column_stack(
+        [np.ones(len(gaps)), np.einsum("nc,nc->n", gaps, gaps), gaps]
+    )
+    members = (
+        sums.uniform_bins(probs.reshape(-1)[order[:, 0]], n_bins)
+        == np.arange(n_bins)[:, None]
+    )
+    return lambda weights: np.asarray(
+        (members * (1.0 if weights is None else weights)) @ columns
+    )
 
 
 def _brier_parts(added: FloatArray, n: Any) -> tuple[float, float]:
     counts, squares, gaps = added[:, 0], added[:, 1], added[:, 2:]
-    calibration = (np.einsum("mc,mc->m", gaps, gaps) / np.where(counts > 0, counts, 1)).sum() / n
+    calibration = (
+        np.einsum("mc,mc->m", gaps, gaps) / np.where(counts > 0, counts, 1)
+    ).sum() / n
     # The refinement is a variance, which only rounding can make negative.
     return float(calibration), float(max(squares.sum() / n - calibration, 0.0))

@@ -21,9 +21,13 @@ _BANDWIDTH_STEPS = 1024  # Bandwidths are multiples of 1/1024.
 _CELLS = 2000  # The least number of cells in twice the unit interval.
 _POINTS = 200  # The least number of points at which the error is summed.
 _EMPTY = 1e-4  # Examples that are added everywhere, so that an empty range is not 0/0.
-_SMALLEST_BANDWIDTH = 1e-4  # A grid has ten cells per bandwidth; below this it is larger than the data.
+_SMALLEST_BANDWIDTH = (
+    1e-4  # A grid has ten cells per bandwidth; below this it is larger than the data.
+)
 _NEGLIGIBLE = 1e-10  # A smaller fraction of the largest density is rounding of the FFT.
-_CHUNK = 2**15  # Temporaries of this many examples stay in cache, which is 3 times as fast.
+_CHUNK = (
+    2**15
+)  # Temporaries of this many examples stay in cache, which is 3 times as fast.
 
 Spread = Callable[[int], FloatArray]
 
@@ -37,7 +41,9 @@ class SmoothReliability(NamedTuple):
     bandwidth: float
 
 
-def smooth_calibration_error(probs: ArrayLike, labels: ArrayLike, *, bandwidth: float | None = None) -> float:
+def smooth_calibration_error(
+    probs: ArrayLike, labels: ArrayLike, *, bandwidth: float | None = None
+) -> float:
     r"""Smooth calibration error (smECE) of the top label.
 
     It has no bins, so unlike `expected_calibration_error` it does not depend on edges. It needs O(N) time.
@@ -58,31 +64,46 @@ def smooth_calibration_error(probs: ArrayLike, labels: ArrayLike, *, bandwidth: 
     >>> round(smooth_calibration_error(probs, [0, 1, 1]), 4)
     0.142
     """
-    return smooth_error(top_label(*check_probs_and_any_labels(probs, labels)), bandwidth=bandwidth)
+    return smooth_error(
+        top_label(*check_probs_and_any_labels(probs, labels)), bandwidth=bandwidth
+    )
 
 
 def smooth_error(top: TopLabel, *, bandwidth: float | None = None) -> float:
     """The smECE of rows with a known top label."""
     fits = bandwidth is None or _SMALLEST_BANDWIDTH <= bandwidth <= 1
-    check(fits, f"bandwidth to lie in [{_SMALLEST_BANDWIDTH}, 1]", bandwidth, "bandwidth=None chooses one")
+    check(
+        fits,
+        f"bandwidth to lie in [{_SMALLEST_BANDWIDTH}, 1]",
+        bandwidth,
+        "bandwidth=None chooses one",
+    )
     spread = _spread(top.confidence, top.confidence - top.correct)
     return _error(spread, _fixed_point(spread) if bandwidth is None else bandwidth)
 
 
 def smooth_reliability(
-    confidences: FloatArray, correct: FloatArray, *, bandwidth: float | None = None, grid_size: int = 200
+    confidences: FloatArray,
+    correct: FloatArray,
+    *,
+    bandwidth: float | None = None,
+    grid_size: int = 200,
 ) -> SmoothReliability:
     """The kernel regression of correctness on confidence, by default at the bandwidth of the error."""
     if bandwidth is None:
         bandwidth = _fixed_point(_spread(confidences, confidences - correct))
-    rows = _spread(confidences, correct)(_grid_size(bandwidth) | 1)  # An odd size has a centre.
+    rows = _spread(confidences, correct)(
+        _grid_size(bandwidth) | 1
+    )  # An odd size has a centre.
     rows[:, [0, -1]] *= 2  # An end point is its own mirror image, so it counts twice.
     mass, hits = _smooth(rows, bandwidth).clip(0)
     near = mass > _NEGLIGIBLE * mass.max()
     accuracy = np.where(near, hits, np.nan) / np.where(near, mass, 1)
     density = mass / ((mass[1:] + mass[:-1]) / 2).mean()
     grid = np.linspace(0, 1, grid_size)
-    return SmoothReliability(grid, _at(grid, accuracy.clip(0, 1)), _at(grid, density), float(bandwidth))
+    return SmoothReliability(
+        grid, _at(grid, accuracy.clip(0, 1)), _at(grid, density), float(bandwidth)
+    )
 
 
 def _spread(confidences: FloatArray, values: FloatArray) -> Spread:
@@ -96,7 +117,11 @@ def _spread(confidences: FloatArray, values: FloatArray) -> Spread:
             cell = np.minimum(share.astype(np.intp), size - 2)
             share -= cell
             for row, weights in zip(found, (None, values[part]), strict=True):
-                above = np.bincount(cell, share if weights is None else share * weights, minlength=size - 1)
+                above = np.bincount(
+                    cell,
+                    share if weights is None else share * weights,
+                    minlength=size - 1,
+                )
                 row[:-1] += np.bincount(cell, weights, minlength=size - 1) - above
                 row[1:] += above
         return found
@@ -107,14 +132,20 @@ def _spread(confidences: FloatArray, values: FloatArray) -> Spread:
 def _error(spread: Spread, bandwidth: float) -> float:
     """The smECE at one bandwidth."""
     points = np.linspace(0, 1, max(round(10 / bandwidth), _POINTS))
-    mass, residual = (_at(points, row) for row in _smooth(spread(_grid_size(bandwidth)), bandwidth))
+    mass, residual = (
+        _at(points, row) for row in _smooth(spread(_grid_size(bandwidth)), bandwidth)
+    )
     return float(np.abs(residual).sum() / (mass + _EMPTY).sum())
 
 
 def _fixed_point(spread: Spread) -> float:
     """The smallest multiple of 1/1024 that, as a bandwidth, is not below its error."""
     widths = np.arange(_BANDWIDTH_STEPS) / _BANDWIDTH_STEPS
-    step = bisect_left(widths, True, key=lambda width: width > widths[1] and width >= _error(spread, width))
+    step = bisect_left(
+        widths,
+        True,
+        key=lambda width: width > widths[1] and width >= _error(spread, width),
+    )
     return step / _BANDWIDTH_STEPS
 
 
@@ -129,7 +160,9 @@ def _smooth(rows: FloatArray, bandwidth: float) -> FloatArray:
     # of the kernel is between two points, as in the authors' code.
     size = rows.shape[-1]
     offsets = np.linspace(-0.5, 0.5, size)
-    kernel = np.exp(-0.5 * (offsets / bandwidth) ** 2) / (np.sqrt(2 * np.pi) * bandwidth)
+    kernel = np.exp(-0.5 * (offsets / bandwidth) ** 2) / (
+        np.sqrt(2 * np.pi) * bandwidth
+    )
     period = 2 * (size - 1)
     centred = np.roll(np.pad(kernel, (0, period - size)), -(size // 2))
     mirrored = np.concatenate([rows, rows[..., -2:0:-1]], axis=-1)
@@ -189,7 +222,9 @@ def _monotone_fit(values: FloatArray, weights: FloatArray) -> FloatArray:
     # slopes, -weight and +weight, and the rising part is cut off.
     heap: list[tuple[float, float]] = []
     best_last = np.empty_like(values)
-    for i, (value, weight) in enumerate(zip(values.tolist(), weights.tolist(), strict=True)):
+    for i, (value, weight) in enumerate(
+        zip(values.tolist(), weights.tolist(), strict=True)
+    ):
         heappush(heap, (-value, 2 * weight))
         excess = weight
         while heap[0][1] <= excess:

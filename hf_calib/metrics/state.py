@@ -63,7 +63,9 @@ class RowScores(NamedTuple):
     scores: list[FloatArray]
 
 
-def terms_of(ones: Any, confidence: Any, correct: Any, nll: Any, brier: Any) -> tuple[list[Any], list[Any]]:
+def terms_of(
+    ones: Any, confidence: Any, correct: Any, nll: Any, brier: Any
+) -> tuple[list[Any], list[Any]]:
     """The terms that each row (n,) adds to its bin and to the scores of its group, for numpy and torch."""
     gap = confidence - correct
     in_bin = [ones, confidence, confidence * confidence, correct]
@@ -78,7 +80,10 @@ def score_chunks(
         columns = np.ascontiguousarray(probs[part].T)
         n = columns.shape[1]
         confidence, predicted = winners(columns.T)
-        at_label, at_top = (each * n + np.arange(n) for each in (labels[part].astype(np.intp), predicted))
+        at_label, at_top = (
+            each * n + np.arange(n)
+            for each in (labels[part].astype(np.intp), predicted)
+        )
         true = columns.reshape(-1)[at_label].astype(np.float64)
         squares = np.einsum("cn,cn->n", columns, columns, dtype=np.float64)
         nll = -np.log(np.maximum(true, SMALLEST_PROBABILITY))
@@ -87,9 +92,16 @@ def score_chunks(
         in_bin, scores = terms_of(ones, confidence, correct, nll, brier)
         mass = None if weights is None else weights[part].astype(np.float64)
         if mass is not None:
-            in_bin, scores = ([mass * term for term in terms] for terms in (in_bin, scores))
+            in_bin, scores = (
+                [mass * term for term in terms] for terms in (in_bin, scores)
+            )
             scores[0] *= mass
-        yield part, RowScores(columns, mass, at_label, at_top, confidence, [ones, *in_bin], scores)
+        yield (
+            part,
+            RowScores(
+                columns, mass, at_label, at_top, confidence, [ones, *in_bin], scores
+            ),
+        )
 
 
 class GroupSums(NamedTuple):
@@ -109,14 +121,22 @@ class GroupSums(NamedTuple):
     def effective_rows(self) -> FloatArray:
         """The numbers of rows (G,); for rows with weights, the effective sample sizes (Kish 1965)."""
         mass = self.bins[1].sum(axis=1)
-        return np.divide(mass**2, self.scores[0], out=np.zeros_like(mass), where=mass > 0)
+        return np.divide(
+            mass**2, self.scores[0], out=np.zeros_like(mass), where=mass > 0
+        )
 
     def mean(self, name: str) -> tuple[FloatArray, FloatArray]:
         """The mean (G,) of "nll", "brier", "gap" (confidence minus correct) or "accuracy", and its standard error."""
         right, mass = self.bins[4].sum(axis=1), self.bins[1].sum(axis=1)
         first = {"nll": 1, "brier": 3, "gap": 5}.get(name)
-        sums = np.stack([right, right]) if first is None else self.scores[first : first + 2]
-        mean, square = np.divide(sums, mass, out=np.full_like(sums, np.nan), where=mass > 0)
+        sums = (
+            np.stack([right, right])
+            if first is None
+            else self.scores[first : first + 2]
+        )
+        mean, square = np.divide(
+            sums, mass, out=np.full_like(sums, np.nan), where=mass > 0
+        )
         variance = np.maximum(square - mean**2, 0)
         return mean, np.sqrt(variance / np.maximum(self.effective_rows() - 1, 1))
 
@@ -126,7 +146,9 @@ class SliceSums:
 
     def __init__(self, column: str, n_bins: int, names: Sequence[str] = ()) -> None:
         self.column, self.n_bins, self.names = column, n_bins, list(names)
-        self.groups = GroupSums(np.zeros((5, len(names), n_bins)), np.zeros((7, len(names))))
+        self.groups = GroupSums(
+            np.zeros((5, len(names), n_bins)), np.zeros((7, len(names)))
+        )
 
     def add(self, rows: RowScores, codes: IntArray, names: Sequence[str]) -> None:
         """Add a chunk of n rows with groups names[codes]."""
@@ -143,12 +165,19 @@ class SliceSums:
 
     def _places(self, names: Sequence[str]) -> IntArray:
         """The indices of the groups with these names; raise if there are more than 1,000 groups."""
-        numbers = {name: number for number, name in enumerate(dict.fromkeys([*self.names, *names]))}
-        requirement = f"column {self.column!r} to have at most {_MOST_SLICES:,} different values"
+        numbers = {
+            name: number
+            for number, name in enumerate(dict.fromkeys([*self.names, *names]))
+        }
+        requirement = (
+            f"column {self.column!r} to have at most {_MOST_SLICES:,} different values"
+        )
         way_out = "group them in a column of their own"
         check(len(numbers) <= _MOST_SLICES, requirement, f"{len(numbers):,}", way_out)
         more = [(0, 0), (0, len(numbers) - len(self.names))]
-        self.groups = GroupSums(np.pad(self.groups.bins, [*more, (0, 0)]), np.pad(self.groups.scores, more))
+        self.groups = GroupSums(
+            np.pad(self.groups.bins, [*more, (0, 0)]), np.pad(self.groups.scores, more)
+        )
         self.names = list(numbers)
         return np.array([numbers[name] for name in names], dtype=np.intp)
 
@@ -162,10 +191,16 @@ def cells_of(confidence: FloatArray) -> IntArray:
 def empty_sums(n_classes: int, n_bins: int, *, by_class: bool) -> dict[str, FloatArray]:
     """The sums of a state without rows, except for its cells; `by_class` decides about sums of classes."""
     # As in `GroupSums`: bins by predicted class, and scores of all rows.
-    sums = {"bins": np.zeros((5, n_classes if by_class else 1, n_bins)), "scores": np.zeros((7, 1))}
+    sums = {
+        "bins": np.zeros((5, n_classes if by_class else 1, n_bins)),
+        "scores": np.zeros((7, 1)),
+    }
     if by_class:
         # Rows, probabilities and rows of the class in bins of each class's probability, then squared probabilities.
-        sums |= {"class_bins": np.zeros((3, n_classes, n_bins)), "class_squares": np.zeros(n_classes)}
+        sums |= {
+            "class_bins": np.zeros((3, n_classes, n_bins)),
+            "class_squares": np.zeros(n_classes),
+        }
     return sums
 
 
@@ -194,15 +229,24 @@ class CalibrationState:
     {'accuracy': 0.667, 'nll': 0.742, 'brier': 0.54, 'ece': 0.433}
     """
 
-    def __init__(self, *, n_classes: int, n_bins: int = 15, by_class: bool = True) -> None:
-        self.n_classes = checks.check_integer("n_classes", n_classes, 1, "pass the columns of probs")
+    def __init__(
+        self, *, n_classes: int, n_bins: int = 15, by_class: bool = True
+    ) -> None:
+        self.n_classes = checks.check_integer(
+            "n_classes", n_classes, 1, "pass the columns of probs"
+        )
         self.n_bins, self.by_class = checks.check_n_bins(n_bins), by_class
         self.sums = empty_sums(self.n_classes, self.n_bins, by_class=by_class)
         self.sums["cells"] = np.zeros((3, N_CELLS))
 
-    def update(self, probs: ArrayLike, labels: ArrayLike, weights: ArrayLike | None = None) -> None:
+    def update(
+        self, probs: ArrayLike, labels: ArrayLike, weights: ArrayLike | None = None
+    ) -> None:
         """Add rows with labels (N,), or none if one is invalid; this is fastest if columns of probs are contiguous."""
-        rows, targets = checks.as_array("probs", probs), checks.as_array("labels", labels)
+        rows, targets = (
+            checks.as_array("probs", probs),
+            checks.as_array("labels", labels),
+        )
         own = None if weights is None else checks.as_floats("weights", weights)
         checks.check_rows(rows, targets, own, self.n_classes)
         for _, scores in score_chunks(rows, targets, own):
@@ -214,7 +258,11 @@ class CalibrationState:
         add_to(self.sums["cells"], cells_of(rows.confidence), [mass, stated, right])
         self.sums["scores"][:, 0] += [ones @ term for term in rows.scores]
         if not self.by_class:
-            add_to(self.sums["bins"], uniform_bins(rows.confidence, self.n_bins), rows.in_bin)
+            add_to(
+                self.sums["bins"],
+                uniform_bins(rows.confidence, self.n_bins),
+                rows.in_bin,
+            )
             return
         n, flat = len(mass), rows.columns.reshape(-1)
         weighted = rows.columns.astype(np.float64, copy=False)
@@ -222,7 +270,9 @@ class CalibrationState:
         if rows.weights is not None:
             own, masses = np.tile(mass, (self.n_classes, 1)), weighted * mass
         terms = [own.reshape(-1), masses.reshape(-1)]
-        if self.n_classes > 3:  # Only the few probabilities above the first edge need a bin.
+        if (
+            self.n_classes > 3
+        ):  # Only the few probabilities above the first edge need a bin.
             upper, bins = above_first_edge(flat, self.n_bins)
             slots = bins + upper // n * self.n_bins
             for sums, each in zip(self.sums["class_bins"], terms, strict=False):
@@ -235,7 +285,9 @@ class CalibrationState:
                 for at in (rows.at_top, rows.at_label)
             )
         else:
-            slots = uniform_bins(flat, self.n_bins) + np.repeat(np.arange(self.n_classes) * self.n_bins, n)
+            slots = uniform_bins(flat, self.n_bins) + np.repeat(
+                np.arange(self.n_classes) * self.n_bins, n
+            )
             of_top, of_label = slots[rows.at_top], slots[rows.at_label]
         add_to(self.sums["class_bins"][:2], slots, terms)
         add_to(self.sums["bins"], of_top, rows.in_bin)
@@ -247,7 +299,12 @@ class CalibrationState:
         for name in ("n_classes", "n_bins", "by_class"):
             mine, theirs = getattr(self, name), getattr(other, name)
             way_out = "merge states that were made alike"
-            check(mine == theirs, f"the other state's {name} to be {mine}", theirs, way_out)
+            check(
+                mine == theirs,
+                f"the other state's {name} to be {mine}",
+                theirs,
+                way_out,
+            )
         for name, sums in other.sums.items():
             self.sums[name] += sums
         return self
@@ -262,7 +319,10 @@ class CalibrationState:
         """The metrics of `compute` with a given adaptive ECE."""
         top, bins = self.top_label, self.bins
         found = {name: top.mean(name)[0][0] for name in ("accuracy", "nll", "brier")}
-        found["ece"], found["adaptive_ece"] = binned_error(bins, bins.counts.sum()), adaptive_ece
+        found["ece"], found["adaptive_ece"] = (
+            binned_error(bins, bins.counts.sum()),
+            adaptive_ece,
+        )
         if self.by_class:
             found["classwise_ece"] = np.nanmean(class_gaps(self.class_bins()))
         found["mce"] = binned_error(bins, bins.counts.sum(), "max")
@@ -273,7 +333,12 @@ class CalibrationState:
         """Return the sums of all rows as one group: by confidence bin, and of the proper scores."""
         bins = self.sums["bins"].sum(axis=1, keepdims=True)
         got = "only rows of weight 0" if self.n_rows else "none"
-        check(bool(bins[1].any()), "the state to have rows", got, "update it with predictions first")
+        check(
+            bool(bins[1].any()),
+            "the state to have rows",
+            got,
+            "update it with predictions first",
+        )
         return GroupSums(bins, self.sums["scores"])
 
     @property
@@ -311,13 +376,17 @@ class CalibrationState:
         counts, wrong = self._from_the_top()
         rows, errors = np.cumsum([counts, wrong], axis=1) - [counts, wrong]
         rate = wrong / counts
-        area = wrong + (errors - rate * rows) * (digamma(rows + counts + 1) - digamma(rows + 1))
+        area = wrong + (errors - rate * rows) * (
+            digamma(rows + counts + 1) - digamma(rows + 1)
+        )
         return float(area.sum() / counts.sum())
 
     def risk_coverage(self) -> tuple[FloatArray, FloatArray]:
         """Return up to 1,000 points of the curve: the coverages, and the error rates of the kept rows."""
         kept, errors = np.cumsum(self._from_the_top(), axis=1)
-        shown = np.unique(np.linspace(0, len(kept) - 1, min(1_000, len(kept))).astype(int))
+        shown = np.unique(
+            np.linspace(0, len(kept) - 1, min(1_000, len(kept))).astype(int)
+        )
         return kept[shown] / kept[-1], errors[shown] / kept[shown]
 
     def _from_the_top(self) -> FloatArray:
@@ -327,8 +396,13 @@ class CalibrationState:
 
     def class_bins(self) -> BinSums:
         """Return the sums (C, M) in bins of each class's probability."""
-        got, way_out = f"{self.n_classes:,} classes", "use metrics of the predicted class only"
-        check(self.by_class, "classes to be few enough for classwise sums", got, way_out)
+        got, way_out = (
+            f"{self.n_classes:,} classes",
+            "use metrics of the predicted class only",
+        )
+        check(
+            self.by_class, "classes to be few enough for classwise sums", got, way_out
+        )
         return BinSums(*self.sums["class_bins"])
 
     def classes(self) -> FloatArray:
@@ -337,13 +411,17 @@ class CalibrationState:
         _, probabilities, true = (sums.sum(axis=1) for sums in self.class_bins())
         _, mass, confidence, squares, right = self.sums["bins"].sum(axis=2)
         own_squares = self.sums["class_squares"]
-        return np.stack([true, probabilities, own_squares, mass, right, confidence, squares])
+        return np.stack(
+            [true, probabilities, own_squares, mass, right, confidence, squares]
+        )
 
     def to_bytes(self) -> bytes:
         """Return the state as bytes to send or store: a line of JSON and numbers; reading them executes no code."""
         header = json.dumps([_FORMAT, self.n_classes, self.n_bins, self.by_class])
         numbers = np.concatenate([sums.ravel() for sums in self.sums.values()])
-        return header.encode() + b"\n" + zlib.compress(numbers.astype("<f8").tobytes(), 1)
+        return (
+            header.encode() + b"\n" + zlib.compress(numbers.astype("<f8").tobytes(), 1)
+        )
 
     @classmethod
     def from_bytes(cls, data: bytes) -> CalibrationState:
@@ -352,14 +430,23 @@ class CalibrationState:
             header, packed = bytes(data).split(b"\n", 1)
             written, n_classes, n_bins, by_class = json.loads(header)
             way_out = "read it with the version that wrote it"
-            check(written == _FORMAT, f"the format to be {_FORMAT!r}", repr(written), way_out)
+            check(
+                written == _FORMAT,
+                f"the format to be {_FORMAT!r}",
+                repr(written),
+                way_out,
+            )
             state = cls(n_classes=n_classes, n_bins=n_bins, by_class=by_class)
             numbers = np.frombuffer(zlib.decompress(packed), "<f8")
             ends = np.cumsum([sums.size for sums in state.sums.values()])
-            for sums, part in zip(state.sums.values(), np.split(numbers, ends[:-1]), strict=True):
+            for sums, part in zip(
+                state.sums.values(), np.split(numbers, ends[:-1]), strict=True
+            ):
                 sums[...] = part.reshape(sums.shape)
         except (ValueError, TypeError, zlib.error) as error:
             got = f"{len(data):,} bytes that are none ({error})"
             requirement = "be bytes that to_bytes wrote"
-            raise InputValueError(expected("the state", requirement, got, "send them unchanged")) from error
+            raise InputValueError(
+                expected("the state", requirement, got, "send them unchanged")
+            ) from error
         return state

@@ -14,34 +14,53 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import erf
 
-from hf_calib.metrics.checks import FloatArray, IntArray, check_choice, check_probs_and_any_labels, row_chunks
+from hf_calib.metrics.checks import (
+    FloatArray,
+    IntArray,
+    check_choice,
+    check_probs_and_any_labels,
+    row_chunks,
+)
 
 Binning = Literal["uniform", "quantile", "equal_mass"]
 Norm = Literal["l1", "l2", "max"]
 BINNINGS: tuple[Binning, ...] = get_args(Binning)
 NORMS: tuple[Norm, ...] = get_args(Norm)
 
-Adder = Callable[[Any], FloatArray]  # It maps weights (N,), or None for equal weights, to sums.
+Adder = Callable[
+    [Any], FloatArray
+]  # It maps weights (N,), or None for equal weights, to sums.
 
 _NEAR_AN_EDGE = 4e-7  # Rounding of float32 does not matter at this relative distance.
 _BLOCK_ELEMENTS = 2**20  # A block of resamples of this size stays in or near the cache.
 SAME = 1e-12  # A difference this small is due to rounding.
-_FEW_CLASSES = 32  # For so few classes, comparing them one by one is 3 times as fast as argmax.
+_FEW_CLASSES = (
+    32  # For so few classes, comparing them one by one is 3 times as fast as argmax.
+)
 
 
 class SumMetric(NamedTuple):
     """A metric of sums over rows: the terms of each row, and the value of the sums of n rows."""
 
-    rows: Callable[..., Adder]  # It reads probs and labels, or the columns of a `TopLabel`.
+    rows: Callable[
+        ..., Adder
+    ]  # It reads probs and labels, or the columns of a `TopLabel`.
     value: Callable[[FloatArray, Any], Any]
     of_top: bool = False
     chunked: bool = True  # False if the bins depend on all rows, so that sums of chunks do not add up.
 
-    def __call__(self, first: NDArray[Any], second: NDArray[Any], weights: FloatArray | None = None) -> float:
+    def __call__(
+        self,
+        first: NDArray[Any],
+        second: NDArray[Any],
+        weights: FloatArray | None = None,
+    ) -> float:
         n = len(first) if weights is None else weights.sum()
         return float(self.value(self.sums(first, second, weights), n))
 
-    def sums(self, first: NDArray[Any], second: NDArray[Any], weights: Any = None) -> FloatArray:
+    def sums(
+        self, first: NDArray[Any], second: NDArray[Any], weights: Any = None
+    ) -> FloatArray:
         """The sums, computed in chunks, so that temporaries stay small and long sums accurate."""
         total: Any = 0.0
         for part in row_chunks(*first.shape) if self.chunked else [slice(None)]:
@@ -50,14 +69,22 @@ class SumMetric(NamedTuple):
         return np.asarray(total)
 
 
-def mean_of(row: Callable[[NDArray[Any], NDArray[Any]], FloatArray], *, root: bool = False) -> SumMetric:
+def mean_of(
+    row: Callable[[NDArray[Any], NDArray[Any]], FloatArray], *, root: bool = False
+) -> SumMetric:
     """A metric that is the mean of a value (N,) per row, or the square root of the mean."""
 
     def rows(probs: NDArray[Any], labels: NDArray[Any]) -> Adder:
-        values = np.concatenate([row(probs[part], labels[part]) for part in row_chunks(*probs.shape)])
-        return lambda weights: np.asarray(values.sum() if weights is None else weights @ values)
+        values = np.concatenate(
+            [row(probs[part], labels[part]) for part in row_chunks(*probs.shape)]
+        )
+        return lambda weights: np.asarray(
+            values.sum() if weights is None else weights @ values
+        )
 
-    return SumMetric(rows, lambda total, n: np.sqrt(total / n) if root else total / n, chunked=False)
+    return SumMetric(
+        rows, lambda total, n: np.sqrt(total / n) if root else total / n, chunked=False
+    )
 
 
 # Resamples
@@ -75,18 +102,25 @@ def interval_of(value: float, draws: FloatArray, confidence_level: float) -> Int
     """The percentile interval of resampled values (B,), and the value if all resamples are equal to it."""
     if np.abs(draws - value).max() <= SAME:
         return Interval(value, value, value)
-    low, high = np.quantile(draws, [(1 - confidence_level) / 2, (1 + confidence_level) / 2])
+    low, high = np.quantile(
+        draws, [(1 - confidence_level) / 2, (1 + confidence_level) / 2]
+    )
     return Interval(value, float(low), float(high))
 
 
 def draw_counts(
-    n_rows: int, n_resamples: int, rng: np.random.Generator, groups: IntArray | None = None
+    n_rows: int,
+    n_resamples: int,
+    rng: np.random.Generator,
+    groups: IntArray | None = None,
 ) -> Iterator[FloatArray]:
     """Counts (R, N) of each row in blocks of R resamples; with groups (N,), numbered from 0, whole groups are drawn."""
     n = n_rows if groups is None else int(groups.max()) + 1
     for part in row_chunks(n_resamples, n_rows, elements=_BLOCK_ELEMENTS):
         drawn = rng.integers(0, n, (part.stop - part.start, n))
-        counts = np.stack([np.bincount(each, minlength=n) for each in drawn], dtype=np.float64)
+        counts = np.stack(
+            [np.bincount(each, minlength=n) for each in drawn], dtype=np.float64
+        )
         yield counts if groups is None else counts[:, groups]
 
 
@@ -104,7 +138,11 @@ class TopLabel(NamedTuple):
 def top_label(probs: NDArray[Any], labels: NDArray[Any]) -> TopLabel:
     """Reduce probs (N, C) and labels, (N,) or soft (N, C); of a soft label, the share of the predicted class counts."""
     confidence, predicted = winners(probs)
-    correct = labels[np.arange(len(probs)), predicted] if labels.ndim == 2 else predicted == labels
+    correct = (
+        labels[np.arange(len(probs)), predicted]
+        if labels.ndim == 2
+        else predicted == labels
+    )
     return TopLabel(confidence, correct.astype(np.float64))
 
 
@@ -129,7 +167,9 @@ def residuals(probs: NDArray[Any], labels: NDArray[Any]) -> FloatArray:
     if labels.ndim == 2:
         gaps -= labels
     else:
-        gaps.reshape(-1)[labels + np.arange(0, gaps.size, gaps.shape[1])] -= 1  # One index is fast.
+        gaps.reshape(-1)[labels + np.arange(0, gaps.size, gaps.shape[1])] -= (
+            1  # One index is fast.
+        )
     return gaps
 
 
@@ -155,7 +195,9 @@ def uniform_edges(n_bins: int) -> FloatArray:
     return np.maximum(edges, edges.astype(np.float32).astype(np.float64))
 
 
-def quantile_edges(ranked: FloatArray, n_bins: int, ends: IntArray | None = None) -> FloatArray:
+def quantile_edges(
+    ranked: FloatArray, n_bins: int, ends: IntArray | None = None
+) -> FloatArray:
     """The M + 1 edges of the papers' equal-mass bins, interpolated between sorted confidences (N,).
 
     With ends (N,), the edges are those of a sample that contains each confidence up to its end.
@@ -164,7 +206,9 @@ def quantile_edges(ranked: FloatArray, n_bins: int, ends: IntArray | None = None
     ranks = np.arange(n_bins + 1) * (n / n_bins)
     below = ranks.astype(np.intp)
     places = np.minimum((below, below + 1), n - 1)
-    lower, upper = ranked[places if ends is None else np.searchsorted(ends, places, side="right")]
+    lower, upper = ranked[
+        places if ends is None else np.searchsorted(ends, places, side="right")
+    ]
     return np.asarray((upper - lower) * (ranks - below) + lower)
 
 
@@ -175,7 +219,9 @@ def uniform_bins(values: NDArray[Any], n_bins: int) -> IntArray:
     bins = (wide * (n_bins * (1 + _NEAR_AN_EDGE))).astype(np.int32).clip(0, n_bins - 1)
     near = lower != bins
     if near.any():  # Only these few values are searched among the edges.
-        bins[near] = np.searchsorted(uniform_edges(n_bins)[1:-1], wide[near], side="left")
+        bins[near] = np.searchsorted(
+            uniform_edges(n_bins)[1:-1], wide[near], side="left"
+        )
     return bins.astype(np.intp)
 
 
@@ -202,7 +248,9 @@ def _ranking(confidences: FloatArray, binning: Binning) -> IntArray:
     return np.argsort(confidences, kind="stable" if binning == "equal_mass" else None)
 
 
-def _cuts(ranked: FloatArray, n_bins: int, binning: Binning, ends: IntArray | None = None) -> IntArray:
+def _cuts(
+    ranked: FloatArray, n_bins: int, binning: Binning, ends: IntArray | None = None
+) -> IntArray:
     """The positions among the sorted confidences at which equal-mass bins start and the last one ends."""
     if binning == "equal_mass":  # The cuts are those of `numpy.array_split`.
         share, more = divmod(len(ranked) if ends is None else ends[-1], n_bins)
@@ -215,7 +263,9 @@ def _cuts(ranked: FloatArray, n_bins: int, binning: Binning, ends: IntArray | No
     return cuts
 
 
-def add_to(sums: FloatArray, slots: IntArray, terms: Iterable[FloatArray | float]) -> None:
+def add_to(
+    sums: FloatArray, slots: IntArray, terms: Iterable[FloatArray | float]
+) -> None:
     """Add each of K terms (n,), or numbers, to the slots (n,) of its sums (K, ...)."""
     for total, term in zip(sums, terms, strict=True):
         np.add.at(total.reshape(-1), slots, term)
@@ -226,7 +276,11 @@ def in_bins(bins: IntArray, n_bins: int, *columns: FloatArray | float) -> Adder:
 
     def add(weights: FloatArray | None) -> FloatArray:
         sums = np.zeros((len(columns), n_bins))
-        add_to(sums, bins, (column if weights is None else weights * column for column in columns))
+        add_to(
+            sums,
+            bins,
+            (column if weights is None else weights * column for column in columns),
+        )
         return sums
 
     return add
@@ -238,7 +292,11 @@ def binned_rows(top: TopLabel, n_bins: int, binning: Binning = "uniform") -> Add
         return in_bins(uniform_bins(top.confidence, n_bins), n_bins, 1.0, *top)
     order = _ranking(top.confidence, binning)
     ranked = np.zeros((3, len(order) + 1))  # The last row is 0 and ends the last bin.
-    ranked[0, :-1], ranked[1, :-1], ranked[2, :-1] = 1, top.confidence[order], top.correct[order]
+    ranked[0, :-1], ranked[1, :-1], ranked[2, :-1] = (
+        1,
+        top.confidence[order],
+        top.correct[order],
+    )
 
     def add(counts: FloatArray | None) -> FloatArray:
         if counts is None:
@@ -250,8 +308,14 @@ def binned_rows(top: TopLabel, n_bins: int, binning: Binning = "uniform") -> Add
             cuts = _cuts(ranked[1, :-1], n_bins, binning, ends)
             rows = np.searchsorted(ends, cuts, side="right")
             # The copies of a row may be divided between a bin and the next.
-            columns, divided = own * ranked, np.diff((cuts - ends[rows - 1] * (rows > 0)) * ranked[:, rows])
-        return np.add.reduceat(columns, rows, axis=1)[:, :-1] * (rows[1:] > rows[:-1]) + divided
+            columns, divided = (
+                own * ranked,
+                np.diff((cuts - ends[rows - 1] * (rows > 0)) * ranked[:, rows]),
+            )
+        return (
+            np.add.reduceat(columns, rows, axis=1)[:, :-1] * (rows[1:] > rows[:-1])
+            + divided
+        )
 
     return add
 
@@ -261,7 +325,9 @@ def bin_sums(top: TopLabel, n_bins: int, binning: Binning = "uniform") -> BinSum
     return BinSums(*top_label_sums(n_bins, binning, "l2").sums(*top))
 
 
-def binned_error(sums: BinSums, n: Any, norm: Norm = "l1", *, debias: bool = False) -> FloatArray:
+def binned_error(
+    sums: BinSums, n: Any, norm: Norm = "l1", *, debias: bool = False
+) -> FloatArray:
     """The calibration error (...) from the sums (..., M) of the bins of n (...) rows."""
     if norm == "l1" and not debias:
         return gap_error(sums.confidence - sums.correct, n)
@@ -271,10 +337,14 @@ def binned_error(sums: BinSums, n: Any, norm: Norm = "l1", *, debias: bool = Fal
         return np.asarray(gaps.max(axis=-1))
     accuracy = sums.correct / members
     variances = np.maximum(accuracy * (1 - accuracy), 0)
-    if norm == "l1":  # The mean growth of a gap when the accuracy is drawn again is subtracted.
+    if (
+        norm == "l1"
+    ):  # The mean growth of a gap when the accuracy is drawn again is subtracted.
         terms = 2 * gaps - mean_size(gaps, np.sqrt(variances / members))
     elif debias:  # A bin with one example has no unbiased square.
-        terms = np.where(sums.counts > 1, gaps**2 - variances / np.maximum(members - 1, 1), 0)
+        terms = np.where(
+            sums.counts > 1, gaps**2 - variances / np.maximum(members - 1, 1), 0
+        )
     else:
         terms = gaps**2
     found = np.maximum((sums.counts * terms).sum(axis=-1) / n, 0.0)
@@ -284,7 +354,9 @@ def binned_error(sums: BinSums, n: Any, norm: Norm = "l1", *, debias: bool = Fal
 def mean_size(means: FloatArray, deviations: FloatArray) -> FloatArray:
     """The mean E|X| of a normal X."""
     sizes = np.abs(means)
-    ratio = np.divide(sizes, deviations, out=np.full_like(sizes, np.inf), where=deviations > 0)
+    ratio = np.divide(
+        sizes, deviations, out=np.full_like(sizes, np.inf), where=deviations > 0
+    )
     spread = deviations * np.sqrt(2 / np.pi) * np.exp(-(ratio**2) / 2)
     return np.asarray(spread + sizes * erf(ratio / np.sqrt(2)))
 
@@ -295,18 +367,29 @@ def gap_error(sums: FloatArray, n: Any) -> FloatArray:
 
 
 def top_label_sums(
-    n_bins: int = 15, binning: Binning = "uniform", norm: Norm = "l1", debias: bool = False
+    n_bins: int = 15,
+    binning: Binning = "uniform",
+    norm: Norm = "l1",
+    debias: bool = False,
 ) -> SumMetric:
     """The expected or the maximum calibration error of the top label."""
-    gaps_only = binning == "uniform" and norm == "l1" and not debias  # One column instead of three is faster.
+    gaps_only = (
+        binning == "uniform" and norm == "l1" and not debias
+    )  # One column instead of three is faster.
 
     def rows(confidence: FloatArray, correct: FloatArray) -> Adder:
         if gaps_only:
-            return in_bins(uniform_bins(confidence, n_bins), n_bins, correct - confidence)
+            return in_bins(
+                uniform_bins(confidence, n_bins), n_bins, correct - confidence
+            )
         return binned_rows(TopLabel(confidence, correct), n_bins, binning)
 
     def value(sums: FloatArray, n: Any) -> FloatArray:
-        return gap_error(sums[0], n) if gaps_only else binned_error(BinSums(*sums), n, norm, debias=debias)
+        return (
+            gap_error(sums[0], n)
+            if gaps_only
+            else binned_error(BinSums(*sums), n, norm, debias=debias)
+        )
 
     return SumMetric(rows, value, of_top=True, chunked=binning == "uniform")
 
@@ -318,7 +401,9 @@ def top_label_error(top: TopLabel, **options: Any) -> float:
 
 def classwise_sums(n_bins: int = 15) -> SumMetric:
     """The classwise calibration error, from probabilities minus labels in the bins of each class (C, M)."""
-    return SumMetric(partial(_class_rows, n_bins=n_bins), lambda sums, n: gap_error(sums, n).mean())
+    return SumMetric(
+        partial(_class_rows, n_bins=n_bins), lambda sums, n: gap_error(sums, n).mean()
+    )
 
 
 def _class_rows(probs: NDArray[Any], labels: NDArray[Any], *, n_bins: int) -> Adder:
@@ -331,7 +416,9 @@ def _class_rows(probs: NDArray[Any], labels: NDArray[Any], *, n_bins: int) -> Ad
     add_upper = in_bins(slots, n_classes * n_bins, gaps.reshape(-1)[upper])
 
     def add(weights: FloatArray | None) -> FloatArray:
-        sums = add_upper(None if weights is None else weights[rows]).reshape(n_classes, n_bins)
+        sums = add_upper(None if weights is None else weights[rows]).reshape(
+            n_classes, n_bins
+        )
         every = np.ones(len(gaps)) if weights is None else weights
         sums[:, 0] = every @ gaps - sums[:, 1:] @ np.ones(n_bins - 1)
         return sums
@@ -374,7 +461,9 @@ def sweep_error(top: TopLabel, *, norm: SweepNorm = "l1") -> float:
     n_examples, running = len(correct), np.append(0.0, np.cumsum(correct))
     # If the outcomes are in order, so are the means of their bins.
     n_bins = max(n_examples - 1, 1) if (np.diff(correct) >= 0).all() else 1
-    bounds = -(-np.arange(n_bins + 1) * n_examples // n_bins)  # Example i is in bin floor(i M / N).
+    bounds = -(
+        -np.arange(n_bins + 1) * n_examples // n_bins
+    )  # Example i is in bin floor(i M / N).
     for finer in range(n_bins + 1, n_examples):
         candidate = -(-np.arange(finer + 1) * n_examples // finer)
         accuracy = np.diff(running[candidate]) / np.diff(candidate)

@@ -21,7 +21,13 @@ from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoConfig
 from hf_calib._errors import InputValueError, check, expected, few
 from hf_calib.models.reading import Reading, are_unnamed, class_ids, names_in_data
 from hf_calib.predictions.one_pass import OnRows, ignore_rows
-from hf_calib.predictions.predictions import MULTI_LABEL, SINGLE_LABEL, TOKENS, LabelKind, Predictions
+from hf_calib.predictions.predictions import (
+    MULTI_LABEL,
+    SINGLE_LABEL,
+    TOKENS,
+    LabelKind,
+    Predictions,
+)
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -40,10 +46,10 @@ class Task:
     classifier: str | None = (
         None  # the class here, "module.Class", that runs its models; None: there are only cards
     )
-    reads_unlabelled: bool = (
-        True  # whether inputs without labels are read, for OOD detection and class frequencies
+    reads_unlabelled: bool = True  # whether inputs without labels are read, for OOD detection and class frequencies
+    n_logits: int | None = (
+        None  # how many its models have; None for any number that no other row has
     )
-    n_logits: int | None = None  # how many its models have; None for any number that no other row has
 
     @property
     def auto_class(self) -> Any:
@@ -59,7 +65,12 @@ class Task:
             "the model to be a classifier of texts, tokens or images",
             "use its predictions",
         )
-        check(self.classifier is not None, requirement, f"a model for {self.pipeline}", way_out)
+        check(
+            self.classifier is not None,
+            requirement,
+            f"a model for {self.pipeline}",
+            way_out,
+        )
         module, name = str(self.classifier).split(".")
         return getattr(import_module(f"hf_calib.models.{module}"), name)
 
@@ -73,7 +84,9 @@ class Task:
         if self.n_logits is not None:
             names = config.get("id2label")
             return isinstance(names, Mapping) and len(names) == self.n_logits
-        return self.labels.sigmoid == (config.get("problem_type") == "multi_label_classification")
+        return self.labels.sigmoid == (
+            config.get("problem_type") == "multi_label_classification"
+        )
 
 
 _TEXT = ("text-classification", "SequenceClassification", "a text", "texts")
@@ -86,8 +99,16 @@ _ROWS = (
     Task("token", *_TOKEN, TOKENS, "tokens.TokenClassifier", reads_unlabelled=False),
     Task("image", *_IMAGE, SINGLE_LABEL, "images.ImageClassifier"),
     Task("multi-label image", *_IMAGE, MULTI_LABEL, "images.ImageClassifier"),
-    Task("audio", "audio-classification", "AudioClassification", "a_recording.wav", "recordings"),
-    Task("video", "video-classification", "VideoClassification", "a_video.mp4", "videos"),
+    Task(
+        "audio",
+        "audio-classification",
+        "AudioClassification",
+        "a_recording.wav",
+        "recordings",
+    ),
+    Task(
+        "video", "video-classification", "VideoClassification", "a_video.mp4", "videos"
+    ),
     Task("next token", "text-generation", "CausalLM", "a text", "texts", TOKENS),
 )
 TASKS: dict[str, Task] = {task.name: task for task in _ROWS}
@@ -104,9 +125,15 @@ def task_of(config: Mapping[str, Any]) -> Task | None:
     names = config.get("architectures")
     architecture = str(names[0]) if isinstance(names, list) and names else ""
     known = {architecture, *(config.get("auto_map") or {})}
-    found = [task for task in _ROWS if any(f"For{task.architecture}" in name for name in known)]
+    found = [
+        task
+        for task in _ROWS
+        if any(f"For{task.architecture}" in name for name in known)
+    ]
     # Other models, such as those of tokens, have no multi-label form here.
-    return next((task for task in found if task.fits(config)), found[-1] if found else None)
+    return next(
+        (task for task in found if task.fits(config)), found[-1] if found else None
+    )
 
 
 # The errors of broken or missing files; a RuntimeError means weights of another shape.
@@ -116,15 +143,25 @@ _UNLOADABLE = (
 )
 
 
-def load_trained(name: str | Path, model_class: Any, *, trust_remote_code: bool = False) -> Any:
+def load_trained(
+    name: str | Path, model_class: Any, *, trust_remote_code: bool = False
+) -> Any:
     """Load a model in float32; raise ValueError if it cannot be loaded or some of its weights are new."""
     way_out = "name a fine-tuned classifier on the Hub or in a folder; check that its files are complete"
     with refusals("the model", "be loadable", name, way_out):
         model, report = model_class.from_pretrained(
-            name, dtype=torch.float32, output_loading_info=True, trust_remote_code=trust_remote_code
+            name,
+            dtype=torch.float32,
+            output_loading_info=True,
+            trust_remote_code=trust_remote_code,
         )
     new = sorted(report["missing_keys"])
-    check(not new, "the model to be a fine-tuned classifier", f"no {few(new)} in {name}", "train it first")
+    check(
+        not new,
+        "the model to be a fine-tuned classifier",
+        f"no {few(new)} in {name}",
+        "train it first",
+    )
     return model
 
 
@@ -135,13 +172,24 @@ def check_problem(config: Any, task: Task) -> None:
         return
     if task.n_logits == 1:
         fits = problem in (None, "multi_label_classification")
-        requirement, way_out = "be a classifier", "a regression has no probabilities to calibrate"
+        requirement, way_out = (
+            "be a classifier",
+            "a regression has no probabilities to calibrate",
+        )
     elif task.labels.sigmoid:
         fits = problem == "multi_label_classification"
-        requirement, way_out = "have several labels", "set its problem_type to multi_label_classification"
+        requirement, way_out = (
+            "have several labels",
+            "set its problem_type to multi_label_classification",
+        )
     else:
-        fits = problem in (None, "single_label_classification") and config.num_labels > 1
-        requirement, what = "choose one of several classes", task.inputs.removesuffix("s")
+        fits = (
+            problem in (None, "single_label_classification") and config.num_labels > 1
+        )
+        requirement, what = (
+            "choose one of several classes",
+            task.inputs.removesuffix("s"),
+        )
         way_out = f"several labels per {what} can be scaled with PerLabelTemperatureScaling in Python"
     got = f"problem_type={problem!r} and {config.num_labels} outputs"
     check(fits, f"the model to {requirement}", got, way_out)
@@ -154,13 +202,19 @@ def find_task(source: str | Path, *, trust_remote_code: bool = False) -> Task:
     except _UNLOADABLE:
         return TASKS["text"]
     task = task_of(config.to_dict())
-    if task is None and type(config) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING and not config.architectures:
+    if (
+        task is None
+        and type(config) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+        and not config.architectures
+    ):
         return TASKS["image"]
     return task or TASKS["text"]
 
 
 @contextmanager
-def refusals(argument: str, requirement: str, got: object, way_out: str) -> Iterator[None]:
+def refusals(
+    argument: str, requirement: str, got: object, way_out: str
+) -> Iterator[None]:
     """A context that converts the libraries' errors about a name into one line with a way out."""
     try:
         yield
@@ -168,7 +222,9 @@ def refusals(argument: str, requirement: str, got: object, way_out: str) -> Iter
         cause = " ".join(str(error).split())
         if "trust_remote_code" in cause:
             way_out = "--trust-remote-code runs the code that comes with it, if you trust its author"
-        raise InputValueError(expected(argument, requirement, f"{got} ({cause})", way_out)) from error
+        raise InputValueError(
+            expected(argument, requirement, f"{got} ({cause})", way_out)
+        ) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,10 +233,14 @@ class Encoded:
 
     inputs: Any
     labels: NDArray[Any] | None = None  # (N,) or (N, C); None if labels are not read.
-    sentences: NDArray[np.int64] | None = None  # (N,) the sentence of each token; None for other tasks.
+    sentences: NDArray[np.int64] | None = (
+        None  # (N,) the sentence of each token; None for other tasks.
+    )
     note: str | None = None  # About the inputs, for the report.
     name: str = ""  # The name of the data in messages.
-    counted: Sequence[NDArray[np.bool_]] | None = None  # The labelled sub-words of sentences.
+    counted: Sequence[NDArray[np.bool_]] | None = (
+        None  # The labelled sub-words of sentences.
+    )
 
 
 class Served(NamedTuple):
@@ -203,20 +263,36 @@ class Classifier(ABC):
     task: Task
 
     @classmethod
-    def load(cls, source: str | Path, task: Task, *, trust_remote_code: bool = False) -> Classifier:
+    def load(
+        cls, source: str | Path, task: Task, *, trust_remote_code: bool = False
+    ) -> Classifier:
         """Load a fine-tuned classifier, on the accelerator if there is one."""
-        model = load_trained(source, task.auto_class, trust_remote_code=trust_remote_code)
-        processing = cls.load_processing(source, model, trust_remote_code=trust_remote_code)
-        device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
-        names = tuple(str(model.config.id2label[i]) for i in range(model.config.num_labels))
+        model = load_trained(
+            source, task.auto_class, trust_remote_code=trust_remote_code
+        )
+        processing = cls.load_processing(
+            source, model, trust_remote_code=trust_remote_code
+        )
+        device = (
+            torch.accelerator.current_accelerator()
+            if torch.accelerator.is_available()
+            else "cpu"
+        )
+        names = tuple(
+            str(model.config.id2label[i]) for i in range(model.config.num_labels)
+        )
         return cls(model.to(device).eval(), processing, names, task)
 
     @staticmethod
     @abstractmethod
-    def load_processing(source: str | Path, model: Any, *, trust_remote_code: bool) -> Any:
+    def load_processing(
+        source: str | Path, model: Any, *, trust_remote_code: bool
+    ) -> Any:
         """Load and check the tokenizer or image processor."""
 
-    def encode(self, rows: Dataset, reading: Reading, *, name: str, labelled: bool = True) -> Encoded:
+    def encode(
+        self, rows: Dataset, reading: Reading, *, name: str, labelled: bool = True
+    ) -> Encoded:
         """Check rows and convert them to inputs, before the model is run; errors call the data by name."""
         check(len(rows) > 0, "data to have rows", "none", "check the file or the split")
         labels = self.read_labels(rows, reading, name) if labelled else None
@@ -229,24 +305,38 @@ class Classifier(ABC):
     def read_labels(self, rows: Dataset, reading: Reading, name: str) -> NDArray[Any]:
         """Return the checked labels: class ids (N,), or (N, C) of 0 and 1."""
         if not self.task.labels.sigmoid:
-            return class_ids(rows, reading.label_column, self.class_names, reading.class_names)
+            return class_ids(
+                rows, reading.label_column, self.class_names, reading.class_names
+            )
         from hf_calib.data.labels import LabelLayout, label_set_ids, multi_hot_matrix
 
         names = names_in_data(self.class_names, reading.class_names, "labels")
         layout = LabelLayout(
-            reading.label_column, reading.label_columns, reading.label_separator, reading.no_label
+            reading.label_column,
+            reading.label_columns,
+            reading.label_separator,
+            reading.no_label,
         )
-        return multi_hot_matrix(label_set_ids(name, layout.read(name, rows), names), len(names))
+        return multi_hot_matrix(
+            label_set_ids(name, layout.read(name, rows), names), len(names)
+        )
 
     def logits(
-        self, encoded: Encoded, *, batch_size: int = 32, on_progress: OnRows = ignore_rows
+        self,
+        encoded: Encoded,
+        *,
+        batch_size: int = 32,
+        on_progress: OnRows = ignore_rows,
     ) -> NDArray[np.float32]:
         """Return the logits (N, C) of rows of `encode`, in their order."""
         n_rows = len(encoded.inputs)
         found: dict[int, NDArray[np.float32]] = {}
         for chunk in self.chunks(encoded, batch_size):
             logits = self.run(self.batch(self.inputs(encoded, chunk)))
-            found |= {i: self.own(encoded, i, each) for i, each in zip(chunk.tolist(), logits, strict=True)}
+            found |= {
+                i: self.own(encoded, i, each)
+                for i, each in zip(chunk.tolist(), logits, strict=True)
+            }
             on_progress(len(chunk), n_rows)
         return np.concatenate([found[i] for i in range(n_rows)])
 
@@ -266,7 +356,9 @@ class Classifier(ABC):
         about: Any = {"class_names": self.class_names, "sentences": encoded.sentences}
         return Predictions(encoded.labels, logits=logits, **about)
 
-    def own(self, encoded: Encoded, row: int, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    def own(
+        self, encoded: Encoded, row: int, logits: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
         """Return the logits (n, C) of a row: a single one, or those of the labelled tokens of a padded sentence."""
         return logits[None]
 
@@ -283,7 +375,9 @@ class Classifier(ABC):
     def served(self, rows: Dataset, reading: Reading, *, name: str) -> Served:
         """Return a few rows, to compare a pipeline of the saved model with this model."""
 
-    def served_logits(self, served: Sequence[Any], logits: NDArray[Any]) -> NDArray[np.float64]:
+    def served_logits(
+        self, served: Sequence[Any], logits: NDArray[Any]
+    ) -> NDArray[np.float64]:
         """Return the logits (n, C) to which a pipeline's scores correspond; `logits` (N, C) are those of all rows."""
         return np.asarray(logits[: len(served)], dtype=np.float64)
 
@@ -292,7 +386,9 @@ class Classifier(ABC):
         return [{each["label"]: each["score"] for each in scores} for scores in results]
 
     @abstractmethod
-    def identities(self, rows: Dataset, reading: Reading, *, name: str) -> Iterable[Any]:
+    def identities(
+        self, rows: Dataset, reading: Reading, *, name: str
+    ) -> Iterable[Any]:
         """Return a key for each example, which is equal for equal inputs."""
 
 
@@ -309,13 +405,18 @@ def load_classifier(
     model cannot be loaded, lacks a trained head or its tokenizer or image processor, or is not a classifier.
     """
     row = TASKS[task] if isinstance(task, str) else task
-    classifier = row.classifier_class.load(source, row, trust_remote_code=trust_remote_code)
+    classifier = row.classifier_class.load(
+        source, row, trust_remote_code=trust_remote_code
+    )
     config = classifier.model.config
     check_problem(config, row)
     if class_names is None or not are_unnamed(classifier.class_names):
         return classifier
     names = names_in_data(classifier.class_names, class_names)
-    config.id2label, config.label2id = dict(enumerate(names)), {name: i for i, name in enumerate(names)}
+    config.id2label, config.label2id = (
+        dict(enumerate(names)),
+        {name: i for i, name in enumerate(names)},
+    )
     return replace(classifier, class_names=names)
 
 
@@ -332,6 +433,13 @@ def predict(
     tokenizer does not know the texts.
     """
     how = Reading(**reading)
-    check(how.batch_size >= 1, "batch_size to be at least 1", how.batch_size, "leave it out for the default")
+    check(
+        how.batch_size >= 1,
+        "batch_size to be at least 1",
+        how.batch_size,
+        "leave it out for the default",
+    )
     encoded = classifier.encode(rows, how, name="the rows")
-    return classifier.predict(encoded, batch_size=how.batch_size, on_progress=on_progress)
+    return classifier.predict(
+        encoded, batch_size=how.batch_size, on_progress=on_progress
+    )

@@ -28,17 +28,23 @@ from hf_calib.data.images import (
 from hf_calib.models.classifier import Classifier, Encoded, Served, refusals
 from hf_calib.models.reading import Reading
 
-_SAVE_ITS_PROCESSOR = "save the image processor that the model was trained with into the model's folder"
+_SAVE_ITS_PROCESSOR = (
+    "save the image processor that the model was trained with into the model's folder"
+)
 
 
 class ImageClassifier(Classifier):
     """An image classifier and its image processor, on the PIL backend."""
 
     @staticmethod
-    def load_processing(source: str | Path, model: Any, *, trust_remote_code: bool) -> Any:
+    def load_processing(
+        source: str | Path, model: Any, *, trust_remote_code: bool
+    ) -> Any:
         """Load the image processor; the model must have three channels."""
         with refusals("the model", "be loadable", source, _SAVE_ITS_PROCESSOR):
-            processor = load_image_processor(source, trust_remote_code=trust_remote_code)
+            processor = load_image_processor(
+                source, trust_remote_code=trust_remote_code
+            )
         check_reads_rgb(model.config)
         return processor
 
@@ -46,7 +52,9 @@ class ImageClassifier(Classifier):
         """Check the images, which remain encoded."""
         reading.refuse("max_length", "text_pair_column")
         images, shown = _images(rows, reading, name)
-        return Encoded(images, note=conversion_note(check_images(images, shown), shown), name=shown)
+        return Encoded(
+            images, note=conversion_note(check_images(images, shown), shown), name=shown
+        )
 
     def inputs(self, encoded: Encoded, chunk: NDArray[np.intp]) -> list[Image.Image]:
         """Return decoded images."""
@@ -54,22 +62,36 @@ class ImageClassifier(Classifier):
 
     def batch(self, inputs: Sequence[Image.Image]) -> dict[str, Tensor]:
         """Return `pixel_values` (N, 3, H, W) on the model's device."""
-        examples = ImageTransform(self.processing_class)({"image": list(inputs)})["pixel_values"]
-        pixels = collate_images([{"pixel_values": pixels} for pixels in examples])["pixel_values"]
+        examples = ImageTransform(self.processing_class)({"image": list(inputs)})[
+            "pixel_values"
+        ]
+        pixels = collate_images([{"pixel_values": pixels} for pixels in examples])[
+            "pixel_values"
+        ]
         return {"pixel_values": pixels.to(self.model.device, torch.float32)}
 
     def served(self, rows: Dataset, reading: Reading, *, name: str) -> Served:
         """Return images resized as here, because a pipeline with torchvision resizes slightly differently."""
         images = _decoded(*_images(rows, reading, name), range(len(rows)))
         processor = {"image_processor": self.processing_class}
-        return Served(images, images, self.batch(images), processor, {"top_k": len(self.class_names)})
+        return Served(
+            images,
+            images,
+            self.batch(images),
+            processor,
+            {"top_k": len(self.class_names)},
+        )
 
-    def identities(self, rows: Dataset, reading: Reading, *, name: str) -> Iterator[bytes]:
+    def identities(
+        self, rows: Dataset, reading: Reading, *, name: str
+    ) -> Iterator[bytes]:
         """Return a digest of each image's file."""
         for batch in _images(rows, reading, name)[0].iter(256):
             for stored in batch["image"]:
                 contents = stored["bytes"]
-                contents = Path(stored["path"]).read_bytes() if contents is None else contents
+                contents = (
+                    Path(stored["path"]).read_bytes() if contents is None else contents
+                )
                 yield hashlib.blake2b(contents, digest_size=16).digest()
 
 

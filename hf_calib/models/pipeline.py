@@ -36,7 +36,11 @@ from hf_calib.scaling.saved_map import (
 )
 
 _APART = 2.0**-22  # The resolution of float32 in logits and their softmax.
-_KINDS: Any = (TextClassificationPipeline, ImageClassificationPipeline, TokenClassificationPipeline)
+_KINDS: Any = (
+    TextClassificationPipeline,
+    ImageClassificationPipeline,
+    TokenClassificationPipeline,
+)
 _TASKS: Any = {each.pipeline: each for each in TASKS.values() if each.classifier}
 
 
@@ -92,13 +96,20 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
         saved = _map_beside(model, where)
         if saved is not None and saved.about.get("class_names"):
             model = _with_adapters(model, _TASKS[task].auto_class, saved, where)
-            kwargs.setdefault("image_processor" if task == "image-classification" else "tokenizer", place)
+            kwargs.setdefault(
+                "image_processor" if task == "image-classification" else "tokenizer",
+                place,
+            )
     load: Any = transformers.pipeline  # It is typed per task.
     plain: Any = load(task, model, **kwargs)
     if not isinstance(plain, _KINDS):
         return plain
     config = plain.model.config
-    prompt = PromptTemplate.of(config) if isinstance(plain, TextClassificationPipeline) else None
+    prompt = (
+        PromptTemplate.of(config)
+        if isinstance(plain, TextClassificationPipeline)
+        else None
+    )
     if prompt is not None:
         prompt.check(plain.tokenizer)
         plain = _with(plain, _Prompted, prompt=prompt)
@@ -113,7 +124,9 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
             stacklevel=2,
         )
     # The config belongs to the weights; calibration.json may be from before folding or unfolding.
-    if saved is not None and not (recorded.get("folded") and method_of(saved.scaler) in FOLDABLE_SCALERS):
+    if saved is not None and not (
+        recorded.get("folded") and method_of(saved.scaler) in FOLDABLE_SCALERS
+    ):
         _check_goes_with(saved.scaler, config, place)
         plain = _with(plain, _Calibrated, scaler=saved.scaler)
         plain.check_function(plain._postprocess_params.pop("function_to_apply", None))
@@ -122,7 +135,9 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
 
 def _with(plain: Any, kind: Any, **more: Any) -> Any:
     """A pipeline of transformers, with our methods overriding its own."""
-    own: Any = type(f"{kind.__name__[1:]}{type(plain).__name__}", (kind, type(plain)), {})
+    own: Any = type(
+        f"{kind.__name__[1:]}{type(plain).__name__}", (kind, type(plain)), {}
+    )
     made = own.__new__(own)
     vars(made).update(vars(plain), **more)
     return made
@@ -137,8 +152,14 @@ class _Prompted:
     def preprocess(self, inputs: Any, **options: Any) -> Any:
         limit = options.pop("max_length", None)
         limit = limit if options.pop("truncation", False) else None
-        parts = (inputs["text"], inputs.get("text_pair")) if isinstance(inputs, dict) else (inputs, None)
-        text, _ = self.prompt.fitting(*parts, tokenizer=self.tokenizer, max_length=limit)
+        parts = (
+            (inputs["text"], inputs.get("text_pair"))
+            if isinstance(inputs, dict)
+            else (inputs, None)
+        )
+        text, _ = self.prompt.fitting(
+            *parts, tokenizer=self.tokenizer, max_length=limit
+        )
         options["add_special_tokens"] = not self.prompt.chat
         return super().preprocess(text, **options)  # type: ignore[misc]
 
@@ -154,10 +175,15 @@ class _Calibrated:
         given = str(getattr(function_to_apply, "value", function_to_apply)).lower()
         way_out = "leave it out; for other scores use transformers.pipeline"
         requirement = f"function_to_apply to be {own!r}, which the scaler calibrates"
-        check(function_to_apply is None or given == own, requirement, repr(given), way_out)
+        check(
+            function_to_apply is None or given == own, requirement, repr(given), way_out
+        )
 
     def _sanitize_parameters(
-        self, function_to_apply: Any = None, group: str | int | None = None, **options: Any
+        self,
+        function_to_apply: Any = None,
+        group: str | int | None = None,
+        **options: Any,
     ) -> Any:
         self.check_function(function_to_apply)
         before, forward, after = super()._sanitize_parameters(**options)  # type: ignore[misc]
@@ -168,15 +194,24 @@ class _Calibrated:
         way_out = "leave it out, or save a GroupedScaling with the model"
         check(isinstance(self.scaler, GroupedScaling), requirement, got, way_out)
         requirement = "group to be one name, a word or an integer, for all that is given in the call"
-        check(isinstance(group, str | int), requirement, repr(group), "call the pipeline once for each group")
+        check(
+            isinstance(group, str | int),
+            requirement,
+            repr(group),
+            "call the pipeline once for each group",
+        )
         return before, {**forward, "group": group}, after
 
-    def _forward(self, inputs: Any, group: str | int | None = None, **options: Any) -> Any:
+    def _forward(
+        self, inputs: Any, group: str | int | None = None, **options: Any
+    ) -> Any:
         outputs = super()._forward(inputs, **options)  # type: ignore[misc]
         logits = outputs["logits"]
         rows = logits.cpu().double().numpy().reshape(-1, logits.shape[-1])
         groups = {} if group is None else {"groups": [group] * len(rows)}
-        found = _as_logits(self.scaler.predict_proba(rows, **groups), sigmoid=self.scaler.multi_label)
+        found = _as_logits(
+            self.scaler.predict_proba(rows, **groups), sigmoid=self.scaler.multi_label
+        )
         outputs["logits"] = torch.from_numpy(found.reshape(logits.shape))
         return outputs
 
@@ -188,22 +223,35 @@ def _as_logits(probs: NDArray[Any], *, sigmoid: bool) -> NDArray[np.float32]:
         if sigmoid:
             return np.asarray(logits - np.log1p(-probs), np.float32)
     found = logits.astype(np.float32)
-    ahead = np.nextafter(found.max(axis=1, keepdims=True) + np.float32(_APART), np.float32(np.inf))
+    ahead = np.nextafter(
+        found.max(axis=1, keepdims=True) + np.float32(_APART), np.float32(np.inf)
+    )
     np.put_along_axis(found, probs.argmax(axis=1)[:, None], ahead, axis=1)
     return found
 
 
-def _with_adapters(place: str, auto_class: Any, saved: SavedMap, where: dict[str, Any]) -> Any:
+def _with_adapters(
+    place: str, auto_class: Any, saved: SavedMap, where: dict[str, Any]
+) -> Any:
     """The base model with the classes of the calibrator, which adapters do not have, and with the adapters."""
     from peft import PeftConfig, PeftModel
 
     names = saved.about["class_names"]
-    classes = {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+    classes = {
+        "id2label": dict(enumerate(names)),
+        "label2id": {name: i for i, name in enumerate(names)},
+    }
     problem = "multi_label_classification" if saved.scaler.multi_label else None
     base = PeftConfig.from_pretrained(place, **where).base_model_name_or_path
-    model = auto_class.from_pretrained(base, token=where["token"], problem_type=problem, **classes)
+    model = auto_class.from_pretrained(
+        base, token=where["token"], problem_type=problem, **classes
+    )
     adapted = PeftModel.from_pretrained(model, place, **where)
-    merged = adapted.merge_and_unload() if hasattr(adapted.base_model, "merge_and_unload") else adapted
+    merged = (
+        adapted.merge_and_unload()
+        if hasattr(adapted.base_model, "merge_and_unload")
+        else adapted
+    )
     return merged.eval()
 
 
@@ -215,19 +263,30 @@ def _map_beside(place: str, where: dict[str, Any]) -> SavedMap | None:
         return load_map(place) if (Path(place) / MAP_NAME).exists() else None
     from huggingface_hub import errors
 
-    missing = (errors.EntryNotFoundError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError)
+    missing = (
+        errors.EntryNotFoundError,
+        errors.RepositoryNotFoundError,
+        errors.RevisionNotFoundError,
+    )
     try:
         return download(place, **where)
     except (errors.HFValidationError, *missing) as error:
-        if isinstance(error.__cause__, errors.HfHubHTTPError):  # The server answers with an error.
+        if isinstance(
+            error.__cause__, errors.HfHubHTTPError
+        ):  # The server answers with an error.
             raise
         return None
 
 
 def _check_goes_with(scaler: Any, config: PreTrainedConfig, place: str) -> None:
     """Raise if a calibrator does not fit this model's logits."""
-    sigmoid = config.problem_type == "multi_label_classification" or config.num_labels == 1
-    argument, way_out = f"the scaler in {place}", "fit the scaler again, on this model's logits"
+    sigmoid = (
+        config.problem_type == "multi_label_classification" or config.num_labels == 1
+    )
+    argument, way_out = (
+        f"the scaler in {place}",
+        "fit the scaler again, on this model's logits",
+    )
     requirement = f"{argument} to be fitted with multi_label={sigmoid}, as the model's problem_type says"
     got = f"multi_label={scaler.multi_label}"
     check(scaler.multi_label == sigmoid, requirement, got, way_out)
@@ -235,4 +294,6 @@ def _check_goes_with(scaler: Any, config: PreTrainedConfig, place: str) -> None:
         scaler.predict_proba(np.zeros((1, config.num_labels or 0)))
     except InputValueError as error:
         requirement = f"be fitted on the model's {config.num_labels} classes"
-        raise InputValueError(expected(argument, requirement, str(error), way_out)) from error
+        raise InputValueError(
+            expected(argument, requirement, str(error), way_out)
+        ) from error

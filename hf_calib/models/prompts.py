@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hf_calib._errors import InputError, InputTypeError, InputValueError, check, expected
+from hf_calib._errors import (
+    InputError,
+    InputTypeError,
+    InputValueError,
+    check,
+    expected,
+)
 
 KEY = "prompt_template"  # In a model's config.json.
 _TEXT, _PAIR = "{text}", "{text_pair}"
@@ -44,13 +50,27 @@ class PromptTemplate:
         for name in ("template", "system", "ends_with"):
             value = getattr(self, name)
             if not isinstance(value, str) and not (name == "system" and value is None):
-                raise InputTypeError(expected(name, "be a text", type(value).__name__, "pass a str"))
+                raise InputTypeError(
+                    expected(name, "be a text", type(value).__name__, "pass a str")
+                )
         got, way_out = repr(self.template), "write {text} into it"
-        check(_TEXT in self.template, "template to have a place for the text", got, way_out)
+        check(
+            _TEXT in self.template,
+            "template to have a place for the text",
+            got,
+            way_out,
+        )
         way_out = "write it into the template, or set chat=True"
-        check(self.chat or self.system is None, "system to be given for a chat", repr(self.system), way_out)
+        check(
+            self.chat or self.system is None,
+            "system to be given for a chat",
+            repr(self.system),
+            way_out,
+        )
 
-    def render(self, text: str, text_pair: str | None = None, *, tokenizer: Any = None) -> str:
+    def render(
+        self, text: str, text_pair: str | None = None, *, tokenizer: Any = None
+    ) -> str:
         """Return the prompt of a text.
 
         Args:
@@ -72,18 +92,30 @@ class PromptTemplate:
         if not self.chat:
             return filled + self.ends_with
         self.check(tokenizer)
-        system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return _in_chat(tokenizer, [*system, {"role": "user", "content": filled}]) + self.ends_with
+        system = (
+            [] if self.system is None else [{"role": "system", "content": self.system}]
+        )
+        return (
+            _in_chat(tokenizer, [*system, {"role": "user", "content": filled}])
+            + self.ends_with
+        )
 
     def fitting(
-        self, text: str, text_pair: str | None = None, *, tokenizer: Any, max_length: int | None
+        self,
+        text: str,
+        text_pair: str | None = None,
+        *,
+        tokenizer: Any,
+        max_length: int | None,
     ) -> tuple[str, list[int]]:
         """Return the prompt and its token ids, with the text cut so that the prompt has at most `max_length` tokens."""
 
         def made(text: str) -> tuple[str, list[int]]:
             prompt = self.render(text, text_pair, tokenizer=tokenizer)
             # The chat template has already added its special tokens.
-            return prompt, list(tokenizer(prompt, add_special_tokens=not self.chat)["input_ids"])
+            return prompt, list(
+                tokenizer(prompt, add_special_tokens=not self.chat)["input_ids"]
+            )
 
         prompt, ids = made(text)
         if max_length is None or len(ids) <= max_length:
@@ -92,8 +124,16 @@ class PromptTemplate:
         while len(ids) > max_length and words:
             words = words[: max(0, len(words) - (len(ids) - max_length))]
             prompt, ids = made(tokenizer.decode(words))
-        got, way_out = f"{len(ids)} tokens without the text", "shorten the template, or raise max_length"
-        check(len(ids) <= max_length, f"the prompt to have at most {max_length} tokens", got, way_out)
+        got, way_out = (
+            f"{len(ids)} tokens without the text",
+            "shorten the template, or raise max_length",
+        )
+        check(
+            len(ids) <= max_length,
+            f"the prompt to have at most {max_length} tokens",
+            got,
+            way_out,
+        )
         return prompt, ids
 
     def check(self, tokenizer: Any) -> None:
@@ -104,14 +144,24 @@ class PromptTemplate:
         """
         if not self.chat:
             return
-        got, way_out = f"{type(tokenizer).__name__} without one", "set tokenizer.chat_template, or chat=False"
+        got, way_out = (
+            f"{type(tokenizer).__name__} without one",
+            "set tokenizer.chat_template, or chat=False",
+        )
         has_one = bool(getattr(tokenizer, "chat_template", None))
         check(has_one, "tokenizer to have a chat template", got, way_out)
         message = [{"role": "user", "content": "x"}]
         ends = _in_chat(tokenizer, message) != _in_chat(tokenizer, message, ends=False)
         requirement = "the chat template to end where the answer begins"
-        way_out = "write its last part into ends_with, if that is where the answer begins"
-        check(ends or bool(self.ends_with), requirement, "one that ends with the user's message", way_out)
+        way_out = (
+            "write its last part into ends_with, if that is where the answer begins"
+        )
+        check(
+            ends or bool(self.ends_with),
+            requirement,
+            "one that ends with the user's message",
+            way_out,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the prompt in JSON types, as in config.json."""
@@ -124,15 +174,30 @@ class PromptTemplate:
         Raises:
             ValueError: if the entry is not a prompt.
         """
-        found = config.get(KEY) if isinstance(config, Mapping) else getattr(config, KEY, None)
+        found = (
+            config.get(KEY)
+            if isinstance(config, Mapping)
+            else getattr(config, KEY, None)
+        )
         if found is None:
             return None
         try:
             return cls(**found)
         except (TypeError, InputError) as error:
-            got, way_out = f"{found!r} ({error})", "write it with PromptTemplate.to_dict()"
-            raise InputValueError(expected(f"{KEY} of the config", "be a prompt", got, way_out)) from error
+            got, way_out = (
+                f"{found!r} ({error})",
+                "write it with PromptTemplate.to_dict()",
+            )
+            raise InputValueError(
+                expected(f"{KEY} of the config", "be a prompt", got, way_out)
+            ) from error
 
 
-def _in_chat(tokenizer: Any, messages: list[dict[str, str]], *, ends: bool = True) -> str:
-    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ends))
+def _in_chat(
+    tokenizer: Any, messages: list[dict[str, str]], *, ends: bool = True
+) -> str:
+    return str(
+        tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=ends
+        )
+    )

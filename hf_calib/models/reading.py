@@ -15,7 +15,13 @@ from numpy.typing import NDArray
 
 from hf_calib._errors import check, did_you_mean, few
 from hf_calib._text import option, plain_name
-from hf_calib.metrics.checks import check_choice, check_flag, check_integer, check_type, refuse
+from hf_calib.metrics.checks import (
+    check_choice,
+    check_flag,
+    check_integer,
+    check_type,
+    refuse,
+)
 from hf_calib.predictions.predictions import label_ids
 
 if TYPE_CHECKING:
@@ -29,7 +35,9 @@ Names = str | Sequence[str] | None  # Several in one text are separated by comma
 _TEXTS = {"str": "a text", "Path": "a path"}
 
 
-def option_value(name: str, kind: str, given: Any, ends: tuple[int, int] = (0, 0)) -> Any:
+def option_value(
+    name: str, kind: str, given: Any, ends: tuple[int, int] = (0, 0)
+) -> Any:
     """An option's value in its type; given may be a path, one text of a list, or an integer of NumPy within the ends.
 
     Raises:
@@ -40,15 +48,26 @@ def option_value(name: str, kind: str, given: Any, ends: tuple[int, int] = (0, 0
     """
     plain = kind.removesuffix(" | None")
     value = os.fspath(given) if isinstance(given, os.PathLike) else given
-    is_optional, way_out = plain != kind or plain == "Names", "write it as on the command line"
+    is_optional, way_out = (
+        plain != kind or plain == "Names",
+        "write it as on the command line",
+    )
     if value is None and is_optional:
         return None
     if plain in ("Names", "list[str]"):
         if isinstance(value, str):
             value = value.split(",") if plain == "Names" else [value]
-        is_list = isinstance(value, list | tuple | np.ndarray) and (is_optional or len(value) > 0)
-        check_type(is_list, f"{name} to be a text, or a list of texts", repr(given), way_out)
-        texts, once, way_out = list(map(str, value)), plain == "Names", "name each once, or leave it out"
+        is_list = isinstance(value, list | tuple | np.ndarray) and (
+            is_optional or len(value) > 0
+        )
+        check_type(
+            is_list, f"{name} to be a text, or a list of texts", repr(given), way_out
+        )
+        texts, once, way_out = (
+            list(map(str, value)),
+            plain == "Names",
+            "name each once, or leave it out",
+        )
         # The arguments of a user's script may be empty.
         wrong = [
             repr(text)
@@ -56,14 +75,31 @@ def option_value(name: str, kind: str, given: Any, ends: tuple[int, int] = (0, 0
             if (once and times > 1) or (not text and name != "words")
         ]
         requirement = f"{name} to be {'different ' * once}texts, none of them empty"
-        check(not wrong, requirement, f"{few(wrong)} in {few(list(map(repr, texts)))}", way_out)
+        check(
+            not wrong,
+            requirement,
+            f"{few(wrong)} in {few(list(map(repr, texts)))}",
+            way_out,
+        )
         return texts or None
     if plain in _TEXTS:
-        check_type(isinstance(value, str), f"{name} to be {_TEXTS[plain]}", repr(given), way_out)
-        check(value != "", f"{name} not to be empty", repr(given), "write one, or leave it out")
+        check_type(
+            isinstance(value, str),
+            f"{name} to be {_TEXTS[plain]}",
+            repr(given),
+            way_out,
+        )
+        check(
+            value != "",
+            f"{name} not to be empty",
+            repr(given),
+            "write one, or leave it out",
+        )
         return Path(value) if plain == "Path" else value
     if plain == "int":
-        return check_integer(name, value, ends[0], "leave it out for the default", most=ends[1])
+        return check_integer(
+            name, value, ends[0], "leave it out for the default", most=ends[1]
+        )
     if plain == "bool":
         check_flag(name, value)
     if plain.startswith("Literal"):
@@ -76,26 +112,44 @@ class Reading:
     """Options for reading the columns of rows, and the batch size."""
 
     text_column: str = option("Column of texts, or of lists of tokens.", "text")
-    text_pair_column: str | None = option("Column of second texts, for a model of pairs.")
-    image_column: str = option("Column of images, for a model that reads them.", "image")
-    label_column: str = option("Column of labels or lists of tags: class names or class ids.", "label")
-    class_names: Names = option("Class names in the data, in the model's order, if they differ from its own.")
-    label_separator: str | None = option("Multi-label data: what separates the labels, such as '|'.")
-    label_columns: Names = option("Multi-label data: columns of 0 and 1, one for each label.")
+    text_pair_column: str | None = option(
+        "Column of second texts, for a model of pairs."
+    )
+    image_column: str = option(
+        "Column of images, for a model that reads them.", "image"
+    )
+    label_column: str = option(
+        "Column of labels or lists of tags: class names or class ids.", "label"
+    )
+    class_names: Names = option(
+        "Class names in the data, in the model's order, if they differ from its own."
+    )
+    label_separator: str | None = option(
+        "Multi-label data: what separates the labels, such as '|'."
+    )
+    label_columns: Names = option(
+        "Multi-label data: columns of 0 and 1, one for each label."
+    )
     no_label: str | None = option("Multi-label data: the text in rows without a label.")
-    max_length: int | None = option("Tokens per text, by default as many as the model reads.")
+    max_length: int | None = option(
+        "Tokens per text, by default as many as the model reads."
+    )
     option_scores: Literal["sum", "per_character", "per_byte"] = option(
         "For a log of lm-evaluation-harness: log-likelihoods of whole answers (acc), of their characters "
         "(acc_norm) or bytes (acc_bytes).",
         "sum",
     )
-    by: Names = option("Columns: measures the rows of each of their values, and says which differ.")
+    by: Names = option(
+        "Columns: measures the rows of each of their values, and says which differ."
+    )
     weight_column: str | None = option("Column of the rows' weights.")
     batch_size: int = option("Batch size.", 32)
 
     def __post_init__(self) -> None:
         for name in ("class_names", "label_columns", "by"):
-            object.__setattr__(self, name, option_value(name, "Names", getattr(self, name)))
+            object.__setattr__(
+                self, name, option_value(name, "Names", getattr(self, name))
+            )
 
     @property
     def of_tables(self) -> dict[str, Any]:
@@ -110,20 +164,29 @@ class Reading:
         by = {}
         for name in self.by or ():
             column = column_of(rows, "by", name)
-            requirement, is_plain = f"column {name!r} to hold texts or numbers", column.type.num_fields == 0
+            requirement, is_plain = (
+                f"column {name!r} to hold texts or numbers",
+                column.type.num_fields == 0,
+            )
             check(is_plain, requirement, column.type, "name another column for by")
             by[name] = column.to_pylist()
         weights = None
         if self.weight_column is not None:
             column = column_of(rows, "weight_column", self.weight_column)
             weights = numbers_of(column, self.weight_column).astype(np.float64)
-        return replace(found, by=by, weights=weights) if by or weights is not None else found
+        return (
+            replace(found, by=by, weights=weights)
+            if by or weights is not None
+            else found
+        )
 
     def refuse(self, *options: str) -> None:
         """Raise if an option for models of texts is given for another model."""
         for name in options:
             got = getattr(self, name)
-            check(got is None, f"{name} to be given for texts only", got, "leave it out")
+            check(
+                got is None, f"{name} to be given for texts only", got, "leave it out"
+            )
 
 
 @dataclass(frozen=True)
@@ -139,7 +202,11 @@ class RowSet:
         """Load the rows with unchanged columns."""
         from hf_calib.data.sources import load_rows
 
-        return load_rows(self.data, split=self.split if self.labelled else None, argument=self.argument)
+        return load_rows(
+            self.data,
+            split=self.split if self.labelled else None,
+            argument=self.argument,
+        )
 
     def source(self) -> dict[str, str]:
         """The name of the data, without folders, and of the split if there are several."""
@@ -154,7 +221,9 @@ class RowSet:
             given["split"] = self.split
         for each in fields(Reading):
             value = getattr(reading, each.name)
-            given[each.name] = None if value == each.default or each.name == "batch_size" else value
+            given[each.name] = (
+                None if value == each.default or each.name == "batch_size" else value
+            )
         for name, value in given.items():
             if value is not None:
                 text = str(value) if isinstance(value, str | int) else ",".join(value)
@@ -162,7 +231,9 @@ class RowSet:
         return words
 
 
-_WAY_OUT = "give the data's names of the model's classes, in the model's order, as class_names"
+_WAY_OUT = (
+    "give the data's names of the model's classes, in the model's order, as class_names"
+)
 
 
 def column_of(rows: Dataset, argument: str, column: str) -> Any:
@@ -174,14 +245,23 @@ def column_of(rows: Dataset, argument: str, column: str) -> Any:
     check(column in names, requirement, repr(column), did_you_mean(column, names))
     stored = read_column(rows, column).combine_chunks()
     requirement = f"column {column!r} to have a value in every row"
-    check(not stored.null_count, requirement, f"{stored.null_count} without", "remove these rows")
+    check(
+        not stored.null_count,
+        requirement,
+        f"{stored.null_count} without",
+        "remove these rows",
+    )
     return stored
 
 
-def names_in_data(own: Sequence[str], given: Sequence[str] | None, what: str = "classes") -> tuple[str, ...]:
+def names_in_data(
+    own: Sequence[str], given: Sequence[str] | None, what: str = "classes"
+) -> tuple[str, ...]:
     """Return the names of a model's classes in the data: the model's own, unless others are given."""
     names = tuple(own if given is None else given)
-    requirement = f"class_names to name the model's {len(own)} {what} ({few(own)}) once each"
+    requirement = (
+        f"class_names to name the model's {len(own)} {what} ({few(own)}) once each"
+    )
     is_one_each = len(names) == len(set(names)) == len(own)
     check(is_one_each, requirement, few(names), "follow the model's order")
     return names
@@ -202,17 +282,28 @@ def class_ids(
     names, labels = names_in_data(own, given), column_of(rows, "label_column", column)
     feature = rows.features[column]
     if isinstance(feature, ClassLabel):
-        is_labelled = pyarrow.compute.min(labels).as_py() != -1  # The Hub marks withheld labels.
+        is_labelled = (
+            pyarrow.compute.min(labels).as_py() != -1
+        )  # The Hub marks withheld labels.
         way_out = "choose a split that is labelled, such as 'validation'"
         check(is_labelled, "the rows to be labelled", -1, way_out)
         if given is not None or not are_unnamed(own):
             labels = pyarrow.array(feature.names).take(labels)
     elif given is not None and pyarrow.types.is_integer(labels.type):
-        are_names = names == tuple(own) or all(name.lstrip("-").isdigit() for name in names)
+        are_names = names == tuple(own) or all(
+            name.lstrip("-").isdigit() for name in names
+        )
         way_out = "leave class_names out where the labels are the model's ids"
-        check(are_names, f"class_names to name the labels of {column!r}", "numbers there", way_out)
+        check(
+            are_names,
+            f"class_names to name the labels of {column!r}",
+            "numbers there",
+            way_out,
+        )
     ids = label_ids(labels, column, names, ("the model's classes", _WAY_OUT))
     way_out = "choose another label_column or split, or write the names of the classes"
     requirement = f"hold the model's ids, 0..{len(names) - 1}"
-    refuse((ids < 0) | (ids >= len(names)), f"column {column!r}", requirement, ids, way_out)
+    refuse(
+        (ids < 0) | (ids >= len(names)), f"column {column!r}", requirement, ids, way_out
+    )
     return ids

@@ -24,7 +24,9 @@ from hf_calib.models.reading import Reading, column_of
 _LEAST_VOCABULARY = 0.5  # As a fraction of the model's.
 _MOST_UNKNOWN = 0.5  # As a fraction of the tokens.
 _ROWS_CHECKED = 10_000
-_SAVE_ITS_TOKENIZER = "save the tokenizer that the model was trained with into the model's folder"
+_SAVE_ITS_TOKENIZER = (
+    "save the tokenizer that the model was trained with into the model's folder"
+)
 
 
 class Pair(NamedTuple):
@@ -38,10 +40,14 @@ class TextClassifier(Classifier):
     """A sequence classifier of texts, or of pairs of them, and its tokenizer."""
 
     @staticmethod
-    def load_processing(source: str | Path, model: Any, *, trust_remote_code: bool) -> Any:
+    def load_processing(
+        source: str | Path, model: Any, *, trust_remote_code: bool
+    ) -> Any:
         """Load the tokenizer, which must have the model's vocabulary."""
         with refusals("the model", "be loadable", source, _SAVE_ITS_TOKENIZER):
-            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+            tokenizer = AutoTokenizer.from_pretrained(
+                source, trust_remote_code=trust_remote_code
+            )
         known, needed = len(tokenizer), _vocabulary(model)
         got = f"one of {known:,} tokens, for a model that has {needed:,}"
         knows = known >= _LEAST_VOCABULARY * needed
@@ -56,7 +62,11 @@ class TextClassifier(Classifier):
     @property
     def prompt(self) -> PromptTemplate | None:
         """The prompt of a classifier of option tokens; None for other models."""
-        return PromptTemplate.of(self.model.config) if hasattr(self.model.config, KEY) else None
+        return (
+            PromptTemplate.of(self.model.config)
+            if hasattr(self.model.config, KEY)
+            else None
+        )
 
     def tokenize(
         self, texts: Sequence[str] | Sequence[Pair], max_length: int | None = None
@@ -65,21 +75,42 @@ class TextClassifier(Classifier):
         limit = max_length or self.longest
         if self.prompt is not None:
             made = self._prompts(self.prompt, texts, limit)
-            return [{"input_ids": ids, "attention_mask": [1] * len(ids)} for _, ids in made]
+            return [
+                {"input_ids": ids, "attention_mask": [1] * len(ids)} for _, ids in made
+            ]
         columns = [texts] if isinstance(texts[0], str) else zip(*texts, strict=True)
-        encoded = self.tokenizer(*map(list, columns), truncation=limit is not None, max_length=limit)
-        return [dict(zip(encoded, row, strict=True)) for row in zip(*encoded.values(), strict=True)]
+        encoded = self.tokenizer(
+            *map(list, columns), truncation=limit is not None, max_length=limit
+        )
+        return [
+            dict(zip(encoded, row, strict=True))
+            for row in zip(*encoded.values(), strict=True)
+        ]
 
     def _prompts(
         self, prompt: PromptTemplate, texts: Sequence[Any], limit: int | None
     ) -> list[tuple[str, list[int]]]:
         """The rendered prompts with their tokens, which must not end with the padding token, because it is not read."""
-        made = [prompt.fitting(*_parts(text), tokenizer=self.tokenizer, max_length=limit) for text in texts]
+        made = [
+            prompt.fitting(*_parts(text), tokenizer=self.tokenizer, max_length=limit)
+            for text in texts
+        ]
         padding = self.model.config.get_text_config().pad_token_id
-        ends = next((i for i, (_, ids) in enumerate(made) if ids and ids[-1] == padding), None)
-        got = f"{self.tokenizer.decode([padding])!r} at the end of row {ends}" if ends is not None else ""
+        ends = next(
+            (i for i, (_, ids) in enumerate(made) if ids and ids[-1] == padding), None
+        )
+        got = (
+            f"{self.tokenizer.decode([padding])!r} at the end of row {ends}"
+            if ends is not None
+            else ""
+        )
         way_out = "set another padding token, or write ends_with into the prompt"
-        check(ends is None, "a prompt to end with a token that is no padding", got, way_out)
+        check(
+            ends is None,
+            "a prompt to end with a token that is no padding",
+            got,
+            way_out,
+        )
         return made
 
     def encode_inputs(self, rows: Dataset, reading: Reading, *, name: str) -> Encoded:
@@ -94,7 +125,11 @@ class TextClassifier(Classifier):
         check(not empty, "texts to have at least one token", got, "remove these rows")
         self.check_known_words(tokens)
         # Blank texts are read like any others, but the report says so.
-        blank = [i for i, text in enumerate(texts) if not all(part.strip() for part in _parts(text))]
+        blank = [
+            i
+            for i, text in enumerate(texts)
+            if not all(part.strip() for part in _parts(text))
+        ]
         note = f"{len(blank):,} of {len(texts):,} texts are empty, the first in row {sum(blank[:1])}."
         return Encoded(tokens, note=note if blank else None)
 
@@ -106,21 +141,35 @@ class TextClassifier(Classifier):
         requirement = f"token ids to be below the model's {needed:,}"
         check(ids.max() < needed, requirement, ids.max(), _SAVE_ITS_TOKENIZER)
         unknown = self.tokenizer.unk_token_id
-        words = ids[~np.isin(ids, list(set(self.tokenizer.all_special_ids) - {unknown}))]
+        words = ids[
+            ~np.isin(ids, list(set(self.tokenizer.all_special_ids) - {unknown}))
+        ]
         n_unknown = int(np.count_nonzero(words == unknown))
-        got = f"{n_unknown:,} unknown ones of {len(words):,}" if len(words) else "special tokens only"
+        got = (
+            f"{n_unknown:,} unknown ones of {len(words):,}"
+            if len(words)
+            else "special tokens only"
+        )
         way_out = f"{_SAVE_ITS_TOKENIZER}, or check the language of the texts"
         knows = len(words) > 0 and n_unknown <= _MOST_UNKNOWN * len(words)
-        check(knows, "the tokens of the texts to be known to the tokenizer", got, way_out)
+        check(
+            knows, "the tokens of the texts to be known to the tokenizer", got, way_out
+        )
 
     def chunks(self, encoded: Encoded, batch_size: int) -> list[NDArray[np.intp]]:
         """Return batches of rows of similar length, longest first, so that one too large for memory fails at once."""
-        order = np.argsort([-len(row["input_ids"]) for row in encoded.inputs], kind="stable")
-        return np.array_split(order, math.ceil(len(order) / (batch_size if self.can_pad else 1)))
+        order = np.argsort(
+            [-len(row["input_ids"]) for row in encoded.inputs], kind="stable"
+        )
+        return np.array_split(
+            order, math.ceil(len(order) / (batch_size if self.can_pad else 1))
+        )
 
     def batch(self, inputs: Sequence[dict[str, list[int]]]) -> dict[str, Tensor]:
         """Return padded tensors on the model's device."""
-        if len(inputs) == 1:  # One row needs no padding token, which decoders often lack.
+        if (
+            len(inputs) == 1
+        ):  # One row needs no padding token, which decoders often lack.
             made = {name: torch.tensor([values]) for name, values in inputs[0].items()}
         else:
             made = self.tokenizer.pad(list(inputs), return_tensors="pt")
@@ -129,7 +178,10 @@ class TextClassifier(Classifier):
     @property
     def can_pad(self) -> bool:
         """Whether model and tokenizer have a padding token."""
-        return None not in (self.tokenizer.pad_token_id, getattr(self.model.config, "pad_token_id", None))
+        return None not in (
+            self.tokenizer.pad_token_id,
+            getattr(self.model.config, "pad_token_id", None),
+        )
 
     @property
     def longest(self) -> int | None:
@@ -143,22 +195,32 @@ class TextClassifier(Classifier):
                 for name, each in modules
                 if name.endswith("position_embeddings")
             ]
-            positions -= max((index + 1 for index in found if index is not None), default=0)
+            positions -= max(
+                (index + 1 for index in found if index is not None), default=0
+            )
         limits = (self.tokenizer.model_max_length, positions)
-        return min((limit for limit in limits if limit is not None and 0 < limit < 1_000_000), default=None)
+        return min(
+            (limit for limit in limits if limit is not None and 0 < limit < 1_000_000),
+            default=None,
+        )
 
     def served(self, rows: Dataset, reading: Reading, *, name: str) -> Served:
         """Return texts (pairs as dicts), truncated as here; a plain pipeline gets rendered prompts."""
         texts, cut = _texts(rows, reading), reading.max_length or self.longest
         inputs = [text if isinstance(text, str) else text._asdict() for text in texts]
         call: dict[str, Any] = {"truncation": cut is not None, "max_length": cut}
-        plain, batch = inputs, self.batch(self.tokenize(texts if self.can_pad else texts[:1], cut))
+        plain, batch = (
+            inputs,
+            self.batch(self.tokenize(texts if self.can_pad else texts[:1], cut)),
+        )
         if self.prompt is not None:
             plain = [prompt for prompt, _ in self._prompts(self.prompt, texts, cut)]
             call["add_special_tokens"] = not self.prompt.chat
         return Served(inputs, plain, batch, {"top_k": None}, call)
 
-    def identities(self, rows: Dataset, reading: Reading, *, name: str) -> Iterable[Any]:
+    def identities(
+        self, rows: Dataset, reading: Reading, *, name: str
+    ) -> Iterable[Any]:
         """Return the texts."""
         return _texts(rows, reading)
 
@@ -181,7 +243,9 @@ def _texts(rows: Dataset, reading: Reading) -> list[Any]:
             texts = column_of(rows, argument, column).to_pylist()
             if not all(isinstance(text, str) for text in texts):
                 got, way_out = rows.features[column], f"choose another {argument}"
-                raise InputTypeError(expected(f"column {column!r}", "hold texts", got, way_out))
+                raise InputTypeError(
+                    expected(f"column {column!r}", "hold texts", got, way_out)
+                )
             columns.append(texts)
     return columns[0] if len(columns) == 1 else list(map(Pair, *columns))
 
@@ -190,11 +254,15 @@ class OneLogitClassifier(TextClassifier):
     """A sequence classifier with one logit, whose sigmoid is a probability, such as a reranker or a toxicity score."""
 
     @staticmethod
-    def load_processing(source: str | Path, model: Any, *, trust_remote_code: bool) -> Any:
+    def load_processing(
+        source: str | Path, model: Any, *, trust_remote_code: bool
+    ) -> Any:
         """Load the tokenizer, and set the model's problem type to a sigmoid, as in pipelines."""
         if model.config.problem_type is None:
             model.config.problem_type = "multi_label_classification"
-        return TextClassifier.load_processing(source, model, trust_remote_code=trust_remote_code)
+        return TextClassifier.load_processing(
+            source, model, trust_remote_code=trust_remote_code
+        )
 
     def read_labels(self, rows: Dataset, reading: Reading, name: str) -> NDArray[Any]:
         """Return labels (N, 1) of 0 and 1."""
@@ -202,7 +270,13 @@ class OneLogitClassifier(TextClassifier):
             return super().read_labels(rows, reading, name)
         values = column_of(rows, "label_column", reading.label_column).to_pylist()
         wrong = [row for row, value in enumerate(values) if value not in (0, 1)]
-        got = f"{values[wrong[0]]!r} in row {wrong[0]} ({counted(len(wrong), 'such row')})" if wrong else ""
+        got = (
+            f"{values[wrong[0]]!r} in row {wrong[0]} ({counted(len(wrong), 'such row')})"
+            if wrong
+            else ""
+        )
         way_out = "a model with one logit has one probability: write 1 where it should be high, and else 0"
-        check(not wrong, f"column {reading.label_column!r} to hold 0 and 1", got, way_out)
+        check(
+            not wrong, f"column {reading.label_column!r} to hold 0 and 1", got, way_out
+        )
         return np.array(values, dtype=np.float32)[:, None]

@@ -30,12 +30,23 @@ if TYPE_CHECKING:
 
 _COUNTS_BAND = 0.42  # The part of a histogram's height for its numbers.
 _RIGHT: dict[str, Any] = {"color": style.BLUE, "edgecolor": "white"}
-_OVER: dict[str, Any] = {"color": style.PEACH, "edgecolor": style.VERMILION, "hatch": "////"}
-_UNDER: dict[str, Any] = {"color": style.SKY, "edgecolor": style.BLUE, "hatch": "\\\\\\\\"}
+_OVER: dict[str, Any] = {
+    "color": style.PEACH,
+    "edgecolor": style.VERMILION,
+    "hatch": "////",
+}
+_UNDER: dict[str, Any] = {
+    "color": style.SKY,
+    "edgecolor": style.BLUE,
+    "hatch": "\\\\\\\\",
+}
 
 
 def reliability_diagram(
-    panels: Mapping[str, tuple[ArrayLike, ArrayLike]], *, n_bins: int = 15, title: str | None = None
+    panels: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    *,
+    n_bins: int = 15,
+    title: str | None = None,
 ) -> Figure:
     """Draw accuracy against confidence, with one panel for each name.
 
@@ -81,9 +92,12 @@ def reliability_grid(
     8
     """
     n_bins = check_n_bins(n_bins)
-    tops = {row: style.check_panels(panels) for row, panels in (rows or {"": {}}).items()}
+    tops = {
+        row: style.check_panels(panels) for row, panels in (rows or {"": {}}).items()
+    }
     sums = {
-        row: {name: bin_sums(top, n_bins) for name, top in panels.items()} for row, panels in tops.items()
+        row: {name: bin_sums(top, n_bins) for name, top in panels.items()}
+        for row, panels in tops.items()
     }
     return reliability_of_sums(sums, title=title)
 
@@ -104,15 +118,22 @@ def reliability_of_sums(
     for row, panels in rows.items():
         got = f"{sorted(panels)} in {row!r} and {sorted(columns)} above"
         same = set(panels) == set(columns)
-        check(same, "every row to have the same columns", got, "draw one diagram per row")
-    with style.paired_panels(list(rows), columns, ("accuracy", "share"), title) as (figure, axes):
+        check(
+            same, "every row to have the same columns", got, "draw one diagram per row"
+        )
+    with style.paired_panels(list(rows), columns, ("accuracy", "share"), title) as (
+        figure,
+        axes,
+    ):
         for (row, column), (upper, lower) in axes.items():
             sums = rows[row][column]
             total = sums.counts.sum()
             accuracy = sums.correct.sum() / total
             _draw_accuracy(upper, sums)
             _draw_counts(lower, sums)
-            style.draw_means(lower, accuracy, sums.confidence.sum() / total, 1 - _COUNTS_BAND)
+            style.draw_means(
+                lower, accuracy, sums.confidence.sum() / total, 1 - _COUNTS_BAND
+            )
             n = (n_rows or {}).get(column, round(total))
             summary = f"ECE {binned_error(sums, total):.3f}   accuracy {accuracy:.3f}   N {n:,}"
             upper.set_title(summary, fontsize=7, loc="left", pad=4)
@@ -126,7 +147,12 @@ def reliability_of_sums(
                 }
                 name = "\n".join(style.name_lines(row, 26))
                 upper.text(-0.3, 0.3, name, transform=upper.transAxes, **look)
-        style.add_legend(figure, figure.axes[0], style.MEANS, columns={1: 2, 2: 3}.get(len(columns), 6))
+        style.add_legend(
+            figure,
+            figure.axes[0],
+            style.MEANS,
+            columns={1: 2, 2: 3}.get(len(columns), 6),
+        )
     return figure
 
 
@@ -138,13 +164,26 @@ def _draw_accuracy(axes: Axes, sums: BinSums) -> None:
     confidence, accuracy = (each[shown] for each in sums.means())
     common = np.minimum(accuracy, confidence)
 
-    def draw(height: FloatArray, bottom: FloatArray | float, label: str, look: dict[str, Any]) -> None:
-        axes.bar(left, height, width, bottom, align="edge", linewidth=0.4, label=label, **look)
+    def draw(
+        height: FloatArray, bottom: FloatArray | float, label: str, look: dict[str, Any]
+    ) -> None:
+        axes.bar(
+            left,
+            height,
+            width,
+            bottom,
+            align="edge",
+            linewidth=0.4,
+            label=label,
+            **look,
+        )
 
     draw(common, 0, "accuracy of the bin", _RIGHT)
     draw(confidence - common, common, "gap: over-confident", _OVER)
     draw(accuracy - common, common, "gap: under-confident", _UNDER)
-    axes.hlines(accuracy, left, left + width, color="black", linewidth=1.2, clip_on=False)
+    axes.hlines(
+        accuracy, left, left + width, color="black", linewidth=1.2, clip_on=False
+    )
 
 
 def _draw_counts(axes: Axes, sums: BinSums) -> None:
@@ -156,7 +195,12 @@ def _draw_counts(axes: Axes, sums: BinSums) -> None:
     axes.set_ylim(0, share.max() / (1 - _COUNTS_BAND) * 1.04)
     axes.set_yticks([0, share.max()], ["0", f"{share.max():.0%}"])
     size = min(6.0, 100 / len(share))
-    place: Any = {"transform": axes.get_xaxis_transform(), "rotation": 90, "ha": "center", "va": "top"}
+    place: Any = {
+        "transform": axes.get_xaxis_transform(),
+        "rotation": 90,
+        "ha": "center",
+        "va": "top",
+    }
     for centre, count in zip((edges[:-1] + edges[1:]) / 2, sums.counts, strict=True):
         if count and size >= 3.5:
             axes.text(centre, 0.96, _short(count), fontsize=size, **place)
@@ -170,7 +214,10 @@ def _short(count: float) -> str:
 
 
 def confidence_histogram(
-    panels: Mapping[str, tuple[ArrayLike, ArrayLike]], *, n_bins: int = 20, title: str | None = None
+    panels: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    *,
+    n_bins: int = 20,
+    title: str | None = None,
 ) -> Figure:
     """Draw the distribution of the confidences of correct predictions (up) and of wrong predictions (down).
 
@@ -188,7 +235,9 @@ def confidence_histogram(
     checked = style.check_panels(panels)
     n_bins = check_n_bins(n_bins)
     with style.drawing(0.9 + 2.5 * len(checked), 2.9, title) as figure:
-        grid = figure.subplots(1, len(checked), sharex=True, sharey=True, squeeze=False)[0]
+        grid = figure.subplots(
+            1, len(checked), sharex=True, sharey=True, squeeze=False
+        )[0]
         for axes, (name, top) in zip(grid, checked.items(), strict=True):
             _draw_half(axes, top, "right", 1, n_bins)
             _draw_half(axes, top, "wrong", 0, n_bins)
@@ -203,7 +252,9 @@ def confidence_histogram(
         step *= 0.5 if height / step < 2.5 else 1 if height / step < 5 else 2
         ticks = np.arange(-np.floor(height / step), np.floor(height / step) + 1) * step
         grid[0].set_ylim(-height, height)
-        grid[0].set_yticks(ticks, [f"{abs(tick):.{0 if step >= 0.01 else 1}%}" for tick in ticks])
+        grid[0].set_yticks(
+            ticks, [f"{abs(tick):.{0 if step >= 0.01 else 1}%}" for tick in ticks]
+        )
         grid[0].set_ylabel("share of wrong | of right")
     return figure
 
@@ -212,14 +263,25 @@ def _draw_half(axes: Axes, top: TopLabel, word: str, correct: int, n_bins: int) 
     """Draw the fractions of the bins among correct predictions, upwards, or wrong ones, downwards."""
     edges = uniform_edges(n_bins)
     half = top.confidence[top.correct == correct]
-    share = np.bincount(uniform_bins(half, n_bins), minlength=n_bins) / max(len(half), 1)
+    share = np.bincount(uniform_bins(half, n_bins), minlength=n_bins) / max(
+        len(half), 1
+    )
     height = share if correct else -share
     axes.bar(
-        edges[:-1], height, np.diff(edges), align="edge", linewidth=0.4, **(_RIGHT if correct else _OVER)
+        edges[:-1],
+        height,
+        np.diff(edges),
+        align="edge",
+        linewidth=0.4,
+        **(_RIGHT if correct else _OVER),
     )
-    y, va, colour = (0.96, "top", style.BLUE) if correct else (0.04, "bottom", style.VERMILION)
+    y, va, colour = (
+        (0.96, "top", style.BLUE) if correct else (0.04, "bottom", style.VERMILION)
+    )
     words = f"{word}: {len(half):,}"
-    axes.text(0.03, y, words, transform=axes.transAxes, va=va, fontsize=7.5, color=colour)
+    axes.text(
+        0.03, y, words, transform=axes.transAxes, va=va, fontsize=7.5, color=colour
+    )
 
 
 _COLUMNS = 4
@@ -260,8 +322,13 @@ def class_reliability_grid(
     checked, targets = check_probs_and_labels(probs, labels)
     names = style.check_class_names(class_names, checked.shape[1])
     n_bins = check_n_bins(n_bins)
-    tops = [TopLabel(*np.array([checked[:, c], targets == c], np.float64)) for c in range(len(names))]
-    sums = BinSums(*map(np.stack, zip(*(bin_sums(top, n_bins) for top in tops), strict=True)))
+    tops = [
+        TopLabel(*np.array([checked[:, c], targets == c], np.float64))
+        for c in range(len(names))
+    ]
+    sums = BinSums(
+        *map(np.stack, zip(*(bin_sums(top, n_bins) for top in tops), strict=True))
+    )
     return classes_of_sums(sums, names, max_classes=max_classes, title=title)
 
 
@@ -310,7 +377,9 @@ def label_reliability_grid(
     decisions = check_decisions(probs, labels)
     names = style.check_class_names(class_names, decisions.probs.shape[1])
     sums = label_bins(decisions, check_n_bins(n_bins))
-    return classes_of_sums(sums, names, max_classes=max_labels, title=title, words=_OF_LABELS)
+    return classes_of_sums(
+        sums, names, max_classes=max_labels, title=title, words=_OF_LABELS
+    )
 
 
 def all_labels_reliability(sums: Mapping[str, BinSums]) -> Figure:
@@ -319,24 +388,38 @@ def all_labels_reliability(sums: Mapping[str, BinSums]) -> Figure:
     Args:
         sums: name -> sums (C, M) of each label's bins.
     """
-    totals = [BinSums(*(each.sum(axis=0) for each in by_label)) for by_label in sums.values()]
+    totals = [
+        BinSums(*(each.sum(axis=0) for each in by_label)) for by_label in sums.values()
+    ]
     return _draw_panels(list(sums), totals, _OF_LABELS)
 
 
 def _draw_panels(
-    names: Sequence[str], panels: Sequence[BinSums], words: tuple[str, str, str], *titles: str | None
+    names: Sequence[str],
+    panels: Sequence[BinSums],
+    words: tuple[str, str, str],
+    *titles: str | None,
 ) -> Figure:
     """Draw a grid of small reliability diagrams, each with its name, its error and its frequency."""
     n_columns = min(_COLUMNS, len(panels))
     n_rows = math.ceil(len(panels) / n_columns)
-    with style.drawing(max(3.4, 0.5 + 1.6 * n_columns), 0.75 + 1.75 * n_rows, *titles) as figure:
-        grid = figure.subplots(n_rows, n_columns, sharex=True, sharey=True, squeeze=False)
+    with style.drawing(
+        max(3.4, 0.5 + 1.6 * n_columns), 0.75 + 1.75 * n_rows, *titles
+    ) as figure:
+        grid = figure.subplots(
+            n_rows, n_columns, sharex=True, sharey=True, squeeze=False
+        )
         for axes, name, sums in zip(grid.flat, names, panels, strict=False):
             _draw_bins(axes, sums)
             error = np.nan_to_num(class_gaps(sums))
-            style.write_above(axes, style.shortened(name, 20), 12, fontsize=7, fontweight="bold")
             style.write_above(
-                axes, f"error {error:.3f}, {sums.correct.sum():,.0f} {words[2]}", 4.5, fontsize=6
+                axes, style.shortened(name, 20), 12, fontsize=7, fontweight="bold"
+            )
+            style.write_above(
+                axes,
+                f"error {error:.3f}, {sums.correct.sum():,.0f} {words[2]}",
+                4.5,
+                fontsize=6,
             )
         for axes in grid.flat[len(panels) :]:
             axes.remove()
@@ -352,7 +435,15 @@ def _draw_bins(axes: Axes, sums: BinSums) -> None:
     axes.vlines(stated, *_wilson(frequency, counts), color=style.SKY, linewidth=2.2)
     # Sizes are logarithmic, because the first bin has nearly all examples of most classes.
     sizes = 5 + 22 * np.log1p(counts) / np.log1p(counts.sum())
-    axes.scatter(stated, frequency, s=sizes, color=style.BLUE, linewidth=0, zorder=3, clip_on=False)
+    axes.scatter(
+        stated,
+        frequency,
+        s=sizes,
+        color=style.BLUE,
+        linewidth=0,
+        zorder=3,
+        clip_on=False,
+    )
     style.unit_ticks(axes)
     style.plain_axes(axes)
 
@@ -361,5 +452,9 @@ def _wilson(frequency: FloatArray, counts: FloatArray) -> FloatArray:
     """The 95% interval (2, M) of a frequency, which unlike the normal interval has a width at 0 and 1."""
     z = float(ndtri(0.975))
     middle = (frequency + z**2 / (2 * counts)) / (1 + z**2 / counts)
-    reach = z / (1 + z**2 / counts) * np.sqrt(frequency * (1 - frequency) / counts + (z / (2 * counts)) ** 2)
+    reach = (
+        z
+        / (1 + z**2 / counts)
+        * np.sqrt(frequency * (1 - frequency) / counts + (z / (2 * counts)) ** 2)
+    )
     return np.stack([middle - reach, middle + reach])

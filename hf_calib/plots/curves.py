@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 _THINNEST, _THICKEST = 0.7, 3.6  # In points.
 _NARROWEST = 0.01  # The bandwidth if all confidences are nearly equal.
-_DENSITY_BANDWIDTH = 0.02  # For the strip below; the curve's own may be too wide for it.
+_DENSITY_BANDWIDTH = (
+    0.02  # For the strip below; the curve's own may be too wide for it.
+)
 _N_BARS = 50  # For the strip below a CORP diagram.
 
 
@@ -70,48 +72,81 @@ def smooth_reliability_diagram(
     """
     checked = style.check_panels(panels)
     check_draws(n_resamples, seed, confidence_level)
-    check(n_resamples >= 2, "n_resamples to be at least 2", n_resamples, "200 make a steady band")
-    with style.paired_panels([""], list(checked), ("accuracy", "density"), title) as (figure, axes):
+    check(
+        n_resamples >= 2,
+        "n_resamples to be at least 2",
+        n_resamples,
+        "200 make a steady band",
+    )
+    with style.paired_panels([""], list(checked), ("accuracy", "density"), title) as (
+        figure,
+        axes,
+    ):
         for top, (upper, lower) in zip(checked.values(), axes.values(), strict=True):
             curve = _curve(top)
             n_drawn = style.affordable_resamples(n_resamples, len(top.correct))
-            band = _band(top, curve, confidence_level, np.random.default_rng(seed), n_drawn)
+            band = _band(
+                top, curve, confidence_level, np.random.default_rng(seed), n_drawn
+            )
             _draw_curve(upper, top, curve, band, f"{100 * confidence_level:g}% band")
             density = smooth_reliability(*top, bandwidth=_DENSITY_BANDWIDTH)
-            lower.fill_between(density.grid, density.density, color="#BDBDBD", linewidth=0)
+            lower.fill_between(
+                density.grid, density.density, color="#BDBDBD", linewidth=0
+            )
             lower.set_ylim(0, density.density.max() * 1.1)
             lower.set_yticks([])
             style.draw_means(lower, top.correct.mean(), top.confidence.mean())
             n, accuracy = len(top.correct), top.correct.mean()
-            summary = f"smECE {smooth_error(top):.3f}   accuracy {accuracy:.3f}   N {n:,}"
+            summary = (
+                f"smECE {smooth_error(top):.3f}   accuracy {accuracy:.3f}   N {n:,}"
+            )
             upper.set_title(summary, fontsize=7, loc="left", pad=4)
-        lines = {"smoothed accuracy": {"color": style.BLUE, "linewidth": 2.4}, **style.MEANS}
-        style.add_legend(figure, figure.axes[0], lines, columns=min(len(checked) + 1, 5))
+        lines = {
+            "smoothed accuracy": {"color": style.BLUE, "linewidth": 2.4},
+            **style.MEANS,
+        }
+        style.add_legend(
+            figure, figure.axes[0], lines, columns=min(len(checked) + 1, 5)
+        )
     return figure
 
 
 def _curve(top: TopLabel) -> SmoothReliability:
     """The curve at the bandwidth of the smooth calibration error, or a narrower one if that hides its shape."""
     curve = smooth_reliability(*top)
-    reference = max(1.06 * float(top.confidence.std()) * len(top.confidence) ** -0.2, _NARROWEST)
-    return curve if curve.bandwidth <= reference else smooth_reliability(*top, bandwidth=reference)
+    reference = max(
+        1.06 * float(top.confidence.std()) * len(top.confidence) ** -0.2, _NARROWEST
+    )
+    return (
+        curve
+        if curve.bandwidth <= reference
+        else smooth_reliability(*top, bandwidth=reference)
+    )
 
 
 def _band(
-    top: TopLabel, curve: SmoothReliability, level: float, rng: np.random.Generator, n_resamples: int
+    top: TopLabel,
+    curve: SmoothReliability,
+    level: float,
+    rng: np.random.Generator,
+    n_resamples: int,
 ) -> FloatArray:
     """The pointwise limits (2, G) of the curves of resamples, at the bandwidth of the curve."""
     n_rows = len(top.correct)
     same: dict[str, Any] = {"bandwidth": curve.bandwidth, "grid_size": len(curve.grid)}
     curves = np.empty((n_resamples, len(curve.grid)))
     for resampled in curves:
-        resampled[:] = smooth_reliability(*top.part(rng.integers(0, n_rows, n_rows)), **same).accuracy
+        resampled[:] = smooth_reliability(
+            *top.part(rng.integers(0, n_rows, n_rows)), **same
+        ).accuracy
     # A resample without an example near a point has no value there; the curve itself is used instead.
     curves = np.where(np.isnan(curves), curve.accuracy, curves)
     return np.quantile(curves, [(1 - level) / 2, (1 + level) / 2], axis=0)
 
 
-def _draw_curve(axes: Axes, top: TopLabel, curve: SmoothReliability, band: FloatArray, label: str) -> None:
+def _draw_curve(
+    axes: Axes, top: TopLabel, curve: SmoothReliability, band: FloatArray, label: str
+) -> None:
     """Draw the curve from the smallest to the largest confidence, with at least one point."""
     from matplotlib.collections import LineCollection
 
@@ -119,16 +154,27 @@ def _draw_curve(axes: Axes, top: TopLabel, curve: SmoothReliability, band: Float
     if not shown.any():
         shown[np.abs(curve.grid - top.confidence.mean()).argmin()] = True
     shown &= np.isfinite(curve.accuracy)
-    grid, accuracy, density = curve.grid[shown], curve.accuracy[shown], curve.density[shown]
+    grid, accuracy, density = (
+        curve.grid[shown],
+        curve.accuracy[shown],
+        curve.density[shown],
+    )
     low, high = band[:, shown]
     axes.fill_between(grid, low, high, color=style.SKY, linewidth=0, label=label)
     if len(grid) == 1:
         ends = [accuracy - low, high - accuracy]
-        axes.errorbar(grid, accuracy, ends, color=style.BLUE, fmt="o", capsize=3, clip_on=False)
+        axes.errorbar(
+            grid, accuracy, ends, color=style.BLUE, fmt="o", capsize=3, clip_on=False
+        )
     points = np.stack([grid, accuracy], axis=1)
     segments = np.stack([points[:-1], points[1:]], axis=1)
     frequent = np.sqrt((density[1:] + density[:-1]) / 2 / density.max())
-    look: Any = {"colors": style.BLUE, "capstyle": "round", "zorder": 3, "clip_on": False}
+    look: Any = {
+        "colors": style.BLUE,
+        "capstyle": "round",
+        "zorder": 3,
+        "clip_on": False,
+    }
     widths = (_THINNEST + (_THICKEST - _THINNEST) * frequent).tolist()
     axes.add_collection(LineCollection(list(segments), linewidths=widths, **look))
     style.name_sides(axes)
@@ -168,10 +214,20 @@ def corp_diagram(
     labels = ("recalibrated confidence", "examples")
     with style.paired_panels([""], list(checked), labels, title) as (figure, axes):
         for top, (upper, lower) in zip(checked.values(), axes.values(), strict=True):
-            n_drawn = style.affordable_resamples(n_resamples, len(np.unique(top.confidence)))
-            curve = curve_of(top, n_resamples=n_drawn, confidence_level=confidence_level, seed=seed)
-            _draw_isotonic(upper, curve, f"{100 * confidence_level:g}% pointwise band if calibrated")
-            lower.hist(top.confidence, bins=np.linspace(0, 1, _N_BARS + 1), color="#BDBDBD")
+            n_drawn = style.affordable_resamples(
+                n_resamples, len(np.unique(top.confidence))
+            )
+            curve = curve_of(
+                top, n_resamples=n_drawn, confidence_level=confidence_level, seed=seed
+            )
+            _draw_isotonic(
+                upper,
+                curve,
+                f"{100 * confidence_level:g}% pointwise band if calibrated",
+            )
+            lower.hist(
+                top.confidence, bins=np.linspace(0, 1, _N_BARS + 1), color="#BDBDBD"
+            )
             lower.set_yticks([])
             parts = decompose(top, "brier")
             summary = f"MCB {parts.miscalibration:.4f}   DSC {parts.discrimination:.4f}"
@@ -182,10 +238,23 @@ def corp_diagram(
 
 
 def _draw_isotonic(axes: Axes, curve: CorpCurve, label: str) -> None:
-    line: dict[str, Any] = {"color": style.BLUE, "label": "recalibrated", "clip_on": False, "zorder": 3}
+    line: dict[str, Any] = {
+        "color": style.BLUE,
+        "label": "recalibrated",
+        "clip_on": False,
+        "zorder": 3,
+    }
     at, low, high = curve.confidences, curve.low, curve.high
     if len(at) == 1:
-        axes.errorbar(at, at, [at - low, high - at], fmt="none", capsize=4, color=style.SKY, label=label)
+        axes.errorbar(
+            at,
+            at,
+            [at - low, high - at],
+            fmt="none",
+            capsize=4,
+            color=style.SKY,
+            label=label,
+        )
         axes.plot(at, curve.recalibrated, marker="o", linestyle="none", **line)
     else:
         axes.fill_between(at, low, high, linewidth=0, color=style.SKY, label=label)
@@ -225,7 +294,10 @@ def risk_coverage_diagram(
             top.confidence.astype(np.float32), top.correct
         )  # As for the metric.
         few = style.some_points(len(risk), more_first=True)  # The risk jumps there.
-        curves[f"{style.shortened(name, 44)} (area {risk.mean():.4f})"] = coverage[few], risk[few]
+        curves[f"{style.shortened(name, 44)} (area {risk.mean():.4f})"] = (
+            coverage[few],
+            risk[few],
+        )
     only = next(iter(checked.values())).correct if len(checked) == 1 else None
     return risk_coverage_of_curves(curves, bounds_of=only, title=title)
 
@@ -239,17 +311,27 @@ def risk_coverage_of_curves(
     """Draw `risk_coverage_diagram` from curves, name -> (coverage, risk), with the bounds of `correct` (N,)."""
     with style.drawing(3.5, 3.1 + 0.16 * len(curves), title) as figure:
         axes = figure.subplots()
-        for (name, (coverage, risk)), look in zip(curves.items(), style.line_looks(), strict=False):
+        for (name, (coverage, risk)), look in zip(
+            curves.items(), style.line_looks(), strict=False
+        ):
             marker = "o" if len(risk) == 1 else None
             axes.plot(coverage, risk, linewidth=1.6, label=name, marker=marker, **look)
         if bounds_of is not None:
             _draw_bounds(axes, bounds_of)
         # The first few predictions may all be wrong, which would flatten the rest of the curve.
         risks = [np.asarray(line.get_ydata(), dtype=np.float64) for line in axes.lines]
-        overall, largest = max(risk[-1] for risk in risks), max(risk.max() for risk in risks)
+        overall, largest = (
+            max(risk[-1] for risk in risks),
+            max(risk.max() for risk in risks),
+        )
         top = min(largest, 2.5 * overall) * 1.08 if overall > 0 else 1
-        axes.set(xlim=(0, 1.01), ylim=(-0.015 * top, top))  # A risk of 0 must be visible.
-        axes.set(xlabel="coverage: share of predictions kept", ylabel="risk: error rate among them")
+        axes.set(
+            xlim=(0, 1.01), ylim=(-0.015 * top, top)
+        )  # A risk of 0 must be visible.
+        axes.set(
+            xlabel="coverage: share of predictions kept",
+            ylabel="risk: error rate among them",
+        )
         style.unit_ticks(axes, "x")
         style.plain_axes(axes)
         style.add_legend(figure, axes)
@@ -260,12 +342,20 @@ def _draw_bounds(axes: Axes, correct: FloatArray) -> None:
     kept = np.arange(1, len(correct) + 1)
     best = np.maximum(kept - correct.sum(), 0) / kept
     few = style.some_points(len(correct))
-    axes.axhline(1 - correct.mean(), color=style.GREY, linestyle="--", linewidth=1, label="random order")
+    axes.axhline(
+        1 - correct.mean(),
+        color=style.GREY,
+        linestyle="--",
+        linewidth=1,
+        label="random order",
+    )
     look: Any = {"color": style.GREY, "linestyle": ":", "linewidth": 1.2}
     axes.plot(kept[few] / len(correct), best[few], label="best order", **look)
 
 
-def roc_diagram(panels: Mapping[str, Mapping[str, OodDetection]], *, title: str | None = None) -> Figure:
+def roc_diagram(
+    panels: Mapping[str, Mapping[str, OodDetection]], *, title: str | None = None
+) -> Figure:
     """Draw the ROC curves of OOD detection: the fraction of OOD inputs flagged against that of in-distribution inputs.
 
     It shows the false alarms that the detection of OOD inputs costs. The upper left is best, and the diagonal is
@@ -282,20 +372,30 @@ def roc_diagram(panels: Mapping[str, Mapping[str, OodDetection]], *, title: str 
     >>> figure.axes[0].get_ylabel()
     'from elsewhere: share flagged'
     """
-    way_out = "pass what hf_calib.metrics.ood_detection returns, by the name of the data"
+    way_out = (
+        "pass what hf_calib.metrics.ood_detection returns, by the name of the data"
+    )
     drawable = bool(panels) and all(panels.values())
     check(drawable, "panels to have at least one curve each", "none", way_out)
-    with style.drawing(0.7 + 2.8 * len(panels), 3.2 + 0.16 * max(map(len, panels.values())), title) as figure:
+    with style.drawing(
+        0.7 + 2.8 * len(panels), 3.2 + 0.16 * max(map(len, panels.values())), title
+    ) as figure:
         grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for axes, (name, found) in zip(grid, panels.items(), strict=True):
-            for (label, detection), look in zip(found.items(), style.line_looks(), strict=False):
+            for (label, detection), look in zip(
+                found.items(), style.line_looks(), strict=False
+            ):
                 inside, outside = detection.curve
                 few = style.some_points(len(inside))
-                area = f"{style.shortened(label, 24)} (area {detection.auroc.value:.3f})"
+                area = (
+                    f"{style.shortened(label, 24)} (area {detection.auroc.value:.3f})"
+                )
                 axes.plot(inside[few], outside[few], linewidth=1.6, label=area, **look)
             axes.plot([0, 1], [0, 1], color=style.GREY, linestyle="--", linewidth=1)
             axes.axvline(1 - ACCEPTED, color=style.GREY, linestyle=":", linewidth=1)
-            axes.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), xlabel="familiar: share flagged")
+            axes.set(
+                xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), xlabel="familiar: share flagged"
+            )
             axes.set_title(style.shortened(name, 32))
             style.unit_ticks(axes)
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2))
@@ -304,7 +404,9 @@ def roc_diagram(panels: Mapping[str, Mapping[str, OodDetection]], *, title: str 
     return figure
 
 
-def promise_diagram(curves: Mapping[str, PromiseCurve], *, title: str | None = None) -> Figure:
+def promise_diagram(
+    curves: Mapping[str, PromiseCurve], *, title: str | None = None
+) -> Figure:
     """Draw the coverage (left) and the accuracy of the answers (right) for promised accuracies.
 
     Use it to choose the accuracy to promise, or to compare models or calibrators; a higher coverage is better. On
@@ -327,11 +429,18 @@ def promise_diagram(curves: Mapping[str, PromiseCurve], *, title: str | None = N
 
     promised = [accuracy for curve in curves.values() for accuracy in curve.promised]
     way_out = "pass {name: rule.curve(...)}, with accuracies that the calibration rows can promise"
-    check(bool(promised), "a diagram to have at least one promised accuracy", "none", way_out)
+    check(
+        bool(promised),
+        "a diagram to have at least one promised accuracy",
+        "none",
+        way_out,
+    )
     small: Any = {"marker": "o", "markersize": 3}
     with style.drawing(6.2, 2.9 + 0.16 * len(curves), title) as figure:
         left, right = figure.subplots(1, 2)
-        for number, ((name, curve), look) in enumerate(zip(curves.items(), style.line_looks(), strict=False)):
+        for number, ((name, curve), look) in enumerate(
+            zip(curves.items(), style.line_looks(), strict=False)
+        ):
             left.plot(
                 curve.promised,
                 curve.answered,
@@ -340,18 +449,35 @@ def promise_diagram(curves: Mapping[str, PromiseCurve], *, title: str | None = N
                 **small,
                 **look,
             )
-            kept = {at: found for at, found in zip(curve.promised, curve.kept, strict=True) if found}
+            kept = {
+                at: found
+                for at, found in zip(curve.promised, curve.kept, strict=True)
+                if found
+            }
             if kept:
                 value, low, high = np.transpose(list(kept.values()))
-                shift = ScaledTranslation(number * _POINTS_APART / 72, 0, figure.dpi_scale_trans)
-                bars: Any = {"color": look["color"], "linestyle": "", "linewidth": 1.2, **small}
+                shift = ScaledTranslation(
+                    number * _POINTS_APART / 72, 0, figure.dpi_scale_trans
+                )
+                bars: Any = {
+                    "color": look["color"],
+                    "linestyle": "",
+                    "linewidth": 1.2,
+                    **small,
+                }
                 ends = [value - low, high - value]
-                right.errorbar(list(kept), value, ends, transform=right.transData + shift, **bars)
+                right.errorbar(
+                    list(kept), value, ends, transform=right.transData + shift, **bars
+                )
         first, last = min(promised), max(promised)
         room = 0.05 * (last - first) or 0.01
-        right.plot([first, last], [first, last], ":", color=style.GREY, linewidth=1.2, zorder=0)
+        right.plot(
+            [first, last], [first, last], ":", color=style.GREY, linewidth=1.2, zorder=0
+        )
         place: Any = {"xytext": (8, 0), "textcoords": "offset points", "va": "center"}
-        right.annotate("promised", (first, first), fontsize=7, color=style.GREY, **place)
+        right.annotate(
+            "promised", (first, first), fontsize=7, color=style.GREY, **place
+        )
         left.set(ylim=(-0.02, 1.02), ylabel="inputs answered")
         right.set_ylabel("accuracy of the answers")
         for axes in (left, right):

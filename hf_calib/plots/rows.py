@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 Difference = tuple[float, float | None, float | None, float | None]
 
 # In the order of the calibrators; the markers differ in grey, too.
-_LOOKS = (("#333333", "o"), (style.BLUE, "s"), (style.VERMILION, "^"), ("#009E73", "D"), ("#CC79A7", "v"))
+_LOOKS = (
+    ("#333333", "o"),
+    (style.BLUE, "s"),
+    (style.VERMILION, "^"),
+    ("#009E73", "D"),
+    ("#CC79A7", "v"),
+)
 _LETTERS = 24  # The most characters of a name in a line.
 
 
@@ -55,48 +61,89 @@ def difference_diagram(
     ['none', 'temperature']
     """
     losses = list(dict.fromkeys(loss for rows in metrics.values() for loss in rows))
-    maps = list(dict.fromkeys(name for rows in metrics.values() for found in rows.values() for name in found))
+    maps = list(
+        dict.fromkeys(
+            name
+            for rows in metrics.values()
+            for found in rows.values()
+            for name in found
+        )
+    )
     way_out = "compare at least one loss with the baseline"
     check(bool(maps), "metrics to hold at least one difference", "none", way_out)
     names = ["\n".join(style.name_lines(loss, _LETTERS)) for loss in losses]
-    height = len(losses) * max(0.2, 0.14 * max(name.count("\n") + 1 for name in names) + 0.06)
-    with style.drawing(1.9 + 2.3 * len(maps), 0.6 + (0.85 + height) * len(metrics), title) as figure:
+    height = len(losses) * max(
+        0.2, 0.14 * max(name.count("\n") + 1 for name in names) + 0.06
+    )
+    with style.drawing(
+        1.9 + 2.3 * len(maps), 0.6 + (0.85 + height) * len(metrics), title
+    ) as figure:
         grid = figure.subplots(len(metrics), len(maps), sharey=True, squeeze=False)
         for panels, (metric, rows) in zip(grid, metrics.items(), strict=True):
             for axes, name, look in zip(panels, maps, cycle(_LOOKS), strict=False):
                 _name_rows(axes, names)
                 for row in range(0, len(names), 2):
-                    axes.axhspan(row - 0.5, row + 0.5, color="#F1F1F1", linewidth=0, zorder=0)
+                    axes.axhspan(
+                        row - 0.5, row + 0.5, color="#F1F1F1", linewidth=0, zorder=0
+                    )
                 axes.axvline(0, color="black", linewidth=1)
                 for row, loss in enumerate(losses):
-                    _draw_difference(axes, row, rows.get(loss, {}).get(name), look, level)
+                    _draw_difference(
+                        axes, row, rows.get(loss, {}).get(name), look, level
+                    )
                 axes.set_xlabel(f"difference in {metric}")
                 axes.locator_params(axis="x", nbins=5)
                 axes.tick_params(axis="y", length=0, labelsize=8)
                 axes.spines["left"].set_visible(False)
         for axes, name in zip(grid[0], maps, strict=True):
-            axes.set_title("\n".join(style.name_lines(name, _LETTERS)), fontweight="bold")
-        marker: dict[str, Any] = {"color": "#333333", "marker": "o", "markersize": 4.5, "linestyle": ""}
+            axes.set_title(
+                "\n".join(style.name_lines(name, _LETTERS)), fontweight="bold"
+            )
+        marker: dict[str, Any] = {
+            "color": "#333333",
+            "marker": "o",
+            "markersize": 4.5,
+            "linestyle": "",
+        }
         against = textwrap.fill(f"distinguishable from {baseline}", 60)
-        signs = {against: marker, "not distinguishable": {**marker, "markerfacecolor": "white"}}
+        signs = {
+            against: marker,
+            "not distinguishable": {**marker, "markerfacecolor": "white"},
+        }
         style.add_legend(figure, grid[0, 0], signs, columns=2)
     return figure
 
 
 def _draw_difference(
-    axes: Axes, row: int, difference: Difference | None, look: tuple[str, str], level: float
+    axes: Axes,
+    row: int,
+    difference: Difference | None,
+    look: tuple[str, str],
+    level: float,
 ) -> None:
     value, low, high, p = difference or (math.nan, None, None, None)
     if not math.isfinite(value):
         return
     colour, marker = look
     if low is not None and high is not None:
-        axes.plot([low, high], [row, row], color=colour, linewidth=1.3, solid_capstyle="butt")
+        axes.plot(
+            [low, high], [row, row], color=colour, linewidth=1.3, solid_capstyle="butt"
+        )
     ground = colour if p is not None and p < level else "white"
-    axes.plot(value, row, marker, color=colour, markerfacecolor=ground, markersize=4.5, clip_on=False)
+    axes.plot(
+        value,
+        row,
+        marker,
+        color=colour,
+        markerfacecolor=ground,
+        markersize=4.5,
+        clip_on=False,
+    )
 
 
-def label_errors_chart(errors: Mapping[str, FloatArray], names: Sequence[str]) -> Figure:
+def label_errors_chart(
+    errors: Mapping[str, FloatArray], names: Sequence[str]
+) -> Figure:
     """Draw each label's calibration error as a dot, with before and after calibration on one line.
 
     Args:
@@ -107,11 +154,20 @@ def label_errors_chart(errors: Mapping[str, FloatArray], names: Sequence[str]) -
         axes = figure.subplots()
         rows = np.arange(len(names))
         values = np.stack(list(errors.values()))
-        axes.hlines(rows, values.min(axis=0), values.max(axis=0), color="#BBBBBB", linewidth=1.5, zorder=1)
+        axes.hlines(
+            rows,
+            values.min(axis=0),
+            values.max(axis=0),
+            color="#BBBBBB",
+            linewidth=1.5,
+            zorder=1,
+        )
         for (name, value), colour, marker in zip(
             errors.items(), (style.VERMILION, style.BLUE), "os", strict=False
         ):
-            axes.scatter(value, rows, s=16, color=colour, marker=marker, label=name, zorder=2)
+            axes.scatter(
+                value, rows, s=16, color=colour, marker=marker, label=name, zorder=2
+            )
         _name_rows(axes, [style.shortened(name, 30) for name in names])
         axes.set_xlim(left=0)
         axes.set_xlabel("calibration error of the label")
@@ -142,7 +198,15 @@ def slice_diagram(
             rows, (gap, low, high) = np.flatnonzero(which), gaps[which].T
             if len(rows):
                 axes.hlines(rows, low, high, color=colour, linewidth=1.6)
-                axes.scatter(gap, rows, s=18, color=ground, edgecolor=colour, zorder=3, label=word)
+                axes.scatter(
+                    gap,
+                    rows,
+                    s=18,
+                    color=ground,
+                    edgecolor=colour,
+                    zorder=3,
+                    label=word,
+                )
         _name_rows(axes, [style.shortened(name, 30) for name in names])
         axes.set_ylabel(column)
         axes.set_xlabel("confidence minus accuracy: above 0 is over-confident")

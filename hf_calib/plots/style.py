@@ -33,7 +33,9 @@ _DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)), (0, (8, 2)))
 
 _FORMATS = (".pdf", ".png", ".svg")
 _MOST_POINTS = 1_000  # The most points of a curve; more are not visible.
-_VALUES_RESAMPLED = 2e7  # In total per panel; with few resamples the band is thin anyway.
+_VALUES_RESAMPLED = (
+    2e7  # In total per panel; with few resamples the band is thin anyway.
+)
 _FEWEST_RESAMPLES = 50
 _STYLE: Any = {
     "text.parse_math": False,  # Names are text, not formulas.
@@ -56,7 +58,9 @@ MEANS: dict[str, dict[str, Any]] = {
 # Checks
 
 
-def check_panels(panels: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> dict[str, TopLabel]:
+def check_panels(
+    panels: Mapping[str, tuple[ArrayLike, ArrayLike]],
+) -> dict[str, TopLabel]:
     """Return name -> confidences and correct as float64; raise if they are invalid."""
     way_out = "pass {name: (confidences, correct)}"
     check(bool(panels), "a diagram to have at least one panel", "none", way_out)
@@ -64,7 +68,11 @@ def check_panels(panels: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> dict[str,
     for name, (confidences, correct) in panels.items():
         confidence = as_floats(f"confidences of panel {name!r}", confidences)
         right = as_floats(f"correct of panel {name!r}", correct)
-        fits = confidence.ndim == 1 and confidence.shape == right.shape and confidence.size > 0
+        fits = (
+            confidence.ndim == 1
+            and confidence.shape == right.shape
+            and confidence.size > 0
+        )
         got = f"shapes {confidence.shape} and {right.shape}"
         way_out = "pass probs.max(axis=1) and probs.argmax(axis=1) == labels"
         check(fits, f"panel {name!r} to be two equally long arrays (N,)", got, way_out)
@@ -74,16 +82,28 @@ def check_panels(panels: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> dict[str,
         check(within, requirement, got, "pass probabilities, not logits")
         got = f"values from {right.min():.6g} to {right.max():.6g}"
         way_out = "pass probs.argmax(axis=1) == labels"
-        check(bool(np.isin(right, (0, 1)).all()), f"correct of panel {name!r} to be 0 or 1", got, way_out)
+        check(
+            bool(np.isin(right, (0, 1)).all()),
+            f"correct of panel {name!r} to be 0 or 1",
+            got,
+            way_out,
+        )
         checked[name] = TopLabel(confidence.clip(0, 1), right)
     return checked
 
 
-def check_class_names(class_names: Sequence[str] | None, n_classes: int) -> tuple[str, ...]:
+def check_class_names(
+    class_names: Sequence[str] | None, n_classes: int
+) -> tuple[str, ...]:
     """Return a name for each class, by default its index."""
     names = tuple(map(str, range(n_classes) if class_names is None else class_names))
     way_out = "name the columns of probs in their order"
-    check(len(names) == n_classes, f"class_names to be {n_classes} names", len(names), way_out)
+    check(
+        len(names) == n_classes,
+        f"class_names to be {n_classes} names",
+        len(names),
+        way_out,
+    )
     return names
 
 
@@ -110,13 +130,18 @@ def drawing(width: float, height: float, *titles: str | None) -> Iterator[Figure
 
 @contextmanager
 def paired_panels(
-    rows: Sequence[str], columns: Sequence[str], ylabels: tuple[str, str], title: str | None
+    rows: Sequence[str],
+    columns: Sequence[str],
+    ylabels: tuple[str, str],
+    title: str | None,
 ) -> Iterator[tuple[Figure, dict[tuple[str, str], NDArray[Any]]]]:
     """Yield a figure with two axes per row and column: one with the diagonal, and one for the confidences."""
     n_rows, n_columns = len(rows), len(columns)
     heights = [2.6, 1] * n_rows
     with drawing(0.7 + 2.5 * n_columns, 0.6 + 3.1 * n_rows, title) as figure:
-        grid = figure.subplots(2 * n_rows, n_columns, sharex=True, squeeze=False, height_ratios=heights)
+        grid = figure.subplots(
+            2 * n_rows, n_columns, sharex=True, squeeze=False, height_ratios=heights
+        )
         plain_axes(*grid.flat)
         for upper in grid[::2].flat:
             draw_diagonal(upper)
@@ -142,7 +167,9 @@ def plain_axes(*several: Axes) -> None:
 def unit_ticks(axes: Axes, which: str = "xy") -> None:
     """Set ticks at the quarters of [0, 1], with numbers at every other tick."""
     for letter in which:
-        getattr(axes, f"set_{letter}ticks")([0, 0.25, 0.5, 0.75, 1], ["0", "", "0.5", "", "1"])
+        getattr(axes, f"set_{letter}ticks")(
+            [0, 0.25, 0.5, 0.75, 1], ["0", "", "0.5", "", "1"]
+        )
 
 
 def draw_diagonal(axes: Axes) -> None:
@@ -150,7 +177,15 @@ def draw_diagonal(axes: Axes) -> None:
     from matplotlib.patheffects import withStroke
 
     outline = [withStroke(linewidth=2, foreground="white")]
-    axes.plot([0, 1], [0, 1], ":", color="#333333", linewidth=1.1, path_effects=outline, label="calibrated")
+    axes.plot(
+        [0, 1],
+        [0, 1],
+        ":",
+        color="#333333",
+        linewidth=1.1,
+        path_effects=outline,
+        label="calibrated",
+    )
     axes.set(xlim=(0, 1), ylim=(0, 1))
 
 
@@ -162,25 +197,39 @@ def draw_means(axes: Axes, accuracy: float, confidence: float, top: float = 1) -
 
 def name_sides(axes: Axes) -> None:
     """Write "over-confident" and "under-confident" on the sides of the diagonal."""
-    look: Any = {"fontsize": 6.5, "fontstyle": "italic", "color": "#555555", "transform": axes.transAxes}
+    look: Any = {
+        "fontsize": 6.5,
+        "fontstyle": "italic",
+        "color": "#555555",
+        "transform": axes.transAxes,
+    }
     axes.text(0.03, 0.97, "under-confident", ha="left", va="top", **look)
     axes.text(0.97, 0.03, "over-confident", ha="right", va="bottom", **look)
 
 
 def add_legend(
-    figure: Figure, axes: Axes, more: Mapping[str, Mapping[str, Any]] | None = None, *, columns: int = 1
+    figure: Figure,
+    axes: Axes,
+    more: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    columns: int = 1,
 ) -> None:
     """Add a legend of an axes below the figure, with further lines given by their style."""
     from matplotlib.lines import Line2D
 
     handles = axes.get_legend_handles_labels()[0]
-    handles += [Line2D([], [], label=name, **look) for name, look in (more or {}).items()]
+    handles += [
+        Line2D([], [], label=name, **look) for name, look in (more or {}).items()
+    ]
     figure.legend(handles=handles, loc="outside lower center", ncols=columns)
 
 
 def line_looks() -> Iterator[dict[str, Any]]:
     """Return a colour and a dash for each line, from seven colours and five kinds of dash."""
-    return ({"color": c, "linestyle": d} for c, d in zip(cycle(_MANY), cycle(_DASHES), strict=False))
+    return (
+        {"color": c, "linestyle": d}
+        for c, d in zip(cycle(_MANY), cycle(_DASHES), strict=False)
+    )
 
 
 def some_points(n_points: int, *, more_first: bool = False) -> NDArray[np.intp]:
@@ -188,7 +237,9 @@ def some_points(n_points: int, *, more_first: bool = False) -> NDArray[np.intp]:
     if n_points <= _MOST_POINTS:
         return np.arange(n_points)
     if more_first:
-        return np.unique(np.geomspace(1, n_points, _MOST_POINTS).round().astype(int)) - 1
+        return (
+            np.unique(np.geomspace(1, n_points, _MOST_POINTS).round().astype(int)) - 1
+        )
     return np.linspace(0, n_points - 1, _MOST_POINTS).round().astype(int)
 
 
@@ -198,7 +249,14 @@ def some_points(n_points: int, *, more_first: bool = False) -> NDArray[np.intp]:
 def write_above(axes: Axes, text: str, points: float, **look: Any) -> None:
     """Write a text this many points above the left corner of a panel, in as many lines as needed."""
     lines = "\n".join(name_lines(text, 30))
-    axes.annotate(lines, (0, 1), (0, points), xycoords="axes fraction", textcoords="offset points", **look)
+    axes.annotate(
+        lines,
+        (0, 1),
+        (0, points),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        **look,
+    )
 
 
 def name_lines(name: str, width: int) -> list[str]:
@@ -208,7 +266,9 @@ def name_lines(name: str, width: int) -> list[str]:
     (['focal_calibration_', 'cifar10'], ['focal, gamma', '-3.59'])
     """
     wrapper = textwrap.TextWrapper(width)
-    wrapper.wordsep_re = re.compile(r"(\s+)|(?<=[_/])(?=[^\s_/])|(?<=[a-zA-Z]-)(?=[a-zA-Z])")
+    wrapper.wordsep_re = re.compile(
+        r"(\s+)|(?<=[_/])(?=[^\s_/])|(?<=[a-zA-Z]-)(?=[a-zA-Z])"
+    )
     return wrapper.wrap(name)
 
 
@@ -237,7 +297,12 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
     """
     path = Path(path)
     known = path.suffix.lower() in _FORMATS
-    check(known, f"path to end in {', '.join(_FORMATS)}", repr(str(path)), "name the file reliability.png")
+    check(
+        known,
+        f"path to end in {', '.join(_FORMATS)}",
+        repr(str(path)),
+        "name the file reliability.png",
+    )
     with whole_file(path) as unfinished:
         write_image(figure, unfinished, dpi=200)
 

@@ -19,8 +19,19 @@ if TYPE_CHECKING:
 LISTS = {"logits": "logits", "probs": "probs", "probabilities": "probs"}
 _PREFIXES = {"logits": "logit_", "probs": "prob_"}
 # Columns of labels, which are never probabilities of a class, whichever of them is read.
-_NAMES_OF_LABELS = {"gold", "label", "label_id", "labels", "target", "targets", "true_label", "y_true"}
-_NUMBERS_WAY = "name the class columns logit_<class> or prob_<class>, and fill in missing values"
+_NAMES_OF_LABELS = {
+    "gold",
+    "label",
+    "label_id",
+    "labels",
+    "target",
+    "targets",
+    "true_label",
+    "y_true",
+}
+_NUMBERS_WAY = (
+    "name the class columns logit_<class> or prob_<class>, and fill in missing values"
+)
 
 
 class Batch(NamedTuple):
@@ -30,7 +41,9 @@ class Batch(NamedTuple):
     probs: NDArray[Any]  # (n, C)
     labels: IntArray  # (n,)
     weights: FloatArray | None  # (n,)
-    by: tuple[tuple[IntArray, list[Any]], ...]  # Codes (n,) and names of each column of slices.
+    by: tuple[
+        tuple[IntArray, list[Any]], ...
+    ]  # Codes (n,) and names of each column of slices.
     table: RecordBatch | None = None  # The rows as read.
 
     def as_logits(self) -> NDArray[Any]:
@@ -52,7 +65,11 @@ class Columns:
     @property
     def names(self) -> list[str]:
         """All columns, without repeats."""
-        return list(dict.fromkeys([*self.scores, *filter(None, [self.label, self.weight]), *self.by]))
+        return list(
+            dict.fromkeys(
+                [*self.scores, *filter(None, [self.label, self.weight]), *self.by]
+            )
+        )
 
     def check_same(self, names: Sequence[str]) -> None:
         """Raise if another file has other columns or classes."""
@@ -62,7 +79,9 @@ class Columns:
         check(not missing, requirement, f"none named {few(missing)}", way_out)
         prefix = _PREFIXES[self.kind]
         more = [
-            repr(name) for name in names if name.startswith(prefix) and name not in (*self.scores, prefix)
+            repr(name)
+            for name in names
+            if name.startswith(prefix) and name not in (*self.scores, prefix)
         ]
         one_model = len(self.scores) == 1 or not more
         got, way_out = f"also {few(more)}", "use files of one model"
@@ -77,16 +96,16 @@ class Columns:
         elif self.scores == self.class_names:
             outside = (scores < 0) | (scores > 1 + 1e-6)
             requirement = "hold probabilities, as their names do not say logit_"
-            way_out = (
-                "name the columns logit_<class> if they hold logits, and prob_<class> if there are others"
-            )
+            way_out = "name the columns logit_<class> if they hold logits, and prob_<class> if there are others"
             refuse(outside, "the class columns", requirement, scores, way_out)
         labels = np.zeros(len(batch), np.int64)
         if self.label is not None:
             labels = label_ids(batch.column(self.label), self.label, self.class_names)
         weights = None
         if self.weight is not None:
-            weights = numbers_of(batch.column(self.weight), self.weight).astype(np.float64, copy=False)
+            weights = numbers_of(batch.column(self.weight), self.weight).astype(
+                np.float64, copy=False
+            )
         check_rows(probs, labels, weights, len(self.class_names))
         by = tuple(codes_of(batch.column(name)) for name in self.by)
         return Batch(scores, probs, labels, weights, by, batch)
@@ -105,7 +124,13 @@ class Columns:
             lengths = np.asarray(column.value_lengths())
             row = int(np.argmax(lengths != len(self.class_names)))
             requirement = f"have {len(self.class_names)} values"
-            raise RowError(row, "the list", requirement, f"{lengths[row]:g}", "write one for each class")
+            raise RowError(
+                row,
+                "the list",
+                requirement,
+                f"{lengths[row]:g}",
+                "write one for each class",
+            )
         return np.asfortranarray(values.reshape(len(batch), -1))
 
 
@@ -121,21 +146,41 @@ def columns_of(
     listed = list_columns(schema)
     if listed and label == "label" and label not in names and "labels" in names:
         label = "labels"  # The name of numpy arrays.
-    for option, name in (("label_column", label), ("weight_column", weight), *(("by", each) for each in by)):
+    for option, name in (
+        ("label_column", label),
+        ("weight_column", weight),
+        *(("by", each) for each in by),
+    ):
         if option == "label_column":
             separated = len(names) > 1 or not any(mark in names[0] for mark in ",;\t")
             way_out = "separate a .csv's columns by commas, a .tsv's by tabs"
-            check(separated, "the table to have several columns", f"one column {names[0]!r}", way_out)
+            check(
+                separated,
+                "the table to have several columns",
+                f"one column {names[0]!r}",
+                way_out,
+            )
         is_there = name is None or name in names
-        check(is_there, f"{option} to be one of {', '.join(names)}", repr(name), did_you_mean(name, names))
+        check(
+            is_there,
+            f"{option} to be one of {', '.join(names)}",
+            repr(name),
+            did_you_mean(name, names),
+        )
     if listed:
         got, way_out = " and ".join(listed), "keep one of them"
-        check(len(listed) == 1, "the table to hold logits or probabilities", got, way_out)
+        check(
+            len(listed) == 1, "the table to hold logits or probabilities", got, way_out
+        )
         kind, scores = LISTS[listed[0]], listed
     else:
         others = [name for name in names if name not in {label, weight, *by}]
         kind, scores, class_names = _class_columns(others, label)
-        of_a_class = [repr(name) for name in (label, weight, *by) if (name or "").startswith(_PREFIXES[kind])]
+        of_a_class = [
+            repr(name)
+            for name in (label, weight, *by)
+            if (name or "").startswith(_PREFIXES[kind])
+        ]
         requirement = "the columns of labels, weights and by not to be those of classes"
         check(not of_a_class, requirement, few(of_a_class), "name other columns")
         for name in scores:
@@ -144,25 +189,52 @@ def columns_of(
     return Columns(kind, tuple(scores), tuple(class_names), label, weight, tuple(by))
 
 
-def _class_columns(columns: Sequence[str], label: str | None) -> tuple[str, list[str], list[str]]:
+def _class_columns(
+    columns: Sequence[str], label: str | None
+) -> tuple[str, list[str], list[str]]:
     """The kind of the scores, their columns, and the class names."""
     found = {
-        kind: [name for name in columns if name.startswith(prefix)] for kind, prefix in _PREFIXES.items()
+        kind: [name for name in columns if name.startswith(prefix)]
+        for kind, prefix in _PREFIXES.items()
     }
     got, way_out = "logit_ and prob_ columns", "keep one kind of them"
-    check(not all(found.values()), "the table to hold logits or probabilities", got, way_out)
+    check(
+        not all(found.values()),
+        "the table to hold logits or probabilities",
+        got,
+        way_out,
+    )
     kind = "logits" if found["logits"] else "probs"
-    used, prefix = (found[kind], _PREFIXES[kind]) if found[kind] else (list(columns), "")
+    used, prefix = (
+        (found[kind], _PREFIXES[kind]) if found[kind] else (list(columns), "")
+    )
     got, way_out = ", ".join(used) or "none", "name them logit_<class> or prob_<class>"
-    check(len(used) >= 2, "the table to hold a column for each of at least 2 classes", got, way_out)
+    check(
+        len(used) >= 2,
+        "the table to hold a column for each of at least 2 classes",
+        got,
+        way_out,
+    )
     classes = [name.removeprefix(prefix) for name in used]
-    blank = next((name for name, each in zip(used, classes, strict=True) if not each.strip()), None)
+    blank = next(
+        (name for name, each in zip(used, classes, strict=True) if not each.strip()),
+        None,
+    )
     way_out = "name the class, or write the table without its index"
-    check(blank is None, "the class columns to name their classes", repr(blank), way_out)
-    label_too = next((name for name in classes if name.casefold() in _NAMES_OF_LABELS), None)
+    check(
+        blank is None, "the class columns to name their classes", repr(blank), way_out
+    )
+    label_too = next(
+        (name for name in classes if name.casefold() in _NAMES_OF_LABELS), None
+    )
     got = f"{label_too!r} next to the label column {label!r}"
     way_out = "name the class columns prob_<class>; other columns are then ignored"
-    check(bool(prefix) or label_too is None, "the table to hold one column of labels", got, way_out)
+    check(
+        bool(prefix) or label_too is None,
+        "the table to hold one column of labels",
+        got,
+        way_out,
+    )
     return kind, used, classes
 
 
@@ -172,7 +244,9 @@ def list_columns(schema: Schema) -> list[str]:
 
     kinds = (types.is_list, types.is_large_list, types.is_fixed_size_list)
     return [
-        field.name for field in schema if field.name in LISTS and any(is_of(field.type) for is_of in kinds)
+        field.name
+        for field in schema
+        if field.name in LISTS and any(is_of(field.type) for is_of in kinds)
     ]
 
 
@@ -185,7 +259,12 @@ def check_not_probabilities(logits: NDArray[Any] | None) -> None:
         "name them probs, or in a table prob_<class>; if they are logits, add 1 to all of them, which changes "
         "no probability"
     )
-    check(np.abs(logits.sum(axis=1) - 1).max() > 1e-3, "logits not to be probabilities", got, way_out)
+    check(
+        np.abs(logits.sum(axis=1) - 1).max() > 1e-3,
+        "logits not to be probabilities",
+        got,
+        way_out,
+    )
 
 
 def softmax_of(logits: NDArray[Any]) -> FloatArray:
@@ -217,7 +296,11 @@ def _check_numbers(kind: Any, name: str) -> None:
 
     known = (types.is_floating, types.is_integer, types.is_decimal, types.is_null)
     if not any(is_of(kind) for is_of in known):
-        raise InputTypeError(expected(f"column {name!r}", "hold numbers in every row", kind, _NUMBERS_WAY))
+        raise InputTypeError(
+            expected(
+                f"column {name!r}", "hold numbers in every row", kind, _NUMBERS_WAY
+            )
+        )
 
 
 def numbers_of(column: Any, name: str) -> NDArray[Any]:
@@ -228,7 +311,9 @@ def numbers_of(column: Any, name: str) -> NDArray[Any]:
     _check_numbers(column.type, name)
     if column.null_count:
         row = int(np.argmax(column.is_null()))
-        raise RowError(row, f"column {name!r}", "hold numbers in every row", "none", _NUMBERS_WAY)
+        raise RowError(
+            row, f"column {name!r}", "hold numbers in every row", "none", _NUMBERS_WAY
+        )
     if not pyarrow.types.is_floating(column.type):
         column = compute.cast(column, pyarrow.float64())
     return np.asarray(column)

@@ -34,7 +34,9 @@ def load_arrays(path: str, argument: str, *, labelled: bool = True) -> Predictio
     names = arrays.pop("class_names", None)
     if names is not None:
         listed = np.atleast_1d(names).tolist()
-        names = tuple(each.decode() if isinstance(each, bytes) else str(each) for each in listed)
+        names = tuple(
+            each.decode() if isinstance(each, bytes) else str(each) for each in listed
+        )
     made = Predictions(arrays.pop("labels"), **arrays, class_names=names)
     check_not_probabilities(made.logits)
     return made
@@ -51,7 +53,12 @@ def save_predictions(predictions: Predictions, path: str | os.PathLike[str]) -> 
         ValueError: if the path has another suffix.
     """
     path = Path(path)
-    check(path.suffix == ".npz", "path to end in .npz", path.name, "name the file predictions.npz")
+    check(
+        path.suffix == ".npz",
+        "path to end in .npz",
+        path.name,
+        "name the file predictions.npz",
+    )
     kind = "logits" if predictions.probs is None else "probs"
     arrays = {kind: predictions.scores, "labels": predictions.labels}
     if predictions.class_names is not None:
@@ -60,18 +67,30 @@ def save_predictions(predictions: Predictions, path: str | os.PathLike[str]) -> 
         np.savez(unfinished, allow_pickle=False, **arrays)
 
 
-def load_soft_labels(path: str | os.PathLike[str], n_rows: int, n_classes: int) -> NDArray[np.float64]:
+def load_soft_labels(
+    path: str | os.PathLike[str], n_rows: int, n_classes: int
+) -> NDArray[np.float64]:
     """Load soft labels (N, C), the shares of annotators per class, from a file's array `soft_labels` or `probs`."""
-    check(os.path.isfile(path), "soft_labels to name an existing file", path, "check the path")
+    check(
+        os.path.isfile(path),
+        "soft_labels to name an existing file",
+        path,
+        "check the path",
+    )
     arrays, found = _read(os.fspath(path), "soft_labels", _SOFT_LABELS)
     way_out = "write it with numpy.savez(path, soft_labels=soft_labels)"
-    check(bool(arrays), f"{path} to hold the array {' or '.join(_SOFT_LABELS)}", found, way_out)
-    key, array = next(iter(arrays.items()))
-    requirement = (
-        f"{key} in {path} to have shape ({n_rows}, {n_classes}), of the data's rows and the model's classes"
+    check(
+        bool(arrays),
+        f"{path} to hold the array {' or '.join(_SOFT_LABELS)}",
+        found,
+        way_out,
     )
+    key, array = next(iter(arrays.items()))
+    requirement = f"{key} in {path} to have shape ({n_rows}, {n_classes}), of the data's rows and the model's classes"
     way_out = "write those of the same rows, in their order"
-    check(array.shape == (n_rows, n_classes), requirement, f"shape {array.shape}", way_out)
+    check(
+        array.shape == (n_rows, n_classes), requirement, f"shape {array.shape}", way_out
+    )
     return check_soft_labels(array, array.shape)
 
 
@@ -79,10 +98,17 @@ def _read(path: str, argument: str, names: Sequence[str]) -> tuple[dict[str, Any
     """The arrays with these names, and the names of all arrays; objects are not unpickled."""
     try:
         with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as archive:
-            return {name: archive[name] for name in names if name in archive}, ", ".join(archive) or "none"
+            return {
+                name: archive[name] for name in names if name in archive
+            }, ", ".join(archive) or "none"
     except Exception as error:  # The file may have any content.
-        got, way_out = f"{path} ({error})", "write it with numpy.savez, plain arrays only"
-        raise InputValueError(expected(argument, "be readable as npz", got, way_out)) from error
+        got, way_out = (
+            f"{path} ({error})",
+            "write it with numpy.savez, plain arrays only",
+        )
+        raise InputValueError(
+            expected(argument, "be readable as npz", got, way_out)
+        ) from error
 
 
 OptionScores = Literal["sum", "per_character", "per_byte"]
@@ -104,33 +130,58 @@ def read_log(file: TextIO, name: str, scores: OptionScores = "sum") -> Predictio
     rows = [json.loads(line) for line in file if line.strip()]
     times = Counter(str(row["doc_id"]) for row in rows).most_common(1)
     got = f"{times[0][1]} rows with {times[0][0]} in {name}"
-    check(times[0][1] == 1, "each doc_id to be in one row", got, "keep the rows of one filter")
-    answers = [[str(each["arg_1"]).strip() for each in row["arguments"].values()] for row in rows]
-    likelihoods = [_likelihoods(*each) for each in zip(rows, answers, range(len(rows)), strict=True)]
+    check(
+        times[0][1] == 1,
+        "each doc_id to be in one row",
+        got,
+        "keep the rows of one filter",
+    )
+    answers = [
+        [str(each["arg_1"]).strip() for each in row["arguments"].values()]
+        for row in rows
+    ]
+    likelihoods = [
+        _likelihoods(*each)
+        for each in zip(rows, answers, range(len(rows)), strict=True)
+    ]
     # If a question has fewer answers, the missing ones have probability 0.
     logits = np.full((len(rows), max(map(len, answers))), -np.inf)
-    lengths = {"sum": lambda text: 1, "per_character": len, "per_byte": lambda text: len(text.encode())}
+    lengths = {
+        "sum": lambda text: 1,
+        "per_character": len,
+        "per_byte": lambda text: len(text.encode()),
+    }
     for own, texts, values in zip(logits, answers, likelihoods, strict=True):
-        own[: len(texts)] = values / np.array([max(lengths[scores](text), 1) for text in texts])
+        own[: len(texts)] = values / np.array(
+            [max(lengths[scores](text), 1) for text in texts]
+        )
     best = [int(values.argmax()) for values in likelihoods]
     names = tuple(map(str, range(logits.shape[1])))
-    return Predictions(np.array(_targets(rows, answers, best)), logits=logits, class_names=names)
+    return Predictions(
+        np.array(_targets(rows, answers, best)), logits=logits, class_names=names
+    )
 
 
-def _likelihoods(row: Mapping[str, Any], answers: Sequence[str], place: int) -> np.ndarray:
+def _likelihoods(
+    row: Mapping[str, Any], answers: Sequence[str], place: int
+) -> np.ndarray:
     found = row["filtered_resps"]
     try:
         likelihoods = np.array([float(each[0]) for each in found])
     except (TypeError, ValueError, IndexError):
         likelihoods = np.empty(0)
-    requirement = "filtered_resps to hold a log-likelihood for each of at least 2 answers"
+    requirement = (
+        "filtered_resps to hold a log-likelihood for each of at least 2 answers"
+    )
     got = f"{few(found)} for {len(answers)} answers in row {place}"
     check(len(likelihoods) == len(answers) >= 2, requirement, got, _WAY_OUT)
     return likelihoods
 
 
 def _targets(
-    rows: Sequence[Mapping[str, Any]], answers: Sequence[Sequence[str]], best: Sequence[int]
+    rows: Sequence[Mapping[str, Any]],
+    answers: Sequence[Sequence[str]],
+    best: Sequence[int],
 ) -> list[int]:
     """The indices of the correct answers, which a task gives as an index or as a text.
 
@@ -138,7 +189,8 @@ def _targets(
     """
     targets = [str(row["target"]).strip() for row in rows]
     texts = [
-        str(own.index(each)) if each in own else each for each, own in zip(targets, answers, strict=True)
+        str(own.index(each)) if each in own else each
+        for each, own in zip(targets, answers, strict=True)
     ]
     wrong: list[int] = []
     for labels in (targets, texts):
@@ -146,7 +198,8 @@ def _targets(
             place
             for place, (label, own) in enumerate(zip(labels, answers, strict=True))
             if label not in map(str, range(len(own)))
-            or rows[place].get("acc", label == str(best[place])) != (label == str(best[place]))
+            or rows[place].get("acc", label == str(best[place]))
+            != (label == str(best[place]))
         ]
         if not wrong:
             return [int(label) for label in labels]

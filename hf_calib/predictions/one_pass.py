@@ -40,7 +40,11 @@ def over_parts(
     work: Callable[[Item], Result], items: Iterable[Item], workers: int | None = None
 ) -> Iterator[Result]:
     """Yield the results of work on each item, in order, by several threads; numpy and pyarrow release the GIL."""
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    available = (
+        len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1
+    )
     pool = ThreadPoolExecutor(workers or min(available, MOST_WORKERS))
     try:
         yield from pool.map(work, items)
@@ -65,19 +69,26 @@ class Slicing:
         ['length up to 12', 'length up to 12', 'length above 40']
         """
         if self.edges is None:
-            return [_NO_VALUE if value in (None, "") else str(value) for value in values]
+            return [
+                _NO_VALUE if value in (None, "") else str(value) for value in values
+            ]
         between = [f"{low:g} to {high:g}" for low, high in pairwise(self.edges)]
         titles = [f"up to {self.edges[0]:g}", *between, f"above {self.edges[-1]:g}"]
         numbers = [_number(value) for value in values]
         places = zip(numbers, np.searchsorted(self.edges, numbers), strict=True)
-        return [_NO_VALUE if math.isnan(each) else f"{self.column} {titles[i]}" for each, i in places]
+        return [
+            _NO_VALUE if math.isnan(each) else f"{self.column} {titles[i]}"
+            for each, i in places
+        ]
 
 
 @dataclass
 class Tally:
     """Sums over rows."""
 
-    states: dict[str, CalibrationState] = field(default_factory=dict)  # "before", "after"
+    states: dict[str, CalibrationState] = field(
+        default_factory=dict
+    )  # "before", "after"
     slices: dict[str, SliceSums] = field(default_factory=dict)  # by column
     n_rows: int = 0
 
@@ -94,7 +105,10 @@ class Tally:
 def empty_tally(n_classes: int, slicings: Sequence[Slicing], n_bins: int) -> Tally:
     """Return a tally without rows."""
     state = CalibrationState(n_classes=n_classes, n_bins=n_bins)
-    return Tally({"before": state}, {each.column: SliceSums(each.column, n_bins) for each in slicings})
+    return Tally(
+        {"before": state},
+        {each.column: SliceSums(each.column, n_bins) for each in slicings},
+    )
 
 
 def add_rows(tally: Tally, batch: Batch, slicings: Sequence[Slicing]) -> None:
@@ -144,7 +158,11 @@ def _smallest(rows: Sequence[Sequence[NDArray[Any]]], most: int) -> list[NDArray
 
 
 def draw_sample(
-    table: Table, *, most: int = MOST_SAMPLED, half: int | None = None, workers: int | None = None
+    table: Table,
+    *,
+    most: int = MOST_SAMPLED,
+    half: int | None = None,
+    workers: int | None = None,
 ) -> Predictions:
     """Return at most this many rows, of all or of one half (0 or 1, see `half_of`), in the order of their hashes."""
 
@@ -153,17 +171,34 @@ def draw_sample(
         for first, batch in table.batches(part):
             hashes = part.hashes(first, len(batch.labels))
             chosen = slice(None) if half is None else half_of(hashes) == half
-            weights = np.ones(len(batch.labels)) if batch.weights is None else batch.weights
-            rows = [each[chosen] for each in (hashes, batch.labels, batch.scores.astype(np.float64), weights)]
+            weights = (
+                np.ones(len(batch.labels)) if batch.weights is None else batch.weights
+            )
+            rows = [
+                each[chosen]
+                for each in (
+                    hashes,
+                    batch.labels,
+                    batch.scores.astype(np.float64),
+                    weights,
+                )
+            ]
             found = [_smallest([*found, rows], most)]
         return found
 
     parts = [rows for found in over_parts(draw, table.parts, workers) for rows in found]
     is_any = any(len(hashes) for hashes, *_ in parts)
-    check(is_any, "the predictions to have rows", f"none in {table.name}", "write them below the header")
+    check(
+        is_any,
+        "the predictions to have rows",
+        f"none in {table.name}",
+        "write them below the header",
+    )
     hashes, *rows = _smallest(parts, most)
     labels, scores, weights = (array[np.argsort(hashes)] for array in rows)
-    return table.predictions(labels, scores, None if table.columns.weight is None else weights)
+    return table.predictions(
+        labels, scores, None if table.columns.weight is None else weights
+    )
 
 
 def half_of(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:

@@ -17,7 +17,12 @@ from numpy.typing import NDArray
 from scipy.special import expit, log_expit, log_softmax, softmax
 
 from hf_calib._errors import InputTypeError, check, expected, few, look_alikes
-from hf_calib.metrics.checks import RowError, check_kind, check_probs_and_labels, check_rows
+from hf_calib.metrics.checks import (
+    RowError,
+    check_kind,
+    check_probs_and_labels,
+    check_rows,
+)
 from hf_calib.metrics.multi_label import check_decisions
 from hf_calib.scaling import SINGLE_LABEL_SCALERS
 
@@ -45,12 +50,18 @@ class LabelKind(NamedTuple):
         wide = logits.astype(np.float64)
         if self.sigmoid:
             return np.asarray(expit(wide))
-        with np.errstate(invalid="ignore"):  # Rows with inf become NaN, which raises later.
+        with np.errstate(
+            invalid="ignore"
+        ):  # Rows with inf become NaN, which raises later.
             return np.asarray(softmax(wide, axis=1))
 
 
-SINGLE_LABEL = LabelKind("single-label", "rows", "classes", False, True, tuple(SINGLE_LABEL_SCALERS))
-TOKENS = LabelKind("token", "tokens", "classes", False, False, tuple(SINGLE_LABEL_SCALERS))
+SINGLE_LABEL = LabelKind(
+    "single-label", "rows", "classes", False, True, tuple(SINGLE_LABEL_SCALERS)
+)
+TOKENS = LabelKind(
+    "token", "tokens", "classes", False, False, tuple(SINGLE_LABEL_SCALERS)
+)
 _MULTI = ("auto", "temperature", "per_label_temperature", "structured_vector")
 MULTI_LABEL = LabelKind("multi-label", "rows", "labels", True, True, _MULTI)
 
@@ -93,11 +104,18 @@ class Predictions:
     def __post_init__(self, validate: bool) -> None:
         one_is_given = (self.logits is None) != (self.probs is None)
         got = "neither" if self.logits is None else "both"
-        check(one_is_given, "predictions to hold logits or probs", got, "keep one of them")
+        check(
+            one_is_given, "predictions to hold logits or probs", got, "keep one of them"
+        )
         if not validate:
             return
         if self.logits is not None:
-            check_kind(self.logits, "f", "logits to be a float array", "pass logits.astype(float)")
+            check_kind(
+                self.logits,
+                "f",
+                "logits to be a float array",
+                "pass logits.astype(float)",
+            )
             fewest = 1 if self.kind.sigmoid else 2
             fits = self.logits.ndim == 2 and self.logits.shape[1] >= fewest
             requirement = f"logits to have shape (N, C) with C at least {fewest}"
@@ -112,7 +130,9 @@ class Predictions:
         if self.class_names is not None:
             n_names = len(self.class_names)
             requirement = f"class_names to hold {self.n_classes} names, one per column"
-            check(n_names == self.n_classes, requirement, n_names, "name each column once")
+            check(
+                n_names == self.n_classes, requirement, n_names, "name each column once"
+            )
             check_class_names(self.class_names)
 
     def __len__(self) -> int:
@@ -144,13 +164,19 @@ class Predictions:
 
     def probabilities(self) -> NDArray[Any]:
         """Return probabilities (N, C): `probs`, or the float64 softmax (multi-label: sigmoid) of `logits`."""
-        return self.scores if self.logits is None else self.kind.probabilities(self.logits)
+        return (
+            self.scores if self.logits is None else self.kind.probabilities(self.logits)
+        )
 
     def as_logits(self) -> NDArray[Any]:
         """Return the `logits` (N, C), or the logarithm of `probs`, where 0 counts as 1e-38."""
         if self.logits is not None:
             return self.logits
-        return logs_of(self.scores) - logs_of(1 - self.scores) if self.kind.sigmoid else logs_of(self.scores)
+        return (
+            logs_of(self.scores) - logs_of(1 - self.scores)
+            if self.kind.sigmoid
+            else logs_of(self.scores)
+        )
 
     def fit_calibrator(self, scaler: Any) -> list[str]:
         """Fit a calibrator in place, with the rows' weights if there are any, and return the fit's warnings."""
@@ -165,8 +191,15 @@ class Predictions:
     def select(self, rows: NDArray[Any] | slice) -> Predictions:
         """Return the predictions of some rows."""
         arrays = ("labels", "logits", "probs", "sentences", "weights")
-        chosen = {name: array[rows] for name in arrays if (array := getattr(self, name)) is not None}
-        by = {name: np.array(values, object)[rows].tolist() for name, values in self.by.items()}
+        chosen = {
+            name: array[rows]
+            for name in arrays
+            if (array := getattr(self, name)) is not None
+        }
+        by = {
+            name: np.array(values, object)[rows].tolist()
+            for name, values in self.by.items()
+        }
         return replace(self, **chosen, by=by, validate=False)
 
 
@@ -184,7 +217,12 @@ def check_class_names(names: Sequence[str]) -> None:
         "name the class",
     )
     twice = sorted(repr(name) for name, times in Counter(names).items() if times > 1)
-    check(not twice, "class_names to differ", f"{few(twice)} twice", "name each class once")
+    check(
+        not twice,
+        "class_names to differ",
+        f"{few(twice)} twice",
+        "name each class once",
+    )
     alike = look_alikes(names, names)
     check(not alike, "class_names to differ visibly", alike, "rename one")
 
@@ -192,9 +230,16 @@ def check_class_names(names: Sequence[str]) -> None:
 def check_same_classes(argument: str, found: Predictions, other: Predictions) -> None:
     """Raise if other rows have another number of classes or other class names."""
     names = (other.class_names, found.class_names)
-    same = other.n_classes == found.n_classes and (None in names or names[0] == names[1])
+    same = other.n_classes == found.n_classes and (
+        None in names or names[0] == names[1]
+    )
     got = f"{other.n_classes} ({few(other.names)}) for {found.n_classes} ({few(found.names)})"
-    check(same, f"{argument} to have the same classes", got, "use predictions of one model")
+    check(
+        same,
+        f"{argument} to have the same classes",
+        got,
+        "use predictions of one model",
+    )
 
 
 def rows_in_both(found: Predictions, tested: Predictions) -> int:
@@ -204,26 +249,37 @@ def rows_in_both(found: Predictions, tested: Predictions) -> int:
     many coincide as by chance and 9 of 10 are distinct, or if the sets are equal.
     """
     keys = [_row_keys(predictions) for predictions in (found, tested)]
-    (fitted, n_fitted), (reported, n_reported) = (np.unique(key, return_counts=True) for key in keys)
+    (fitted, n_fitted), (reported, n_reported) = (
+        np.unique(key, return_counts=True) for key in keys
+    )
     _, i, j = np.intersect1d(fitted, reported, assume_unique=True, return_indices=True)
     shared = int(np.minimum(n_fitted[i], n_reported[j]).sum())
     if shared == len(found) == len(tested):
         return shared
     distinct = len(reported) >= 0.9 * len(tested)
-    twins_of_fitted, twins_of_reported = (n[n > 1].sum() for n in (n_fitted, n_reported))
-    by_chance = max(twins_of_fitted * len(tested) / len(found), twins_of_reported * len(found) / len(tested))
+    twins_of_fitted, twins_of_reported = (
+        n[n > 1].sum() for n in (n_fitted, n_reported)
+    )
+    by_chance = max(
+        twins_of_fitted * len(tested) / len(found),
+        twins_of_reported * len(found) / len(tested),
+    )
     return shared if distinct and shared > 2 * by_chance else 0
 
 
 def _row_keys(predictions: Predictions) -> NDArray[np.uint64]:
     """Hashes (N,) of each row's labels and log-probabilities to four decimals, equal for logits and probabilities."""
     logits = predictions.as_logits().astype(np.float64)
-    log_probs = log_expit(logits) if predictions.kind.sigmoid else log_softmax(logits, axis=1)
+    log_probs = (
+        log_expit(logits) if predictions.kind.sigmoid else log_softmax(logits, axis=1)
+    )
     # Below this, a probability in float32 differs from that of the logits.
     digits = np.rint(np.maximum(log_probs, -15.0) * 1e4).astype(np.int64)
     labels = predictions.labels.reshape(len(predictions), -1).astype(np.int64)
     columns = np.concatenate([labels, digits], axis=1).view(np.uint64)
-    factors = np.random.default_rng(0).integers(2**63, size=columns.shape[1], dtype=np.uint64) | np.uint64(1)
+    factors = np.random.default_rng(0).integers(
+        2**63, size=columns.shape[1], dtype=np.uint64
+    ) | np.uint64(1)
     return columns @ factors
 
 
@@ -252,7 +308,9 @@ def label_ids(
         column = column.dictionary_decode()
     if types.is_nested(column.type):
         way_out = "choose another label_column"
-        raise InputTypeError(expected(argument, "hold one class in each row", column.type, way_out))
+        raise InputTypeError(
+            expected(argument, "hold one class in each row", column.type, way_out)
+        )
     if types.is_floating(column.type):
         column = compute.if_else(compute.is_nan(column), None, column)
     are_whole = all(each.lstrip("-").isdigit() for each in names)
@@ -260,26 +318,37 @@ def label_ids(
     if types.is_integer(column.type) and not column.null_count and are_numbers:
         return np.asarray(column).astype(np.int64)
     texts = compute.cast(column, pyarrow.string())
-    blank = compute.fill_null(compute.equal(compute.utf8_trim_whitespace(texts), ""), True)
+    blank = compute.fill_null(
+        compute.equal(compute.utf8_trim_whitespace(texts), ""), True
+    )
     if compute.any(blank).as_py():
-        requirement, way_out = "hold a label in every row", "remove the rows without one"
+        requirement, way_out = (
+            "hold a label in every row",
+            "remove the rows without one",
+        )
         raise RowError(int(np.argmax(blank)), argument, requirement, "none", way_out)
     found = compute.index_in(texts, value_set=pyarrow.array(names, pyarrow.string()))
     lower = [each.lower() for each in names]
     if found.null_count and len(set(lower)) == len(lower):
-        found = compute.index_in(compute.utf8_lower(texts), value_set=pyarrow.array(lower, pyarrow.string()))
+        found = compute.index_in(
+            compute.utf8_lower(texts), value_set=pyarrow.array(lower, pyarrow.string())
+        )
     if found.null_count:
         with suppress(pyarrow.ArrowInvalid), np.errstate(invalid="ignore"):
             numbers = np.asarray(compute.cast(texts, pyarrow.float64()))
             wrong = ~(np.abs(numbers) <= _LARGEST_EXACT) | (numbers % 1 != 0)
             if wrong.any():
                 row, way_out = int(np.argmax(wrong)), "choose another label_column"
-                raise RowError(row, argument, "hold class names or ids", texts[row], way_out)
+                raise RowError(
+                    row, argument, "hold class names or ids", texts[row], way_out
+                )
             ids = numbers.astype(np.int64)
             if not are_whole:
                 return ids
             texts = compute.cast(pyarrow.array(ids), pyarrow.string())
-            found = compute.index_in(texts, value_set=pyarrow.array(names, pyarrow.string()))
+            found = compute.index_in(
+                texts, value_set=pyarrow.array(names, pyarrow.string())
+            )
     if found.null_count:
         row = int(np.argmax(found.is_null()))
         unknown = texts[row].as_py()
@@ -311,11 +380,18 @@ def is_predictions(source: str) -> bool:
     if os.path.isfile(source) or suffix_of(source) is not None or "://" in source:
         return True
     if os.path.isdir(source):
-        is_model = any(os.path.isfile(os.path.join(source, f"{of}config.json")) for of in ("", "adapter_"))
-        return not is_model and any(is_read(path.relative_to(source)) for path in Path(source).rglob("*"))
+        is_model = any(
+            os.path.isfile(os.path.join(source, f"{of}config.json"))
+            for of in ("", "adapter_")
+        )
+        return not is_model and any(
+            is_read(path.relative_to(source)) for path in Path(source).rglob("*")
+        )
     return bool(re.search(r"[*?\[]", source))
 
 
 def is_read(path: PurePath) -> bool:
     """Whether a file in a folder of predictions is read."""
-    return suffix_of(path.name) is not None and not any(part.startswith(("_", ".")) for part in path.parts)
+    return suffix_of(path.name) is not None and not any(
+        part.startswith(("_", ".")) for part in path.parts
+    )

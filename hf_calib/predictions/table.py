@@ -55,9 +55,13 @@ class Part(NamedTuple):
 
     def hashes(self, first: int, n_rows: int) -> NDArray[np.uint64]:
         """Return pseudo-random numbers (n,) that depend only on the file's name and the row index."""
-        stream = np.random.Philox(key=zlib.crc32(PurePosixPath(self.file.name).name.encode()))
+        stream = np.random.Philox(
+            key=zlib.crc32(PurePosixPath(self.file.name).name.encode())
+        )
         skipped = first % 4  # Four are drawn at once.
-        return np.asarray(stream.advance(first // 4).random_raw(skipped + n_rows)[skipped:])
+        return np.asarray(
+            stream.advance(first // 4).random_raw(skipped + n_rows)[skipped:]
+        )
 
 
 @dataclass(frozen=True)
@@ -85,23 +89,44 @@ class Table:
     def fits_into_memory(self) -> bool:
         """Whether all rows fit in memory."""
         if self.n_rows is not None:
-            return self.n_rows <= MOST_ROWS_HELD and self.n_rows * len(self.class_names) <= _MOST_NUMBERS_HELD
-        return sum(file.n_bytes for file in self.files) <= MOST_ROWS_HELD * _BYTES_OF_A_ROW
+            return (
+                self.n_rows <= MOST_ROWS_HELD
+                and self.n_rows * len(self.class_names) <= _MOST_NUMBERS_HELD
+            )
+        return (
+            sum(file.n_bytes for file in self.files) <= MOST_ROWS_HELD * _BYTES_OF_A_ROW
+        )
 
-    def batches(self, part: Part, *, more: Sequence[str] = ()) -> Iterator[tuple[int, Batch]]:
+    def batches(
+        self, part: Part, *, more: Sequence[str] = ()
+    ) -> Iterator[tuple[int, Batch]]:
         """Yield the rows of a part in batches, with the index of their first row; `table` has further columns."""
-        for first, rows in self.tables(part, list(dict.fromkeys([*self.columns.names, *more]))):
+        for first, rows in self.tables(
+            part, list(dict.fromkeys([*self.columns.names, *more]))
+        ):
             with _naming(part.file, self.files, first):
                 yield first, self.columns.read(rows)
 
-    def tables(self, part: Part, columns: Sequence[str]) -> Iterator[tuple[int, RecordBatch]]:
+    def tables(
+        self, part: Part, columns: Sequence[str]
+    ) -> Iterator[tuple[int, RecordBatch]]:
         """Yield unchanged columns of a part; columns that are not read have the types of their file."""
         import pyarrow
 
-        row, n_rows = part.first, max(256, _BATCH_NUMBERS // max(len(columns), len(self.class_names)))
+        row, n_rows = (
+            part.first,
+            max(256, _BATCH_NUMBERS // max(len(columns), len(self.class_names))),
+        )
         own = part.fragment.physical_schema
-        types = [(self.schema if each in self.columns.names else own).field(each) for each in columns]
-        read = {"schema": pyarrow.schema(types), "batch_size": n_rows, "use_threads": False}
+        types = [
+            (self.schema if each in self.columns.names else own).field(each)
+            for each in columns
+        ]
+        read = {
+            "schema": pyarrow.schema(types),
+            "batch_size": n_rows,
+            "use_threads": False,
+        }
         with _readable(part.file):
             for rows in part.fragment.to_batches(columns=list(columns), **read):
                 if len(rows):
@@ -114,15 +139,26 @@ class Table:
             return self.held
         batches = [batch for part in self.parts for _, batch in self.batches(part)]
         way_out = "write the predictions below the header"
-        check(bool(batches), "the table to have rows", f"a header only in {self.name}", way_out)
+        check(
+            bool(batches),
+            "the table to have rows",
+            f"a header only in {self.name}",
+            way_out,
+        )
         labels = np.concatenate([each.labels for each in batches])
         scores = np.concatenate([each.scores for each in batches])
         weights = [each.weights for each in batches if each.weights is not None]
         by = {
-            name: [value for each in batches for value in np.array(each.by[k][1], object)[each.by[k][0]]]
+            name: [
+                value
+                for each in batches
+                for value in np.array(each.by[k][1], object)[each.by[k][0]]
+            ]
             for k, name in enumerate(self.columns.by)
         }
-        return self.predictions(labels, scores, np.concatenate(weights) if weights else None, by)
+        return self.predictions(
+            labels, scores, np.concatenate(weights) if weights else None, by
+        )
 
     def predictions(
         self,
@@ -132,7 +168,11 @@ class Table:
         by: dict[str, list[Any]] | None = None,
     ) -> Predictions:
         """Return checked predictions with labels (n,) and scores (n, C), logits or probabilities as in the files."""
-        found: dict[str, Any] = {self.columns.kind: scores, "class_names": self.class_names, "by": by or {}}
+        found: dict[str, Any] = {
+            self.columns.kind: scores,
+            "class_names": self.class_names,
+            "by": by or {},
+        }
         return Predictions(labels, **found, weights=weights, validate=False)
 
 
@@ -164,22 +204,36 @@ def open_predictions(
     ...
     hf_calib._errors.InputValueError: expected predictions to name existing files, got missing.csv, where there are ...
     """
-    given = [os.fspath(sources)] if isinstance(sources, str | os.PathLike) else list(sources)
+    given = (
+        [os.fspath(sources)]
+        if isinstance(sources, str | os.PathLike)
+        else list(sources)
+    )
     filesystem, files = _find(given)
     name = given[0] if len(given) == 1 else few(given)
 
     def head(file: File) -> tuple[Predictions | None, Fragment, list[str]]:
         with _readable(file):
-            held = _held(filesystem, file, option_scores, labelled=label_column is not None)
-            fragment = _fragment(filesystem, file) if held is None else _fragment_of(held)
-            return held, fragment, [*fragment.physical_schema.names, *dict(file.constants)]
+            held = _held(
+                filesystem, file, option_scores, labelled=label_column is not None
+            )
+            fragment = (
+                _fragment(filesystem, file) if held is None else _fragment_of(held)
+            )
+            return (
+                held,
+                fragment,
+                [*fragment.physical_schema.names, *dict(file.constants)],
+            )
 
     with ThreadPoolExecutor(_HEADS_AT_ONCE) as pool:
         heads = list(pool.map(head, files))
     (held, first, _), *_ = heads
     way_out = "name the files of one kind, or a glob such as 'run/*.parquet'"
     alike = len({each is None for each, *_ in heads}) == 1
-    check(alike, "predictions to be tables or arrays (.npz)", f"both in {name}", way_out)
+    check(
+        alike, "predictions to be tables or arrays (.npz)", f"both in {name}", way_out
+    )
     with _naming(files[0], files):
         schema = _schema(files[0], first, {label_column, *by})
         classes = _names_of_lists(first, schema) if held is None else held.names
@@ -187,18 +241,32 @@ def open_predictions(
     parts = []
     for file, (found, fragment, names) in zip(files, heads, strict=True):
         way_out = "name the columns of all partitions alike"
-        same = [key for key, _ in file.constants] == [key for key, _ in files[0].constants]
-        check(same, f"{file.name} to be in folders as the first file is", "other folders", way_out)
+        same = [key for key, _ in file.constants] == [
+            key for key, _ in files[0].constants
+        ]
+        check(
+            same,
+            f"{file.name} to be in folders as the first file is",
+            "other folders",
+            way_out,
+        )
         with _naming(file, files):
             columns.check_same(names)
-        parts += [Part(file, *each) for each in _pieces(fragment, None if found is None else len(found))]
-    table = Table(name, files, tuple(parts), columns, schema, held if len(files) == 1 else None)
+        parts += [
+            Part(file, *each)
+            for each in _pieces(fragment, None if found is None else len(found))
+        ]
+    table = Table(
+        name, files, tuple(parts), columns, schema, held if len(files) == 1 else None
+    )
     got, way_out = f"none in {name}", "write the predictions below the header"
     check(table.n_rows != 0, "the predictions to have rows", got, way_out)
     return table
 
 
-def load_predictions(path: str | os.PathLike[str], *, label_column: str = "label") -> Predictions:
+def load_predictions(
+    path: str | os.PathLike[str], *, label_column: str = "label"
+) -> Predictions:
     """Load predictions and labels into memory.
 
     Use it for a model that runs elsewhere; `predict` runs a model here.
@@ -240,10 +308,23 @@ def _find(sources: Sequence[str]) -> tuple[Any, tuple[File, ...]]:
             filesystem, root = fsspec.core.url_to_fs(source)
             filesystems.append(filesystem)
             found |= {file.path: file for file in _files_of(filesystem, root)}
-    got, way_out = few(list(sources)), "read the files of each place with a separate command"
-    check(len({type(each) for each in filesystems}) == 1, "the predictions to lie in one place", got, way_out)
+    got, way_out = (
+        few(list(sources)),
+        "read the files of each place with a separate command",
+    )
+    check(
+        len({type(each) for each in filesystems}) == 1,
+        "the predictions to lie in one place",
+        got,
+        way_out,
+    )
     way_out = f"check the path; files end in {', '.join(FORMATS)}, or a folder has them"
-    check(bool(found), "predictions to name existing files", f"{got}, where there are none", way_out)
+    check(
+        bool(found),
+        "predictions to name existing files",
+        f"{got}, where there are none",
+        way_out,
+    )
     return filesystems[0], tuple(found[path] for path in sorted(found))
 
 
@@ -256,26 +337,42 @@ def _files_of(filesystem: Any, root: str) -> Iterator[File]:
         is_missing = "file" in filesystem.protocol and not os.path.exists(root)
         paths, base = ([] if is_missing else [root]), root.rpartition("/")[0]
     else:
-        paths, base = filesystem.find(root) if filesystem.isdir(root) else [], root.rstrip("/")
+        paths, base = (
+            filesystem.find(root) if filesystem.isdir(root) else [],
+            root.rstrip("/"),
+        )
     for path in paths:
         name = path[len(base) :].lstrip("/") if base else path
         if is_read(PurePosixPath(name)):
             info = filesystem.info(path)
-            check(info["type"] == "file", f"{path} to be a file", "a folder", "name the folder above it")
-            constants = tuple(tuple(each.split("=", 1)) for each in name.split("/")[:-1] if "=" in each)
+            check(
+                info["type"] == "file",
+                f"{path} to be a file",
+                "a folder",
+                "name the folder above it",
+            )
+            constants = tuple(
+                tuple(each.split("=", 1))
+                for each in name.split("/")[:-1]
+                if "=" in each
+            )
             yield File(path, name, int(info.get("size") or 0), constants)
 
 
 # ---- Headers ----
 
 
-def _held(filesystem: Any, file: File, option_scores: OptionScores, *, labelled: bool) -> Predictions | None:
+def _held(
+    filesystem: Any, file: File, option_scores: OptionScores, *, labelled: bool
+) -> Predictions | None:
     """The predictions of a file of arrays or a log; None for a table."""
     suffix = suffix_of(file.path)
     if suffix == ".npz":
         return load_arrays(file.path, "predictions", labelled=labelled)
     if suffix == ".jsonl":
-        with filesystem.open(file.path, "rt", compression="infer", encoding="utf-8-sig") as lines:
+        with filesystem.open(
+            file.path, "rt", compression="infer", encoding="utf-8-sig"
+        ) as lines:
             if is_log(lines):
                 lines.seek(0)
                 return read_log(lines, file.name, option_scores)
@@ -289,12 +386,20 @@ def _fragment(filesystem: Any, file: File) -> Fragment:
     from pyarrow.fs import FSSpecHandler, LocalFileSystem, PyFileSystem
 
     suffix = suffix_of(file.path)
-    kind: Any = datasets.ParquetFileFormat() if suffix == ".parquet" else datasets.JsonFileFormat()
+    kind: Any = (
+        datasets.ParquetFileFormat()
+        if suffix == ".parquet"
+        else datasets.JsonFileFormat()
+    )
     if suffix in (".csv", ".tsv"):
         kind = datasets.CsvFileFormat(
-            parse_options=text.ParseOptions(delimiter="\t" if suffix == ".tsv" else ","),
+            parse_options=text.ParseOptions(
+                delimiter="\t" if suffix == ".tsv" else ","
+            ),
             read_options=text.ReadOptions(block_size=2**22),
-            convert_options=text.ConvertOptions(strings_can_be_null=False, null_values=[""]),
+            convert_options=text.ConvertOptions(
+                strings_can_be_null=False, null_values=[""]
+            ),
         )
     local = "file" in filesystem.protocol
     files = LocalFileSystem() if local else PyFileSystem(FSSpecHandler(filesystem))
@@ -310,7 +415,11 @@ def _fragment_of(held: Predictions) -> Fragment:
 
     def lists(array: NDArray[Any]) -> Any:
         flat = pyarrow.array(np.ascontiguousarray(array).reshape(-1))
-        return flat if array.ndim == 1 else pyarrow.FixedSizeListArray.from_arrays(flat, array.shape[1])
+        return (
+            flat
+            if array.ndim == 1
+            else pyarrow.FixedSizeListArray.from_arrays(flat, array.shape[1])
+        )
 
     kind = "probs" if held.logits is None else "logits"
     columns = {kind: lists(held.scores), "labels": lists(held.labels)}
@@ -325,20 +434,31 @@ def _schema(file: File, fragment: Fragment, texts: set[str | None]) -> Schema:
     if suffix_of(file.path) in (".csv", ".tsv"):
         wide = dict.fromkeys([pyarrow.int64(), pyarrow.null()], pyarrow.float64())
         types = [
-            pyarrow.string() if each.name in texts else wide.get(each.type, each.type) for each in fields
+            pyarrow.string() if each.name in texts else wide.get(each.type, each.type)
+            for each in fields
         ]
-        fields = [each.with_type(kind) for each, kind in zip(fields, types, strict=True)]
-    return pyarrow.schema([*fields, *(pyarrow.field(key, pyarrow.string()) for key, _ in file.constants)])
+        fields = [
+            each.with_type(kind) for each, kind in zip(fields, types, strict=True)
+        ]
+    return pyarrow.schema(
+        [*fields, *(pyarrow.field(key, pyarrow.string()) for key, _ in file.constants)]
+    )
 
 
 def _names_of_lists(fragment: Fragment, schema: Schema) -> tuple[str, ...]:
     """The classes of a column of lists: the indices of the values in its first row."""
     lists = list_columns(schema)[:1]
     rows = fragment.head(1, columns=lists) if lists else None
-    return () if rows is None or not len(rows) else tuple(map(str, range(len(rows.column(0)[0] or ()))))
+    return (
+        ()
+        if rows is None or not len(rows)
+        else tuple(map(str, range(len(rows.column(0)[0] or ()))))
+    )
 
 
-def _pieces(fragment: Fragment, n_rows: int | None) -> Iterator[tuple[int, int | None, Fragment]]:
+def _pieces(
+    fragment: Fragment, n_rows: int | None
+) -> Iterator[tuple[int, int | None, Fragment]]:
     """The first row, the number of rows and the fragment of each part."""
     if not hasattr(fragment, "row_groups"):
         yield 0, n_rows, fragment
@@ -362,7 +482,9 @@ def _naming(file: File, files: Sequence[File], first: int = 0) -> Iterator[None]
     except RowError as error:
         raise error.at(file.name, first) from None
     except InputError as error:
-        raise type(error)(f"{file.name}: {error}") if len(files) > 1 else error from error
+        raise (
+            type(error)(f"{file.name}: {error}") if len(files) > 1 else error
+        ) from error
 
 
 @contextmanager
@@ -379,8 +501,14 @@ def _readable(file: File) -> Iterator[None]:
             got = f"{n_found} in row {row - 2} of {file.name}"
             way_out = "write exactly one value per column in each row"
             requirement = f"have {n_wanted} values in every row"
-            raise InputValueError(expected("the table", requirement, got, way_out)) from error
-        requirement = f"be readable as {str(suffix_of(file.name) or '')[1:]}".removesuffix(" as ")
-        way_out = "write it again, or check the address, its packages and the credentials"
+            raise InputValueError(
+                expected("the table", requirement, got, way_out)
+            ) from error
+        requirement = (
+            f"be readable as {str(suffix_of(file.name) or '')[1:]}".removesuffix(" as ")
+        )
+        way_out = (
+            "write it again, or check the address, its packages and the credentials"
+        )
         got = words[:300] or type(error).__name__
         raise InputValueError(expected(file.name, requirement, got, way_out)) from error

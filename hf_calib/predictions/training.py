@@ -41,9 +41,15 @@ class TrainingPredictions:
         """Write the file, completely or not at all."""
         rows = {"test": self.test, "calibration": self.calibration}
         found = {
-            f"{split}_{name}": getattr(each, name, None) for split, each in rows.items() for name in _ARRAYS
+            f"{split}_{name}": getattr(each, name, None)
+            for split, each in rows.items()
+            for name in _ARRAYS
         }
-        arrays = {name: np.ascontiguousarray(each) for name, each in found.items() if each is not None}
+        arrays = {
+            name: np.ascontiguousarray(each)
+            for name, each in found.items()
+            if each is not None
+        }
         with whole_file(Path(path)) as unfinished:
             save_file(arrays, unfinished, {"class_names": json.dumps(self.class_names)})
 
@@ -61,22 +67,40 @@ class TrainingPredictions:
         ...     TrainingPredictions.load(Path(folder, PREDICTIONS)).test.labels.tolist()
         [0, 1]
         """
-        requirement, way_out = "hold the predictions of a run", "train again, or remove the file"
+        requirement, way_out = (
+            "hold the predictions of a run",
+            "train again, or remove the file",
+        )
         try:
             with safe_open(path, "numpy") as file:
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                 names = tuple(json.loads(file.metadata()["class_names"]))
         except Exception as error:  # The file may be missing, damaged or another one.
             got = f"a file that cannot be read ({error})"
-            raise InputValueError(expected(str(path), requirement, got, way_out)) from error
+            raise InputValueError(
+                expected(str(path), requirement, got, way_out)
+            ) from error
         shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
 
         def rows(split: str) -> Predictions:
-            logits, labels, sentences = (arrays.get(f"{split}_{name}", np.empty(0)) for name in _ARRAYS)
+            logits, labels, sentences = (
+                arrays.get(f"{split}_{name}", np.empty(0)) for name in _ARRAYS
+            )
             fits = logits.shape == (len(labels), len(names)) and labels.ndim in (1, 2)
             fits = fits and (not len(sentences) or sentences.shape == labels.shape)
-            check(fits, f"{path} to {requirement}", f"{shapes} for {len(names)} classes", way_out)
-            about: Any = {"class_names": names, "sentences": sentences if len(sentences) else None}
+            check(
+                fits,
+                f"{path} to {requirement}",
+                f"{shapes} for {len(names)} classes",
+                way_out,
+            )
+            about: Any = {
+                "class_names": names,
+                "sentences": sentences if len(sentences) else None,
+            }
             return Predictions(labels, logits=logits, **about, validate=False)
 
-        return cls(rows("test"), rows("calibration") if "calibration_logits" in arrays else None)
+        return cls(
+            rows("test"),
+            rows("calibration") if "calibration_logits" in arrays else None,
+        )

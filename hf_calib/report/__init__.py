@@ -3,7 +3,11 @@
 from hf_calib.metrics.sums import Interval
 from hf_calib.report.comparison import Comparison, read_report
 from hf_calib.report.document import Document
-from hf_calib.report.making import calibration_report, report_on_predictions, report_on_states
+from hf_calib.report.making import (
+    calibration_report,
+    report_on_predictions,
+    report_on_states,
+)
 from hf_calib.report.measured import MEASURES, BinRow, ClassRow, Measure, Measured
 from hf_calib.report.multi_label import LABEL_MEASURES
 from hf_calib.report.report import CalibrationReport

@@ -13,7 +13,17 @@ import numpy as np
 from hf_calib._errors import InputValueError, check, expected
 from hf_calib.metrics.sums import BinSums, Interval, add_to, uniform_bins
 from hf_calib.plots.binned import reliability_of_sums
-from hf_calib.report.document import Bullets, Cells, Document, Figures, Table, columns, draw, p_cell, table_of
+from hf_calib.report.document import (
+    Bullets,
+    Cells,
+    Document,
+    Figures,
+    Table,
+    columns,
+    draw,
+    p_cell,
+    table_of,
+)
 from hf_calib.report.measured import ECE_INTERVALS
 
 
@@ -25,8 +35,16 @@ class Comparison:
 
     def __post_init__(self) -> None:
         n_bins = sorted({report["n_bins"] for report in self.reports.values()})
-        way_out, got = "make the reports again with the same --n-bins", " and ".join(map(str, n_bins))
-        check(len(n_bins) == 1, "the reports to have the same number of bins", got, way_out)
+        way_out, got = (
+            "make the reports again with the same --n-bins",
+            " and ".join(map(str, n_bins)),
+        )
+        check(
+            len(n_bins) == 1,
+            "the reports to have the same number of bins",
+            got,
+            way_out,
+        )
 
     @property
     def columns(self) -> dict[str, Mapping[str, Any]]:
@@ -42,8 +60,15 @@ class Comparison:
         """The metrics of each column that have a value."""
         found = {}
         for name, column in self.columns.items():
-            known = {key: each for key, each in column["metrics"].items() if each["value"] is not None}
-            found[name] = {key: Interval(*map(each.get, Interval._fields)) for key, each in known.items()}
+            known = {
+                key: each
+                for key, each in column["metrics"].items()
+                if each["value"] is not None
+            }
+            found[name] = {
+                key: Interval(*map(each.get, Interval._fields))
+                for key, each in known.items()
+            }
         return found
 
     @property
@@ -52,7 +77,10 @@ class Comparison:
         size = next(iter(self.reports.values()))["n_bins"]
         found = {name: BinSums(*np.zeros((3, size))) for name in self.columns}
         for name, column in self.columns.items():
-            rows = [[row["count"], row["confidence"], row["accuracy"]] for row in column["bins"]]
+            rows = [
+                [row["count"], row["confidence"], row["accuracy"]]
+                for row in column["bins"]
+            ]
             counts, confidence, accuracy = np.array(rows, dtype=np.float64).T
             terms: Any = counts, counts * confidence, counts * accuracy
             add_to(found[name], uniform_bins(confidence, size), terms)  # type: ignore[arg-type]
@@ -61,18 +89,31 @@ class Comparison:
     @property
     def notes(self) -> tuple[str, ...]:
         """Caveats of the comparison."""
-        notes = [ECE_INTERVALS] if any("ece" in found for found in self.metrics.values()) else []
+        notes = (
+            [ECE_INTERVALS]
+            if any("ece" in found for found in self.metrics.values())
+            else []
+        )
         sizes = {name: report["n_examples"] for name, report in self.reports.items()}
         if len(set(sizes.values())) > 1:
             counts = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
-            notes.insert(0, f"The examples are not the same ({counts}): the data may differ, not the models.")
+            notes.insert(
+                0,
+                f"The examples are not the same ({counts}): the data may differ, not the models.",
+            )
         return tuple(notes)
 
     def table(self) -> Cells:
         """A header, and a row for each metric that any column has."""
         found = self.columns.values()
-        titles = {key: each["title"] for column in found for key, each in column["metrics"].items()}
-        tests = [column.get("consistency_test") for column in found]  # Multi-label reports have none.
+        titles = {
+            key: each["title"]
+            for column in found
+            for key, each in column["metrics"].items()
+        }
+        tests = [
+            column.get("consistency_test") for column in found
+        ]  # Multi-label reports have none.
         header, rows = table_of("metric", titles, self.metrics)
         if any(tests):
             cells = ["" if test is None else p_cell(test["p_value"]) for test in tests]
@@ -86,10 +127,18 @@ class Comparison:
     def document(self) -> Document:
         """The verdicts, the notes, the table, and the reliability diagrams side by side."""
         captions = {"reliability": "Reliability in bins: accuracy against confidence."}
-        table = Table("Metrics with their intervals", *self.table(), title="Calibration compared")
-        figures = Figures({"reliability": draw(reliability_of_sums({"": self.bins}))}, captions)
-        verdicts = Bullets([f"{name}: {report['verdict']}" for name, report in self.reports.items()])
-        return Document("Calibration compared", [verdicts, Bullets(self.notes), table, figures])
+        table = Table(
+            "Metrics with their intervals", *self.table(), title="Calibration compared"
+        )
+        figures = Figures(
+            {"reliability": draw(reliability_of_sums({"": self.bins}))}, captions
+        )
+        verdicts = Bullets(
+            [f"{name}: {report['verdict']}" for name, report in self.reports.items()]
+        )
+        return Document(
+            "Calibration compared", [verdicts, Bullets(self.notes), table, figures]
+        )
 
 
 def read_report(path: Path) -> dict[str, Any]:
@@ -105,8 +154,17 @@ def read_report(path: Path) -> dict[str, Any]:
         requirement = "hold metrics and bins"
         alone = Comparison({str(record["name"]): record})
         _ = alone.notes, alone.table(), alone.bins, record["verdict"]
-    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+    except (
+        OSError,
+        ValueError,
+        RecursionError,
+        LookupError,
+        TypeError,
+        AttributeError,
+    ) as error:
         got = f"{path} ({type(error).__name__}: {error})"
         way_out = "pass a report.json of hf-calib evaluate or calibrate"
-        raise InputValueError(expected("the report", requirement, got, way_out)) from error
+        raise InputValueError(
+            expected("the report", requirement, got, way_out)
+        ) from error
     return record

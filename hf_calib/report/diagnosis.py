@@ -22,7 +22,10 @@ _FEW_EXAMPLES = 1_000  # With fewer, 15 bins hold too few for a stable ECE.
 _FEW_IN_A_CLASS = 10
 _CLASSES_NAMED = 5
 _CLASSES_SEEN = 20  # The fewest predictions of a class that are judged.
-_SIDES = {"over-confident": 1, "under-confident": -1}  # The sign of confidence minus accuracy.
+_SIDES = {
+    "over-confident": 1,
+    "under-confident": -1,
+}  # The sign of confidence minus accuracy.
 
 
 class Claims(NamedTuple):
@@ -32,14 +35,22 @@ class Claims(NamedTuple):
     ece: bool  # True if the ECE is larger than that of a calibrated model.
     runs: list[BinRow]  # Bins whose confidences are too high or too low.
     classes: list[Any]  # Each `ClassRow` whose confidence differs from its precision.
-    frequencies: list[Any]  # Classes or labels whose frequency differs from their mean probability.
+    frequencies: list[
+        Any
+    ]  # Classes or labels whose frequency differs from their mean probability.
     n_tests: int  # The number of tests in the report.
     level: float  # The level of a single test.
 
     def judged(self, p_value: float, claimed: bool) -> str:
         """A p-value with its meaning in words."""
         weak = f"not beyond chance once corrected for the {self.n_tests} tests of this report"
-        words = "beyond chance" if claimed else weak if p_value < self.level else "within chance"
+        words = (
+            "beyond chance"
+            if claimed
+            else weak
+            if p_value < self.level
+            else "within chance"
+        )
         return f"{p_in_words(p_value)}, {words}"
 
 
@@ -57,9 +68,13 @@ def claims(report: CalibrationReport, measured: Measured) -> Claims:
     judged: Any = [row for row in measured.classes if row.predicted >= _CLASSES_SEEN]
     smallest = [overall.p_value, _smallest([row.frequency_p_value for row in rows])]
     if test is not None:
-        of_rows = [_smallest([row.p_value for row in kind]) for kind in (measured.bins, judged)]
+        of_rows = [
+            _smallest([row.p_value for row in kind]) for kind in (measured.bins, judged)
+        ]
         smallest += [test.p_value, *of_rows]
-    if not any(p <= level * rank / len(smallest) for rank, p in enumerate(sorted(smallest), 1)):
+    if not any(
+        p <= level * rank / len(smallest) for rank, p in enumerate(sorted(smallest), 1)
+    ):
         level = 0.0
     side = "over-confident" if overall.gap > 0 else "under-confident"
     wrong = [row for row in judged if row.p_value < level / len(judged)]
@@ -69,7 +84,9 @@ def claims(report: CalibrationReport, measured: Measured) -> Claims:
         ece=test is not None and test.p_value <= level,
         runs=significant_runs(measured.bins, level) if test is not None else [],
         classes=sorted(wrong, key=lambda row: -abs(row.gap)),
-        frequencies=sorted(differ, key=lambda row: -abs(row.frequency - row.mean_probability)),
+        frequencies=sorted(
+            differ, key=lambda row: -abs(row.frequency - row.mean_probability)
+        ),
         n_tests=len(report.states) * len(smallest),
         level=1 - report.settings.confidence_level,
     )
@@ -82,32 +99,55 @@ def _smallest(p_values: Sequence[float]) -> float:
 
 def verdict(report: CalibrationReport) -> str:
     """The diagnosis in one sentence."""
-    states = [_verdict_on(claims(report, measured), measured) for measured in report.states.values()]
+    states = [
+        _verdict_on(claims(report, measured), measured)
+        for measured in report.states.values()
+    ]
     distinct = [*dict.fromkeys(states)]
     both = f"{' before, '.join(distinct)}{' before and' if len(distinct) == 1 else ''} after"
     found = states if len(states) == 1 else [both]
-    found += [f"{each.differing} from the others" for each in report.slices if each.differing]
+    found += [
+        f"{each.differing} from the others" for each in report.slices if each.differing
+    ]
     return f"{found[0][0].upper()}{'; '.join(found)[1:]}."
 
 
 def _verdict_on(found: Claims, measured: Measured) -> str:
     overall, test, side = measured.overall, measured.consistency, found.verdict
-    weak = min(overall.p_value, test.p_value if test else 1.0) < found.level or overall.low * overall.high > 0
+    weak = (
+        min(overall.p_value, test.p_value if test else 1.0) < found.level
+        or overall.low * overall.high > 0
+    )
     by = f"by {_points(overall, -1 if overall.gap < 0 else 1)}"
     if test is None:
-        high_or_low = ["high" if row.mean_probability > row.frequency else "low" for row in found.frequencies]
-        labels = [f"too {word} for {high_or_low.count(word)}" for word in sorted({*high_or_low})]
+        high_or_low = [
+            "high" if row.mean_probability > row.frequency else "low"
+            for row in found.frequencies
+        ]
+        labels = [
+            f"too {word} for {high_or_low.count(word)}"
+            for word in sorted({*high_or_low})
+        ]
         if labels:
             return f"mean probabilities {' and '.join(labels)} of {len(measured.labels)} labels"
         if side != "neither":
             return f"mean probability too {'high' if overall.gap > 0 else 'low'} {by}"
         return f"mean probabilities {'not clearly different from' if weak else 'within chance of'} the frequencies"
-    rows, what = (found.runs, "confidences") if found.runs else (found.classes, "classes")
-    sides = [word for word, sign in _SIDES.items() if any(sign * row.gap > 0 for row in rows)]
+    rows, what = (
+        (found.runs, "confidences") if found.runs else (found.classes, "classes")
+    )
+    sides = [
+        word for word, sign in _SIDES.items() if any(sign * row.gap > 0 for row in rows)
+    ]
     if side != "neither":
         return f"{side} {by}{' on average' if {*sides} - {side} else ''}"
     if sides:
-        return " and ".join([f"{sides[0]} for some {what}", *(f"{word} for others" for word in sides[1:])])
+        return " and ".join(
+            [
+                f"{sides[0]} for some {what}",
+                *(f"{word} for others" for word in sides[1:]),
+            ]
+        )
     if found.ece:
         return "miscalibrated beyond chance, though neither over- nor under-confident on average"
     if found.frequencies:
@@ -120,7 +160,9 @@ def _points(overall: Overall, sign: int = 1) -> str:
     value, *ends = (100 * sign * each for each in overall[:3])
     nearest = min(map(abs, ends)) if overall.low * overall.high > 0 else 1.0
     digits = max(1, math.ceil(-math.log10(2 * nearest)))
-    shown = [f"{round(each, digits) + 0.0:.{digits}f}" for each in (value, *sorted(ends))]
+    shown = [
+        f"{round(each, digits) + 0.0:.{digits}f}" for each in (value, *sorted(ends))
+    ]
     return "{} points [{}, {}]".format(*shown)
 
 
@@ -131,15 +173,23 @@ def diagnose(report: CalibrationReport) -> list[str]:
         return [*sentences, *_of_state(report, report.before)]
     for when, measured in report.states.items():
         found = _of_state(report, measured)
-        sentences += [f"{when.capitalize()} calibration: {each[0].lower()}{each[1:]}" for each in found]
+        sentences += [
+            f"{when.capitalize()} calibration: {each[0].lower()}{each[1:]}"
+            for each in found
+        ]
     if report.before.probs is None or report.multi_label:
         return sentences
-    after, before = (negative_logs(each.probs, report.labels) for each in (report.after, report.before))
+    after, before = (
+        negative_logs(each.probs, report.labels)
+        for each in (report.after, report.before)
+    )
     change = after - before
     limit = 0.0
     if len(change) > 1 and np.isfinite(change).all():
         error = change.std(ddof=1) / np.sqrt(len(change))
-        limit = stdtrit(len(change) - 1, (1 + report.settings.confidence_level) / 2) * error
+        limit = (
+            stdtrit(len(change) - 1, (1 + report.settings.confidence_level) / 2) * error
+        )
     why = "the calibrator was fitted on too few examples, or on examples unlike these"
     worse = f"The negative log-likelihood got worse beyond chance: {why}."
     return [*sentences, worse] if change.mean() > limit else sentences
@@ -147,11 +197,23 @@ def diagnose(report: CalibrationReport) -> list[str]:
 
 def _of_state(report: CalibrationReport, measured: Measured) -> Iterator[str]:
     """Sentences on the means, on differences beyond chance, and on the ECE of a calibrated model."""
-    found, overall, test = claims(report, measured), measured.overall, measured.consistency
+    found, overall, test = (
+        claims(report, measured),
+        measured.overall,
+        measured.consistency,
+    )
     mean, came = _apart(overall.confidence, overall.accuracy, 4)
-    means = ("Mean probability is", "frequency") if test is None else ("Mean confidence is", "accuracy")
+    means = (
+        ("Mean probability is", "frequency")
+        if test is None
+        else ("Mean confidence is", "accuracy")
+    )
     judged = found.judged(overall.p_value, is_claimed := found.verdict != "neither")
-    difference = "" if is_claimed and test is not None else f": a difference of {_points(overall)}"
+    difference = (
+        ""
+        if is_claimed and test is not None
+        else f": a difference of {_points(overall)}"
+    )
     yield f"{means[0]} {mean}, {means[1]} {came}{difference} ({judged})."
     for run in found.runs[:3]:
         said, came = _apart(run.confidence, run.accuracy, 3)
@@ -161,12 +223,23 @@ def _of_state(report: CalibrationReport, measured: Measured) -> Iterator[str]:
     for side, sign in _SIDES.items():
         rows = [row for row in found.classes if sign * row.gap > 0]
         pairs = [(row.name, *_apart(row.confidence, row.precision, 2)) for row in rows]
-        named = _listed([f'"{name}" (confidence {said}, precision {came})' for name, said, came in pairs])
+        named = _listed(
+            [
+                f'"{name}" (confidence {said}, precision {came})'
+                for name, said, came in pairs
+            ]
+        )
         if rows:
             yield f"Predictions of {counted(len(rows), 'class')} are {side} beyond chance: {named}."
-    pairs = [(row.name, *_apart(row.frequency, row.mean_probability, 3)) for row in found.frequencies]
+    pairs = [
+        (row.name, *_apart(row.frequency, row.mean_probability, 3))
+        for row in found.frequencies
+    ]
     if pairs:
-        words = [f'"{name}" ({came} of the examples, mean probability {said})' for name, came, said in pairs]
+        words = [
+            f'"{name}" ({came} of the examples, mean probability {said})'
+            for name, came, said in pairs
+        ]
         what = "labels apply" if measured.labels else "classes occur"
         yield f"Some {what} more or less often than their mean probability: {_listed(words)}."
     if test is not None:
@@ -197,8 +270,13 @@ def significant_runs(rows: Sequence[BinRow], alpha: float) -> list[BinRow]:
         if last and np.isclose(last.upper, row.lower) and last.gap * row.gap > 0:
             count, parts = last.count + row.count, last.contribution + row.contribution
             share, names = row.count / count, ("confidence", "accuracy", "gap")
-            means = {name: (1 - share) * getattr(last, name) + share * getattr(row, name) for name in names}
-            row = replace(found.pop(), upper=row.upper, count=count, contribution=parts, **means)
+            means = {
+                name: (1 - share) * getattr(last, name) + share * getattr(row, name)
+                for name in names
+            }
+            row = replace(
+                found.pop(), upper=row.upper, count=count, contribution=parts, **means
+            )
         found.append(row)
     return sorted(found, key=lambda row: -row.contribution)
 
@@ -228,4 +306,6 @@ def warn(report: CalibrationReport) -> Iterator[str]:
 def _listed(words: Sequence[str]) -> str:
     """The first words, and the number of further words."""
     more = len(words) - _CLASSES_NAMED
-    return ", ".join(words[:_CLASSES_NAMED]) + (f", and {more} more" if more > 0 else "")
+    return ", ".join(words[:_CLASSES_NAMED]) + (
+        f", and {more} more" if more > 0 else ""
+    )

@@ -73,11 +73,16 @@ class Table:
     title: str | None = None  # on a screen; None keeps the table off it
     stacked: bool = False  # a page shows intervals below their values
     folded: bool = False  # a page shows it only once its caption is opened
-    links: Mapping[str, str] = field(default_factory=dict)  # name of a row -> address, or ""
+    links: Mapping[str, str] = field(
+        default_factory=dict
+    )  # name of a row -> address, or ""
 
     def rows_with(self, mark: str) -> list[list[str]]:
         """The rows with a mark in place of the space before an interval."""
-        return [[row[0], *(cell.replace(" [", f"{mark}[") for cell in row[1:])] for row in self.rows]
+        return [
+            [row[0], *(cell.replace(" [", f"{mark}[") for cell in row[1:])]
+            for row in self.rows
+        ]
 
     def show(self, console: Console) -> None:
         """Print the table; if it is too wide, intervals are below their values, and more columns in another table."""
@@ -87,10 +92,16 @@ class Table:
 
         longest = [max(map(len, name.split()), default=0) for name in self.header]
         room = [min(max(n, _WORD), _LONG_WORD) for n in longest]
-        header = ["\n".join(textwrap.wrap(name, n)) for name, n in zip(self.header, room, strict=True)]
+        header = [
+            "\n".join(textwrap.wrap(name, n))
+            for name, n in zip(self.header, room, strict=True)
+        ]
         for mark in (" ", "\n"):
             rows = self.rows_with(mark)
-            lines = ["\n".join(column).split("\n") for column in zip(header, *rows, strict=True)]
+            lines = [
+                "\n".join(column).split("\n")
+                for column in zip(header, *rows, strict=True)
+            ]
             widths = [_TITLE, *(max(map(len, column)) for column in lines[1:])]
             if sum(widths) + 3 * len(widths) <= console.width:
                 break
@@ -102,10 +113,17 @@ class Table:
             groups[-1].append(i)
         for group in groups:
             table = RichTable(
-                title=Text(self.title or ""), box=SIMPLE_HEAD, title_justify="left", pad_edge=False
+                title=Text(self.title or ""),
+                box=SIMPLE_HEAD,
+                title_justify="left",
+                pad_edge=False,
             )
             for i in group:
-                table.add_column(Text(header[i]), justify="right" if i else "left", min_width=widths[i])
+                table.add_column(
+                    Text(header[i]),
+                    justify="right" if i else "left",
+                    min_width=widths[i],
+                )
             for row in rows:
                 table.add_row(*(Text(row[i]) for i in group))
             console.print(table)
@@ -141,7 +159,9 @@ class Document:
     def images(self) -> dict[str, Image]:
         """Name -> image, of all figures."""
         figures = [block for block in _flat(self.blocks) if isinstance(block, Figures)]
-        return {name: image for block in figures for name, image in block.images.items()}
+        return {
+            name: image for block in figures for name, image in block.images.items()
+        }
 
     def to_markdown(self) -> str:
         """The document as Markdown; its figures are in the folder `figures` next to it."""
@@ -161,7 +181,9 @@ class Document:
             elif isinstance(block, Lead):
                 sentences.append(block.text)
             elif isinstance(block, Bullets) and not block.faint:
-                sentences += [f"{block.label}{sentence}" for sentence in block.sentences]
+                sentences += [
+                    f"{block.label}{sentence}" for sentence in block.sentences
+                ]
         for block in parts:
             if isinstance(block, Table) and block.title is not None:
                 block.show(console)
@@ -198,10 +220,15 @@ def _markdown(block: Block, level: int) -> list[str]:
         header = [safe(cell.replace("\n", " ")) for cell in block.header]
         rows = [[safe(cell) for cell in row] for row in block.rows]
         for row, (name, *_) in zip(rows, block.rows, strict=True):
-            row[0] = f"[{row[0]}]({block.links[name]})" if block.links.get(name) else row[0]
+            row[0] = (
+                f"[{row[0]}]({block.links[name]})" if block.links.get(name) else row[0]
+            )
         return markdown_table(header, rows)
     if isinstance(block, Figures):
-        parts = [[f"![{safe(name)}](figures/{name}.png)", "", block.captions[name]] for name in block.images]
+        parts = [
+            [f"![{safe(name)}](figures/{name}.png)", "", block.captions[name]]
+            for name in block.images
+        ]
     else:
         heading = f"{'#' * level} {safe(block.title)}"
         parts = [[heading], *(_markdown(each, level + 1) for each in block.blocks)]
@@ -236,7 +263,9 @@ def p_in_words(p_value: float) -> str:
     return f"p {'' if p_value < 0.001 else '= '}{p_cell(p_value)}"
 
 
-def with_interval(value: float, low: float | None, high: float | None, form: str = ".4f") -> str:
+def with_interval(
+    value: float, low: float | None, high: float | None, form: str = ".4f"
+) -> str:
     """A metric as the tables show it.
 
     >>> with_interval(0.05, 0.04, 0.061), with_interval(0.05, None, None), with_interval(np.nan, None, None)
@@ -245,7 +274,11 @@ def with_interval(value: float, low: float | None, high: float | None, form: str
     if math.isnan(value):
         return "not defined"
     shown = format(value, form)
-    return shown if low is None or high is None else f"{shown} [{low:{form}}, {high:{form}}]"
+    return (
+        shown
+        if low is None or high is None
+        else f"{shown} [{low:{form}}, {high:{form}}]"
+    )
 
 
 def cell(found: Interval, form: str = ".4f") -> str:
@@ -258,24 +291,35 @@ def columns(before: T, after: T | None) -> dict[str, T]:
     return {"value": before} if after is None else {"before": before, "after": after}
 
 
-def table_of(corner: str, titles: Mapping[str, str], states: Mapping[str, Mapping[str, Interval]]) -> Cells:
+def table_of(
+    corner: str, titles: Mapping[str, str], states: Mapping[str, Mapping[str, Interval]]
+) -> Cells:
     """A table with a row for each metric that any state has, by the titles of their keys."""
     rows = [
-        [title, *(cell(found[key]) if key in found else "" for found in states.values())]
+        [
+            title,
+            *(cell(found[key]) if key in found else "" for found in states.values()),
+        ]
         for key, title in titles.items()
         if any(key in found for found in states.values())
     ]
     return [corner, *states], rows
 
 
-def table_of_rows(rows: Sequence[Any], columns: Mapping[str, Callable[[Any], str]]) -> Cells:
+def table_of_rows(
+    rows: Sequence[Any], columns: Mapping[str, Callable[[Any], str]]
+) -> Cells:
     """A table with a cell for each row and column, the function of the column for the row."""
     return list(columns), [[shown(row) for shown in columns.values()] for row in rows]
 
 
-def titled(metrics: Mapping[str, Interval], titles: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+def titled(
+    metrics: Mapping[str, Interval], titles: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
     """Metrics as in a record, each with its title."""
-    return {key: {"title": titles[key], **found._asdict()} for key, found in metrics.items()}
+    return {
+        key: {"title": titles[key], **found._asdict()} for key, found in metrics.items()
+    }
 
 
 def plain(value: Any) -> Any:
@@ -285,7 +329,11 @@ def plain(value: Any) -> Any:
     {'ece': {'value': 0.5, 'low': None, 'high': None}, 'names': ['a', 'b']}
     """
     if is_dataclass(value):
-        value = {each.name: getattr(value, each.name) for each in fields(value) if each.compare}
+        value = {
+            each.name: getattr(value, each.name)
+            for each in fields(value)
+            if each.compare
+        }
     elif hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, Mapping):

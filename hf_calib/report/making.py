@@ -20,7 +20,12 @@ from hf_calib.predictions.table import Table
 from hf_calib.report.measured import Measured, Settings
 from hf_calib.report.multi_label import measure_labels
 from hf_calib.report.report import CalibrationReport
-from hf_calib.report.sections import SliceSection, slice_section, soft_label_section, with_entities
+from hf_calib.report.sections import (
+    SliceSection,
+    slice_section,
+    soft_label_section,
+    with_entities,
+)
 
 # The most multi-label decisions that all resamples read together, so that they take seconds.
 _DECISIONS_READ, _FEWEST_RESAMPLES = 3e7, 100
@@ -82,16 +87,32 @@ def calibration_report(
     >>> report.verdict
     'Over-confident by 35.0 points [25.4, 44.6] on average.'
     """
-    settings = Settings(checks.check_n_bins(n_bins), confidence_level, n_resamples, seed)
+    settings = Settings(
+        checks.check_n_bins(n_bins), confidence_level, n_resamples, seed
+    )
     checks.check_draws(n_resamples, seed, confidence_level)
     several, shares = np.ndim(labels) == 2, None
     n_given = several + (soft_labels is not None) + (sample_weight is not None)
-    requirement = "at most one of labels (N, C), soft_labels and sample_weight to be given"
-    check(n_given <= 1, requirement, n_given, "leave the others out, as they cannot be combined")
-    given = {"probs": probs} if calibrated is None else {"probs": probs, "calibrated": calibrated}
+    requirement = (
+        "at most one of labels (N, C), soft_labels and sample_weight to be given"
+    )
+    check(
+        n_given <= 1,
+        requirement,
+        n_given,
+        "leave the others out, as they cannot be combined",
+    )
+    given = (
+        {"probs": probs}
+        if calibrated is None
+        else {"probs": probs, "calibrated": calibrated}
+    )
     rows, states = list[Any](), list[Any]()
     if several:
-        rows = [check_decisions(each, labels, argument=argument) for argument, each in given.items()]
+        rows = [
+            check_decisions(each, labels, argument=argument)
+            for argument, each in given.items()
+        ]
         targets: Any = np.where(rows[0].known, rows[0].true, UNKNOWN)
         affordable = max(_FEWEST_RESAMPLES, int(_DECISIONS_READ // rows[0].probs.size))
         settings = settings._replace(n_resamples=min(n_resamples, affordable))
@@ -100,12 +121,16 @@ def calibration_report(
     else:
         way_out = "pass the calibrated probabilities of the same examples and classes"
         for argument, each in given.items():
-            checks.check_shape(argument, checks.as_array(argument, each), np.shape(probs), way_out)
+            checks.check_shape(
+                argument, checks.as_array(argument, each), np.shape(probs), way_out
+            )
             checked, targets = checks.check_probs_and_labels(each, labels)
             rows.append(checked)
         names = check_class_names(class_names, rows[0].shape[1])
         weights = checks.check_weights(sample_weight, len(targets))
-        states = [Measured.of_rows(each, targets, names, settings, weights) for each in rows]
+        states = [
+            Measured.of_rows(each, targets, names, settings, weights) for each in rows
+        ]
     if soft_labels is not None:
         soft = checks.check_soft_labels(soft_labels, rows[0].shape)
         shares = soft_label_section(soft, targets, rows, settings)
@@ -156,8 +181,14 @@ def report_on_predictions(
     The report has a section for each of their columns `by`, and one on the entities of tokens. Soft labels (N, C) are
     of the same examples, and class names are those of the data, or None for those of the predictions.
     """
-    probs, labels, weights = predictions.probabilities(), predictions.labels, predictions.weights
-    calibrated = None if scaler is None else scaler.predict_proba(predictions.as_logits())
+    probs, labels, weights = (
+        predictions.probabilities(),
+        predictions.labels,
+        predictions.weights,
+    )
+    calibrated = (
+        None if scaler is None else scaler.predict_proba(predictions.as_logits())
+    )
     report = calibration_report(
         probs,
         labels,
@@ -169,26 +200,41 @@ def report_on_predictions(
         name=name,
     )
     if predictions.by:
-        ends = {column: one_pass.edges_of(values) for column, values in predictions.by.items()}
+        ends = {
+            column: one_pass.edges_of(values)
+            for column, values in predictions.by.items()
+        }
         slicings = [one_pass.Slicing(column, edges) for column, edges in ends.items()]
         final = probs if calibrated is None else calibrated
         tally = one_pass.empty_tally(final.shape[1], slicings, n_bins)
         by = tuple(map(_coded, predictions.by.values()))
         one_pass.add_rows(tally, Batch(final, final, labels, weights, by), slicings)
         report = replace(report, slices=_sections(tally, n_bins))
-    return report if predictions.sentences is None else with_entities(report, predictions.sentences)
+    return (
+        report
+        if predictions.sentences is None
+        else with_entities(report, predictions.sentences)
+    )
 
 
-def report_on_table(table: Table, name: str, n_bins: int, **counting: Any) -> CalibrationReport:
+def report_on_table(
+    table: Table, name: str, n_bins: int, **counting: Any
+) -> CalibrationReport:
     """The report on all rows of a table, from memory if they fit, else from one pass with the options `counting`."""
     if table.fits_into_memory():
         return report_on_predictions(table.load(), name, n_bins)
-    tally = one_pass.measure_in_one_pass(table, n_bins, one_pass.choose_slicings(table), **counting)
+    tally = one_pass.measure_in_one_pass(
+        table, n_bins, one_pass.choose_slicings(table), **counting
+    )
     return report_of(tally, name, table.class_names, n_bins, len(table.files))
 
 
 def report_of(
-    tally: one_pass.Tally, name: str, class_names: tuple[str, ...], n_bins: int, n_files: int | None = None
+    tally: one_pass.Tally,
+    name: str,
+    class_names: tuple[str, ...],
+    n_bins: int,
+    n_files: int | None = None,
 ) -> CalibrationReport:
     """The report on the sums of one pass."""
     before, after = tally.states["before"], tally.states.get("after")
@@ -197,7 +243,9 @@ def report_of(
 
 
 def _sections(tally: one_pass.Tally, n_bins: int) -> tuple[SliceSection, ...]:
-    return tuple(slice_section(sums, Settings(n_bins)) for sums in tally.slices.values())
+    return tuple(
+        slice_section(sums, Settings(n_bins)) for sums in tally.slices.values()
+    )
 
 
 def _coded(values: Sequence[Any]) -> tuple[Any, list[Any]]:

@@ -33,7 +33,9 @@ from hf_calib.metrics.sums import (
     winners,
 )
 
-MAX_EXAMPLES_FOR_KDE = 2_000  # the kernel calibration error compares every pair of examples
+MAX_EXAMPLES_FOR_KDE = (
+    2_000  # the kernel calibration error compares every pair of examples
+)
 # The most rows that all calls of a metric read which is called for each resample, so that it takes seconds.
 _BUDGET = 1e7
 _MOST_CALLS, _FEWEST_CALLS = 200, 50
@@ -58,7 +60,9 @@ class Settings(NamedTuple):
     @property
     def drawing(self) -> dict[str, Any]:
         """The options of functions that resample."""
-        return {name: value for name, value in self._asdict().items() if name != "n_bins"}
+        return {
+            name: value for name, value in self._asdict().items() if name != "n_bins"
+        }
 
     def normal(self, groups: GroupSums, name: str, group: int = 0) -> Interval:
         """The mean of one of the scores of a group, with its normal interval."""
@@ -85,21 +89,41 @@ class Measure:
     binned: bool = False  # takes the report's number of bins
     part: str | None = None  # the field of the metric's result
     interval: Literal["bootstrap", "inversion", "none"] = "none"
-    n_examples: tuple[float, float] = (1, np.inf)  # Reports on fewer or more leave the metric out.
+    n_examples: tuple[float, float] = (
+        1,
+        np.inf,
+    )  # Reports on fewer or more leave the metric out.
 
     @property
     def page(self) -> str:
         """The address of the metric's entry in the documentation; "" if the package names no such site."""
-        site = dict(each.split(", ") for each in metadata("hf_calib").get_all("Project-URL") or [])
-        page = "errors" if "error" in self.metric or self.metric.startswith("ece") else "scores"
+        site = dict(
+            each.split(", ")
+            for each in metadata("hf_calib").get_all("Project-URL") or []
+        )
+        page = (
+            "errors"
+            if "error" in self.metric or self.metric.startswith("ece")
+            else "scores"
+        )
         place = f"reference/metrics/{page}.html#hf_calib.metrics.{self.metric}"
-        return f"{site['Documentation'].rstrip('/')}/{place}" if "Documentation" in site else ""
+        return (
+            f"{site['Documentation'].rstrip('/')}/{place}"
+            if "Documentation" in site
+            else ""
+        )
 
-    def value(self, probs: NDArray[Any], labels: NDArray[Any], n_bins: int, **weights: Any) -> float:
+    def value(
+        self, probs: NDArray[Any], labels: NDArray[Any], n_bins: int, **weights: Any
+    ) -> float:
         """The metric of rows; a negative value of an unbiased estimate becomes 0."""
         own = {"n_bins": n_bins} if self.binned else {}
-        result = getattr(metrics, self.metric)(probs, labels, **self.options, **own, **weights)
-        return max(0.0, float(result if self.part is None else getattr(result, self.part)))
+        result = getattr(metrics, self.metric)(
+            probs, labels, **self.options, **own, **weights
+        )
+        return max(
+            0.0, float(result if self.part is None else getattr(result, self.part))
+        )
 
     def n_resamples(self, n_examples: int, asked: int) -> int:
         """The number of resamples that takes seconds; 0 if it is too small, or the metric has no interval."""
@@ -111,34 +135,64 @@ class Measure:
         return min(asked, calls) if calls >= _FEWEST_CALLS else 0
 
 
-_ECE, _BRIER, _CORP = "expected_calibration_error", "brier_decomposition", "corp_decomposition"
+_ECE, _BRIER, _CORP = (
+    "expected_calibration_error",
+    "brier_decomposition",
+    "corp_decomposition",
+)
 _SIDES, _AURC = "confidence_errors", "area_under_risk_coverage"
 _TOP = "Top label's Brier score"
 _DEBIASED = {"binning": "equal_mass", "debias": True}
 _SPLIT = (50, np.inf)  # in folds of 10 and more
 
-ECE_INTERVALS = "The interval of an ECE is for the error without noise, so the ECE may be above it."
+ECE_INTERVALS = (
+    "The interval of an ECE is for the error without noise, so the ECE may be above it."
+)
 #: The metrics of a report: key -> `Measure`. Keys and titles are those of the trainer's log where it has them.
 MEASURES: dict[str, Measure] = {
     "accuracy": Measure(LOGGED_METRICS["accuracy"], "accuracy", interval="bootstrap"),
-    "nll": Measure(LOGGED_METRICS["nll"], "negative_log_likelihood", interval="bootstrap"),
+    "nll": Measure(
+        LOGGED_METRICS["nll"], "negative_log_likelihood", interval="bootstrap"
+    ),
     "brier": Measure(LOGGED_METRICS["brier"], "brier_score", interval="bootstrap"),
     "root_brier": Measure("Root Brier score", "root_brier_score", interval="bootstrap"),
-    "brier_calibration": Measure("Brier score, calibration part", _BRIER, binned=True, part="calibration"),
-    "brier_refinement": Measure("Brier score, refinement part", _BRIER, binned=True, part="refinement"),
-    "corp_miscalibration": Measure(f"{_TOP}, miscalibration (CORP)", _CORP, part="miscalibration"),
-    "corp_discrimination": Measure(f"{_TOP}, discrimination (CORP)", _CORP, part="discrimination"),
+    "brier_calibration": Measure(
+        "Brier score, calibration part", _BRIER, binned=True, part="calibration"
+    ),
+    "brier_refinement": Measure(
+        "Brier score, refinement part", _BRIER, binned=True, part="refinement"
+    ),
+    "corp_miscalibration": Measure(
+        f"{_TOP}, miscalibration (CORP)", _CORP, part="miscalibration"
+    ),
+    "corp_discrimination": Measure(
+        f"{_TOP}, discrimination (CORP)", _CORP, part="discrimination"
+    ),
     "ece": Measure(LOGGED_METRICS["ece"], _ECE, binned=True, interval="inversion"),
     "adaptive_ece": Measure(
-        LOGGED_METRICS["adaptive_ece"], _ECE, {"binning": "quantile"}, binned=True, interval="inversion"
+        LOGGED_METRICS["adaptive_ece"],
+        _ECE,
+        {"binning": "quantile"},
+        binned=True,
+        interval="inversion",
     ),
-    "ece_debiased": Measure("ECE, equal mass, debiased", _ECE, _DEBIASED, binned=True, interval="inversion"),
+    "ece_debiased": Measure(
+        "ECE, equal mass, debiased", _ECE, _DEBIASED, binned=True, interval="inversion"
+    ),
     "ece_sweep": Measure("ECE, bins by sweep", "ece_sweep"),
     "smooth_ece": Measure("Smooth ECE", "smooth_calibration_error"),
-    "kde_ece": Measure("Kernel ECE", "kde_calibration_error", n_examples=(2, MAX_EXAMPLES_FOR_KDE)),
-    "classwise_ece": Measure(LOGGED_METRICS["classwise_ece"], "classwise_calibration_error", binned=True),
-    "over_confidence": Measure("Over-confidence, at least", _SIDES, part="over", n_examples=_SPLIT),
-    "under_confidence": Measure("Under-confidence, at least", _SIDES, part="under", n_examples=_SPLIT),
+    "kde_ece": Measure(
+        "Kernel ECE", "kde_calibration_error", n_examples=(2, MAX_EXAMPLES_FOR_KDE)
+    ),
+    "classwise_ece": Measure(
+        LOGGED_METRICS["classwise_ece"], "classwise_calibration_error", binned=True
+    ),
+    "over_confidence": Measure(
+        "Over-confidence, at least", _SIDES, part="over", n_examples=_SPLIT
+    ),
+    "under_confidence": Measure(
+        "Under-confidence, at least", _SIDES, part="under", n_examples=_SPLIT
+    ),
     "mce": Measure(LOGGED_METRICS["mce"], "maximum_calibration_error", binned=True),
     _AURC: Measure("Area under the risk-coverage curve", _AURC, interval="bootstrap"),
 }
@@ -169,9 +223,13 @@ class ClassRow:
     mean_probability: float  # over all N examples; equals the frequency if calibrated
     class_gap: float  # the class's term of the classwise calibration error
     predicted: int  # examples for which it is the most probable class
-    precision: float | None  # the fraction of these that are correct; None if the class is never predicted
+    precision: (
+        float | None
+    )  # the fraction of these that are correct; None if the class is never predicted
     confidence: float | None  # the mean confidence of these
-    p_value: float  # two-sided, for a true difference of 0 between confidence and precision
+    p_value: (
+        float  # two-sided, for a true difference of 0 between confidence and precision
+    )
     frequency_p_value: float  # two-sided, for a true difference of 0 between frequency and mean_probability
 
     @property
@@ -201,10 +259,14 @@ class Measured:
     """
 
     metrics: Mapping[str, Interval]
-    n_resamples: Mapping[str, int]  # The resamples of each interval; slow metrics have fewer than asked for.
+    n_resamples: Mapping[
+        str, int
+    ]  # The resamples of each interval; slow metrics have fewer than asked for.
     bins: tuple[BinRow, ...]  # The non-empty bins, from the lowest.
     overall: Any  # an `Overall`
-    consistency: ConsistencyTest | None = None  # The test of the ECE; None for multi-label data.
+    consistency: ConsistencyTest | None = (
+        None  # The test of the ECE; None for multi-label data.
+    )
     classes: tuple[ClassRow, ...] = ()  # Empty for multi-label data.
     labels: tuple[Any, ...] = ()  # The `LabelMeasurements` of multi-label data.
     state: CalibrationState | None = field(default=None, repr=False, compare=False)
@@ -227,8 +289,13 @@ class Measured:
         if weights is not None:
             found = cls.of_state(state, names, settings)
             values = dict(found.metrics)
-            for key in ("brier_calibration", "brier_refinement"):  # The sums do not contain these.
-                values[key] = Interval(MEASURES[key].value(probs, labels, n_bins, sample_weight=weights))
+            for key in (
+                "brier_calibration",
+                "brier_refinement",
+            ):  # The sums do not contain these.
+                values[key] = Interval(
+                    MEASURES[key].value(probs, labels, n_bins, sample_weight=weights)
+                )
             return replace(found, metrics=values)
         confidences, predicted = winners(probs)
         coins = {
@@ -241,25 +308,37 @@ class Measured:
         return cls(
             metrics=values,
             n_resamples=n_resamples,
-            consistency=metrics.consistency_test(probs, labels, n_resamples=n, seed=seed, n_bins=n_bins),
+            consistency=metrics.consistency_test(
+                probs, labels, n_resamples=n, seed=seed, n_bins=n_bins
+            ),
             probs=probs,
             **_tables(state, names, coins, settings),
         )
 
     @classmethod
-    def of_state(cls, state: CalibrationState, names: tuple[str, ...], settings: Settings) -> Measured:
+    def of_state(
+        cls, state: CalibrationState, names: tuple[str, ...], settings: Settings
+    ) -> Measured:
         """Compute every metric that follows from sums, which may be weighted."""
         top, bins, by_class = state.top_label, state.bins, state.classes()
         total, effective = float(bins.counts.sum()), float(top.effective_rows()[0])
         scale, (_, _, n, seed) = effective / total, settings
-        found = {name: settings.normal(top, name) for name in ("accuracy", "nll", "brier")}
+        found = {
+            name: settings.normal(top, name) for name in ("accuracy", "nll", "brier")
+        }
         found["root_brier"] = Interval(*np.sqrt(np.maximum(found["brier"], 0)).tolist())
         for name, sums in (("ece", bins), ("adaptive_ece", state.equal_mass_bins())):
-            found[name] = interval_of_bins(BinSums(*(part * scale for part in sums)), **settings.drawing)
-        found["classwise_ece"] = Interval(float(np.mean(class_gaps(state.class_bins()))))
+            found[name] = interval_of_bins(
+                BinSums(*(part * scale for part in sums)), **settings.drawing
+            )
+        found["classwise_ece"] = Interval(
+            float(np.mean(class_gaps(state.class_bins())))
+        )
         found["mce"] = Interval(float(binned_error(bins, total, "max")))
         if not state.weighted:
-            found["area_under_risk_coverage"] = Interval(state.area_under_risk_coverage())
+            found["area_under_risk_coverage"] = Interval(
+                state.area_under_risk_coverage()
+            )
         stated = np.stack([bins.counts, bins.confidence, top.bins[3, 0]]) * scale
         coins = {
             "overall": Coins.of_sums(*stated.sum(axis=1).tolist()),
@@ -270,14 +349,19 @@ class Measured:
         return cls(
             metrics=found,
             n_resamples=dict.fromkeys(("ece", "adaptive_ece"), n),
-            consistency=consistency_of_bins(bins, n_effective=effective, n_resamples=n, seed=seed),
+            consistency=consistency_of_bins(
+                bins, n_effective=effective, n_resamples=n, seed=seed
+            ),
             state=state,
             **_tables(state, names, coins, settings),
         )
 
 
 def _tables(
-    state: CalibrationState, names: tuple[str, ...], coins: Mapping[str, Coins], settings: Settings
+    state: CalibrationState,
+    names: tuple[str, ...],
+    coins: Mapping[str, Coins],
+    settings: Settings,
 ) -> dict[str, Any]:
     """The overall gap, the bins and the classes of a state, from the coins of each."""
     top, bins = state.top_label, state.bins
@@ -286,14 +370,23 @@ def _tables(
     scale = effective / total
     whole = stated / total, right / total
     return {
-        "overall": _overall(*whole, state.n_rows, effective, coins["overall"], settings.z),
+        "overall": _overall(
+            *whole, state.n_rows, effective, coins["overall"], settings.z
+        ),
         "bins": bin_rows(bins, coins["bins"], counts=top.bins[0, 0], scale=scale),
-        "classes": class_rows(state, names, coins["predicted"], coins["classes"], scale),
+        "classes": class_rows(
+            state, names, coins["predicted"], coins["classes"], scale
+        ),
     }
 
 
 def _overall(
-    confidence: float, accuracy: float, n_rows: int, effective: float, coins: Coins, z: float
+    confidence: float,
+    accuracy: float,
+    n_rows: int,
+    effective: float,
+    coins: Coins,
+    z: float,
 ) -> Overall:
     """The gap with its score interval, which generalises Wilson's interval of one frequency.
 
@@ -309,35 +402,64 @@ def _overall(
     low, high = ((middle + sign * reach) / (1 + weight) for sign in (-1, 1))
     p_value = coins.p_value(accuracy * effective)
     if variance > 0:
-        p_value = max(p_value, 2 * float(ndtr(-abs(gap) / math.sqrt(variance / effective))))
-    return Overall(gap, min(low, gap), max(high, gap), p_value, confidence, accuracy, n_rows)
+        p_value = max(
+            p_value, 2 * float(ndtr(-abs(gap) / math.sqrt(variance / effective)))
+        )
+    return Overall(
+        gap, min(low, gap), max(high, gap), p_value, confidence, accuracy, n_rows
+    )
 
 
 def measure_all(
-    probs: NDArray[Any], labels: NDArray[Any], settings: Settings, measures: Mapping[str, Measure] = MEASURES
+    probs: NDArray[Any],
+    labels: NDArray[Any],
+    settings: Settings,
+    measures: Mapping[str, Measure] = MEASURES,
 ) -> tuple[dict[str, Interval], dict[str, int]]:
     """The metrics that the number of examples allows, with intervals, by key; and their numbers of resamples."""
     n_rows, n_bins = len(probs), settings.n_bins
-    asked = {k: each for k, each in measures.items() if each.n_examples[0] <= n_rows <= each.n_examples[1]}
-    n_resamples = {key: each.n_resamples(n_rows, settings.n_resamples) for key, each in asked.items()}
+    asked = {
+        k: each
+        for k, each in measures.items()
+        if each.n_examples[0] <= n_rows <= each.n_examples[1]
+    }
+    n_resamples = {
+        key: each.n_resamples(n_rows, settings.n_resamples)
+        for key, each in asked.items()
+    }
     found: dict[str, Interval] = {}
     for n in set(n_resamples.values()) - {0}:
-        keys = [key for key in asked if asked[key].interval == "bootstrap" and n_resamples[key] == n]
+        keys = [
+            key
+            for key in asked
+            if asked[key].interval == "bootstrap" and n_resamples[key] == n
+        ]
         options = [(asked[key].metric, dict(asked[key].options)) for key in keys]
-        intervals = percentile_intervals(options, probs, labels, **settings._replace(n_resamples=n).drawing)
+        intervals = percentile_intervals(
+            options, probs, labels, **settings._replace(n_resamples=n).drawing
+        )
         found |= dict(zip(keys, intervals, strict=True))
     for key in asked.keys() - found.keys():
         found[key] = Interval(asked[key].value(probs, labels, n_bins))
         if asked[key].interval == "inversion":
             # With or without debiasing, the error of the population is the same.
-            bins: Any = {"n_bins": n_bins, "binning": asked[key].options.get("binning", "uniform")}
-            interval = calibration_error_interval(probs, labels, **bins, **settings.drawing)
+            bins: Any = {
+                "n_bins": n_bins,
+                "binning": asked[key].options.get("binning", "uniform"),
+            }
+            interval = calibration_error_interval(
+                probs, labels, **bins, **settings.drawing
+            )
             found[key] = interval._replace(value=found[key].value)
     return {key: found[key] for key in asked}, n_resamples
 
 
 def bin_rows(
-    sums: BinSums, coins: Coins, *, counts: NDArray[Any] | None = None, scale: float = 1.0
+    sums: BinSums,
+    coins: Coins,
+    *,
+    counts: NDArray[Any] | None = None,
+    scale: float = 1.0,
 ) -> tuple[BinRow, ...]:
     """The non-empty equal-width bins, from the lowest.
 
@@ -348,20 +470,33 @@ def bin_rows(
     for m in np.flatnonzero(sums.counts).tolist():
         mass, confidence, right = (float(part[m]) for part in sums)
         count = int(mass if counts is None else counts[m])
-        gap, p_value = (confidence - right) / mass, coins.group(m).p_value(right * scale)
-        stated, accuracy, part = min(confidence / mass, 1.0), right / mass, abs(gap) * mass / total
+        gap, p_value = (
+            (confidence - right) / mass,
+            coins.group(m).p_value(right * scale),
+        )
+        stated, accuracy, part = (
+            min(confidence / mass, 1.0),
+            right / mass,
+            abs(gap) * mass / total,
+        )
         lower, upper = edges[m : m + 2].tolist()
         rows.append(BinRow(lower, upper, count, stated, accuracy, gap, part, p_value))
     return tuple(rows)
 
 
 def class_rows(
-    state: CalibrationState, names: tuple[str, ...], predicted: Coins, classes: Coins, scale: float
+    state: CalibrationState,
+    names: tuple[str, ...],
+    predicted: Coins,
+    classes: Coins,
+    scale: float,
 ) -> tuple[ClassRow, ...]:
     """One row per class, from the coins of its predictions and the coins of its probabilities in all rows."""
     total, gaps = float(state.bins.counts.sum()), class_gaps(state.class_bins())
     to_rows, rows = state.n_rows / total, []
-    for c, (name, sums) in enumerate(zip(names, state.classes().T.tolist(), strict=True)):
+    for c, (name, sums) in enumerate(
+        zip(names, state.classes().T.tolist(), strict=True)
+    ):
         true, probability, _, mass, right, confidence, _ = sums
         found = ClassRow(
             index=c,
@@ -394,7 +529,12 @@ class Coins(NamedTuple):
     tails_variance: Any  # the sum of p (1 - p) over the likely coins
 
     @classmethod
-    def of(cls, chances: NDArray[Any], groups: NDArray[np.intp] | None = None, n_groups: int = 1) -> Coins:
+    def of(
+        cls,
+        chances: NDArray[Any],
+        groups: NDArray[np.intp] | None = None,
+        n_groups: int = 1,
+    ) -> Coins:
         """Coins with these probabilities, (N,) summed within groups (N,), or (N, C) summed within columns."""
         wide = np.clip(np.ravel(chances).astype(np.float64), 0, 1)
         if chances.ndim == 2:
@@ -404,8 +544,16 @@ class Coins(NamedTuple):
         likely = wide >= 0.5
         rarer = np.where(likely, 1 - wide, wide)
         variances = rarer * (1 - rarer)
-        parts = (likely, rarer * ~likely, variances * ~likely, rarer * likely, variances * likely)
-        found = cls(*(np.bincount(slots, part, n_groups).astype(np.float64) for part in parts))
+        parts = (
+            likely,
+            rarer * ~likely,
+            variances * ~likely,
+            rarer * likely,
+            variances * likely,
+        )
+        found = cls(
+            *(np.bincount(slots, part, n_groups).astype(np.float64) for part in parts)
+        )
         return found if groups is not None else found.group(0)
 
     @classmethod
@@ -420,7 +568,13 @@ class Coins(NamedTuple):
         variance = np.maximum(chances - squares, 0.0)
         likely = np.greater_equal(chances, count / 2)
         tails = np.maximum(count - chances, 0.0) * likely
-        return cls(count * likely, chances * ~likely, variance * ~likely, tails, variance * likely)
+        return cls(
+            count * likely,
+            chances * ~likely,
+            variance * ~likely,
+            tails,
+            variance * likely,
+        )
 
     def group(self, number: int) -> Coins:
         """One of the sums."""
@@ -433,7 +587,9 @@ class Coins(NamedTuple):
         mean and variance, whose number of coins need not be an integer; it is close in the normal and in the Poisson
         limit (Ehm 1991, "Binomial approximation to the Poisson binomial distribution"; Choi and Xia 2002).
         """
-        excess = n_heads - self.likely  # Heads of unlikely coins minus tails of likely coins.
+        excess = (
+            n_heads - self.likely
+        )  # Heads of unlikely coins minus tails of likely coins.
         variance = self.heads_variance + self.tails_variance
         if variance > _AS_GOOD_AS_NORMAL:
             z = (excess - self.heads + self.tails) / np.sqrt(variance)
@@ -455,7 +611,9 @@ def _distribution(mean: float, variance: float) -> tuple[FloatArray, int]:
     reach = _REACH * np.sqrt(variance) + _REACH
     first = max(0, int(mean - reach))
     counts = np.arange(first, int(mean + reach) + 2, dtype=np.float64)
-    share = max(1 - variance / mean, _AS_GOOD_AS_0)  # The probability of a coin, 0 in the Poisson limit.
+    share = max(
+        1 - variance / mean, _AS_GOOD_AS_0
+    )  # The probability of a coin, 0 in the Poisson limit.
     coins = mean / share
     inside = counts < coins
     at_most = np.ones(len(counts))

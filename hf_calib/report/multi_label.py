@@ -10,7 +10,13 @@ import numpy as np
 from scipy.special import ndtr
 
 from hf_calib.metrics.checks import FloatArray
-from hf_calib.metrics.multi_label import Decisions, LabelMetrics, check_decisions, label_bins, macro
+from hf_calib.metrics.multi_label import (
+    Decisions,
+    LabelMetrics,
+    check_decisions,
+    label_bins,
+    macro,
+)
 from hf_calib.metrics.sums import BinSums, Interval, interval_of, uniform_bins
 from hf_calib.plots import label_reliability_grid
 from hf_calib.plots.binned import all_labels_reliability
@@ -48,7 +54,10 @@ FOOTNOTES = (
     "ECE and maximum calibration error compare the probability of a label with its frequency, in bins of equal width "
     "over [0, 1]. Noise makes both larger, and a resample adds that noise again, so they have no interval.",
 )
-_BIASED = ("ece", "mce")  # Noise biases them, and a resample would add it again, so they have no interval.
+_BIASED = (
+    "ece",
+    "mce",
+)  # Noise biases them, and a resample would add it again, so they have no interval.
 
 
 @dataclass(frozen=True)
@@ -58,19 +67,30 @@ class LabelMeasurements:
     name: str
     n_known: int  # rows where it is known
     n_true: int  # rows where it applies
-    mean_probability: float  # over the rows where it is known; equals the prevalence if calibrated
+    mean_probability: (
+        float  # over the rows where it is known; equals the prevalence if calibrated
+    )
     frequency: float  # n_true / n_known
     frequency_p_value: float  # two-sided, for a true difference of 0 between frequency and mean_probability
-    metrics: Mapping[str, Interval]  # "prevalence" and those of `LABEL_MEASURES`; NaN if not defined
+    metrics: Mapping[
+        str, Interval
+    ]  # "prevalence" and those of `LABEL_MEASURES`; NaN if not defined
 
 
-def measure_labels(decisions: Decisions, names: tuple[str, ...], settings: Settings) -> Measured:
+def measure_labels(
+    decisions: Decisions, names: tuple[str, ...], settings: Settings
+) -> Measured:
     """Compute every metric of one set of probabilities."""
     (probs, true, known), n_bins = decisions, settings.n_bins
     n_rows, of_rows = len(probs), LabelMetrics(decisions, n_bins)
-    drawn = np.random.default_rng(settings.seed).integers(0, n_rows, (settings.n_resamples, n_rows))
+    drawn = np.random.default_rng(settings.seed).integers(
+        0, n_rows, (settings.n_resamples, n_rows)
+    )
     counts = np.stack([np.bincount(rows, minlength=n_rows) for rows in drawn])
-    found, resampled = of_rows.evaluate(np.ones((1, n_rows), np.intp)), of_rows.evaluate(counts)
+    found, resampled = (
+        of_rows.evaluate(np.ones((1, n_rows), np.intp)),
+        of_rows.evaluate(counts),
+    )
 
     def interval(value: float, draws: FloatArray, key: str = "") -> Interval:
         defined = draws[~np.isnan(draws)]
@@ -82,7 +102,9 @@ def measure_labels(decisions: Decisions, names: tuple[str, ...], settings: Setti
     metrics = {}
     for key in LABEL_MEASURES:
         metrics[f"macro_{key}"] = interval(average[key][0], averages[key], key)
-        metrics[f"micro_{key}"] = interval(found[key][0, -1], resampled[key][:, -1], key)
+        metrics[f"micro_{key}"] = interval(
+            found[key][0, -1], resampled[key][:, -1], key
+        )
     gaps, sizes = np.where(known, probs - true, 0).sum(axis=1), known.sum(axis=1)
     n_known, n_true = known.sum(axis=0), (known & true).sum(axis=0)
     stated = np.where(known, probs, 0)
@@ -111,7 +133,9 @@ def measure_labels(decisions: Decisions, names: tuple[str, ...], settings: Setti
     return Measured(
         metrics=metrics,
         n_resamples=dict.fromkeys(metrics, settings.n_resamples),
-        bins=bin_rows(sums, Coins.of(probs[known], uniform_bins(probs[known], n_bins), n_bins)),
+        bins=bin_rows(
+            sums, Coins.of(probs[known], uniform_bins(probs[known], n_bins), n_bins)
+        ),
         probs=probs,
         overall=Overall(gap, low, high, p_value, mean, mean - gap, int(sizes.sum())),
         labels=labels,
@@ -122,12 +146,25 @@ def label_table(report: CalibrationReport) -> Cells:
     """A table of all labels with their metrics and, if there is a calibration, also their errors before it."""
     keys = {"prevalence": "prevalence", **LABEL_MEASURES, "mce": "maximum"}
     del keys["nll"]
-    earlier = {} if report.after is None else {"ece": "ECE before", "brier": "Brier score before"}
+    earlier = (
+        {}
+        if report.after is None
+        else {"ece": "ECE before", "brier": "Brier score before"}
+    )
     header = ["label", "mean probability", *keys.values(), *earlier.values()]
     rows = []
     for label, raw in zip(report.final.labels, report.before.labels, strict=True):
-        found = [*(label.metrics[key] for key in keys), *(raw.metrics[key] for key in earlier)]
-        rows.append([label.name, f"{label.mean_probability:.3f}", *(cell(each, ".3f") for each in found)])
+        found = [
+            *(label.metrics[key] for key in keys),
+            *(raw.metrics[key] for key in earlier),
+        ]
+        rows.append(
+            [
+                label.name,
+                f"{label.mean_probability:.3f}",
+                *(cell(each, ".3f") for each in found),
+            ]
+        )
     return header, rows
 
 
@@ -143,6 +180,8 @@ def draw_labels(report: CalibrationReport) -> dict[str, Figure]:
         errors[name] = np.array([state.labels[c].metrics["ece"].value for c in order])
     return {
         "reliability": all_labels_reliability(bins),
-        "classwise": label_reliability_grid(report.final.probs, targets, class_names=names, n_bins=n_bins),
+        "classwise": label_reliability_grid(
+            report.final.probs, targets, class_names=names, n_bins=n_bins
+        ),
         "label_errors": label_errors_chart(errors, [names[c] for c in order]),
     }

@@ -18,7 +18,17 @@ from hf_calib.plots.binned import classes_of_sums, reliability_of_sums
 from hf_calib.plots.curves import risk_coverage_of_curves
 from hf_calib.report import document, multi_label, sections
 from hf_calib.report.diagnosis import claims, diagnose, verdict, warn
-from hf_calib.report.document import Block, Bullets, Cells, Document, Figures, Lead, Section, Table, draw
+from hf_calib.report.document import (
+    Block,
+    Bullets,
+    Cells,
+    Document,
+    Figures,
+    Lead,
+    Section,
+    Table,
+    draw,
+)
 from hf_calib.report.measured import ECE_INTERVALS, MEASURES, Measured, Settings
 
 if TYPE_CHECKING:
@@ -26,7 +36,16 @@ if TYPE_CHECKING:
 
 _MOST_CLASSES, _MOST_BINS = 30, 5  # in the tables
 # The metrics to read first, single-label and multi-label.
-_FIRST = ("accuracy", "nll", "brier", "ece", "macro_auroc", "macro_nll", "macro_brier", "macro_ece")
+_FIRST = (
+    "accuracy",
+    "nll",
+    "brier",
+    "ece",
+    "macro_auroc",
+    "macro_nll",
+    "macro_brier",
+    "macro_ece",
+)
 _CAPTIONS = {
     "reliability": "Reliability in bins: accuracy against confidence, and the share of examples in each bin.",
     "smooth_reliability": "Reliability without bins: smoothed accuracy with a bootstrap band.",
@@ -75,7 +94,9 @@ class CalibrationReport:
     # (N,) int; with several labels per row (N, C) of 1, 0 and -100; None for summed rows.
     labels: Any = field(default=None, repr=False, compare=False)
     notes: tuple[str, ...] = ()  # further caveats, which come first in the warnings
-    about: Mapping[str, Any] = field(default_factory=dict)  # rows and weights, see `hf_calib.cards.facts`
+    about: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # rows and weights, see `hf_calib.cards.facts`
     n_files: int | None = None  # the number of files of one pass
     decisions: sections.DecisionSection | None = None
     entities: sections.EntitySection | None = None
@@ -86,7 +107,9 @@ class CalibrationReport:
     @property
     def n_examples(self) -> int:
         """The number of examples N."""
-        return self.before.overall.n_examples if self.labels is None else len(self.labels)
+        return (
+            self.before.overall.n_examples if self.labels is None else len(self.labels)
+        )
 
     @property
     def multi_label(self) -> bool:
@@ -114,7 +137,13 @@ class CalibrationReport:
     @property
     def parts(self) -> list[sections.ReportSection]:
         """The sections that not every report has."""
-        single = (self.decisions, self.entities, *self.out_of_distribution, self.soft_labels, *self.slices)
+        single = (
+            self.decisions,
+            self.entities,
+            *self.out_of_distribution,
+            self.soft_labels,
+            *self.slices,
+        )
         return [each for each in single if each is not None]
 
     @property
@@ -142,10 +171,17 @@ class CalibrationReport:
         """Return everything but figures and arrays in JSON types; undefined numbers are None."""
         kind: dict[str, Any] = {}
         if self.multi_label:
-            kind = {"kind": "multi_label", "n_decisions": self.before.overall.n_examples}
+            kind = {
+                "kind": "multi_label",
+                "n_decisions": self.before.overall.n_examples,
+            }
         state = self.before.state
         if state is not None:
-            kind = {"kind": "one_pass", "n_files": self.n_files, "weighted": state.weighted}
+            kind = {
+                "kind": "one_pass",
+                "n_files": self.n_files,
+                "weighted": state.weighted,
+            }
             kind["effective_rows"] = state.top_label.effective_rows()[0]
         record = {
             **kind,
@@ -159,7 +195,9 @@ class CalibrationReport:
             "diagnosis": self.diagnosis,
             "warnings": self.warnings,
             "decisions": self.decisions and self.decisions.to_dict(),
-            "out_of_distribution": [each.to_dict() for each in self.out_of_distribution],
+            "out_of_distribution": [
+                each.to_dict() for each in self.out_of_distribution
+            ],
             "soft_labels": self.soft_labels and self.soft_labels.to_dict(),
             "entities": self.entities and self.entities.to_dict(),
             "slices": [each.to_dict() for each in self.slices],
@@ -169,40 +207,69 @@ class CalibrationReport:
 
     def _record(self, measured: Measured) -> dict[str, Any]:
         titled = document.titled
-        record: dict[str, Any] = {"metrics": titled(measured.metrics, self._titles), "bins": measured.bins}
+        record: dict[str, Any] = {
+            "metrics": titled(measured.metrics, self._titles),
+            "bins": measured.bins,
+        }
         for key, metric in record["metrics"].items():
             metric["n_resamples"] = measured.n_resamples.get(key, 0)
         if not self.multi_label:
             return record | {
-                "overall": {**measured.overall._asdict(), "verdict": claims(self, measured).verdict},
+                "overall": {
+                    **measured.overall._asdict(),
+                    "verdict": claims(self, measured).verdict,
+                },
                 "consistency_test": measured.consistency,
                 "classes": measured.classes,
             }
         titles = {"prevalence": "Prevalence", **multi_label.LABEL_MEASURES}
-        labels = [{**vars(each), "metrics": titled(each.metrics, titles)} for each in measured.labels]
+        labels = [
+            {**vars(each), "metrics": titled(each.metrics, titles)}
+            for each in measured.labels
+        ]
         return record | {"gap": Interval(*measured.overall[:3]), "labels": labels}
 
     def summary(self) -> str:
         """One line on the examples, the bins and the intervals."""
-        words = [str(self.about[key]) for key in ("name", "split", "part") if self.about.get(key)]
+        words = [
+            str(self.about[key])
+            for key in ("name", "split", "part")
+            if self.about.get(key)
+        ]
         of, (n_bins, _, n_resamples, seed) = ", ".join(words), self.settings
         files = "" if self.n_files is None else f" in {counted(self.n_files, 'file')}"
-        counts = [f"{counted(self.n_examples, 'example')}{files}", counted(len(self.class_names), "class")]
+        counts = [
+            f"{counted(self.n_examples, 'example')}{files}",
+            counted(len(self.class_names), "class"),
+        ]
         if self.multi_label:
             n_decisions = self.before.overall.n_examples
-            counts[1:] = [counted(len(self.class_names), "label"), counted(n_decisions, "decision")]
+            counts[1:] = [
+                counted(len(self.class_names), "label"),
+                counted(n_decisions, "decision"),
+            ]
         is_held = self.before.state is None
-        drawn = f" from {counted(n_resamples, 'resample')}" if is_held else " from sums of one pass"
+        drawn = (
+            f" from {counted(n_resamples, 'resample')}"
+            if is_held
+            else " from sums of one pass"
+        )
         end = "" if self.multi_label else f" {ECE_INTERVALS}"
         intervals = f"{self.settings.level} intervals{drawn}, seed {seed}.{end}"
         return f"{of and f'{of}: '}{', '.join(counts)}, {counted(n_bins, 'bin')}; {intervals}"
 
     def metric_table(self, keys: Collection[str] = ()) -> Cells:
         """The metrics of these keys, or all and the consistency test, with their intervals, before and after."""
-        titles = {key: title for key, title in self._titles.items() if not keys or key in keys}
+        titles = {
+            key: title for key, title in self._titles.items() if not keys or key in keys
+        }
         metrics = {name: each.metrics for name, each in self.states.items()}
         header, rows = document.table_of("metric", titles, metrics)
-        tests = [each.consistency for each in self.states.values() if each.consistency is not None]
+        tests = [
+            each.consistency
+            for each in self.states.values()
+            if each.consistency is not None
+        ]
         if tests and not keys:
             p_values = [document.p_cell(test.p_value) for test in tests]
             rows.append(["Consistency test of the ECE (p)", *p_values])
@@ -221,8 +288,13 @@ class CalibrationReport:
         ]
         if state is None:
             slow = "The kernel ECE is computed for 2 to 2,000 examples. The area under the risk-coverage curve is "
-            return [*notes, f"{slow}resampled at most 200 times, and not above 200,000 examples."]
-        missing = "; ".join(self._titles[key] for key in MEASURES if key not in self.before.metrics)
+            return [
+                *notes,
+                f"{slow}resampled at most 200 times, and not above 200,000 examples.",
+            ]
+        missing = "; ".join(
+            self._titles[key] for key in MEASURES if key not in self.before.metrics
+        )
         notes += [
             "The sums are over all rows and exact. The adaptive ECE and the area under the risk-coverage curve are "
             "from counts of confidences in 98,304 cells; confidences in one cell count as equal.",
@@ -239,11 +311,26 @@ class CalibrationReport:
 
     def short(self) -> Document:
         """The verdict, the metrics to read first, caveats, and the parts that not every report has: for a screen."""
-        table = Table("", *self.metric_table(_FIRST), title=f"Calibration report: {self.name}")
-        means = "mean probability minus frequency" if self.multi_label else "mean confidence minus accuracy"
-        said = [f"Points: {means}, in percentage points."] if "points" in self.verdict else []
-        said += [*(each.finding for each in self.slices), *(f"Note: {each}" for each in self.warnings)]
-        words = Bullets([self.summary(), *said, "Use --all to see all metrics and the diagnosis."])
+        table = Table(
+            "", *self.metric_table(_FIRST), title=f"Calibration report: {self.name}"
+        )
+        means = (
+            "mean probability minus frequency"
+            if self.multi_label
+            else "mean confidence minus accuracy"
+        )
+        said = (
+            [f"Points: {means}, in percentage points."]
+            if "points" in self.verdict
+            else []
+        )
+        said += [
+            *(each.finding for each in self.slices),
+            *(f"Note: {each}" for each in self.warnings),
+        ]
+        words = Bullets(
+            [self.summary(), *said, "Use --all to see all metrics and the diagnosis."]
+        )
         parts = [each.block(self.settings.level) for each in self.parts]
         return Document("", [Lead(self.verdict, strong=True), table, words, *parts])
 
@@ -257,28 +344,49 @@ class CalibrationReport:
         if with_figures:
             images = {name: draw(figure) for name, figure in self.figures().items()}
             captions = _CAPTIONS | (multi_label.CAPTIONS if self.multi_label else {})
-            of_slices = f"Confidence minus accuracy of each slice, with {level} intervals."
+            of_slices = (
+                f"Confidence minus accuracy of each slice, with {level} intervals."
+            )
             captions |= {f"slices_{each.column}": of_slices for each in self.slices}
             blocks.append(Section("Figures", [Figures(images, captions)]))
         links = {measure.title: measure.page for measure in MEASURES.values()}
         found = self.metric_table()
-        metrics = Table(f"Metrics with their {level} intervals", *found, title=title, links=links)
-        blocks.append(Section("Metrics", [metrics, Bullets(self.footnotes(), faint=True)]))
+        metrics = Table(
+            f"Metrics with their {level} intervals", *found, title=title, links=links
+        )
+        blocks.append(
+            Section("Metrics", [metrics, Bullets(self.footnotes(), faint=True)])
+        )
         blocks += [each.block(level) for each in self.parts]
         state = "" if self.after is None else ", after calibration"
         if self.multi_label:
-            labels = Table(f"Labels with their {level} intervals", *multi_label.label_table(self))
+            labels = Table(
+                f"Labels with their {level} intervals", *multi_label.label_table(self)
+            )
             blocks.append(Section(f"Labels{state}", [labels]))
         else:
-            rows = sorted(self.final.classes, key=lambda row: (-row.class_gap, row.index))[:_MOST_CLASSES]
-            worst = sorted(self.final.bins, key=lambda row: (-row.contribution, row.lower))[:_MOST_BINS]
-            bins = Table("Bins that add most to the ECE", *document.table_of_rows(worst, _BIN_COLUMNS))
+            rows = sorted(
+                self.final.classes, key=lambda row: (-row.class_gap, row.index)
+            )[:_MOST_CLASSES]
+            worst = sorted(
+                self.final.bins, key=lambda row: (-row.contribution, row.lower)
+            )[:_MOST_BINS]
+            bins = Table(
+                "Bins that add most to the ECE",
+                *document.table_of_rows(worst, _BIN_COLUMNS),
+            )
             largest = f"{len(rows)} classes, those with the largest class gap first"
             classes = Table(largest, *document.table_of_rows(rows, _CLASS_COLUMNS))
-            blocks.append(Section(f"Bins that add most to the calibration error{state}", [bins]))
+            blocks.append(
+                Section(f"Bins that add most to the calibration error{state}", [bins])
+            )
             blocks.append(Section(f"Classes{state}", [classes]))
         written = datetime.now(timezone.utc).date().isoformat()
-        blocks.append(Bullets([f"Written by hf_calib {version('hf_calib')} on {written}."], faint=True))
+        blocks.append(
+            Bullets(
+                [f"Written by hf_calib {version('hf_calib')} on {written}."], faint=True
+            )
+        )
         return Document(title, blocks)
 
     def figures(self) -> dict[str, Figure]:
@@ -315,25 +423,37 @@ def _draw_rows(report: CalibrationReport) -> dict[str, Figure]:
     """The figures by name, of rows in memory."""
     n_bins, level, _, seed = report.settings
     probs, labels, names = report.final.probs, report.labels, report.class_names
-    panels = {name: top_label(each.probs, labels) for name, each in report.panels.items()}
+    panels = {
+        name: top_label(each.probs, labels) for name, each in report.panels.items()
+    }
     return {
         "reliability": plots.reliability_diagram(panels, n_bins=n_bins),
-        "smooth_reliability": plots.smooth_reliability_diagram(panels, confidence_level=level, seed=seed),
+        "smooth_reliability": plots.smooth_reliability_diagram(
+            panels, confidence_level=level, seed=seed
+        ),
         "corp": plots.corp_diagram(panels, seed=seed),
         "confidence_histogram": plots.confidence_histogram(panels),
         "risk_coverage": plots.risk_coverage_diagram(panels),
-        "classwise": plots.class_reliability_grid(probs, labels, class_names=names, n_bins=n_bins),
+        "classwise": plots.class_reliability_grid(
+            probs, labels, class_names=names, n_bins=n_bins
+        ),
     }
 
 
 def _draw_states(report: CalibrationReport) -> dict[str, Figure]:
     """The figures by name, of summed rows."""
-    states = {name: each.state for name, each in report.panels.items() if each.state is not None}
+    states = {
+        name: each.state
+        for name, each in report.panels.items()
+        if each.state is not None
+    }
     bins = {"": {name: state.bins for name, state in states.items()}}
     curves = {name: state.risk_coverage() for name, state in states.items()}
     n_rows = {name: state.n_rows for name, state in states.items()}
     return {
         "reliability": reliability_of_sums(bins, n_rows=n_rows),
         "risk_coverage": risk_coverage_of_curves(curves),
-        "classwise": classes_of_sums([*states.values()][-1].class_bins(), report.class_names),
+        "classwise": classes_of_sums(
+            [*states.values()][-1].class_bins(), report.class_names
+        ),
     }

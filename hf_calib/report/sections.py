@@ -36,7 +36,9 @@ Scores = Mapping[str, Interval]
 class ReportSection:
     """A part of a report with a table, and sentences on how to read the table."""
 
-    caption: ClassVar[str]  # the table's caption, where {level} is the level of the intervals
+    caption: ClassVar[
+        str
+    ]  # the table's caption, where {level} is the level of the intervals
     title: Any  # the heading
     corner: ClassVar[str]  # the header of the table's first column
     titles: ClassVar[Mapping[str, str]]  # the titles of the table's rows
@@ -46,7 +48,9 @@ class ReportSection:
 
     def table(self) -> Cells:
         """A header, and a row for each result, before and after calibration."""
-        return document.table_of(self.corner, self.titles, document.columns(self.before, self.after))
+        return document.table_of(
+            self.corner, self.titles, document.columns(self.before, self.after)
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but arrays in JSON types; undefined numbers are None."""
@@ -72,18 +76,26 @@ class DecisionSection(ReportSection):
     promise: str  # the rule in words that follow "The rule"; see the rules' `promise`
     n_fitted: int  # the number of calibration rows
     before: Scores  # the results of the rule's `measure`
-    curves: Mapping[str, PromiseCurve] = field(default_factory=dict)  # of an `AbstainRule`
-    n_folds: int = 0  # the folds of the cross-fitting that measured it; 0 if other rows did
+    curves: Mapping[str, PromiseCurve] = field(
+        default_factory=dict
+    )  # of an `AbstainRule`
+    n_folds: int = (
+        0  # the folds of the cross-fitting that measured it; 0 if other rows did
+    )
 
     def sentences(self) -> list[str]:
         crossed = f"on the same rows by cross-fitting: in {self.n_folds} folds, each row by a rule fitted without it"
         where = crossed if self.n_folds else "on other rows"
-        fitted = f"It was fitted on {counted(self.n_fitted, 'row')}, and measured {where}."
+        fitted = (
+            f"It was fitted on {counted(self.n_fitted, 'row')}, and measured {where}."
+        )
         sentences = [f"The rule {self.promise}. {fitted}"]
         if "answered" in self.before and "accuracy" not in self.before:
             sentences.append("No input is answered.")
         if "saving" in self.before:
-            sentences.append("The saving is relative to the decision for the most probable class.")
+            sentences.append(
+                "The saving is relative to the decision for the most probable class."
+            )
         return sentences
 
     def figures(self, n_bins: int) -> dict[str, Figure]:
@@ -106,13 +118,19 @@ class EntitySection(ReportSection):
 
     n_sentences: int
     n_true: int  # entities
-    found: tuple[Entities, ...] = field(repr=False, compare=False)  # those predicted, before and after
+    found: tuple[Entities, ...] = field(
+        repr=False, compare=False
+    )  # those predicted, before and after
     before: Scores
     after: Scores | None = None
 
     def sentences(self) -> list[str]:
         counts = [f"{len(found.correct):,}" for found in self.found]
-        predicted = counts[0] if self.after is None else f"{counts[0]} before, {counts[1]} after"
+        predicted = (
+            counts[0]
+            if self.after is None
+            else f"{counts[0]} before, {counts[1]} after"
+        )
         return [
             f"True entities: {self.n_true:,} in {counted(self.n_sentences, 'sentence')}; predicted: {predicted}. One "
             "is correct if a true entity has the same type, first and last token. Intervals resample sentences.",
@@ -125,7 +143,11 @@ class EntitySection(ReportSection):
         """The reliability of each confidence, before and after; none where a state predicts no entity."""
         if not all(len(each.correct) for each in self.found):
             return {}
-        names = ["predicted entities"] if self.after is None else ["before", "after calibration"]
+        names = (
+            ["predicted entities"]
+            if self.after is None
+            else ["before", "after calibration"]
+        )
         panels: dict[str, Any] = {"product": {}, "minimum": {}}
         for kind, panel in panels.items():
             for name, each in zip(names, self.found, strict=True):
@@ -148,7 +170,10 @@ def with_entities(report: CalibrationReport, sentences: ArrayLike) -> Calibratio
     section, names = None, report.class_names
     if are_bio(names) and report.before.probs is not None:
         states = [each for each in (report.before, report.after) if each is not None]
-        found = [find_entities(each.probs, report.labels, sentences, tag_names=names) for each in states]
+        found = [
+            find_entities(each.probs, report.labels, sentences, tag_names=names)
+            for each in states
+        ]
         scores = [entity_scores(each, **report.settings._asdict()) for each in found]
         n_true = found[0].n_true
         section = EntitySection(len(n_true), int(n_true.sum()), tuple(found), *scores)
@@ -156,7 +181,10 @@ def with_entities(report: CalibrationReport, sentences: ArrayLike) -> Calibratio
 
 
 _RATES = {"auroc": "AUROC", "fpr95": "FPR at 95%"}
-_OF_PROBABILITIES = ("max_probability", "entropy")  # A shift of all logits in a row does not change these.
+_OF_PROBABILITIES = (
+    "max_probability",
+    "entropy",
+)  # A shift of all logits in a row does not change these.
 
 
 @dataclass(frozen=True)
@@ -195,7 +223,10 @@ class OodSection(ReportSection):
 
     def curves(self) -> dict[str, OodDetection]:
         """ROC curves for the figure: each score, after calibration if it was measured."""
-        return {OOD_SCORES[score]: found for score, found in (self.after or self.before).items()}
+        return {
+            OOD_SCORES[score]: found
+            for score, found in (self.after or self.before).items()
+        }
 
 
 def ood_section(
@@ -212,15 +243,23 @@ def ood_section(
     are logarithms of `probabilities`, two scores are left out. The seed is for `hf_calib.metrics.ood_detection`.
     """
     scores = _OF_PROBABILITIES if probabilities else tuple(OOD_SCORES)
-    found: Any = [pair and ood_detection(*pair, scores=scores, seed=seed) for pair in (before, after)]
+    found: Any = [
+        pair and ood_detection(*pair, scores=scores, seed=seed)
+        for pair in (before, after)
+    ]
     return OodSection(name, np.shape(before[1])[0], *found)
 
 
 _TRUE = "true_calibration_error"
 #: The metrics against the labels of several annotators: key -> measure; noise makes binned errors larger.
 SOFT_MEASURES: dict[str, Measure] = {
-    "accuracy": replace(MEASURES["accuracy"], title="Mean share of the predicted class"),
-    **{key: replace(MEASURES[key], interval="none") for key in ("ece", "adaptive_ece", "classwise_ece")},
+    "accuracy": replace(
+        MEASURES["accuracy"], title="Mean share of the predicted class"
+    ),
+    **{
+        key: replace(MEASURES[key], interval="none")
+        for key in ("ece", "adaptive_ece", "classwise_ece")
+    },
     _TRUE: Measure("True calibration error, by example", _TRUE, interval="bootstrap"),
     **{key: MEASURES[key] for key in ("brier", "nll")},
 }
@@ -235,7 +274,9 @@ class SoftLabelSection(ReportSection):
     titles: ClassVar = {key: measure.title for key, measure in SOFT_MEASURES.items()}
 
     n_examples: int
-    agreement: float  # the share of rows whose label is the largest part of the soft label
+    agreement: (
+        float  # the share of rows whose label is the largest part of the soft label
+    )
     entropy: float  # of the soft labels, mean, in nats
     before: Scores
     after: Scores | None = None
@@ -254,18 +295,25 @@ class SoftLabelSection(ReportSection):
     @property
     def warnings(self) -> list[str]:
         """A caveat if the shares hardly agree with the labels."""
-        way_out = "Check that they are in the order of the rows and of the model's classes."
+        way_out = (
+            "Check that they are in the order of the rows and of the model's classes."
+        )
         caveat = f"The label has the largest share of the soft label in only {self.agreement:.1%} of rows. {way_out}"
         return [caveat] if self.agreement < 0.5 else []
 
 
 def soft_label_section(
-    soft_labels: FloatArray, labels: NDArray[np.int64], states: Sequence[NDArray[Any]], settings: Settings
+    soft_labels: FloatArray,
+    labels: NDArray[np.int64],
+    states: Sequence[NDArray[Any]],
+    settings: Settings,
 ) -> SoftLabelSection:
     """Measure probabilities (N, C), before and perhaps after, against soft labels (N, C) of `check_soft_labels`."""
     agreement = float((soft_labels.argmax(axis=1) == labels).mean())
     entropy = float(entr(np.clip(soft_labels, 0, 1)).sum(axis=1).mean())
-    found = [measure_all(probs, soft_labels, settings, SOFT_MEASURES)[0] for probs in states]
+    found = [
+        measure_all(probs, soft_labels, settings, SOFT_MEASURES)[0] for probs in states
+    ]
     return SoftLabelSection(len(labels), agreement, entropy, *found)
 
 
@@ -279,9 +327,15 @@ _COLUMNS: dict[str, Callable[[Any], str]] = {
     "maximum": lambda row: f"{row.mce:.3f}",
     "NLL": lambda row: f"{row.nll.value:.4f}",
     "Brier": lambda row: f"{row.brier.value:.4f}",
-    "p": lambda row: "" if row.p_value is None else f"{document.p_cell(row.p_value)}{' *' * row.differs}",
+    "p": lambda row: (
+        ""
+        if row.p_value is None
+        else f"{document.p_cell(row.p_value)}{' *' * row.differs}"
+    ),
 }
-_LEAST_CHANCE = 1e-6  # Of a correct row, after its confidence is shifted by the gap of the others.
+_LEAST_CHANCE = (
+    1e-6  # Of a correct row, after its confidence is shifted by the gap of the others.
+)
 _RESAMPLES = 200  # For the interval of each slice; there may be 1,000 slices.
 
 
@@ -299,7 +353,9 @@ class Slice:
     mce: float
     nll: Interval
     brier: Interval
-    p_value: float | None  # of such a difference from the gap of all other rows, if there are any
+    p_value: (
+        float | None
+    )  # of such a difference from the gap of all other rows, if there are any
     differs: bool = False  # beyond chance
 
 
@@ -321,12 +377,20 @@ class SliceSection(ReportSection):
         """The number of slices that differ, in words; "" if there are none."""
         n_found = sum(each.differs for each in self.slices)
         differ = "differs" if n_found == 1 else "differ"
-        return f"{n_found} of {len(self.slices)} values of {self.column} {differ}" if n_found else ""
+        return (
+            f"{n_found} of {len(self.slices)} values of {self.column} {differ}"
+            if n_found
+            else ""
+        )
 
     @property
     def finding(self) -> str:
         """A sentence on the slices that differ."""
-        found = [f"{each.name} ({each.gap.value:+.3f})" for each in self.slices if each.differs]
+        found = [
+            f"{each.name} ({each.gap.value:+.3f})"
+            for each in self.slices
+            if each.differs
+        ]
         end = "from the other rows beyond chance in confidence minus accuracy"
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
         which = f"{self.differing} {end}: {', '.join(found[:5])}{more}."
@@ -334,7 +398,11 @@ class SliceSection(ReportSection):
 
     def sentences(self) -> list[str]:
         n_slices = len(self.slices)
-        shown = [f"The table has {_SHOWN} of {n_slices} slices."] if n_slices > _SHOWN else []
+        shown = (
+            [f"The table has {_SHOWN} of {n_slices} slices."]
+            if n_slices > _SHOWN
+            else []
+        )
         chance = "p is the p-value of the difference between a slice's gap and the gap of all other rows"
         return [f"{chance}, corrected for {counted(n_slices, 'slice')} (Holm).", *shown]
 
@@ -345,22 +413,35 @@ class SliceSection(ReportSection):
     def figures(self, n_bins: int) -> dict[str, Figure]:
         """Each slice's gap with its interval."""
         shown = self.slices[:_SHOWN]
-        gaps, differ = np.array([each.gap for each in shown]), np.array([each.differs for each in shown])
-        figure = slice_diagram([each.name for each in shown], gaps, differ, column=self.column)
+        gaps, differ = (
+            np.array([each.gap for each in shown]),
+            np.array([each.differs for each in shown]),
+        )
+        figure = slice_diagram(
+            [each.name for each in shown], gaps, differ, column=self.column
+        )
         return {f"slices_{self.column}": figure}
 
 
 def slice_section(sums: SliceSums, settings: Settings) -> SliceSection:
     """Measure each slice, and compare it with all other rows."""
     groups = sums.groups
-    bins, effective, n_rows = groups.bin_sums(), groups.effective_rows(), groups.n_rows()
+    bins, effective, n_rows = (
+        groups.bin_sums(),
+        groups.effective_rows(),
+        groups.n_rows(),
+    )
     masses = bins.counts.sum(axis=1)
     used = np.flatnonzero(masses > 0)
     p_values: list[Any] = slice_p_values(groups, used) if len(used) > 1 else [None]
     slices = []
     for group, p_value in zip(used.tolist(), p_values, strict=True):
-        own = BinSums(*(part[group] * (effective[group] / masses[group]) for part in bins))
-        gap, accuracy = (settings.normal(groups, name, group) for name in ("gap", "accuracy"))
+        own = BinSums(
+            *(part[group] * (effective[group] / masses[group]) for part in bins)
+        )
+        gap, accuracy = (
+            settings.normal(groups, name, group) for name in ("gap", "accuracy")
+        )
         found = Slice(
             name=sums.names[group],
             n_rows=int(n_rows[group]),
@@ -368,7 +449,9 @@ def slice_section(sums: SliceSums, settings: Settings) -> SliceSection:
             accuracy=accuracy.value,
             confidence=gap.value + accuracy.value,
             gap=gap,
-            ece=interval_of_bins(own, **settings._replace(n_resamples=_RESAMPLES).drawing),
+            ece=interval_of_bins(
+                own, **settings._replace(n_resamples=_RESAMPLES).drawing
+            ),
             mce=float(binned_error(own, own.counts.sum(), "max")),
             nll=settings.normal(groups, "nll", group),
             brier=settings.normal(groups, "brier", group),
@@ -376,7 +459,12 @@ def slice_section(sums: SliceSums, settings: Settings) -> SliceSection:
             differs=p_value is not None and p_value < 1 - settings.confidence_level,
         )
         slices.append(found)
-    slices.sort(key=lambda each: (not each.differs, -abs(each.gap.value) if each.differs else -each.share))
+    slices.sort(
+        key=lambda each: (
+            not each.differs,
+            -abs(each.gap.value) if each.differs else -each.share,
+        )
+    )
     return SliceSection(sums.column, tuple(slices))
 
 
@@ -392,14 +480,19 @@ def slice_p_values(groups: GroupSums, used: IntArray) -> list[float]:
     for group in used:
         own = BinSums(*(part[group] for part in bins))
         scale = effective[group] / own.counts.sum()
-        others = BinSums(*(total - part for total, part in zip(totals, own, strict=True)))
+        others = BinSums(
+            *(total - part for total, part in zip(totals, own, strict=True))
+        )
         mass = float(others.counts.sum())
         gap = float((others.confidence - others.correct).sum()) / mass
         filled = own.counts > 0
         counts = own.counts[filled] * scale
         stated = own.confidence[filled] / own.counts[filled]
         chances = np.clip(stated - gap, _LEAST_CHANCE, 1 - _LEAST_CHANCE)
-        expected, variance = float(counts @ chances), float(counts @ (chances * (1 - chances)))
+        expected, variance = (
+            float(counts @ chances),
+            float(counts @ (chances * (1 - chances))),
+        )
         right = float(own.correct.sum()) * scale
         n_own, n_others = float(counts.sum()), float(effective.sum() - effective[group])
         accuracy = float(others.correct.sum()) / mass

@@ -13,14 +13,22 @@ if TYPE_CHECKING:
     from hf_calib.scaling._base import Scaler as Scaler
     from hf_calib.scaling.affine import DirichletScaling as DirichletScaling
     from hf_calib.scaling.affine import MatrixScaling as MatrixScaling
-    from hf_calib.scaling.affine import PerLabelTemperatureScaling as PerLabelTemperatureScaling
-    from hf_calib.scaling.affine import StructuredMatrixScaling as StructuredMatrixScaling
-    from hf_calib.scaling.affine import StructuredVectorScaling as StructuredVectorScaling
+    from hf_calib.scaling.affine import (
+        PerLabelTemperatureScaling as PerLabelTemperatureScaling,
+    )
+    from hf_calib.scaling.affine import (
+        StructuredMatrixScaling as StructuredMatrixScaling,
+    )
+    from hf_calib.scaling.affine import (
+        StructuredVectorScaling as StructuredVectorScaling,
+    )
     from hf_calib.scaling.affine import TemperatureScaling as TemperatureScaling
     from hf_calib.scaling.affine import VectorScaling as VectorScaling
     from hf_calib.scaling.auto import AutoScaling as AutoScaling
     from hf_calib.scaling.auto import GroupedScaling as GroupedScaling
-    from hf_calib.scaling.curves import EnsembleTemperatureScaling as EnsembleTemperatureScaling
+    from hf_calib.scaling.curves import (
+        EnsembleTemperatureScaling as EnsembleTemperatureScaling,
+    )
     from hf_calib.scaling.curves import HistogramBinning as HistogramBinning
     from hf_calib.scaling.curves import IsotonicScaling as IsotonicScaling
     from hf_calib.scaling.curves import SplineScaling as SplineScaling
@@ -44,7 +52,9 @@ class ScalerEntry(NamedTuple):
 
     name: str
     module: str
-    needs: Literal["labels", "label_matrix", "training_loss", "priors", "groups"] = "labels"
+    needs: Literal["labels", "label_matrix", "training_loss", "priors", "groups"] = (
+        "labels"
+    )
     foldable: bool = False
     bias: bool = False
 
@@ -57,11 +67,17 @@ class ScalerEntry(NamedTuple):
 #: `config.calibration` of a model use these names.
 SCALERS: dict[str, ScalerEntry] = {
     "temperature": ScalerEntry("TemperatureScaling", "affine", "labels", True),
-    "per_label_temperature": ScalerEntry("PerLabelTemperatureScaling", "affine", "label_matrix", True),
+    "per_label_temperature": ScalerEntry(
+        "PerLabelTemperatureScaling", "affine", "label_matrix", True
+    ),
     "vector": ScalerEntry("VectorScaling", "affine", "labels", True, True),
     "matrix": ScalerEntry("MatrixScaling", "affine", "labels", True, True),
-    "structured_vector": ScalerEntry("StructuredVectorScaling", "affine", "labels", True, True),
-    "structured_matrix": ScalerEntry("StructuredMatrixScaling", "affine", "labels", True, True),
+    "structured_vector": ScalerEntry(
+        "StructuredVectorScaling", "affine", "labels", True, True
+    ),
+    "structured_matrix": ScalerEntry(
+        "StructuredMatrixScaling", "affine", "labels", True, True
+    ),
     "auto": ScalerEntry("AutoScaling", "auto", "labels", True),
     "prior_correction": ScalerEntry("PriorCorrection", "priors", "priors", True),
     "dirichlet": ScalerEntry("DirichletScaling", "affine"),
@@ -73,10 +89,16 @@ SCALERS: dict[str, ScalerEntry] = {
     "inverse_link": ScalerEntry("InverseLink", "inverse", "training_loss"),
 }
 # The methods of the commands, whose models and files of predictions have one label per row.
-SINGLE_LABEL_SCALERS = {method: entry for method, entry in SCALERS.items() if entry.needs == "labels"}
-FOLDABLE_SCALERS = {method: entry for method, entry in SCALERS.items() if entry.foldable}
+SINGLE_LABEL_SCALERS = {
+    method: entry for method, entry in SCALERS.items() if entry.needs == "labels"
+}
+FOLDABLE_SCALERS = {
+    method: entry for method, entry in SCALERS.items() if entry.foldable
+}
 
-_MODULES = {entry.name: entry.module for entry in SCALERS.values()} | {"Scaler": "_base"}
+_MODULES = {entry.name: entry.module for entry in SCALERS.values()} | {
+    "Scaler": "_base"
+}
 _MODULES |= dict.fromkeys(("PriorEstimate", "estimate_prior"), "priors")
 _MODULES |= dict.fromkeys(("load_map", "save_map"), "saved_map")
 __all__ = sorted([*_MODULES, "SCALERS", "ScalerEntry"])

@@ -47,7 +47,11 @@ class Scaler(ClassifierMixin, BaseEstimator):
     def predict(self, logits: ArrayLike) -> NDArray[np.int64]:
         """Return the index of the most probable class of each row, or 0 or 1 for each label with `multi_label`."""
         probs = self.predict_proba(logits)
-        return (probs > 0.5).astype(np.int64) if self.multi_label else probs.argmax(axis=-1)
+        return (
+            (probs > 0.5).astype(np.int64)
+            if self.multi_label
+            else probs.argmax(axis=-1)
+        )
 
     @property
     def classes_(self) -> NDArray[np.int64]:
@@ -64,13 +68,24 @@ class Scaler(ClassifierMixin, BaseEstimator):
 
     @classmethod
     def from_pretrained(
-        cls, name: str | os.PathLike[str], *, revision: str | None = None, token: str | bool | None = None
+        cls,
+        name: str | os.PathLike[str],
+        *,
+        revision: str | None = None,
+        token: str | bool | None = None,
     ) -> Self:
         """Load a fitted calibrator of this class (with `Scaler`, of any class) unchanged, from a folder or the Hub."""
         scaler = load_pretrained(name, revision=revision, token=token).scaler
         other = type(scaler).__name__
-        way_out = f"use {other}.from_pretrained, or Scaler.from_pretrained for any of them"
-        check(isinstance(scaler, cls), f"{name} to hold a {cls.__name__}", f"a {other}", way_out)
+        way_out = (
+            f"use {other}.from_pretrained, or Scaler.from_pretrained for any of them"
+        )
+        check(
+            isinstance(scaler, cls),
+            f"{name} to hold a {cls.__name__}",
+            f"a {other}",
+            way_out,
+        )
         return scaler
 
     def push_to_hub(self, repo_id: str, **where: Any) -> CommitInfo:
@@ -79,7 +94,10 @@ class Scaler(ClassifierMixin, BaseEstimator):
 
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
-            files, to = {MAP_NAME: Path(folder) / MAP_NAME}, Destination(repo_id, **where)
+            files, to = (
+                {MAP_NAME: Path(folder) / MAP_NAME},
+                Destination(repo_id, **where),
+            )
             return push_files(files, to, message=f"Add {type(self).__name__}")  # type: ignore[return-value]
 
 
@@ -93,7 +111,9 @@ class LogitScaling(Scaler):
     def predict_proba(self, logits: ArrayLike) -> FloatArray:
         """Return the calibrated probabilities, of the shape of the logits, in float64."""
         scaled = self.transform(logits)
-        return expit(scaled, out=scaled) if self.multi_label else softmax_in_place(scaled)
+        return (
+            expit(scaled, out=scaled) if self.multi_label else softmax_in_place(scaled)
+        )
 
 
 class AffineMap(NamedTuple):
@@ -136,7 +156,9 @@ class AffineMap(NamedTuple):
         weight = other @ own if own.ndim == other.ndim == 2 else np.asarray(other * own)
         if own.ndim == 2 and other.ndim == 1:
             weight = other[:, None] * own
-        return AffineMap(weight, following.bias if self.bias is None else following(self.bias))
+        return AffineMap(
+            weight, following.bias if self.bias is None else following(self.bias)
+        )
 
 
 def softmax_in_place(logits: FloatArray) -> FloatArray:
@@ -144,7 +166,9 @@ def softmax_in_place(logits: FloatArray) -> FloatArray:
     largest = logits.max(axis=-1, keepdims=True)
     bare = np.isneginf(largest)
     got = f"-inf for every class in {bare.sum()} of {bare.size} rows"
-    check(not bare.any(), "logits to allow at least one class", got, "mask fewer classes")
+    check(
+        not bare.any(), "logits to allow at least one class", got, "mask fewer classes"
+    )
     logits -= largest
     np.exp(logits, out=logits)
     logits /= logits.sum(axis=-1, keepdims=True)
@@ -160,14 +184,26 @@ def blocks(logits: NDArray[Any]) -> Iterator[tuple[slice, FloatArray]]:
 def as_logits(logits: ArrayLike) -> NDArray[Any]:
     """Check logits of any shape that ends in the classes. -inf is allowed and masks a class."""
     logits = checks.as_array("logits", logits)
-    checks.check_kind(logits, "fiu", "logits to hold real numbers", "pass an array of floats")
+    checks.check_kind(
+        logits, "fiu", "logits to hold real numbers", "pass an array of floats"
+    )
     holds = logits.ndim > 0 and logits.size > 0
-    check(holds, "logits to hold at least one example", f"shape {logits.shape}", "pass an (N, C) array")
+    check(
+        holds,
+        "logits to hold at least one example",
+        f"shape {logits.shape}",
+        "pass an (N, C) array",
+    )
     rows = logits.reshape(-1, logits.shape[-1])
     fine = rows.max() < np.inf  # This is False for NaN.
     bad = 0 if fine else np.count_nonzero(~(rows.max(axis=1) < np.inf))
     got = f"NaN or +inf in {bad} of {len(rows)} rows"
-    check(not bad, "logits to be finite (or -inf for a masked class)", got, "check the model's output")
+    check(
+        not bad,
+        "logits to be finite (or -inf for a masked class)",
+        got,
+        "check the model's output",
+    )
     return logits
 
 
@@ -175,7 +211,12 @@ def as_fitted_logits(logits: ArrayLike, n_classes: int) -> FloatArray:
     """Check logits of any shape that ends in the classes seen in `fit`; return a float64 copy."""
     wide = as_logits(logits).astype(np.float64)
     requirement = f"logits to have the {n_classes} classes of fit"
-    check(wide.shape[-1] == n_classes, requirement, f"shape {wide.shape}", "use those of the fitted model")
+    check(
+        wide.shape[-1] == n_classes,
+        requirement,
+        f"shape {wide.shape}",
+        "use those of the fitted model",
+    )
     return wide
 
 
@@ -183,16 +224,37 @@ def as_matrix(logits: ArrayLike, *, least_columns: int) -> NDArray[Any]:
     """Check logits (N, C) for `fit`."""
     logits = as_logits(logits)
     shape = f"shape {logits.shape}"
-    check(logits.ndim == 2, "logits to have shape (N, C)", shape, "use logits.reshape(-1, num_labels)")
+    check(
+        logits.ndim == 2,
+        "logits to have shape (N, C)",
+        shape,
+        "use logits.reshape(-1, num_labels)",
+    )
     way_out = "for one logit per example, pass multi_label=True, which uses the sigmoid"
-    check(logits.shape[1] >= least_columns, "logits to have at least 2 classes", shape, way_out)
+    check(
+        logits.shape[1] >= least_columns,
+        "logits to have at least 2 classes",
+        shape,
+        way_out,
+    )
     low, high = float(logits.min()), float(logits.max())
     way_out = "divide them by a number, which a temperature compensates for"
     check(high <= _LARGEST, f"logits to be at most {_LARGEST:g}", f"{high:g}", way_out)
-    within = logits.shape[1] > 1 and low >= 0 and high <= 1 and ((logits > 0) & (logits < 1)).any()
-    if within and np.abs(logits.sum(axis=1, dtype=np.float64) - 1).max() <= checks.ROW_SUM_TOLERANCE:
+    within = (
+        logits.shape[1] > 1
+        and low >= 0
+        and high <= 1
+        and ((logits > 0) & (logits < 1)).any()
+    )
+    if (
+        within
+        and np.abs(logits.sum(axis=1, dtype=np.float64) - 1).max()
+        <= checks.ROW_SUM_TOLERANCE
+    ):
         problem = "The logits are in [0, 1] and their rows sum to 1, like probabilities. Calibrators of these are poor."
-        warnings.warn(f"{problem} Pass numpy.log(probs) instead.", UserWarning, stacklevel=4)
+        warnings.warn(
+            f"{problem} Pass numpy.log(probs) instead.", UserWarning, stacklevel=4
+        )
     return logits
 
 
@@ -206,17 +268,27 @@ def as_class_labels(labels: ArrayLike, logits: NDArray[Any]) -> NDArray[np.int64
     return numbers
 
 
-def as_binary_labels(labels: ArrayLike, logits: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any] | None]:
+def as_binary_labels(
+    labels: ArrayLike, logits: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[Any] | None]:
     """Check a 0/1 label for every logit; return the masks of 1 and of known labels (None if all are known)."""
     labels = checks.as_array("labels", labels)
-    requirement, got = f"labels to have the logits' shape {logits.shape}", f"shape {labels.shape}"
+    requirement, got = (
+        f"labels to have the logits' shape {logits.shape}",
+        f"shape {labels.shape}",
+    )
     way_out = "multi_label=True takes a 0/1 label for every logit"
     check(labels.shape == logits.shape, requirement, got, way_out)
     positive, known = labels == 1, (labels == 0) | (labels == 1)
     others = few(labels[~known & (labels != -100)][:1].tolist())
     way_out = "pass hard labels, and -100 where a label is not known"
     check(not others, "labels to be 0 or 1", f"values such as {others}", way_out)
-    check(bool(known.any()), "labels to be 0 or 1", "-100 everywhere", "pass at least one label of 0 or 1")
+    check(
+        bool(known.any()),
+        "labels to be 0 or 1",
+        "-100 everywhere",
+        "pass at least one label of 0 or 1",
+    )
     _refuse_masked(logits[positive])
     known &= ~np.isneginf(logits)
     return positive, None if known.all() else known
@@ -225,7 +297,10 @@ def as_binary_labels(labels: ArrayLike, logits: NDArray[Any]) -> tuple[NDArray[A
 def _refuse_masked(of_labels: NDArray[Any]) -> None:
     """Raise unless the labels' logits are finite."""
     masked = np.count_nonzero(np.isneginf(of_labels))
-    got, way_out = f"-inf for {masked} of {len(of_labels)}", "mask only classes that cannot be the label"
+    got, way_out = (
+        f"-inf for {masked} of {len(of_labels)}",
+        "mask only classes that cannot be the label",
+    )
     check(not masked, "logits to be finite for every label", got, way_out)
 
 
@@ -233,11 +308,16 @@ def refuse_masks(logits: NDArray[Any]) -> None:
     """Raise if a class is masked, because a calibrator that mixes the classes would mask all of them."""
     masked = n_masked(logits)
     got = f"{masked} of -inf, or beyond {_LARGEST_MIXED:g}"
-    way_out = "use VectorScaling or TemperatureScaling, which keep masked classes masked"
+    way_out = (
+        "use VectorScaling or TemperatureScaling, which keep masked classes masked"
+    )
     check(not masked, "logits to be finite, as the classes are mixed", got, way_out)
 
 
 def n_masked(logits: NDArray[Any]) -> int:
     """The number of logits that are -inf or stand for it, such as the lowest number of a dtype."""
     rows = logits.reshape(-1, logits.shape[-1])
-    return sum(int(np.count_nonzero(np.abs(block) > _LARGEST_MIXED)) for _, block in blocks(rows))
+    return sum(
+        int(np.count_nonzero(np.abs(block) > _LARGEST_MIXED))
+        for _, block in blocks(rows)
+    )

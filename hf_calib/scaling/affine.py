@@ -16,11 +16,29 @@ from scipy.special import log_softmax
 from sklearn.utils.validation import check_is_fitted
 
 from hf_calib._errors import check, few
-from hf_calib.metrics.checks import FloatArray, as_floats, check_choice, check_n_bins, row_chunks
+from hf_calib.metrics.checks import (
+    FloatArray,
+    as_floats,
+    check_choice,
+    check_n_bins,
+    row_chunks,
+)
 from hf_calib.metrics.sums import top_label_sums
 from hf_calib.scaling._base import AffineMap as AffineMap
-from hf_calib.scaling._base import LogitScaling, as_fitted_logits, as_logits, refuse_masks
-from hf_calib.scaling.newton import BOUNDS, Ridges, Rows, ScaledLoss, fit_affine, warn_undetermined
+from hf_calib.scaling._base import (
+    LogitScaling,
+    as_fitted_logits,
+    as_logits,
+    refuse_masks,
+)
+from hf_calib.scaling.newton import (
+    BOUNDS,
+    Ridges,
+    Rows,
+    ScaledLoss,
+    fit_affine,
+    warn_undetermined,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -43,8 +61,14 @@ class AffineScaling(LogitScaling):
 
     def transform(self, logits: ArrayLike) -> FloatArray:
         """Return the mapped logits in float64; logits of any shape that ends in C."""
-        known = getattr(self, "classes_", None)  # A temperature from a file has no number of classes.
-        rows = as_logits(logits).astype(np.float64) if known is None else as_fitted_logits(logits, len(known))
+        known = getattr(
+            self, "classes_", None
+        )  # A temperature from a file has no number of classes.
+        rows = (
+            as_logits(logits).astype(np.float64)
+            if known is None
+            else as_fitted_logits(logits, len(known))
+        )
         return self.affine_map()(rows)
 
 
@@ -73,30 +97,55 @@ class TemperatureScaling(AffineScaling):
     """
 
     def __init__(
-        self, criterion: Criterion = "nll", *, grid: Any = None, n_bins: int = 15, multi_label: bool = False
+        self,
+        criterion: Criterion = "nll",
+        *,
+        grid: Any = None,
+        n_bins: int = 15,
+        multi_label: bool = False,
     ) -> None:
         self.criterion = criterion
         self.grid = grid
         self.n_bins = n_bins
         self.multi_label = multi_label
 
-    def fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+    def fit(
+        self,
+        logits: ArrayLike,
+        labels: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+    ) -> Self:
         """Find the temperature; weights (N,) are allowed for "nll" and one label per row."""
         check_choice("criterion", self.criterion, get_args(Criterion))
         check_n_bins(self.n_bins)
         grid = as_floats("grid", PAPERS_GRID if self.grid is None else self.grid)
-        holds = grid.ndim == 1 and grid.size > 0 and bool(((grid > 0) & (grid < np.inf)).all())
+        holds = (
+            grid.ndim == 1
+            and grid.size > 0
+            and bool(((grid > 0) & (grid < np.inf)).all())
+        )
         way_out = "use for example numpy.arange(1, 101) / 10"
-        check(holds, "grid to be a sequence of finite temperatures > 0", self.grid, way_out)
-        holds = sample_weight is None or (self.criterion == "nll" and not self.multi_label)
-        requirement = "sample_weight to be used with criterion 'nll' and one label per row"
+        check(
+            holds,
+            "grid to be a sequence of finite temperatures > 0",
+            self.grid,
+            way_out,
+        )
+        holds = sample_weight is None or (
+            self.criterion == "nll" and not self.multi_label
+        )
+        requirement = (
+            "sample_weight to be used with criterion 'nll' and one label per row"
+        )
         got = "multi_label=True" if self.multi_label else repr(self.criterion)
         check(holds, requirement, got, "leave the weights out")
         rows = Rows.checked(logits, labels, sample_weight, self.multi_label)
         self._n_seen = rows.logits.shape[1]
         loss = ScaledLoss(rows)
         exact = loss.is_constant or (self.criterion == "nll" and self.grid is None)
-        self.temperature_ = loss.best_temperature() if exact else self._best_of(grid, loss)
+        self.temperature_ = (
+            loss.best_temperature() if exact else self._best_of(grid, loss)
+        )
         loss.warn(self.temperature_)
         return self
 
@@ -113,10 +162,17 @@ class TemperatureScaling(AffineScaling):
         if self.criterion == "nll":
             return float(min(grid, key=lambda temperature: loss.at(1 / temperature)[0]))
         n, c = loss.rows.logits.shape
-        error = top_label_sums(self.n_bins, "uniform" if self.criterion == "ece" else "quantile")
+        error = top_label_sums(
+            self.n_bins, "uniform" if self.criterion == "ece" else "quantile"
+        )
         octaves = int(np.ceil(np.log2(grid.max() / grid.min())))
         if c >= _MANY_CLASSES and octaves <= min(8, len(grid) / 5):
-            near = np.array([error(1 / each, loss.correct) for each in loss.near_masses(1 / grid, octaves)])
+            near = np.array(
+                [
+                    error(1 / each, loss.correct)
+                    for each in loss.near_masses(1 / grid, octaves)
+                ]
+            )
             # A confidence on the edge of a bin may change its bin, which changes a score by up to 2 / N.
             grid = grid[near <= near.min() + 1e-6 + 8 / n]
         scores: list[float] = []
@@ -149,7 +205,9 @@ class PerLabelTemperatureScaling(AffineScaling):
         """Find the temperatures."""
         rows = Rows.checked(logits, labels, multi_label=True)
         self.shared_temperature_ = ScaledLoss(rows).best_temperature()
-        self.temperatures_, open_ones = temperatures_by_label(rows, self.shared_temperature_)
+        self.temperatures_, open_ones = temperatures_by_label(
+            rows, self.shared_temperature_
+        )
         if open_ones:
             problem = "there is one value only, or all logits have the right sign, or they are no better than chance"
             which = f"label{'s' * (len(open_ones) > 1)} {few(open_ones)}"
@@ -184,15 +242,24 @@ class LinearFit(LogitScaling):
     _mixes: ClassVar[bool] = False  # Whether the weight is a matrix.
     _from_temperature: ClassVar[bool] = False  # Whether to start there even at a bound.
 
-    def fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+    def fit(
+        self,
+        logits: ArrayLike,
+        labels: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+    ) -> Self:
         """Find weights and biases; N of a default penalty is Kish's, (sum of weights)^2 / (sum of squared weights)."""
         return self._fit(Rows.checked(logits, labels, sample_weight))
 
     def solve(self, rows: Rows, temperature: float, *fit: Any) -> AffineMap:
         """The affine map of checked rows, started at their temperature; other arguments are those of `fit_affine`."""
-        if not self._from_temperature and temperature in BOUNDS:  # A bound is not the scale of the logits.
+        if (
+            not self._from_temperature and temperature in BOUNDS
+        ):  # A bound is not the scale of the logits.
             loss = ScaledLoss(rows)
-            temperature = loss.shortfall - loss.drift or 1.0  # The largest logit minus the average.
+            temperature = (
+                loss.shortfall - loss.drift or 1.0
+            )  # The largest logit minus the average.
         return fit_affine(rows, temperature, self._ridges(rows), *fit)
 
     def _fit(self, rows: Rows) -> Self:
@@ -201,7 +268,9 @@ class LinearFit(LogitScaling):
         loss = ScaledLoss(rows)
         temperature = loss.best_temperature()
         self.weight_, self.bias_ = self.solve(rows, temperature)  # type: ignore[assignment]
-        if self._from_temperature or temperature not in BOUNDS:  # Otherwise the temperature is not used.
+        if (
+            self._from_temperature or temperature not in BOUNDS
+        ):  # Otherwise the temperature is not used.
             loss.warn(temperature, stacklevel=4)
         return self
 
@@ -229,16 +298,28 @@ class PenalisedMatrixFit(LinearFit):
     _mixes = True
 
     def __init__(
-        self, *, off_diagonal_penalty: float | None = None, bias_penalty: float | None = None
+        self,
+        *,
+        off_diagonal_penalty: float | None = None,
+        bias_penalty: float | None = None,
     ) -> None:
         self.off_diagonal_penalty = off_diagonal_penalty
         self.bias_penalty = bias_penalty
 
     def _ridges(self, rows: Rows) -> Ridges:
-        way_out = "None uses a default that depends on the numbers of classes and examples"
+        way_out = (
+            "None uses a default that depends on the numbers of classes and examples"
+        )
         for name, value in self.get_params().items():
-            holds = value is None or (isinstance(value, Real) and 0 <= float(value) < np.inf)
-            check(holds, f"{name} to be a finite number of at least 0", repr(value), way_out)
+            holds = value is None or (
+                isinstance(value, Real) and 0 <= float(value) < np.inf
+            )
+            check(
+                holds,
+                f"{name} to be a finite number of at least 0",
+                repr(value),
+                way_out,
+            )
         n, c = rows.logits.shape
         size = n if rows.weights is None else n**2 / np.square(rows.weights).sum()
         between, bias = self.off_diagonal_penalty, self.bias_penalty
@@ -322,8 +403,14 @@ class StructuredVectorScaling(AffineScaling, LinearFit):
         n_classes = rows.logits.shape[1]
         if rows.sigmoid:
             columns = (rows.two_classes(label) for label in range(n_classes))
-            maps = [self.solve(column, temperature, None, *fit[1:]) for column in columns]
-            return AffineMap(*np.array([[found.weight[0], 2 * found(np.zeros(2))[1]] for found in maps]).T)
+            maps = [
+                self.solve(column, temperature, None, *fit[1:]) for column in columns
+            ]
+            return AffineMap(
+                *np.array(
+                    [[found.weight[0], 2 * found(np.zeros(2))[1]] for found in maps]
+                ).T
+            )
         if n_classes > 2:
             return super().solve(rows, temperature, *fit)
         # The difference of the logits is mapped; a row with a masked class contains no information.
@@ -339,7 +426,9 @@ class StructuredVectorScaling(AffineScaling, LinearFit):
     def _ridges(self, rows: Rows) -> Ridges:
         holds = isinstance(self.penalty, Real) and 0 < float(self.penalty) < np.inf
         way_out = "1 is the paper's penalty; a smaller one trusts the data more"
-        check(holds, "penalty to be a finite number above 0", repr(self.penalty), way_out)
+        check(
+            holds, "penalty to be a finite number above 0", repr(self.penalty), way_out
+        )
         n, c = rows.logits.shape
         own = self.penalty * c / n
         return Ridges(own, own, own * (c - 1) if self._mixes else None)

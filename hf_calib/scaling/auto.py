@@ -12,9 +12,20 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import check_is_fitted
 
 from hf_calib._errors import check, few
-from hf_calib.metrics.checks import FloatArray, IntArray, check_choice, check_draws, check_integer
+from hf_calib.metrics.checks import (
+    FloatArray,
+    IntArray,
+    check_choice,
+    check_draws,
+    check_integer,
+)
 from hf_calib.scaling import SCALERS, affine
-from hf_calib.scaling._base import LogitScaling, as_fitted_logits, n_masked, softmax_in_place
+from hf_calib.scaling._base import (
+    LogitScaling,
+    as_fitted_logits,
+    n_masked,
+    softmax_in_place,
+)
 from hf_calib.scaling.affine import AffineMap, AffineScaling
 from hf_calib.scaling.newton import LEFT_TO_GAIN, Ridges, Rows, ScaledLoss, fit_affine
 from hf_calib.scaling.saved_map import method_of
@@ -29,10 +40,18 @@ _MANY = 1000  # From this number of rows, all candidates need the same margin.
 _ENOUGH = 300  # From this number of rows, the logits may stay uncalibrated.
 _FIRM = "(penalty=1)"  # With this penalty the fit is never far from a temperature.
 _CLEARLY_WORSE = 2  # In standard errors; less regularised ones are then worse too.
-_FEWEST_WRONG = 5  # Wrong rows; with none of 50, one fit ended .47 nats above the temperature.
+_FEWEST_WRONG = (
+    5  # Wrong rows; with none of 50, one fit ended .47 nats above the temperature.
+)
 _PENALTIES = (1.0, 0.1, 0.01, 0.001)  # From the most to the least regularised.
 _BASES = ("temperature", "structured_vector", "vector")  # They do not mix the classes.
-_OF_GROUPS = (np.inf, 100.0, 10.0, 1.0, 0.1)  # From one calibrator for all to the least regularised.
+_OF_GROUPS = (
+    np.inf,
+    100.0,
+    10.0,
+    1.0,
+    0.1,
+)  # From one calibrator for all to the least regularised.
 
 
 @dataclass
@@ -48,19 +67,36 @@ class _Candidate:
     def __post_init__(self) -> None:
         self.method = "identity" if self.scaler is None else method_of(self.scaler)
         self.penalty = getattr(self.scaler, "penalty", None)
-        self.name = self.method if self.penalty is None else f"{self.method}(penalty={self.penalty:g})"
+        self.name = (
+            self.method
+            if self.penalty is None
+            else f"{self.method}(penalty={self.penalty:g})"
+        )
 
     def solve(self, *fit: Any) -> AffineMap:
-        return AffineMap(np.array(1.0)) if self.scaler is None else self.scaler.solve(*fit)
+        return (
+            AffineMap(np.array(1.0)) if self.scaler is None else self.scaler.solve(*fit)
+        )
 
     def judged(self, of_temperature: FloatArray, choice: str) -> dict[str, Any]:
         """The candidate's entry in `results_`."""
-        losses = () if self.losses is None else (self.losses, self.losses - of_temperature)
+        losses = (
+            () if self.losses is None else (self.losses, self.losses - of_temperature)
+        )
         numbers = [number for each in losses for number in _mean_and_error(each)]
         names = ("nll", "standard_error", "difference", "difference_standard_error")
-        about = {"method": self.method, "penalty": self.penalty, "n_parameters": self.n_parameters}
+        about = {
+            "method": self.method,
+            "penalty": self.penalty,
+            "n_parameters": self.n_parameters,
+        }
         found = dict(zip_longest(names, numbers))
-        return {**about, **found, "chosen": self.name == choice, "left_out": self.left_out}
+        return {
+            **about,
+            **found,
+            "chosen": self.name == choice,
+            "left_out": self.left_out,
+        }
 
 
 class AutoScaling(AffineScaling):
@@ -88,7 +124,9 @@ class AutoScaling(AffineScaling):
     ('structured_vector(penalty=1)', array([-0.7, -0.5,  1.3]))
     """
 
-    def __init__(self, n_folds: int = 5, *, multi_label: bool = False, random_state: int = 0) -> None:
+    def __init__(
+        self, n_folds: int = 5, *, multi_label: bool = False, random_state: int = 0
+    ) -> None:
         self.n_folds = n_folds
         self.multi_label = multi_label
         self.random_state = random_state
@@ -97,12 +135,16 @@ class AutoScaling(AffineScaling):
         """Return the settings and, once fitted, the choice, with T if it is a temperature."""
         settings = super().__repr__(*args)
         choice = getattr(self, "choice_", "")
-        temperature = f", T = {1 / float(self.weight_):.4g}" if choice == "temperature" else ""
+        temperature = (
+            f", T = {1 / float(self.weight_):.4g}" if choice == "temperature" else ""
+        )
         return f"{settings}: {choice}{temperature}" if choice else settings
 
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> AutoScaling:
         """Select the calibrator and fit it."""
-        check_integer("n_folds", self.n_folds, 2, "5 is enough; more folds cost more fits")
+        check_integer(
+            "n_folds", self.n_folds, 2, "5 is enough; more folds cost more fits"
+        )
         rows = Rows.checked(logits, labels, multi_label=self.multi_label)
         if rows.known is not None:  # Rows without a known label contain no information.
             rows = rows[rows.known.any(axis=1)]
@@ -111,13 +153,22 @@ class AutoScaling(AffineScaling):
         # learns these frequencies would look better than it is on other rows.
         rng = check_draws(1, self.random_state, seed_name="random_state")
         folds = rng.permutation(np.arange(n) % min(self.n_folds, n))
-        sample = rng.choice(n, _CHOSEN_ON, replace=False) if n > _CHOSEN_ON else slice(None)
+        sample = (
+            rng.choice(n, _CHOSEN_ON, replace=False) if n > _CHOSEN_ON else slice(None)
+        )
         families = _candidates(rows)
         _cross_validate(families, rows[sample], folds[sample])
         candidates = {each.name: each for family in families for each in family}
-        losses = {name: each.losses for name, each in candidates.items() if each.losses is not None}
+        losses = {
+            name: each.losses
+            for name, each in candidates.items()
+            if each.losses is not None
+        }
         self.choice_ = choose(losses)
-        self.results_ = [each.judged(losses["temperature"], self.choice_) for each in candidates.values()]
+        self.results_ = [
+            each.judged(losses["temperature"], self.choice_)
+            for each in candidates.values()
+        ]
         chosen = candidates[self.choice_]
         if n > _CHOSEN_ON:  # Fits of all rows need less of an additional temperature.
             _cross_validate([[chosen]], rows, folds)
@@ -133,7 +184,9 @@ class AutoScaling(AffineScaling):
 def _candidates(rows: Rows) -> list[list[_Candidate]]:
     """Families of candidates, each from the most to the least regularised."""
     n, c = rows.logits.shape
-    wrong = (rows.logits > 0 if rows.sigmoid else rows.logits.argmax(axis=1)) != rows.labels
+    wrong = (
+        rows.logits > 0 if rows.sigmoid else rows.logits.argmax(axis=1)
+    ) != rows.labels
     n_wrong = np.count_nonzero(wrong if rows.known is None else wrong & rows.known)
     why_not = no_matrix = None
     if n == 1:  # A candidate would be evaluated on the row that it was fitted to.
@@ -149,16 +202,33 @@ def _candidates(rows: Rows) -> list[list[_Candidate]]:
     no_matrix = why_not or no_matrix
     own = 2 if c == 2 and not rows.sigmoid else 2 * c
     families = [[_Candidate(None, 0)], [_Candidate(affine.TemperatureScaling(), 1)]]
-    vectors = [_Candidate(affine.StructuredVectorScaling(each), own, why_not) for each in _PENALTIES]
+    vectors = [
+        _Candidate(affine.StructuredVectorScaling(each), own, why_not)
+        for each in _PENALTIES
+    ]
     if rows.sigmoid:
-        return [*families, [_Candidate(affine.PerLabelTemperatureScaling(), c, why_not)], vectors]
+        return [
+            *families,
+            [_Candidate(affine.PerLabelTemperatureScaling(), c, why_not)],
+            vectors,
+        ]
     vectors.append(_Candidate(affine.VectorScaling(), 2 * c, why_not))
     own = c * (c + 1)
-    matrices = [_Candidate(affine.StructuredMatrixScaling(each), own, no_matrix) for each in _PENALTIES]
-    return [*families, vectors, matrices, [_Candidate(affine.MatrixScaling(), own, no_matrix)]]
+    matrices = [
+        _Candidate(affine.StructuredMatrixScaling(each), own, no_matrix)
+        for each in _PENALTIES
+    ]
+    return [
+        *families,
+        vectors,
+        matrices,
+        [_Candidate(affine.MatrixScaling(), own, no_matrix)],
+    ]
 
 
-def _cross_validate(families: list[list[_Candidate]], rows: Rows, folds: NDArray[np.int64]) -> None:
+def _cross_validate(
+    families: list[list[_Candidate]], rows: Rows, folds: NDArray[np.int64]
+) -> None:
     """Find the losses of the candidates; skip those less regularised than a clearly worse one of their family."""
     splits = list(_parts(folds))
     temperatures = [ScaledLoss(rows[train]).best_temperature() for train, _ in splits]
@@ -171,44 +241,63 @@ def _cross_validate(families: list[list[_Candidate]], rows: Rows, folds: NDArray
             if candidate.left_out is not None:
                 continue
             for fold, (train, held_out) in enumerate(splits):
-                near[fold] = found = candidate.solve(rows[train], temperatures[fold], near[fold], _ROUGHLY)
+                near[fold] = found = candidate.solve(
+                    rows[train], temperatures[fold], near[fold], _ROUGHLY
+                )
                 mapped[held_out] = found(rows.logits[held_out])
             scales = np.ones((len(rows), 1))
             if candidate.method not in ("identity", "temperature"):
                 mapped_rows = rows.with_logits(mapped)
                 for train, held_out in splits:
-                    scales[held_out] = ScaledLoss(mapped_rows[train]).best_temperature(1.0)
+                    scales[held_out] = ScaledLoss(mapped_rows[train]).best_temperature(
+                        1.0
+                    )
                 candidate.on_top = ScaledLoss(mapped_rows).best_temperature(1.0)
             candidate.losses = rows.losses(mapped / scales)
             if last is not None:
                 difference, error = _mean_and_error(candidate.losses - last)
                 if difference > _CLEARLY_WORSE * error:
-                    worse = f"{candidate.name} was clearly worse than with a larger penalty"
+                    worse = (
+                        f"{candidate.name} was clearly worse than with a larger penalty"
+                    )
             last = candidate.losses
 
 
-def _parts(folds: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
+def _parts(
+    folds: NDArray[np.int64],
+) -> Iterator[tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
     """The masks of training and held-out rows of each fold; a single row is used for both."""
     for fold in range(folds.max() + 1):
         held_out = folds == fold
         yield (held_out if held_out.all() else ~held_out), held_out
 
 
-def choose(losses: Mapping[str, FloatArray], standard_errors: float | None = None) -> str:
+def choose(
+    losses: Mapping[str, FloatArray], standard_errors: float | None = None
+) -> str:
     """Return the name with the lowest d + k SE(d), k by the rule of `AutoScaling` or `standard_errors` for all."""
     n_rows = len(losses["temperature"])
 
     def upper_end(name: str) -> float:
         difference, error = _mean_and_error(losses[name] - losses["temperature"])
-        k = _STANDARD_ERRORS if n_rows >= _MANY or name.endswith(_FIRM) else _OF_FREE_MAPS
+        k = (
+            _STANDARD_ERRORS
+            if n_rows >= _MANY or name.endswith(_FIRM)
+            else _OF_FREE_MAPS
+        )
         return difference + (k if standard_errors is None else standard_errors) * error
 
-    return min((name for name in losses if name != "identity" or n_rows >= _ENOUGH), key=upper_end)
+    return min(
+        (name for name in losses if name != "identity" or n_rows >= _ENOUGH),
+        key=upper_end,
+    )
 
 
 def _mean_and_error(values: FloatArray) -> tuple[float, float]:
     """The mean and its standard error."""
-    return float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
+    return float(values.mean()), float(
+        values.std(ddof=1) / np.sqrt(len(values))
+    ) if len(values) > 1 else 0.0
 
 
 class GroupedScaling(LogitScaling):
@@ -239,27 +328,39 @@ class GroupedScaling(LogitScaling):
     (['art', 'law'], 1.0)
     """
 
-    def __init__(self, base: str = "auto", *, n_folds: int = 5, random_state: int = 0) -> None:
+    def __init__(
+        self, base: str = "auto", *, n_folds: int = 5, random_state: int = 0
+    ) -> None:
         self.base = base
         self.n_folds = n_folds
         self.random_state = random_state
 
-    def fit(self, logits: ArrayLike, labels: ArrayLike, *, groups: ArrayLike) -> GroupedScaling:
+    def fit(
+        self, logits: ArrayLike, labels: ArrayLike, *, groups: ArrayLike
+    ) -> GroupedScaling:
         """Fit the common calibrator, select λ, and fit each group; groups (N,) are words or integers."""
         check_choice("base", self.base, ("auto", *_BASES))
-        check_integer("n_folds", self.n_folds, 2, "5 is enough; more folds cost more fits")
+        check_integer(
+            "n_folds", self.n_folds, 2, "5 is enough; more folds cost more fits"
+        )
         rows = Rows.checked(logits, labels)
         names = _as_groups(groups, len(rows))
-        names, numbers, self.sizes_ = np.unique(names, return_inverse=True, return_counts=True)
+        names, numbers, self.sizes_ = np.unique(
+            names, return_inverse=True, return_counts=True
+        )
         self.groups_, self.n_classes_ = names.tolist(), rows.logits.shape[1]
         base, penalty = self._chosen(rows, numbers + 1)
         choice = "one map for all" if penalty == np.inf else f"penalty={penalty:g}"
         self.choice_ = f"{base}, {choice}" if self.base == "auto" else choice
         maps = self._maps(rows, numbers + 1, penalty, _common(base, rows), LEFT_TO_GAIN)
-        self.weights_, self.biases_ = (np.stack(each) for each in zip(*maps, strict=True))
+        self.weights_, self.biases_ = (
+            np.stack(each) for each in zip(*maps, strict=True)
+        )
         return self
 
-    def transform(self, logits: ArrayLike, *, groups: ArrayLike | None = None) -> FloatArray:
+    def transform(
+        self, logits: ArrayLike, *, groups: ArrayLike | None = None
+    ) -> FloatArray:
         """Return the mapped logits (N, ..., C) in float64; rows of other groups (N,) use the common calibrator."""
         check_is_fitted(self, "weights_")
         rows = as_fitted_logits(logits, self.n_classes_)
@@ -267,10 +368,15 @@ class GroupedScaling(LogitScaling):
         if groups is None:
             return maps[0](rows)
         known = {name: number for number, name in enumerate(self.groups_, 1)}
-        numbers = np.array([known.get(name, 0) for name in _as_groups(groups, len(rows)).tolist()], np.intp)
+        numbers = np.array(
+            [known.get(name, 0) for name in _as_groups(groups, len(rows)).tolist()],
+            np.intp,
+        )
         return _mapped(rows, numbers, maps)
 
-    def predict_proba(self, logits: ArrayLike, *, groups: ArrayLike | None = None) -> FloatArray:
+    def predict_proba(
+        self, logits: ArrayLike, *, groups: ArrayLike | None = None
+    ) -> FloatArray:
         """Return the calibrated probabilities in float64; the arguments are those of `transform`."""
         return softmax_in_place(self.transform(logits, groups=groups))
 
@@ -284,29 +390,45 @@ class GroupedScaling(LogitScaling):
         if n < 2:
             return bases[0], np.inf
         splits = list(_parts(rng.permutation(np.arange(n) % min(self.n_folds, n))))
-        commons = {base: [_common(base, rows[train]) for train, _ in splits] for base in bases}
+        commons = {
+            base: [_common(base, rows[train]) for train, _ in splits] for base in bases
+        }
 
         def held_out(base: str, penalty: float) -> FloatArray:
             """The loss (N,) of each row with the fits of the other folds."""
             losses = np.empty(n)
             for (train, test), common in zip(splits, commons[base], strict=True):
-                maps = self._maps(rows[train], numbers[train], penalty, common, _ROUGHLY)
-                losses[test] = rows[test].losses(_mapped(rows.logits[test], numbers[test], maps))
+                maps = self._maps(
+                    rows[train], numbers[train], penalty, common, _ROUGHLY
+                )
+                losses[test] = rows[test].losses(
+                    _mapped(rows.logits[test], numbers[test], maps)
+                )
             return losses
 
         base = bases[0]
         if self.base == "auto":
-            gain, error = _mean_and_error(held_out(base, np.inf) - held_out(_BASES[1], np.inf))
+            gain, error = _mean_and_error(
+                held_out(base, np.inf) - held_out(_BASES[1], np.inf)
+            )
             base = _BASES[gain > 2 * error]
         if len(self.groups_) == 1:
             return base, np.inf
         losses = np.stack([held_out(base, penalty) for penalty in _OF_GROUPS])
         best = losses[losses.mean(axis=1).argmin()]
-        within = [difference <= error for difference, error in map(_mean_and_error, losses - best)]
+        within = [
+            difference <= error
+            for difference, error in map(_mean_and_error, losses - best)
+        ]
         return base, _OF_GROUPS[within.index(True)]
 
     def _maps(
-        self, rows: Rows, numbers: IntArray, penalty: float, common: AffineMap, nats: float
+        self,
+        rows: Rows,
+        numbers: IntArray,
+        penalty: float,
+        common: AffineMap,
+        nats: float,
     ) -> list[AffineMap]:
         """The maps of all rows and of each group, numbered from 1; a group without rows has the common map."""
         maps = [common] * (len(self.groups_) + 1)
@@ -314,7 +436,9 @@ class GroupedScaling(LogitScaling):
         for number in np.unique(numbers) if penalty < np.inf else ():
             own = mapped[numbers == number]
             ridge = penalty * self.n_classes_ / len(own)
-            maps[number] = common.then(fit_affine(own, 1.0, Ridges(ridge, ridge), nats=nats))
+            maps[number] = common.then(
+                fit_affine(own, 1.0, Ridges(ridge, ridge), nats=nats)
+            )
         return maps
 
 
@@ -325,7 +449,9 @@ def _common(base: str, rows: Rows) -> AffineMap:
     return found.then(AffineMap(np.ones(c), np.zeros(c)))
 
 
-def _mapped(logits: NDArray[Any], numbers: IntArray, maps: list[AffineMap]) -> FloatArray:
+def _mapped(
+    logits: NDArray[Any], numbers: IntArray, maps: list[AffineMap]
+) -> FloatArray:
     """The logits of each row, mapped by the affine map with the row's number."""
     mapped = np.empty(logits.shape)
     for number in np.unique(numbers):
@@ -337,9 +463,22 @@ def _mapped(logits: NDArray[Any], numbers: IntArray, maps: list[AffineMap]) -> F
 def _as_groups(groups: ArrayLike, n: int) -> NDArray[np.str_]:
     names = np.asarray(groups)
     way_out = "give one name for each row of the logits"
-    check(names.shape == (n,), f"groups to have shape ({n},)", f"shape {names.shape}", way_out)
+    check(
+        names.shape == (n,),
+        f"groups to have shape ({n},)",
+        f"shape {names.shape}",
+        way_out,
+    )
     got = f"dtype {names.dtype}" * (names.dtype.kind not in "Uiu")
     if names.dtype.kind == "O":
-        got = few(sorted({type(name).__name__ for name in names if not isinstance(name, str | int)}))
+        got = few(
+            sorted(
+                {
+                    type(name).__name__
+                    for name in names
+                    if not isinstance(name, str | int)
+                }
+            )
+        )
     check(not got, "groups to hold words or integers", got, "name each group")
     return names.astype(str)

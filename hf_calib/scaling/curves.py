@@ -13,7 +13,12 @@ from sklearn.isotonic import IsotonicRegression
 from sklearn.utils.validation import check_is_fitted
 
 from hf_calib._errors import check
-from hf_calib.metrics.checks import FloatArray, check_choice, check_integer, check_n_bins
+from hf_calib.metrics.checks import (
+    FloatArray,
+    check_choice,
+    check_integer,
+    check_n_bins,
+)
 from hf_calib.metrics.sums import quantile_edges, uniform_edges
 from hf_calib.scaling._base import Scaler, as_fitted_logits, blocks, softmax_in_place
 from hf_calib.scaling.newton import Rows, ScaledLoss
@@ -21,23 +26,34 @@ from hf_calib.scaling.newton import Rows, ScaledLoss
 Binning = Literal["uniform", "equal_mass"]
 Multiclass = Literal["one_vs_rest", "joint"]
 
-_OWN_SHARE = 1e-9  # The share of the model's probability, which breaks ties (Zhang et al. 2020).
+_OWN_SHARE = (
+    1e-9  # The share of the model's probability, which breaks ties (Zhang et al. 2020).
+)
 _FURTHEST = np.log(30)  # The range around the temperature of the likelihood.
 
 
 class ClassProbabilityScaling(Scaler):
     """A calibrator of the probability of each class; `predict_proba` makes the rows sum to 1."""
 
-    _fit_curves: Callable[[FloatArray, FloatArray, FloatArray], None]  # It fits to probs, hits and weights.
+    _fit_curves: Callable[
+        [FloatArray, FloatArray, FloatArray], None
+    ]  # It fits to probs, hits and weights.
     _recalibrated: Callable[[FloatArray], FloatArray]  # It maps probs (N, C).
 
-    def fit(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Any:
+    def fit(
+        self,
+        logits: ArrayLike,
+        labels: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+    ) -> Any:
         """Fit the curves. Equal-mass bins have equal numbers of examples, whatever the weights."""
         rows = Rows.checked(logits, labels, sample_weight)
         self.n_classes_ = rows.logits.shape[1]
         hits = (rows.labels[:, None] == np.arange(self.n_classes_)).astype(np.float64)
         weights = np.ones(len(rows)) if rows.weights is None else rows.weights
-        self._fit_curves(softmax_in_place(rows.logits.astype(np.float64)), hits, weights)
+        self._fit_curves(
+            softmax_in_place(rows.logits.astype(np.float64)), hits, weights
+        )
         return self
 
     def class_scores(self, logits: ArrayLike) -> FloatArray:
@@ -55,7 +71,9 @@ class ClassProbabilityScaling(Scaler):
         wide = as_fitted_logits(logits, self.n_classes_)
         masked = np.isneginf(wide)
         probs = softmax_in_place(wide)
-        scores = self._recalibrated(probs.reshape(-1, self.n_classes_)).reshape(probs.shape)
+        scores = self._recalibrated(probs.reshape(-1, self.n_classes_)).reshape(
+            probs.shape
+        )
         scores[masked] = 0  # The lowest bin may have a frequency above 0.
         return scores, probs
 
@@ -84,21 +102,32 @@ class HistogramBinning(ClassProbabilityScaling):
         self.n_bins = n_bins
         self.binning = binning
 
-    def _fit_curves(self, probs: FloatArray, hits: FloatArray, weights: FloatArray) -> None:
+    def _fit_curves(
+        self, probs: FloatArray, hits: FloatArray, weights: FloatArray
+    ) -> None:
         check_n_bins(self.n_bins)
         check_choice("binning", self.binning, get_args(Binning))
         self.edges_ = np.tile(uniform_edges(self.n_bins), (probs.shape[1], 1))
         if self.binning == "equal_mass":
-            self.edges_ = np.stack([quantile_edges(np.sort(column), self.n_bins) for column in probs.T])
+            self.edges_ = np.stack(
+                [quantile_edges(np.sort(column), self.n_bins) for column in probs.T]
+            )
         self.frequencies_ = (self.edges_[:, :-1] + self.edges_[:, 1:]) / 2
-        for edges, found, column, hit in zip(self.edges_, self.frequencies_, probs.T, hits.T, strict=True):
+        for edges, found, column, hit in zip(
+            self.edges_, self.frequencies_, probs.T, hits.T, strict=True
+        ):
             bins = np.searchsorted(edges[1:-1], column)
-            mass, right = (np.bincount(bins, w, self.n_bins) for w in (weights, weights * hit))
+            mass, right = (
+                np.bincount(bins, w, self.n_bins) for w in (weights, weights * hit)
+            )
             np.divide(right, mass, out=found, where=mass > 0)
 
     def _recalibrated(self, probs: FloatArray) -> FloatArray:
         columns = zip(self.frequencies_, self.edges_, probs.T, strict=True)
-        return np.stack([found[np.searchsorted(edges[1:-1], p)] for found, edges, p in columns], axis=1)
+        return np.stack(
+            [found[np.searchsorted(edges[1:-1], p)] for found, edges, p in columns],
+            axis=1,
+        )
 
 
 class IsotonicScaling(ClassProbabilityScaling):
@@ -127,22 +156,36 @@ class IsotonicScaling(ClassProbabilityScaling):
     def __init__(self, multiclass: Multiclass = "one_vs_rest") -> None:
         self.multiclass = multiclass
 
-    def _fit_curves(self, probs: FloatArray, hits: FloatArray, weights: FloatArray) -> None:
+    def _fit_curves(
+        self, probs: FloatArray, hits: FloatArray, weights: FloatArray
+    ) -> None:
         check_choice("multiclass", self.multiclass, get_args(Multiclass))
         if self.multiclass == "joint":
             weights = np.repeat(weights, probs.shape[1])
             probs, hits = probs.reshape(-1, 1), hits.reshape(-1, 1)
         columns = zip(probs.T, hits.T, strict=True)
-        curves = [IsotonicRegression(out_of_bounds="clip").fit(p, hit, weights) for p, hit in columns]
+        curves = [
+            IsotonicRegression(out_of_bounds="clip").fit(p, hit, weights)
+            for p, hit in columns
+        ]
         self.sizes_ = np.array([len(curve.X_thresholds_) for curve in curves])
         self.knots_ = np.concatenate([curve.X_thresholds_ for curve in curves])
         self.frequencies_ = np.concatenate([curve.y_thresholds_ for curve in curves])
 
     def _recalibrated(self, probs: FloatArray) -> FloatArray:
         ends = np.cumsum(self.sizes_)[:-1]
-        columns = probs.T if len(self.sizes_) > 1 else probs.reshape(1, -1)  # All share one curve.
-        curves = zip(columns, np.split(self.knots_, ends), np.split(self.frequencies_, ends), strict=True)
-        return np.stack([np.interp(p, knots, found) for p, knots, found in curves], axis=1)
+        columns = (
+            probs.T if len(self.sizes_) > 1 else probs.reshape(1, -1)
+        )  # All share one curve.
+        curves = zip(
+            columns,
+            np.split(self.knots_, ends),
+            np.split(self.frequencies_, ends),
+            strict=True,
+        )
+        return np.stack(
+            [np.interp(p, knots, found) for p, knots, found in curves], axis=1
+        )
 
 
 class SplineScaling(Scaler):
@@ -175,18 +218,32 @@ class SplineScaling(Scaler):
         """Fit the curve to at least `n_knots` rows."""
         check_integer("n_knots", self.n_knots, 4, "the paper uses 6")
         rows = Rows.checked(logits, labels)
-        n, requirement = len(rows), f"logits to hold at least n_knots={self.n_knots} rows"
+        n, requirement = (
+            len(rows),
+            f"logits to hold at least n_knots={self.n_knots} rows",
+        )
         check(n >= self.n_knots, requirement, n, "use TemperatureScaling")
-        confidences = np.concatenate([softmax_in_place(z).max(axis=1) for _, z in blocks(rows.logits)])
-        levels, level, sizes = np.unique(confidences, return_inverse=True, return_counts=True)
+        confidences = np.concatenate(
+            [softmax_in_place(z).max(axis=1) for _, z in blocks(rows.logits)]
+        )
+        levels, level, sizes = np.unique(
+            confidences, return_inverse=True, return_counts=True
+        )
         # Equal confidences share their mean accuracy, and the mean slope.
-        gaps = np.bincount(level, rows.logits.argmax(axis=1) == rows.labels) / sizes - levels
+        gaps = (
+            np.bincount(level, rows.logits.argmax(axis=1) == rows.labels) / sizes
+            - levels
+        )
         # All splines are weighted sums of one spline per knot, which is 1 there and 0 at the other knots.
         knots = np.linspace(0, 1, self.n_knots)
         basis = make_interp_spline(knots, np.eye(self.n_knots), bc_type="natural")
         steps = np.linspace(0, 1, n)
-        heights = np.linalg.lstsq(basis(steps), np.cumsum(np.repeat(gaps, sizes)) / n, rcond=None)[0]
-        slopes = np.bincount(np.sort(level), basis.derivative()(steps) @ heights) / sizes
+        heights = np.linalg.lstsq(
+            basis(steps), np.cumsum(np.repeat(gaps, sizes)) / n, rcond=None
+        )[0]
+        slopes = (
+            np.bincount(np.sort(level), basis.derivative()(steps) @ heights) / sizes
+        )
         self.scores_, self.accuracies_ = levels, np.clip(levels + slopes, 0, 1)
         self.n_classes_ = rows.logits.shape[1]
         return self
@@ -194,7 +251,9 @@ class SplineScaling(Scaler):
     def predict_confidence(self, logits: ArrayLike) -> FloatArray:
         """Return r, the calibrated confidence (...) in [0, 1] of the predicted class, for logits (..., C)."""
         check_is_fitted(self, "scores_")
-        confidences = softmax_in_place(as_fitted_logits(logits, self.n_classes_)).max(axis=-1)
+        confidences = softmax_in_place(as_fitted_logits(logits, self.n_classes_)).max(
+            axis=-1
+        )
         return np.interp(confidences, self.scores_, self.accuracies_)
 
     def predict_proba(self, logits: ArrayLike) -> FloatArray:
@@ -207,9 +266,13 @@ class SplineScaling(Scaler):
         rows[~alone] = softmax_in_place(rows[~alone])
         rows[alone], confidence[alone] = 0.0, 1.0
         runner_up = rows.max(axis=1)
-        confidence = np.maximum(confidence, runner_up / (1 + runner_up))  # At least a tie.
+        confidence = np.maximum(
+            confidence, runner_up / (1 + runner_up)
+        )  # At least a tie.
         rows *= (1 - confidence)[:, None]
-        rows[predicted] = np.maximum(confidence, np.nextafter(rows.max(axis=1), 1))  # It stays first.
+        rows[predicted] = np.maximum(
+            confidence, np.nextafter(rows.max(axis=1), 1)
+        )  # It stays first.
         return rows.reshape(np.shape(logits))
 
 
@@ -242,15 +305,27 @@ class EnsembleTemperatureScaling(Scaler):
         for part, block in blocks(rows.logits):
             parts = np.stack(_parts(block, self.temperature_))
             products += np.einsum("inc,jnc->ij", parts, parts) / len(rows)
-            own += parts[:, np.arange(len(block)), rows.labels[part]].sum(axis=1) / len(rows)
+            own += parts[:, np.arange(len(block)), rows.labels[part]].sum(axis=1) / len(
+                rows
+            )
 
         def error(weights: FloatArray) -> tuple[float, FloatArray]:
             slope = products @ weights - own
             return float(weights @ (slope - own) / 2), slope
 
-        simplex = {"bounds": [(0, 1)] * 3, "constraints": LinearConstraint(np.ones((1, 3)), 1, 1)}
+        simplex = {
+            "bounds": [(0, 1)] * 3,
+            "constraints": LinearConstraint(np.ones((1, 3)), 1, 1),
+        }
         options = {"ftol": 1e-16, "maxiter": 300}
-        found = minimize(error, np.full(3, 1 / 3), jac=True, method="SLSQP", options=options, **simplex)
+        found = minimize(
+            error,
+            np.full(3, 1 / 3),
+            jac=True,
+            method="SLSQP",
+            options=options,
+            **simplex,
+        )
         self.weights_ = found.x.clip(0) / found.x.clip(0).sum()
         self.n_classes_ = rows.logits.shape[1]
         return self
@@ -258,18 +333,32 @@ class EnsembleTemperatureScaling(Scaler):
     def predict_proba(self, logits: ArrayLike) -> FloatArray:
         """Return the mixture in float64; logits of any shape that ends in C."""
         check_is_fitted(self, "weights_")
-        first, second, third = _parts(as_fitted_logits(logits, self.n_classes_), self.temperature_)
-        mixture = self.weights_[0] * first + self.weights_[1] * second + self.weights_[2] * third
-        if self.weights_[2] > 1 - _OWN_SHARE:  # The uniform part alone would rank nothing.
+        first, second, third = _parts(
+            as_fitted_logits(logits, self.n_classes_), self.temperature_
+        )
+        mixture = (
+            self.weights_[0] * first
+            + self.weights_[1] * second
+            + self.weights_[2] * third
+        )
+        if (
+            self.weights_[2] > 1 - _OWN_SHARE
+        ):  # The uniform part alone would rank nothing.
             mixture += _OWN_SHARE * (second - third)
         return mixture
 
 
-def _parts(logits: FloatArray, temperature: float) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _parts(
+    logits: FloatArray, temperature: float
+) -> tuple[FloatArray, FloatArray, FloatArray]:
     """The scaled, the plain and the uniform probabilities, which overwrite the logits."""
     allowed = np.isfinite(logits)
     scaled = softmax_in_place(logits / temperature)
-    return scaled, softmax_in_place(logits), allowed / allowed.sum(axis=-1, keepdims=True)
+    return (
+        scaled,
+        softmax_in_place(logits),
+        allowed / allowed.sum(axis=-1, keepdims=True),
+    )
 
 
 def _least_squares_temperature(rows: Rows, likely: float) -> float:
@@ -279,7 +368,10 @@ def _least_squares_temperature(rows: Rows, likely: float) -> float:
         total = 0.0
         for part, block in blocks(rows.logits):
             probs = softmax_in_place(block / np.exp(log_temperature))
-            total += np.vdot(probs, probs) - 2 * probs[np.arange(len(probs)), rows.labels[part]].sum()
+            total += (
+                np.vdot(probs, probs)
+                - 2 * probs[np.arange(len(probs)), rows.labels[part]].sum()
+            )
         return float(total) / len(rows)
 
     grid = np.log(likely) + np.linspace(-_FURTHEST, _FURTHEST, 25)

@@ -19,11 +19,29 @@ if TYPE_CHECKING:
     from hf_calib.losses import CalibrationLoss
 
 # Losses whose gradients determine the posterior: functions of the label's p alone, or of all p.
-_OF_P = ("cross_entropy", "focal", "focal_gra", "inverse_focal", "flsd", "flsd_gra", "adafocal", "calfocal")
-_OF_OTHERS = ("brier", "bsce", "bsce_gra", "focal_calibration", "label_smoothing", "entropy_regularized")
+_OF_P = (
+    "cross_entropy",
+    "focal",
+    "focal_gra",
+    "inverse_focal",
+    "flsd",
+    "flsd_gra",
+    "adafocal",
+    "calfocal",
+)
+_OF_OTHERS = (
+    "brier",
+    "bsce",
+    "bsce_gra",
+    "focal_calibration",
+    "label_smoothing",
+    "entropy_regularized",
+)
 INVERTIBLE = (*_OF_P, "dual_focal", "dual_focal_gra", "ada_dual_focal", *_OF_OTHERS)
 
-_FURTHEST = -33.0  # The least logit below the largest at which 1 - p is not lost to rounding.
+_FURTHEST = (
+    -33.0
+)  # The least logit below the largest at which 1 - p is not lost to rounding.
 _ROUNDING = 1e-12
 _TRACE = 1e-9  # The share of p that keeps the order of tied classes.
 _GRADIENTS = 2**21  # The most in memory at the same time.
@@ -65,14 +83,23 @@ class InverseLink(LogitScaling):
         rows = checked.reshape(-1, checked.shape[-1])
         self._check(rows.shape[1])
         allowed = not np.isneginf(rows.max(axis=1)).any()
-        check(allowed, "logits to allow at least one class", "-inf for every class", "mask fewer classes")
+        check(
+            allowed,
+            "logits to allow at least one class",
+            "-inf for every class",
+            "mask fewer classes",
+        )
         loss: Any = deepcopy(self.loss).cpu()
         weights, loss.class_weights = loss.class_weights, None
         result, by_p = np.empty(rows.shape), loss.name in _OF_P
-        for part in row_chunks(len(rows), rows.shape[1] ** (1 if by_p else 2), elements=_GRADIENTS):
+        for part in row_chunks(
+            len(rows), rows.shape[1] ** (1 if by_p else 2), elements=_GRADIENTS
+        ):
             block = rows[part].astype(np.float64)
             order = np.argsort(-block, axis=1, kind="stable")
-            z = np.take_along_axis(block, order, axis=1)  # Descending, so that masked classes are last.
+            z = np.take_along_axis(
+                block, order, axis=1
+            )  # Descending, so that masked classes are last.
             z -= z[:, :1]
             log_p = z - np.log1p(np.exp(z[:, 1:]).sum(axis=1, keepdims=True))
             log_eta = log_p + (_gain_by_p(loss, log_p) if by_p else _gain(loss, z))
@@ -93,14 +120,37 @@ class InverseLink(LogitScaling):
         """Raise unless the loss has an inverse link for this number of classes."""
         from hf_calib.losses.loss import check_loss  # This import loads torch.
 
-        loss, way_out = self.loss, f"use a loss among {', '.join(INVERTIBLE)}, or fit TemperatureScaling"
+        loss, way_out = (
+            self.loss,
+            f"use a loss among {', '.join(INVERTIBLE)}, or fit TemperatureScaling",
+        )
         check_loss(loss)
-        check(loss.name in INVERTIBLE, "loss to have an inverse link", repr(loss.name), way_out)
-        check(not loss.multi_label, "loss to be single-label", "a multi-label loss", "fit TemperatureScaling")
+        check(
+            loss.name in INVERTIBLE,
+            "loss to have an inverse link",
+            repr(loss.name),
+            way_out,
+        )
+        check(
+            not loss.multi_label,
+            "loss to be single-label",
+            "a multi-label loss",
+            "fit TemperatureScaling",
+        )
         whole = loss.hyperparameters.get("smoothing") == 1
-        check(not whole, "smoothing to be below 1", 1, "with 1 the loss does not depend on the label")
+        check(
+            not whole,
+            "smoothing to be below 1",
+            1,
+            "with 1 the loss does not depend on the label",
+        )
         requirement = f"logits to have the {self.n_classes_} classes of class_weights"
-        check(self.n_classes_ in (None, n_classes), requirement, n_classes, "use those of the loss's model")
+        check(
+            self.n_classes_ in (None, n_classes),
+            requirement,
+            n_classes,
+            "use those of the loss's model",
+        )
 
 
 def _gain_by_p(loss: Any, log_p: FloatArray) -> FloatArray:
@@ -108,7 +158,11 @@ def _gain_by_p(loss: Any, log_p: FloatArray) -> FloatArray:
     allowed = np.where(np.isneginf(log_p), 0, log_p)
     pulls = -_gradient(lambda own: loss.from_log_probs(own, reduction="sum"), allowed)
     # Classes whose probability the gradient lowers share all of the mass equally.
-    return np.where(pulls < 0, -np.log(1e-12) - (1 - _TRACE) * log_p, -np.log(np.maximum(pulls, 1e-300)))
+    return np.where(
+        pulls < 0,
+        -np.log(1e-12) - (1 - _TRACE) * log_p,
+        -np.log(np.maximum(pulls, 1e-300)),
+    )
 
 
 def _gain(loss: Any, z: FloatArray) -> FloatArray:
@@ -122,7 +176,9 @@ def _gain(loss: Any, z: FloatArray) -> FloatArray:
     masked = np.isneginf(z)
     near = np.where(masked, -np.inf, np.maximum(z, _FURTHEST))
     labels = torch.from_numpy(np.where(masked, 0, np.arange(c)).ravel())
-    slopes = _gradient(lambda each: loss(each, labels, reduction="sum"), np.repeat(near, c, axis=0))
+    slopes = _gradient(
+        lambda each: loss(each, labels, reduction="sum"), np.repeat(near, c, axis=0)
+    )
     rates = np.where(masked[:, :, None], 1, slopes.reshape(n, c, c) * (1 - np.eye(c)))
     for k in range(c - 1, 0, -1):
         rates[:, :k, k] /= rates[:, k, :k].sum(axis=1)[:, None]
@@ -148,10 +204,16 @@ def _in_order_of(log_p: FloatArray, log_eta: FloatArray) -> FloatArray:
     log_eta -= log_eta.max(axis=1, keepdims=True)
     log_eta -= logsumexp(log_eta, axis=1, keepdims=True)
     rises = log_eta[:, 1:] > log_eta[:, :-1] + _ROUNDING
-    differs = (log_p[:, 1:] == log_p[:, :-1]) & (log_eta[:, 1:] < log_eta[:, :-1] - _ROUNDING)
+    differs = (log_p[:, 1:] == log_p[:, :-1]) & (
+        log_eta[:, 1:] < log_eta[:, :-1] - _ROUNDING
+    )
     for row in np.flatnonzero((rises | differs).any(axis=1)):
-        _, level, sizes = np.unique(-log_p[row], return_inverse=True, return_counts=True)
+        _, level, sizes = np.unique(
+            -log_p[row], return_inverse=True, return_counts=True
+        )
         means = (np.bincount(level, np.exp(log_eta[row])) / sizes)[level]
-        shared = (1 - _TRACE) * isotonic_regression(means, increasing=False) + _TRACE * np.exp(log_p[row])
+        shared = (1 - _TRACE) * isotonic_regression(
+            means, increasing=False
+        ) + _TRACE * np.exp(log_p[row])
         log_eta[row] = np.log(shared)
     return log_eta

@@ -17,18 +17,28 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_expit, log_softmax
 
 from hf_calib.metrics.checks import FloatArray, check_flag, check_weights
-from hf_calib.scaling._base import AffineMap, as_binary_labels, as_class_labels, as_matrix, blocks
+from hf_calib.scaling._base import (
+    AffineMap,
+    as_binary_labels,
+    as_class_labels,
+    as_matrix,
+    blocks,
+)
 
 LEFT_TO_GAIN = 1e-7  # In nats per example, before the last step.
 _MAX_STEPS = 200
 _MAX_PRODUCTS = 250  # Products with the Hessian for one step.
 _KEPT = 2**20  # The most probabilities kept for products; the rest is recomputed.
-_LEAST_STEP = 1e-8  # If not even this Newton step lowers the value, only rounding is left.
+_LEAST_STEP = (
+    1e-8  # If not even this Newton step lowers the value, only rounding is left.
+)
 
 # Cosine similarities need a T near 0.01, and raw scores of 10,000 a T near 10,000. With a larger T the
 # probabilities would be so equal that float32 no longer ranks them.
 BOUNDS = (1e-5, 1e5)
-_SMALL_STEP = 1e-5  # In log T; after a Newton step this small, twice as many digits are correct.
+_SMALL_STEP = (
+    1e-5  # In log T; after a Newton step this small, twice as many digits are correct.
+)
 _FAR = np.log(4)  # The farthest step of bisection.
 _MOST_STEPS = 100  # Bisection alone would need about 40.
 _SAMPLE_STEP = 16  # With many rows, every 16th row gives the first guess.
@@ -44,11 +54,17 @@ class Rows:
     logits: NDArray[Any]
     labels: NDArray[Any]
     weights: FloatArray | None = None  # (N,), above 0 with mean 1.
-    known: NDArray[np.bool_] | None = None  # (N, C) for sigmoids; None if all are known.
+    known: NDArray[np.bool_] | None = (
+        None  # (N, C) for sigmoids; None if all are known.
+    )
 
     @classmethod
     def checked(
-        cls, logits: ArrayLike, labels: ArrayLike, weights: ArrayLike | None = None, multi_label: bool = False
+        cls,
+        logits: ArrayLike,
+        labels: ArrayLike,
+        weights: ArrayLike | None = None,
+        multi_label: bool = False,
     ) -> Rows:
         """Check the arguments of a user, and return the rows that count."""
         check_flag("multi_label", multi_label)
@@ -56,14 +72,24 @@ class Rows:
         if multi_label:
             positive, known = as_binary_labels(labels, matrix)
             return cls(matrix, positive, known=known)
-        rows = cls(matrix, as_class_labels(labels, matrix), check_weights(weights, len(matrix)))
-        return rows[slice(None) if rows.weights is None or rows.weights.all() else rows.weights > 0]
+        rows = cls(
+            matrix, as_class_labels(labels, matrix), check_weights(weights, len(matrix))
+        )
+        return rows[
+            slice(None)
+            if rows.weights is None or rows.weights.all()
+            else rows.weights > 0
+        ]
 
     def __len__(self) -> int:
         return len(self.logits)
 
     def __getitem__(self, chosen: Any) -> Rows:
-        weights = None if self.weights is None else self.weights[chosen] / self.weights[chosen].mean()
+        weights = (
+            None
+            if self.weights is None
+            else self.weights[chosen] / self.weights[chosen].mean()
+        )
         known = None if self.known is None else self.known[chosen]
         return Rows(self.logits[chosen], self.labels[chosen], weights, known)
 
@@ -78,7 +104,10 @@ class Rows:
         """The known examples of one label or of all labels, as rows of two classes with the logits -z/2 and z/2."""
         known = slice(None) if self.known is None else self.known[:, column]
         half = self.logits[:, column][known].ravel().astype(np.float64) / 2
-        return Rows(np.stack([-half, half], axis=1), self.labels[:, column][known].ravel().astype(np.int64))
+        return Rows(
+            np.stack([-half, half], axis=1),
+            self.labels[:, column][known].ravel().astype(np.int64),
+        )
 
     def losses(self, logits: FloatArray) -> FloatArray:
         """The negative log-likelihood (N,) of each row with other logits."""
@@ -90,7 +119,9 @@ class Rows:
 
 def warn_undetermined(what: str, stacklevel: int) -> None:
     way_out = "Fit on more or harder examples; check that labels number the columns, and the logits' scale."
-    warnings.warn(f"The data do not determine {what}. {way_out}", UserWarning, stacklevel)
+    warnings.warn(
+        f"The data do not determine {what}. {way_out}", UserWarning, stacklevel
+    )
 
 
 class ScaledLoss:
@@ -107,7 +138,11 @@ class ScaledLoss:
             block -= self.largest[part, None]
             own[part] = block[each, labels]
             masks, c = block.min() == -np.inf, block.shape[1]
-            mean[part] = block.mean(axis=1, where=np.isfinite(block)) if masks else block @ np.full(c, 1 / c)
+            mean[part] = (
+                block.mean(axis=1, where=np.isfinite(block))
+                if masks
+                else block @ np.full(c, 1 / c)
+            )
         self.weights = np.ones(len(rows)) if rows.weights is None else rows.weights
         self.drift = float((mean - own) @ self.weights) / len(rows)
         self.shortfall = float(-own @ self.weights) / len(rows)
@@ -127,7 +162,9 @@ class ScaledLoss:
         """Warn if the data do not determine T; `stacklevel` 3 is the caller of the method that calls this one."""
         problem = self.problem(temperature)
         if problem:
-            warn_undetermined(f"the temperature: {problem}. It is {temperature:g}", stacklevel + 1)
+            warn_undetermined(
+                f"the temperature: {problem}. It is {temperature:g}", stacklevel + 1
+            )
 
     def _gaps(self) -> Iterator[tuple[slice, FloatArray]]:
         """The logits minus the largest logit of the row."""
@@ -156,7 +193,9 @@ class ScaledLoss:
     def masses(self, betas: FloatArray) -> dict[float, FloatArray]:
         """The softmax denominators (N,) at each beta: the largest probability of a row is 1 / mass."""
         found = {beta: np.empty(len(self.rows)) for beta in betas.tolist()}
-        roots = [beta for beta in found if beta / 2 not in found]  # Other exponentials are squares.
+        roots = [
+            beta for beta in found if beta / 2 not in found
+        ]  # Other exponentials are squares.
         for part, gaps in self._gaps():
             ones, powers = np.ones(gaps.shape[1]), np.empty_like(gaps)
             for beta in roots:
@@ -173,7 +212,9 @@ class ScaledLoss:
         roots = betas.min() * 2.0 ** (np.arange(4) / 4 - 1)
         nodes = np.outer(2.0 ** np.arange(octaves + 3), roots).ravel()
         samples = -np.append(0, np.geomspace(1e-3, 50, 200)) / betas.min()
-        at_nodes, at_betas = (np.exp(np.outer(samples, numbers)) for numbers in (nodes, betas))
+        at_nodes, at_betas = (
+            np.exp(np.outer(samples, numbers)) for numbers in (nodes, betas)
+        )
         weights = np.linalg.lstsq(at_nodes, at_betas, rcond=1e-13)[0]
         masses = np.stack([*self.masses(nodes).values()])
         return (row @ masses for row in weights.T)
@@ -198,14 +239,25 @@ class ScaledLoss:
             gap = self.shortfall - slope  # It falls to the target.
             low, high = (low, log_beta) if gap < target else (log_beta, high)
             # A Newton step of the logarithms, where the gap is nearly linear, or bisection if it does not shrink.
-            newton = np.log(gap / target) * gap / (beta * curvature) if min(gap, curvature) > 0 else np.inf
+            newton = (
+                np.log(gap / target) * gap / (beta * curvature)
+                if min(gap, curvature) > 0
+                else np.inf
+            )
             pays = low < log_beta + newton < high and abs(newton) < abs(step) / 2
             step = newton if pays else np.clip((low + high) / 2 - log_beta, -_FAR, _FAR)
             log_beta += step
             if abs(step) <= _SMALL_STEP:
                 break
         found = float(np.exp(-log_beta))
-        return next((bound for bound in BOUNDS if isclose(found, bound, rel_tol=10 * _SMALL_STEP)), found)
+        return next(
+            (
+                bound
+                for bound in BOUNDS
+                if isclose(found, bound, rel_tol=10 * _SMALL_STEP)
+            ),
+            found,
+        )
 
 
 class Ridges(NamedTuple):
@@ -217,7 +269,11 @@ class Ridges(NamedTuple):
 
 
 def fit_affine(
-    rows: Rows, unit: float, ridges: Ridges, start: AffineMap | None = None, nats: float = LEFT_TO_GAIN
+    rows: Rows,
+    unit: float,
+    ridges: Ridges,
+    start: AffineMap | None = None,
+    nats: float = LEFT_TO_GAIN,
 ) -> AffineMap:
     """The affine map whose mean loss, with the ridges of a map of logits / unit, is within `nats` of the lowest."""
     loss = _PenalisedLoss(rows, unit, ridges)
@@ -240,7 +296,9 @@ def fit_affine(
     return loss.map(theta)
 
 
-def _newton_step(gradient: FloatArray, product: Linear, divide: Linear, nats: float) -> tuple[Any, float]:
+def _newton_step(
+    gradient: FloatArray, product: Linear, divide: Linear, nats: float
+) -> tuple[Any, float]:
     """A Newton step, which is more exact near the minimum, and its decrease of the quadratic model."""
     step, residual = np.zeros_like(gradient), -gradient
     direction = divide(residual)
@@ -266,14 +324,23 @@ class _PenalisedLoss:
     """The mean loss of logits / unit with its ridges, as a function of the rows b and w, or b and W'."""
 
     def __init__(self, rows: Rows, unit: float, ridges: Ridges) -> None:
-        self.rows, self.unit, self.ridges, self.mixes = rows, unit, ridges, ridges.between is not None
+        self.rows, self.unit, self.ridges, self.mixes = (
+            rows,
+            unit,
+            ridges,
+            ridges.between is not None,
+        )
         c, self.between = rows.logits.shape[1], ridges.between or 0.0
         own = np.eye(c) if self.mixes else np.ones((1, c))
         self.identity = np.vstack([np.zeros(c), own])
-        self.factors = np.vstack([np.full(c, ridges.bias), np.where(own, ridges.own, self.between)])
+        self.factors = np.vstack(
+            [np.full(c, ridges.bias), np.where(own, ridges.own, self.between)]
+        )
         self.masks = rows.logits.min() == -np.inf
         # Single precision is enough for the products, unless some directions may be nearly flat.
-        self.narrow: Any = np.float32 if min(self.between, ridges.bias) > 1e-6 else np.float64
+        self.narrow: Any = (
+            np.float32 if min(self.between, ridges.bias) > 1e-6 else np.float64
+        )
         self.weights = np.ones(len(rows)) if rows.weights is None else rows.weights
 
     def parameters(self, found: AffineMap) -> FloatArray:
@@ -300,12 +367,20 @@ class _PenalisedLoss:
             value += losses @ weights
             first = probs * features
             sums += weights @ probs, weights @ first, weights @ (first * features)
-            squares += weights @ (probs * probs), weights @ (first * probs), weights @ (first * first)
+            squares += (
+                weights @ (probs * probs),
+                weights @ (first * probs),
+                weights @ (first * first),
+            )
             if self.mixes:
                 spread = weights * (1 - np.einsum("nc,nc->n", probs, probs))
                 probs *= weights[:, None]
-                kept.append([each.astype(self.narrow) for each in (weights, features, probs)])
-                mixed += (kept[-1][1] * spread.astype(self.narrow)[:, None]).T @ kept[-1][1]
+                kept.append(
+                    [each.astype(self.narrow) for each in (weights, features, probs)]
+                )
+                mixed += (kept[-1][1] * spread.astype(self.narrow)[:, None]).T @ kept[
+                    -1
+                ][1]
                 probs[own] -= weights
                 gradient[1:] += features.T @ probs
             else:
@@ -328,7 +403,9 @@ class _PenalisedLoss:
                     total[1:] += features.T @ change
             else:
                 total = direction[0] * sums[:2] + direction[1] * sums[1:]
-                for weights, first, probs in kept or ((w, x * p, p) for w, _, x, p, _ in self._blocks(theta)):
+                for weights, first, probs in kept or (
+                    (w, x * p, p) for w, _, x, p, _ in self._blocks(theta)
+                ):
                     change = weights * (probs @ direction[0] + first @ direction[1])
                     total -= change @ probs, change @ first
             return total / n + 2 * self.factors * direction
@@ -346,12 +423,18 @@ class _PenalisedLoss:
         inverse = np.array([[own, -first], [-first, bias]]) / determinant
         if not self.mixes:
             return lambda vector: np.einsum("ijc,jc->ic", inverse, vector)
-        eigenvalues, basis = np.linalg.eigh(mixed / max(count.sum(), np.finfo(float).tiny))
+        eigenvalues, basis = np.linalg.eigh(
+            mixed / max(count.sum(), np.finfo(float).tiny)
+        )
         scale = np.outer(np.maximum(eigenvalues, 0), count) + 2 * self.between
 
         def divide(vector: FloatArray) -> FloatArray:
-            bias, own = np.einsum("ijc,jc->ic", inverse, [vector[0], vector[1:].diagonal()])
-            return np.vstack([bias, basis @ ((basis.T @ vector[1:]) / scale) + np.diag(own)])
+            bias, own = np.einsum(
+                "ijc,jc->ic", inverse, [vector[0], vector[1:].diagonal()]
+            )
+            return np.vstack(
+                [bias, basis @ ((basis.T @ vector[1:]) / scale) + np.diag(own)]
+            )
 
         return divide
 

@@ -20,7 +20,10 @@ from hf_calib.scaling.newton import Rows, ScaledLoss
 LEVEL = 0.05  # The level of the test; intervals have 1 - LEVEL.
 _BLOCK = 2**22  # The weights of resamples in memory at the same time.
 _ALIKE = 1e-6  # Padding changes the probabilities of a text by less.
-_MOST_LEAPS, _MOST_CYCLES = 200, 2000  # After the leaps plain EM continues, which never gets worse.
+_MOST_LEAPS, _MOST_CYCLES = (
+    200,
+    2000,
+)  # After the leaps plain EM continues, which never gets worse.
 _NATS, _NATS_OF_RESAMPLE = 1e-9, 1e-4  # The total gain of the last EM step.
 _PSEUDO_ROWS = 2.0 ** np.arange(-1, 8)  # Per class; held-out rows select one.
 _FOLDS = 5
@@ -47,16 +50,25 @@ class PriorCorrection(AffineScaling):
            [0.5, 0.5]])
     """
 
-    def __init__(self, train_prior: ArrayLike, target_prior: ArrayLike, scaler: Any = None) -> None:
+    def __init__(
+        self, train_prior: ArrayLike, target_prior: ArrayLike, scaler: Any = None
+    ) -> None:
         self.train_prior = train_prior
         self.target_prior = target_prior
         self.scaler = scaler
         self.priors()
-        folds, got = scaler is None or hasattr(scaler, "affine_map"), type(scaler).__name__
+        folds, got = (
+            scaler is None or hasattr(scaler, "affine_map"),
+            type(scaler).__name__,
+        )
         way_out = "fit a scaler that folds, such as TemperatureScaling or VectorScaling"
-        checks.check_type(folds, "scaler to be an affine map of the logits", got, way_out)
+        checks.check_type(
+            folds, "scaler to be an affine map of the logits", got, way_out
+        )
 
-    def fit(self, logits: ArrayLike, labels: ArrayLike | None = None) -> PriorCorrection:
+    def fit(
+        self, logits: ArrayLike, labels: ArrayLike | None = None
+    ) -> PriorCorrection:
         """Check the logits; the labels are not used."""
         as_fitted_logits(as_matrix(logits, least_columns=2), self.n_classes_)
         return self
@@ -76,10 +88,18 @@ class PriorCorrection(AffineScaling):
 
     def priors(self) -> dict[str, FloatArray]:
         """Both priors by the names of the arguments."""
-        both = {name: _as_prior(name, getattr(self, name)) for name in ("train_prior", "target_prior")}
+        both = {
+            name: _as_prior(name, getattr(self, name))
+            for name in ("train_prior", "target_prior")
+        }
         train, target = map(len, both.values())
         way_out = "give each class its share, in the order of the logits"
-        check(train == target, f"target_prior to have the {train} classes of train_prior", target, way_out)
+        check(
+            train == target,
+            f"target_prior to have the {train} classes of train_prior",
+            target,
+            way_out,
+        )
         return both
 
 
@@ -88,7 +108,12 @@ def _as_prior(argument: str, values: Any) -> FloatArray:
     given = checks.as_array(argument, values)
     numbers = checks.as_floats(argument, given)
     got, way_out = f"shape {given.shape}", "give one share per class"
-    check(given.ndim == 1 and len(given) >= 2, f"{argument} to have shape (C,)", got, way_out)
+    check(
+        given.ndim == 1 and len(given) >= 2,
+        f"{argument} to have shape (C,)",
+        got,
+        way_out,
+    )
     absent = ~(numbers > 0)
     got = f"{numbers[absent.argmax()]:g} for {_classes(absent)}"
     way_out = "give a class that may occur a small share (of counts: add 1 to each), and leave out others"
@@ -140,7 +165,11 @@ class PriorEstimate:
             found = f"do not differ significantly from the source's (p = {self.p_value:.2f})"
             problem = f"class frequencies of the {self.n_rows:,} target rows {found}"
             way_out = "use more, or give the prior"
-        warnings.warn(f"The {problem}, so they are not corrected; {way_out}.", UserWarning, stacklevel=2)
+        warnings.warn(
+            f"The {problem}, so they are not corrected; {way_out}.",
+            UserWarning,
+            stacklevel=2,
+        )
         return PriorCorrection(self.train_prior, self.train_prior, scaler)
 
     def to_dict(self) -> dict[str, Any]:
@@ -187,10 +216,22 @@ def estimate_prior(
     n_rows, n_classes = target.shape
     got = "one row" if n_rows < 2 else f"{n_rows} rows that are all alike"
     way_out = "pass the probabilities on many different texts"
-    check(np.ptp(target, axis=0).max() >= _ALIKE, "probs to hold rows that differ", got, way_out)
-    given, got = ("train_prior", "neither") if source_probs is None else ("source_probs", "both")
+    check(
+        np.ptp(target, axis=0).max() >= _ALIKE,
+        "probs to hold rows that differ",
+        got,
+        way_out,
+    )
+    given, got = (
+        ("train_prior", "neither") if source_probs is None else ("source_probs", "both")
+    )
     one_of_them = (source_probs is None) != (train_prior is None)
-    check(one_of_them, "source_probs or train_prior to be given", got, "source_probs are the better choice")
+    check(
+        one_of_them,
+        "source_probs or train_prior to be given",
+        got,
+        "source_probs are the better choice",
+    )
     source = np.zeros((0, n_classes))
     if source_probs is None:
         train = _as_prior(given, train_prior)
@@ -199,46 +240,79 @@ def estimate_prior(
         train = source.mean(axis=0)
     way_out = "leave out classes that the model cannot predict"
     got = f"0 in all rows for {_classes(train == 0)}"
-    check(bool(train.all()), "source_probs to give every class some probability", got, way_out)
+    check(
+        bool(train.all()),
+        "source_probs to give every class some probability",
+        got,
+        way_out,
+    )
     requirement = f"{given} to have the {n_classes} classes of probs"
     check(len(train) == n_classes, requirement, len(train), "take both from one model")
-    calibrated = source_probs is None or source_labels is None or _is_calibrated(source, source_labels)
+    calibrated = (
+        source_probs is None
+        or source_labels is None
+        or _is_calibrated(source, source_labels)
+    )
     start = train[:, None]
     pseudo_rows = _chosen_pseudo_rows(target, start, np.random.default_rng([seed, 1]))
     added = pseudo_rows * np.array([1, _MORE]) * start
-    shares = _maximum_likelihood(target, start, np.ones((n_rows, 2)), added, start, _NATS)
+    shares = _maximum_likelihood(
+        target, start, np.ones((n_rows, 2)), added, start, _NATS
+    )
     drawn = []
     for part in checks.row_chunks(n_resamples, n_rows + len(source), elements=_BLOCK):
         size = part.stop - part.start
-        of_source, weights = (rng.exponential(size=(len(rows), size)) for rows in (source, target))
-        added = np.maximum(rng.gamma(np.broadcast_to(n_classes / 2 * start, (n_classes, size))), 1e-12)
-        trains = source.T @ (of_source / of_source.sum(axis=0)) if len(source) else start
-        drawn += [_maximum_likelihood(target, trains, weights, added, shares[:, :1], _NATS_OF_RESAMPLE)]
-    interval = np.quantile(np.concatenate(drawn, axis=1), [LEVEL / 2, 1 - LEVEL / 2], axis=1).T
+        of_source, weights = (
+            rng.exponential(size=(len(rows), size)) for rows in (source, target)
+        )
+        added = np.maximum(
+            rng.gamma(np.broadcast_to(n_classes / 2 * start, (n_classes, size))), 1e-12
+        )
+        trains = (
+            source.T @ (of_source / of_source.sum(axis=0)) if len(source) else start
+        )
+        drawn += [
+            _maximum_likelihood(
+                target, trains, weights, added, shares[:, :1], _NATS_OF_RESAMPLE
+            )
+        ]
+    interval = np.quantile(
+        np.concatenate(drawn, axis=1), [LEVEL / 2, 1 - LEVEL / 2], axis=1
+    ).T
     if len(source):
         p_value = _permutation_test(target, source, n_resamples, rng)
     else:
         ratio = 2 * np.log(target @ (shares[:, 0] / train)).sum()
         p_value = float(chdtrc(n_classes - 1, max(ratio, 0.0)))
     prior, further = shares.T
-    return PriorEstimate(prior, interval, train, pseudo_rows, p_value, n_rows, further, calibrated)
+    return PriorEstimate(
+        prior, interval, train, pseudo_rows, p_value, n_rows, further, calibrated
+    )
 
 
-def _chosen_pseudo_rows(target: FloatArray, train: FloatArray, rng: np.random.Generator) -> float:
+def _chosen_pseudo_rows(
+    target: FloatArray, train: FloatArray, rng: np.random.Generator
+) -> float:
     """The number of rows of the train prior (C, 1) for which held-out rows are most likely after EM on the others."""
     rows = len(train) * _PSEUDO_ROWS
     folds = rng.permutation(np.arange(len(target)) % min(_FOLDS, len(target)))
     likelihood = np.zeros(len(rows))
     for fold in range(folds.max() + 1):
-        fitted_on = np.repeat((folds != fold)[:, None].astype(np.float64), len(rows), axis=1)
-        found = _maximum_likelihood(target, train, fitted_on, rows * train, train, _NATS_OF_RESAMPLE)
+        fitted_on = np.repeat(
+            (folds != fold)[:, None].astype(np.float64), len(rows), axis=1
+        )
+        found = _maximum_likelihood(
+            target, train, fitted_on, rows * train, train, _NATS_OF_RESAMPLE
+        )
         likelihood += np.log(target[folds == fold] @ (found / train)).sum(axis=0)
     return float(rows[likelihood.argmax()])
 
 
 def _is_calibrated(probs: FloatArray, source_labels: ArrayLike) -> bool:
     """Whether no temperature makes the source's rows clearly more likely; warn otherwise."""
-    labels = checks.check_labels(checks.as_array("source_labels", source_labels), *probs.shape)
+    labels = checks.check_labels(
+        checks.as_array("source_labels", source_labels), *probs.shape
+    )
     rows = Rows(np.log(np.maximum(probs, np.finfo(np.float64).tiny)), labels)
     temperature = ScaledLoss(rows).best_temperature()
     gains = rows.losses(rows.logits) - rows.losses(rows.logits / temperature)
@@ -251,11 +325,19 @@ def _is_calibrated(probs: FloatArray, source_labels: ArrayLike) -> bool:
 
 
 def _maximum_likelihood(
-    probs: FloatArray, train: FloatArray, weights: Any, added: FloatArray, start: FloatArray, nats: float
+    probs: FloatArray,
+    train: FloatArray,
+    weights: Any,
+    added: FloatArray,
+    start: FloatArray,
+    nats: float,
 ) -> FloatArray:
     """The shares (C, B) by EM for the train priors (C, B or 1), until a step gains less than `nats` in total."""
     total = weights.sum(axis=0) + added.sum(axis=0)
-    found, train = np.broadcast_to(start, added.shape).copy(), np.broadcast_to(train, added.shape)
+    found, train = (
+        np.broadcast_to(start, added.shape).copy(),
+        np.broadcast_to(train, added.shape),
+    )
     running = np.arange(added.shape[1])
 
     def stepped(shares: FloatArray) -> FloatArray:
@@ -271,9 +353,14 @@ def _maximum_likelihood(
         if not len(running):
             break
         if not goes_on.all():
-            kept = (each[:, goes_on] for each in (train, weights, added, shares, once, twice))
+            kept = (
+                each[:, goes_on]
+                for each in (train, weights, added, shares, once, twice)
+            )
             train, weights, added, shares, once, twice = kept
-        if cycle < _MOST_LEAPS:  # Squared extrapolation of logarithms (Varadhan and Roland 2008).
+        if (
+            cycle < _MOST_LEAPS
+        ):  # Squared extrapolation of logarithms (Varadhan and Roland 2008).
             change = np.log(once / shares)
             bend = np.log(twice / once) - change
             ratio = (change**2).sum(axis=0) / np.maximum((bend**2).sum(axis=0), 1e-300)
@@ -283,7 +370,9 @@ def _maximum_likelihood(
     return found
 
 
-def _permutation_test(target: FloatArray, source: FloatArray, n_resamples: int, rng: Any) -> float:
+def _permutation_test(
+    target: FloatArray, source: FloatArray, n_resamples: int, rng: Any
+) -> float:
     """The p-value of the sum of the fourth powers of all classes' z-scores, among random splits of all rows."""
     # Squares would hide one changed class among many; the largest score would miss many small changes.
     n, rows = len(target), np.concatenate([target, source])

@@ -14,7 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from hf_calib._errors import InputTypeError, InputValueError, check, did_you_mean, expected, printable
+from hf_calib._errors import (
+    InputTypeError,
+    InputValueError,
+    check,
+    did_you_mean,
+    expected,
+    printable,
+)
 from hf_calib._files import whole_file
 from hf_calib.metrics.checks import as_array
 from hf_calib.scaling import FOLDABLE_SCALERS, SCALERS
@@ -22,7 +29,12 @@ from hf_calib.scaling import FOLDABLE_SCALERS, SCALERS
 MAP_NAME = "calibration.json"
 POOLER_CONFIG = "vllm_pooler_config"  # The entry with the result of `pooler_config`.
 OF_PAIRS = {"of": "pairs"}  # The entry of a calibrator of pairs of rewards.
-PACKAGES = ("hf_calib", "transformers", "torch", "scikit-learn")  # Their versions are saved.
+PACKAGES = (
+    "hf_calib",
+    "transformers",
+    "torch",
+    "scikit-learn",
+)  # Their versions are saved.
 _OWN = {"method", "settings", "parameters", "weight", "bias", "date", "versions"}
 
 
@@ -33,7 +45,9 @@ class SavedMap(NamedTuple):
     about: dict[str, Any]
 
 
-def save_map(scaler: Any, path: str | os.PathLike[str], about: Mapping[str, Any] | None = None) -> None:
+def save_map(
+    scaler: Any, path: str | os.PathLike[str], about: Mapping[str, Any] | None = None
+) -> None:
     """Write a fitted calibrator and facts about it to a JSON file, completely or not at all.
 
     The file has "method" (its name in `SCALERS`), "settings" (constructor arguments), "parameters" (fitted values),
@@ -50,10 +64,16 @@ def save_map(scaler: Any, path: str | os.PathLike[str], about: Mapping[str, Any]
     ...     load_map(folder).about
     {'n_examples': 4}
     """
-    record = {**_as_record(scaler), **(about or {}), "versions": {name: version(name) for name in PACKAGES}}
+    record = {
+        **_as_record(scaler),
+        **(about or {}),
+        "versions": {name: version(name) for name in PACKAGES},
+    }
     record["date"] = datetime.now(timezone.utc).date().isoformat()
     with whole_file(_file(path)) as unfinished:
-        unfinished.write_text(json.dumps(record, allow_nan=False) + "\n", encoding="utf-8")
+        unfinished.write_text(
+            json.dumps(record, allow_nan=False) + "\n", encoding="utf-8"
+        )
 
 
 def load_map(path: str | os.PathLike[str]) -> SavedMap:
@@ -64,13 +84,21 @@ def load_map(path: str | os.PathLike[str]) -> SavedMap:
         return SavedMap(_from_record(record), about)
     except Exception as error:  # A damaged or foreign file may cause any error.
         got = f"a file that cannot be read ({type(error).__name__}: {printable(error)[:300]})"
-        way_out = "save the calibrator again with hf_calib.scaling.save_map, or fit it again"
-        raise InputValueError(expected(str(_file(path)), "hold a fitted calibrator", got, way_out)) from error
+        way_out = (
+            "save the calibrator again with hf_calib.scaling.save_map, or fit it again"
+        )
+        raise InputValueError(
+            expected(str(_file(path)), "hold a fitted calibrator", got, way_out)
+        ) from error
 
 
 def load_pretrained(name: str | os.PathLike[str], **where: Any) -> SavedMap:
     """Load the calibrator in a folder, or in a repository on the Hub."""
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+    )
 
     try:
         return load_map(name) if Path(name).is_dir() else download(str(name), **where)
@@ -93,16 +121,30 @@ def _as_record(scaler: Any) -> Any:
     method = method_of(scaler)
     check_finite(scaler)
     affine = scaler.affine_map()._asdict() if method in FOLDABLE_SCALERS else {}
-    fitted = {name[:-1]: value for name, value in vars(scaler).items() if name.endswith("_")}
-    parameters = {name: None if name in affine else value for name, value in fitted.items()}
+    fitted = {
+        name[:-1]: value for name, value in vars(scaler).items() if name.endswith("_")
+    }
+    parameters = {
+        name: None if name in affine else value for name, value in fitted.items()
+    }
     settings = scaler.get_params(deep=False)
     if settings.get("scaler") is not None:
         settings["scaler"] = _as_record(settings["scaler"])
     if loss := settings.get("loss"):
-        about = {name: getattr(loss, name) for name in ("name", "hyperparameters", "class_weights")}
+        about = {
+            name: getattr(loss, name)
+            for name in ("name", "hyperparameters", "class_weights")
+        }
         settings["loss"] = about | {"state": loss.state_dict()}
-    record = {"method": method, "settings": settings, "parameters": parameters, **affine}
-    whole = json.dumps(record, default=lambda values: as_array("the record", values).tolist())
+    record = {
+        "method": method,
+        "settings": settings,
+        "parameters": parameters,
+        **affine,
+    }
+    whole = json.dumps(
+        record, default=lambda values: as_array("the record", values).tolist()
+    )
     # Some numbers about a fit may not be finite, such as the errors of a single row.
     return json.loads(whole, parse_constant=lambda _: None)
 
@@ -110,10 +152,17 @@ def _as_record(scaler: Any) -> Any:
 def _from_record(record: dict[str, Any]) -> Any:
     """The calibrator of a record of `_as_record`; any other record raises some error."""
     method, settings = record["method"], dict(record["settings"])
-    check(method in SCALERS, "method to be a scaler", repr(method), did_you_mean(method, SCALERS))
+    check(
+        method in SCALERS,
+        "method to be a scaler",
+        repr(method),
+        did_you_mean(method, SCALERS),
+    )
     for name, value in settings.items():
         if isinstance(value, dict):
-            settings[name] = _loss_from_record(value) if name == "loss" else _from_record(value)
+            settings[name] = (
+                _loss_from_record(value) if name == "loss" else _from_record(value)
+            )
     scaler = SCALERS[method].load()(**settings)
     for key, value in record["parameters"].items():
         of_map = value is None and key in ("weight", "bias")
@@ -129,8 +178,15 @@ def _loss_from_record(record: dict[str, Any]) -> Any:
 
     from hf_calib.losses import make_loss
 
-    loss = make_loss(record["name"], class_weights=record["class_weights"], **record["hyperparameters"])
-    state = {name: torch.from_numpy(np.array(value, float)) for name, value in record["state"].items()}
+    loss = make_loss(
+        record["name"],
+        class_weights=record["class_weights"],
+        **record["hyperparameters"],
+    )
+    state = {
+        name: torch.from_numpy(np.array(value, float))
+        for name, value in record["state"].items()
+    }
     loss.load_state_dict(state)  # Null has become NaN again.
     return loss
 
@@ -138,7 +194,10 @@ def _loss_from_record(record: dict[str, Any]) -> Any:
 def method_of(scaler: Any, folds: bool = False) -> str:
     """The method name of a calibrator or of its base class; TypeError for any other object."""
     entries = FOLDABLE_SCALERS if folds else SCALERS
-    methods = {(f"hf_calib.scaling.{entry.module}", entry.name): method for method, entry in entries.items()}
+    methods = {
+        (f"hf_calib.scaling.{entry.module}", entry.name): method
+        for method, entry in entries.items()
+    }
     for kind in type(scaler).__mro__:
         if (kind.__module__, kind.__name__) in methods:
             return methods[kind.__module__, kind.__name__]
@@ -146,28 +205,51 @@ def method_of(scaler: Any, folds: bool = False) -> str:
     if folds:
         way_out = "save the scaler with the model by its save_pretrained, for hf_calib.pipeline"
     names = ", ".join(entry.name for entry in entries.values())
-    raise InputTypeError(expected("scaler", f"be one of {names}", type(scaler).__name__, way_out))
+    raise InputTypeError(
+        expected("scaler", f"be one of {names}", type(scaler).__name__, way_out)
+    )
 
 
 def fitted_numbers(scaler: Any) -> dict[str, Any]:
     """The fitted parameters, if these are at most one number per class."""
-    arrays = {name[:-1]: np.asarray(value) for name, value in vars(scaler).items() if name.endswith("_")}
-    return {name: a.tolist() for name, a in arrays.items() if a.ndim <= 1 and a.dtype.kind in "fiu"}
+    arrays = {
+        name[:-1]: np.asarray(value)
+        for name, value in vars(scaler).items()
+        if name.endswith("_")
+    }
+    return {
+        name: a.tolist()
+        for name, a in arrays.items()
+        if a.ndim <= 1 and a.dtype.kind in "fiu"
+    }
 
 
 def check_finite(scaler: Any) -> None:
     """Raise if a calibrator is not fitted, or has NaN or infinity in its numbers or in its result for logits of 0."""
     check_is_fitted(scaler)
-    numbers = [value for value in vars(scaler).values() if isinstance(value, float | np.ndarray)]
+    numbers = [
+        value
+        for value in vars(scaler).values()
+        if isinstance(value, float | np.ndarray)
+    ]
     zeros = np.zeros((1, len(getattr(scaler, "classes_", (0, 1)))))
     finite = (np.isfinite(value).all() for value in numbers)
     sound = all(finite) and bool(np.isfinite(scaler.predict_proba(zeros)).all())
-    check(sound, "scaler to have finite numbers", "NaN or infinity", "fit it again, on finite logits")
+    check(
+        sound,
+        "scaler to have finite numbers",
+        "NaN or infinity",
+        "fit it again, on finite logits",
+    )
 
 
 def recorded_in(config: Any) -> dict[str, Any]:
     """A copy of the calibrator's record in a model's config (object or dict); empty if there is none."""
-    found = config.get("calibration") if isinstance(config, Mapping) else getattr(config, "calibration", None)
+    found = (
+        config.get("calibration")
+        if isinstance(config, Mapping)
+        else getattr(config, "calibration", None)
+    )
     return dict(found) if isinstance(found, Mapping) else {}
 
 
@@ -182,10 +264,17 @@ def has_bias(scaler: Any) -> bool:
 
 def pooler_config(scaler: Any) -> dict[str, float] | None:
     """The value of `vllm serve --pooler-config` for sigmoid((logit - mean) / sigma); None with several logits."""
-    weight, bias = scaler.affine_map() if method_of(scaler) in FOLDABLE_SCALERS else (np.zeros(1), None)
+    weight, bias = (
+        scaler.affine_map()
+        if method_of(scaler) in FOLDABLE_SCALERS
+        else (np.zeros(1), None)
+    )
     if bias is None or bias.size != 1 or not weight.any():
         return None
-    return {"logit_mean": -bias.item() / weight.item(), "logit_sigma": 1 / weight.item()}
+    return {
+        "logit_mean": -bias.item() / weight.item(),
+        "logit_sigma": 1 / weight.item(),
+    }
 
 
 def config_record(scaler: Any) -> dict[str, Any]:
@@ -193,16 +282,31 @@ def config_record(scaler: Any) -> dict[str, Any]:
     method, temperature = method_of(scaler, folds=True), temperature_of(scaler)
     if method == "prior_correction":
         first = scaler.scaler
-        recorded = {} if first is None else {"scaler": method_of(first, folds=True), **config_record(first)}
-        return recorded | {name: prior.tolist() for name, prior in scaler.priors().items()}
+        recorded = (
+            {}
+            if first is None
+            else {"scaler": method_of(first, folds=True), **config_record(first)}
+        )
+        return recorded | {
+            name: prior.tolist() for name, prior in scaler.priors().items()
+        }
     if method == "per_label_temperature":
         return {"temperatures": scaler.temperatures_.tolist()}
     record = {"choice": str(scaler.choice_)} if hasattr(scaler, "choice_") else {}
     if temperature is not None:
         return {**record, "temperature": temperature}
-    affine = {name: each for name, each in scaler.affine_map()._asdict().items() if each is not None}
+    affine = {
+        name: each
+        for name, each in scaler.affine_map()._asdict().items()
+        if each is not None
+    }
     if affine["weight"].ndim == 2:
-        return {**record, "sha256": sha256(b"".join(each.tobytes() for each in affine.values())).hexdigest()}
+        return {
+            **record,
+            "sha256": sha256(
+                b"".join(each.tobytes() for each in affine.values())
+            ).hexdigest(),
+        }
     return record | {name: each.tolist() for name, each in affine.items()}
 
 
@@ -217,7 +321,13 @@ def temperature_of(scaler: Any) -> float | None:
 def map_title(method: str, choice: str | None = None) -> str:
     """A calibrator's name in a sentence, such as "auto scaling (structured matrix, penalty 0.1)"."""
     title = method.replace("_", " ") + " scaling" * (method != "prior_correction")
-    chosen = (choice or "").replace("_", " ").replace("(", ", ").replace("=", " ").rstrip(")")
+    chosen = (
+        (choice or "")
+        .replace("_", " ")
+        .replace("(", ", ")
+        .replace("=", " ")
+        .rstrip(")")
+    )
     return f"{title} ({chosen})" if chosen else title
 
 

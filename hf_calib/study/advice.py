@@ -36,7 +36,9 @@ def pair_name(loss: str, method: str) -> str:
     >>> pair_name("focal", "temperature"), pair_name("focal", "none")
     ('focal with temperature', 'focal without calibration')
     """
-    return f"{loss} without calibration" if method == UNSCALED else f"{loss} with {method}"
+    return (
+        f"{loss} without calibration" if method == UNSCALED else f"{loss} with {method}"
+    )
 
 
 def advise(results: StudyResults) -> Iterator[str]:
@@ -58,14 +60,15 @@ def advise(results: StudyResults) -> Iterator[str]:
     if n_seeds == 1:
         first = f"With one seed, intervals cover the {rows} only, and another run may change these orders."
     else:
-        first = (
-            f"With {n_seeds} seeds, a difference between losses that is not beyond chance may still exist."
-        )
+        first = f"With {n_seeds} seeds, a difference between losses that is not beyond chance may still exist."
     yield f"{first} This is one dataset, one model and one length of training; with others another loss may win."
 
 
 def _on_the_primary_metric(results: StudyResults, baseline: Pair) -> Iterator[str]:
-    nll, differences = (of_metric(table, _PRIMARY) for table in (results.means["value"], results.differences))
+    nll, differences = (
+        of_metric(table, _PRIMARY)
+        for table in (results.means["value"], results.differences)
+    )
     best, base = nll.idxmin(), pair_name(*baseline)
     if len(nll) == 1:
         yield f"Only {base} was measured (NLL {nll[best]:.4f}): there is nothing to compare it with."
@@ -76,7 +79,9 @@ def _on_the_primary_metric(results: StudyResults, baseline: Pair) -> Iterator[st
         value, low, high, _, p, n_seeds = differences.loc[best]
         found = f"difference {value:+.4f}"
         if not np.isnan(p):
-            found += f", 95% interval {low:+.4f} to {high:+.4f}, corrected {p_in_words(p)}"
+            found += (
+                f", 95% interval {low:+.4f} to {high:+.4f}, corrected {p_in_words(p)}"
+            )
         if n_seeds < min(2, results.means["n_seeds"].max()):
             found += ", from one seed only"
     yield (
@@ -86,7 +91,9 @@ def _on_the_primary_metric(results: StudyResults, baseline: Pair) -> Iterator[st
     )
     lower, higher = (_beyond_chance(results, _PRIMARY, sign=sign) for sign in (-1, 1))
     lower = sorted(lower, key=lambda pair: nll[pair])
-    rows_only = f" on these {results.counted[0]}" if results.means["n_seeds"].max() == 1 else ""
+    rows_only = (
+        f" on these {results.counted[0]}" if results.means["n_seeds"].max() == 1 else ""
+    )
     unproven = [pair for pair in nll.index if pair != baseline and pair not in higher]
     if lower:
         use = f"Use {pair_name(*lower[0])}."
@@ -105,7 +112,9 @@ def notes_on_statistics(results: StudyResults) -> Iterator[str]:
     """Return sentences on how to read intervals and p-values, and on the power of the study."""
     if results.baseline is None:
         return
-    fewest, most = (int(results.means["n_seeds"].agg(which)) for which in ("min", "max"))
+    fewest, most = (
+        int(results.means["n_seeds"].agg(which)) for which in ("min", "max")
+    )
     rows = results.counted[0]
     differences = results.differences.reset_index()
     if results.baseline != ("cross_entropy", "temperature"):
@@ -138,9 +147,7 @@ def notes_on_statistics(results: StudyResults) -> Iterator[str]:
         else "to find half of it takes up to four times as many seeds and test rows"
     )
     for metric, size in results.detectable.items():
-        found = (
-            f"A true difference in {MAIN_METRICS[metric]} of {size:.2g} would be found in 80% of such studies"
-        )
+        found = f"A true difference in {MAIN_METRICS[metric]} of {size:.2g} would be found in 80% of such studies"
         yield f"{found}; {scope}."
     if results.variance == "pooled":
         yield (
@@ -173,4 +180,6 @@ def _beyond_chance(results: StudyResults, metric: str, *, sign: int) -> list[Pai
     """
     found = of_metric(results.differences, metric)
     found = found[found["n_seeds"] >= min(2, results.means["n_seeds"].max())]
-    return list(found[(found["value"] * sign > 0) & (found["p_corrected"] < LEVEL)].index)
+    return list(
+        found[(found["value"] * sign > 0) & (found["p_corrected"] < LEVEL)].index
+    )

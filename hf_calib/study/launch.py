@@ -62,16 +62,26 @@ class Launch:
         variant, checkpoint = cell.variant, newest_checkpoint(folder)
         configs = [*self.configs, *([] if variant.config is None else [variant.config])]
         return [
-            *([sys.executable] if self.launcher is None else shlex.split(self.launcher)),
+            *(
+                [sys.executable]
+                if self.launcher is None
+                else shlex.split(self.launcher)
+            ),
             str(self.script),
             *(word for path in configs for word in ("--config", str(path))),
             *self.arguments,
-            *("--loss", variant.loss, f"--loss_kwargs={json.dumps(dict(variant.hyperparameters))}"),
+            *(
+                "--loss",
+                variant.loss,
+                f"--loss_kwargs={json.dumps(dict(variant.hyperparameters))}",
+            ),
             *("--seed", str(cell.seed), "--output_dir", str(folder)),
             *([] if checkpoint is None else ["--resume_from_checkpoint", checkpoint]),
         ]
 
-    def start(self, cell: Cell, folder: Path, environment: Mapping[str, str]) -> Process | None:
+    def start(
+        self, cell: Cell, folder: Path, environment: Mapping[str, str]
+    ) -> Process | None:
         """Start a process that trains one cell; return None if another process trains it or has just finished.
 
         The process holds the lock on its folder, so that two studies do not train a cell at the same time.
@@ -94,7 +104,9 @@ class Launch:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **environment},
                 start_new_session=True,  # Ctrl-C reaches the study, which ends all processes.
-                pass_fds=() if fcntl is None else (lock.fileno(),),  # It is locked while any process runs.
+                pass_fds=()
+                if fcntl is None
+                else (lock.fileno(),),  # It is locked while any process runs.
             )
 
     def finish(self, folder: Path, code: int) -> str | None:
@@ -116,7 +128,9 @@ class Launch:
         """Return the cells to train; clean up finished ones, in case a killed study or a printed command did not."""
         for folder in filter(is_finished, cells.values()):
             clean_up(folder, keep_model=self.keep_models)
-        return {cell: folder for cell, folder in cells.items() if not is_finished(folder)}
+        return {
+            cell: folder for cell, folder in cells.items() if not is_finished(folder)
+        }
 
 
 # It trains the unfinished cells of a study, and returns the failures with their reasons.
@@ -154,7 +168,9 @@ class Local:
                         running[cell] = process, free.pop(0), time.monotonic()
                         del waiting[cell]
                     elif free and cell not in told:
-                        say(f"{cell} is being trained by another process; waiting for it")
+                        say(
+                            f"{cell} is being trained by another process; waiting for it"
+                        )
                         told.add(cell)
                 for cell, (process, environment, started) in list(running.items()):
                     if process.poll() is None:
@@ -165,8 +181,12 @@ class Local:
                     failed |= {} if reason is None else {cell: reason}
                     n_finished = len(cells) - len(waiting) - len(running) - len(failed)
                     took = timedelta(seconds=round(time.monotonic() - started))
-                    end = f"finished in {took}" if reason is None else f"FAILED: {reason}"
-                    say(f"{_progress(n_finished, len(failed), len(cells))}: {cell} {end}")
+                    end = (
+                        f"finished in {took}" if reason is None else f"FAILED: {reason}"
+                    )
+                    say(
+                        f"{_progress(n_finished, len(failed), len(cells))}: {cell} {end}"
+                    )
                 time.sleep(_LOOK_AGAIN)
                 waiting = launch.missing(waiting)
         except BaseException:
@@ -200,20 +220,31 @@ class Submitit:
             import submitit
         except ImportError as error:
             way_out = "pip install submitit, or leave --submitit out"
-            raise InputValueError(expected("submitit", "be installed", "no such package", way_out)) from error
+            raise InputValueError(
+                expected("submitit", "be installed", "no such package", way_out)
+            ) from error
         own, waiting = dict(self.parameters), launch.missing(cells)
         if not waiting:
             return {}
         folder = next(iter(waiting.values())).parent.parent / "submitit"
-        executor = submitit.AutoExecutor(folder=folder, cluster=own.pop("cluster", None))
+        executor = submitit.AutoExecutor(
+            folder=folder, cluster=own.pop("cluster", None)
+        )
         try:
             executor.update_parameters(**own)
         except (NameError, TypeError, ValueError) as error:
             way_out = "see submitit.AutoExecutor.update_parameters"
-            message = expected("--submitit", "hold parameters of submitit", error, way_out)
+            message = expected(
+                "--submitit", "hold parameters of submitit", error, way_out
+            )
             raise InputValueError(message) from error
-        jobs = {cell: executor.submit(_train, launch, cell, folder) for cell, folder in waiting.items()}
-        say(f"submitted {counted(len(jobs), 'job')}: {', '.join(job.job_id for job in jobs.values())}")
+        jobs = {
+            cell: executor.submit(_train, launch, cell, folder)
+            for cell, folder in waiting.items()
+        }
+        say(
+            f"submitted {counted(len(jobs), 'job')}: {', '.join(job.job_id for job in jobs.values())}"
+        )
         failed: dict[Cell, str] = {}
         for cell, job in jobs.items():
             try:
@@ -267,7 +298,11 @@ def environments(jobs: int, launch: Launch) -> list[dict[str, str]]:
     """Return the environment of each job: its share of GPUs and, unless OMP_NUM_THREADS is set, of threads."""
     made: list[dict[str, str]] = [{} for _ in range(jobs)]
     visible = _visible_gpus() if jobs > 1 else []
-    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    n_cores = (
+        len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1
+    )
     ports = random.SystemRandom().sample(_PORTS, jobs)
     for slot, environment in enumerate(made):
         if "OMP_NUM_THREADS" not in os.environ:
@@ -275,9 +310,15 @@ def environments(jobs: int, launch: Launch) -> list[dict[str, str]]:
         if visible:
             own = visible[slot::jobs] or [visible[slot % len(visible)]]
             # With several GPUs, the Trainer would enlarge the batch.
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(own[:1] if launch.launcher is None else own)
-        if launch.launcher is not None:  # torchrun and accelerate would all use the same port.
-            environment["MASTER_PORT"] = environment["PET_MASTER_PORT"] = str(ports[slot])
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(
+                own[:1] if launch.launcher is None else own
+            )
+        if (
+            launch.launcher is not None
+        ):  # torchrun and accelerate would all use the same port.
+            environment["MASTER_PORT"] = environment["PET_MASTER_PORT"] = str(
+                ports[slot]
+            )
     return made
 
 

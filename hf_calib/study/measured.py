@@ -21,7 +21,12 @@ from hf_calib.metrics.checks import check_choice
 from hf_calib.metrics.intervals import METRICS, resampled_metrics
 from hf_calib.metrics.multi_label import UNKNOWN
 from hf_calib.metrics.sums import Binning, top_label
-from hf_calib.predictions.predictions import MULTI_LABEL, SINGLE_LABEL, LabelKind, Predictions
+from hf_calib.predictions.predictions import (
+    MULTI_LABEL,
+    SINGLE_LABEL,
+    LabelKind,
+    Predictions,
+)
 from hf_calib.predictions.training import PREDICTIONS, TrainingPredictions
 from hf_calib.report.measured import MEASURES, Measure
 from hf_calib.scaling import SCALERS
@@ -33,7 +38,15 @@ from hf_calib.study.statistics import unbiased_error
 # For one label per row, and for tokens.
 STUDY_METRICS: dict[str, Measure] = {
     key: MEASURES[key]
-    for key in ("nll", "accuracy", "brier", "ece", "adaptive_ece", "classwise_ece", "smooth_ece")
+    for key in (
+        "nll",
+        "accuracy",
+        "brier",
+        "ece",
+        "adaptive_ece",
+        "classwise_ece",
+        "smooth_ece",
+    )
 } | {"aurc": MEASURES["area_under_risk_coverage"]}
 # For several labels per row, metrics are over all decisions, one per label and row, as the trainer logs them. Their
 # Brier score is (p - y)^2, half of that of two classes.
@@ -45,7 +58,9 @@ UNBIASED: dict[str, Binning] = {"ece": "uniform", "adaptive_ece": "quantile"}
 WITHOUT_INTERVAL = frozenset({"classwise_ece", "smooth_ece"})
 # Temperatures by other criteria than the NLL, as in the papers.
 _BY_CRITERION = {"temperature_ece": "ece", "temperature_adaptive_ece": "adaptive_ece"}
-MAPS = tuple(dict.fromkeys((*SINGLE_LABEL.maps, *_BY_CRITERION, *MULTI_LABEL.maps)))  # For any kind of task.
+MAPS = tuple(
+    dict.fromkeys((*SINGLE_LABEL.maps, *_BY_CRITERION, *MULTI_LABEL.maps))
+)  # For any kind of task.
 METHODS = ("temperature", "auto")
 N_BINS = 15
 _FEWEST_RESAMPLES = 50
@@ -76,15 +91,31 @@ def measure_study(
     stages("reading predictions")
     folders, missing = find_cells(folder, plan)
     numbers: list[tuple[Any, ...]] = []
-    remarks: dict[str, list[str]] = {}  # By cell; remarks that differ only in numbers are given once.
+    remarks: dict[
+        str, list[str]
+    ] = {}  # By cell; remarks that differ only in numbers are given once.
     n_test, n_classes, n_calibration, kind = 0, 0, 0, SINGLE_LABEL
-    for i, key in enumerate(filter(folders.get, product(plan["losses"], plan["seeds"])), 1):
+    for i, key in enumerate(
+        filter(folders.get, product(plan["losses"], plan["seeds"])), 1
+    ):
         stages(f"measuring {key[0]}, seed {key[1]} ({i} of {len(folders)})")
         predictions = TrainingPredictions.load(folders[key] / PREDICTIONS)
-        kind, (n_test, n_classes) = predictions.test.kind, predictions.test.as_logits().shape
-        n_calibration = 0 if predictions.calibration is None else len(predictions.calibration)
-        cost = len(folders) * len(all_methods) * predictions.test.labels.size * (1 + n_classes / 100)
-        n_resamples = min(n_resamples, max(int(_ROWS_RESAMPLED / cost), _FEWEST_RESAMPLES))
+        kind, (n_test, n_classes) = (
+            predictions.test.kind,
+            predictions.test.as_logits().shape,
+        )
+        n_calibration = (
+            0 if predictions.calibration is None else len(predictions.calibration)
+        )
+        cost = (
+            len(folders)
+            * len(all_methods)
+            * predictions.test.labels.size
+            * (1 + n_classes / 100)
+        )
+        n_resamples = min(
+            n_resamples, max(int(_ROWS_RESAMPLED / cost), _FEWEST_RESAMPLES)
+        )
         for method in all_methods:
             said: list[str] = []
             try:
@@ -98,7 +129,8 @@ def measure_study(
                 words.append(f"{key[0]} seed {key[1]}")
     notes = [
         f"In {len(cells)} of {counted(len(folders), 'run')} ({few(cells)}): {remark}"
-        + " Numbers are those of the first run." * (len(cells) > 1 and any(map(str.isdigit, remark)))
+        + " Numbers are those of the first run."
+        * (len(cells) > 1 and any(map(str.isdigit, remark)))
         for remark, *cells in remarks.values()
     ]
     if kind.sigmoid:
@@ -136,7 +168,9 @@ def metrics_of(kind: LabelKind) -> tuple[str, ...]:
     return DECISION_METRICS if kind.sigmoid else tuple(STUDY_METRICS)
 
 
-def find_cells(study: Path, plan: Mapping[str, Any]) -> tuple[dict[Key, Path], dict[Key, str]]:
+def find_cells(
+    study: Path, plan: Mapping[str, Any]
+) -> tuple[dict[Key, Path], dict[Key, str]]:
     """Return the folders of the runs in study.json that can be compared, and the reasons why others cannot be.
 
     If a loss and seed is listed twice, the later run counts.
@@ -154,9 +188,13 @@ def find_cells(study: Path, plan: Mapping[str, Any]) -> tuple[dict[Key, Path], d
         except InputError as error:
             missing[key] = f"its predictions cannot be measured: {error}"
             continue
-        arrays = (test.labels,) if test.sentences is None else (test.labels, test.sentences)
+        arrays = (
+            (test.labels,) if test.sentences is None else (test.labels, test.sentences)
+        )
         rows = [array.astype(np.int64).tobytes() for array in arrays]
-        tested[key] = hashlib.sha256(b"".join([str(test.names).encode(), *rows])).hexdigest()
+        tested[key] = hashlib.sha256(
+            b"".join([str(test.names).encode(), *rows])
+        ).hexdigest()
     ((most, n_cells),) = Counter(tested.values()).most_common(1) or [("", 0)]
     missing |= {
         key: f"its test labels or classes are not those that {n_cells} of the {len(tested)} finished cells share, and "
@@ -164,10 +202,14 @@ def find_cells(study: Path, plan: Mapping[str, Any]) -> tuple[dict[Key, Path], d
         for key, found in tested.items()
         if found != most
     }
-    return {key: folder for key, folder in listed.items() if key not in missing}, missing
+    return {
+        key: folder for key, folder in listed.items() if key not in missing
+    }, missing
 
 
-def _probabilities(predictions: TrainingPredictions, method: str, remarks: list[str]) -> NDArray[np.float64]:
+def _probabilities(
+    predictions: TrainingPredictions, method: str, remarks: list[str]
+) -> NDArray[np.float64]:
     """The probabilities of the test rows after a calibrator fitted to the calibration rows, and the fit's warnings."""
     test, calibration = predictions.test, predictions.calibration
     if method == UNSCALED:
@@ -181,7 +223,9 @@ def _probabilities(predictions: TrainingPredictions, method: str, remarks: list[
         raise InputError("the run had no calibration rows")
     checked = replace(calibration, logits=calibration.as_logits().astype(np.float64))
     remarks += [f"{method}: {warning}" for warning in checked.fit_calibrator(scaler)]
-    return np.asarray(scaler.predict_proba(test.as_logits().astype(np.float64)), dtype=np.float64)
+    return np.asarray(
+        scaler.predict_proba(test.as_logits().astype(np.float64)), dtype=np.float64
+    )
 
 
 def _measure(
@@ -191,7 +235,9 @@ def _measure(
     labels, groups = test.labels.astype(np.int64), None
     if test.sentences is not None:  # Whole sentences are drawn.
         groups = np.unique(test.sentences, return_inverse=True)[1]
-    if test.kind.sigmoid:  # Decisions are rows of two classes; those of a row are drawn together.
+    if (
+        test.kind.sigmoid
+    ):  # Decisions are rows of two classes; those of a row are drawn together.
         known = labels != UNKNOWN
         applies, labels = probs[known], labels[known]
         probs = np.stack([1 - applies, applies], axis=1)
@@ -207,13 +253,26 @@ def _measure(
         numbers[key] = float(metric.function(probs, labels, **options)), np.nan
         if key not in WITHOUT_INTERVAL and np.isfinite(numbers[key][0]):
             (counted if metric.sums else ordered)[key] = measure.metric, options
-    for asked, n in ((counted, n_resamples), (ordered, min(n_resamples, _MOST_ORDERED))):
-        draws = resampled_metrics([*asked.values()], probs, labels, n_resamples=n, **drawn)
-        numbers |= {key: (numbers[key][0], each) for key, each in zip(asked, draws, strict=True)}
+    for asked, n in (
+        (counted, n_resamples),
+        (ordered, min(n_resamples, _MOST_ORDERED)),
+    ):
+        draws = resampled_metrics(
+            [*asked.values()], probs, labels, n_resamples=n, **drawn
+        )
+        numbers |= {
+            key: (numbers[key][0], each) for key, each in zip(asked, draws, strict=True)
+        }
     if test.kind.sigmoid:
         numbers["brier"] = numbers["brier"][0] / 2, numbers["brier"][1] / 2
     compared = dict(numbers)
     for key in UNBIASED.keys() & numbers.keys():
         options = {"n_bins": N_BINS, "n_resamples": n_resamples, **drawn}
-        compared[key] = unbiased_error(top_label(probs, labels), UNBIASED[key], **options)
-    return [(key, *number, *compared[key]) for key, number in numbers.items() if np.isfinite(number[0])]
+        compared[key] = unbiased_error(
+            top_label(probs, labels), UNBIASED[key], **options
+        )
+    return [
+        (key, *number, *compared[key])
+        for key, number in numbers.items()
+        if np.isfinite(number[0])
+    ]

@@ -20,9 +20,7 @@ from hf_calib.predictions.training import PREDICTIONS
 
 STUDY, CELLS = "study.json", "cells"
 CELL, RESULTS, LOG, FAILED = "cell.json", "results.json", "log.txt", "failed.json"
-_RESUMED_ANYWAY = (
-    "leave it out: finished runs are skipped, interrupted runs resume from their newest checkpoint"
-)
+_RESUMED_ANYWAY = "leave it out: finished runs are skipped, interrupted runs resume from their newest checkpoint"
 _SET_BY_THE_STUDY = {
     "loss": "list it in --losses",
     "loss_kwargs": "use --grid, or list a YAML file with loss and loss_kwargs in --losses",
@@ -32,7 +30,13 @@ _SET_BY_THE_STUDY = {
     "resume": _RESUMED_ANYWAY,
     "resume_from_checkpoint": _RESUMED_ANYWAY,
 }
-_WITHOUT_EFFECT = {"logging_dir", "cache_dir", "run_name", "report_to", "disable_tqdm"}  # on the model
+_WITHOUT_EFFECT = {
+    "logging_dir",
+    "cache_dir",
+    "run_name",
+    "report_to",
+    "disable_tqdm",
+}  # on the model
 _SECRET = re.compile(r"(^|[-_=])(token|secret|password|api[-_]key)(=|$)", re.IGNORECASE)
 _KEY_LENGTH = 12
 _MOST_HASHED = 2**30  # In bytes; for larger files size and time are used.
@@ -71,7 +75,9 @@ class Cell:
         return f"{self.variant.label}, seed {self.seed}"
 
 
-def variants(losses: Sequence[str], grid: Mapping[str, Sequence[Any]], script: Path | None) -> list[Variant]:
+def variants(
+    losses: Sequence[str], grid: Mapping[str, Sequence[Any]], script: Path | None
+) -> list[Variant]:
     """Return the named losses, each with every combination of the grid's values for its hyperparameters.
 
     A word is a name in `LOSSES`, a YAML file with `loss: ...`, or the name of one in configs/losses next to the script.
@@ -87,15 +93,26 @@ def variants(losses: Sequence[str], grid: Mapping[str, Sequence[Any]], script: P
         check(name in taken, requirement, repr(name), did_you_mean(name, taken))
     found: dict[str, Variant] = {}
     for base in bases:
-        own = {name: values for name, values in grid.items() if name in LOSSES[base.loss].hyperparameters}
+        own = {
+            name: values
+            for name, values in grid.items()
+            if name in LOSSES[base.loss].hyperparameters
+        }
         for values in product(*own.values()):
             changed = dict(zip(own, values, strict=True))
-            words = (f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in changed.items())
+            words = (
+                f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}"
+                for k, v in changed.items()
+            )
             label = " ".join([base.label, *words])
             way_out = "name each loss once, and give its files different names"
             check(label not in found, "losses to differ", f"{label!r} twice", way_out)
-            found[label] = Variant(label, base.loss, {**base.hyperparameters, **changed}, base.config)
-            make_loss(base.loss, **found[label].hyperparameters)  # It raises before any run.
+            found[label] = Variant(
+                label, base.loss, {**base.hyperparameters, **changed}, base.config
+            )
+            make_loss(
+                base.loss, **found[label].hyperparameters
+            )  # It raises before any run.
     return list(found.values())
 
 
@@ -109,17 +126,29 @@ def _variant(word: str, script: Path | None) -> Variant:
     beside = {file.stem: file for file in files}
     path = beside.get(word, Path(word))
     way_out = did_you_mean(word, [*LOSSES, *beside])
-    check(path.is_file(), "losses to be names of losses, or YAML files", repr(word), way_out)
+    check(
+        path.is_file(),
+        "losses to be names of losses, or YAML files",
+        repr(word),
+        way_out,
+    )
     config = read_config(path)
     loss = config.get("loss")
     requirement = f"{path} to name its loss, as in `loss: focal`"
     check(loss in LOSSES, requirement, repr(loss), did_you_mean(loss, LOSSES))
-    further = config.keys() - _SET_BY_THE_STUDY  # A script without YAML files needs only these.
-    return Variant(path.stem, str(loss), config.get("loss_kwargs") or {}, path if further else None)
+    further = (
+        config.keys() - _SET_BY_THE_STUDY
+    )  # A script without YAML files needs only these.
+    return Variant(
+        path.stem, str(loss), config.get("loss_kwargs") or {}, path if further else None
+    )
 
 
 def resolved(
-    script: str, configs: Sequence[Path], arguments: Sequence[str], variant: Variant | None = None
+    script: str,
+    configs: Sequence[Path],
+    arguments: Sequence[str],
+    variant: Variant | None = None,
 ) -> dict[str, Any]:
     """Return the script's arguments for all runs or one loss; later files override earlier ones, and words files."""
     from hf_calib.experiments.config_file import read_config
@@ -129,11 +158,18 @@ def resolved(
     for path in configs:
         found |= read_config(path)
         for name in ("resume_from_checkpoint", "loss_kwargs"):
-            check(name not in found, f"{path} to leave this to the study", name, _SET_BY_THE_STUDY[name])
+            check(
+                name not in found,
+                f"{path} to leave this to the study",
+                name,
+                _SET_BY_THE_STUDY[name],
+            )
     if variant is not None and variant.config is not None:
         found |= read_config(variant.config)
     found |= given(arguments)
-    found = {name: _content(value) for name, value in found.items() if changes_training(name)}
+    found = {
+        name: _content(value) for name, value in found.items() if changes_training(name)
+    }
     if variant is not None:
         # Defaults are included, because another version may change them.
         loss = make_loss(variant.loss, **variant.hyperparameters)
@@ -176,12 +212,17 @@ def given(arguments: Sequence[str]) -> dict[str, Any]:
             found[name] = [value] if equals else []
         else:
             way_out = "write --name value after the --"
-            check(name != "", "the script's arguments to have names", repr(word), way_out)
+            check(
+                name != "", "the script's arguments to have names", repr(word), way_out
+            )
             found[name].append(word)
     for name, way_out in _SET_BY_THE_STUDY.items():
         requirement = "the script's arguments to leave this argument to the study"
         check(name not in found, requirement, f"--{name}", way_out)
-    return {name: words[0] if len(words) == 1 else words or "True" for name, words in found.items()}
+    return {
+        name: words[0] if len(words) == 1 else words or "True"
+        for name, words in found.items()
+    }
 
 
 def _content(value: Any) -> Any:
@@ -189,10 +230,18 @@ def _content(value: Any) -> Any:
     if isinstance(value, list):
         return [_content(each) for each in value]
     if isinstance(value, Mapping):
-        return {name: _content(each) for name, each in value.items() if not is_secret(str(name))}
+        return {
+            name: _content(each)
+            for name, each in value.items()
+            if not is_secret(str(name))
+        }
     if not isinstance(value, str):
         return value
-    return f"sha256:{content_hash(Path(value))}" if os.path.exists(value) else before_secret(value) or value
+    return (
+        f"sha256:{content_hash(Path(value))}"
+        if os.path.exists(value)
+        else before_secret(value) or value
+    )
 
 
 def content_hash(path: Path) -> str:
@@ -212,7 +261,9 @@ def content_hash(path: Path) -> str:
 
 def hash_of(arguments: Mapping[str, Any]) -> str:
     """Return a short hash of a configuration."""
-    return hashlib.sha256(json.dumps(arguments, sort_keys=True).encode()).hexdigest()[:_KEY_LENGTH]
+    return hashlib.sha256(json.dumps(arguments, sort_keys=True).encode()).hexdigest()[
+        :_KEY_LENGTH
+    ]
 
 
 def write_plan(
@@ -230,12 +281,19 @@ def write_plan(
     check_output(study)
     known = (study / STUDY).is_file()
     free = known or not study.is_dir() or not any(study.iterdir())
-    check(free, f"output to be new, or have a {STUDY}", f"{study}, which has none", "name a new folder")
+    check(
+        free,
+        f"output to be new, or have a {STUDY}",
+        f"{study}, which has none",
+        "name a new folder",
+    )
     before = read_plan(study) if known else {}
     listed = before["cells"] if before.get("base") == hash_of(base) else {}
     # A mean over seeds is over runs of one configuration, so a loss whose file has changed starts again.
     keys = {cell.variant.label: cell.key for cell in cells}
-    listed = {name: key for name, key in listed.items() if name.endswith(keys.get(key[0], ""))}
+    listed = {
+        name: key for name, key in listed.items() if name.endswith(keys.get(key[0], ""))
+    }
     listed |= {cell.name: (cell.variant.label, cell.seed) for cell in cells}
     folders = {cell: study / CELLS / cell.name for cell in cells}
     version = None if script is None else content_hash(script)
@@ -243,8 +301,13 @@ def write_plan(
         if not is_finished(folder):
             record = {"loss": cell.variant.label, "seed": cell.seed, "script": version}
             _write_json(folder / CELL, {**record, "arguments": dict(cell.arguments)})
-    entries = {name: {"loss": loss, "seed": seed} for name, (loss, seed) in listed.items()}
-    _write_json(study / STUDY, {"methods": list(methods), "base": hash_of(base), "cells": entries})
+    entries = {
+        name: {"loss": loss, "seed": seed} for name, (loss, seed) in listed.items()
+    }
+    _write_json(
+        study / STUDY,
+        {"methods": list(methods), "base": hash_of(base), "cells": entries},
+    )
     return folders
 
 
@@ -253,14 +316,22 @@ def read_plan(study: Path) -> dict[str, Any]:
     path = study / STUDY
     try:
         plan = json.loads(path.read_text(encoding="utf-8"))
-        cells = {name: (str(entry["loss"]), int(entry["seed"])) for name, entry in plan["cells"].items()}
+        cells = {
+            name: (str(entry["loss"]), int(entry["seed"]))
+            for name, entry in plan["cells"].items()
+        }
         outside = [name for name in cells if not re.fullmatch(r"[\w.=-]*\w", name)]
         if outside:
             raise ValueError(f"cells outside of its folder: {outside}")
         own = {"methods": list(plan["methods"]), "base": plan["base"]}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        got, way_out = f"{path} ({error})", "pass the --output folder of an earlier hf-calib compare-losses"
-        raise InputValueError(expected("the study", "be readable", got, way_out)) from error
+        got, way_out = (
+            f"{path} ({error})",
+            "pass the --output folder of an earlier hf-calib compare-losses",
+        )
+        raise InputValueError(
+            expected("the study", "be readable", got, way_out)
+        ) from error
     losses = list(dict.fromkeys(loss for loss, _ in cells.values()))
     seeds = sorted({seed for _, seed in cells.values()})
     return {**own, "losses": losses, "seeds": seeds, "cells": cells}
@@ -295,4 +366,6 @@ def clean_up(folder: Path, *, keep_model: bool) -> None:
 
 def _write_json(path: Path, record: Mapping[str, Any]) -> None:
     with whole_file(path) as unfinished:
-        unfinished.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        unfinished.write_text(
+            json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8"
+        )

@@ -32,7 +32,9 @@ from hf_calib.study.statistics import LEVEL
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-HIGHER_IS_BETTER = frozenset({"accuracy"})  # Smaller values of other metrics are better.
+HIGHER_IS_BETTER = frozenset(
+    {"accuracy"}
+)  # Smaller values of other metrics are better.
 _NONE = "-"
 _REASON = 400  # The most characters of the reason for a missing run.
 
@@ -46,7 +48,9 @@ def write_study_report(results: StudyResults, folder: Path) -> None:
     """
     figure = draw_figure(results)
     with whole_folder(folder) as made:
-        document_of(results, None if figure is None else draw(figure)).write(made, results.to_dict())
+        document_of(results, None if figure is None else draw(figure)).write(
+            made, results.to_dict()
+        )
         results.results().to_csv(made / "results.csv", index=False)
 
 
@@ -55,26 +59,46 @@ def document_of(results: StudyResults, figure: Image | None = None) -> Document:
     blocks: list[Block] = [
         Lead(headline(results)),
         Section("Advice", [Bullets(results.advice)]),
-        Section("Runs", [Bullets([printable(line) for line in what_was_trained(results)])]),
+        Section(
+            "Runs", [Bullets([printable(line) for line in what_was_trained(results)])]
+        ),
     ]
     if results.baseline is not None:
         title = "Accuracy, NLL and ECE"
         columns = {(UNSCALED, "accuracy"): "accuracy"}
         for metric, short in MAIN_METRICS.items():
-            columns |= {(method, metric): f"{short}\n{map_name(method)}" for method in results.methods}
+            columns |= {
+                (method, metric): f"{short}\n{map_name(method)}"
+                for method in results.methods
+            }
         names = ", ".join(results.metrics[key] for key in ("accuracy", *MAIN_METRICS))
         caption = f"{names}: means over the seeds"
         means = Table(caption, *mean_table(results, columns), title=title, stacked=True)
-        differences = Table("Differences to the baseline", *difference_table(results, [*MAIN_METRICS]))
-        blocks.append(Section(title, [means, *([differences] if differences.rows else [])]))
+        differences = Table(
+            "Differences to the baseline", *difference_table(results, [*MAIN_METRICS])
+        )
+        blocks.append(
+            Section(title, [means, *([differences] if differences.rows else [])])
+        )
         if figure is not None:
             said = "Differences to the baseline with 95% intervals; below 0 is better."
             captions = {"differences": f"{said} Each panel has a scale of its own."}
-            blocks.append(Section("Figure", [Figures({"differences": figure}, captions)]))
-        others = [_of_metric(results, key) for key in results.metrics if key not in MAIN_METRICS]
+            blocks.append(
+                Section("Figure", [Figures({"differences": figure}, captions)])
+            )
+        others = [
+            _of_metric(results, key)
+            for key in results.metrics
+            if key not in MAIN_METRICS
+        ]
         blocks.append(Section("Other metrics", others))
     if results.notes:
-        blocks.append(Section("Notes", [Bullets([printable(note) for note in results.notes], faint=True)]))
+        blocks.append(
+            Section(
+                "Notes",
+                [Bullets([printable(note) for note in results.notes], faint=True)],
+            )
+        )
     return Document("Which loss?", blocks)
 
 
@@ -123,7 +147,9 @@ def best_first(results: StudyResults) -> list[str]:
 def mean_table(results: StudyResults, columns: Mapping[tuple[str, str], str]) -> Rows:
     """Return a table with a row of means for each loss, with columns of (method, metric) and their headers."""
     cells, losses = _cells(results.means), best_first(results)
-    rows = [[loss, *(cells.get((loss, *key), _NONE) for key in columns)] for loss in losses]
+    rows = [
+        [loss, *(cells.get((loss, *key), _NONE) for key in columns)] for loss in losses
+    ]
     return ["loss", *columns.values()], rows
 
 
@@ -136,16 +162,25 @@ def difference_table(results: StudyResults, metrics: Sequence[str]) -> Rows:
     for row in results.differences.dropna(subset="p_corrected").itertuples():
         p = p_cell(row.p_corrected)
         better = (row.value > 0) == (row.Index[2] in HIGHER_IS_BETTER)
-        p_values[row.Index] = p if row.p_corrected >= LEVEL else f"{p} {'better' if better else 'worse'}"
+        p_values[row.Index] = (
+            p if row.p_corrected >= LEVEL else f"{p} {'better' if better else 'worse'}"
+        )
     header = ["loss and calibrator"]
     for metric in metrics:
-        header += [f"difference in\n{MAIN_METRICS.get(metric, results.metrics[metric])}", "corrected p"]
+        header += [
+            f"difference in\n{MAIN_METRICS.get(metric, results.metrics[metric])}",
+            "corrected p",
+        ]
     rows = []
     for loss in best_first(results):
         for method in results.methods:
             keys = [(loss, method, metric) for metric in metrics]
             if any(key in cells for key in keys):
-                found = [cell for key in keys for cell in (cells.get(key, _NONE), p_values.get(key, _NONE))]
+                found = [
+                    cell
+                    for key in keys
+                    for cell in (cells.get(key, _NONE), p_values.get(key, _NONE))
+                ]
                 rows.append([pair_name(loss, method), *found])
     return header, rows
 
@@ -171,10 +206,16 @@ def draw_figure(results: StudyResults) -> Figure | None:
         row.Index: (row.value, *map(_number, (row.low, row.high, row.p_corrected)))
         for row in results.differences.itertuples()
     }
-    found |= {(*results.baseline, metric): (0.0, None, None, None) for metric in MAIN_METRICS}
+    found |= {
+        (*results.baseline, metric): (0.0, None, None, None) for metric in MAIN_METRICS
+    }
     shown = {
         short: {
-            loss: {map_name(m): found[loss, m, metric] for m in results.methods if (loss, m, metric) in found}
+            loss: {
+                map_name(m): found[loss, m, metric]
+                for m in results.methods
+                if (loss, m, metric) in found
+            }
             for loss in best_first(results)
         }
         for metric, short in MAIN_METRICS.items()

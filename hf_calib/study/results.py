@@ -12,7 +12,13 @@ import numpy as np
 import pandas
 
 from hf_calib.metrics.intervals import holm
-from hf_calib.study.advice import MAIN_METRICS, UNSCALED, Pair, advise, notes_on_statistics
+from hf_calib.study.advice import (
+    MAIN_METRICS,
+    UNSCALED,
+    Pair,
+    advise,
+    notes_on_statistics,
+)
 from hf_calib.study.statistics import (
     CONFIDENCE_LEVEL,
     LEVEL,
@@ -28,8 +34,20 @@ Variance = Literal["own", "pooled"]
 KEY = ["loss", "method", "metric"]
 # The numbers of a run: a value and its resamples (R,), and the errors without noise, which are compared. Resamples that
 # do not exist are NaN.
-NUMBERS = ["loss", "seed", "method", "metric", "value", "draws", "compared", "compared_draws"]
-_HIGHEST = {"nll": np.inf, "brier": 2.0}  # The highest of other metrics is 1; the lowest is 0.
+NUMBERS = [
+    "loss",
+    "seed",
+    "method",
+    "metric",
+    "value",
+    "draws",
+    "compared",
+    "compared_draws",
+]
+_HIGHEST = {
+    "nll": np.inf,
+    "brier": 2.0,
+}  # The highest of other metrics is 1; the lowest is 0.
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +119,13 @@ class StudyResults:
         losses = dict.fromkeys(["cross_entropy", *self.losses])
         methods = dict.fromkeys(["temperature", *self.methods[1:], UNSCALED])
         return next(
-            ((loss, method) for loss in losses for method in methods if (loss, method) in found), None
+            (
+                (loss, method)
+                for loss in losses
+                for method in methods
+                if (loss, method) in found
+            ),
+            None,
         )
 
     @cached_property
@@ -118,8 +142,19 @@ class StudyResults:
             p_values = np.array([spread.p_value() for spread in spreads.values()])
             corrected, defined = p_values.copy(), ~np.isnan(p_values)
             corrected[defined] = holm(p_values[defined])
-            for (pair, spread), *p in zip(spreads.items(), p_values, corrected, strict=True):
-                rows.append((*pair, metric, spread.value, *spread.interval(), *p, spread.n_seeds))
+            for (pair, spread), *p in zip(
+                spreads.items(), p_values, corrected, strict=True
+            ):
+                rows.append(
+                    (
+                        *pair,
+                        metric,
+                        spread.value,
+                        *spread.interval(),
+                        *p,
+                        spread.n_seeds,
+                    )
+                )
         return _table(rows, ["value", "low", "high", "p", "p_corrected", "n_seeds"])
 
     @cached_property
@@ -131,29 +166,51 @@ class StudyResults:
         found = {}
         for metric in MAIN_METRICS:
             spreads = {
-                pair: each for pair, each in self._comparisons(metric).items() if each.row_variance >= 0
+                pair: each
+                for pair, each in self._comparisons(metric).items()
+                if each.row_variance >= 0
             }
-            others = {pair: each for pair, each in spreads.items() if pair[0] != self._baseline_loss}
+            others = {
+                pair: each
+                for pair, each in spreads.items()
+                if pair[0] != self._baseline_loss
+            }
             alike = others or spreads
             if alike:
-                spread, known = typical(alike.values(), len({loss for loss, _ in alike}))
+                spread, known = typical(
+                    alike.values(), len({loss for loss, _ in alike})
+                )
                 found[metric] = detectable(spread, LEVEL / len(spreads), known)
         return found
 
     def to_dict(self) -> dict[str, Any]:
         """Return all results in JSON types, as in report.json."""
         return {
-            **{name: list(getattr(self, name)) for name in ("losses", "seeds", "methods", "advice", "notes")},
-            **{name: getattr(self, name) for name in ("n_test", "n_classes", "n_calibration", "n_resamples")},
+            **{
+                name: list(getattr(self, name))
+                for name in ("losses", "seeds", "methods", "advice", "notes")
+            },
+            **{
+                name: getattr(self, name)
+                for name in ("n_test", "n_classes", "n_calibration", "n_resamples")
+            },
             "metrics": dict(self.metrics),
             "variance": self.variance,
             "confidence_level": CONFIDENCE_LEVEL,
-            "baseline": None if self.baseline is None else dict(zip(KEY, self.baseline, strict=False)),
-            "missing": [{"loss": loss, "seed": s, "reason": why} for (loss, s), why in self.missing.items()],
+            "baseline": None
+            if self.baseline is None
+            else dict(zip(KEY, self.baseline, strict=False)),
+            "missing": [
+                {"loss": loss, "seed": s, "reason": why}
+                for (loss, s), why in self.missing.items()
+            ],
             "means": _records(self.means.reset_index()),
             "differences": _records(self.differences.reset_index()),
             "values": _records(self.results()),
-            "detectable": [{"metric": metric, "value": size} for metric, size in self.detectable.items()],
+            "detectable": [
+                {"metric": metric, "value": size}
+                for metric, size in self.detectable.items()
+            ],
         }
 
     @property
@@ -173,7 +230,9 @@ class StudyResults:
             # Another calibrator of the baseline's runs varies less than another run.
             shared = None if loss == self._baseline_loss else pooled[method]
             if len(difference):
-                found[loss, method] = two_level(difference["compared"], difference["compared_draws"], shared)
+                found[loss, method] = two_level(
+                    difference["compared"], difference["compared_draws"], shared
+                )
         return found
 
     def _pooled(self, rows: pandas.DataFrame, method: str) -> Pooled | None:
@@ -181,8 +240,12 @@ class StudyResults:
         if self.variance == "own" or self.baseline is None:
             return None
         loss, of_baseline = self.baseline
-        shared = rows[rows["method"] == np.where(rows["loss"] == loss, of_baseline, method)]
-        return pooled_variance(shared.pivot(index="seed", columns="loss", values="compared"))
+        shared = rows[
+            rows["method"] == np.where(rows["loss"] == loss, of_baseline, method)
+        ]
+        return pooled_variance(
+            shared.pivot(index="seed", columns="loss", values="compared")
+        )
 
 
 def _table(rows: list[tuple[Any, ...]], columns: list[str]) -> pandas.DataFrame:
@@ -192,6 +255,9 @@ def _table(rows: list[tuple[Any, ...]], columns: list[str]) -> pandas.DataFrame:
 def _records(table: pandas.DataFrame) -> list[dict[str, Any]]:
     """The rows in JSON types; undefined and infinite values are None."""
     return [
-        {name: None if isinstance(x, float) and not math.isfinite(x) else x for name, x in row.items()}
+        {
+            name: None if isinstance(x, float) and not math.isfinite(x) else x
+            for name, x in row.items()
+        }
         for row in table.to_dict("records")
     ]

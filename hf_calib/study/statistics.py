@@ -65,18 +65,27 @@ class TwoLevel(NamedTuple):
             return float(self.square_of_reach(np.exp(log_p) / 2)) - self.value**2
 
         smallest = np.log(_SMALLEST_P)
-        return _SMALLEST_P if beyond(smallest) <= 0 else float(np.exp(brentq(beyond, smallest, 0.0)))
+        return (
+            _SMALLEST_P
+            if beyond(smallest) <= 0
+            else float(np.exp(brentq(beyond, smallest, 0.0)))
+        )
 
     def square_of_reach(self, tail: float) -> FloatArray:
         """The squared half-width of an interval with this probability on either side, for several seed variances."""
         of_rows_alone = ndtri(tail) ** 2 * self.variance_of_rows_alone
         if self.n_seeds == 1:
             return np.asarray(of_rows_alone)
-        of_both = ndtri(tail) ** 2 * self.row_variance + stdtrit(self.degrees, tail) ** 2 * self.seed_variance
+        of_both = (
+            ndtri(tail) ** 2 * self.row_variance
+            + stdtrit(self.degrees, tail) ** 2 * self.seed_variance
+        )
         return np.maximum(of_both, of_rows_alone)
 
 
-def two_level(values: ArrayLike, draws: Iterable[ArrayLike], pooled: Pooled | None = None) -> TwoLevel:
+def two_level(
+    values: ArrayLike, draws: Iterable[ArrayLike], pooled: Pooled | None = None
+) -> TwoLevel:
     r"""Return a mean over seeds with an interval for the mean of many more runs and test rows.
 
     It applies to a metric, or to paired differences, of S runs on the same N test rows. The model of a value is
@@ -154,7 +163,9 @@ def pooled_variance(values: DataFrame) -> Pooled | None:
     if not len(seeds):
         return None
     y = table[seeds, losses]
-    design = np.concatenate([np.eye(table.shape[1])[losses], np.eye(table.shape[0])[seeds]], axis=1)
+    design = np.concatenate(
+        [np.eye(table.shape[1])[losses], np.eye(table.shape[0])[seeds]], axis=1
+    )
     fitted, _, rank, _ = np.linalg.lstsq(design, y - y.mean(), rcond=None)
     degrees = len(y) - int(rank)
     if degrees < 1:
@@ -172,8 +183,12 @@ def typical(spreads: Collection[TwoLevel], n_losses: int) -> tuple[TwoLevel, flo
     """
     n_seeds = max(spread.n_seeds for spread in spreads)
     alike = [spread for spread in spreads if spread.n_seeds == n_seeds]
-    of_rows, of_seeds, alone = np.mean([spread[1:4] for spread in alike], axis=0).tolist()
-    found = TwoLevel(alike[0].value, of_rows, of_seeds, alone, n_seeds, alike[0].pooled_degrees)
+    of_rows, of_seeds, alone = np.mean(
+        [spread[1:4] for spread in alike], axis=0
+    ).tolist()
+    found = TwoLevel(
+        alike[0].value, of_rows, of_seeds, alone, n_seeds, alike[0].pooled_degrees
+    )
     if found.pooled_degrees is not None:
         return found, found.pooled_degrees
     return found, 4 * n_losses * found.degrees / (n_losses + 3)
@@ -193,13 +208,17 @@ def detectable(spread: TwoLevel, level: float, known: float) -> float:
         estimates = true * _of_estimate(_OTHER_STUDIES, spread.degrees)
         variance = spread.row_variance
     # The half-widths of the intervals of other studies, and the standard deviations of their means.
-    reaches = np.sqrt(spread._replace(seed_variance=estimates).square_of_reach(level / 2))
+    reaches = np.sqrt(
+        spread._replace(seed_variance=estimates).square_of_reach(level / 2)
+    )
     deviations = np.sqrt(variance + true)
     if deviations.max() == 0:
         return 0.0
 
     def power(size: float) -> float:
-        return float(np.mean(sum(ndtr((side - reaches) / deviations) for side in (size, -size))))
+        return float(
+            np.mean(sum(ndtr((side - reaches) / deviations) for side in (size, -size)))
+        )
 
     most = 10 * float(reaches.max() + deviations.max())
     return float(brentq(lambda size: power(size) - _WANTED, 0.0, most, rtol=1e-4))
@@ -229,19 +248,28 @@ def unbiased_error(
     """
     add = sums.binned_rows(top, n_bins, binning)
     found = Populations(BinSums(*add(None)))
-    blocks = sums.draw_counts(len(top.confidence), n_resamples, np.random.default_rng(seed), groups)
+    blocks = sums.draw_counts(
+        len(top.confidence), n_resamples, np.random.default_rng(seed), groups
+    )
     resamples = np.stack([add(counts) for block in blocks for counts in block], axis=1)
     counts, confidence, correct = resamples[..., found.occupied]
-    noise = np.where(counts > 0, (confidence - correct) / np.maximum(counts, 1) - found.gaps, 0)
+    noise = np.where(
+        counts > 0, (confidence - correct) / np.maximum(counts, 1) - found.gaps, 0
+    )
     # The mean plain errors of samples of a line of populations.
     growth = np.geomspace(_NARROWEST, -found.least, _STEPS)
     shrinkages = np.concatenate([found.most * np.linspace(1, 0, _STEPS), -growth])
     accuracies = found.accuracies(shrinkages)
     variances = accuracies * (1 - accuracies) / found.counts
     if groups is not None:
-        variances *= _design_effect(top, sums.assign_bins(top.confidence, n_bins, binning), n_bins, groups)
+        variances *= _design_effect(
+            top, sums.assign_bins(top.confidence, n_bins, binning), n_bins, groups
+        )
     sizes = sums.mean_size(found.stated - accuracies, np.sqrt(variances))
-    plain, errors = np.maximum.accumulate(sizes @ found.shares), found.errors(shrinkages)
+    plain, errors = (
+        np.maximum.accumulate(sizes @ found.shares),
+        found.errors(shrinkages),
+    )
 
     def estimate(of: FloatArray) -> FloatArray:
         return np.where(of < plain[0], of - plain[0], np.interp(of, plain, errors))
@@ -249,10 +277,14 @@ def unbiased_error(
     nearest = float(np.interp(found.value, plain, shrinkages))
     gaps = found.stated - found.accuracies(nearest) + noise
     shares = counts / counts.sum(axis=1, keepdims=True)
-    return float(estimate(np.array(found.value))), estimate((shares * np.abs(gaps)).sum(axis=1))
+    return float(estimate(np.array(found.value))), estimate(
+        (shares * np.abs(gaps)).sum(axis=1)
+    )
 
 
-def _design_effect(top: TopLabel, bins: IntArray, n_bins: int, groups: IntArray) -> float:
+def _design_effect(
+    top: TopLabel, bins: IntArray, n_bins: int, groups: IntArray
+) -> float:
     """The ratio of the variance of the gaps to that of independent rows."""
     kept = bins < n_bins  # Quantile bins leave out the smallest confidence.
     apart, bins, groups = (top.confidence - top.correct)[kept], bins[kept], groups[kept]

@@ -87,12 +87,22 @@ def compare(
     study = Path(output)
     cells: list[Cell] = []
     base: dict[str, Any] = {}
-    for seed, variant in product(check_seeds(seeds), variants(losses, grid or {}, None)):
+    for seed, variant in product(
+        check_seeds(seeds), variants(losses, grid or {}, None)
+    ):
         trainer = _made(make_trainer, variant, seed)
         own = _configuration(trainer, test_dataset)
         base = base or own
-        hyperparameters = trainer.args.make_loss().hyperparameters  # These include defaults.
-        cells.append(Cell(variant, seed, {**own, "loss": variant.loss, "loss_kwargs": hyperparameters}))
+        hyperparameters = (
+            trainer.args.make_loss().hyperparameters
+        )  # These include defaults.
+        cells.append(
+            Cell(
+                variant,
+                seed,
+                {**own, "loss": variant.loss, "loss_kwargs": hyperparameters},
+            )
+        )
         folder = write_plan(study, cells, methods, base)[cells[-1]]
         if not is_finished(folder):
             _train(trainer, test_dataset, folder, keep_model=keep_models)
@@ -121,7 +131,12 @@ def report_study(
 def check_seeds(seeds: Sequence[int]) -> Sequence[int]:
     """Raise unless there is at least one seed and all seeds differ."""
     right = len(seeds) > 0 and len(set(seeds)) == len(seeds) and min(seeds) >= 0
-    check(right, "seeds to be different whole numbers, from 0", list(seeds), "write for example 0,1,2")
+    check(
+        right,
+        "seeds to be different whole numbers, from 0",
+        list(seeds),
+        "write for example 0,1,2",
+    )
     return seeds
 
 
@@ -131,7 +146,9 @@ def _made(make_trainer: MakeTrainer, variant: Variant, seed: int) -> Calibration
     trainer = make_trainer(variant.loss, seed)
     if not isinstance(trainer, CalibrationTrainer):
         got, way_out = type(trainer).__name__, "return the trainer from make_trainer"
-        raise InputTypeError(expected("make_trainer", "return a CalibrationTrainer", got, way_out))
+        raise InputTypeError(
+            expected("make_trainer", "return a CalibrationTrainer", got, way_out)
+        )
     args: Any = trainer.args
     got = f"loss={args.loss!r}, seed={args.seed} for ({variant.loss!r}, {seed})"
     way_out = "write CalibrationTrainingArguments(loss=loss, seed=seed, ...)"
@@ -144,15 +161,27 @@ def _made(make_trainer: MakeTrainer, variant: Variant, seed: int) -> Calibration
 
 def _configuration(trainer: CalibrationTrainer, test_dataset: Any) -> dict[str, Any]:
     """The configuration that all runs share, as far as arguments, config and datasets record it."""
-    found = {name: value for name, value in trainer.args.to_dict().items() if changes_training(name)}
-    config, train, calibration = trainer.model_config, trainer.train_dataset, trainer.calibration_split
+    found = {
+        name: value
+        for name, value in trainer.args.to_dict().items()
+        if changes_training(name)
+    }
+    config, train, calibration = (
+        trainer.model_config,
+        trainer.train_dataset,
+        trainer.calibration_split,
+    )
     found["model"] = None if config is None else config.to_dict()
     datasets = {"train": train, "calibration": calibration, "test": test_dataset}
-    found["data"] = {role: getattr(rows, "_fingerprint", None) for role, rows in datasets.items()}
+    found["data"] = {
+        role: getattr(rows, "_fingerprint", None) for role, rows in datasets.items()
+    }
     return found
 
 
-def _train(trainer: CalibrationTrainer, test_dataset: Any, folder: Path, *, keep_model: bool) -> None:
+def _train(
+    trainer: CalibrationTrainer, test_dataset: Any, folder: Path, *, keep_model: bool
+) -> None:
     from hf_calib.experiments import train_and_report
     from hf_calib.trainer.saving import newest_checkpoint
 

@@ -14,7 +14,11 @@ Methods of `Trainer` that `CalibrationMixin` overrides, the reason, and the test
     | `create_model_card` | the section on calibration | ../cards/test_card.py |
 """
 
-from hf_calib.trainer.callbacks import AdaFocalCallback, CalibrationMapCallback, TemperatureScalingCallback
+from hf_calib.trainer.callbacks import (
+    AdaFocalCallback,
+    CalibrationMapCallback,
+    TemperatureScalingCallback,
+)
 from hf_calib.trainer.config import CalibrationConfig, CalibrationTrainingArguments
 from hf_calib.trainer.trainer import CalibrationMixin, CalibrationTrainer
 

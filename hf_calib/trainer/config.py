@@ -26,7 +26,10 @@ else:  # HfArgumentParser allows one type per field: strings, which are parsed u
     ClassWeights = list[str] | None
 
 Kind = TypeVar("Kind")
-CALIBRATION_METHODS = (*(key for key, entry in FOLDABLE_SCALERS.items() if entry.needs != "priors"), "none")
+CALIBRATION_METHODS = (
+    *(key for key, entry in FOLDABLE_SCALERS.items() if entry.needs != "priors"),
+    "none",
+)
 _OPTIONS = {
     "temperature_criterion": ("nll", "ece", "adaptive_ece", "none"),
     "calibration_strategy": STRATEGIES,
@@ -39,7 +42,9 @@ _saved_with_a_model: ContextVar[bool] = ContextVar("_saved_with_a_model", defaul
 
 def documented(fields: type[Kind]) -> type[Kind]:
     """Add the descriptions in a dataclass's docstring to its fields, as the help of command-line options."""
-    for name, text in re.findall(r"^ {8}(\w+): (.+(?:\n {12}.+)*)", fields.__doc__ or "", re.MULTILINE):
+    for name, text in re.findall(
+        r"^ {8}(\w+): (.+(?:\n {12}.+)*)", fields.__doc__ or "", re.MULTILINE
+    ):
         field: Any = fields.__dataclass_fields__.get(name)  # type: ignore[attr-defined]
         if field is not None:
             field.metadata = {"help": " ".join(text.split())}
@@ -118,8 +123,12 @@ class CalibrationConfig:
         self.gamma_update_schedule = check_updates(names, *updates)
         self.make_scaler()
         weights = _plain(self.class_weights)
-        if isinstance(weights, list) and weights != ["balanced"]:  # Strings come from the command line.
-            weights = [float(each) if isinstance(each, str) else each for each in weights]
+        if isinstance(weights, list) and weights != [
+            "balanced"
+        ]:  # Strings come from the command line.
+            weights = [
+                float(each) if isinstance(each, str) else each for each in weights
+            ]
         self.class_weights = "balanced" if weights == ["balanced"] else weights
         self.make_loss()
 
@@ -128,14 +137,22 @@ class CalibrationConfig:
         names = [*CalibrationConfig.__dataclass_fields__, "label_smoothing_factor"]
         return repr([getattr(self, name, None) for name in names])
 
-    def make_loss(self, problem_type: str | None = None, balanced: list[float] | None = None) -> Any:
+    def make_loss(
+        self, problem_type: str | None = None, balanced: list[float] | None = None
+    ) -> Any:
         """Return the configured `CalibrationLoss` for a model's `problem_type`; with None the labels' dtype decides."""
         name, kwargs = self.loss, dict(self.loss_kwargs or {})  # type: ignore[arg-type]
-        smoothing = getattr(self, "label_smoothing_factor", 0)  # From the Trainer's arguments.
+        smoothing = getattr(
+            self, "label_smoothing_factor", 0
+        )  # From the Trainer's arguments.
         if smoothing != 0:
             name, kwargs = "label_smoothing", {"smoothing": smoothing}
-        weights: Any = balanced if self.class_weights == "balanced" else self.class_weights
-        return make_loss(name, class_weights=weights, problem_type=problem_type, **kwargs)
+        weights: Any = (
+            balanced if self.class_weights == "balanced" else self.class_weights
+        )
+        return make_loss(
+            name, class_weights=weights, problem_type=problem_type, **kwargs
+        )
 
     def make_scaler(self) -> Any:
         """Return the configured calibrator, not fitted; None for no calibration."""
@@ -145,8 +162,17 @@ class CalibrationConfig:
         check_option("calibration_method", method, CALIBRATION_METHODS)
         goes_together = method in ("temperature", "none") or criterion == "nll"
         requirement = "temperature_criterion to be given with calibration_method='temperature' only"
-        way_out = "set calibration_method='none' for no calibrator" if criterion == "none" else "leave it out"
-        check(goes_together, requirement, f"{criterion!r} with calibration_method={method!r}", way_out)
+        way_out = (
+            "set calibration_method='none' for no calibrator"
+            if criterion == "none"
+            else "leave it out"
+        )
+        check(
+            goes_together,
+            requirement,
+            f"{criterion!r} with calibration_method={method!r}",
+            way_out,
+        )
         if "none" in (method, criterion):
             return None
         if method == "temperature":
@@ -181,11 +207,17 @@ class CalibrationTrainingArguments(CalibrationConfig, TrainingArguments):
         self.loss_kwargs = read_mapping(self.loss_kwargs)
         follows_it = self.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
         needs_metric = self.load_best_model_at_end or follows_it
-        if needs_metric and self.metric_for_best_model is None and isinstance(self.make_loss(), AdaptiveLoss):
+        if (
+            needs_metric
+            and self.metric_for_best_model is None
+            and isinstance(self.make_loss(), AdaptiveLoss)
+        ):
             self.metric_for_best_model = "nll"
         metric = self.metric_for_best_model or ""
         if self.greater_is_better is None and lower_is_better(metric):
-            self.greater_is_better = False  # The base class assumes that larger is better except for losses.
+            self.greater_is_better = (
+                False  # The base class assumes that larger is better except for losses.
+            )
         TrainingArguments.__post_init__(self)
         self.check_calibration()
         smoothing = self.label_smoothing_factor
@@ -195,7 +227,9 @@ class CalibrationTrainingArguments(CalibrationConfig, TrainingArguments):
         check(alone, "label smoothing to be used with cross entropy", got, way_out)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | ({"hub_token": None} if _saved_with_a_model.get() else {})
+        return self.__dict__ | (
+            {"hub_token": None} if _saved_with_a_model.get() else {}
+        )
 
 
 @contextmanager
@@ -210,7 +244,13 @@ def hub_token_left_out() -> Iterator[None]:
 
 def _plain(value: Any) -> Any:
     """A number or array of NumPy or PyTorch in JSON types; infinity is "inf"."""
-    plain = value.tolist() if hasattr(value, "tolist") else [*value] if isinstance(value, tuple) else value
+    plain = (
+        value.tolist()
+        if hasattr(value, "tolist")
+        else [*value]
+        if isinstance(value, tuple)
+        else value
+    )
     return "inf" if isinstance(plain, float) and plain == math.inf else plain
 
 

@@ -15,7 +15,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from hf_calib._errors import check, few
-from hf_calib.language_models.label_tokens import is_causal, keeps_positions, option_tokens, without_adapters
+from hf_calib.language_models.label_tokens import (
+    is_causal,
+    keeps_positions,
+    option_tokens,
+    without_adapters,
+)
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 
 PLACES = "answer_places"  # (N,) in a judge's batch: the position whose logits predict the answer.
@@ -32,7 +37,9 @@ class Labels(NamedTuple):
 def read_labels(dataset: Any, label_key: str) -> Labels | None:
     """Return the labels of a `datasets.Dataset` from its column; None for other datasets."""
     columns = dataset.column_names if isinstance(dataset, datasets.Dataset) else ()
-    name = next((name for name in (label_key, "label", "label_ids") if name in columns), None)
+    name = next(
+        (name for name in (label_key, "label", "label_ids") if name in columns), None
+    )
     if name is None:
         return None
     values = dataset.with_format("arrow")[name][:].combine_chunks()
@@ -50,15 +57,27 @@ def read_labels(dataset: Any, label_key: str) -> Labels | None:
 
 def balanced_weights(trainer: Any) -> list[float]:
     """Return weights N / (C n_c) of the training split, which give every class the same share of the loss."""
-    found, way_out = read_labels(trainer.train_dataset, trainer.label_key), "give one number per class"
-    counted = np.empty(0) if found is None or trainer.answers is not None else found.values
+    found, way_out = (
+        read_labels(trainer.train_dataset, trainer.label_key),
+        "give one number per class",
+    )
+    counted = (
+        np.empty(0) if found is None or trainer.answers is not None else found.values
+    )
     requirement = "class_weights to be given as numbers where the training split has no class indices"
     check(counted.dtype.kind in "iu", requirement, "'balanced'", way_out)
     counted = counted[counted >= 0]
     counts = np.bincount(counted, minlength=trainer.n_classes or 0)
     absent = np.flatnonzero(counts == 0).tolist()
-    requirement = "class_weights to be 'balanced' over classes that the training split has"
-    check(not absent and len(counted) > 0, requirement, f"no examples of class {few(absent)}", way_out)
+    requirement = (
+        "class_weights to be 'balanced' over classes that the training split has"
+    )
+    check(
+        not absent and len(counted) > 0,
+        requirement,
+        f"no examples of class {few(absent)}",
+        way_out,
+    )
     return (len(counted) / (len(counts) * counts)).tolist()
 
 
@@ -70,7 +89,9 @@ def aligned_labels(labels: Tensor, *, next_token: bool) -> Tensor:
     """
     if next_token and labels.dim() > 1:
         return pad(labels, (0, 1), value=IGNORE_INDEX)[..., 1:]
-    one_column = labels.dim() == 2 and labels.shape[1] == 1 and not labels.is_floating_point()
+    one_column = (
+        labels.dim() == 2 and labels.shape[1] == 1 and not labels.is_floating_point()
+    )
     return labels.squeeze(1) if one_column else labels
 
 
@@ -82,11 +103,16 @@ def n_own_rows(rows_left: int, process: int, size: int) -> int:
     return min(max(rows_left - process * size, 0), size)
 
 
-def ignore_repeated_rows(batch: Any, key: str, loader: Any, accelerator: Accelerator) -> None:
+def ignore_repeated_rows(
+    batch: Any, key: str, loader: Any, accelerator: Accelerator
+) -> None:
     """Ignore the rows from the start of the epoch that accelerate adds to the last batch of a loader."""
     shards = getattr(loader, "batch_sampler", None)
     is_last = accelerator.gradient_state.end_of_dataloader and key in batch
-    if not (is_last and isinstance(shards, BatchSamplerShard)) or shards.num_processes == 1:
+    if (
+        not (is_last and isinstance(shards, BatchSamplerShard))
+        or shards.num_processes == 1
+    ):
         return
     size = shards.batch_size // (shards.num_processes if shards.split_batches else 1)
     rows_left = len(shards.batch_sampler.sampler) % (size * shards.num_processes)
@@ -96,8 +122,14 @@ def ignore_repeated_rows(batch: Any, key: str, loader: Any, accelerator: Acceler
         if len(labels) == size:
             labels[n_own:] = IGNORE_INDEX
         elif n_own < size:  # Packed rows without padding each begin at position 0.
-            starts = (batch["position_ids"][0] == 0).nonzero() if "position_ids" in batch else [0]
-            labels[:, starts[n_own] if n_own < len(starts) else labels.shape[1] :] = IGNORE_INDEX
+            starts = (
+                (batch["position_ids"][0] == 0).nonzero()
+                if "position_ids" in batch
+                else [0]
+            )
+            labels[:, starts[n_own] if n_own < len(starts) else labels.shape[1] :] = (
+                IGNORE_INDEX
+            )
         batch[key] = labels
 
 
@@ -105,7 +137,9 @@ def number_of_classes(model: Any) -> int | None:
     """Return the model's number of labels, or the vocabulary size of a language model; None if unknown."""
     model = without_adapters(model)
     name, config = type(model).__name__, getattr(model, "config", None)
-    if name.endswith("ForMultipleChoice"):  # The classes are the choices of each question.
+    if name.endswith(
+        "ForMultipleChoice"
+    ):  # The classes are the choices of each question.
         return None
     if name.endswith("ForMaskedLM") or getattr(model, "can_generate", bool)():
         return getattr(config.get_text_config(), "vocab_size", None)  # type: ignore[union-attr]
@@ -134,13 +168,23 @@ class AnswerOptions:
         batch = collator(rows)
         labels = batch["labels"]
         counted = labels != IGNORE_INDEX
-        answered, places = counted.any(dim=1), counted.long().argmax(dim=1)  # the first position with a label
+        answered, places = (
+            counted.any(dim=1),
+            counted.long().argmax(dim=1),
+        )  # the first position with a label
         is_option = labels.gather(1, places[:, None]) == torch.tensor(self.tokens)
         right = (counted.sum(dim=1) <= 1) & (is_option.any(dim=1) | ~answered)
         self._check_one(bool(right.all()), labels[~right].tolist(), "a batch")
         follows = not (answered & (places == 0)).any()
-        check(follows, "the answer to follow a prompt", "one that is a row's first token", "add prompts")
-        batch["labels"] = torch.where(answered, is_option.long().argmax(dim=1), IGNORE_INDEX)
+        check(
+            follows,
+            "the answer to follow a prompt",
+            "one that is a row's first token",
+            "add prompts",
+        )
+        batch["labels"] = torch.where(
+            answered, is_option.long().argmax(dim=1), IGNORE_INDEX
+        )
         batch[PLACES] = (places - 1).clamp_min(0)
         return batch
 
@@ -160,9 +204,16 @@ class AnswerOptions:
         wrong = ~np.isin(values, self.tokens)
         wrong[1:] |= rows[1:] == rows[:-1]
         row = rows[np.argmax(wrong)] if wrong.any() else None
-        self._check_one(row is None, values[rows == row].tolist(), f"row {row} of the {role} split")
+        self._check_one(
+            row is None, values[rows == row].tolist(), f"row {row} of the {role} split"
+        )
 
     def _check_one(self, holds: bool, found: list[Any], where: str) -> None:
-        options = ", ".join(f"{t} ({name!r})" for t, name in zip(self.tokens, self.names, strict=True))
-        got, way_out = f"{str(found)[:200]} in {where}", "set the labels of all other tokens to -100"
+        options = ", ".join(
+            f"{t} ({name!r})" for t, name in zip(self.tokens, self.names, strict=True)
+        )
+        got, way_out = (
+            f"{str(found)[:200]} in {where}",
+            "set the labels of all other tokens to -100",
+        )
         check(holds, f"labels to have one token per row, of {options}", got, way_out)

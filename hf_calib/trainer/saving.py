@@ -27,7 +27,12 @@ from hf_calib._text import is_hub_name
 from hf_calib.cards.card import repair_stock_card, write_card
 from hf_calib.cards.facts import REPORT_FOLDER
 from hf_calib.cards.metadata import is_dataset_name
-from hf_calib.export.folder import LOSS_STATE_NAME, PUSHED_LOSS_STATE, save_folded, standalone_copy
+from hf_calib.export.folder import (
+    LOSS_STATE_NAME,
+    PUSHED_LOSS_STATE,
+    save_folded,
+    standalone_copy,
+)
 from hf_calib.export.hub import push_folder
 from hf_calib.losses import AdaptiveLoss
 from hf_calib.metrics.state import LOGGED_METRICS
@@ -57,27 +62,45 @@ def load_loss_state(loss: AdaptiveLoss, directory: str | os.PathLike[str]) -> No
     found = [path for path in paths if path.is_file()]
     got = "no such file, without which the loss would start over"
     way_out = "resume from another checkpoint, or train without resume_from_checkpoint"
-    check(bool(found), f"checkpoint {directory} to hold {LOSS_STATE_NAME}", got, way_out)
+    check(
+        bool(found), f"checkpoint {directory} to hold {LOSS_STATE_NAME}", got, way_out
+    )
     requirement = f"hold the table of loss {loss.name!r} with {loss.hyperparameters}"
     try:
         with safe_open(found[0], "pt") as file:
             recorded = file.metadata() or {}
             table = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        ours, theirs = json.loads(json.dumps(loss.hyperparameters)), json.loads(recorded["hyperparameters"])
+        ours, theirs = (
+            json.loads(json.dumps(loss.hyperparameters)),
+            json.loads(recorded["hyperparameters"]),
+        )
         # A tensor that is missing was introduced after the file was written.
-        if recorded["loss"] != loss.name or any(ours.get(name) != value for name, value in theirs.items()):
+        if recorded["loss"] != loss.name or any(
+            ours.get(name) != value for name, value in theirs.items()
+        ):
             raise ValueError(f"the table of loss {recorded['loss']!r} with {theirs}")
         loss.load_state_dict(table)
-    except (SafetensorError, OSError, TypeError, KeyError, RuntimeError, ValueError) as error:
+    except (
+        SafetensorError,
+        OSError,
+        TypeError,
+        KeyError,
+        RuntimeError,
+        ValueError,
+    ) as error:
         got = " ".join(str(error).split())
-        raise InputValueError(expected(str(found[0]), requirement, got, way_out)) from error
+        raise InputValueError(
+            expected(str(found[0]), requirement, got, way_out)
+        ) from error
 
 
 def newest_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
     """The newest complete checkpoint, whose last file is the Trainer's state; None if there is none."""
     states = Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*/{TRAINER_STATE_NAME}")
     steps = {path: path.parent.name.rpartition("-")[2] for path in states}
-    for path in sorted((p for p in steps if steps[p].isdecimal()), key=lambda p: -int(steps[p])):
+    for path in sorted(
+        (p for p in steps if steps[p].isdecimal()), key=lambda p: -int(steps[p])
+    ):
         try:
             json.loads(path.read_text(encoding="utf-8"))
             return str(path.parent)
@@ -91,7 +114,11 @@ def newest_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
 
 def warn_not_folded(trainer: Any) -> None:
     """Log once that a model is saved as trained although there is a calibrator."""
-    if trainer.fitted_map is not None and not trainer.said_not_folded and trainer.is_world_process_zero():
+    if (
+        trainer.fitted_map is not None
+        and not trainer.said_not_folded
+        and trainer.is_world_process_zero()
+    ):
         trainer.said_not_folded = True
         logger.warning(
             "save_model writes the model as trained, without its %s: a pipeline that loads it is not "
@@ -116,11 +143,17 @@ def save_beside(trainer: Any, folder: Path) -> None:
 def save_calibrated(trainer: Any, output_dir: str | os.PathLike[str]) -> None:
     """Save the model with the folded calibrator, over anything: a push replaces the files of the run."""
     fitted = trainer.fitted_map
-    got = "none configured" if trainer.calibration_config.make_scaler() is None else "none yet"
+    got = (
+        "none configured"
+        if trainer.calibration_config.make_scaler() is None
+        else "none yet"
+    )
     way_out = "train with a calibration_dataset, or call fit_calibration_map()"
     check(fitted is not None, "a calibrator to be fitted", got, way_out)
     sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
-    state_dict = trainer.accelerator.get_state_dict(trainer.model_wrapped) if sharded else None
+    state_dict = (
+        trainer.accelerator.get_state_dict(trainer.model_wrapped) if sharded else None
+    )
 
     def save() -> None:
         save_folded(
@@ -128,7 +161,8 @@ def save_calibrated(trainer: Any, output_dir: str | os.PathLike[str]) -> None:
             fitted.scaler,
             output_dir,
             batch=trainer.example_batch,
-            processing_class=trainer.processing_class or getattr(trainer.data_collator, "tokenizer", None),
+            processing_class=trainer.processing_class
+            or getattr(trainer.data_collator, "tokenizer", None),
             about={**fitted.about, **measured(trainer)},
         )
 
@@ -140,12 +174,20 @@ def push(trainer: Any, message: str | None, card: dict[str, Any]) -> Any:
     args, create_pr = trainer.args, card.pop("create_pr", False)
     about = {"message": message or "End of training", "create_pr": create_pr}
     about["run_as_future"] = not card.pop("blocking", True)
-    defaults = {"token": args.hub_token, "revision": args.hub_revision, "private": args.hub_private_repo}
+    defaults = {
+        "token": args.hub_token,
+        "revision": args.hub_revision,
+        "private": args.hub_private_repo,
+    }
     for name, default in defaults.items():
         given = card.pop(name, None)
         about[name] = default if given is None else given
     trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
-    repo_id = trainer.hub_model_id or args.hub_model_id or Path(args.output_dir).absolute().name
+    repo_id = (
+        trainer.hub_model_id
+        or args.hub_model_id
+        or Path(args.output_dir).absolute().name
+    )
     running = getattr(trainer, "push_in_progress", None)
     if running is not None:  # A push of the Trainer reads the same folder.
         running.wait_until_done()
@@ -156,7 +198,10 @@ def push(trainer: Any, message: str | None, card: dict[str, Any]) -> Any:
         trainer.hub_model_id = with_owner(repo_id, about["token"])
         if isinstance(trainer.calibration_loss, AdaptiveLoss):
             save_loss_state(trainer.calibration_loss, args.output_dir)
-        tags, of_model = card.get("tags") or [], getattr(trainer.model, "model_tags", None) or []
+        tags, of_model = (
+            card.get("tags") or [],
+            getattr(trainer.model, "model_tags", None) or [],
+        )
         tags = [*([tags] if isinstance(tags, str) else tags), *of_model]
         name = {"model_name": repo_id.split("/")[-1]}
         trainer.create_model_card(**{**name, **card, "tags": list(dict.fromkeys(tags))})
@@ -172,7 +217,11 @@ def raise_everywhere(work: Callable[[], Any], *, here: bool) -> Any:
         done = work() if here else None
     except Exception as error:
         failed = error
-    reasons = [reason for reason in gather_object([failed and f"{failed}"]) if reason is not None]
+    reasons = [
+        reason
+        for reason in gather_object([failed and f"{failed}"])
+        if reason is not None
+    ]
     if failed is not None:
         raise failed
     if reasons:
@@ -184,8 +233,13 @@ def complete_card(trainer: Any) -> None:
     """Correct the stock card, and add the section on calibration if a calibrator is fitted."""
     if not trainer.is_world_process_zero():
         return
-    folder, base_model = Path(trainer.args.output_dir), getattr(trainer.model_config, "_name_or_path", None)
-    repair_stock_card(folder / CARD, base_model, is_calibrated=trainer.fitted_map is not None)
+    folder, base_model = (
+        Path(trainer.args.output_dir),
+        getattr(trainer.model_config, "_name_or_path", None),
+    )
+    repair_stock_card(
+        folder / CARD, base_model, is_calibrated=trainer.fitted_map is not None
+    )
     if trainer.fitted_map is not None:
         write_results(trainer, folder)
         write_card(folder, repo_id=trainer.hub_model_id or trainer.args.hub_model_id)
@@ -196,10 +250,18 @@ def complete_card(trainer: Any) -> None:
 
 def about_map(trainer: Any, scaler: Any, split: str, n_examples: int) -> dict[str, Any]:
     """The further entries of calibration.json: the loss, the rows and the base model, as far as recorded."""
-    loss, held_out, names = trainer.calibration_loss, trainer.calibration_split, trainer.class_names
+    loss, held_out, names = (
+        trainer.calibration_loss,
+        trainer.calibration_split,
+        trainer.class_names,
+    )
     own = "evaluation" if trainer.calibration_dataset is None else "calibration"
     rows = _described(held_out)
-    fitted_on = {**(rows if split in ("calibration", "evaluation") else {}), "split": split, "n": n_examples}
+    fitted_on = {
+        **(rows if split in ("calibration", "evaluation") else {}),
+        "split": split,
+        "n": n_examples,
+    }
     roles = {"train": _described(trainer.train_dataset), "calibration": fitted_on}
     if isinstance(loss, AdaptiveLoss) and held_out is not None:
         roles["gammas"] = fitted_on if own == split else {"split": own, **rows}
@@ -210,12 +272,16 @@ def about_map(trainer: Any, scaler: Any, split: str, n_examples: int) -> dict[st
         "n_examples": n_examples,
         "loss": loss.name,
         "loss_kwargs": loss.hyperparameters,
-        "class_weights": None if loss.class_weights is None else loss.class_weights.tolist(),
+        "class_weights": None
+        if loss.class_weights is None
+        else loss.class_weights.tolist(),
         **(OF_PAIRS if trainer.n_classes == 1 and not loss.multi_label else {}),
         "folded": False,
         "data": {role: rows for role, rows in roles.items() if rows},
         "base_model": base if is_hub_name(base) else None,
-        "class_names": [names[number] for number in sorted(names)],  # Adapters do not have them.
+        "class_names": [
+            names[number] for number in sorted(names)
+        ],  # Adapters do not have them.
     }
     return {key: value for key, value in known.items() if value is not None}
 
@@ -235,7 +301,11 @@ def with_map(trainer: Any) -> Any:
     """The last evaluation, if it was with the trainer's current calibrator."""
     evaluation = trainer.last_evaluation
     measured = evaluation is not None and evaluation.calibrated is not None
-    return evaluation if measured and evaluation.calibration_map is trainer.calibration_map else None
+    return (
+        evaluation
+        if measured and evaluation.calibration_map is trainer.calibration_map
+        else None
+    )
 
 
 def measured(trainer: Any) -> dict[str, Any]:
@@ -243,15 +313,29 @@ def measured(trainer: Any) -> dict[str, Any]:
     evaluation = with_map(trainer)
     if evaluation is None:
         return {}
-    found = {key.removeprefix(f"{evaluation.prefix}_"): value for key, value in evaluation.metrics().items()}
-    finite = {key: value if math.isfinite(value) else None for key, value in found.items()}
+    found = {
+        key.removeprefix(f"{evaluation.prefix}_"): value
+        for key, value in evaluation.metrics().items()
+    }
+    finite = {
+        key: value if math.isfinite(value) else None for key, value in found.items()
+    }
     before = {name: finite[name] for name in LOGGED_METRICS if name in finite}
     after = {name: finite[f"{name}_calibrated"] for name in before}
     rows = _rows(trainer, evaluation)
-    return {"metrics": {**rows, "n_bins": evaluation.n_bins, "before": before, "after": after}}
+    return {
+        "metrics": {
+            **rows,
+            "n_bins": evaluation.n_bins,
+            "before": before,
+            "after": after,
+        }
+    }
 
 
-def report_of(trainer: Any, outside: Mapping[str, Any] | None = None) -> CalibrationReport | None:
+def report_of(
+    trainer: Any, outside: Mapping[str, Any] | None = None
+) -> CalibrationReport | None:
     """Return the report on the last evaluation before and after calibration, with sections on OOD logits by name.
 
     It is None if no logits were kept, and in the cases of `report_on`.
@@ -267,7 +351,9 @@ def report_of(trainer: Any, outside: Mapping[str, Any] | None = None) -> Calibra
         pair = inside, found.astype(np.float64)
         after = None if scaler is None else tuple(map(scaler.affine_map(), pair))
         sections.append(ood_section(name, pair, after))
-    return replace(report, about=_rows(trainer, evaluation), out_of_distribution=tuple(sections))
+    return replace(
+        report, about=_rows(trainer, evaluation), out_of_distribution=tuple(sections)
+    )
 
 
 def report_on(
@@ -278,11 +364,18 @@ def report_on(
     It is None without finite logits, and for multi-label labels that are neither 0 nor 1.
     """
     logits: Any = predictions.logits
-    hard = predictions.labels.ndim == 1 or np.isin(predictions.labels, (0, 1, -100)).all()
+    hard = (
+        predictions.labels.ndim == 1 or np.isin(predictions.labels, (0, 1, -100)).all()
+    )
     if not (hard and np.isfinite(logits).all()):
         return None
-    wide, n_bins = replace(predictions, logits=logits.astype(np.float64)), trainer.calibration_config.n_bins
-    return report_on_predictions(wide, name or trainer.calibration_loss.name, n_bins, scaler)
+    wide, n_bins = (
+        replace(predictions, logits=logits.astype(np.float64)),
+        trainer.calibration_config.n_bins,
+    )
+    return report_on_predictions(
+        wide, name or trainer.calibration_loss.name, n_bins, scaler
+    )
 
 
 def write_results(
@@ -298,20 +391,28 @@ def write_results(
     (folder / REPORT).unlink(missing_ok=True)  # It is of an earlier evaluation.
     record = json.loads(path.read_text(encoding="utf-8"))
     record.pop("metrics", None)
-    record |= {key: value for key, value in fitted.about.items() if key != "folded"} | measured(trainer)
+    record |= {
+        key: value for key, value in fitted.about.items() if key != "folded"
+    } | measured(trainer)
     report = None if evaluation is None else report_of(trainer, outside)
     if report is not None:
         weights = {key: record[key] for key in ("fingerprint",) if key in record}
         report = replace(report, about={**report.about, **weights})
         report.save(folder / REPORT_FOLDER)
     with whole_file(path) as unfinished:
-        unfinished.write_text(json.dumps(record, allow_nan=False) + "\n", encoding="utf-8")
+        unfinished.write_text(
+            json.dumps(record, allow_nan=False) + "\n", encoding="utf-8"
+        )
     return report
 
 
 def _rows(trainer: Any, evaluation: Any) -> dict[str, Any]:
     """The rows of an evaluation, and the number of rows to which the calibrator was fitted."""
-    dataset, raw, precision = evaluation.dataset, evaluation.raw, trainer.accelerator.mixed_precision
+    dataset, raw, precision = (
+        evaluation.dataset,
+        evaluation.raw,
+        trainer.accelerator.mixed_precision,
+    )
     is_train = dataset is not None and dataset is trainer.train_dataset
     split = "evaluation" if evaluation.prefix == "eval" else evaluation.prefix
     rows = {"split": "train" if is_train else split, **_described(dataset)}

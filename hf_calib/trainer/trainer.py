@@ -26,7 +26,11 @@ from hf_calib.trainer import calibration_map as maps
 from hf_calib.trainer import callbacks, checks, saving
 from hf_calib.trainer import labels as of_labels
 from hf_calib.trainer.callbacks import CalibrationMapCallback, own_callback
-from hf_calib.trainer.config import CalibrationConfig, CalibrationTrainingArguments, hub_token_left_out
+from hf_calib.trainer.config import (
+    CalibrationConfig,
+    CalibrationTrainingArguments,
+    hub_token_left_out,
+)
 from hf_calib.trainer.evaluation import Evaluation, held_out, run
 from hf_calib.trainer.labels import PLACES, AnswerOptions
 from hf_calib.trainer.saving import load_loss_state, newest_checkpoint
@@ -49,33 +53,54 @@ class CalibrationMixin(Trainer):
     fitted_map: SavedMap | None = None
     last_evaluation: Evaluation | None = None
     answers: AnswerOptions | None = None
-    not_for_the_model: tuple[str, ...] = (PLACES,)  # Tensors of a batch other than labels.
+    not_for_the_model: tuple[str, ...] = (
+        PLACES,
+    )  # Tensors of a batch other than labels.
     example_batch: dict[str, Tensor] | None = None  # A folded head is checked on it.
     said_not_folded = False
     during_training = False  # A callback ends it after the last step.
     _resume_from: str | None = None
 
     def __init__(
-        self, *args: Any, calibration_dataset: Any = None, calibration: Any = None, **kwargs: Any
+        self,
+        *args: Any,
+        calibration_dataset: Any = None,
+        calibration: Any = None,
+        **kwargs: Any,
     ) -> None:
         given: Any = kwargs.get("args", args[1] if len(args) > 1 else None)
-        fits = isinstance(given if calibration is None else calibration, CalibrationConfig)
+        fits = isinstance(
+            given if calibration is None else calibration, CalibrationConfig
+        )
         way_out = "replace TrainingArguments by it, or pass calibration=CalibrationConfig(...) with it"
-        check_type(fits, "args to be CalibrationTrainingArguments", type(given).__name__, way_out)
-        self.calibration_config: CalibrationConfig = given if calibration is None else calibration
+        check_type(
+            fits,
+            "args to be CalibrationTrainingArguments",
+            type(given).__name__,
+            way_out,
+        )
+        self.calibration_config: CalibrationConfig = (
+            given if calibration is None else calibration
+        )
         self.calibration_dataset = calibration_dataset
         self.made_callbacks: dict[type, Any] = {}
         super().__init__(*args, **kwargs)
         # False if a trainer of another kind makes the labels from its batches.
-        self.reads_labels = type(self).logits_and_labels is CalibrationMixin.logits_and_labels
+        self.reads_labels = (
+            type(self).logits_and_labels is CalibrationMixin.logits_and_labels
+        )
         if self.reads_labels:  # The model's forward may read them, too.
             self.label_names = self.label_names or ["labels"]
         self.label_key = str(self.label_names[0]) if self.label_names else "labels"
-        self.model_accepts_loss_kwargs = False  # The Trainer must not infer it from the model.
+        self.model_accepts_loss_kwargs = (
+            False  # The Trainer must not infer it from the model.
+        )
         self.originals = set() if self.model is None else loaded_from(self.model)
         options: list[str] | None = getattr(self.args, "answer_options", None)
         if options is not None:
-            self.answers = AnswerOptions(self.unwrapped_model, self.processing_class, options)
+            self.answers = AnswerOptions(
+                self.unwrapped_model, self.processing_class, options
+            )
             self.data_collator = partial(self.answers.batch, self.data_collator)
         handler: Any = self.callback_handler
         handler.on_train_begin = partial(self._begin_training, handler.on_train_begin)
@@ -91,7 +116,9 @@ class CalibrationMixin(Trainer):
     @property
     def temperature(self) -> float | None:
         """T if the fitted calibrator divides the logits by one number, otherwise None."""
-        return None if self.fitted_map is None else temperature_of(self.fitted_map.scaler)
+        return (
+            None if self.fitted_map is None else temperature_of(self.fitted_map.scaler)
+        )
 
     @property
     def calibration_split(self) -> Any:
@@ -125,10 +152,18 @@ class CalibrationMixin(Trainer):
         self._next_token = self.answers is None and is_causal(model)
         options = None if self.answers is None else self.answers.tokens
         # The problem type of loss and metrics; None if unknown.
-        self.n_classes = of_labels.number_of_classes(model) if options is None else len(options)
+        self.n_classes = (
+            of_labels.number_of_classes(model) if options is None else len(options)
+        )
         problem_type = getattr(self.model_config, "problem_type", None)
-        balanced = of_labels.balanced_weights(self) if config.class_weights == "balanced" else None
-        self.calibration_loss = config.make_loss(problem_type, balanced).to(self.args.device)
+        balanced = (
+            of_labels.balanced_weights(self)
+            if config.class_weights == "balanced"
+            else None
+        )
+        self.calibration_loss = config.make_loss(problem_type, balanced).to(
+            self.args.device
+        )
         if config.gather_batch and self.args.world_size > 1:
             self.calibration_loss.gather = all_gather_rows
         callbacks.renew(self)
@@ -136,17 +171,31 @@ class CalibrationMixin(Trainer):
 
     # ---- Training ----
 
-    def train(self, resume_from_checkpoint: Any = None, trial: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def train(
+        self,
+        resume_from_checkpoint: Any = None,
+        trial: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         """Train like `Trainer.train`; first raise ValueError if data or checkpoint do not fit the loss or the model.
 
         `resume_from_checkpoint=True` uses the newest complete checkpoint in `output_dir` and also restores the table of
         an adaptive loss and the calibrator. If the settings of loss or calibrator have changed, both are made again.
         """
         if resume_from_checkpoint is True:
-            folder, way_out = self.args.output_dir, "pass resume_from_checkpoint=FOLDER, or train without it"
+            folder, way_out = (
+                self.args.output_dir,
+                "pass resume_from_checkpoint=FOLDER, or train without it",
+            )
             resume_from_checkpoint = newest_checkpoint(folder)
             found = resume_from_checkpoint is not None
-            check(found, "output_dir to hold a complete checkpoint", f"{folder} with none", way_out)
+            check(
+                found,
+                "output_dir to hold a complete checkpoint",
+                f"{folder} with none",
+                way_out,
+            )
         self._resume_from = resume_from_checkpoint or None
         if self.model_init is None:
             self._set_up_training()
@@ -154,18 +203,25 @@ class CalibrationMixin(Trainer):
             with hub_token_left_out():
                 return super().train(self._resume_from, trial, *args, **kwargs)
         finally:
-            self.is_in_train = self.during_training = False  # This is also set after an error.
+            self.is_in_train = self.during_training = (
+                False  # This is also set after an error.
+            )
 
     def _set_up_training(self) -> None:
         """Set loss, calibrator and gammas for the start of a run: new ones, or those of its checkpoint."""
         load_saved_names(self.model)
         self.calibration_config.check_calibration()
-        if self.model_init is not None or self._made_from != self.calibration_config.settings():
+        if (
+            self.model_init is not None
+            or self._made_from != self.calibration_config.settings()
+        ):
             self._make_loss()  # A new model needs a new table.
         checks.check_data(self)
         maps.take(self, None)  # Further training invalidates an earlier calibrator.
         fitting = own_callback(self, CalibrationMapCallback)
-        if self._resume_from is not None and isinstance(self.calibration_loss, AdaptiveLoss):
+        if self._resume_from is not None and isinstance(
+            self.calibration_loss, AdaptiveLoss
+        ):
             load_loss_state(self.calibration_loss, self._resume_from)
         if self._resume_from is not None and fitting is not None:
             maps.take(self, maps.map_of_checkpoint(self._resume_from, fitting.scaler))
@@ -175,11 +231,15 @@ class CalibrationMixin(Trainer):
         """Run the handler's begin event, once the callbacks are those of this run."""
         if self.model_init is not None:  # A trial of a search has set its arguments.
             self._set_up_training()
-        callbacks.arrange(self)  # The Trainer may have restored callbacks from a checkpoint.
+        callbacks.arrange(
+            self
+        )  # The Trainer may have restored callbacks from a checkpoint.
         self.during_training = True
         return begin(*given)
 
-    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
+    ) -> Any:
         """Return the micro-batches of one optimizer step, and the loss's normalizer over all processes."""
         batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self.compute_loss_func is not None:
@@ -187,18 +247,33 @@ class CalibrationMixin(Trainer):
         # Another compute_loss may not support ignored rows.
         if batches and type(self).compute_loss is CalibrationMixin.compute_loss:
             loader = self.callback_handler.train_dataloader
-            of_labels.ignore_repeated_rows(batches[-1], self.label_key, loader, self.accelerator)
-        labels = [batch[self.label_key].to(device) for batch in batches if self.label_key in batch]
+            of_labels.ignore_repeated_rows(
+                batches[-1], self.label_key, loader, self.accelerator
+            )
+        labels = [
+            batch[self.label_key].to(device)
+            for batch in batches
+            if self.label_key in batch
+        ]
         if not labels:
             return batches, None
         if self.calibration_config.loss_reduction == "sum":
             return batches, torch.ones((), device=device)
-        labels = [of_labels.aligned_labels(each, next_token=self._next_token) for each in labels]
+        labels = [
+            of_labels.aligned_labels(each, next_token=self._next_token)
+            for each in labels
+        ]
         counts = [self.calibration_loss.normalizer(each).float() for each in labels]
-        return batches, self.accelerator.reduce(torch.stack(counts).sum(), "sum").clamp_min(1e-12)
+        return batches, self.accelerator.reduce(
+            torch.stack(counts).sum(), "sum"
+        ).clamp_min(1e-12)
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
     ) -> Any:
         """Return the calibration loss; the model is called without labels, so it does not compute its own loss.
 
@@ -207,17 +282,23 @@ class CalibrationMixin(Trainer):
         accumulation steps if the Trainer divides by them. Without `num_items_in_batch` it is the mean of this batch.
         """
         if self.compute_loss_func is not None:
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            return super().compute_loss(
+                model, inputs, return_outputs, num_items_in_batch
+            )
         if not model.training:
             loader = self.callback_handler.eval_dataloader
-            of_labels.ignore_repeated_rows(inputs, self.label_key, loader, self.accelerator)
+            of_labels.ignore_repeated_rows(
+                inputs, self.label_key, loader, self.accelerator
+            )
         outputs, logits, labels = self.logits_and_labels(model, inputs)
         logits = logits_of(logits)
         if self.calibration_loss.multi_label is None:  # The first batch decides.
             self.calibration_loss.multi_label = labels.is_floating_point()
             if labels.is_floating_point():
                 self.calibration_loss.check_multi_label()
-                if self.model_config is not None:  # Pipelines read it, and would otherwise apply a softmax.
+                if (
+                    self.model_config is not None
+                ):  # Pipelines read it, and would otherwise apply a softmax.
                     self.model_config.problem_type = "multi_label_classification"
         if self.calibration_loss.multi_label and labels.is_floating_point():
             checks.check_decisions(labels)
@@ -225,55 +306,114 @@ class CalibrationMixin(Trainer):
             num_items_in_batch = None  # The loss of an evaluation batch is its mean.
             self.seen = (logits, labels)  # For the current pass.
             if self.example_batch is None:
-                tensors = {name: v for name, v in inputs.items() if isinstance(v, Tensor) and v.dim()}
+                tensors = {
+                    name: v
+                    for name, v in inputs.items()
+                    if isinstance(v, Tensor) and v.dim()
+                }
                 names = tensors.keys() - {self.label_key, *self.not_for_the_model}
                 self.example_batch = {name: tensors[name][:4].cpu() for name in names}
-        loss = self.calibration_loss(logits, labels, num_items_in_batch=num_items_in_batch)
+        loss = self.calibration_loss(
+            logits, labels, num_items_in_batch=num_items_in_batch
+        )
         if num_items_in_batch is not None:
-            scaled = getattr(self, "loss_is_scaled_for_ga", False)  # transformers < 5.19 has none
-            steps = 1 if scaled else getattr(self, "current_gradient_accumulation_steps", 1)
+            scaled = getattr(
+                self, "loss_is_scaled_for_ga", False
+            )  # transformers < 5.19 has none
+            steps = (
+                1 if scaled else getattr(self, "current_gradient_accumulation_steps", 1)
+            )
             loss = loss * (self.accelerator.num_processes * steps)
-        if isinstance(outputs, tuple | Tensor):  # The Trainer reads logits after the loss.
-            outputs = (loss, *outputs) if isinstance(outputs, tuple) else (loss, outputs)
+        if isinstance(
+            outputs, tuple | Tensor
+        ):  # The Trainer reads logits after the loss.
+            outputs = (
+                (loss, *outputs) if isinstance(outputs, tuple) else (loss, outputs)
+            )
         return (loss, outputs) if return_outputs else loss
 
-    def logits_and_labels(self, model: Any, inputs: dict[str, Any]) -> tuple[Any, Any, Tensor]:
+    def logits_and_labels(
+        self, model: Any, inputs: dict[str, Any]
+    ) -> tuple[Any, Any, Tensor]:
         """Run one forward; return the outputs for `prediction_step`, the logits (..., C) and their labels.
 
         The model is called without labels. Override this method if batches or logits are made in another way.
         """
-        key, way_out = self.label_key, "check the dataset's label column and the data collator"
-        check(inputs.get(key) is not None, f"the batch to have {key!r}", f"only {sorted(inputs)}", way_out)
-        labels, others = inputs[key], {name: value for name, value in inputs.items() if name != key}
+        key, way_out = (
+            self.label_key,
+            "check the dataset's label column and the data collator",
+        )
+        check(
+            inputs.get(key) is not None,
+            f"the batch to have {key!r}",
+            f"only {sorted(inputs)}",
+            way_out,
+        )
+        labels, others = (
+            inputs[key],
+            {name: value for name, value in inputs.items() if name != key},
+        )
         if self.answers is not None:
             logits = self.answers.logits(model, others)
             return {"logits": logits}, logits, labels
         outputs = model(**others)
-        return outputs, outputs, of_labels.aligned_labels(labels, next_token=self._next_token)
+        return (
+            outputs,
+            outputs,
+            of_labels.aligned_labels(labels, next_token=self._next_token),
+        )
 
     # ---- Evaluation ----
 
-    def evaluate(self, eval_dataset: Any = None, *args: Any, keep_logits: bool = False, **kwargs: Any) -> Any:
+    def evaluate(
+        self,
+        eval_dataset: Any = None,
+        *args: Any,
+        keep_logits: bool = False,
+        **kwargs: Any,
+    ) -> Any:
         """Evaluate like `Trainer.evaluate`, and add the calibration metrics to the results.
 
         With `keep_logits`, all logits and labels are kept for `last_evaluation.logits_and_labels()`. For the model card
         they are also kept if a calibrator is fitted, training has ended, and there are at most 50,000 rows.
         """
         callback = own_callback(self, CalibrationMapCallback)
-        if callback is not None and self.during_training and self.calibration_split is not None:
+        if (
+            callback is not None
+            and self.during_training
+            and self.calibration_split is not None
+        ):
             callback.before_evaluate(self.state.global_step)
         sets: Any = self.eval_dataset
         dataset = sets if eval_dataset is None else eval_dataset
-        self._asked = (sets[dataset] if isinstance(dataset, str) else dataset), keep_logits
+        self._asked = (
+            (sets[dataset] if isinstance(dataset, str) else dataset),
+            keep_logits,
+        )
         return super().evaluate(eval_dataset, *args, **kwargs)
 
-    def evaluation_loop(self, dataloader: Any, description: str, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+    def evaluation_loop(
+        self, dataloader: Any, description: str, *args: Any, **kwargs: Any
+    ) -> EvalLoopOutput:
         """Run the Trainer's loop in the order of the rows, and add the calibration metrics."""
-        kwargs |= dict(zip(("prediction_loss_only", "ignore_keys", "metric_key_prefix"), args, strict=False))
-        prefix, loss_only = kwargs.get("metric_key_prefix", "eval"), kwargs.pop("prediction_loss_only", None)
+        kwargs |= dict(
+            zip(
+                ("prediction_loss_only", "ignore_keys", "metric_key_prefix"),
+                args,
+                strict=False,
+            )
+        )
+        prefix, loss_only = (
+            kwargs.get("metric_key_prefix", "eval"),
+            kwargs.pop("prediction_loss_only", None),
+        )
         loss_only = self.args.prediction_loss_only if loss_only is None else loss_only
         # During training the logits are not needed, and each evaluation would gather them.
-        few = Evaluation.FEW_VALUES if self.fitted_map is not None and not self.during_training else 0
+        few = (
+            Evaluation.FEW_VALUES
+            if self.fitted_map is not None and not self.during_training
+            else 0
+        )
         dataset, keep_logits = vars(self).pop("_asked", (None, False))
         n_bins, keep = self.calibration_config.n_bins, math.inf if keep_logits else few
         current = Evaluation(self.accelerator, prefix, n_bins, keep, dataset=dataset)
@@ -287,7 +427,9 @@ class CalibrationMixin(Trainer):
 
     # ---- Calibration ----
 
-    def held_out_pass(self, *, n_samples: int | None = None, keep_logits: bool = False) -> Evaluation:
+    def held_out_pass(
+        self, *, n_samples: int | None = None, keep_logits: bool = False
+    ) -> Evaluation:
         """Run the model on the calibration split; mode, random states, log and progress bars are unchanged afterwards.
 
         With `n_samples`, only a fixed random subset of this size is used. `keep_logits` keeps logits and labels; for a
@@ -311,7 +453,12 @@ class CalibrationMixin(Trainer):
             TypeError, ValueError: if the calibrator cannot be folded, or does not fit the split or the model.
         """
         requirement = "calibration_dataset to be given to fit a calibrator"
-        check(self.calibration_split is not None, requirement, "none", "pass it to the trainer")
+        check(
+            self.calibration_split is not None,
+            requirement,
+            "none",
+            "pass it to the trainer",
+        )
         scaler = callbacks.scaler_to_fit(self) if scaler is None else scaler
         maps.check_goes_with(scaler, self)
         maps.take(self, None)
@@ -340,11 +487,15 @@ class CalibrationMixin(Trainer):
         """
         maps.check_goes_with(scaler, self)
         check_finite(scaler)
-        maps.take(self, SavedMap(scaler, saving.about_map(self, scaler, split, n_examples)))
+        maps.take(
+            self, SavedMap(scaler, saving.about_map(self, scaler, split, n_examples))
+        )
 
     # ---- Saving ----
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+    def save_model(
+        self, output_dir: str | None = None, _internal_call: bool = False
+    ) -> None:
         """Save the model as trained, like `Trainer`, and the calibrator next to it; see `save_calibrated_model`."""
         if not _internal_call:
             saving.warn_not_folded(self)
@@ -353,7 +504,9 @@ class CalibrationMixin(Trainer):
         if self.args.should_save:
             saving.save_beside(self, Path(output_dir or self.args.output_dir))
         if self.args.push_to_hub and not _internal_call:
-            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+            self.push_to_hub(
+                commit_message="Model save", revision=self.args.hub_revision
+            )
 
     def save_calibrated_model(self, output_dir: str | os.PathLike[str]) -> None:
         """Save a copy of the model with the calibrator folded into its head.
@@ -366,10 +519,14 @@ class CalibrationMixin(Trainer):
             ValueError: if no calibrator was fitted, or it cannot be folded into the model's head; if the model was
                 loaded from output_dir, or output_dir contains adapters.
         """
-        check_overwrites_no_original(output_dir, self.originals | loaded_from(self.model))
+        check_overwrites_no_original(
+            output_dir, self.originals | loaded_from(self.model)
+        )
         saving.save_calibrated(self, output_dir)
 
-    def push_to_hub(self, commit_message: str | None = "End of training", *where: Any, **kwargs: Any) -> Any:
+    def push_to_hub(
+        self, commit_message: str | None = "End of training", *where: Any, **kwargs: Any
+    ) -> Any:
         """Push the calibrated model in one commit; without a calibrator, push like `Trainer.push_to_hub`.
 
         The output folder then has the calibrated model with its card. Weights in the repository that would be loaded
@@ -377,7 +534,9 @@ class CalibrationMixin(Trainer):
         `blocking`, `token`, `revision` and `private` are those of `Trainer.push_to_hub`; `create_pr=True` opens a pull
         request, and all other arguments are for `create_model_card`. Return the commit, or a future of it.
         """
-        kwargs |= dict(zip(("blocking", "token", "revision", "private"), where, strict=False))
+        kwargs |= dict(
+            zip(("blocking", "token", "revision", "private"), where, strict=False)
+        )
         if self.fitted_map is not None:
             return saving.push(self, commit_message, kwargs)
         way_out = "train with a calibration_dataset, or push without create_pr"
@@ -432,6 +591,12 @@ class CalibrationTrainer(CalibrationMixin):
 
     args: CalibrationTrainingArguments
 
-    def __init__(self, model: Any = None, args: Any = None, *positional: Any, **kwargs: Any) -> None:
-        args = CalibrationTrainingArguments(output_dir="tmp_trainer") if args is None else args
+    def __init__(
+        self, model: Any = None, args: Any = None, *positional: Any, **kwargs: Any
+    ) -> None:
+        args = (
+            CalibrationTrainingArguments(output_dir="tmp_trainer")
+            if args is None
+            else args
+        )
         super().__init__(model, args, *positional, **kwargs)

@@ -21,7 +21,10 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return getattr(import_module(f"hf_calib.trl.{'reward' if 'Reward' in name else 'sft'}"), name)
+        return getattr(
+            import_module(f"hf_calib.trl.{'reward' if 'Reward' in name else 'sft'}"),
+            name,
+        )
     except ModuleNotFoundError as error:
         if error.name != "trl":
             raise

@@ -28,12 +28,21 @@ class CalibrationRewardConfig(CalibrationConfig, RewardConfig):
         RewardConfig.__post_init__(self)
         self.check_calibration()
         method = self.calibration_method
-        way_out = "set 'temperature': an offset cancels in the difference of two rewards"
+        way_out = (
+            "set 'temperature': an offset cancels in the difference of two rewards"
+        )
         requirement = "calibration_method to be 'temperature' or 'none' for rewards"
-        check(method in (None, "temperature", "none"), requirement, repr(method), way_out)
+        check(
+            method in (None, "temperature", "none"), requirement, repr(method), way_out
+        )
         way_out = "leave it out: the chosen answer is the right class in every pair"
         without = self.class_weights is None
-        check(without, "class_weights to be None for rewards", repr(self.class_weights), way_out)
+        check(
+            without,
+            "class_weights to be None for rewards",
+            repr(self.class_weights),
+            way_out,
+        )
 
 
 class CalibrationRewardTrainer(CalibrationMixin, RewardTrainer):
@@ -80,20 +89,38 @@ class CalibrationRewardTrainer(CalibrationMixin, RewardTrainer):
         if not isinstance(args, CalibrationRewardConfig):
             got = type(args).__name__
             way_out = 'pass CalibrationRewardConfig("out", loss="focal")'
-            raise InputTypeError(expected("args", "be a CalibrationRewardConfig", got, way_out))
-        super().__init__(model, args, *positional, calibration_dataset=calibration_dataset, **kwargs)
+            raise InputTypeError(
+                expected("args", "be a CalibrationRewardConfig", got, way_out)
+            )
+        super().__init__(
+            model, args, *positional, calibration_dataset=calibration_dataset, **kwargs
+        )
         if calibration_dataset is not None:
-            prepared = self._prepare_dataset(calibration_dataset, self.processing_class, args, "calibration")
+            prepared = self._prepare_dataset(
+                calibration_dataset, self.processing_class, args, "calibration"
+            )
             self.calibration_dataset = prepared
 
-    def logits_and_labels(self, model: Any, inputs: dict[str, Any]) -> tuple[Any, Any, Tensor]:
+    def logits_and_labels(
+        self, model: Any, inputs: dict[str, Any]
+    ) -> tuple[Any, Any, Tensor]:
         """Return the chosen reward minus its margin and the rejected reward as logits (N, 2), with labels 0."""
-        self._stock_loss, outputs = RewardTrainer.compute_loss(self, model, inputs, return_outputs=True)
+        self._stock_loss, outputs = RewardTrainer.compute_loss(
+            self, model, inputs, return_outputs=True
+        )
         logits = pairs_of(outputs.logits, inputs.get("margin"))
-        return {"logits": logits}, logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device)
+        return (
+            {"logits": logits},
+            logits,
+            torch.zeros(len(logits), dtype=torch.long, device=logits.device),
+        )
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
     ) -> Any:
         """Return TRL's loss, with the calibration loss of the pairs instead of their cross entropy."""
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
@@ -101,7 +128,9 @@ class CalibrationRewardTrainer(CalibrationMixin, RewardTrainer):
             loss = self._stock_loss
         elif self.args.center_rewards_coefficient is not None:
             chosen, rejected = outputs["logits"].unbind(dim=1)
-            loss = loss + (self._stock_loss + logsigmoid(chosen - rejected).mean())  # TRL's other terms
+            loss = loss + (
+                self._stock_loss + logsigmoid(chosen - rejected).mean()
+            )  # TRL's other terms
         return (loss, outputs) if return_outputs else loss
 
     def held_out_pass(self, **settings: Any) -> Evaluation:

@@ -46,10 +46,20 @@ class CalibrationSFTConfig(SFTConfig):
         reads_squares(loss)
         is_stock = loss.name == "cross_entropy"
         requirement = f"loss_type to be 'nll' for loss {loss.name!r}"
-        check(is_stock or self.loss_type != "dft", requirement, "'dft'", "leave loss_type out")
+        check(
+            is_stock or self.loss_type != "dft",
+            requirement,
+            "'dft'",
+            "leave loss_type out",
+        )
         got = f"{self.label_smoothing_factor} with loss={loss.name!r}"
         requirement = "label_smoothing_factor to be 0 with another loss"
-        check(is_stock or not self.label_smoothing_factor, requirement, got, "leave one of them out")
+        check(
+            is_stock or not self.label_smoothing_factor,
+            requirement,
+            got,
+            "leave one of them out",
+        )
         super().__post_init__()
 
     def make_loss(self) -> CalibrationLoss:
@@ -83,14 +93,25 @@ class CalibrationSFTTrainer(SFTTrainer):
         CalibrationSFTTrainer("Qwen/Qwen3-0.6B", args, train_dataset=rows).train()
     """
 
-    def __init__(self, model: Any, args: CalibrationSFTConfig | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, model: Any, args: CalibrationSFTConfig | None = None, **kwargs: Any
+    ) -> None:
         if not isinstance(args, CalibrationSFTConfig):
             way_out = 'pass CalibrationSFTConfig("out", loss="focal")'
-            raise InputTypeError(expected("args", "be a CalibrationSFTConfig", type(args).__name__, way_out))
+            raise InputTypeError(
+                expected(
+                    "args", "be a CalibrationSFTConfig", type(args).__name__, way_out
+                )
+            )
         loss = args.make_loss()
         is_stock = loss.name == "cross_entropy"
         is_alone = is_stock or kwargs.get("compute_loss_func") is None
-        check(is_alone, f"compute_loss_func to be None with {loss.name!r}", "one", "leave one of them out")
+        check(
+            is_alone,
+            f"compute_loss_func to be None with {loss.name!r}",
+            "one",
+            "leave one of them out",
+        )
         super().__init__(model, args, **kwargs)
         self.calibration_loss = loss
         if not is_stock:
@@ -99,9 +120,13 @@ class CalibrationSFTTrainer(SFTTrainer):
 
 def reads_squares(loss: CalibrationLoss) -> bool:
     """Return whether a loss reads the sum of squared probabilities; raise if it needs more than TRL's head keeps."""
-    way_out = "use CalibrationTrainer, which updates its gammas from held-out predictions"
+    way_out = (
+        "use CalibrationTrainer, which updates its gammas from held-out predictions"
+    )
     is_fixed = not isinstance(loss, AdaptiveLoss)
-    check(is_fixed, "loss to train without held-out predictions", repr(loss.name), way_out)
+    check(
+        is_fixed, "loss to train without held-out predictions", repr(loss.name), way_out
+    )
     kept = torch.zeros(1, requires_grad=True)
     loss.from_log_probs(kept, entropy=kept, log_sum_sq_probs=torch.zeros(1))
     with suppress(InputValueError):
@@ -113,7 +138,9 @@ def reads_squares(loss: CalibrationLoss) -> bool:
 def _put_into_head(model: Any, loss: CalibrationLoss) -> None:
     """Change the model's fused head of TRL so that it returns minus the loss instead of log-probabilities."""
     if reads_squares(loss):
-        add_fused_lm_head(model, outputs=("log_probs", "entropy", "is_top1", "log_sum_sq_probs"))
+        add_fused_lm_head(
+            model, outputs=("log_probs", "entropy", "is_top1", "log_sum_sq_probs")
+        )
     fused = model.forward
 
     @wraps(type(model).forward)
@@ -122,11 +149,18 @@ def _put_into_head(model: Any, loss: CalibrationLoss) -> None:
         if not kwargs.get("fused_lm_head"):
             return outputs
         mask = outputs.label_mask
-        kept = {"entropy": outputs.entropy, "log_sum_sq_probs": outputs.log_sum_sq_probs}
-        rows = loss.from_log_probs(outputs.log_probs, **kept, mask=mask, reduction="none")
+        kept = {
+            "entropy": outputs.entropy,
+            "log_sum_sq_probs": outputs.log_sum_sq_probs,
+        }
+        rows = loss.from_log_probs(
+            outputs.log_probs, **kept, mask=mask, reduction="none"
+        )
         count = kwargs.get("num_items_in_batch")
         count = mask.sum().clamp_min(1) if count is None else count
-        more = (rows + outputs.log_probs).sum() / count  # The stock loss may have a term of experts.
+        more = (
+            rows + outputs.log_probs
+        ).sum() / count  # The stock loss may have a term of experts.
         return replace(outputs, log_probs=-rows, loss=outputs.loss + more)
 
     model.forward = MethodType(forward, model)

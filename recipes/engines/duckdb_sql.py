@@ -13,7 +13,9 @@ import duckdb
 def query(files: str, n_classes: int, n_bins: int = 15) -> str:
     probs = [f"prob_{c}::double" for c in range(n_classes)]
     true_class = " ".join(f"when {c} then {p}" for c, p in enumerate(probs))
-    predicted = " ".join(f"when {p} = greatest({', '.join(probs)}) then {c}" for c, p in enumerate(probs))
+    predicted = " ".join(
+        f"when {p} = greatest({', '.join(probs)}) then {c}" for c, p in enumerate(probs)
+    )
     return f"""
     with rows as (
       select greatest({", ".join(probs)}) as confidence, (case {predicted} end = label)::int as is_right,

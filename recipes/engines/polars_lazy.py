@@ -16,16 +16,18 @@ def evaluate(folder: str, n_classes: int, n_bins: int = 15) -> dict[str, float]:
     p, is_right = pl.lit(None), pl.lit(False)
     for c, prob in reversed(list(enumerate(probs))):
         p = pl.when(pl.col("label") == c).then(prob).otherwise(p)
-        is_right = pl.when(prob == confidence).then(pl.col("label") == c).otherwise(is_right)
+        is_right = (
+            pl.when(prob == confidence).then(pl.col("label") == c).otherwise(is_right)
+        )
     rows = pl.scan_parquet(folder).select(
         confidence=confidence,
         is_right=is_right.cast(pl.Int64),
         nll=-p.clip(2.2250738585072014e-308).log(),
         brier=pl.sum_horizontal([prob**2 for prob in probs]) - 2 * p + 1,
     )
-    bins = rows.group_by((pl.col("confidence") * n_bins).ceil().clip(1).alias("bin")).agg(
-        pl.len().alias("n"), pl.col("confidence", "is_right", "nll", "brier").sum()
-    )
+    bins = rows.group_by(
+        (pl.col("confidence") * n_bins).ceil().clip(1).alias("bin")
+    ).agg(pl.len().alias("n"), pl.col("confidence", "is_right", "nll", "brier").sum())
     n = pl.col("n").sum()
     found = bins.select(
         accuracy=pl.col("is_right").sum() / n,

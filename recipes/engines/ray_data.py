@@ -25,7 +25,10 @@ def evaluate(folder: str, n_classes: int) -> CalibrationState:
     columns = [*(f"prob_{c}" for c in range(n_classes)), "label"]
     rows = ray.data.read_parquet(folder).select_columns(columns)
     states = rows.map_batches(
-        state_of, batch_format="pyarrow", batch_size=2**17, fn_kwargs={"n_classes": n_classes}
+        state_of,
+        batch_format="pyarrow",
+        batch_size=2**17,
+        fn_kwargs={"n_classes": n_classes},
     )
     found = CalibrationState(n_classes=n_classes)
     for row in states.iter_rows():

@@ -18,8 +18,13 @@ import ray
 @ray.remote(max_retries=3)
 def train(line: str) -> int:
     words = shlex.split(line)
-    written = Path(words[words.index("--output_dir") + 1]).glob("checkpoint-*/trainer_state.json")
-    whole = sorted((path.parent for path in written), key=lambda path: int(path.name.partition("-")[2]))
+    written = Path(words[words.index("--output_dir") + 1]).glob(
+        "checkpoint-*/trainer_state.json"
+    )
+    whole = sorted(
+        (path.parent for path in written),
+        key=lambda path: int(path.name.partition("-")[2]),
+    )
     resume = f" --resume_from_checkpoint {shlex.quote(str(whole[-1]))}" if whole else ""
     return subprocess.run(line + resume, shell=True).returncode
 

@@ -40,26 +40,50 @@ class TrainingTrace(TrainerCallback):
         Ghosh et al. 2022, "AdaFocal", figures 1, 2, 5 and 34; Tao et al. 2023, "Dual focal loss", figure 4.
     """
 
-    def __init__(self, trainer: Any, *, n_training_rows: int = 1000, n_kept_rows: int = 200) -> None:
+    def __init__(
+        self, trainer: Any, *, n_training_rows: int = 1000, n_kept_rows: int = 200
+    ) -> None:
         self.trainer, self.n_kept_rows = trainer, n_kept_rows
         known, dataset = trainer.eval_dataset, trainer.train_dataset
-        named = {f"eval_{name}": rows for name, rows in known.items()} if isinstance(known, dict) else None
+        named = (
+            {f"eval_{name}": rows for name, rows in known.items()}
+            if isinstance(known, dict)
+            else None
+        )
         self.sets: dict[str, Any] = named or {"eval": known}
         self.numbers = {name: np.arange(len(rows)) for name, rows in self.sets.items()}
         if n_training_rows:
-            self.numbers["training"] = _drawn(len(dataset), n_training_rows, trainer.args.seed)
+            self.numbers["training"] = _drawn(
+                len(dataset), n_training_rows, trainer.args.seed
+            )
             self.sets["training"] = Subset(dataset, self.numbers["training"].tolist())
         self.entries: list[dict[str, Any]] = []
         self.is_recording = False
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, **kwargs: Any
+    ) -> None:
         """Begin a record, or go on with that of a resumed training."""
         several = self.trainer.calibration_loss.multi_label
-        check(not several, "TrainingTrace to go with one label per row", "several", "leave it out")
+        check(
+            not several,
+            "TrainingTrace to go with one label per row",
+            "several",
+            "leave it out",
+        )
         file = Path(args.output_dir, FILE)
-        earlier = json.loads(file.read_text())["entries"] if state.global_step and file.exists() else []
-        self.entries = [entry for entry in earlier if entry["step"] <= state.global_step]
-        self.loaders = {name: self.trainer.get_test_dataloader(rows) for name, rows in self.sets.items()}
+        earlier = (
+            json.loads(file.read_text())["entries"]
+            if state.global_step and file.exists()
+            else []
+        )
+        self.entries = [
+            entry for entry in earlier if entry["step"] <= state.global_step
+        ]
+        self.loaders = {
+            name: self.trainer.get_test_dataloader(rows)
+            for name, rows in self.sets.items()
+        }
         self.is_recording = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -68,27 +92,43 @@ class TrainingTrace(TrainerCallback):
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Record the first evaluation at a step."""
-        if not self.is_recording or any(entry["step"] == state.global_step for entry in self.entries):
+        if not self.is_recording or any(
+            entry["step"] == state.global_step for entry in self.entries
+        ):
             return
         loss = self.trainer.calibration_loss
         gammas = getattr(loss, "gammas", None)
         edges = np.empty(0) if gammas is None else loss.edges.numpy()
         recorded = {}
-        for name, loader in self.loaders.items():  # training rows last, in the bins of the evaluation rows
+        for (
+            name,
+            loader,
+        ) in (
+            self.loaders.items()
+        ):  # training rows last, in the bins of the evaluation rows
             found = self._scores(loader)
             if name != "training" and gammas is None:
                 edges = _equal_mass_edges(found[:, 0], args.n_bins)
             kept = _drawn(len(found), self.n_kept_rows, args.seed)
             # Of tokens, and where some rows have no label, those that have one are counted.
-            numbers = self.numbers[name] if len(found) == len(self.numbers[name]) else np.arange(len(found))
-            recorded[name] = {"rows": numbers[kept].tolist(), **_summary(found, edges, kept, args.n_bins)}
+            numbers = (
+                self.numbers[name]
+                if len(found) == len(self.numbers[name])
+                else np.arange(len(found))
+            )
+            recorded[name] = {
+                "rows": numbers[kept].tolist(),
+                **_summary(found, edges, kept, args.n_bins),
+            }
         entry = {"step": state.global_step, "epoch": state.epoch, "sets": recorded}
         if gammas is not None:
             entry["gammas"] = gammas.tolist()
         self.entries.append(entry)
         if state.is_world_process_zero:
             with whole_file(Path(args.output_dir, FILE)) as unfinished:
-                unfinished.write_text(json.dumps({"loss": loss.name, "entries": self.entries}) + "\n")
+                unfinished.write_text(
+                    json.dumps({"loss": loss.name, "entries": self.entries}) + "\n"
+                )
 
     @torch.no_grad()
     def _scores(self, loader: Any) -> FloatArray:
@@ -115,7 +155,13 @@ def _row_scores(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     of_label = log_p.gather(1, labels.clamp_min(0).unsqueeze(1))
     rival = log_p.masked_fill(log_p >= of_label, -torch.inf).amax(dim=1)
     correct = (logits.argmax(dim=1) == labels).float()
-    columns = [log_p.amax(dim=1).exp(), correct, of_label.squeeze(1).exp(), rival.exp(), logits.amax(dim=1)]
+    columns = [
+        log_p.amax(dim=1).exp(),
+        correct,
+        of_label.squeeze(1).exp(),
+        rival.exp(),
+        logits.amax(dim=1),
+    ]
     return torch.stack(columns, dim=1).masked_fill((labels < 0).unsqueeze(1), torch.nan)
 
 
@@ -131,7 +177,9 @@ def _equal_mass_edges(confidences: FloatArray, n_bins: int) -> FloatArray:
     return np.interp(ranks, np.arange(len(confidences)), np.sort(confidences))
 
 
-def _summary(scores: FloatArray, edges: FloatArray, kept: NDArray[np.int64], n_bins: int) -> dict[str, Any]:
+def _summary(
+    scores: FloatArray, edges: FloatArray, kept: NDArray[np.int64], n_bins: int
+) -> dict[str, Any]:
     """The fields of a `TracedSet` at one evaluation."""
     confidence, correct, of_label, rival, max_logit = scores.T
 
@@ -200,7 +248,12 @@ class Trace:
         path = Path(path)
         path = path / FILE if path.is_dir() else path
         way_out = "train with trainer.add_callback(TrainingTrace(trainer))"
-        check(path.is_file(), f"{path} to be a file of TrainingTrace", "no such file", way_out)
+        check(
+            path.is_file(),
+            f"{path} to be a file of TrainingTrace",
+            "no such file",
+            way_out,
+        )
         saved = json.loads(path.read_text())
         entries = saved["entries"]
         found: dict[str, list[dict[str, Any]]] = {}
@@ -210,14 +263,21 @@ class Trace:
                 found.setdefault(name, []).append(when | fields)
         sets = {}
         for name, traced in found.items():
-            arrays = {key: np.array([each[key] for each in traced], float) for key in traced[0]}
+            arrays = {
+                key: np.array([each[key] for each in traced], float)
+                for key in traced[0]
+            }
             sets[name] = TracedSet(**(arrays | {"rows": np.array(traced[0]["rows"])}))
-        tables = {entry["step"]: entry["gammas"] for entry in entries if "gammas" in entry}
+        tables = {
+            entry["step"]: entry["gammas"] for entry in entries if "gammas" in entry
+        }
         gammas = np.array(list(tables.values())) if tables else np.empty((0, 0))
         return cls(saved["loss"], sets, np.array(list(tables), float), gammas)
 
 
-def learned_epoch(epochs: ArrayLike, correct: ArrayLike, *, when: str = "last") -> FloatArray:
+def learned_epoch(
+    epochs: ArrayLike, correct: ArrayLike, *, when: str = "last"
+) -> FloatArray:
     """The epoch (R,) from which on each row is right until the end, or is right first; infinity if it never is.
 
     `epochs` (T,) rise, `correct` is (T, R). Wang et al. 2021, "Rethinking calibration of deep neural networks", whose
@@ -230,10 +290,14 @@ def learned_epoch(epochs: ArrayLike, correct: ArrayLike, *, when: str = "last") 
     right = np.asarray(correct, float) > 0.5
     if when == "last":
         right = np.logical_and.accumulate(right[::-1])[::-1]  # from here to the end
-    return np.where(right.any(axis=0), np.asarray(epochs, float)[right.argmax(axis=0)], np.inf)
+    return np.where(
+        right.any(axis=0), np.asarray(epochs, float)[right.argmax(axis=0)], np.inf
+    )
 
 
-def learned_groups(learned: ArrayLike, boundaries: Sequence[float]) -> dict[str, NDArray[np.bool_]]:
+def learned_groups(
+    learned: ArrayLike, boundaries: Sequence[float]
+) -> dict[str, NDArray[np.bool_]]:
     """Masks (R,) of rows by when they were learned: up to the first boundary, to the next, and so on; and never.
 
     >>> groups = learned_groups([1, 3, 7, np.inf], [2, 5])
@@ -244,5 +308,11 @@ def learned_groups(learned: ArrayLike, boundaries: Sequence[float]) -> dict[str,
     never = np.isinf(learned)
     group = np.searchsorted(boundaries, learned, side="left")
     ends = [f"{limit:g}" for limit in boundaries]
-    names = [f"to {ends[0]}", *(f"{low} to {high}" for low, high in pairwise(ends)), f"after {ends[-1]}"]
-    return {name: (group == k) & ~never for k, name in enumerate(names)} | {"never": never}
+    names = [
+        f"to {ends[0]}",
+        *(f"{low} to {high}" for low, high in pairwise(ends)),
+        f"after {ends[-1]}",
+    ]
+    return {name: (group == k) & ~never for k, name in enumerate(names)} | {
+        "never": never
+    }

@@ -16,7 +16,12 @@ from hf_calib._errors import check
 
 
 def grad_cam(
-    model: Any, image: Any, label: int | None = None, *, processor: Any, scaler: Any = None
+    model: Any,
+    image: Any,
+    label: int | None = None,
+    *,
+    processor: Any,
+    scaler: Any = None,
 ) -> Figure:
     """Draw an image next to the part of it that is evidence for a class, with the model's confidence in it.
 
@@ -33,11 +38,18 @@ def grad_cam(
     References:
         Selvaraju et al., Grad-CAM, 2017, Eq. 1 and 2.
     """
-    picture = image if isinstance(image, Image.Image) else Image.fromarray(np.asarray(image))
+    picture = (
+        image if isinstance(image, Image.Image) else Image.fromarray(np.asarray(image))
+    )
     picture = picture.convert("RGB")
     names = model.config.id2label
     requirement = f"label to lie in 0..{len(names) - 1}"
-    check(label is None or label in names, requirement, label, "leave it out for the predicted class")
+    check(
+        label is None or label in names,
+        requirement,
+        label,
+        "leave it out for the predicted class",
+    )
     pixels = processor(images=picture, return_tensors="pt")["pixel_values"]
     heat, logits, chosen = class_activation_map(model, pixels, label)
     several = model.config.problem_type == "multi_label_classification"
@@ -52,7 +64,15 @@ def grad_cam(
     right.imshow(picture.convert("L"), cmap="gray")
     # Stretched over the image by Matplotlib, smoothly.
     extent = (-0.5, picture.width - 0.5, picture.height - 0.5, -0.5)
-    right.imshow(heat, cmap="inferno", alpha=0.55, vmin=0, vmax=1, extent=extent, interpolation="bilinear")
+    right.imshow(
+        heat,
+        cmap="inferno",
+        alpha=0.55,
+        vmin=0,
+        vmax=1,
+        extent=extent,
+        interpolation="bilinear",
+    )
     right.set_title(words, fontsize=8, parse_math=False)
     for axes in (left, right):
         axes.set_axis_off()
@@ -67,18 +87,32 @@ def class_activation_map(
     found: list[tuple[nn.Module, Tensor]] = []
 
     def keep(module: nn.Module, _inputs: Any, output: Any) -> None:
-        if isinstance(output, Tensor) and output.ndim == 4 and output.shape[2] * output.shape[3] > 1:
+        if (
+            isinstance(output, Tensor)
+            and output.ndim == 4
+            and output.shape[2] * output.shape[3] > 1
+        ):
             found.append((module, output))
 
     handles = [module.register_forward_hook(keep) for module in model.modules()]
     try:
         model.eval()
         with torch.enable_grad():
-            logits = model(pixel_values=pixel_values.to(next(model.parameters())).requires_grad_()).logits[0]
+            logits = model(
+                pixel_values=pixel_values.to(next(model.parameters())).requires_grad_()
+            ).logits[0]
             # Maps that only contain patches of the image, before any layer that depends on the class, are not features.
-            patches = all(getattr(each, "kernel_size", 0) == getattr(each, "stride", 1) for each, _ in found)
+            patches = all(
+                getattr(each, "kernel_size", 0) == getattr(each, "stride", 1)
+                for each, _ in found
+            )
             way_out = "take a network of convolutions"
-            check(not patches, "the model to have a feature map", type(model).__name__, way_out)
+            check(
+                not patches,
+                "the model to have a feature map",
+                type(model).__name__,
+                way_out,
+            )
             features = found[-1][1]
             chosen = int(logits.argmax()) if label is None else label
             (gradient,) = torch.autograd.grad(logits[chosen], features)
@@ -87,6 +121,11 @@ def class_activation_map(
             handle.remove()
         for part, mode in modes:
             part.training = mode
-    heat = (gradient.mean(dim=(2, 3), keepdim=True) * features.detach()).sum(dim=1)[0].clamp_min(0).float()
+    heat = (
+        (gradient.mean(dim=(2, 3), keepdim=True) * features.detach())
+        .sum(dim=1)[0]
+        .clamp_min(0)
+        .float()
+    )
     heat = heat / heat.max().clamp_min(1e-12)
     return heat.cpu().numpy(), logits.detach().double().cpu().numpy(), chosen

@@ -20,7 +20,9 @@ _LARGEST_GAMMA = 1e3
 _CERTAIN = 1e-12  # a 1 - p_y below it has lost its digits in the gradient, p_y - 1
 
 
-def uncertainty_weights(loss: CalibrationLoss, probs: ArrayLike, labels: ArrayLike) -> FloatArray:
+def uncertainty_weights(
+    loss: CalibrationLoss, probs: ArrayLike, labels: ArrayLike
+) -> FloatArray:
     r"""The weight u (N,) of each example's cross entropy in a loss; penalties are left out.
 
     What a focal-type loss takes for an example's uncertainty; `gradient_factors` says what becomes of it in the
@@ -50,11 +52,15 @@ def uncertainty_weights(loss: CalibrationLoss, probs: ArrayLike, labels: ArrayLi
     rows[sure] += 1e-6 * (1 / rows.shape[1] - rows[sure])
     logits, targets = _as_logits(rows, classes)
     with torch.no_grad():
-        values = loss(logits, targets, reduction="none") / F.cross_entropy(logits, targets, reduction="none")
+        values = loss(logits, targets, reduction="none") / F.cross_entropy(
+            logits, targets, reduction="none"
+        )
     return values.double().numpy()
 
 
-def gradient_factors(loss: CalibrationLoss, probs: ArrayLike, labels: ArrayLike) -> FloatArray:
+def gradient_factors(
+    loss: CalibrationLoss, probs: ArrayLike, labels: ArrayLike
+) -> FloatArray:
     r"""How many times as hard as cross entropy a loss pulls the logit of each example's label up, (N,).
 
     $$g = \frac{\partial L / \partial z_y}{\partial \mathrm{CE} / \partial z_y}
@@ -77,11 +83,20 @@ def gradient_factors(loss: CalibrationLoss, probs: ArrayLike, labels: ArrayLike)
     rows = torch.arange(len(targets))
     others[rows, targets] = 0
     one_minus_p = others.sum(dim=1)
-    return (-gradient[rows, targets] / one_minus_p).where(one_minus_p > _CERTAIN, torch.nan).numpy()
+    return (
+        (-gradient[rows, targets] / one_minus_p)
+        .where(one_minus_p > _CERTAIN, torch.nan)
+        .numpy()
+    )
 
 
 def last_layer_gradient_norms(
-    loss: CalibrationLoss, logits: ArrayLike, labels: ArrayLike, features: ArrayLike, *, bias: bool = True
+    loss: CalibrationLoss,
+    logits: ArrayLike,
+    labels: ArrayLike,
+    features: ArrayLike,
+    *,
+    bias: bool = True,
 ) -> FloatArray:
     r"""The norm (N,) of each example's gradient in the weights of a linear classifier head, in float64.
 
@@ -101,7 +116,12 @@ def last_layer_gradient_norms(
     """
     rows = torch.tensor(np.asarray(logits, np.float64))
     inputs = np.asarray(features, np.float64)
-    check(len(rows) == len(inputs), "a row of features for each of the logits", inputs.shape, "pass all")
+    check(
+        len(rows) == len(inputs),
+        "a row of features for each of the logits",
+        inputs.shape,
+        "pass all",
+    )
     gradients = _logit_gradients(loss, rows, torch.as_tensor(np.asarray(labels)))
     pull: FloatArray = np.linalg.norm(gradients.numpy(), axis=1)
     return pull * np.sqrt((inputs**2).sum(axis=1) + bias)
@@ -132,15 +152,24 @@ def confidence_regions(gamma: float, *, rival: float = 0.0) -> ConfidenceRegions
     [0.1353, 0.3679]
     """
     way_out = "the paper draws gamma=1, rival=0.3"
-    check(1e-3 <= gamma <= _LARGEST_GAMMA, f"gamma to lie in [0.001, {_LARGEST_GAMMA:g}]", gamma, way_out)
+    check(
+        1e-3 <= gamma <= _LARGEST_GAMMA,
+        f"gamma to lie in [0.001, {_LARGEST_GAMMA:g}]",
+        gamma,
+        way_out,
+    )
     check(0 <= rival < 1, "rival to lie in [0, 1)", rival, way_out)
 
     def slope(v: float) -> float:  # Eq. 25, without its positive factor
-        return float(2 * (v - 1 - rival) + gamma * v * np.log(v) - (1 + rival) * np.log(v))
+        return float(
+            2 * (v - 1 - rival) + gamma * v * np.log(v) - (1 + rival) * np.log(v)
+        )
 
     def log_phi(v: float) -> float:
         margin = 1 - v + rival
-        return float((gamma - 1) * np.log(margin) + np.log(margin - gamma * v * np.log(v)))
+        return float(
+            (gamma - 1) * np.log(margin) + np.log(margin - gamma * v * np.log(v))
+        )
 
     top = brentq(slope, 1e-12, 1 - 1e-6)  # for the focal loss the slope is 0 at 1 too
     return ConfidenceRegions(top, brentq(log_phi, top, 1 - 1e-12))
@@ -162,12 +191,19 @@ def reversed_range(gamma: float) -> tuple[float, float] | None:
     [0.0911, 0.5799]
     """
     way_out = "pass the absolute value of an adaptive loss's gamma"
-    check(0 <= gamma <= _LARGEST_GAMMA, f"gamma to lie in [0, {_LARGEST_GAMMA:g}]", gamma, way_out)
+    check(
+        0 <= gamma <= _LARGEST_GAMMA,
+        f"gamma to lie in [0, {_LARGEST_GAMMA:g}]",
+        gamma,
+        way_out,
+    )
 
     def sign(p: float) -> float:
         return float(1 + p + gamma * p * np.log(p))
 
-    lowest = float(np.exp(-1 - 1 / gamma)) if gamma else 1.0  # where 1 + gamma (1 + log p) = 0
+    lowest = (
+        float(np.exp(-1 - 1 / gamma)) if gamma else 1.0
+    )  # where 1 + gamma (1 + log p) = 0
     if sign(lowest) >= 0:
         return None
     return brentq(sign, _TINY, lowest), brentq(sign, lowest, 1.0)
@@ -182,18 +218,31 @@ def simplex_grid(resolution: int = 60) -> FloatArray:
            [0.5 , 0.25, 0.25]])
     """
     first, second = np.mgrid[1:resolution, 1:resolution]
-    counts = np.stack([first, second, resolution - first - second], axis=-1).reshape(-1, 3)
+    counts = np.stack([first, second, resolution - first - second], axis=-1).reshape(
+        -1, 3
+    )
     return counts[counts[:, 2] > 0] / resolution
 
 
-def _as_logits(probs: ArrayLike, labels: ArrayLike) -> tuple[torch.Tensor, torch.Tensor]:
+def _as_logits(
+    probs: ArrayLike, labels: ArrayLike
+) -> tuple[torch.Tensor, torch.Tensor]:
     rows = np.asarray(probs, np.float64)
-    return torch.from_numpy(np.log(np.maximum(rows, _TINY))), torch.as_tensor(np.asarray(labels))
+    return torch.from_numpy(np.log(np.maximum(rows, _TINY))), torch.as_tensor(
+        np.asarray(labels)
+    )
 
 
-def _logit_gradients(loss: CalibrationLoss, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def _logit_gradients(
+    loss: CalibrationLoss, logits: torch.Tensor, labels: torch.Tensor
+) -> torch.Tensor:
     """(N, C); a row's loss depends on its own logits only, so the gradient of the sum has each row's in its row."""
-    check(not loss.couples_batch, "loss to have a value per example", repr(loss.name), "take one that has")
+    check(
+        not loss.couples_batch,
+        "loss to have a value per example",
+        repr(loss.name),
+        "take one that has",
+    )
     rows = logits.detach().requires_grad_()
     (gradients,) = torch.autograd.grad(loss(rows, labels, reduction="sum"), rows)
     return gradients

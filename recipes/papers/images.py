@@ -48,15 +48,23 @@ def gaussian_noise(dataset: Dataset, *, severity: int = 5, seed: int = 0) -> Dat
     def corrupt(row: dict[str, Any], number: int) -> dict[str, Any]:
         pixels = np.asarray(decode_at(row.get("row", f"row {number}"), row["image"]))
         rng = np.random.default_rng((seed, number))
-        noisy = pixels / 255 + rng.normal(scale=_GAUSSIAN[severity - 1], size=pixels.shape)
-        return {"image": Pillow.fromarray((np.clip(noisy, 0, 1) * 255).astype(np.uint8))}
+        noisy = pixels / 255 + rng.normal(
+            scale=_GAUSSIAN[severity - 1], size=pixels.shape
+        )
+        return {
+            "image": Pillow.fromarray((np.clip(noisy, 0, 1) * 255).astype(np.uint8))
+        }
 
     features = dataset.features.copy()
     features["image"] = Image()
-    return dataset.map(corrupt, with_indices=True, features=features, desc="Adding noise")
+    return dataset.map(
+        corrupt, with_indices=True, features=features, desc="Adding noise"
+    )
 
 
-def ten_crops(dataset: Dataset, processor: BaseImageProcessor, size: int) -> list[Dataset]:
+def ten_crops(
+    dataset: Dataset, processor: BaseImageProcessor, size: int
+) -> list[Dataset]:
     """Ten views of each image for a test: its four corners and its centre, and those of its mirror image.
 
     Images are decoded and resized once, to a square, and kept as `decode_images` keeps them. The places are those of
@@ -77,19 +85,34 @@ def ten_crops(dataset: Dataset, processor: BaseImageProcessor, size: int) -> lis
     """
     options: Any = processor  # of which the base class declares nothing
     first = dataset[0]
-    whole = options(images=decode_at(first.get("row", "row 0"), first["image"]))["pixel_values"][0]
+    whole = options(images=decode_at(first.get("row", "row 0"), first["image"]))[
+        "pixel_values"
+    ][0]
     height, width = np.asarray(whole).shape[1:]
     side = max(height, width)
     requirement = f"the size of the images for ten crops to be at least the side of a crop, {side}"
     check(size >= side, requirement, size, "256 is usual for 224")
-    square = ViTImageProcessorPil(size={"height": size, "width": size}, resample=options.resample)
+    square = ViTImageProcessorPil(
+        size={"height": size, "width": size}, resample=options.resample
+    )
     decoded = decode_images(dataset, square)
     bottom, right = size - height, size - width
-    places = [(0, 0), (0, right), (bottom, 0), (bottom, right), (round(bottom / 2), round(right / 2))]
+    places = [
+        (0, 0),
+        (0, right),
+        (bottom, 0),
+        (bottom, right),
+        (round(bottom / 2), round(right / 2)),
+    ]
     crop = partial(_one_crop, processor=processor)
     return [
         decoded.with_transform(
-            partial(crop, rows=slice(y, y + height), columns=slice(x, x + width), mirrored=mirrored)
+            partial(
+                crop,
+                rows=slice(y, y + height),
+                columns=slice(x, x + width),
+                mirrored=mirrored,
+            )
         )
         for mirrored in (False, True)
         for y, x in places
@@ -97,11 +120,18 @@ def ten_crops(dataset: Dataset, processor: BaseImageProcessor, size: int) -> lis
 
 
 def _one_crop(
-    batch: Mapping[str, Any], *, processor: BaseImageProcessor, rows: slice, columns: slice, mirrored: bool
+    batch: Mapping[str, Any],
+    *,
+    processor: BaseImageProcessor,
+    rows: slice,
+    columns: slice,
+    mirrored: bool,
 ) -> dict[str, Any]:
     """The same part of each decoded image, or of its mirror image."""
     images = stacked_pixels(batch)
-    return model_inputs((images.flip(2) if mirrored else images)[:, rows, columns], processor, batch)
+    return model_inputs(
+        (images.flip(2) if mirrored else images)[:, rows, columns], processor, batch
+    )
 
 
 def write_ten_crop_report(
@@ -120,31 +150,44 @@ def write_ten_crop_report(
         return
     finite = all(np.isfinite(logits).all() for logits, _ in views.values())
     with_map = finite and trainer.calibration_map is not None
-    scaler = clone(trainer.calibration_map).fit(*views["calibration"]) if with_map else None
+    scaler = (
+        clone(trainer.calibration_map).fit(*views["calibration"]) if with_map else None
+    )
     name = f"{trainer.calibration_loss.name}, mean of ten crops"
     logits, labels = views["test"]
-    names = tuple(trainer.class_names[number] for number in sorted(trainer.class_names)) or None
+    names = (
+        tuple(trainer.class_names[number] for number in sorted(trainer.class_names))
+        or None
+    )
     test = Predictions(labels, logits=logits, class_names=names, validate=False)
     report = report_on(trainer, test, scaler, name) if finite else None
     if report is None:
         why = "some of the model's logits are NaN or infinite on them, or several labels per row are soft"
         way_out = "Train with a smaller learning rate, or in higher precision."
-        warnings.warn(f"There is no report on ten crops: {why}. {way_out}", stacklevel=2)
+        warnings.warn(
+            f"There is no report on ten crops: {why}. {way_out}", stacklevel=2
+        )
         return
     report.save(folder)
     print("Mean of ten crops per image; what is saved sees one image, as above:")
     print(results_table(report, None if scaler is None else in_words(scaler)))
 
 
-def _predict_views(trainer: CalibrationTrainer, views: Sequence[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+def _predict_views(
+    trainer: CalibrationTrainer, views: Sequence[Any]
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """Logits (N, C) of the mean probabilities over views of the same rows, and the labels; called by all processes."""
     outputs = [trainer.predict(view) for view in views]
     labels = np.asarray(outputs[0].label_ids)
-    logits = np.stack([np.asarray(output.predictions, np.float64) for output in outputs])
+    logits = np.stack(
+        [np.asarray(output.predictions, np.float64) for output in outputs]
+    )
     return logits_of_mean(logits, multi_label=labels.ndim == 2), labels
 
 
-def logits_of_mean(logits: NDArray[np.float64], *, multi_label: bool) -> NDArray[np.float64]:
+def logits_of_mean(
+    logits: NDArray[np.float64], *, multi_label: bool
+) -> NDArray[np.float64]:
     """Logits (N, C) whose softmax (sigmoid for several labels per row) is the mean probability over V views (V, N, C).
 
     >>> two = np.log([[[0.9, 0.1]], [[0.5, 0.5]]])
@@ -152,5 +195,7 @@ def logits_of_mean(logits: NDArray[np.float64], *, multi_label: bool) -> NDArray
     array([[0.7, 0.3]])
     """
     if multi_label:
-        return logsumexp(log_expit(logits), axis=0) - logsumexp(log_expit(-logits), axis=0)
+        return logsumexp(log_expit(logits), axis=0) - logsumexp(
+            log_expit(-logits), axis=0
+        )
     return logsumexp(log_softmax(logits, axis=-1), axis=0) - np.log(len(logits))

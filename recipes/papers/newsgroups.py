@@ -6,13 +6,28 @@ import re
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Value, concatenate_datasets
+from datasets import (
+    ClassLabel,
+    Dataset,
+    DatasetDict,
+    Features,
+    Value,
+    concatenate_datasets,
+)
 
 from hf_calib._errors import InputValueError, check, expected
-from hf_calib.data import DataArguments, draw_test, limit_samples, load_data, split_calibration
+from hf_calib.data import (
+    DataArguments,
+    draw_test,
+    limit_samples,
+    load_data,
+    split_calibration,
+)
 
 NEWSGROUPS = "sklearn/20newsgroups"
-_BLANK_LINE = re.compile(r"\r?\n\r?\n")  # e-mails and files of Windows end lines with \r\n
+_BLANK_LINE = re.compile(
+    r"\r?\n\r?\n"
+)  # e-mails and files of Windows end lines with \r\n
 
 
 @dataclass
@@ -27,7 +42,8 @@ class StudyDataArguments(DataArguments):
         },
     )
     strip_headers: bool = field(
-        default=False, metadata={"help": "Cut posts and e-mails up to the first blank line."}
+        default=False,
+        metadata={"help": "Cut posts and e-mails up to the first blank line."},
     )
     label_noise: float = field(
         default=0.0,
@@ -47,21 +63,32 @@ def load_study_data(args: StudyDataArguments) -> DatasetDict:
     )
     several = args.multi_label and (args.label_noise != 0 or args.dataset == NEWSGROUPS)
     check(
-        not several, "label_noise and 20 Newsgroups to have one label per row", "multi_label", "leave it out"
+        not several,
+        "label_noise and 20 Newsgroups to have one label per row",
+        "multi_label",
+        "leave it out",
     )
-    limits = {name: value for name, value in vars(args).items() if name.startswith("max_")}
+    limits = {
+        name: value for name, value in vars(args).items() if name.startswith("max_")
+    }
     if args.dataset == NEWSGROUPS and not args.train_file:
         dataset = newsgroups_dataset()
         if args.test_size is not None:
-            dataset = draw_test(dataset, size=_rows_or_share(args.test_size), seed=args.split_seed)
+            dataset = draw_test(
+                dataset, size=_rows_or_share(args.test_size), seed=args.split_seed
+            )
         size, source = _rows_or_share(args.calibration_size), args.calibration_from
-        dataset = split_calibration(dataset, size=size, seed=args.split_seed, source=source)
+        dataset = split_calibration(
+            dataset, size=size, seed=args.split_seed, source=source
+        )
     else:
         dataset = load_data(replace(args, **dict.fromkeys(limits)))
     if args.strip_headers:
         dataset = strip_headers(dataset)
     if args.label_noise:
-        dataset = add_label_noise(dataset, fraction=args.label_noise, seed=args.split_seed)
+        dataset = add_label_noise(
+            dataset, fraction=args.label_noise, seed=args.split_seed
+        )
     return limit_samples(dataset, **limits, seed=args.split_seed)
 
 
@@ -84,15 +111,28 @@ def newsgroups_dataset() -> DatasetDict:
     from sklearn.datasets import fetch_20newsgroups
 
     try:
-        loaded = {split: fetch_20newsgroups(subset=split, shuffle=False) for split in ("train", "test")}
+        loaded = {
+            split: fetch_20newsgroups(subset=split, shuffle=False)
+            for split in ("train", "test")
+        }
     except OSError as error:
         requirement = "be in scikit-learn's data folder, or its server to be reachable"
         way_out = "name files of yours as train_file and test_file"
-        raise InputValueError(expected("20 Newsgroups", requirement, error, way_out)) from error
+        raise InputValueError(
+            expected("20 Newsgroups", requirement, error, way_out)
+        ) from error
     names = ClassLabel(names=list(loaded["train"].target_names))
     features = Features({"text": Value("string"), "label": names})
-    columns = {split: {"text": posts.data, "label": posts.target.tolist()} for split, posts in loaded.items()}
-    return DatasetDict({split: Dataset.from_dict(each, features=features) for split, each in columns.items()})
+    columns = {
+        split: {"text": posts.data, "label": posts.target.tolist()}
+        for split, posts in loaded.items()
+    }
+    return DatasetDict(
+        {
+            split: Dataset.from_dict(each, features=features)
+            for split, each in columns.items()
+        }
+    )
 
 
 def strip_headers(dataset: DatasetDict) -> DatasetDict:
@@ -113,15 +153,24 @@ def strip_headers(dataset: DatasetDict) -> DatasetDict:
     """
     has_header = any(map(_BLANK_LINE.search, dataset["train"]["text"][:]))
     way_out = "leave strip_headers out; they may be cut already"
-    check(has_header, "texts of train to have a header and a blank line after it", "no blank line", way_out)
+    check(
+        has_header,
+        "texts of train to have a header and a blank line after it",
+        "no blank line",
+        way_out,
+    )
 
     def cut(batch: dict[str, list[str]]) -> dict[str, list[str]]:
-        return {"text": [_BLANK_LINE.split(text, maxsplit=1)[-1] for text in batch["text"]]}
+        return {
+            "text": [_BLANK_LINE.split(text, maxsplit=1)[-1] for text in batch["text"]]
+        }
 
     return dataset.map(cut, batched=True, desc="Cutting headers")
 
 
-def add_label_noise(dataset: DatasetDict, *, fraction: float, seed: int = 0) -> DatasetDict:
+def add_label_noise(
+    dataset: DatasetDict, *, fraction: float, seed: int = 0
+) -> DatasetDict:
     """Give a part of the rows of train and calibration another label, as annotators who guess would.
 
     For studies of how losses and maps stand label noise; the test split keeps its labels.
@@ -140,14 +189,28 @@ def add_label_noise(dataset: DatasetDict, *, fraction: float, seed: int = 0) -> 
     >>> noisy["train"]["label"][:], noisy["test"]["label"][:]
     ([1, 0, 1, 0], [0, 1, 0, 1])
     """
-    check(0 <= fraction <= 1, "label_noise to be in [0, 1]", fraction, "the default is 0, no noise")
+    check(
+        0 <= fraction <= 1,
+        "label_noise to be in [0, 1]",
+        fraction,
+        "the default is 0, no noise",
+    )
     changed = dict(dataset)
     for stream, name in enumerate(("train", "calibration")):
         if name in dataset:
-            rng, feature = np.random.default_rng([seed, 2, stream]), dataset[name].features["label"]
+            rng, feature = (
+                np.random.default_rng([seed, 2, stream]),
+                dataset[name].features["label"],
+            )
             labels = np.asarray(dataset[name]["label"][:])
-            others = (labels + rng.integers(1, feature.num_classes, size=len(labels))) % feature.num_classes
+            others = (
+                labels + rng.integers(1, feature.num_classes, size=len(labels))
+            ) % feature.num_classes
             noisy = np.where(rng.random(len(labels)) < fraction, others, labels)
-            column = Dataset.from_dict({"label": noisy}, features=Features({"label": feature}))
-            changed[name] = concatenate_datasets([dataset[name].remove_columns("label"), column], axis=1)
+            column = Dataset.from_dict(
+                {"label": noisy}, features=Features({"label": feature})
+            )
+            changed[name] = concatenate_datasets(
+                [dataset[name].remove_columns("label"), column], axis=1
+            )
     return DatasetDict(changed)

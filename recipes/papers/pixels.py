@@ -48,14 +48,26 @@ def decode_images(dataset: Dataset, processor: BaseImageProcessor) -> Dataset:
         | {"pixels": Value("binary"), "height": Value("int32"), "width": Value("int32")}
     )
 
-    def decode_rows(batch: dict[str, list[Any]], rows: list[int]) -> dict[str, list[Any]]:
+    def decode_rows(
+        batch: dict[str, list[Any]], rows: list[int]
+    ) -> dict[str, list[Any]]:
         places = batch.get("row", [f"row {row}" for row in rows])
-        images = [decode_at(place, stored) for place, stored in zip(places, batch["image"], strict=True)]
+        images = [
+            decode_at(place, stored)
+            for place, stored in zip(places, batch["image"], strict=True)
+        ]
         arrays = [
-            np.asarray(processor(images=image, do_rescale=False, do_normalize=False)["pixel_values"][0])
+            np.asarray(
+                processor(images=image, do_rescale=False, do_normalize=False)[
+                    "pixel_values"
+                ][0]
+            )
             for image in images
         ]
-        arrays = [np.ascontiguousarray(array.transpose(1, 2, 0), dtype=np.uint8) for array in arrays]
+        arrays = [
+            np.ascontiguousarray(array.transpose(1, 2, 0), dtype=np.uint8)
+            for array in arrays
+        ]
         return {
             "pixels": [array.tobytes() for array in arrays],
             "height": [len(array) for array in arrays],
@@ -71,13 +83,17 @@ def decode_images(dataset: Dataset, processor: BaseImageProcessor) -> Dataset:
         features=features,
         desc="Decoding images",
     )
-    sizes = np.stack([decoded.data.column(name).to_numpy() for name in ("height", "width")], axis=1)
+    sizes = np.stack(
+        [decoded.data.column(name).to_numpy() for name in ("height", "width")], axis=1
+    )
     others = np.flatnonzero((sizes != sizes[0]).any(axis=1))
     if len(others):
         height, width = sizes[others[0]]
         got = f"{width} x {height} in row {others[0]}, {sizes[0][1]} x {sizes[0][0]} in row 0"
         way_out = "set the processor's size, or do_center_crop=True"
-        raise InputValueError(expected("images", "have one size after the processor", got, way_out))
+        raise InputValueError(
+            expected("images", "have one size after the processor", got, way_out)
+        )
     return decoded
 
 
@@ -113,7 +129,9 @@ class PixelTransform:
     def __post_init__(self) -> None:
         if self.crop not in _CROPS:
             way_out = "use ImageTransform for others, on images that are not decoded"
-            raise InputValueError(expected("crop", f"be one of {_CROPS}", repr(self.crop), way_out))
+            raise InputValueError(
+                expected("crop", f"be one of {_CROPS}", repr(self.crop), way_out)
+            )
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         images = stacked_pixels(batch)
@@ -129,22 +147,34 @@ def stacked_pixels(batch: Mapping[str, Any]) -> Tensor:
     """(N, height, width, 3) uint8."""
     if "pixels" not in batch:
         got, way_out = ", ".join(batch) or "no column", "call decode_images first"
-        raise InputValueError(expected("the dataset", "have the column pixels", got, way_out))
+        raise InputValueError(
+            expected("the dataset", "have the column pixels", got, way_out)
+        )
     shape = (len(batch["pixels"]), batch["height"][0], batch["width"][0], 3)
-    return torch.frombuffer(bytearray().join(batch["pixels"]), dtype=torch.uint8).view(shape)
+    return torch.frombuffer(bytearray().join(batch["pixels"]), dtype=torch.uint8).view(
+        shape
+    )
 
 
-def model_inputs(images: Tensor, processor: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
+def model_inputs(
+    images: Tensor, processor: Any, batch: Mapping[str, Any]
+) -> dict[str, Any]:
     """The model's inputs: normalised images, and the labels of the batch."""
-    values = images.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
+    values = images.permute(0, 3, 1, 2).to(
+        torch.float32, memory_format=torch.contiguous_format
+    )
     if processor.do_rescale:
         values *= processor.rescale_factor
     if processor.do_normalize:
         mean, std = (
-            torch.tensor(each)[:, None, None] for each in (processor.image_mean, processor.image_std)
+            torch.tensor(each)[:, None, None]
+            for each in (processor.image_mean, processor.image_std)
         )
         values = values.sub_(mean).div_(std)
-    return {"pixel_values": values, **({"labels": batch["label"]} if "label" in batch else {})}
+    return {
+        "pixel_values": values,
+        **({"labels": batch["label"]} if "label" in batch else {}),
+    }
 
 
 def _shifted(images: Tensor, padding: int | None) -> Tensor:
@@ -156,7 +186,9 @@ def _shifted(images: Tensor, padding: int | None) -> Tensor:
         return torch.randint(2 * beside + 1, (n, 1)) - beside + torch.arange(size)
 
     rows, columns = drawn(height), drawn(width)
-    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
+    inside = ((rows >= 0) & (rows < height))[:, :, None] & (
+        (columns >= 0) & (columns < width)
+    )[:, None, :]
     picked = images[
         torch.arange(n)[:, None, None],
         rows.clamp(0, height - 1)[:, :, None],

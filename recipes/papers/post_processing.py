@@ -41,17 +41,26 @@ def post_processing_gap(
     >>> round(post_processing_gap(probs, [0, 1, 1]), 6)
     0.081111
     """
-    check(smooth in ("update", "map"), "smooth to be update or map", repr(smooth), "see the docstring")
+    check(
+        smooth in ("update", "map"),
+        "smooth to be update or map",
+        repr(smooth),
+        "see the docstring",
+    )
     rows = np.asarray(probs, np.float64)
     order = np.argsort(rows.max(axis=1), kind="stable")
     confidences = rows.max(axis=1)[order]
     correct = (rows.argmax(axis=1) == np.asarray(labels))[order]
     start = confidences if smooth == "update" else np.zeros(len(rows))
     after = start + _nearest_lipschitz(correct - start, np.diff(confidences))
-    return max(0.0, float(((confidences - correct) ** 2 - (after - correct) ** 2).mean()))
+    return max(
+        0.0, float(((confidences - correct) ** 2 - (after - correct) ** 2).mean())
+    )
 
 
-def _nearest_lipschitz(targets: NDArray[np.float64], distances: NDArray[np.float64]) -> NDArray[np.float64]:
+def _nearest_lipschitz(
+    targets: NDArray[np.float64], distances: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """The sequence (N,) nearest to the targets, in squares, whose neighbours differ by at most the distances."""
     # From left to right, `at` and `slope` are the knots of the derivative of the least sum so far as a function of the
     # last value: increasing, linear between the knots and with the same `steepness` beyond both ends. The next value
@@ -62,8 +71,12 @@ def _nearest_lipschitz(targets: NDArray[np.float64], distances: NDArray[np.float
         if i:
             below, above = slope < 0, slope > 0
             root, reach = best[i - 1], distances[i - 1]
-            at = np.concatenate([at[below] - reach, [root - reach, root + reach], at[above] + reach])
-            slope = np.concatenate([slope[below], [0.0, 0.0], slope[above]]) + at - target
+            at = np.concatenate(
+                [at[below] - reach, [root - reach, root + reach], at[above] + reach]
+            )
+            slope = (
+                np.concatenate([slope[below], [0.0, 0.0], slope[above]]) + at - target
+            )
             steepness += 1
         if slope[0] > 0:
             best[i] = at[0] - slope[0] / steepness
@@ -72,5 +85,7 @@ def _nearest_lipschitz(targets: NDArray[np.float64], distances: NDArray[np.float
         else:
             best[i] = np.interp(0.0, slope, at)
     for i in range(len(targets) - 2, -1, -1):
-        best[i] = np.clip(best[i], best[i + 1] - distances[i], best[i + 1] + distances[i])
+        best[i] = np.clip(
+            best[i], best[i + 1] - distances[i], best[i + 1] + distances[i]
+        )
     return best

@@ -34,30 +34,45 @@ def simplex_surfaces(
     """
     columns = min(3, len(surfaces))
     rows = -(-len(surfaces) // columns)
-    figure = Figure(figsize=(0.1 + 2.2 * columns, 0.1 + 1.95 * rows), layout="constrained")
+    figure = Figure(
+        figsize=(0.1 + 2.2 * columns, 0.1 + 1.95 * rows), layout="constrained"
+    )
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes in panels:
         axes.set(xticks=[], yticks=[])
         axes.set_axis_off()
     for axes, (name, values) in zip(panels, surfaces.items(), strict=False):
-        _draw_surface(figure, axes, np.asarray(probs) @ CORNERS, np.asarray(values, float))
+        _draw_surface(
+            figure, axes, np.asarray(probs) @ CORNERS, np.asarray(values, float)
+        )
         for (across, up), corner in zip(CORNERS, class_names, strict=True):
             above = 0.03 if up else -0.03
-            axes.text(across, up + above, corner, ha="center", va="bottom" if up else "top", fontsize=7.5)
+            axes.text(
+                across,
+                up + above,
+                corner,
+                ha="center",
+                va="bottom" if up else "top",
+                fontsize=7.5,
+            )
         axes.set_title(name, fontsize=9)
     if title:
         figure.suptitle(title, fontsize=10)
     return figure
 
 
-def _draw_surface(figure: Figure, axes: Axes, places: np.ndarray, values: np.ndarray) -> None:
+def _draw_surface(
+    figure: Figure, axes: Axes, places: np.ndarray, values: np.ndarray
+) -> None:
     at: Any = (*places.T, values)
     levels = np.linspace(values.min(), values.max(), 9)
     if np.ptp(values) == 0:  # matplotlib would warn of equal levels
         levels = values[0] + np.array([-0.5, 0.5])
     surface = axes.tricontourf(*at, levels=levels, cmap="cividis")
     if len(levels) > 2:
-        axes.tricontour(*at, levels=levels[1:-1], colors="white", linewidths=0.4, linestyles="-")
+        axes.tricontour(
+            *at, levels=levels[1:-1], colors="white", linewidths=0.4, linestyles="-"
+        )
     if values.min() < 0 < values.max():
         axes.tricontourf(*at, levels=[values.min(), 0], colors="none", hatches=["////"])
         axes.tricontour(*at, levels=[0], colors="black", linewidths=1.6)
@@ -66,5 +81,7 @@ def _draw_surface(figure: Figure, axes: Axes, places: np.ndarray, values: np.nda
     ticks = np.unique(levels[[0, len(levels) // 2, -1]])
     scale = figure.colorbar(surface, ax=axes, shrink=0.75, ticks=ticks)
     near_0 = 0.005 * np.ptp(levels)
-    scale.ax.set_yticklabels([f"{tick:.2g}" if abs(tick) > near_0 else "0" for tick in ticks])
+    scale.ax.set_yticklabels(
+        [f"{tick:.2g}" if abs(tick) > near_0 else "0" for tick in ticks]
+    )
     scale.ax.tick_params(labelsize=7, length=2)

@@ -30,7 +30,9 @@ def gaussian_posteriors(points: ArrayLike, means: ArrayLike) -> NDArray[np.float
     return softmax(at @ centres.T - 0.5 * (centres**2).sum(axis=1), axis=1)
 
 
-def two_moons_posteriors(points: ArrayLike, *, noise: float = 0.2) -> NDArray[np.float64]:
+def two_moons_posteriors(
+    points: ArrayLike, *, noise: float = 0.2
+) -> NDArray[np.float64]:
     r"""Class probabilities (N, 2) of points (N, 2) from `sklearn.datasets.make_moons`, both moons equally likely.
 
     The upper moon, class 0, is the half circle (cos t, sin t), the lower one, class 1, is
@@ -54,5 +56,7 @@ def two_moons_posteriors(points: ArrayLike, *, noise: float = 0.2) -> NDArray[np
         for start in range(0, len(at), _ROWS):
             part = slice(start, start + _ROWS)
             distances = ((at[part, :, None] - curve) ** 2).sum(axis=1)
-            log_density[part, moon] = logsumexp(log_simpson - distances / (2 * noise**2), axis=1)
+            log_density[part, moon] = logsumexp(
+                log_simpson - distances / (2 * noise**2), axis=1
+            )
     return softmax(log_density, axis=1)

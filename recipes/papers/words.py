@@ -32,13 +32,27 @@ def train_word_tokenizer(
     >>> tokenizer.tokenize("The bird, the dog")
     ['the', '[UNK]', 'the', 'dog']
     """
-    check(not isinstance(texts, str), "texts to be a collection of texts", "one str", "pass [text]")
-    check(vocab_size >= 3, "vocab_size to be at least 3", vocab_size, "the default is 20000")
+    check(
+        not isinstance(texts, str),
+        "texts to be a collection of texts",
+        "one str",
+        "pass [text]",
+    )
+    check(
+        vocab_size >= 3,
+        "vocab_size to be at least 3",
+        vocab_size,
+        "the default is 20000",
+    )
     tokenizer = Tokenizer(models.WordLevel(unk_token=_UNKNOWN))
     tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\w+"), behavior="removed", invert=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(
+        Regex(r"\w+"), behavior="removed", invert=True
+    )
     special = [_PAD, _UNKNOWN]
-    trainer = trainers.WordLevelTrainer(vocab_size=vocab_size, special_tokens=special, show_progress=False)
+    trainer = trainers.WordLevelTrainer(
+        vocab_size=vocab_size, special_tokens=special, show_progress=False
+    )
     tokenizer.train_from_iterator(texts, trainer=trainer)
     way_out = "check that they are the training texts"
     check(tokenizer.get_vocab_size() >= 3, "texts to hold words", "none", way_out)
@@ -52,7 +66,9 @@ def train_word_tokenizer(
     )
 
 
-def load_glove(path: str | PathLike[str], tokenizer: PreTrainedTokenizerBase) -> tuple[torch.Tensor, float]:
+def load_glove(
+    path: str | PathLike[str], tokenizer: PreTrainedTokenizerBase
+) -> tuple[torch.Tensor, float]:
     """Read the vectors of a tokenizer's words from a GloVe text file, such as glove.6B.100d.txt.
 
     Returns:
@@ -63,7 +79,11 @@ def load_glove(path: str | PathLike[str], tokenizer: PreTrainedTokenizerBase) ->
         Pennington, Socher, Manning, GloVe: Global Vectors for Word Representation, 2014.
     """
     special = set(tokenizer.all_special_tokens)
-    wanted = {word.encode(): i for word, i in tokenizer.get_vocab().items() if word not in special}
+    wanted = {
+        word.encode(): i
+        for word, i in tokenizer.get_vocab().items()
+        if word not in special
+    }
     found: dict[int, np.ndarray] = {}
     size = 0
     with open(path, "rb") as file:
@@ -79,7 +99,9 @@ def load_glove(path: str | PathLike[str], tokenizer: PreTrainedTokenizerBase) ->
                 vector = np.empty(0)
             holds = len(vector) == size >= 2 and bool((abs(vector) < 1e38).all())
             requirement = f"line {number} of {path} to be a word and {max(size, 2)} finite numbers"
-            way_out = "check the download; a file in word2vec form must lose its first line"
+            way_out = (
+                "check the download; a file in word2vec form must lose its first line"
+            )
             check(holds, requirement, line.decode(errors="replace").strip(), way_out)
             if word in wanted:
                 found[wanted[word]] = vector

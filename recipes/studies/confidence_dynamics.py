@@ -11,7 +11,14 @@ of 20 Newsgroups. It takes about 3 minutes.
 import time
 
 from newsgroups_cnn import load_posts, parse_options, train_with_trace
-from records import in_words, kind_of_intervals, moving_average, over_seeds, quartiles, write_record
+from records import (
+    in_words,
+    kind_of_intervals,
+    moving_average,
+    over_seeds,
+    quartiles,
+    write_record,
+)
 from trace_figures import confidence_figures, learned_logits
 
 from hf_calib.plots import save_figure
@@ -25,7 +32,9 @@ LOSSES = {
 
 args, settings = parse_options(__doc__, seeds=[0, 1], rows=2000, epochs=12)
 start = time.perf_counter()
-boundaries = sorted({settings["epochs"] // 4, settings["epochs"] // 3, settings["epochs"] // 2})
+boundaries = sorted(
+    {settings["epochs"] // 4, settings["epochs"] // 3, settings["epochs"] // 2}
+)
 
 
 runs, first = [], {}
@@ -71,7 +80,9 @@ for name in LOSSES:
     }
 
 # Figures of the first seed.
-held_out, own = ({name: sets[key] for name, sets in first.items()} for key in ("eval", "training"))
+held_out, own = (
+    {name: sets[key] for name, sets in first.items()} for key in ("eval", "training")
+)
 figures = confidence_figures(held_out, own, boundaries)
 for part, figure in figures.items():
     save_figure(figure, args.output / f"confidence_dynamics_{part}.png")
@@ -87,7 +98,9 @@ record = {
 }
 write_record(args.output / "confidence_dynamics.json", record)
 
-print("\n| loss | accuracy | ECE | median maximum logit | median rival |\n|---|---|---|---|---|")
+print(
+    "\n| loss | accuracy | ECE | median maximum logit | median rival |\n|---|---|---|---|---|"
+)
 for name, row in summary.items():
     print(f"| {name} |", " | ".join(map(in_words, row.values())), "|")
 print(f"\nWritten to {args.output}/confidence_dynamics*")

@@ -33,17 +33,28 @@ from hf_calib.plots import save_figure
 
 NOISE, SIDE = 0.2, 161
 GAMMA, BRIER_WEIGHT = 10.0, 1.5
-BATCH_SIZE, LEARNING_RATE = 1_000, 0.01  # all points at once, Adam's rate: the paper says neither
+BATCH_SIZE, LEARNING_RATE = (
+    1_000,
+    0.01,
+)  # all points at once, Adam's rate: the paper says neither
 BOX = (-1.7, 2.7, -1.2, 1.7)
 
 parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
 )
 parser.add_argument("--output", type=output_folder, default="outputs/studies")
 parser.add_argument(
-    "--seeds", type=int, nargs="+", default=list(range(10)), help="At least two; the first is drawn."
+    "--seeds",
+    type=int,
+    nargs="+",
+    default=list(range(10)),
+    help="At least two; the first is drawn.",
 )
-parser.add_argument("--train_points", type=count, default=1_000, help="The paper does not say.")
+parser.add_argument(
+    "--train_points", type=count, default=1_000, help="The paper does not say."
+)
 parser.add_argument("--test_points", type=count, default=10_000)
 parser.add_argument("--epochs", type=count, default=500)
 args = parser.parse_args()
@@ -60,7 +71,9 @@ losses = {
 
 
 def train(loss, points, labels):
-    network = nn.Sequential(nn.Linear(2, 10), nn.ReLU(), nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 2))
+    network = nn.Sequential(
+        nn.Linear(2, 10), nn.ReLU(), nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 2)
+    )
     optimizer = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE)
     points, labels = torch.tensor(points, dtype=torch.float32), torch.tensor(labels)
     for _ in range(args.epochs):
@@ -73,7 +86,9 @@ def train(loss, points, labels):
 
 def predict(network, points):
     with torch.no_grad():
-        return torch.softmax(network(torch.tensor(points, dtype=torch.float32)).double(), dim=1).numpy()
+        return torch.softmax(
+            network(torch.tensor(points, dtype=torch.float32)).double(), dim=1
+        ).numpy()
 
 
 def boundary(upper):
@@ -94,7 +109,9 @@ xs, ys = np.linspace(*BOX[:2], SIDE), np.linspace(*BOX[2:], SIDE)
 places = np.stack(np.meshgrid(xs, ys), axis=-1).reshape(-1, 2)
 truth_map = two_moons_posteriors(places, noise=NOISE)[:, 0].reshape(SIDE, SIDE)
 maps = {"truth": truth_map}
-test_points, test_labels = make_moons(args.test_points, noise=NOISE, random_state=2**32 - 1)
+test_points, test_labels = make_moons(
+    args.test_points, noise=NOISE, random_state=2**32 - 1
+)
 truth = two_moons_posteriors(test_points, noise=NOISE)
 
 runs = {name: [] for name in losses}
@@ -143,7 +160,9 @@ figure = Figure(figsize=(6.6, 4.2), layout="constrained")
 panels = figure.subplots(2, 2, sharex=True, sharey=True)
 for axes, (name, upper) in zip(panels.flat, maps.items(), strict=True):
     surface = axes.contourf(xs, ys, upper, levels=np.linspace(0, 1, 11), cmap="cividis")
-    axes.contour(xs, ys, upper, levels=[0.1, 0.9], colors="white", linewidths=1, linestyles="--")
+    axes.contour(
+        xs, ys, upper, levels=[0.1, 0.9], colors="white", linewidths=1, linestyles="--"
+    )
     axes.contour(xs, ys, upper, levels=[0.5], colors="black", linewidths=1.6)
     for label, marker in ((0, "^"), (1, "v")):
         members = drawn[0][drawn[1] == label][:60]

@@ -13,7 +13,13 @@ import time
 import numpy as np
 from newsgroups_cnn import load_posts, parse_options, train_with_trace
 from panels import small_multiples
-from records import in_words, kind_of_intervals, moving_average, over_seeds, write_record
+from records import (
+    in_words,
+    kind_of_intervals,
+    moving_average,
+    over_seeds,
+    write_record,
+)
 from trace_figures import of_three_bins
 
 from hf_calib.plots import gamma_dynamics, save_figure
@@ -22,11 +28,18 @@ SAMPLES = 250  # of the validation split, for updates by steps
 
 args, settings = parse_options(__doc__, seeds=[0], rows=2000, epochs=12)
 start = time.perf_counter()
-schedule = {settings["epochs"] // 2: 100 if args.full else 10, settings["epochs"] * 4 // 5: 1}
+schedule = {
+    settings["epochs"] // 2: 100 if args.full else 10,
+    settings["epochs"] * 4 // 5: 1,
+}
 
 
 def every(steps):
-    return {"loss": "adafocal", "gamma_update_steps": steps, "gamma_update_samples": SAMPLES}
+    return {
+        "loss": "adafocal",
+        "gamma_update_steps": steps,
+        "gamma_update_samples": SAMPLES,
+    }
 
 
 def adafocal(**kwargs):
@@ -53,8 +66,16 @@ groups = {
         "gamma max 50": adafocal(gamma_max=50.0),
         "gamma max infinite": adafocal(gamma_max="inf"),
     },
-    "number of bins": {**default, "5 bins": adafocal(n_bins=5), "30 bins": adafocal(n_bins=30)},
-    "lambda": {**default, "lambda 0.1": adafocal(update_rate=0.1), "lambda 5": adafocal(update_rate=5.0)},
+    "number of bins": {
+        **default,
+        "5 bins": adafocal(n_bins=5),
+        "30 bins": adafocal(n_bins=30),
+    },
+    "lambda": {
+        **default,
+        "lambda 0.1": adafocal(update_rate=0.1),
+        "lambda 5": adafocal(update_rate=5.0),
+    },
 }
 
 runs, first = [], {}
@@ -66,7 +87,9 @@ for seed in args.seeds:
                 continue
             done.add(name)
             began = time.perf_counter()
-            trace, log = train_with_trace(posts, settings, seed=seed, n_rows=0, **arguments)
+            trace, log = train_with_trace(
+                posts, settings, seed=seed, n_rows=0, **arguments
+            )
             held_out, gammas = trace.sets["eval"], trace.gammas
             updates = [entry for entry in log if "gamma_00" in entry]
             if seed == args.seeds[0]:
@@ -102,14 +125,18 @@ for name in first:
     summary[name] = {
         "accuracy": over_seeds([run["accuracy"] for run in rows]),
         "ece": over_seeds([run["ece"][-1] for run in rows]),
-        "mean_ece_over_epochs": over_seeds([run["mean_ece_over_epochs"] for run in rows]),
+        "mean_ece_over_epochs": over_seeds(
+            [run["mean_ece_over_epochs"] for run in rows]
+        ),
     }
 
 
 def gammas_of(updates):
     """(T, M) of the log of T updates."""
     n_bins = sum(key.startswith("gamma_") for key in updates[0])
-    return np.array([[entry[f"gamma_{m:02d}"] for m in range(n_bins)] for entry in updates])
+    return np.array(
+        [[entry[f"gamma_{m:02d}"] for m in range(n_bins)] for entry in updates]
+    )
 
 
 # Figures of the first seed.
@@ -123,13 +150,19 @@ errors = {
     for group, members in groups.items()
 }
 smooth = {
-    group: {name: (epochs, moving_average(ece)) for name, (epochs, ece) in lines.items()}
+    group: {
+        name: (epochs, moving_average(ece)) for name, (epochs, ece) in lines.items()
+    }
     for group, lines in errors.items()
 }
 figures = {
     "bins": gamma_dynamics(first["every 10 steps"][1]),
-    "settings": small_multiples(three_bins, xlabel="step", ylabel="gamma", level=0, logarithmic=True),
-    "ece": small_multiples(smooth, faint=errors, xlabel="epoch", ylabel="ECE on validation"),
+    "settings": small_multiples(
+        three_bins, xlabel="step", ylabel="gamma", level=0, logarithmic=True
+    ),
+    "ece": small_multiples(
+        smooth, faint=errors, xlabel="epoch", ylabel="ECE on validation"
+    ),
 }
 for part, figure in figures.items():
     save_figure(figure, args.output / f"gamma_dynamics_{part}.png")
@@ -146,7 +179,9 @@ record = {
 }
 write_record(args.output / "gamma_dynamics.json", record)
 
-print("\n| setting | accuracy | ECE at the end | ECE, mean over epochs |\n|---|---|---|---|")
+print(
+    "\n| setting | accuracy | ECE at the end | ECE, mean over epochs |\n|---|---|---|---|"
+)
 for name, row in summary.items():
     print(f"| {name} |", " | ".join(map(in_words, row.values())), "|")
 print(f"\nWritten to {args.output}/gamma_dynamics*")

@@ -47,10 +47,17 @@ def resolution(text):
 
 
 parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
 )
 parser.add_argument("--output", type=output_folder, default="outputs/studies")
-parser.add_argument("--resolution", type=resolution, default=90, help="Steps along an edge of the simplex.")
+parser.add_argument(
+    "--resolution",
+    type=resolution,
+    default=90,
+    help="Steps along an edge of the simplex.",
+)
 args = parser.parse_args()
 start = time.perf_counter()
 # Gammas that push labels down are what is looked at.
@@ -64,11 +71,19 @@ losses = {
     "dual focal, gamma 2": make_loss("dual_focal", gamma=2.0),
     "Brier-weighted, gamma 2": make_loss("bsce", gamma=2.0),
 }
-surfaces = {f"u: {name}": uncertainty_weights(loss, grid, labels) for name, loss in losses.items()}
-surfaces |= {f"g: {name}": gradient_factors(loss, grid, labels) for name, loss in losses.items()}
+surfaces = {
+    f"u: {name}": uncertainty_weights(loss, grid, labels)
+    for name, loss in losses.items()
+}
+surfaces |= {
+    f"g: {name}": gradient_factors(loss, grid, labels) for name, loss in losses.items()
+}
 # Along the rows of equal p_y only the split between the other two moves.
 moves = {
-    name: max(float(np.ptp(values[np.isclose(grid[:, 0], p)])) for p in np.unique(grid[:, 0].round(12)))
+    name: max(
+        float(np.ptp(values[np.isclose(grid[:, 0], p)]))
+        for p in np.unique(grid[:, 0].round(12))
+    )
     for name, values in surfaces.items()
 }
 
@@ -76,7 +91,9 @@ moves = {
 p = np.linspace(0.0005, 0.9995, 2000)
 one = np.ones(len(p), dtype=int)
 two = np.stack([1 - p, p], axis=1)
-even = np.concatenate([np.tile((1 - p)[:, None] / 9, 8), two @ [[1 / 9, 0], [0, 1]]], axis=1)
+even = np.concatenate(
+    [np.tile((1 - p)[:, None] / 9, 8), two @ [[1 / 9, 0], [0, 1]]], axis=1
+)
 rival = np.concatenate([np.zeros((len(p), 8)), two], axis=1)
 several = {
     "focal 3": make_loss("focal", gamma=3.0),
@@ -97,17 +114,26 @@ curves = {
     },
 }
 ten_classes = {
-    "the rest even": {n: gradient_factors(x, even, one * 9) for n, x in several.items()},
+    "the rest even": {
+        n: gradient_factors(x, even, one * 9) for n, x in several.items()
+    },
     "one rival": {n: gradient_factors(x, rival, one * 9) for n, x in several.items()},
 }
 figures = {
-    "simplex": simplex_surfaces(grid, surfaces, class_names=["label", "class 2", "class 3"]),
+    "simplex": simplex_surfaces(
+        grid, surfaces, class_names=["label", "class 2", "class 3"]
+    ),
     "curves": gradient_factor_diagram(p, curves),
     "ten_classes": gradient_factor_diagram(p, ten_classes),
 }
 worst = float(lambertw(np.exp(-1)).real)
-focal_peaks = {name: {"p": float(p[g.argmax()]), "g": float(g.max())} for name, g in curves["focal"].items()}
-reversed_ranges = {f"gamma {g:g}": reversed_range(g) for g in (1.0, 2.0, 3.59, 3.6, 5.0, 6.0)}
+focal_peaks = {
+    name: {"p": float(p[g.argmax()]), "g": float(g.max())}
+    for name, g in curves["focal"].items()
+}
+reversed_ranges = {
+    f"gamma {g:g}": reversed_range(g) for g in (1.0, 2.0, 3.59, 3.6, 5.0, 6.0)
+}
 
 # 3. phi with a constant rival, the paper's regions, and the minimisers themselves.
 names = {
@@ -122,7 +148,9 @@ regions = {name: confidence_regions(GAMMA, rival=q) for name, q in names.items()
 gaps = {}
 for name in ("focal", "dual_focal"):
     posterior = InverseLink(make_loss(name, gamma=GAMMA)).predict_proba(np.log(grid))
-    gaps[f"{name.replace('_', ' ')}, gamma {GAMMA:g}"] = grid.max(axis=1) - posterior.max(axis=1)
+    gaps[f"{name.replace('_', ' ')}, gamma {GAMMA:g}"] = grid.max(
+        axis=1
+    ) - posterior.max(axis=1)
 
 # The same found directly: of all p on a fine grid the one of least risk, for each posterior of a coarse one. Ties
 # are left out (dual focal is lower there than all around, to the last bit, where no training arrives), and so are
@@ -132,10 +160,18 @@ fine = fine[(np.diff(np.sort(fine, axis=1), axis=1) > 1e-9).all(axis=1)]
 direct = {}
 for name in ("focal", "dual_focal"):
     loss, logits = make_loss(name, gamma=GAMMA), torch.from_numpy(np.log(fine))
-    values = [loss(logits, torch.full((len(fine),), label), reduction="none").numpy() for label in range(3)]
+    values = [
+        loss(logits, torch.full((len(fine),), label), reduction="none").numpy()
+        for label in range(3)
+    ]
     minima = np.array([fine[(posterior @ values).argmin()] for posterior in posteriors])
-    direct[f"{name.replace('_', ' ')}, gamma {GAMMA:g}"] = minima.max(axis=1) - posteriors.max(axis=1)
-figures |= {"regions": confidence_region_diagram(p, phi, regions), "minimisers": simplex_surfaces(grid, gaps)}
+    direct[f"{name.replace('_', ' ')}, gamma {GAMMA:g}"] = minima.max(
+        axis=1
+    ) - posteriors.max(axis=1)
+figures |= {
+    "regions": confidence_region_diagram(p, phi, regions),
+    "minimisers": simplex_surfaces(grid, gaps),
+}
 
 
 def confidence(gap, rounding):
@@ -161,14 +197,19 @@ record = {
     "minimisers over the simplex of three classes": {
         name: confidence(gap, 1e-9) for name, gap in gaps.items()
     },
-    "found on a grid, over the posteriors": {name: confidence(gap, 0.006) for name, gap in direct.items()},
+    "found on a grid, over the posteriors": {
+        name: confidence(gap, 0.006) for name, gap in direct.items()
+    },
     "seconds": round(time.perf_counter() - start, 1),
 }
 write_record(args.output / "gradient_factors.json", record)
 for part, figure in figures.items():
     save_figure(figure, args.output / f"gradient_factors_{part}.png")
 
-print("Regions:", {name: [round(end, 3) for end in region] for name, region in regions.items()})
+print(
+    "Regions:",
+    {name: [round(end, 3) for end in region] for name, region in regions.items()},
+)
 print(
     f"Inverse focal pushes labels down from gamma {1 / worst:.4f} on, first at p = {worst:.4f}:",
     reversed_ranges,

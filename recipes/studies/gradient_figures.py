@@ -3,7 +3,15 @@
 import numpy as np
 from matplotlib.figure import Figure
 
-from hf_calib.plots.style import BLUE, GREY, PEACH, SKY, VERMILION, line_looks, plain_axes
+from hf_calib.plots.style import (
+    BLUE,
+    GREY,
+    PEACH,
+    SKY,
+    VERMILION,
+    line_looks,
+    plain_axes,
+)
 
 
 def gradient_factor_diagram(p, panels):
@@ -26,7 +34,9 @@ def gradient_factor_diagram(p, panels):
             axes.set_yscale("symlog", linthresh=1, linscale=2)
         low, high = axes.get_ylim()
         if np.nanmin(values) < -1e-9:
-            axes.axhspan(low, 0, facecolor="none", edgecolor="#BBBBBB", hatch="////", linewidth=0)
+            axes.axhspan(
+                low, 0, facecolor="none", edgecolor="#BBBBBB", hatch="////", linewidth=0
+            )
             axes.axhline(0, color="black", linewidth=0.8)
         else:
             low = 0
@@ -58,8 +68,24 @@ def confidence_region_diagram(p, phi, regions):
     panels = figure.subplots(1, len(phi), sharey=True, squeeze=False)[0]
     for axes, (name, values) in zip(panels, phi.items(), strict=True):
         over, under = regions[name]
-        axes.axvspan(0, over, facecolor=PEACH, edgecolor=VERMILION, hatch="////", linewidth=0, alpha=0.6)
-        axes.axvspan(under, 1, facecolor=SKY, edgecolor=BLUE, hatch="....", linewidth=0, alpha=0.6)
+        axes.axvspan(
+            0,
+            over,
+            facecolor=PEACH,
+            edgecolor=VERMILION,
+            hatch="////",
+            linewidth=0,
+            alpha=0.6,
+        )
+        axes.axvspan(
+            under,
+            1,
+            facecolor=SKY,
+            edgecolor=BLUE,
+            hatch="....",
+            linewidth=0,
+            alpha=0.6,
+        )
         axes.axhline(1, color=GREY, linewidth=0.8, linestyle=":")
         axes.plot(p, values, color="black", linewidth=1.4)
         box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}

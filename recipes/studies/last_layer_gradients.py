@@ -28,14 +28,22 @@ from hf_calib.metrics import accuracy, expected_calibration_error
 from hf_calib.plots import save_figure
 
 parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
 )
-parser.add_argument("--data", default="sklearn/20newsgroups", help="Of the Hub, or a folder.")
+parser.add_argument(
+    "--data", default="sklearn/20newsgroups", help="Of the Hub, or a folder."
+)
 parser.add_argument("--output", type=output_folder, default="outputs/studies")
 parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
 parser.add_argument("--epochs", type=count, default=14)
 parser.add_argument("--rows", type=count, default=3000)
-parser.add_argument("--full", action="store_true", help="All posts, 300 words of each, 35 epochs: hours.")
+parser.add_argument(
+    "--full",
+    action="store_true",
+    help="All posts, 300 words of each, 35 epochs: hours.",
+)
 args = parser.parse_args()
 check_seeds(parser, args.seeds)
 max_length = 100  # words of a post
@@ -55,7 +63,9 @@ LOOKS = {  # of each loss: colour, dash
     "BSCE-GRA, gamma 2": ("#009E73", (0, (5, 1.5, 1, 1.5))),
 }
 # The paper looks at epochs 50, 150, 250 and 350 of 350.
-SNAPSHOTS = sorted({max(1, round(args.epochs * share)) for share in (1 / 7, 3 / 7, 5 / 7, 1)})
+SNAPSHOTS = sorted(
+    {max(1, round(args.epochs * share)) for share in (1 / 7, 3 / 7, 5 / 7, 1)}
+)
 
 (train, train_labels), (test, test_labels), sizes = load_posts(
     args.data, rows=args.rows, test_rows=2000, max_length=max_length
@@ -78,7 +88,13 @@ results, clouds = [], {}
 for seed in args.seeds:
     for name, loss in LOSSES.items():
         training = train_by_epoch(
-            train, train_labels, sizes, loss, seed=seed, epochs=args.epochs, batch_size=64
+            train,
+            train_labels,
+            sizes,
+            loss,
+            seed=seed,
+            epochs=args.epochs,
+            batch_size=64,
         )
         for epoch, model in enumerate(training, start=1):
             probs = softmax(outputs(model, test)[0].double().numpy(), axis=1)
@@ -93,7 +109,9 @@ for seed in args.seeds:
             if epoch in SNAPSHOTS:
                 logits, features = outputs(model, train)
                 probs = softmax(logits.double().numpy(), axis=1)
-                brier = ((probs - np.eye(probs.shape[1])[train_labels]) ** 2).sum(axis=1)
+                brier = ((probs - np.eye(probs.shape[1])[train_labels]) ** 2).sum(
+                    axis=1
+                )
                 norms = last_layer_gradient_norms(loss, logits, train_labels, features)
                 # Without the features: the gradient of the logits alone, as with a single input of 1.
                 of_logits = last_layer_gradient_norms(
@@ -112,7 +130,9 @@ for seed in args.seeds:
 # Figure 4: one row of panels a loss, one column a snapshot.
 losses_drawn = [name for name in LOSSES if name != "cross entropy"]
 figure = Figure(figsize=(2.1 * len(SNAPSHOTS) + 0.6, 6), layout="constrained")
-axes = figure.subplots(len(losses_drawn), len(SNAPSHOTS), sharex=True, sharey="row", squeeze=False)
+axes = figure.subplots(
+    len(losses_drawn), len(SNAPSHOTS), sharex=True, sharey="row", squeeze=False
+)
 for across, name in zip(axes, losses_drawn, strict=True):
     for panel, epoch in zip(across, SNAPSHOTS, strict=True):
         brier, norms = clouds[name, epoch]
@@ -135,14 +155,18 @@ for name, (colour, dash) in LOOKS.items():
         for seed in args.seeds
     ]
     epochs = np.arange(1, args.epochs + 1)
-    by_epoch.plot(epochs, np.mean(errors, axis=0), color=colour, linestyle=dash, label=name)
+    by_epoch.plot(
+        epochs, np.mean(errors, axis=0), color=colour, linestyle=dash, label=name
+    )
 by_epoch.set(xlabel="epoch", ylabel="ECE on the test set, %")
 for panel, epoch in zip(densities, SNAPSHOTS[1:3], strict=False):
     for name, (colour, dash) in LOOKS.items():
         logs = np.log10(np.maximum(clouds[name, epoch][1], 1e-6))
         at = np.linspace(-5, 2, 400)
         panel.plot(at, gaussian_kde(logs)(at), color=colour, linestyle=dash, label=name)
-    panel.set(xlabel="gradient norm, power of ten", ylabel="density", title=f"epoch {epoch}")
+    panel.set(
+        xlabel="gradient norm, power of ten", ylabel="density", title=f"epoch {epoch}"
+    )
     panel.title.set_fontsize(9)
 for panel in (by_epoch, *densities):
     panel.tick_params(labelsize=7)
@@ -154,7 +178,13 @@ save_figure(figure, args.output / "last_layer_gradients_density.png")
 def summary(name, epoch):
     """Over the seeds at one snapshot."""
     rows = [r for r in results if r["loss"] == name and r["epoch"] == epoch]
-    keys = ("test_accuracy", "test_mean_confidence", "test_ece", "mean_norm", "median_norm")
+    keys = (
+        "test_accuracy",
+        "test_mean_confidence",
+        "test_ece",
+        "mean_norm",
+        "median_norm",
+    )
     found = {key: over_seeds([r[key] for r in rows]) for key in keys}
     for part in ("last_layer", "logits"):
         for key in ("spearman", "spread_in_decades"):
@@ -194,4 +224,6 @@ print("|---" * (len(columns) + 2) + "|")
 for row in summaries:
     cells = (in_words(row[key]) for key in columns.values())
     print(f"| {row['epoch']} | {row['loss']} |", " | ".join(cells), "|")
-print(f"The spread is in powers of ten, around the best monotone curve. {record['seconds']} s. Wrote {path}")
+print(
+    f"The spread is in powers of ten, around the best monotone curve. {record['seconds']} s. Wrote {path}"
+)

@@ -40,20 +40,32 @@ PAPER = {
 def parse_options(description, *, seeds, rows, epochs):
     """Return the options of the command line, and the settings of the training that follow from them."""
     parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
-    parser.add_argument("--data", default=NEWSGROUPS, help="This, a dataset on the Hub, or a folder.")
+    parser.add_argument(
+        "--data", default=NEWSGROUPS, help="This, a dataset on the Hub, or a folder."
+    )
     parser.add_argument("--output", type=output_folder, default="outputs/studies")
     parser.add_argument("--seeds", type=int, nargs="+", default=seeds)
-    parser.add_argument("--rows", type=count, help=f"To train with; {rows:,} by default.")
+    parser.add_argument(
+        "--rows", type=count, help=f"To train with; {rows:,} by default."
+    )
     parser.add_argument("--validation_rows", type=count, help="1,000 by default.")
     parser.add_argument("--epochs", type=count, help=f"{epochs} by default.")
-    parser.add_argument("--full", action="store_true", help="The papers' sizes: hours on a CPU.")
+    parser.add_argument(
+        "--full", action="store_true", help="The papers' sizes: hours on a CPU."
+    )
     args = parser.parse_args()
     check_seeds(parser, args.seeds)
     sizes = PAPER if args.full else {"rows": rows, "epochs": epochs, **SMALL}
-    given = {name: getattr(args, name) for name in ("rows", "validation_rows", "epochs")}
-    return args, sizes | {name: value for name, value in given.items() if value is not None}
+    given = {
+        name: getattr(args, name) for name in ("rows", "validation_rows", "epochs")
+    }
+    return args, sizes | {
+        name: value for name, value in given.items() if value is not None
+    }
 
 
 def load_posts(source, settings, seed, *, with_headers=True):
@@ -75,10 +87,14 @@ def load_posts(source, settings, seed, *, with_headers=True):
     return tokenized["train"], tokenized["test"], tokenizer
 
 
-def make_trainer(posts, settings, folder, *, seed, callbacks=(), own_split=False, **arguments):
+def make_trainer(
+    posts, settings, folder, *, seed, callbacks=(), own_split=False, **arguments
+):
     """A trainer whose evaluation rows are AdaFocal's validation split too, or with `own_split` a copy of them."""
     train_rows, validation, tokenizer = posts
-    warnings.filterwarnings("ignore", message="The evaluation split is also the calibration split")
+    warnings.filterwarnings(
+        "ignore", message="The evaluation split is also the calibration split"
+    )
     set_seed(seed)
     network = GlobalPoolingCNNForSequenceClassification(
         GlobalPoolingCNNConfig(
@@ -111,7 +127,9 @@ def make_trainer(posts, settings, folder, *, seed, callbacks=(), own_split=False
         ),
         train_dataset=train_rows,
         eval_dataset=validation,
-        calibration_dataset=validation.select(range(len(validation))) if own_split else validation,
+        calibration_dataset=validation.select(range(len(validation)))
+        if own_split
+        else validation,
         data_collator=DataCollatorWithPadding(tokenizer),
         callbacks=list(callbacks),
     )
@@ -123,6 +141,8 @@ def train_with_trace(posts, settings, *, seed, n_rows, **arguments):
     """Train; return the trace, with `n_rows` single rows of training and validation, and the log."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(posts, settings, folder, seed=seed, **arguments)
-        trainer.add_callback(TrainingTrace(trainer, n_training_rows=n_rows, n_kept_rows=n_rows))
+        trainer.add_callback(
+            TrainingTrace(trainer, n_training_rows=n_rows, n_kept_rows=n_rows)
+        )
         trainer.train()
         return Trace.load(folder), trainer.state.log_history

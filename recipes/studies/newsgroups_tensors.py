@@ -27,10 +27,14 @@ def load_posts(source, *, rows, test_rows, max_length):
             max_test_samples=test_rows,
         )
     )
-    tokenizer = train_word_tokenizer(data["train"]["text"], vocab_size=10_000, max_length=max_length)
+    tokenizer = train_word_tokenizer(
+        data["train"]["text"], vocab_size=10_000, max_length=max_length
+    )
     train, test = (
         (
-            tokenizer(list(split["text"]), truncation=True, padding=True, return_tensors="pt")["input_ids"],
+            tokenizer(
+                list(split["text"]), truncation=True, padding=True, return_tensors="pt"
+            )["input_ids"],
             torch.tensor(split["label"]),
         )
         for split in (data["train"], data["test"])
@@ -59,7 +63,9 @@ def train_by_epoch(ids, labels, sizes, loss, *, seed, epochs, batch_size):
 def outputs(model, ids):
     """Logits (N, C), and what enters the classifier (N, H), without dropout."""
     features = []
-    hook = model.classifier.register_forward_pre_hook(lambda module, inputs: features.append(inputs[0]))
+    hook = model.classifier.register_forward_pre_hook(
+        lambda module, inputs: features.append(inputs[0])
+    )
     model.eval()
     logits = torch.cat([model(batch).logits for batch in ids.split(256)])
     hook.remove()

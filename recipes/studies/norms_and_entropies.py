@@ -25,26 +25,46 @@ from torch import nn
 
 from hf_calib.data import choose_columns, load_splits
 from hf_calib.losses import make_loss
-from hf_calib.metrics import accuracy, expected_calibration_error, negative_log_likelihood
+from hf_calib.metrics import (
+    accuracy,
+    expected_calibration_error,
+    negative_log_likelihood,
+)
 from hf_calib.plots import save_figure
 from hf_calib.scaling import TemperatureScaling
 
 BATCH_SIZE, LEARNING_RATE = 128, 1e-3  # of Adam
 
 parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
 )
 parser.add_argument("--output", type=output_folder, default="outputs/studies")
 parser.add_argument(
-    "--data", default="ylecun/mnist", help="Of the Hub, or a folder; small images of one size."
+    "--data",
+    default="ylecun/mnist",
+    help="Of the Hub, or a folder; small images of one size.",
 )
-parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="At least two.")
 parser.add_argument(
-    "--orders", type=float, nargs="+", default=[1.0, 2.0, 8.0], help="p of the norms; at most four."
+    "--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="At least two."
 )
-parser.add_argument("--norm_weights", type=float, nargs="+", default=[0.003, 0.01, 0.03, 0.1])
-parser.add_argument("--entropy_weights", type=float, nargs="+", default=[0.03, 0.1, 0.3, 1.0])
-parser.add_argument("--full", action="store_true", help="Twice as many weights, between those.")
+parser.add_argument(
+    "--orders",
+    type=float,
+    nargs="+",
+    default=[1.0, 2.0, 8.0],
+    help="p of the norms; at most four.",
+)
+parser.add_argument(
+    "--norm_weights", type=float, nargs="+", default=[0.003, 0.01, 0.03, 0.1]
+)
+parser.add_argument(
+    "--entropy_weights", type=float, nargs="+", default=[0.03, 0.1, 0.3, 1.0]
+)
+parser.add_argument(
+    "--full", action="store_true", help="Twice as many weights, between those."
+)
 parser.add_argument("--train_rows", type=count, default=2_000)
 parser.add_argument("--calibration_rows", type=count, default=2_000)
 parser.add_argument("--test_rows", type=count, default=5_000)
@@ -52,12 +72,16 @@ parser.add_argument("--epochs", type=count, default=30)
 args = parser.parse_args()
 check_seeds(parser, args.seeds, at_least=2)
 if len(args.orders) > 4:
-    parser.error("--orders: at most four lines besides the entropy's are distinguishable")
+    parser.error(
+        "--orders: at most four lines besides the entropy's are distinguishable"
+    )
 start = time.perf_counter()
 
 
 def with_those_between(weights):
-    return sorted({*weights, *np.sqrt(np.multiply(weights[1:], weights[:-1])).round(4).tolist()})
+    return sorted(
+        {*weights, *np.sqrt(np.multiply(weights[1:], weights[:-1])).round(4).tolist()}
+    )
 
 
 if args.full:
@@ -72,8 +96,12 @@ n_classes = dataset["train"].features["label"].num_classes
 
 def arrays(rows):
     decode = datasets.Image().decode_example
-    images = np.stack([np.asarray(decode(row["image"]), dtype=np.float32) for row in rows])
-    return torch.from_numpy(images.reshape(len(rows), -1) / 127.5 - 1), torch.tensor(list(rows["label"]))
+    images = np.stack(
+        [np.asarray(decode(row["image"]), dtype=np.float32) for row in rows]
+    )
+    return torch.from_numpy(images.reshape(len(rows), -1) / 127.5 - 1), torch.tensor(
+        list(rows["label"])
+    )
 
 
 def draw(split, n_rows, seed):
@@ -100,7 +128,8 @@ def train(loss, images, labels):
 def measured(network, calibration, test):
     with torch.no_grad():
         (logits, labels), (held_out, held_out_labels) = (
-            (network(images).double().numpy(), labels.numpy()) for images, labels in (test, calibration)
+            (network(images).double().numpy(), labels.numpy())
+            for images, labels in (test, calibration)
         )
     probs = softmax(logits, axis=1)
     temperature = TemperatureScaling().fit(held_out, held_out_labels)
@@ -119,13 +148,24 @@ def measured(network, calibration, test):
 
 
 test = arrays(draw(dataset["test"], args.test_rows, 0))
-families = {"entropy": {w: make_loss("entropy_regularized", entropy_weight=w) for w in args.entropy_weights}}
+families = {
+    "entropy": {
+        w: make_loss("entropy_regularized", entropy_weight=w)
+        for w in args.entropy_weights
+    }
+}
 families |= {
-    f"L{p:g} norm": {w: make_loss("logit_norm", norm_weight=w, p=p) for w in args.norm_weights}
+    f"L{p:g} norm": {
+        w: make_loss("logit_norm", norm_weight=w, p=p) for w in args.norm_weights
+    }
     for p in args.orders
 }
 settings = {("cross entropy", 0.0): make_loss("cross_entropy")}
-settings |= {(family, weight): loss for family, losses in families.items() for weight, loss in losses.items()}
+settings |= {
+    (family, weight): loss
+    for family, losses in families.items()
+    for weight, loss in losses.items()
+}
 runs = {setting: [] for setting in settings}
 for seed in args.seeds:
     rows = draw(dataset["train"], args.train_rows + args.calibration_rows, seed)
@@ -145,35 +185,55 @@ for (family, weight), rows in runs.items():
     row |= {key: mean_interval([run[key] for run in rows])._asdict() for key in rows[0]}
     if family != "cross entropy":
         for key in ("accuracy", "ECE", "ECE after temperature"):
-            change = [run[key] - base[key] for run, base in zip(rows, baseline, strict=True)]
+            change = [
+                run[key] - base[key] for run, base in zip(rows, baseline, strict=True)
+            ]
             row[f"{key} minus cross entropy's"] = mean_interval(change)._asdict()
     results.append(row)
 
 # Figure: each number against the weight, a line a penalty.
 figure = Figure(figsize=(6.8, 5.2), layout="constrained")
 looks = zip(
-    ("#000000", "#0072B2", "#D55E00", "#CC79A7", "#009E73"), ("-", "--", ":", "-.", "-"), "osD^v", strict=True
+    ("#000000", "#0072B2", "#D55E00", "#CC79A7", "#009E73"),
+    ("-", "--", ":", "-.", "-"),
+    "osD^v",
+    strict=True,
 )
 looks = dict(zip(families, looks, strict=False))
 for axes, key in zip(
-    figure.subplots(2, 2).flat, ("ECE", "ECE after temperature", "mean entropy", "mean L1 norm"), strict=True
+    figure.subplots(2, 2).flat,
+    ("ECE", "ECE after temperature", "mean entropy", "mean L1 norm"),
+    strict=True,
 ):
     base = results[0][key]
     axes.axhspan(base["low"], base["high"], color="#DDDDDD", linewidth=0)
     axes.axhline(base["value"], color="#666666", linewidth=1, label="cross entropy")
     for family, (colour, dash, marker) in looks.items():
         rows = [row for row in results if row["penalty"] == family]
-        values, low, high = (np.array([row[key][part] for row in rows]) for part in ("value", "low", "high"))
+        values, low, high = (
+            np.array([row[key][part] for row in rows])
+            for part in ("value", "low", "high")
+        )
         weights = [row["weight"] for row in rows]
         reach = [values - low, high - values]
-        look = {"color": colour, "linestyle": dash, "marker": marker, "markersize": 4, "linewidth": 1.3}
-        axes.errorbar(weights, values, reach, label=family, capsize=2.5, elinewidth=0.8, **look)
+        look = {
+            "color": colour,
+            "linestyle": dash,
+            "marker": marker,
+            "markersize": 4,
+            "linewidth": 1.3,
+        }
+        axes.errorbar(
+            weights, values, reach, label=family, capsize=2.5, elinewidth=0.8, **look
+        )
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
     if key in ("ECE", "mean L1 norm"):  # over more than a decade
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter(lambda y, _: f"{y:g}" if f"{y:e}"[0] in "25" else "")
+        axes.yaxis.set_minor_formatter(
+            lambda y, _: f"{y:g}" if f"{y:e}"[0] in "25" else ""
+        )
         axes.tick_params(axis="y", which="minor", labelsize=7)
     else:
         axes.set_ylim(bottom=0)
@@ -182,10 +242,16 @@ for axes, key in zip(
     axes.tick_params(labelsize=7)
     axes.spines[["top", "right"]].set_visible(False)
 handles, names = figure.axes[0].get_legend_handles_labels()
-figure.legend(handles, names, loc="outside lower center", ncols=5, fontsize=8, frameon=False)
+figure.legend(
+    handles, names, loc="outside lower center", ncols=5, fontsize=8, frameon=False
+)
 
 record = {
-    "settings": {name: value for name, value in vars(args).items() if name not in ("output", "seeds", "data")}
+    "settings": {
+        name: value
+        for name, value in vars(args).items()
+        if name not in ("output", "seeds", "data")
+    }
     | {"batch_size": BATCH_SIZE, "learning_rate": LEARNING_RATE},
     "seeds": args.seeds,
     "intervals": "95%, Student's t over the seeds",

@@ -13,7 +13,9 @@ def count(text):
     """A whole number of at least 1."""
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text}")
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number of at least 1, got {text}"
+        )
     return number
 
 

@@ -20,14 +20,27 @@ from hf_calib import AdaFocalCallback
 from hf_calib.plots import save_figure
 from hf_calib.trainer.callbacks import own_callback
 
-PAPER = {"epoch_ms": 79_123, "pass_ms": 2_886, "table_ms": 8, "share": (2_886 + 8) / 79_123}
+PAPER = {
+    "epoch_ms": 79_123,
+    "pass_ms": 2_886,
+    "table_ms": 8,
+    "share": (2_886 + 8) / 79_123,
+}
 SETTINGS = {
     "focal, fixed gamma": {"loss": "focal"},
     "every epoch, at the evaluation": {"loss": "adafocal"},
     "every epoch, a split of its own": {"loss": "adafocal", "own_split": True},
     "every 10 steps": {"loss": "adafocal", "gamma_update_steps": 10},
-    "every 10 steps, 250 rows": {"loss": "adafocal", "gamma_update_steps": 10, "gamma_update_samples": 250},
-    "every step, 250 rows": {"loss": "adafocal", "gamma_update_steps": 1, "gamma_update_samples": 250},
+    "every 10 steps, 250 rows": {
+        "loss": "adafocal",
+        "gamma_update_steps": 10,
+        "gamma_update_samples": 250,
+    },
+    "every step, 250 rows": {
+        "loss": "adafocal",
+        "gamma_update_steps": 1,
+        "gamma_update_samples": 250,
+    },
 }
 
 args, settings = parse_options(__doc__, seeds=[0], rows=2000, epochs=3)
@@ -60,7 +73,9 @@ def measured(trainer):
         callback.update = timed("update", callback.update)
     trainer.training_step = timed("step", trainer.training_step)
     if hasattr(trainer.calibration_loss, "update"):
-        trainer.calibration_loss.update = timed("table", trainer.calibration_loss.update)
+        trainer.calibration_loss.update = timed(
+            "table", trainer.calibration_loss.update
+        )
     trainer.model.register_forward_hook(count)
     trainer.train()
 
@@ -111,7 +126,11 @@ record = {
 }
 
 # Figure: a point for each setting that has updates, with its number; the paper's share as a line.
-shares = {name: row["share_of_epoch"] for name, row in summary.items() if name != "focal, fixed gamma"}
+shares = {
+    name: row["share_of_epoch"]
+    for name, row in summary.items()
+    if name != "focal, fixed gamma"
+}
 figure = Figure(figsize=(6.4, 2.4), layout="constrained")
 axes = figure.subplots()
 axes.axvline(100 * PAPER["share"], color="#D55E00", linestyle="--", linewidth=1.2)
@@ -127,9 +146,19 @@ for place, share in enumerate(shares.values()):
     percent = 100 * share["value"]
     axes.plot(percent, place, "o", color="#0072B2", markersize=6)
     if share["low"] is not None:
-        axes.plot([100 * share["low"], 100 * share["high"]], [place, place], color="#0072B2", linewidth=1.2)
+        axes.plot(
+            [100 * share["low"], 100 * share["high"]],
+            [place, place],
+            color="#0072B2",
+            linewidth=1.2,
+        )
     axes.annotate(
-        f"{percent:.3g}%", (percent, place), (0, 6), textcoords="offset points", ha="center", fontsize=8
+        f"{percent:.3g}%",
+        (percent, place),
+        (0, 6),
+        textcoords="offset points",
+        ha="center",
+        fontsize=8,
     )
 axes.set_xscale("log")
 axes.margins(0.08, 0.15)
@@ -138,7 +167,10 @@ axes.set_axisbelow(True)
 axes.xaxis.set_major_formatter("{x:g}")
 axes.set_yticks(range(len(shares)), shares, fontsize=8)
 axes.invert_yaxis()
-axes.set_xlabel("processor time of the updates, % of an epoch's forward and backward passes", fontsize=8)
+axes.set_xlabel(
+    "processor time of the updates, % of an epoch's forward and backward passes",
+    fontsize=8,
+)
 axes.tick_params(axis="x", labelsize=7)
 axes.spines[["top", "right"]].set_visible(False)
 save_figure(figure, args.output / "overhead.png")

@@ -52,7 +52,13 @@ def small_multiples(
             if level is not None:
                 axes.axhline(level, color=GREY, linestyle=":", linewidth=1)
             for line, (x, y) in (faint or {}).get(name, {}).items():
-                axes.plot(x, np.asarray(y, float), color=looks[line]["color"], linewidth=0.6, alpha=0.5)
+                axes.plot(
+                    x,
+                    np.asarray(y, float),
+                    color=looks[line]["color"],
+                    linewidth=0.6,
+                    alpha=0.5,
+                )
             for line, (x, y) in panels[name].items():
                 axes.plot(x, np.asarray(y, float), label=line, **looks[line])
             if logarithmic:
@@ -60,7 +66,9 @@ def small_multiples(
     return figure
 
 
-def spread_by_epoch(panels: Mapping[str, Lines], *, xlabel: str = "epoch", ylabel: str) -> Figure:
+def spread_by_epoch(
+    panels: Mapping[str, Lines], *, xlabel: str = "epoch", ylabel: str
+) -> Figure:
     """Draw the median and the quartiles of rows as the training goes on: dual focal loss's figures 4b and 4c.
 
     `panels` has panel -> name -> (epochs (T,), values (T, R)), such as a `TracedSet`'s epochs and `row_max_logit`.
@@ -68,15 +76,28 @@ def spread_by_epoch(panels: Mapping[str, Lines], *, xlabel: str = "epoch", ylabe
     with _grid(panels, xlabel, ylabel) as (figure, cells, looks):
         for name, axes in cells.items():
             for line, (epochs, values) in panels[name].items():
-                low, middle, high = np.quantile(np.asarray(values, float), [0.25, 0.5, 0.75], axis=1)
-                axes.fill_between(epochs, low, high, color=looks[line]["color"], alpha=0.15, linewidth=0)
+                low, middle, high = np.quantile(
+                    np.asarray(values, float), [0.25, 0.5, 0.75], axis=1
+                )
+                axes.fill_between(
+                    epochs,
+                    low,
+                    high,
+                    color=looks[line]["color"],
+                    alpha=0.15,
+                    linewidth=0,
+                )
                 axes.plot(epochs, middle, label=line, **looks[line])
                 for edge in (low, high):
-                    axes.plot(epochs, edge, **{**looks[line], "linewidth": 0.5, "marker": ""})
+                    axes.plot(
+                        epochs, edge, **{**looks[line], "linewidth": 0.5, "marker": ""}
+                    )
     return figure
 
 
-def group_boxes(panels: Mapping[str, Mapping[str, ArrayLike]], *, xlabel: str, ylabel: str) -> Figure:
+def group_boxes(
+    panels: Mapping[str, Mapping[str, ArrayLike]], *, xlabel: str, ylabel: str
+) -> Figure:
     """Draw a box and the size of each group of rows: AdaFocal's figure 34, as quartiles and whiskers.
 
     `panels` has panel -> group -> values (R,); all panels have the same groups, of which some may be empty.
@@ -84,7 +105,9 @@ def group_boxes(panels: Mapping[str, Mapping[str, ArrayLike]], *, xlabel: str, y
     names = list(next(iter(panels.values())))
     for panel, groups in panels.items():
         if list(groups) != names:
-            raise ValueError(f"expected {panel} to have the groups {names}, got {list(groups)}")
+            raise ValueError(
+                f"expected {panel} to have the groups {names}, got {list(groups)}"
+            )
     line = {"color": "#333333", "linewidth": 0.9}
     looks = {
         "boxprops": {"facecolor": "#A6D8F5", **line},
@@ -96,11 +119,21 @@ def group_boxes(panels: Mapping[str, Mapping[str, ArrayLike]], *, xlabel: str, y
         for panel, axes in cells.items():
             values = [np.asarray(group, float) for group in panels[panel].values()]
             axes.boxplot(
-                values, orientation="horizontal", showfliers=False, widths=0.6, patch_artist=True, **looks
+                values,
+                orientation="horizontal",
+                showfliers=False,
+                widths=0.6,
+                patch_artist=True,
+                **looks,
             )
             axes.set_yticks(range(1, len(names) + 1), names)
             axes.set_ylim(len(names) + 0.6, 0.4)
-            place = {"transform": axes.get_yaxis_transform(), "fontsize": 6, "ha": "right", "va": "bottom"}
+            place = {
+                "transform": axes.get_yaxis_transform(),
+                "fontsize": 6,
+                "ha": "right",
+                "va": "bottom",
+            }
             for k, group in enumerate(values):
                 axes.text(0.98, k + 1.42, f"n {len(group)}", **place)
     return figure
@@ -108,13 +141,18 @@ def group_boxes(panels: Mapping[str, Mapping[str, ArrayLike]], *, xlabel: str, y
 
 @contextmanager
 def _grid(
-    panels: Mapping[str, Mapping[str, Any]], xlabel: str, ylabel: str, columns: int | None = None
+    panels: Mapping[str, Mapping[str, Any]],
+    xlabel: str,
+    ylabel: str,
+    columns: int | None = None,
 ) -> Iterator[tuple[Figure, dict[str, Axes], dict[str, dict[str, Any]]]]:
     """Panels with the same axes, and the look of each line; what is drawn in them is named in a legend in the end."""
     names = dict.fromkeys(name for lines in panels.values() for name in lines)
     looks = {
         name: {**look, "marker": marker, "markersize": 3, "linewidth": 1.2}
-        for name, look, marker in zip(names, line_looks(), cycle("os^Dv*P"), strict=False)
+        for name, look, marker in zip(
+            names, line_looks(), cycle("os^Dv*P"), strict=False
+        )
     }
     columns = columns or (5 if len(panels) % 5 == 0 else min(4, len(panels)))
     rows = -(-len(panels) // columns)

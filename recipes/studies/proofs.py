@@ -22,14 +22,28 @@ from records import write_record
 from scipy.optimize import brentq, minimize, minimize_scalar
 from scipy.special import expit, softmax
 
-from hf_calib.losses import brier, bsce_gra, cross_entropy, dual_focal, focal, focal_calibration
+from hf_calib.losses import (
+    brier,
+    bsce_gra,
+    cross_entropy,
+    dual_focal,
+    focal,
+    focal_calibration,
+)
 from hf_calib.plots import save_figure
 
 parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
 )
 parser.add_argument("--output", type=output_folder, default="outputs/studies")
-parser.add_argument("--draws", type=int, default=300, help="Posteriors, and predictions for each statement.")
+parser.add_argument(
+    "--draws",
+    type=int,
+    default=300,
+    help="Posteriors, and predictions for each statement.",
+)
 args = parser.parse_args()
 started = time.perf_counter()
 rng = np.random.default_rng(0)
@@ -39,7 +53,9 @@ def risks(loss, posterior, probs):
     """The expected losses (n,) of predictions (n, K) where the label is drawn from the posterior (K,)."""
     n, k = probs.shape
     logits = torch.from_numpy(np.log(probs)).repeat_interleave(k, dim=0)
-    each = loss(logits, torch.arange(k).repeat(n), reduction="none").numpy().reshape(n, k)
+    each = (
+        loss(logits, torch.arange(k).repeat(n), reduction="none").numpy().reshape(n, k)
+    )
     return each @ posterior
 
 
@@ -83,7 +99,11 @@ def minimum_of_three(loss, posterior):
         return np.inf if tie else risks(loss, posterior, probs[None])[0]
 
     start = SIMPLEX[risks(loss, posterior, SIMPLEX).argmin()]
-    options = {"xatol": 1e-9, "fatol": 1e-13, "initial_simplex": np.log(start[:2] / start[2]) + SMALL}
+    options = {
+        "xatol": 1e-9,
+        "fatol": 1e-13,
+        "initial_simplex": np.log(start[:2] / start[2]) + SMALL,
+    }
     found = minimize(
         risk,
         np.log(start[:2] / start[2]),
@@ -121,7 +141,11 @@ for eta, gamma, weight in zip(
     nearer_two.append(abs(of_fcl - eta) <= abs(of_focal - eta) + 1e-7)
 in_order, same_first = [], []
 for posterior in rng.dirichlet([1.0, 1.0, 1.0], args.draws // 3):
-    losses = (focal(gamma=3.0), focal_calibration(gamma=3.0, brier_weight=0.5), dual_focal(gamma=3.0))
+    losses = (
+        focal(gamma=3.0),
+        focal_calibration(gamma=3.0, brier_weight=0.5),
+        dual_focal(gamma=3.0),
+    )
     minima = [minimum_of_three(loss, posterior) for loss in losses]
     distances = [np.linalg.norm(found - posterior) for found in minima]
     nearer_three.append(distances[1] <= distances[0] + 1e-6)
@@ -132,12 +156,17 @@ record["fcl_4.1_three_classes"] = share(nearer_three)
 
 # FCL, Theorem 4.5, as printed: for any prediction, FCL leaves no more to a recalibration than focal.
 ETA, GAMMA, WEIGHT = 0.7, 3.0, 0.5
-two = {"focal": focal(gamma=GAMMA), "FCL": focal_calibration(gamma=GAMMA, brier_weight=WEIGHT)}
+two = {
+    "focal": focal(gamma=GAMMA),
+    "FCL": focal_calibration(gamma=GAMMA, brier_weight=WEIGHT),
+}
 least = {name: minimum_of_two(loss, ETA) for name, loss in two.items()}
 
 
 def gap(name, p):
-    return float(risks(two[name], np.array([ETA, 1 - ETA]), binary(p))[0] - least[name][1])
+    return float(
+        risks(two[name], np.array([ETA, 1 - ETA]), binary(p))[0] - least[name][1]
+    )
 
 
 at = least["focal"][0]
@@ -152,7 +181,10 @@ record["fcl_4.5_counterexample"] = {
 drawn = []
 for eta, p in rng.uniform(0.02, 0.98, (args.draws, 2)):
     posterior = np.array([eta, 1 - eta])
-    gaps = [risks(loss, posterior, binary(p))[0] - minimum_of_two(loss, eta)[1] for loss in two.values()]
+    gaps = [
+        risks(loss, posterior, binary(p))[0] - minimum_of_two(loss, eta)[1]
+        for loss in two.values()
+    ]
     drawn.append(gaps[1] <= gaps[0] + 1e-9)
 record["fcl_4.5_any_prediction"] = share(drawn)
 
@@ -182,7 +214,9 @@ record["fcl_a.6"] = share(roots)
 
 # Appendix A.7: the Brier term alone is proper. A.8: so is FCL, with any weight above 0.
 etas = np.linspace(0.05, 0.95, 19)
-record["fcl_a.7"] = share([abs(minimum_of_two(brier(), eta)[0] - eta) < 1e-6 for eta in etas])
+record["fcl_a.7"] = share(
+    [abs(minimum_of_two(brier(), eta)[0] - eta) < 1e-6 for eta in etas]
+)
 by_weight = {}
 for weight in (0.0, 0.1, 0.5, 1.0, 3.0, 10.0, 100.0):
     loss = focal_calibration(gamma=GAMMA, brier_weight=weight)
@@ -190,9 +224,9 @@ for weight in (0.0, 0.1, 0.5, 1.0, 3.0, 10.0, 100.0):
 record["fcl_a.8"] = [
     {
         "brier_weight": weight,
-        "minimum_at_posterior_0.7": minimum_of_two(focal_calibration(gamma=GAMMA, brier_weight=weight), ETA)[
-            0
-        ],
+        "minimum_at_posterior_0.7": minimum_of_two(
+            focal_calibration(gamma=GAMMA, brier_weight=weight), ETA
+        )[0],
         "largest_distance": float(np.abs(away).max()),
     }
     for weight, away in by_weight.items()
@@ -205,10 +239,14 @@ for gamma, rival in product((0.5, 1.0, 2.0, 3.0, 5.0), (0.0, 0.05, 0.2, 0.4)):
     margin = 1 - v + rival
     phi = margin**gamma - gamma * margin ** (gamma - 1) * v * np.log(v)
     turns = int((np.diff(np.sign(np.diff(phi))) != 0).sum())
-    ends = abs(phi[0] - (1 + rival) ** gamma) < 1e-5 and abs(phi[-1] - rival**gamma) < 0.05
+    ends = (
+        abs(phi[0] - (1 + rival) ** gamma) < 1e-5 and abs(phi[-1] - rival**gamma) < 0.05
+    )
     lemma.append({"gamma": gamma, "rival": rival, "maxima": turns, "ends": bool(ends)})
 record["dfl_lemma_1"] = share([row["maxima"] == 1 and row["ends"] for row in lemma])
-record["dfl_lemma_1_fails_at"] = [row for row in lemma if not (row["maxima"] == 1 and row["ends"])]
+record["dfl_lemma_1_fails_at"] = [
+    row for row in lemma if not (row["maxima"] == 1 and row["ends"])
+]
 
 # The comparison study. Theorem 1: logits times t > 1 are more confident. Theorem 2: focal >= CE - gamma H.
 logits = rng.normal(scale=2, size=(args.draws, 5))
@@ -228,7 +266,9 @@ for gamma in (0.5, 1.0, 3.0):
 p = GRID
 two_class_entropy = -(p * np.log(p) + (1 - p) * np.log1p(-p))
 record["study_theorem_2_least_slack"] = {
-    f"{gamma:g}": float((-((1 - p) ** gamma) * np.log(p) + np.log(p) + gamma * two_class_entropy).min())
+    f"{gamma:g}": float(
+        (-((1 - p) ** gamma) * np.log(p) + np.log(p) + gamma * two_class_entropy).min()
+    )
     for gamma in (0.1, 0.5, 0.9, 1.0, 3.0)
 }
 
@@ -243,14 +283,16 @@ def rest_of_bsce_gra(gamma, eta):
     def slope(z):
         logits = torch.tensor([[z, 0.0]] * 2, dtype=torch.float64, requires_grad=True)
         each = loss(logits, torch.tensor([0, 1]), reduction="none")
-        return torch.autograd.grad(each @ torch.tensor([eta, 1 - eta], dtype=torch.float64), logits)[0][
-            :, 0
-        ].sum()
+        return torch.autograd.grad(
+            each @ torch.tensor([eta, 1 - eta], dtype=torch.float64), logits
+        )[0][:, 0].sum()
 
     return float(expit(brentq(slope, -20, 20, xtol=1e-12)))
 
 
-record["bsce_gra_theorem"] = share([abs(rest_of_bsce_gra(2.0, eta) - eta) < 1e-6 for eta in etas])
+record["bsce_gra_theorem"] = share(
+    [abs(rest_of_bsce_gra(2.0, eta) - eta) < 1e-6 for eta in etas]
+)
 record["bsce_gra_theorem_at_posterior_0.7"] = {
     f"gamma {gamma:g}": rest_of_bsce_gra(gamma, ETA) for gamma in (0.0, 2.0, 4.0)
 }
@@ -266,7 +308,9 @@ record["bsce_gra_eq_12"] = share(equal)
 record["fcl_a.3"] = share([abs(away) < 1e-6 for away in by_weight[WEIGHT]])
 convex = []
 for posterior, *ends in rng.dirichlet([1.0] * 3, (args.draws, 3)):
-    first, second, middle = risks(two["FCL"], posterior, np.array([*ends, np.mean(ends, axis=0)]))
+    first, second, middle = risks(
+        two["FCL"], posterior, np.array([*ends, np.mean(ends, axis=0)])
+    )
     convex.append(middle < (first + second) / 2)
 record["fcl_a.4"] = share(convex)
 # A.9: focal >= KL + H(q) - gamma H(p), that is CE - gamma H(p); for any posterior, as its proof says.
@@ -274,23 +318,32 @@ for gamma in (0.5, 1.0, 3.0):
     above = []
     for posterior, probs in rng.dirichlet([1.0] * 5, (args.draws, 2)):
         values = {
-            loss: risks(loss, posterior, probs[None])[0] for loss in (focal(gamma=gamma), cross_entropy())
+            loss: risks(loss, posterior, probs[None])[0]
+            for loss in (focal(gamma=gamma), cross_entropy())
         }
         of_focal, of_cross_entropy = values.values()
-        above.append(of_focal >= of_cross_entropy + gamma * (probs @ np.log(probs)) - 1e-12)
+        above.append(
+            of_focal >= of_cross_entropy + gamma * (probs @ np.log(probs)) - 1e-12
+        )
     record[f"fcl_a.9_gamma_{gamma:g}"] = share(above)
 
 figure = Figure(figsize=(7.5, 3), layout="constrained")
 gaps, minima = figure.subplots(1, 2)
 shown = np.linspace(0.3, 0.95, 200)
-for (name, loss), (dash, colour) in zip(two.items(), (("-", "#0072B2"), ("--", "#D55E00")), strict=True):
+for (name, loss), (dash, colour) in zip(
+    two.items(), (("-", "#0072B2"), ("--", "#D55E00")), strict=True
+):
     values = risks(loss, np.array([ETA, 1 - ETA]), binary(shown)) - least[name][1]
     gaps.plot(shown, values, dash, color=colour, label=name)
 gaps.axvline(at, color="#000000", linestyle=":", linewidth=0.8)
 gaps.set(
-    xlabel="prediction, where the posterior is 0.7", ylabel="to gain by a recalibration, nats", ylim=(0, 0.1)
+    xlabel="prediction, where the posterior is 0.7",
+    ylabel="to gain by a recalibration, nats",
+    ylim=(0, 0.1),
 )
-for (weight, away), dash in zip(list(by_weight.items())[::2], ("-", "--", "-.", ":"), strict=True):
+for (weight, away), dash in zip(
+    list(by_weight.items())[::2], ("-", "--", "-.", ":"), strict=True
+):
     minima.plot(etas, away, dash, label=f"weight {weight:g}")
 minima.axhline(0, color="#000000", linewidth=0.5)
 minima.set(xlabel="posterior", ylabel="minimum of FCL less the posterior")
@@ -304,7 +357,10 @@ save_figure(figure, args.output / "proofs.png")
 
 path = args.output / "proofs.json"
 seconds = round(time.perf_counter() - started)
-write_record(path, {"settings": {"draws": args.draws}, "seeds": [0], "seconds": seconds, **record})
+write_record(
+    path,
+    {"settings": {"draws": args.draws}, "seeds": [0], "seconds": seconds, **record},
+)
 for name, found in record.items():
     if isinstance(found, dict) and set(found) == {"holds", "of"}:
         print(f"{name}: holds in {found['holds']} of {found['of']}")

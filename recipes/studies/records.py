@@ -15,7 +15,9 @@ def write_record(path, record):
     """Write numbers as JSON, the whole file or none; NaN and infinity are errors."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}")
-    unfinished.write_text(json.dumps(record, indent=1, allow_nan=False, default=float) + "\n")
+    unfinished.write_text(
+        json.dumps(record, indent=1, allow_nan=False, default=float) + "\n"
+    )
     os.replace(unfinished, path)
 
 
@@ -68,4 +70,8 @@ def in_words(interval):
     value, low, high = interval["value"], interval["low"], interval["high"]
     if value is None:
         return "none"
-    return f"{value:.3f} (one seed)" if low is None else f"{value:.3f} [{low:.3f}, {high:.3f}]"
+    return (
+        f"{value:.3f} (one seed)"
+        if low is None
+        else f"{value:.3f} [{low:.3f}, {high:.3f}]"
+    )

@@ -37,13 +37,19 @@ def of(loss, steps=None, **kwargs):
 
 
 def gammas(*values):
-    return {f"dual focal, gamma {gamma}": of("dual_focal", gamma=float(gamma)) for gamma in values}
+    return {
+        f"dual focal, gamma {gamma}": of("dual_focal", gamma=float(gamma))
+        for gamma in values
+    }
 
 
 def fcl(gamma, weight):
     return {
         f"FCL, gamma {gamma}, lambda {weight}, {distance.upper()}": of(
-            "focal_calibration", gamma=float(gamma), brier_weight=weight, distance=distance
+            "focal_calibration",
+            gamma=float(gamma),
+            brier_weight=weight,
+            distance=distance,
         )
         for distance in ("l1", "l2")
     }
@@ -59,7 +65,9 @@ def calfocal(equation, *rates):
 
 
 def bins(*numbers):
-    return {f"AdaFocal, {n_bins} bins": of("adafocal", n_bins=n_bins) for n_bins in numbers}
+    return {
+        f"AdaFocal, {n_bins} bins": of("adafocal", n_bins=n_bins) for n_bins in numbers
+    }
 
 
 BASELINE = "cross entropy"
@@ -107,7 +115,11 @@ PAGES = {
             **gammas(5),
             "AdaDualFocal": of("ada_dual_focal"),
         },
-        "KDE-XE": {**CROSS_ENTROPY, "KDE-XE": of("kde_ece", kind="canonical"), **gammas(5)},
+        "KDE-XE": {
+            **CROSS_ENTROPY,
+            "KDE-XE": of("kde_ece", kind="canonical"),
+            **gammas(5),
+        },
     },
     "focal_calibration": {"distances": {**CROSS_ENTROPY, **fcl(4, 1.5), **fcl(5, 4.5)}},
     "adafocal": {
@@ -118,7 +130,13 @@ PAGES = {
             **calfocal(3, 1, 10, 100),
             **ADAFOCAL,
         },
-        "bins": {**CROSS_ENTROPY, **FLSD, **bins(5, 10), **ADAFOCAL, **bins(20, 30, 50)},
+        "bins": {
+            **CROSS_ENTROPY,
+            **FLSD,
+            **bins(5, 10),
+            **ADAFOCAL,
+            **bins(20, 30, 50),
+        },
         "updates": {
             **CROSS_ENTROPY,
             **ADAFOCAL,
@@ -161,8 +179,15 @@ PAPER = {
         "dual focal, gamma 5": (0.46,),
         "AdaDualFocal": (0.43,),
     },
-    "KDE-XE": {BASELINE: (3.89, 0.133), "KDE-XE": (3.093, 0.126), "dual focal, gamma 5": (0.40, 0.153)},
-    "distances": {"FCL, gamma 4, lambda 1.5, L1": (1.78,), "FCL, gamma 4, lambda 1.5, L2": (0.76,)},
+    "KDE-XE": {
+        BASELINE: (3.89, 0.133),
+        "KDE-XE": (3.093, 0.126),
+        "dual focal, gamma 5": (0.40, 0.153),
+    },
+    "distances": {
+        "FCL, gamma 4, lambda 1.5, L1": (1.78,),
+        "FCL, gamma 4, lambda 1.5, L2": (0.76,),
+    },
     "bins": {
         "FLSD-53": (1.67,),
         "AdaFocal, 5 bins": (0.63,),
@@ -187,7 +212,9 @@ PAIRS = {
         ("dual focal, gamma 5", "second rival"),
         ("dual focal, gamma 5", "mean of all rivals"),
     ],
-    "gammas": [("dual focal, gamma 5", f"dual focal, gamma {gamma}") for gamma in (2, 10)],
+    "gammas": [
+        ("dual focal, gamma 5", f"dual focal, gamma {gamma}") for gamma in (2, 10)
+    ],
     "adaptive": [
         ("AdaDualFocal", "AdaFocal"),
         ("AdaDualFocal", "dual focal, gamma 5"),
@@ -195,18 +222,26 @@ PAIRS = {
     ],
     "KDE-XE": [("dual focal, gamma 5", "KDE-XE"), ("KDE-XE", BASELINE)],
     "distances": [
-        (f"{name}, L2", f"{name}, L1") for name in ("FCL, gamma 4, lambda 1.5", "FCL, gamma 5, lambda 4.5")
+        (f"{name}, L2", f"{name}, L1")
+        for name in ("FCL, gamma 4, lambda 1.5", "FCL, gamma 5, lambda 4.5")
     ],
     "CalFocal": [
         *((f"CalFocal, Eq. {equation}, lambda 10", "FLSD-53") for equation in (2, 3)),
         *(
-            (f"CalFocal, Eq. {equation}, lambda 100", f"CalFocal, Eq. {equation}, lambda 1")
+            (
+                f"CalFocal, Eq. {equation}, lambda 100",
+                f"CalFocal, Eq. {equation}, lambda 1",
+            )
             for equation in (2, 3)
         ),
         ("AdaFocal", "CalFocal, Eq. 3, lambda 10"),
     ],
-    "bins": [(f"AdaFocal, {n_bins} bins", "AdaFocal") for n_bins in (5, 10, 20, 30, 50)],
-    "updates": [(f"AdaFocal, every {steps} batches", "AdaFocal") for steps in (100, 10)],
+    "bins": [
+        (f"AdaFocal, {n_bins} bins", "AdaFocal") for n_bins in (5, 10, 20, 30, 50)
+    ],
+    "updates": [
+        (f"AdaFocal, every {steps} batches", "AdaFocal") for steps in (100, 10)
+    ],
 }
 CRITERIA = {"nll": "", "ece": " by ECE", "adaptive_ece": " by equal-mass ECE"}
 MORE = {  # of some tables: title -> column
@@ -215,17 +250,31 @@ MORE = {  # of some tables: title -> column
 }
 
 parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
 )
-parser.add_argument("--data", default=NEWSGROUPS, help="This, a dataset on the Hub, or a folder.")
-parser.add_argument("--without_headers", action="store_true", help="Of data whose texts have none.")
-parser.add_argument("--name", default="small_claims", help="Of the files; for other data, another one.")
+parser.add_argument(
+    "--data", default=NEWSGROUPS, help="This, a dataset on the Hub, or a folder."
+)
+parser.add_argument(
+    "--without_headers", action="store_true", help="Of data whose texts have none."
+)
+parser.add_argument(
+    "--name", default="small_claims", help="Of the files; for other data, another one."
+)
 parser.add_argument("--output", type=output_folder, default="outputs/studies")
 parser.add_argument(
-    "--pages", nargs="+", choices=PAGES, default=list(PAGES), help="Of docs/papers; all by default."
+    "--pages",
+    nargs="+",
+    choices=PAGES,
+    default=list(PAGES),
+    help="Of docs/papers; all by default.",
 )
 parser.add_argument(
-    "--resume", action="store_true", help="Keep the runs of the csv file that have these sizes."
+    "--resume",
+    action="store_true",
+    help="Keep the runs of the csv file that have these sizes.",
 )
 parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
 parser.add_argument("--rows", type=count, default=2000)
@@ -234,7 +283,10 @@ parser.add_argument("--test_rows", type=count, default=3000)
 parser.add_argument("--epochs", type=count, default=10)
 args = parser.parse_args()
 check_seeds(parser, args.seeds, at_least=2)
-sizes = {name: getattr(args, name) for name in ("rows", "validation_rows", "test_rows", "epochs")}
+sizes = {
+    name: getattr(args, name)
+    for name in ("rows", "validation_rows", "test_rows", "epochs")
+}
 settings = {**SMALL, **sizes, "validation_rows": args.validation_rows + args.test_rows}
 
 
@@ -245,30 +297,49 @@ def load(seed):
     )
     held_out = held_out.shuffle(seed)
     validation = held_out.select(range(args.validation_rows))
-    return train_rows, validation, held_out.select(range(args.validation_rows, len(held_out))), tokenizer
+    return (
+        train_rows,
+        validation,
+        held_out.select(range(args.validation_rows, len(held_out))),
+        tokenizer,
+    )
 
 
 def train(splits, seed, arguments):
     """Train; what the csv file has of it."""
     train_rows, validation, test, tokenizer = splits
     with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer((train_rows, validation, tokenizer), settings, folder, seed=seed, **arguments)
+        trainer = make_trainer(
+            (train_rows, validation, tokenizer),
+            settings,
+            folder,
+            seed=seed,
+            **arguments,
+        )
         trainer.train()
         held_out, tested = (trainer.predict(rows) for rows in (validation, test))
     labels = tested.label_ids
-    found = {"mean_ece_by_epoch": pd.DataFrame(trainer.state.log_history)["eval_ece"].mean()}
+    found = {
+        "mean_ece_by_epoch": pd.DataFrame(trainer.state.log_history)["eval_ece"].mean()
+    }
 
     def measure(name, probs):
         found[f"nll{name}"] = negative_log_likelihood(probs, labels)
         found[f"ece{name}"] = expected_calibration_error(probs, labels)
-        found[f"adaptive_ece{name}"] = expected_calibration_error(probs, labels, binning="quantile")
+        found[f"adaptive_ece{name}"] = expected_calibration_error(
+            probs, labels, binning="quantile"
+        )
 
     raw = softmax(tested.predictions.astype(float), axis=1)
     found["accuracy"] = accuracy(raw, labels)
-    found["canonical_error"] = kde_calibration_error(raw, labels, kind="canonical", bandwidth=0.1)
+    found["canonical_error"] = kde_calibration_error(
+        raw, labels, kind="canonical", bandwidth=0.1
+    )
     measure("", raw)
     for criterion, name in CRITERIA.items():
-        scaler = TemperatureScaling(criterion).fit(held_out.predictions, held_out.label_ids)
+        scaler = TemperatureScaling(criterion).fit(
+            held_out.predictions, held_out.label_ids
+        )
         found[f"T{name}"] = scaler.temperature_
         measure(f" after T{name}", scaler.predict_proba(tested.predictions))
     return found
@@ -277,7 +348,9 @@ def train(splits, seed, arguments):
 path = args.output / f"{args.name}.csv"
 path.parent.mkdir(parents=True, exist_ok=True)
 resumes = args.resume and path.exists()
-runs = pd.read_csv(path) if resumes else pd.DataFrame(columns=["setting", "seed", *sizes])
+runs = (
+    pd.read_csv(path) if resumes else pd.DataFrame(columns=["setting", "seed", *sizes])
+)
 runs = runs[(runs[list(sizes)] == list(sizes.values())).all(axis=1)]
 to_train = {
     name: arguments
@@ -292,15 +365,24 @@ for seed in args.seeds:
         began = time.perf_counter()
         found = train(splits, seed, to_train[name])
         found["seconds"] = round(time.perf_counter() - began, 1)
-        runs = pd.concat([runs, pd.DataFrame([{"setting": name, "seed": seed, **sizes, **found}])])
+        runs = pd.concat(
+            [runs, pd.DataFrame([{"setting": name, "seed": seed, **sizes, **found}])]
+        )
         runs.to_csv(path, index=False, float_format="%.6g")
-        print(f"seed {seed}  {name:<32} accuracy {found['accuracy']:.3f}, ECE {found['ece']:.3f}", flush=True)
+        print(
+            f"seed {seed}  {name:<32} accuracy {found['accuracy']:.3f}, ECE {found['ece']:.3f}",
+            flush=True,
+        )
 runs = pd.read_csv(path).set_index(["setting", "seed"])  # as the file has them
 
 
 def columns_of(page, table):
     """Title -> column of the csv file, with T as the page's paper chooses it; the NLL is after T by NLL."""
-    ece, by = ("adaptive_ece", " by equal-mass ECE") if page == "adafocal" else ("ece", " by ECE")
+    ece, by = (
+        ("adaptive_ece", " by equal-mass ECE")
+        if page == "adafocal"
+        else ("ece", " by ECE")
+    )
     title = "equal-mass ECE" if page == "adafocal" else "ECE"
     return {
         "accuracy": "accuracy",
@@ -323,7 +405,11 @@ def less_baseline(name, column, after):
 
 def mean(values):
     """The mean with its interval, where all are equal as well, such as temperatures of a grid."""
-    return over_seeds(values) if np.ptp(values) else dict.fromkeys(("value", "low", "high"), float(values[0]))
+    return (
+        over_seeds(values)
+        if np.ptp(values)
+        else dict.fromkeys(("value", "low", "high"), float(values[0]))
+    )
 
 
 def difference(values):
@@ -339,11 +425,18 @@ for page in args.pages:
         _, ece, ece_after, *_ = columns.values()
         rows = {}
         for name in members:
-            rows[name] = {title: mean(by_seed(name, column)) for title, column in columns.items()}
-            rows[name]["less cross entropy's"] = mean(less_baseline(name, "nll after T", "nll after T"))
+            rows[name] = {
+                title: mean(by_seed(name, column)) for title, column in columns.items()
+            }
+            rows[name]["less cross entropy's"] = mean(
+                less_baseline(name, "nll after T", "nll after T")
+            )
             rows[name]["paper"] = PAPER.get(table, {}).get(name, ())
             if name != BASELINE:
-                for metric, before, after in (("ECE", ece, ece_after), ("NLL", "nll", "nll after T")):
+                for metric, before, after in (
+                    ("ECE", ece, ece_after),
+                    ("NLL", "nll", "nll after T"),
+                ):
                     drawn[metric][name] = {
                         "none": difference(less_baseline(name, before, after)),
                         "temperature": difference(less_baseline(name, after, after)),
@@ -368,7 +461,9 @@ ours = runs.loc[list(to_train)]
 by_criterion = {
     "ECE after T by NLL": ours["ece after T"].mean(),
     "ECE after T by ECE": ours["ece after T by ECE"].mean(),
-    "mean absolute difference": np.abs(ours["ece after T"] - ours["ece after T by ECE"]).mean(),
+    "mean absolute difference": np.abs(
+        ours["ece after T"] - ours["ece after T by ECE"]
+    ).mean(),
     "NLL lost by T by ECE": (ours["nll after T by ECE"] - ours["nll after T"]).mean(),
 }
 record = {
@@ -380,5 +475,7 @@ record = {
     "seconds": round(ours["seconds"].sum(), 1),
 }
 write_record(args.output / f"{args.name}.json", record)
-print("\n" + "\n".join(f"{title}: {value:.4f}" for title, value in by_criterion.items()))
+print(
+    "\n" + "\n".join(f"{title}: {value:.4f}" for title, value in by_criterion.items())
+)
 print(f"\nWritten to {args.output}/{args.name}*")

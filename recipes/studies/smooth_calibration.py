@@ -36,17 +36,30 @@ from hf_calib.metrics import (
 from hf_calib.plots import save_figure
 
 parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
 )
-parser.add_argument("--data", default="sklearn/20newsgroups", help="Of the Hub, or a folder.")
+parser.add_argument(
+    "--data", default="sklearn/20newsgroups", help="Of the Hub, or a folder."
+)
 parser.add_argument("--output", type=output_folder, default="outputs/studies")
 parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
 parser.add_argument("--rows", type=count, default=3000)
-parser.add_argument("--largest", type=count, default=100_000, help="Rows of the largest drawn sample.")
 parser.add_argument(
-    "--largest_program", type=count, default=10_000, help="Rows of the largest linear program."
+    "--largest", type=count, default=100_000, help="Rows of the largest drawn sample."
 )
-parser.add_argument("--full", action="store_true", help="Up to 1,000,000 rows, and 100,000 for the program.")
+parser.add_argument(
+    "--largest_program",
+    type=count,
+    default=10_000,
+    help="Rows of the largest linear program.",
+)
+parser.add_argument(
+    "--full",
+    action="store_true",
+    help="Up to 1,000,000 rows, and 100,000 for the program.",
+)
 args = parser.parse_args()
 check_seeds(parser, args.seeds)
 if args.largest < 100:
@@ -70,7 +83,9 @@ def by_linear_program(probs, labels):
     residuals = ((probs.argmax(axis=1) == labels) - confidences)[order] / len(order)
     rises = diags([-1.0, 1.0], [0, 1], shape=(len(order) - 1, len(order)), format="csr")
     steps = np.diff(confidences[order])
-    found = linprog(-residuals, A_ub=vstack([rises, -rises]), b_ub=np.tile(steps, 2), bounds=(-1, 1))
+    found = linprog(
+        -residuals, A_ub=vstack([rises, -rises]), b_ub=np.tile(steps, 2), bounds=(-1, 1)
+    )
     return -found.fun
 
 
@@ -85,7 +100,9 @@ def add_point(source, probs, labels):
         {
             "source": source,
             "accuracy": accuracy(probs, labels),
-            "smooth_calibration_error_dual": smooth_calibration_error_dual(probs, labels),
+            "smooth_calibration_error_dual": smooth_calibration_error_dual(
+                probs, labels
+            ),
             "smooth_calibration_error": smooth_calibration_error(probs, labels),
             "expected_calibration_error": expected_calibration_error(probs, labels),
             "gap_over_updates": post_processing_gap(probs, labels, smooth="update"),
@@ -108,16 +125,22 @@ train = words.fit_transform(data["train"]["text"])
 test = words.transform(data["test"]["text"])
 labels = np.array(data["test"]["label"])
 for strength in (0.1, 1, 10, 100):
-    classifier = LogisticRegression(C=strength, max_iter=1000).fit(train, data["train"]["label"])
+    classifier = LogisticRegression(C=strength, max_iter=1000).fit(
+        train, data["train"]["label"]
+    )
     logits = classifier.decision_function(test)
     for temperature in (0.25, 0.35, 0.5, 0.7, 1, 1.4, 2, 3, 4):
         add_point(
-            f"20 Newsgroups, C={strength:g}, T={temperature:g}", softmax(logits / temperature, 1), labels
+            f"20 Newsgroups, C={strength:g}, T={temperature:g}",
+            softmax(logits / temperature, 1),
+            labels,
         )
 for seed in args.seeds:
     for n_rows, power in product((100, 1000, 10_000), (1, 1.1, 1.5, 3)):
         if n_rows <= args.largest:
-            add_point(f"drawn, N={n_rows}, power={power:g}", *drawn(n_rows, seed, power))
+            add_point(
+                f"drawn, N={n_rows}, power={power:g}", *drawn(n_rows, seed, power)
+            )
 smooth = np.array([point["smooth_calibration_error_dual"] for point in points])
 gaps = np.array([point["gap_over_updates"] for point in points])
 within = int(((smooth**2 <= gaps + 1e-9) & (gaps <= 2 * smooth + 1e-9)).sum())
@@ -135,8 +158,13 @@ sizes = [
 ]
 by_chance, times = [], []
 for size in sizes:
-    values = {name: [error(*drawn(size, seed, 1)) for seed in args.seeds] for name, error in ERRORS.items()}
-    by_chance.append({"rows": size} | {name: float(np.mean(value)) for name, value in values.items()})
+    values = {
+        name: [error(*drawn(size, seed, 1)) for seed in args.seeds]
+        for name, error in ERRORS.items()
+    }
+    by_chance.append(
+        {"rows": size} | {name: float(np.mean(value)) for name, value in values.items()}
+    )
     probs, labels = drawn(size, 0, 1.5)
     begin = time.process_time()
     value = smooth_calibration_error_dual(probs, labels)
@@ -152,17 +180,48 @@ relation, chance, speed = figure.subplots(1, 3)
 grid = np.geomspace(smooth.min() / 1.5, 1, 50)
 relation.plot(grid, grid**2, color="#000000", linestyle=":", label="smCE$^2$")
 relation.plot(grid, 2 * grid, color="#000000", linestyle="--", label="2 smCE")
-for start, marker, colour in (("20 Newsgroups", "o", "#0072B2"), ("drawn", "x", "#D55E00")):
+for start, marker, colour in (
+    ("20 Newsgroups", "o", "#0072B2"),
+    ("drawn", "x", "#D55E00"),
+):
     mine = np.array([point["source"].startswith(start) for point in points])
-    relation.scatter(smooth[mine], gaps[mine], s=12, marker=marker, color=colour, linewidths=0.8, label=start)
-relation.set(xscale="log", yscale="log", xlabel="smCE (dual)", ylabel="post-processing gap (updates, Brier)")
+    relation.scatter(
+        smooth[mine],
+        gaps[mine],
+        s=12,
+        marker=marker,
+        color=colour,
+        linewidths=0.8,
+        label=start,
+    )
+relation.set(
+    xscale="log",
+    yscale="log",
+    xlabel="smCE (dual)",
+    ylabel="post-processing gap (updates, Brier)",
+)
 looks = (("o", "-", "#0072B2"), ("s", "--", "#D55E00"), ("^", ":", "#009E73"))
 for name, (marker, dash, colour) in zip(ERRORS, looks, strict=True):
     chance.plot(
-        sizes, [row[name] for row in by_chance], marker=marker, linestyle=dash, color=colour, ms=4, label=name
+        sizes,
+        [row[name] for row in by_chance],
+        marker=marker,
+        linestyle=dash,
+        color=colour,
+        ms=4,
+        label=name,
     )
-chance.set(xscale="log", yscale="log", xlabel="rows", ylabel="error of calibrated predictions")
-speed.plot(sizes, [row["seconds"] for row in times], "o-", color="#0072B2", ms=4, label="O(N log N)")
+chance.set(
+    xscale="log", yscale="log", xlabel="rows", ylabel="error of calibrated predictions"
+)
+speed.plot(
+    sizes,
+    [row["seconds"] for row in times],
+    "o-",
+    color="#0072B2",
+    ms=4,
+    label="O(N log N)",
+)
 solved = [row for row in times if "difference" in row]
 speed.plot(
     [row["rows"] for row in solved],
@@ -196,7 +255,9 @@ record = {
     "least_ratio_of_gap_to_square": float((gaps / smooth**2).min()),
     "median_ratio_of_gap_to_square": float(np.median(gaps / smooth**2)),
     "largest_ratio_of_gap_to_twice": float((gaps / (2 * smooth)).max()),
-    "largest_difference_to_the_program": max((row["difference"] for row in solved), default=None),
+    "largest_difference_to_the_program": max(
+        (row["difference"] for row in solved), default=None
+    ),
     "by_chance": by_chance,
     "times": times,
     "points": points,
@@ -210,10 +271,16 @@ print(
     f"{record['median_ratio_of_gap_to_square']:.3f}; gap / 2 smCE: at most "
     f"{record['largest_ratio_of_gap_to_twice']:.3f}"
 )
-print(f"{'rows':>9} {'seconds':>8} {'program':>8} {'difference':>10} {'smCE by chance':>14}")
+print(
+    f"{'rows':>9} {'seconds':>8} {'program':>8} {'difference':>10} {'smCE by chance':>14}"
+)
 for row, chances in zip(times, by_chance, strict=True):
     program = (
-        f"{row['seconds_of_the_program']:8.3f} {row['difference']:10.1e}" if "difference" in row else " " * 19
+        f"{row['seconds_of_the_program']:8.3f} {row['difference']:10.1e}"
+        if "difference" in row
+        else " " * 19
     )
-    print(f"{row['rows']:9,} {row['seconds']:8.3f} {program} {chances['smCE (dual)']:14.4f}")
+    print(
+        f"{row['rows']:9,} {row['seconds']:8.3f} {program} {chances['smCE (dual)']:14.4f}"
+    )
 print(f"{record['seconds']} s. Wrote {path}")

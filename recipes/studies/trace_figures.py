@@ -34,18 +34,26 @@ def confidence_figures(held_out, own, boundaries):
         boundaries: epochs that part the learned rows.
     """
     error = {name: (traced.epochs, traced.ece) for name, traced in held_out.items()}
-    smooth = {name: (epochs, moving_average(ece)) for name, (epochs, ece) in error.items()}
+    smooth = {
+        name: (epochs, moving_average(ece)) for name, (epochs, ece) in error.items()
+    }
     sets = {"validation rows": held_out} | ({"training rows": own} if own else {})
     logits, rivals = (
         {
-            title: {name: (traced.epochs, getattr(traced, values)) for name, traced in found.items()}
+            title: {
+                name: (traced.epochs, getattr(traced, values))
+                for name, traced in found.items()
+            }
             for title, found in sets.items()
         }
         for values in ("row_max_logit", "row_rival_probability")
     )
     figures = {
         "ece": small_multiples(
-            {"validation rows": smooth}, faint={"validation rows": error}, xlabel="epoch", ylabel="ECE"
+            {"validation rows": smooth},
+            faint={"validation rows": error},
+            xlabel="epoch",
+            ylabel="ECE",
         ),
         "max_logit": spread_by_epoch(logits, ylabel="maximum logit"),
         "rival": spread_by_epoch(rivals, ylabel="probability of the label's rival"),
@@ -63,10 +71,15 @@ def gaps_figure(held_out):
     """AdaFocal's figure 2: the gap of each bin of the validation by epoch."""
     n_bins = next(iter(held_out.values())).gaps.shape[1]
     panels = {
-        f"bin {m}": {name: (traced.epochs, traced.gaps[:, m]) for name, traced in held_out.items()}
+        f"bin {m}": {
+            name: (traced.epochs, traced.gaps[:, m])
+            for name, traced in held_out.items()
+        }
         for m in range(n_bins)
     }
-    return small_multiples(panels, xlabel="epoch", ylabel="confidence - accuracy on validation", level=0)
+    return small_multiples(
+        panels, xlabel="epoch", ylabel="confidence - accuracy on validation", level=0
+    )
 
 
 def correspondence_figure(held_out, own):
@@ -77,14 +90,26 @@ def correspondence_figure(held_out, own):
             "training rows": (trained.epochs, trained.label_probability[:, m]),
             "training rows, bins of their own": (
                 trained.epochs,
-                [mean_of_parts(row, n_bins)[m] for row in trained.row_label_probability],
+                [
+                    mean_of_parts(row, n_bins)[m]
+                    for row in trained.row_label_probability
+                ],
             ),
-            "validation rows": (held_out[name].epochs, held_out[name].bin_confidence[:, m]),
-            "accuracy on validation": (held_out[name].epochs, held_out[name].bin_accuracy[:, m]),
+            "validation rows": (
+                held_out[name].epochs,
+                held_out[name].bin_confidence[:, m],
+            ),
+            "accuracy on validation": (
+                held_out[name].epochs,
+                held_out[name].bin_accuracy[:, m],
+            ),
         }
         for m in sorted({0, n_bins // 2, n_bins - 1})
         for name, trained in own.items()
     }
     return small_multiples(
-        panels, xlabel="epoch", ylabel="mean in the validation's bin", columns=min(len(own), 5)
+        panels,
+        xlabel="epoch",
+        ylabel="mean in the validation's bin",
+        columns=min(len(own), 5),
     )

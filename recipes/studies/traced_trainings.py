@@ -29,16 +29,24 @@ from trace_figures import (
 from hf_calib.plots import save_figure
 
 parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
 )
-parser.add_argument("trainings", type=Path, nargs="+", help="Folders with training_trace.json.")
+parser.add_argument(
+    "trainings", type=Path, nargs="+", help="Folders with training_trace.json."
+)
 parser.add_argument("--output", type=output_folder, default="outputs/studies")
-parser.add_argument("--set", help="The evaluation set, where there are several, such as eval_matched.")
+parser.add_argument(
+    "--set", help="The evaluation set, where there are several, such as eval_matched."
+)
 args = parser.parse_args()
 start = time.perf_counter()
 names = [folder.resolve().name for folder in args.trainings]
 if len(set(names)) < len(names):
-    parser.error(f"argument trainings: expected folders of different names, got {' '.join(names)}")
+    parser.error(
+        f"argument trainings: expected folders of different names, got {' '.join(names)}"
+    )
 
 
 def read(folder):
@@ -50,14 +58,22 @@ def read(folder):
     sets = [name for name in trace.sets if name != "training"]
     chosen = args.set or (sets[0] if len(sets) == 1 else None)
     if chosen not in sets:
-        parser.error(f"argument --set: expected one of the evaluation sets of {folder} ({' '.join(sets)})")
+        parser.error(
+            f"argument --set: expected one of the evaluation sets of {folder} ({' '.join(sets)})"
+        )
     return trace, trace.sets[chosen]
 
 
-read_all = {name: read(folder) for name, folder in zip(names, args.trainings, strict=True)}
+read_all = {
+    name: read(folder) for name, folder in zip(names, args.trainings, strict=True)
+}
 traces = {name: trace for name, (trace, _) in read_all.items()}
 held_out = {name: traced for name, (_, traced) in read_all.items()}
-own = {name: trace.sets["training"] for name, trace in traces.items() if "training" in trace.sets}
+own = {
+    name: trace.sets["training"]
+    for name, trace in traces.items()
+    if "training" in trace.sets
+}
 for name, traced in (*held_out.items(), *own.items()):
     if not traced.rows.size or np.isnan(traced.row_confidence).any():
         parser.error(
@@ -71,11 +87,15 @@ if len({traced.gaps.shape[1] for traced in held_out.values()}) > 1:
 # Thirds of the shortest training, by which rows are grouped.
 last = min(traced.epochs[-1] for traced in held_out.values())
 boundaries = sorted({float(f"{last * part / 3:.3g}") for part in (1, 2)})
-figures = confidence_figures(held_out, own, boundaries) | {"gaps": gaps_figure(held_out)}
+figures = confidence_figures(held_out, own, boundaries) | {
+    "gaps": gaps_figure(held_out)
+}
 if own:
     figures["correspondence"] = correspondence_figure(held_out, own)
 gammas = {
-    name: of_three_bins(trace.steps, trace.gammas) for name, trace in traces.items() if trace.gammas.size
+    name: of_three_bins(trace.steps, trace.gammas)
+    for name, trace in traces.items()
+    if trace.gammas.size
 }
 if gammas:
     figures["gammas"] = small_multiples(gammas, xlabel="step", ylabel="gamma", level=0)
@@ -103,7 +123,9 @@ record = {
             "gaps_at_the_end": listed(traced.gaps[-1]),
             "max_logit_quartiles": quartiles(traced.row_max_logit[-1]),
             "rival_quartiles": quartiles(traced.row_rival_probability[-1]),
-            "gammas": {place: listed(values) for place, (_, values) in gammas[name].items()}
+            "gammas": {
+                place: listed(values) for place, (_, values) in gammas[name].items()
+            }
             if name in gammas
             else None,
             "training_rows": {

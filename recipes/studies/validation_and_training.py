@@ -29,7 +29,9 @@ def correlations(ours, theirs):
     found = []
     for a, b in zip(ours.T, theirs.T, strict=True):
         both = np.isfinite(a) & np.isfinite(b)
-        found.append(np.corrcoef(a[both], b[both])[0, 1] if 2 * both.sum() > len(a) else np.nan)
+        found.append(
+            np.corrcoef(a[both], b[both])[0, 1] if 2 * both.sum() > len(a) else np.nan
+        )
     return np.array(found)
 
 
@@ -38,13 +40,20 @@ for seed in args.seeds:
     posts = load_posts(args.data, settings, seed)
     for gamma in GAMMAS:
         trace, _ = train_with_trace(
-            posts, settings, seed=seed, n_rows=1000, loss="focal", loss_kwargs={"gamma": float(gamma)}
+            posts,
+            settings,
+            seed=seed,
+            n_rows=1000,
+            loss="focal",
+            loss_kwargs={"gamma": float(gamma)},
         )
         held_out, own = trace.sets["eval"], trace.sets["training"]
         if seed == args.seeds[0]:
             first["cross entropy" if gamma == 0 else f"focal {gamma}"] = held_out, own
         tracked = correlations(own.label_probability, held_out.bin_confidence)
-        independent = np.array([mean_of_parts(row, 15) for row in own.row_label_probability])
+        independent = np.array(
+            [mean_of_parts(row, 15) for row in own.row_label_probability]
+        )
         distance = np.nanmean(np.abs(independent - held_out.bin_confidence), axis=1)
         runs.append(
             {
@@ -77,16 +86,28 @@ for seed in args.seeds:
 of_gamma = {}
 for gamma in GAMMAS:
     rows = [run for run in runs if run["gamma"] == gamma]
-    medians = [np.nanmedian(np.array(run["correlation_over_epochs"], dtype=float)) for run in rows]
+    medians = [
+        np.nanmedian(np.array(run["correlation_over_epochs"], dtype=float))
+        for run in rows
+    ]
     of_gamma[gamma] = {
         "accuracy": over_seeds([run["accuracy"] for run in rows]),
         "adaptive_ece": over_seeds([run["adaptive_ece"][-1] for run in rows]),
-        "training_adaptive_ece": over_seeds([run["training_adaptive_ece"] for run in rows]),
+        "training_adaptive_ece": over_seeds(
+            [run["training_adaptive_ece"] for run in rows]
+        ),
         "median_correlation": over_seeds(medians),
-        "independent_distance_at_first": over_seeds([run["independent_distance"][0] for run in rows]),
-        "independent_distance_at_the_end": over_seeds([run["independent_distance"][-1] for run in rows]),
+        "independent_distance_at_first": over_seeds(
+            [run["independent_distance"][0] for run in rows]
+        ),
+        "independent_distance_at_the_end": over_seeds(
+            [run["independent_distance"][-1] for run in rows]
+        ),
     }
-gaps = np.array([[run["gaps_at_the_end"] for run in runs if run["gamma"] == g] for g in GAMMAS], dtype=float)
+gaps = np.array(
+    [[run["gaps_at_the_end"] for run in runs if run["gamma"] == g] for g in GAMMAS],
+    dtype=float,
+)
 of_bins = np.nan_to_num(np.abs(gaps.mean(axis=1)), nan=np.inf)
 best = np.argmin(of_bins[:, np.isfinite(of_bins).any(axis=0)], axis=0)
 lowest = min(of_gamma, key=lambda gamma: of_gamma[gamma]["adaptive_ece"]["value"])
@@ -100,7 +121,10 @@ summary = {
 # Figures of the first seed: the gap of each bin, and training next to validation rows in three bins.
 held_out, own = ({name: sets[k] for name, sets in first.items()} for k in (0, 1))
 save_figure(gaps_figure(held_out), args.output / "validation_and_training_gaps.png")
-save_figure(correspondence_figure(held_out, own), args.output / "validation_and_training_correspondence.png")
+save_figure(
+    correspondence_figure(held_out, own),
+    args.output / "validation_and_training_correspondence.png",
+)
 
 record = {
     "settings": settings,
@@ -114,7 +138,10 @@ write_record(args.output / "validation_and_training.json", record)
 
 print("\n| gamma | accuracy | adaptive ECE | of training rows |\n|---|---|---|---|")
 for gamma, row in of_gamma.items():
-    cells = (in_words(row[key]) for key in ("accuracy", "adaptive_ece", "training_adaptive_ece"))
+    cells = (
+        in_words(row[key])
+        for key in ("accuracy", "adaptive_ece", "training_adaptive_ece")
+    )
     print(f"| {gamma} |", " | ".join(cells), "|")
 print(
     f"\nThe lowest error with gamma {lowest}; another is better in {summary['bins_where_another_gamma_is_better']} "

@@ -31,7 +31,16 @@ from tests.helpers.hub_server import Hub
 from tests.helpers.reports import few_resamples, no_figures, quick_reports  # noqa: F401
 from tests.helpers.tiny import sequences, text_of, tiny_bert, tiny_trainer, tokenizer
 
-KEYS = ("accuracy", "nll", "brier", "ece", "adaptive_ece", "classwise_ece", "mce", "smooth_ece")
+KEYS = (
+    "accuracy",
+    "nll",
+    "brier",
+    "ece",
+    "adaptive_ece",
+    "classwise_ece",
+    "mce",
+    "smooth_ece",
+)
 
 
 def card_of(folder: Path) -> ModelCard:
@@ -40,7 +49,9 @@ def card_of(folder: Path) -> ModelCard:
 
 def table(text: str) -> dict[str, list[str]]:
     """The cells of the table of metrics, by its first column."""
-    rows = re.findall(r"^\| (.+) \|$", text.split("| Metric |")[1].split("\n\n")[0], re.M)
+    rows = re.findall(
+        r"^\| (.+) \|$", text.split("| Metric |")[1].split("\n\n")[0], re.M
+    )
     return {cells[0]: cells[1:] for cells in (row.split(" | ") for row in rows[1:])}
 
 
@@ -74,13 +85,20 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, n, seed in (("data", 150, 1), ("test", 120, 2)):
         rows = sequences(model, n, seed=seed)
         texts = [text_of(ids) for ids in rows["input_ids"]]
-        pandas.DataFrame({"text": texts, "label": [names[label] for label in rows["label"]]}).to_csv(
-            folder / f"{name}.csv", index=False
-        )
+        pandas.DataFrame(
+            {"text": texts, "label": [names[label] for label in rows["label"]]}
+        ).to_csv(folder / f"{name}.csv", index=False)
     with pytest.MonkeyPatch.context() as patch:
         few_resamples(patch)
         no_figures(patch)
-        data = ("--data", folder / "data.csv", "--test-data", folder / "test.csv", "--max-length", 7)
+        data = (
+            "--data",
+            folder / "data.csv",
+            "--test-data",
+            folder / "test.csv",
+            "--max-length",
+            7,
+        )
         options = ("--method", "temperature", "--output", folder / "out")
         result = call("calibrate", folder / "model", *data, *options)
     assert result.exit_code == 0, result.output
@@ -90,14 +108,22 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(calibrated: Path, tmp_path: Path) -> Path:
     """What calibrate wrote, without a card."""
-    shutil.copytree(calibrated / "out", tmp_path / "out", ignore=shutil.ignore_patterns("README.md"))
+    shutil.copytree(
+        calibrated / "out", tmp_path / "out", ignore=shutil.ignore_patterns("README.md")
+    )
     return tmp_path / "out"
 
 
 def test_a_pushed_model_measured_again_gives_the_table_of_its_card(
-    folder: Path, calibrated: Path, tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    calibrated: Path,
+    tmp_path: Path,
+    hub: Hub,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(
+        "huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache")
+    )
     monkeypatch.chdir(calibrated)
     hub.files["me/base"] = {"main": {"README.md": b"---\nlicense: openrail\n---\n"}}
     write_card(folder, repo_id="me/x", base_model="me/base")
@@ -106,9 +132,19 @@ def test_a_pushed_model_measured_again_gives_the_table_of_its_card(
     command = re.search(r"^hf-calib (evaluate me/x .*)$", card.text, re.M)
     assert command is not None
     assert command[1] == "evaluate me/x --data test.csv --max-length 7"
-    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-    assert {"README.md", "calibration/report.json", "calibration/figures/reliability.png"} <= set(files)
-    hub.files["me/x"] = {"main": {name: path.read_bytes() for name, path in files.items()}}
+    files = {
+        path.relative_to(folder).as_posix(): path
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+    assert {
+        "README.md",
+        "calibration/report.json",
+        "calibration/figures/reliability.png",
+    } <= set(files)
+    hub.files["me/x"] = {
+        "main": {name: path.read_bytes() for name, path in files.items()}
+    }
     found = called_for_json(*command[1].split())
     rows = table(card.text)
     names = "Accuracy, NLL (nats), Brier score, ECE, Adaptive ECE, Classwise ECE, Maximum CE, Smooth ECE"
@@ -120,7 +156,12 @@ def test_a_pushed_model_measured_again_gives_the_table_of_its_card(
 
 
 def test_the_card_of_a_calibrated_folder(folder: Path, calibrated: Path) -> None:
-    given = {"license": "mit", "language": "en", "datasets": "me/words", "base_model": "me/base"}
+    given = {
+        "license": "mit",
+        "language": "en",
+        "datasets": "me/words",
+        "base_model": "me/base",
+    }
     write_card(folder, repo_id="me/x", **given)
     card = card_of(folder)
     data = card.data.to_dict()
@@ -148,7 +189,9 @@ def test_the_card_of_a_calibrated_folder(folder: Path, calibrated: Path) -> None
         "@inproceedings{guo2017calibration,",
     ):
         assert phrase in card.text, phrase
-    temperature = json.loads((folder / "calibration.json").read_text())["parameters"]["temperature"]
+    temperature = json.loads((folder / "calibration.json").read_text())["parameters"][
+        "temperature"
+    ]
     assert f"Temperature scaling (temperature {temperature:.4f}; " in card.text
     assert str(calibrated) not in (folder / "README.md").read_text()
 
@@ -173,20 +216,35 @@ def test_writing_it_again_keeps_what_the_user_wrote(folder: Path) -> None:
     write_card(folder, repo_id="me/x")
     assert (folder / "README.md").read_text() == first
     card = card_of(folder)
-    of_the_user = {"license": "apache-2.0", "pipeline_tag": "zero-shot-classification", "widget": [1]}
+    of_the_user = {
+        "license": "apache-2.0",
+        "pipeline_tag": "zero-shot-classification",
+        "widget": [1],
+    }
     for key, value in of_the_user.items():
         card.data[key] = value
     card.data.tags = ["mine", *card.data.tags]
-    mine = {"task_type": "text-classification", "dataset_type": "me/other", "dataset_name": "other"}
-    card.data.eval_results.append(EvalResult(**mine, metric_type="accuracy", metric_value=0.5))
-    card.text = card.text.replace("# x\n", "# x\n\nAbove.\n") + "\n## Calibration\n\nMy own words.\n"
+    mine = {
+        "task_type": "text-classification",
+        "dataset_type": "me/other",
+        "dataset_name": "other",
+    }
+    card.data.eval_results.append(
+        EvalResult(**mine, metric_type="accuracy", metric_value=0.5)
+    )
+    card.text = (
+        card.text.replace("# x\n", "# x\n\nAbove.\n")
+        + "\n## Calibration\n\nMy own words.\n"
+    )
     card.save(folder / "README.md")
     change(folder / "calibration.json", criterion="ece")
     write_card(folder, repo_id="me/y")
     again = card_of(folder)
     assert {key: again.data[key] for key in of_the_user} == of_the_user
     assert again.data.tags == ["calibration", "hf_calib", "mine"]
-    assert [e.metric_value for e in again.data.eval_results if e.dataset_type == "me/other"] == [0.5]
+    assert [
+        e.metric_value for e in again.data.eval_results if e.dataset_type == "me/other"
+    ] == [0.5]
     assert len(again.data.eval_results) == 1 + 2 * len(KEYS)
     assert again.text.count("\n## Calibration\n") == 2
     assert again.text.count("### How to use it") == 1
@@ -199,12 +257,16 @@ def test_writing_it_again_keeps_what_the_user_wrote(folder: Path) -> None:
     assert card_of(folder).data.license == "bsd"
 
 
-def test_nothing_is_removed_but_what_stands_between_a_start_and_its_own_end(folder: Path) -> None:
+def test_nothing_is_removed_but_what_stands_between_a_start_and_its_own_end(
+    folder: Path,
+) -> None:
     file = folder / "README.md"
     write_card(folder)
     first = file.read_text()
     file.write_text(first.replace(END, "") + "\nMy notes.\n")  # an end that was deleted
-    with pytest.warns(UserWarning, match="has lost its end mark. It was left unchanged, and a new"):
+    with pytest.warns(
+        UserWarning, match="has lost its end mark. It was left unchanged, and a new"
+    ):
         write_card(folder)
     once = file.read_text()
     write_card(folder)
@@ -226,19 +288,31 @@ HOSTILE = "<img src=x onerror=alert(1)>](javascript:x)|`x`\n## Owned\n![a](b)"
 
 
 def test_text_of_calibration_json_is_no_markup(folder: Path) -> None:
-    rows = {"name": f"\u202e\x1b[2J{HOSTILE}", "split": HOSTILE, "part": HOSTILE, "n": 3}
+    rows = {
+        "name": f"\u202e\x1b[2J{HOSTILE}",
+        "split": HOSTILE,
+        "part": HOSTILE,
+        "n": 3,
+    }
     entries: dict[str, Any] = {
-        **dict.fromkeys(("loss", "criterion", "split", "method", "base_model", "date"), HOSTILE),
+        **dict.fromkeys(
+            ("loss", "criterion", "split", "method", "base_model", "date"), HOSTILE
+        ),
         "loss_kwargs": {HOSTILE: HOSTILE},
         "parameters": {"choice": HOSTILE},
         "data": {"train": rows, "calibration": rows, "test": rows},
         "versions": {"torch": HOSTILE, HOSTILE: "1"},
     }
-    for known in (entries, {**entries, "data": None}):  # the split is used where nothing else is known
+    for known in (
+        entries,
+        {**entries, "data": None},
+    ):  # the split is used where nothing else is known
         change(folder / "calibration.json", **known)
         write_card(folder, repo_id="me/x", license="mit")
         assert_no_markup_of_others(folder)
-        assert not {"\u202e", "\x1b"} & set(card_of(folder).text)  # marks that are not seen
+        assert not {"\u202e", "\x1b"} & set(
+            card_of(folder).text
+        )  # marks that are not seen
 
 
 def test_text_of_report_config_and_decisions_is_no_markup(folder: Path) -> None:
@@ -248,13 +322,19 @@ def test_text_of_report_config_and_decisions_is_no_markup(folder: Path) -> None:
     report = folder / "calibration" / "report.json"
     record = json.loads(report.read_text())
     record["verdict"] = HOSTILE
-    record["about"] |= {"name": HOSTILE, "split": HOSTILE, "options": ["--data", "$(x)`\n```\n## Owned"]}
+    record["about"] |= {
+        "name": HOSTILE,
+        "split": HOSTILE,
+        "options": ["--data", "$(x)`\n```\n## Owned"],
+    }
     for metric in record["after"]["metrics"].values():
         metric["title"] = HOSTILE
     change(report, **record)
     write_card(folder, repo_id="me/x", license="mit")
     assert_no_markup_of_others(folder)
-    assert "\nhf-calib evaluate me/x --data '$(x)` ``` ## Owned'\n" in card_of(folder).text
+    assert (
+        "\nhf-calib evaluate me/x --data '$(x)` ``` ## Owned'\n" in card_of(folder).text
+    )
 
 
 def assert_no_markup_of_others(folder: Path) -> None:
@@ -262,13 +342,18 @@ def assert_no_markup_of_others(folder: Path) -> None:
     html = MarkdownIt("commonmark", {"html": True}).enable("table").render(card.text)
     assert "<img src=x" not in html
     assert not re.search(r"<h\d>\s*Owned", html)
-    assert re.findall(r'<img src="([^"]*)"', html) == ["calibration/figures/reliability.png"]
+    assert re.findall(r'<img src="([^"]*)"', html) == [
+        "calibration/figures/reliability.png"
+    ]
     assert re.findall(r'<a href="([^"]*)"', html) == ["calibration/report.md"]
-    assert yaml.safe_load((folder / "README.md").read_text().split("\n---\n")[0].removeprefix("---\n"))
+    assert yaml.safe_load(
+        (folder / "README.md").read_text().split("\n---\n")[0].removeprefix("---\n")
+    )
 
 
 @pytest.mark.parametrize(
-    "name", ["calibration.json", "calibration/report.json", "decisions.json", "config.json"]
+    "name",
+    ["calibration.json", "calibration/report.json", "decisions.json", "config.json"],
 )
 def test_broken_files_are_warned_of_and_left_out(name: str, folder: Path) -> None:
     for content in ("", "[1, 2]", "{" * 50_000, '{"a": NaN'):
@@ -289,10 +374,15 @@ def test_metrics_without_a_report_are_shown(folder: Path) -> None:
 
 def test_a_report_on_other_weights_is_not_shown(folder: Path) -> None:
     card = written(folder)
-    card.data.eval_results.append(EvalResult("text-classification", "glue", "GLUE", "f1", 0.5))
+    card.data.eval_results.append(
+        EvalResult("text-classification", "glue", "GLUE", "f1", 0.5)
+    )
     card.save(folder / "README.md")
     change(folder / "calibration.json", fingerprint="0" * 64)
-    with pytest.warns(UserWarning, match="about other weights. Measure these weights: hf-calib calibrate"):
+    with pytest.warns(
+        UserWarning,
+        match="about other weights. Measure these weights: hf-calib calibrate",
+    ):
         write_card(folder)
     card = card_of(folder)
     assert "No results are shown" in card.text
@@ -307,16 +397,24 @@ def test_decisions_for_other_weights_are_not_shown(folder: Path) -> None:
         Decisions(CostRule(1 - np.eye(4)), names, fingerprint=weights).save(folder)
         assert "A decision rule comes with the model" in written(folder).text
     Decisions(CostRule(1 - np.eye(4)), names, fingerprint="0" * 64).save(folder)
-    with pytest.warns(UserWarning, match=r"probabilities of other weights, .* Run hf-calib decide again"):
+    with pytest.warns(
+        UserWarning,
+        match=r"probabilities of other weights, .* Run hf-calib decide again",
+    ):
         write_card(folder, license="mit")
     assert "A decision rule" not in card_of(folder).text
 
 
-def test_metadata_that_cannot_be_read_and_a_license_that_is_not_known(folder: Path, caplog: Any) -> None:
+def test_metadata_that_cannot_be_read_and_a_license_that_is_not_known(
+    folder: Path, caplog: Any
+) -> None:
     assert "license" not in written(folder, license=None).data.to_dict()
     assert "The model card has no license" in caplog.text
     (folder / "README.md").write_text(text := "---\nlicense: [mit\n---\n# Mine\n")
-    with pytest.raises(InputValueError, match=r"expected README\.md to have metadata that can be read, got"):
+    with pytest.raises(
+        InputValueError,
+        match=r"expected README\.md to have metadata that can be read, got",
+    ):
         write_card(folder)
     assert (folder / "README.md").read_text() == text
 
@@ -326,8 +424,18 @@ def test_the_lines_of_use_run_and_give_the_probabilities_of_the_table(
     method: str, calibrated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "out"
-    data = ("--data", calibrated / "data.csv", "--test-data", calibrated / "test.csv", "--method", method)
-    assert call("calibrate", calibrated / "model", *data, "--output", folder).exit_code == 0
+    data = (
+        "--data",
+        calibrated / "data.csv",
+        "--test-data",
+        calibrated / "test.csv",
+        "--method",
+        method,
+    )
+    assert (
+        call("calibrate", calibrated / "model", *data, "--output", folder).exit_code
+        == 0
+    )
     write_card(folder, license="mit")
     text = card_of(folder).text
     snippet = re.search(r"```python\n(.*?)```", text, re.S)
@@ -346,7 +454,9 @@ def test_the_lines_of_use_run_and_give_the_probabilities_of_the_table(
     assert ("from hf_calib import pipeline" in text) == (method == "isotonic")
 
 
-def test_a_model_without_a_map_has_its_own_measurements(calibrated: Path, tmp_path: Path) -> None:
+def test_a_model_without_a_map_has_its_own_measurements(
+    calibrated: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "plain"
     shutil.copytree(calibrated / "model", folder)
     card = written(folder)
@@ -360,7 +470,9 @@ def test_a_model_without_a_map_has_its_own_measurements(calibrated: Path, tmp_pa
     assert {each.metric_type for each in card.data.eval_results} == set(KEYS)
 
 
-def test_names_without_folders_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_without_folders_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert list(map(plain_name, ("../runs/bert", "runs\\data.jsonl", "~/x/", "/"))) == [
         "bert",
         "data.jsonl",
@@ -393,7 +505,9 @@ def trainer(once: CalibrationTrainer, tmp_path: Path) -> CalibrationTrainer:
     return once
 
 
-def test_the_card_of_a_training_has_intervals(trainer: CalibrationTrainer, tmp_path: Path) -> None:
+def test_the_card_of_a_training_has_intervals(
+    trainer: CalibrationTrainer, tmp_path: Path
+) -> None:
     trainer.save_calibrated_model(tmp_path)
     card = of_training(trainer, tmp_path, dataset="words", dataset_tags="me/words")
     last = trainer.last_evaluation.metrics()
@@ -414,14 +528,21 @@ def test_the_card_of_a_training_has_intervals(trainer: CalibrationTrainer, tmp_p
     assert str(tmp_path) not in (tmp_path / "README.md").read_text()
     record = json.loads((tmp_path / "calibration.json").read_text())
     report = json.loads((tmp_path / "calibration" / "report.json").read_text())
-    assert report["about"] == {"split": "evaluation", "n": 24, "fingerprint": record["fingerprint"]}
+    assert report["about"] == {
+        "split": "evaluation",
+        "n": 24,
+        "fingerprint": record["fingerprint"],
+    }
 
 
 def test_what_was_measured_on_other_rows_or_with_another_map(
     trainer: CalibrationTrainer, tmp_path: Path
 ) -> None:
     said = "The calibrator was fitted on these same rows, so the metrics after calibration are optimistic."
-    rows = {said: trainer.calibration_dataset, "on 16 rows of the train split.": trainer.train_dataset}
+    rows = {
+        said: trainer.calibration_dataset,
+        "on 16 rows of the train split.": trainer.train_dataset,
+    }
     for words, dataset in rows.items():
         trainer.evaluate(dataset)
         assert words in of_training(trainer, tmp_path).text
@@ -435,7 +556,9 @@ def test_what_was_measured_on_other_rows_or_with_another_map(
 
 
 @pytest.mark.slow
-def test_saving_another_training_into_the_folder_takes_its_report_away(tmp_path: Path) -> None:
+def test_saving_another_training_into_the_folder_takes_its_report_away(
+    tmp_path: Path,
+) -> None:
     trainer = tiny_trainer(tmp_path)
     trainer.train()
     trainer.save_model()
@@ -444,7 +567,9 @@ def test_saving_another_training_into_the_folder_takes_its_report_away(tmp_path:
     report = tmp_path / "calibration" / "report.json"
     assert report.is_file()
     logits = np.random.default_rng(0).normal(size=(40, 4))
-    SplineScaling().fit(logits, logits.argmax(1)).save_pretrained(tmp_path)  # which does not fold
+    SplineScaling().fit(logits, logits.argmax(1)).save_pretrained(
+        tmp_path
+    )  # which does not fold
     other = tiny_trainer(tmp_path, learning_rate=0.1)
     other.train()
     other.save_model()
@@ -458,26 +583,44 @@ def test_a_dataset_of_the_hub_has_its_owner_and_a_base_model_on_this_machine_is_
 ) -> None:
     trainer = tiny_trainer(tmp_path, bf16=True)
     trainer.model.config._name_or_path = "/home/somebody/secret/bert"
-    for split in (trainer.train_dataset, trainer.calibration_dataset, trainer.eval_dataset):
+    for split in (
+        trainer.train_dataset,
+        trainer.calibration_dataset,
+        trainer.eval_dataset,
+    ):
         split.info.dataset_name = split.info.builder_name = "words"
-        split.info.download_checksums = {"hf://datasets/me/words@abc/data.parquet": {"num_bytes": 1}}
+        split.info.download_checksums = {
+            "hf://datasets/me/words@abc/data.parquet": {"num_bytes": 1}
+        }
     trainer.train()
     card = of_training(trainer, tmp_path)
     assert "somebody" not in card.text
     assert (card.data.base_model, card.data.datasets) == (None, ["me/words"])
     assert "of the evaluation split of me/words." in card.text
-    assert "The measurements used bf16 autocast, as the training did; the saved model is" in card.text
+    assert (
+        "The measurements used bf16 autocast, as the training did; the saved model is"
+        in card.text
+    )
 
 
 def test_every_loss_and_map_with_a_source_has_its_papers() -> None:
     cited = {name for names, _, _ in references() for name in names.split(", ")}
     # Cross entropy has no source, the study that logit_norm is from no author in print, inverse_link is of the loss.
-    assert {*LOSSES, *SCALERS} - cited == {"cross_entropy", "logit_norm", "inverse_link"}
+    assert {*LOSSES, *SCALERS} - cited == {
+        "cross_entropy",
+        "logit_norm",
+        "inverse_link",
+    }
     assert cited <= {*LOSSES, *SCALERS}
     for name in cited & set(LOSSES):  # the table of losses names the same years
         years = {re.findall(r"\d{4}", entry)[0] for entry in citations(name)}
-        assert set(re.findall(r"\d{4}", LOSSES[name].source)) <= years | {"2017" if name == "focal" else ""}
+        assert set(re.findall(r"\d{4}", LOSSES[name].source)) <= years | {
+            "2017" if name == "focal" else ""
+        }
     assert citations(None, "unheard_of") == []
     assert len(citations("ada_dual_focal", "auto")) == 4
-    keys = "".join(entry.splitlines()[0].split("{")[1] for entry in citations("focal", "temperature"))
+    keys = "".join(
+        entry.splitlines()[0].split("{")[1]
+        for entry in citations("focal", "temperature")
+    )
     assert keys == "lin2017focal,mukhoti2020calibrating,guo2017calibration,"

@@ -28,9 +28,14 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rows = sequences(model, n, seed=seed)
         texts = [text_of(ids) for ids in rows["input_ids"]]
         labels = np.array(rows["label"])
-        table = pandas.DataFrame({"text": texts, "label": [NAMES[label] for label in labels]})
+        table = pandas.DataFrame(
+            {"text": texts, "label": [NAMES[label] for label in labels]}
+        )
         table.to_csv(folder / f"{name}.csv", index=False)
         with torch.no_grad():
             logits = model(input_ids=torch.tensor(rows["input_ids"])).logits.numpy()
-        save_predictions(Predictions(labels, logits=logits, class_names=NAMES), folder / f"{name}.npz")
+        save_predictions(
+            Predictions(labels, logits=logits, class_names=NAMES),
+            folder / f"{name}.npz",
+        )
     return folder

@@ -35,7 +35,11 @@ from tests.helpers.tiny import assert_same, weights
 class TestCalibrateModel:
     @pytest.mark.parametrize(
         ("method", "scaler"),
-        [("temperature", TemperatureScaling()), ("vector", VectorScaling()), ("matrix", MatrixScaling())],
+        [
+            ("temperature", TemperatureScaling()),
+            ("vector", VectorScaling()),
+            ("matrix", MatrixScaling()),
+        ],
     )
     def test_a_plain_pipeline_serves_the_scalers_probabilities(
         self, method: str, scaler: Any, workplace: Path, tmp_path: Path
@@ -44,37 +48,81 @@ class TestCalibrateModel:
         test = load_predictions(workplace / "test.npz")
         scaler.fit(found.as_logits(), found.labels)
         done = called_for_json(
-            *("calibrate", workplace / "model", "--data", workplace / "data.csv", "--method", method),
-            *("--test-data", workplace / "test.csv", "--output", tmp_path / "calibrated"),
+            *(
+                "calibrate",
+                workplace / "model",
+                "--data",
+                workplace / "data.csv",
+                "--method",
+                method,
+            ),
+            *(
+                "--test-data",
+                workplace / "test.csv",
+                "--output",
+                tmp_path / "calibrated",
+            ),
         )
         assert done["method"] == method
-        assert (done["n_fitted"], done["held_out"]) == (240, "all 80 rows of the test data")
+        assert (done["n_fitted"], done["held_out"]) == (
+            240,
+            "all 80 rows of the test data",
+        )
         assert done["served_difference"] < 1e-5
         wanted = scaler.predict_proba(test.as_logits())
         after = done["report"]["after"]["metrics"]["nll"]["value"]
-        assert after == pytest.approx(negative_log_likelihood(wanted, test.labels), rel=1e-3)
+        assert after == pytest.approx(
+            negative_log_likelihood(wanted, test.labels), rel=1e-3
+        )
 
-        classify = transformers.pipeline("text-classification", str(tmp_path / "calibrated"), top_k=None)
+        classify = transformers.pipeline(
+            "text-classification", str(tmp_path / "calibrated"), top_k=None
+        )
         texts = list(pandas.read_csv(workplace / "test.csv")["text"])
-        served = [{row["label"]: row["score"] for row in scores} for scores in classify(texts)]
-        np.testing.assert_allclose([[row[name] for name in NAMES] for row in served], wanted, atol=1e-3)
+        served = [
+            {row["label"]: row["score"] for row in scores} for scores in classify(texts)
+        ]
+        np.testing.assert_allclose(
+            [[row[name] for name in NAMES] for row in served], wanted, atol=1e-3
+        )
 
-        record = json.loads((tmp_path / "calibrated" / "config.json").read_text())["calibration"]
+        record = json.loads((tmp_path / "calibrated" / "config.json").read_text())[
+            "calibration"
+        ]
         assert record["method"] == method
-        assert (record["folded"], record["split"], record["n_examples"]) == (True, "calibration", 240)
+        assert (record["folded"], record["split"], record["n_examples"]) == (
+            True,
+            "calibration",
+            240,
+        )
         saved = load_map(tmp_path / "calibrated")
-        np.testing.assert_allclose(saved.scaler.predict_proba(test.as_logits()), wanted, atol=1e-3)
+        np.testing.assert_allclose(
+            saved.scaler.predict_proba(test.as_logits()), wanted, atol=1e-3
+        )
         assert saved.about["folded"] is True
-        assert names_in(tmp_path / "calibrated" / "calibration") == {*REPORT, "head.safetensors"}
+        assert names_in(tmp_path / "calibrated" / "calibration") == {
+            *REPORT,
+            "head.safetensors",
+        }
 
     def test_a_method_that_does_not_fold_is_saved_beside_the_model(
         self, workplace: Path, tmp_path: Path
     ) -> None:
-        words = ("calibrate", workplace / "model", "--data", workplace / "data.csv", "--method", "spline")
+        words = (
+            "calibrate",
+            workplace / "model",
+            "--data",
+            workplace / "data.csv",
+            "--method",
+            "spline",
+        )
         result = call(*words, "--output", tmp_path / "out")
         assert result.exit_code == 0, result.output
         said = one_line(result.stdout)
-        assert "Saved next to the model, as spline does not fold: hf_calib.pipeline" in said
+        assert (
+            "Saved next to the model, as spline does not fold: hf_calib.pipeline"
+            in said
+        )
         assert "A plain pipeline is not calibrated by it." in said
         saved = load_map(tmp_path / "out")
         assert (saved.about["folded"], saved.about["n_examples"]) == (False, 120)
@@ -87,54 +135,98 @@ class TestCalibrateModel:
             (hf_calib.pipeline, tmp_path / "out", {}),
         ):
             classify = load("text-classification", str(folder), top_k=None, **settings)
-            served = [{row["label"]: row["score"] for row in each} for each in classify(texts)]
+            served = [
+                {row["label"]: row["score"] for row in each} for each in classify(texts)
+            ]
             scores.append(np.array([[row[name] for name in NAMES] for row in served]))
         np.testing.assert_array_equal(scores[1], scores[0])  # the model is as it was
-        np.testing.assert_allclose(scores[2], saved.scaler.predict_proba(scores[0]), atol=1e-6)
+        np.testing.assert_allclose(
+            scores[2], saved.scaler.predict_proba(scores[0]), atol=1e-6
+        )
 
     def test_a_calibrated_model_is_unfolded_and_calibrated_again(
         self, workplace: Path, tmp_path: Path
     ) -> None:
         data = ("--data", workplace / "test.csv")
-        done = called_for_json("calibrate", workplace / "model", *data, "--output", tmp_path / "out")
+        done = called_for_json(
+            "calibrate", workplace / "model", *data, "--output", tmp_path / "out"
+        )
         assert done["output"] == str(tmp_path / "out")
-        assert (done["method"], done["choice"]) == ("auto", load_map(tmp_path / "out").scaler.choice_)
+        assert (done["method"], done["choice"]) == (
+            "auto",
+            load_map(tmp_path / "out").scaler.choice_,
+        )
 
         # As if the first calibration had never been: the same weights, config, map and report.
         other = ("--data", workplace / "data.csv", "--method", "vector")
-        again = call("calibrate", tmp_path / "out", *other, "--output", tmp_path / "again")
+        again = call(
+            "calibrate", tmp_path / "out", *other, "--output", tmp_path / "again"
+        )
         assert again.exit_code == 0, again.output
         said = "had auto scaling in its head, which was undone first,"
-        assert f"{said} bit for bit. The new calibrator replaces it." in one_line(again.stdout)
-        wanted = called_for_json("calibrate", workplace / "model", *other, "--output", tmp_path / "wanted")
-        for name in ("config.json", "calibration.json", "model.safetensors", "calibration/head.safetensors"):
-            assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "wanted" / name).read_bytes(), name
-        found = called_for_json("calibrate", tmp_path / "again", *other, "--output", tmp_path / "third")
+        assert f"{said} bit for bit. The new calibrator replaces it." in one_line(
+            again.stdout
+        )
+        wanted = called_for_json(
+            "calibrate", workplace / "model", *other, "--output", tmp_path / "wanted"
+        )
+        for name in (
+            "config.json",
+            "calibration.json",
+            "model.safetensors",
+            "calibration/head.safetensors",
+        ):
+            assert (tmp_path / "again" / name).read_bytes() == (
+                tmp_path / "wanted" / name
+            ).read_bytes(), name
+        found = called_for_json(
+            "calibrate", tmp_path / "again", *other, "--output", tmp_path / "third"
+        )
         assert found["report"]["after"] == wanted["report"]["after"]
 
     def test_unfold_gives_the_model_back(self, workplace: Path, tmp_path: Path) -> None:
         data = ("--data", workplace / "data.csv", "--method", "matrix")
-        called_for_json("calibrate", workplace / "model", *data, "--output", tmp_path / "folded")
+        called_for_json(
+            "calibrate", workplace / "model", *data, "--output", tmp_path / "folded"
+        )
         done = call("unfold", tmp_path / "folded", tmp_path / "plain")
         assert done.exit_code == 0, done.output
         assert "The weights are those from before the fold, bit for bit." in done.stdout
         for name in names_in(workplace / "model"):
             theirs = (
-                workplace / "model" if name in ("config.json", "model.safetensors") else tmp_path / "folded"
+                workplace / "model"
+                if name in ("config.json", "model.safetensors")
+                else tmp_path / "folded"
             )
-            assert (tmp_path / "plain" / name).read_bytes() == (theirs / name).read_bytes(), name
-        assert names_in(tmp_path / "plain") - names_in(workplace / "model") == {"calibration.json"}
+            assert (tmp_path / "plain" / name).read_bytes() == (
+                theirs / name
+            ).read_bytes(), name
+        assert names_in(tmp_path / "plain") - names_in(workplace / "model") == {
+            "calibration.json"
+        }
         saved = load_map(tmp_path / "plain")
         assert saved.about["folded"] is False
 
         # The map that lies beside it gives the folded weights again.
-        model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "plain")
-        folded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "folded")
+        model = transformers.AutoModelForSequenceClassification.from_pretrained(
+            tmp_path / "plain"
+        )
+        folded = transformers.AutoModelForSequenceClassification.from_pretrained(
+            tmp_path / "folded"
+        )
         assert_same(weights(fold(model, saved.scaler)), weights(folded))
 
         for model, output, message in (
-            ("plain", "again", "expected model to have a calibrator folded into its head"),
-            ("folded", "folded", "expected output to be another folder than the model's"),
+            (
+                "plain",
+                "again",
+                "expected model to have a calibrator folded into its head",
+            ),
+            (
+                "folded",
+                "folded",
+                "expected output to be another folder than the model's",
+            ),
             ("none", "again", "expected the model to be loadable"),
         ):
             assert_refused(call("unfold", tmp_path / model, tmp_path / output), message)
@@ -148,8 +240,16 @@ class TestCalibrateModel:
             return fold_and_return_head(model, other, batch)
 
         monkeypatch.setattr(model_folder, "fold_and_return_head", wrong)
-        words = ("calibrate", workplace / "model", "--data", workplace / "data.csv", *TEMPERATURE)
+        words = (
+            "calibrate",
+            workplace / "model",
+            "--data",
+            workplace / "data.csv",
+            *TEMPERATURE,
+        )
         result = call(*words, "--output", tmp_path / "out")
         assert result.exit_code == 1
-        assert "give the calibrated probabilities within 0.0001" in str(result.exception)
+        assert "give the calibrated probabilities within 0.0001" in str(
+            result.exception
+        )
         assert names_in(tmp_path) == set()

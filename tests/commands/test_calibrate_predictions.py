@@ -34,7 +34,12 @@ class TestCalibratePredictions:
     @pytest.mark.parametrize("method", sorted(METHODS))
     def test_every_method(self, method: str, workplace: Path, tmp_path: Path) -> None:
         done = called_for_json(
-            *("calibrate", workplace / "data.npz", "--test-data", workplace / "test.npz"),
+            *(
+                "calibrate",
+                workplace / "data.npz",
+                "--test-data",
+                workplace / "test.npz",
+            ),
             *("--method", method, "--output", tmp_path / "out"),
         )
         assert names_in(tmp_path / "out") == {*REPORT, "predictions.npz"}
@@ -43,10 +48,14 @@ class TestCalibratePredictions:
         np.testing.assert_array_equal(written.labels, test.labels)
         assert written.class_names == NAMES
         found = negative_log_likelihood(written.probabilities(), written.labels)
-        assert done["report"]["after"]["metrics"]["nll"]["value"] == pytest.approx(found)
+        assert done["report"]["after"]["metrics"]["nll"]["value"] == pytest.approx(
+            found
+        )
         fitted_on = load_predictions(workplace / "data.npz")
         scaler = SCALERS[method].load()().fit(fitted_on.as_logits(), fitted_on.labels)
-        np.testing.assert_allclose(written.probs, scaler.predict_proba(test.as_logits()), rtol=1e-12)
+        np.testing.assert_allclose(
+            written.probs, scaler.predict_proba(test.as_logits()), rtol=1e-12
+        )
 
     def test_rows_are_held_out_and_probabilities_are_read_as_logits(
         self, workplace: Path, tmp_path: Path
@@ -54,22 +63,39 @@ class TestCalibratePredictions:
         found = load_predictions(workplace / "data.npz")
         probs = softmax(found.as_logits().astype(float), axis=1)
         save_predictions(Predictions(found.labels, probs=probs), tmp_path / "probs.npz")
-        theirs = called_for_json("calibrate", workplace / "data.npz", "--output", tmp_path / "a")
-        ours = called_for_json("calibrate", tmp_path / "probs.npz", "--output", tmp_path / "b")
+        theirs = called_for_json(
+            "calibrate", workplace / "data.npz", "--output", tmp_path / "a"
+        )
+        ours = called_for_json(
+            "calibrate", tmp_path / "probs.npz", "--output", tmp_path / "b"
+        )
         assert ours["n_fitted"] == 120
         assert ours["held_out"] == "the other 120 of 240 rows, drawn with seed 0"
         assert ours["choice"] == theirs["choice"]
-        written = [load_predictions(tmp_path / name / "predictions.npz").probabilities() for name in "ab"]
+        written = [
+            load_predictions(tmp_path / name / "predictions.npz").probabilities()
+            for name in "ab"
+        ]
         np.testing.assert_allclose(*written, atol=1e-5)
 
-    def test_predictions_are_not_overwritten(self, workplace: Path, tmp_path: Path) -> None:
+    def test_predictions_are_not_overwritten(
+        self, workplace: Path, tmp_path: Path
+    ) -> None:
         before = (workplace / "data.npz").read_bytes()
         (tmp_path / "predictions.npz").write_bytes(before)
         for words in (
             (tmp_path / "predictions.npz", "--output", tmp_path),
-            (workplace / "data.npz", "--test-data", tmp_path / "predictions.npz", "--output", tmp_path),
+            (
+                workplace / "data.npz",
+                "--test-data",
+                tmp_path / "predictions.npz",
+                "--output",
+                tmp_path,
+            ),
         ):
-            assert_refused(call("calibrate", *words), "be another folder than the predictions'")
+            assert_refused(
+                call("calibrate", *words), "be another folder than the predictions'"
+            )
         assert (tmp_path / "predictions.npz").read_bytes() == before
         assert names_in(tmp_path) == {"predictions.npz"}
 
@@ -86,22 +112,45 @@ class TestInSample:
         assert [warning for warning in record["warnings"] if warning.startswith(note)]
         assert note in one_line((folder / "report.md").read_text().replace("\\", ""))
 
-    def test_one_file_of_predictions_in_two_roles(self, workplace: Path, tmp_path: Path) -> None:
+    def test_one_file_of_predictions_in_two_roles(
+        self, workplace: Path, tmp_path: Path
+    ) -> None:
         shutil.copy(workplace / "test.npz", tmp_path / "copy.npz")
         found = load_predictions(workplace / "test.npz")
-        table = pandas.DataFrame(found.probabilities(), columns=[f"prob_{name}" for name in NAMES])
+        table = pandas.DataFrame(
+            found.probabilities(), columns=[f"prob_{name}" for name in NAMES]
+        )
         table["label"] = found.labels
-        table.sample(frac=1, random_state=0).to_csv(tmp_path / "shuffled.csv", index=False)
+        table.sample(frac=1, random_state=0).to_csv(
+            tmp_path / "shuffled.csv", index=False
+        )
         for test in (tmp_path / "copy.npz", tmp_path / "shuffled.csv"):
-            words = ("calibrate", *TEMPERATURE, workplace / "test.npz", "--test-data", test)
+            words = (
+                "calibrate",
+                *TEMPERATURE,
+                workplace / "test.npz",
+                "--test-data",
+                test,
+            )
             result = call(*words, "--output", tmp_path / "out")
             self.assert_said(result, tmp_path / "out", self.ALL.format(80))
 
     def test_texts_in_two_roles(self, workplace: Path, tmp_path: Path) -> None:
         data = ("--data", workplace / "test.csv")
-        tables = [pandas.read_csv(workplace / f"{name}.csv") for name in ("test", "data")]
-        pandas.concat([tables[0][:3], tables[1][:20]]).to_csv(tmp_path / "mixed.csv", index=False)
-        words = ("calibrate", *TEMPERATURE, workplace / "model", *data, "--test-data", tmp_path / "mixed.csv")
+        tables = [
+            pandas.read_csv(workplace / f"{name}.csv") for name in ("test", "data")
+        ]
+        pandas.concat([tables[0][:3], tables[1][:20]]).to_csv(
+            tmp_path / "mixed.csv", index=False
+        )
+        words = (
+            "calibrate",
+            *TEMPERATURE,
+            workplace / "model",
+            *data,
+            "--test-data",
+            tmp_path / "mixed.csv",
+        )
         result = call(*words, "--output", tmp_path / "mixed")
         note = "The calibrator was fitted on 3 of the 23 rows of this report."
         self.assert_said(result, tmp_path / "mixed" / "calibration", note)

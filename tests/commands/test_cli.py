@@ -21,17 +21,50 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            ("evaluate model", "expected data to be given with a model, got none; name labelled texts"),
-            ("evaluate data.npz --data data.csv", "data to be given with a model only, got"),
-            ("evaluate model --data nothing.csv", "expected data to name an existing file"),
-            ("evaluate nobody/none --data data.csv", "expected the model to be loadable, got nobody/none"),
-            ("evaluate model --data data.csv --text-column txt", "text_column .* did you mean 'text'"),
-            ("evaluate model --data data.csv --weight-column text", "to hold numbers in every row, got"),
-            ("evaluate data.npz --class-names a,a,b,", "none of them empty, got 'a', '' in 'a', 'a'"),
-            ("evaluate data.npz --ood-data=", "ood_data to be texts, none of them empty, got '' in ''"),
-            ("evaluate data.npz --output=", "expected output not to be empty, got ''; write one"),
-            ("evaluate data.npz --output data.csv", "output to be a folder, got the file"),
-            ("calibrate data.npz --output new --method vector --criterion ece", "for a temperature only"),
+            (
+                "evaluate model",
+                "expected data to be given with a model, got none; name labelled texts",
+            ),
+            (
+                "evaluate data.npz --data data.csv",
+                "data to be given with a model only, got",
+            ),
+            (
+                "evaluate model --data nothing.csv",
+                "expected data to name an existing file",
+            ),
+            (
+                "evaluate nobody/none --data data.csv",
+                "expected the model to be loadable, got nobody/none",
+            ),
+            (
+                "evaluate model --data data.csv --text-column txt",
+                "text_column .* did you mean 'text'",
+            ),
+            (
+                "evaluate model --data data.csv --weight-column text",
+                "to hold numbers in every row, got",
+            ),
+            (
+                "evaluate data.npz --class-names a,a,b,",
+                "none of them empty, got 'a', '' in 'a', 'a'",
+            ),
+            (
+                "evaluate data.npz --ood-data=",
+                "ood_data to be texts, none of them empty, got '' in ''",
+            ),
+            (
+                "evaluate data.npz --output=",
+                "expected output not to be empty, got ''; write one",
+            ),
+            (
+                "evaluate data.npz --output data.csv",
+                "output to be a folder, got the file",
+            ),
+            (
+                "calibrate data.npz --output new --method vector --criterion ece",
+                "for a temperature only",
+            ),
         ],
     )
     def test_one_line_and_exit_code_2(
@@ -42,7 +75,9 @@ class TestRefusals:
         assert_refused(call(*words.split()), message)
         assert names_in(workplace) == before
 
-    def test_a_bug_is_no_refusal(self, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_bug_is_no_refusal(
+        self, workplace: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def broken(*_: Any, **__: Any) -> None:
             raise ValueError("operands could not be broadcast together")
 
@@ -51,10 +86,16 @@ class TestRefusals:
 
 
 @pytest.mark.slow
-def test_as_a_program_and_without_torch_on_files(workplace: Path, tmp_path: Path) -> None:
+def test_as_a_program_and_without_torch_on_files(
+    workplace: Path, tmp_path: Path
+) -> None:
     file = str(workplace / "test.npz")
     out = ["--output", str(tmp_path / "out")]
-    commands = [["evaluate", file], ["compare-reports", file], ["calibrate", file, *out]]
+    commands = [
+        ["evaluate", file],
+        ["compare-reports", file],
+        ["calibrate", file, *out],
+    ]
     code = (
         f"import sys; from hf_calib.cli import app\n"
         f"for words in {commands!r}:\n"
@@ -62,10 +103,14 @@ def test_as_a_program_and_without_torch_on_files(workplace: Path, tmp_path: Path
         "    print(words[0], sorted({'torch', 'transformers', 'datasets'} & set(sys.modules)), file=sys.stderr)\n"
         f"app(['evaluate', {str(tmp_path / 'nothing.npz')!r}])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 2, done.stderr
     *said, last = done.stderr.splitlines()
-    assert last.startswith("hf-calib: expected predictions to name existing files, got ")
+    assert last.startswith(
+        "hf-calib: expected predictions to name existing files, got "
+    )
     loaded = [line for line in said if line.endswith("]")]
     assert loaded == ["evaluate []", "compare-reports []", "calibrate []"]
     assert json.loads(done.stdout.splitlines()[0])["n_examples"] == 80
@@ -73,9 +118,15 @@ def test_as_a_program_and_without_torch_on_files(workplace: Path, tmp_path: Path
     assert "data:image/" in (tmp_path / "out" / "report.html").read_text()
 
 
-@pytest.mark.parametrize("command", ["", *(command.name for command in app.registered_commands)])
+@pytest.mark.parametrize(
+    "command", ["", *(command.name for command in app.registered_commands)]
+)
 def test_help_has_an_example_and_fits_a_screen(command: str) -> None:
-    page = CliRunner(env={"COLUMNS": "80"}).invoke(app, [*command.split(), "--help"]).stdout
+    page = (
+        CliRunner(env={"COLUMNS": "80"})
+        .invoke(app, [*command.split(), "--help"])
+        .stdout
+    )
     lines = page.splitlines()
     assert len(lines) <= 60
     assert max(map(len, lines)) <= 80

@@ -34,10 +34,14 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder / "demo_output", result.output
 
 
-def test_the_table_has_each_loss_before_and_after_its_temperature(done: tuple[Path, str]) -> None:
+def test_the_table_has_each_loss_before_and_after_its_temperature(
+    done: tuple[Path, str],
+) -> None:
     number, interval = r"\d\.\d{3}", r"\d\.\d+ \[\d\.\d+, \d\.\d+\]"
     rows = re.findall(
-        rf"^ *(\S.*?) +({number}) +{interval} +({interval}) +({number})\s*$", done[1], re.MULTILINE
+        rf"^ *(\S.*?) +({number}) +{interval} +({interval}) +({number})\s*$",
+        done[1],
+        re.MULTILINE,
     )
     names = [name.split(" = ")[0].strip() for name, *_ in rows]
     after = "after T"
@@ -47,11 +51,15 @@ def test_the_table_has_each_loss_before_and_after_its_temperature(done: tuple[Pa
     assert all(0 < float(chance) < 0.2 for *_, chance in rows)
 
 
-def test_the_figure_and_the_calibrated_model_are_written_and_served(done: tuple[Path, str]) -> None:
+def test_the_figure_and_the_calibrated_model_are_written_and_served(
+    done: tuple[Path, str],
+) -> None:
     folder, printed = done
     assert printed.count("% sure (it is from") == 2
     assert (folder / "reliability.png").read_bytes().startswith(b"\x89PNG")
-    calibration = json.loads((folder / "model" / "config.json").read_text())["calibration"]
+    calibration = json.loads((folder / "model" / "config.json").read_text())[
+        "calibration"
+    ]
     assert calibration["folded"] is True
     assert calibration["temperature"] > 0
 
@@ -59,6 +67,10 @@ def test_the_figure_and_the_calibrated_model_are_written_and_served(done: tuple[
 def test_an_output_that_cannot_be_written_is_refused_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo, "docstring_dataset", lambda **_: pytest.fail("work was done"))
+    monkeypatch.setattr(
+        demo, "docstring_dataset", lambda **_: pytest.fail("work was done")
+    )
     (tmp_path / "model").write_text("mine")
-    assert_refused(call("--output", str(tmp_path)), "expected output to be a folder, got ")
+    assert_refused(
+        call("--output", str(tmp_path)), "expected output to be a folder, got "
+    )

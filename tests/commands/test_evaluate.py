@@ -10,46 +10,83 @@ import numpy as np
 import pandas
 import pytest
 
-from hf_calib.metrics import expected_calibration_error, negative_log_likelihood, ood_detection
+from hf_calib.metrics import (
+    expected_calibration_error,
+    negative_log_likelihood,
+    ood_detection,
+)
 from hf_calib.predictions import load_predictions
-from tests.helpers.commands import NAMES, REPORT, assert_refused, call, called_for_json, names_in
+from tests.helpers.commands import (
+    NAMES,
+    REPORT,
+    assert_refused,
+    call,
+    called_for_json,
+    names_in,
+)
 from tests.helpers.reports import quick_reports  # noqa: F401
 
 
 class TestEvaluate:
     def test_a_model_and_a_file_of_its_predictions_agree(self, workplace: Path) -> None:
-        model = called_for_json("evaluate", workplace / "model", "--data", workplace / "data.csv")
+        model = called_for_json(
+            "evaluate", workplace / "model", "--data", workplace / "data.csv"
+        )
         file = called_for_json("evaluate", workplace / "data.npz")
         assert model["n_examples"] == file["n_examples"] == 240
         assert [row["name"] for row in model["before"]["classes"]] == list(NAMES)
         found = load_predictions(workplace / "data.npz")
-        for key, metric in (("ece", expected_calibration_error), ("nll", negative_log_likelihood)):
+        for key, metric in (
+            ("ece", expected_calibration_error),
+            ("nll", negative_log_likelihood),
+        ):
             wanted = metric(found.probabilities(), found.labels)
-            assert file["before"]["metrics"][key]["value"] == pytest.approx(wanted, rel=1e-9)
-            assert model["before"]["metrics"][key]["value"] == pytest.approx(wanted, rel=1e-4)
+            assert file["before"]["metrics"][key]["value"] == pytest.approx(
+                wanted, rel=1e-9
+            )
+            assert model["before"]["metrics"][key]["value"] == pytest.approx(
+                wanted, rel=1e-4
+            )
 
-    def test_people_get_a_table_and_files(self, workplace: Path, tmp_path: Path) -> None:
-        result = call("evaluate", workplace / "data.npz", "--output", tmp_path / "report")
+    def test_people_get_a_table_and_files(
+        self, workplace: Path, tmp_path: Path
+    ) -> None:
+        result = call(
+            "evaluate", workplace / "data.npz", "--output", tmp_path / "report"
+        )
         assert result.exit_code == 0, result.output
         assert re.search(
-            r"Expected calibration error \(ECE\) +0\.\d{4} \[0\.\d{4}, 0\.\d{4}\]", result.stdout
+            r"Expected calibration error \(ECE\) +0\.\d{4} \[0\.\d{4}, 0\.\d{4}\]",
+            result.stdout,
         )
         assert result.stdout.startswith("Calibrated within chance.\n")
         assert "Smooth ECE" not in result.stdout
         assert "Smooth ECE" in call("evaluate", workplace / "data.npz", "--all").stdout
         assert "Calibration report: data" in result.stdout
         assert names_in(tmp_path / "report") == REPORT
-        assert (tmp_path / "report" / "figures" / "reliability.png").read_bytes().startswith(b"\x89PNG")
-        assert json.loads((tmp_path / "report" / "report.json").read_text())["n_examples"] == 240
+        assert (
+            (tmp_path / "report" / "figures" / "reliability.png")
+            .read_bytes()
+            .startswith(b"\x89PNG")
+        )
+        assert (
+            json.loads((tmp_path / "report" / "report.json").read_text())["n_examples"]
+            == 240
+        )
 
     def test_the_datas_own_names(self, workplace: Path, tmp_path: Path) -> None:
         table = pandas.read_csv(workplace / "test.csv")
         table["label"] = table["label"].map(dict(zip(NAMES, "KRFS", strict=True)))
         table.to_csv(tmp_path / "data.csv", index=False)
         words = ("evaluate", workplace / "model", "--data", tmp_path / "data.csv")
-        assert_refused(call(*words), r"hold the model's classes \(art, law, film, sport\), got 'K' in row 0")
+        assert_refused(
+            call(*words),
+            r"hold the model's classes \(art, law, film, sport\), got 'K' in row 0",
+        )
         theirs = called_for_json(*words, "--class-names", "K,R,F,S")
-        ours = called_for_json("evaluate", workplace / "model", "--data", workplace / "test.csv")
+        ours = called_for_json(
+            "evaluate", workplace / "model", "--data", workplace / "test.csv"
+        )
         assert theirs["before"]["metrics"] == ours["before"]["metrics"]
         assert [row["name"] for row in theirs["before"]["classes"]] == list("KRFS")
 
@@ -63,6 +100,11 @@ class TestEvaluate:
         wanted = ood_detection(inside.as_logits(), logits, n_resamples=20)
         for score, detection in wanted.items():
             interval = detection.auroc._asdict()
-            assert found["out_of_distribution"][0]["before"][score]["auroc"] == pytest.approx(interval)
+            assert found["out_of_distribution"][0]["before"][score][
+                "auroc"
+            ] == pytest.approx(interval)
         refused = call(*words, tmp_path / "three.npz")
-        assert_refused(refused, "the data from elsewhere to have the same classes, got 3 .0, 1, 2. for 4")
+        assert_refused(
+            refused,
+            "the data from elsewhere to have the same classes, got 3 .0, 1, 2. for 4",
+        )

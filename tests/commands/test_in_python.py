@@ -18,7 +18,9 @@ def test_they_give_what_the_command_line_gives(workplace: Path, tmp_path: Path) 
     report = hf_calib.evaluate(predictions, output=str(tmp_path / "report"))
     assert report.to_dict() == wanted
     assert (tmp_path / "report" / "report.json").is_file()
-    wanted = called_for_json("calibrate", predictions, "--method", "temperature", "--output", tmp_path / "a")
+    wanted = called_for_json(
+        "calibrate", predictions, "--method", "temperature", "--output", tmp_path / "a"
+    )
     done = hf_calib.calibrate(predictions, str(tmp_path / "b"), method="temperature")
     assert done.numbers == wanted["numbers"]
     wanted = called_for_json("decide", predictions, "--accuracy", 0.8)
@@ -26,7 +28,12 @@ def test_they_give_what_the_command_line_gives(workplace: Path, tmp_path: Path) 
 
 
 def test_an_option_that_is_not_there_or_out_of_range() -> None:
-    with pytest.raises(InputValueError, match="n_bins to be at least 1, got 0; leave it out"):
+    with pytest.raises(
+        InputValueError, match="n_bins to be at least 1, got 0; leave it out"
+    ):
         hf_calib.evaluate("predictions.npz", n_bins=0)
-    with pytest.raises(InputTypeError, match="to be one of evaluate, got outputs; did you mean 'output'"):
+    with pytest.raises(
+        InputTypeError,
+        match="to be one of evaluate, got outputs; did you mean 'output'",
+    ):
         hf_calib.evaluate("predictions.npz", outputs="out")

@@ -26,7 +26,9 @@ def rows_of(n: int, seed: int) -> pandas.DataFrame:
     rng = np.random.default_rng(seed)
     logits = 3 * rng.normal(size=(n, 3))
     labels = (logits / T + rng.gumbel(size=logits.shape)).argmax(axis=1)
-    table = pandas.DataFrame(logits.astype(np.float32), columns=[f"logit_{name}" for name in NAMES])
+    table = pandas.DataFrame(
+        logits.astype(np.float32), columns=[f"logit_{name}" for name in NAMES]
+    )
     table["label"] = [NAMES[label] for label in labels]
     table["country"] = np.array(["de", "fr", "it"])[rng.integers(0, 3, n)]
     table["length"] = rng.integers(1, 500, n)
@@ -57,7 +59,9 @@ def all_rows() -> pandas.DataFrame:
 
 
 def probabilities(table: pandas.DataFrame) -> np.ndarray:
-    return softmax(table[[f"logit_{name}" for name in NAMES]].to_numpy(np.float64), axis=1)
+    return softmax(
+        table[[f"logit_{name}" for name in NAMES]].to_numpy(np.float64), axis=1
+    )
 
 
 def label_ids(table: pandas.DataFrame) -> np.ndarray:
@@ -70,11 +74,19 @@ class TestEvaluate:
         result = call("evaluate", folder, "--output", tmp_path / "out")
         assert result.exit_code == 0, result.output
         assert "4,000 examples in 5 files, 3 classes" in result.stdout
-        assert names_in(tmp_path / "out") == {"report.md", "report.html", "report.json", "figures"}
+        assert names_in(tmp_path / "out") == {
+            "report.md",
+            "report.html",
+            "report.json",
+            "figures",
+        }
         found = json.loads((tmp_path / "out" / "report.json").read_text())
         table = all_rows()
         metrics = found["before"]["metrics"]
-        for key, metric in (("ece", expected_calibration_error), ("nll", negative_log_likelihood)):
+        for key, metric in (
+            ("ece", expected_calibration_error),
+            ("nll", negative_log_likelihood),
+        ):
             assert metrics[key]["value"] == pytest.approx(
                 metric(probabilities(table), label_ids(table)), abs=1e-9
             )
@@ -83,10 +95,14 @@ class TestEvaluate:
         again = called_for_json("evaluate", single)
         assert again["n_files"] == 1
         for key, metric in metrics.items():
-            assert again["before"]["metrics"][key]["value"] == pytest.approx(metric["value"], abs=1e-7)
+            assert again["before"]["metrics"][key]["value"] == pytest.approx(
+                metric["value"], abs=1e-7
+            )
 
     def test_slices_and_weights(self, folder: Path) -> None:
-        found = called_for_json("evaluate", folder, "--by", "country,length", "--weight-column", "w")
+        found = called_for_json(
+            "evaluate", folder, "--by", "country,length", "--weight-column", "w"
+        )
         table = all_rows()
         assert [each["column"] for each in found["slices"]] == ["country", "length"]
         assert len(found["slices"][1]["slices"]) == 5
@@ -94,28 +110,42 @@ class TestEvaluate:
             rows = table[table["country"] == each["name"]]
             assert each["n_rows"] == len(rows)
             logs = -np.log(probabilities(rows)[np.arange(len(rows)), label_ids(rows)])
-            assert each["nll"]["value"] == pytest.approx(np.average(logs, weights=rows["w"]), rel=1e-9)
+            assert each["nll"]["value"] == pytest.approx(
+                np.average(logs, weights=rows["w"]), rel=1e-9
+            )
             assert each["share"] == pytest.approx(rows["w"].sum() / table["w"].sum())
         assert found["weighted"]
-        assert found["effective_rows"] == pytest.approx(table["w"].sum() ** 2 / (table["w"] ** 2).sum())
+        assert found["effective_rows"] == pytest.approx(
+            table["w"].sum() ** 2 / (table["w"] ** 2).sum()
+        )
 
 
 class TestCalibrate:
     @pytest.mark.usefixtures("few_are_held")
-    def test_a_sample_and_files_of_the_same_names(self, folder: Path, tmp_path: Path) -> None:
-        result = call("calibrate", folder, "--method", "temperature", "--output", tmp_path)
+    def test_a_sample_and_files_of_the_same_names(
+        self, folder: Path, tmp_path: Path
+    ) -> None:
+        result = call(
+            "calibrate", folder, "--method", "temperature", "--output", tmp_path
+        )
         assert result.exit_code == 0, result.output
         assert "Reported on the other half of the rows." in result.stdout
-        assert names_in(tmp_path / "predictions") == {f"part-{i}.parquet" for i in range(5)}
+        assert names_in(tmp_path / "predictions") == {
+            f"part-{i}.parquet" for i in range(5)
+        }
         scaler = Scaler.from_pretrained(tmp_path)
         assert scaler.temperature_ == pytest.approx(T, rel=0.1)
         for i in range(5):
             table = rows_of(800, i)
-            found = pq.read_table(tmp_path / "predictions" / f"part-{i}.parquet").to_pandas()
+            found = pq.read_table(
+                tmp_path / "predictions" / f"part-{i}.parquet"
+            ).to_pandas()
             pandas.testing.assert_frame_equal(found.iloc[:, 3:], table.iloc[:, 3:])
             wanted = scaler.predict_proba(table.iloc[:, :3].to_numpy(np.float64))
             np.testing.assert_allclose(found.iloc[:, :3], wanted, atol=1e-12)
-        again = called_for_json("evaluate", tmp_path / "predictions")["before"]["metrics"]
+        again = called_for_json("evaluate", tmp_path / "predictions")["before"][
+            "metrics"
+        ]
         calibrated = scaler.predict_proba(all_rows().iloc[:, :3].to_numpy(np.float64))
         wanted = expected_calibration_error(calibrated, label_ids(all_rows()))
         assert again["ece"]["value"] == pytest.approx(wanted, abs=1e-9)
@@ -126,7 +156,14 @@ class TestCalibrate:
     def test_weights(self, folder: Path, tmp_path: Path) -> None:
         test = tmp_path / "test.parquet"
         rows_of(500, 9).to_parquet(test)
-        words = ("--weight-column", "w", "--test-data", test, "--output", tmp_path / "out")
+        words = (
+            "--weight-column",
+            "w",
+            "--test-data",
+            test,
+            "--output",
+            tmp_path / "out",
+        )
         found = called_for_json("calibrate", folder, *words)
         assert (found["method"], found["report"]["weighted"]) == ("temperature", True)
         table = all_rows()
@@ -138,10 +175,17 @@ class TestCalibrate:
     @pytest.mark.usefixtures("few_are_held")
     def test_refused(self, folder: Path, tmp_path: Path) -> None:
         at = ("--output", tmp_path / "out")
-        result = call("calibrate", folder, "--method", "spline", "--weight-column", "w", *at)
-        assert_refused(result, "--weight-column to go with a method of temperature, .*got spline, which")
+        result = call(
+            "calibrate", folder, "--method", "spline", "--weight-column", "w", *at
+        )
+        assert_refused(
+            result,
+            "--weight-column to go with a method of temperature, .*got spline, which",
+        )
         assert not (tmp_path / "out").exists()
         (tmp_path / "in" / "predictions").mkdir(parents=True)
         rows_of(2_000, 0).to_parquet(tmp_path / "in" / "predictions" / "a.parquet")
-        result = call("calibrate", tmp_path / "in" / "predictions", "--output", tmp_path / "in")
+        result = call(
+            "calibrate", tmp_path / "in" / "predictions", "--output", tmp_path / "in"
+        )
         assert_refused(result, "output to be another folder than the predictions'")

@@ -28,11 +28,18 @@ SCALER = TemperatureScaling(grid=[2.5]).fit([[1.0, 0.0]] * 3, [0, 0, 1])
 RULE = Decisions(CostRule(1 - np.eye(4)), tuple(f"LABEL_{i}" for i in range(4)))
 
 
-call, called_for_json = partial(commands.call, "push"), partial(commands.called_for_json, "push")
+call, called_for_json = (
+    partial(commands.call, "push"),
+    partial(commands.called_for_json, "push"),
+)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 @pytest.mark.slow
@@ -42,7 +49,10 @@ def test_of_texts_and_tokens_the_calibrated_model_arrives(
     """From the output folders of trainings: the weights are those of save_calibrated_model."""
     few_resamples(monkeypatch)
     no_figures(monkeypatch)
-    words, tags = trained(tmp_path / "words"), trained(tmp_path / "tags", tiny_bert("Token"), data=tagged)
+    words, tags = (
+        trained(tmp_path / "words"),
+        trained(tmp_path / "tags", tiny_bert("Token"), data=tagged),
+    )
     for trainer, name, task in (
         (words, "words", "text-classification"),
         (tags, "tags", "token-classification"),
@@ -58,12 +68,21 @@ def test_of_texts_and_tokens_the_calibrated_model_arrives(
         trainer.save_calibrated_model(tmp_path / f"local {name}")
         weights = (tmp_path / f"local {name}" / "model.safetensors").read_bytes()
         assert hub.files[f"me/{name}"]["main"]["model.safetensors"] == weights
-    assert "Below each number is its 95% interval" in hub.files["me/words"]["main"]["README.md"].decode()
+    assert (
+        "Below each number is its 95% interval"
+        in hub.files["me/words"]["main"]["README.md"].decode()
+    )
 
 
 @pytest.fixture
 def folded(tmp_path: Path) -> Path:
-    save_folded(tiny_bert(), SCALER, tmp_path / "folded", batch=None, processing_class=tokenizer())
+    save_folded(
+        tiny_bert(),
+        SCALER,
+        tmp_path / "folded",
+        batch=None,
+        processing_class=tokenizer(),
+    )
     return tmp_path / "folded"
 
 
@@ -86,7 +105,10 @@ def test_what_a_user_reads(folded: Path, hub: Hub) -> None:
     assert said.startswith(
         "Pushed 7 files to me/model: README.md, calibration.json, calibration/head.safetensors"
     )
-    assert f"Commit: {hub.address}/me/model/commit/{hub.head('me/model', 'main')}\n" in result.stdout
+    assert (
+        f"Commit: {hub.address}/me/model/commit/{hub.head('me/model', 'main')}\n"
+        in result.stdout
+    )
     assert result.stdout.endswith(
         'from transformers import pipeline\nclassify = pipeline("text-classification", model="me/model", '
         'top_k=None)\nprint(classify("a text"))\n'
@@ -95,9 +117,14 @@ def test_what_a_user_reads(folded: Path, hub: Hub) -> None:
         "warning: pytorch_model.bin in me/model would be loaded in place of the pushed weights"
         in result.stderr
     )
-    assert "warning: other.pt can run code when loaded, and will not be pushed" in result.stderr
+    assert (
+        "warning: other.pt can run code when loaded, and will not be pushed"
+        in result.stderr
+    )
     assert TOKEN not in result.output
-    assert call(folded, "me/model").stdout.startswith("Nothing is new, so no commit was made: me/model has")
+    assert call(folded, "me/model").stdout.startswith(
+        "Nothing is new, so no commit was made: me/model has"
+    )
 
 
 def test_no_fold_pushes_what_lies_there(unfolded: Path, hub: Hub) -> None:
@@ -110,11 +137,16 @@ def test_no_fold_pushes_what_lies_there(unfolded: Path, hub: Hub) -> None:
     assert hub.files["me/model"]["main"]["model.safetensors"] != weights
     (unfolded / "calibration.json").unlink()
     pushed = called_for_json(unfolded, "me/model", "--no-fold")
-    assert "holds no calibration.json. The pushed model is not calibrated." in pushed["notes"][0]
+    assert (
+        "holds no calibration.json. The pushed model is not calibrated."
+        in pushed["notes"][0]
+    )
     assert "calibration.json" in hub.files["me/model"]["main"]  # it was there before
 
 
-def test_a_map_that_does_not_fold_is_pushed_beside_the_model(unfolded: Path, hub: Hub) -> None:
+def test_a_map_that_does_not_fold_is_pushed_beside_the_model(
+    unfolded: Path, hub: Hub
+) -> None:
     logits = np.random.default_rng(0).normal(size=(60, 4))
     IsotonicScaling().fit(logits, logits.argmax(axis=1)).save_pretrained(unfolded)
     pushed = called_for_json(unfolded, "me/model")
@@ -129,7 +161,10 @@ def test_a_map_that_does_not_fold_is_pushed_beside_the_model(unfolded: Path, hub
 def test_a_rule_for_other_weights_stays_here(unfolded: Path, hub: Hub) -> None:
     RULE.save(unfolded)
     pushed = called_for_json(unfolded, "me/model")
-    assert any(note.startswith("decisions.json is left out: its rule") for note in pushed["notes"])
+    assert any(
+        note.startswith("decisions.json is left out: its rule")
+        for note in pushed["notes"]
+    )
     assert "decisions.json" not in hub.files["me/model"]["main"]
     assert (unfolded / "decisions.json").is_file()
 
@@ -153,7 +188,10 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda folder: (folder / "calibration.json").unlink(),
         r"hold a calibrated model, got no calibration.json; calibrate it first \(hf-calib calibrate\), or",
     ),
-    "adapters": (adapters, r"hold a whole model, got adapters; merge them \(save_calibrated_model"),
+    "adapters": (
+        adapters,
+        r"hold a whole model, got adapters; merge them \(save_calibrated_model",
+    ),
     "its own code": (
         lambda folder: changed(folder, auto_map={"AutoModel": "a.B"}),
         "hold a classifier .*got code of its own; save it with fold",
@@ -163,13 +201,19 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("spoil", REFUSED)
-def test_folders_that_are_refused_before_anything_is_sent(spoil: str, unfolded: Path, hub: Hub) -> None:
+def test_folders_that_are_refused_before_anything_is_sent(
+    spoil: str, unfolded: Path, hub: Hub
+) -> None:
     change, message = REFUSED[spoil]
     change(unfolded)
     before = contents(unfolded)
     result = call(unfolded, "me/model")
     assert result.exit_code == 2, result.output
-    (line,) = [line for line in result.stderr.splitlines() if line.startswith("hf-calib: expected")]
+    (line,) = [
+        line
+        for line in result.stderr.splitlines()
+        if line.startswith("hf-calib: expected")
+    ]
     assert re.search(message, line), line
     assert hub.requests == []
     assert contents(unfolded) == before

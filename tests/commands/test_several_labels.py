@@ -26,13 +26,22 @@ def path(tmp_path: Path) -> Path:
 def test_they_are_evaluated_and_calibrated(path: Path, tmp_path: Path) -> None:
     found = called_for_json("evaluate", path)
     assert found["kind"] == "multi_label"
-    assert [label["name"] for label in found["before"]["labels"]] == ["Mass", "Nodule", "Hernia"]
+    assert [label["name"] for label in found["before"]["labels"]] == [
+        "Mass",
+        "Nodule",
+        "Hernia",
+    ]
     assert found["n_decisions"] == 895
     report = called_for_json("calibrate", path, "--output", tmp_path / "out")["report"]
-    before, after = (report[state]["metrics"]["micro_nll"]["value"] for state in ("before", "after"))
+    before, after = (
+        report[state]["metrics"]["micro_nll"]["value"] for state in ("before", "after")
+    )
     assert after < before
     calibrated = load_predictions(tmp_path / "out" / "predictions.npz")
     assert calibrated.probs is not None
     assert calibrated.labels.shape == calibrated.probs.shape == (150, 3)
     refused = call("decide", path)
-    assert_refused(refused, "the predictions to have one class per row, got a sigmoid for each label in")
+    assert_refused(
+        refused,
+        "the predictions to have one class per row, got a sigmoid for each label in",
+    )

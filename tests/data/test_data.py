@@ -45,7 +45,15 @@ def test_built_in_set_has_three_stratified_seeded_splits_in_memory() -> None:
     assert not any(dataset.cache_files.values())
     for text, _ in all_rows(dataset):
         assert 40 <= len(text) <= 400
-        for name in ("numpy", "scipy", "sklearn", "scikit-learn", "pandas", "torch", "transformers"):
+        for name in (
+            "numpy",
+            "scipy",
+            "sklearn",
+            "scikit-learn",
+            "pandas",
+            "torch",
+            "transformers",
+        ):
             assert name not in text.lower()
     other = docstring_dataset(max_per_class=60, seed=1)
     assert all_rows(docstring_dataset(max_per_class=60)) == all_rows(dataset)
@@ -63,16 +71,28 @@ CSV = "text,label\nNA,a\n,b\nnull,a\n"
     [
         ("rows.csv", CSV),
         ("rows.tsv", CSV.replace(",", "\t")),
-        ("rows.jsonl", '{"text":"NA","label":"a"}\n{"text":"","label":"b"}\n{"text":"null","label":"a"}\n'),
-        ("rows.json", '[{"text":"NA","label":"a"},{"text":"","label":"b"},{"text":"null","label":"a"}]'),
+        (
+            "rows.jsonl",
+            '{"text":"NA","label":"a"}\n{"text":"","label":"b"}\n{"text":"null","label":"a"}\n',
+        ),
+        (
+            "rows.json",
+            '[{"text":"NA","label":"a"},{"text":"","label":"b"},{"text":"null","label":"a"}]',
+        ),
         ("rows.csv.gz", CSV),
         ("ROWS.CSV", CSV),
     ],
 )
-def test_file_formats_keep_texts_that_look_missing(tmp_path: Path, name: str, content: str) -> None:
+def test_file_formats_keep_texts_that_look_missing(
+    tmp_path: Path, name: str, content: str
+) -> None:
     data = content.encode()
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
-    dataset = load_splits(train_file=tmp_path / name, test_file=tmp_path / name, cache_dir=tmp_path / "cache")
+    dataset = load_splits(
+        train_file=tmp_path / name,
+        test_file=tmp_path / name,
+        cache_dir=tmp_path / "cache",
+    )
     dataset = choose_columns(dataset, text_column="text")
     assert list(dataset) == ["train", "test"]
     assert dataset["test"][:] == {"text": ["NA", "", "null"], "label": [0, 1, 0]}
@@ -81,14 +101,25 @@ def test_file_formats_keep_texts_that_look_missing(tmp_path: Path, name: str, co
 def test_folder_of_named_files_and_its_roles(tmp_path: Path) -> None:
     for name in ("train", "validation", "test"):
         (tmp_path / "rows").mkdir(exist_ok=True)
-        (tmp_path / "rows" / f"{name}.csv").write_text(f"text,label\nof {name},a\nmore,b\n")
+        (tmp_path / "rows" / f"{name}.csv").write_text(
+            f"text,label\nof {name},a\nmore,b\n"
+        )
     folder, cache = str(tmp_path / "rows"), tmp_path / "cache"
     dataset = load_splits(folder, cache_dir=cache)
     texts = {role: split[0]["text"] for role, split in dataset.items()}
-    assert texts == {"train": "of train", "calibration": "of validation", "test": "of test"}
+    assert texts == {
+        "train": "of train",
+        "calibration": "of validation",
+        "test": "of test",
+    }
     # A validation split that plays the test set is not the calibration set as well.
-    assert list(load_splits(folder, test_split="validation", cache_dir=cache)) == ["train", "test"]
-    with pytest.raises(ValueError, match=r"name a split .*\(train, validation, test\), got 'dev'"):
+    assert list(load_splits(folder, test_split="validation", cache_dir=cache)) == [
+        "train",
+        "test",
+    ]
+    with pytest.raises(
+        ValueError, match=r"name a split .*\(train, validation, test\), got 'dev'"
+    ):
         load_splits(folder, test_split="dev", cache_dir=cache)
     with pytest.raises(ValueError, match="be different for each role"):
         load_splits(folder, test_split="train", cache_dir=cache)
@@ -98,7 +129,9 @@ def test_code_beside_the_data_is_not_run(tmp_path: Path) -> None:
     folder, marker = tmp_path / "scripted", tmp_path / "ran"
     folder.mkdir()
     (folder / "scripted.py").write_text(f"open({str(marker)!r}, 'w').close()\n")
-    with pytest.raises(ValueError, match=r"expected dataset to be loadable, got .*scripted"):
+    with pytest.raises(
+        ValueError, match=r"expected dataset to be loadable, got .*scripted"
+    ):
         load_splits(str(folder), cache_dir=tmp_path / "cache")
     assert not marker.exists()
 
@@ -108,21 +141,45 @@ def test_code_beside_the_data_is_not_run(tmp_path: Path) -> None:
     [
         ({}, "come from source or from files, got neither"),
         ({"source": "ag_news", "train_file": "a.csv"}, "got both"),
-        ({"source": "someone/nothing"}, "dataset to be loadable, got someone/nothing .*; name a folder"),
+        (
+            {"source": "someone/nothing"},
+            "dataset to be loadable, got someone/nothing .*; name a folder",
+        ),
         ({"train_file": "good.csv"}, "expected test_file to be given"),
-        ({"train_file": "good.csv", "test_file": "none.csv"}, "expected test_file to name an existing file"),
-        ({"train_file": "good.csv", "test_file": "rows.cvs"}, "got rows.cvs; did you mean '.csv'"),
+        (
+            {"train_file": "good.csv", "test_file": "none.csv"},
+            "expected test_file to name an existing file",
+        ),
+        (
+            {"train_file": "good.csv", "test_file": "rows.cvs"},
+            "got rows.cvs; did you mean '.csv'",
+        ),
         *(
-            ({"train_file": name, "test_file": "good.csv"}, f"train_file to be readable as {kind}")
-            for name, kind in (("ragged.csv", "csv"), ("bad.jsonl", "json"), ("bad.parquet", "parquet"))
+            (
+                {"train_file": name, "test_file": "good.csv"},
+                f"train_file to be readable as {kind}",
+            )
+            for name, kind in (
+                ("ragged.csv", "csv"),
+                ("bad.jsonl", "json"),
+                ("bad.parquet", "parquet"),
+            )
         ),
     ],
 )
 def test_sources_refuse(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], message: str
 ) -> None:
-    contents = {"good.csv": CSV, "rows.cvs": CSV, "ragged.csv": "text,label\na,b\nc,d,e,f\n"}
-    for name, content in {**contents, "bad.jsonl": "not json\n", "bad.parquet": "not parquet"}.items():
+    contents = {
+        "good.csv": CSV,
+        "rows.cvs": CSV,
+        "ragged.csv": "text,label\na,b\nc,d,e,f\n",
+    }
+    for name, content in {
+        **contents,
+        "bad.jsonl": "not json\n",
+        "bad.parquet": "not parquet",
+    }.items():
         (tmp_path / name).write_text(content)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=message):
@@ -142,22 +199,64 @@ def splits_of(features: Features | None = None, **columns: list) -> DatasetDict:
 @pytest.mark.parametrize(
     ("kind", "labels", "given", "names", "ids"),
     [
-        (None, (["low", "high", "low"], ["low"]), None, ["high", "low"], ([1, 0, 1], [1])),
-        (None, (["low", "high"], ["low"]), ["low", "mid", "high"], ["low", "mid", "high"], ([0, 2], [0])),
-        (None, (["a", "a "], ["a "]), ["a ", "a"], ["a ", "a"], ([1, 0], [0])),  # look alike and are given
-        (None, (["10", "2", "-1"], ["2"]), None, ["-1", "10", "2"], ([1, 2, 0], [2])),  # texts of digits
+        (
+            None,
+            (["low", "high", "low"], ["low"]),
+            None,
+            ["high", "low"],
+            ([1, 0, 1], [1]),
+        ),
+        (
+            None,
+            (["low", "high"], ["low"]),
+            ["low", "mid", "high"],
+            ["low", "mid", "high"],
+            ([0, 2], [0]),
+        ),
+        (
+            None,
+            (["a", "a "], ["a "]),
+            ["a ", "a"],
+            ["a ", "a"],
+            ([1, 0], [0]),
+        ),  # look alike and are given
+        (
+            None,
+            (["10", "2", "-1"], ["2"]),
+            None,
+            ["-1", "10", "2"],
+            ([1, 2, 0], [2]),
+        ),  # texts of digits
         (None, ([True, False], [True]), None, ["False", "True"], ([1, 0], [1])),
         (None, ([2.0, 0.0, 1.0], [2.0]), None, ["0", "1", "2"], ([2, 0, 1], [2])),
         (Value("int8"), ([2, 0, 1], [2]), None, ["0", "1", "2"], ([2, 0, 1], [2])),
-        (Value("uint16"), ([2, 0, 1], [2]), list("abcd"), list("abcd"), ([2, 0, 1], [2])),  # d has no rows
-        (ClassLabel(names=["n", "p"]), ([1, 0], [1]), ["no", "yes"], ["no", "yes"], ([1, 0], [1])),
+        (
+            Value("uint16"),
+            ([2, 0, 1], [2]),
+            list("abcd"),
+            list("abcd"),
+            ([2, 0, 1], [2]),
+        ),  # d has no rows
+        (
+            ClassLabel(names=["n", "p"]),
+            ([1, 0], [1]),
+            ["no", "yes"],
+            ["no", "yes"],
+            ([1, 0], [1]),
+        ),
     ],
 )
-def test_labels_become_ids(kind: object, labels: tuple, given: list | None, names: list, ids: tuple) -> None:
-    features = None if kind is None else Features({"review": Value("string"), "stars": kind})
+def test_labels_become_ids(
+    kind: object, labels: tuple, given: list | None, names: list, ids: tuple
+) -> None:
+    features = (
+        None if kind is None else Features({"review": Value("string"), "stars": kind})
+    )
     texts = [[str(i) for i in range(len(each))] for each in labels]
     dataset = splits_of(features, review=texts, stars=labels)
-    chosen = choose_columns(dataset, text_column="review", label_column="stars", class_names=given)
+    chosen = choose_columns(
+        dataset, text_column="review", label_column="stars", class_names=given
+    )
     for split, text, wanted in zip(chosen.values(), texts, ids, strict=True):
         assert split.features["label"] == ClassLabel(names=names)
         assert split[:] == {"text": text, "label": wanted}
@@ -166,7 +265,9 @@ def test_labels_become_ids(kind: object, labels: tuple, given: list | None, name
 def test_ids_of_class_labels_in_another_order_are_those_of_the_names() -> None:
     def rows(names: list[str]) -> Dataset:
         features = Features({"text": Value("string"), "label": ClassLabel(names=names)})
-        return Dataset.from_dict({"text": ["x", "y"], "label": [0, 1]}, features=features)
+        return Dataset.from_dict(
+            {"text": ["x", "y"], "label": [0, 1]}, features=features
+        )
 
     dataset = DatasetDict({"train": rows(["a", "b"]), "test": rows(["b", "a"])})
     chosen = choose_columns(dataset, text_column="text")
@@ -179,18 +280,46 @@ AB = [["a", "b"], ["a"]]
 @pytest.mark.parametrize(
     ("labels", "options", "message"),
     [
-        ([["a", "b"], ["c"]], {}, "labels of split 'test' to be among a, b, got 'c' in row 0"),
-        ([[0, 2], [0]], {"class_names": ["a", "b"]}, "split 'train' to be among a, b, got 2 in row 1"),
+        (
+            [["a", "b"], ["c"]],
+            {},
+            "labels of split 'test' to be among a, b, got 'c' in row 0",
+        ),
+        (
+            [[0, 2], [0]],
+            {"class_names": ["a", "b"]},
+            "split 'train' to be among a, b, got 2 in row 1",
+        ),
         ([[0, 1], [-1]], {}, "split 'test' to be labelled, got -1"),
         ([[1, 2], [1]], {}, "count from 0 without gaps, got 1, 2"),
         ([["a", "a"], ["a"]], {}, "classes to be at least two, and differ"),
-        ([["a", None], ["a"]], {}, r"value in every row of split 'train', got 1 without \(first in row 1\)"),
-        ([["a", "b"], [0]], {}, "split 'test' to be texts, or integers, as in train, got 0 and 'a'"),
+        (
+            [["a", None], ["a"]],
+            {},
+            r"value in every row of split 'train', got 1 without \(first in row 1\)",
+        ),
+        (
+            [["a", "b"], [0]],
+            {},
+            "split 'test' to be texts, or integers, as in train, got 0 and 'a'",
+        ),
         ([["a", ""], ["a"]], {}, r"hold a label in .* 'train', got none in row 1"),
-        ([["a", "a "], ["a"]], {}, "of train to differ visibly, got 'a' and 'a ' differ only by spaces"),
+        (
+            [["a", "a "], ["a"]],
+            {},
+            "of train to differ visibly, got 'a' and 'a ' differ only by spaces",
+        ),
         (AB, {"label_column": "labels"}, "got 'labels'; did you mean 'label'"),
-        (AB, {"text_column": "txt"}, "be one of text, label, got 'txt'; did you mean 'text'"),
-        (AB, {"image_column": "text"}, "one of text_column and image_column to be given"),
+        (
+            AB,
+            {"text_column": "txt"},
+            "be one of text, label, got 'txt'; did you mean 'text'",
+        ),
+        (
+            AB,
+            {"image_column": "text"},
+            "one of text_column and image_column to be given",
+        ),
     ],
 )
 def test_columns_refuse_values(labels: list, options: dict, message: str) -> None:
@@ -203,25 +332,36 @@ def test_columns_refuse_values(labels: list, options: dict, message: str) -> Non
 
 
 def numbered(labels: list[int]) -> DatasetDict:
-    rows = Dataset.from_dict({"text": [str(i) for i in range(len(labels))], "label": labels})
+    rows = Dataset.from_dict(
+        {"text": [str(i) for i in range(len(labels))], "label": labels}
+    )
     return DatasetDict({"train": rows, "test": rows.select([0])})
 
 
-@pytest.mark.parametrize(("size", "n_rows", "stratify"), [(0.2, 20, True), (25, 25, True), (25, 25, False)])
-def test_calibration_is_a_part_of_train(size: float | int, n_rows: int, stratify: bool) -> None:
+@pytest.mark.parametrize(
+    ("size", "n_rows", "stratify"), [(0.2, 20, True), (25, 25, True), (25, 25, False)]
+)
+def test_calibration_is_a_part_of_train(
+    size: float | int, n_rows: int, stratify: bool
+) -> None:
     dataset = numbered([0] * 80 + [1] * 20)
 
     def drawn(seed: int) -> DatasetDict:
         return split_calibration(dataset, size=size, seed=seed, stratify=stratify)
 
     splits = drawn(5)
-    calibration, rest = ([int(t) for t in splits[name]["text"]] for name in ("calibration", "train"))
+    calibration, rest = (
+        [int(t) for t in splits[name]["text"]] for name in ("calibration", "train")
+    )
     assert len(calibration) == n_rows
     assert sorted(calibration + rest) == list(range(100))
     assert (calibration, rest) == (sorted(calibration), sorted(rest))
     assert splits["test"] is dataset["test"]
     if stratify:
-        assert Counter(splits["calibration"]["label"]) == {0: n_rows * 4 // 5, 1: n_rows // 5}
+        assert Counter(splits["calibration"]["label"]) == {
+            0: n_rows * 4 // 5,
+            1: n_rows // 5,
+        }
     assert drawn(5)["calibration"]["text"][:] == splits["calibration"]["text"][:]
     assert drawn(6)["calibration"]["text"][:] != splits["calibration"]["text"][:]
     assert split_calibration(splits, size=0.5) is splits  # that is there is used
@@ -247,19 +387,33 @@ def test_sizes_that_leave_nothing_are_refused(size: object) -> None:
         split_calibration(numbered([0, 1] * 5), size=size)
 
 
-def test_subsets_are_reproducible_nested_and_of_the_seed_of_the_splits(tmp_path: Path) -> None:
+def test_subsets_are_reproducible_nested_and_of_the_seed_of_the_splits(
+    tmp_path: Path,
+) -> None:
     rows = numbered([0, 1] * 200)["train"]
     for name, part in (("train", rows), ("test", rows.select(range(200)))):
         part.to_parquet(tmp_path / f"{name}.parquet")
-    files = {f"{name}_file": str(tmp_path / f"{name}.parquet") for name in ("train", "test")}
+    files = {
+        f"{name}_file": str(tmp_path / f"{name}.parquet") for name in ("train", "test")
+    }
 
     def texts(n: int, seed: int) -> dict[str, list[int]]:
-        limits = {"max_train_samples": n, "max_calibration_samples": 20, "max_test_samples": 500}
+        limits = {
+            "max_train_samples": n,
+            "max_calibration_samples": 20,
+            "max_test_samples": 500,
+        }
         found = load_data(DataArguments(**files, **limits, split_seed=seed))
-        return {name: [int(text) for text in split["text"]] for name, split in found.items()}
+        return {
+            name: [int(text) for text in split["text"]] for name, split in found.items()
+        }
 
     small, large, other = texts(10, 1), texts(30, 1), texts(10, 2)
-    assert {name: len(kept) for name, kept in small.items()} == {"train": 10, "calibration": 20, "test": 200}
+    assert {name: len(kept) for name, kept in small.items()} == {
+        "train": 10,
+        "calibration": 20,
+        "test": 200,
+    }
     assert set(small["train"]) < set(large["train"])
     assert texts(10, 1) == small
     for name in ("train", "calibration"):
@@ -274,13 +428,23 @@ def test_subsets_are_reproducible_nested_and_of_the_seed_of_the_splits(tmp_path:
 
 def test_drawn_test_rows_come_from_train_and_test_and_leave_both() -> None:
     rows = numbered([0, 1, 1, 2] * 20)["train"]
-    dataset = DatasetDict({"train": rows.select(range(50)), "test": rows.select(range(50, 80))})
+    dataset = DatasetDict(
+        {"train": rows.select(range(50)), "test": rows.select(range(50, 80))}
+    )
     drawn = draw_test(dataset, size=0.25, seed=3)
     assert Counter(drawn["test"]["label"]) == {0: 5, 1: 10, 2: 5}
-    assert sorted([*drawn["train"]["text"], *drawn["test"]["text"]]) == sorted(rows["text"])
+    assert sorted([*drawn["train"]["text"], *drawn["test"]["text"]]) == sorted(
+        rows["text"]
+    )
     assert {int(text) >= 50 for text in drawn["test"]["text"]} == {True, False}
-    assert draw_test(dataset, size=0.25, seed=3)["test"]["text"][:] == drawn["test"]["text"][:]
-    assert draw_test(dataset, size=0.25, seed=4)["test"]["text"][:] != drawn["test"]["text"][:]
+    assert (
+        draw_test(dataset, size=0.25, seed=3)["test"]["text"][:]
+        == drawn["test"]["text"][:]
+    )
+    assert (
+        draw_test(dataset, size=0.25, seed=4)["test"]["text"][:]
+        != drawn["test"]["text"][:]
+    )
     assert draw_test(DatasetDict({"train": rows}), size=10)["test"].num_rows == 10
 
 
@@ -295,11 +459,13 @@ def test_two_draws_with_one_seed_are_not_of_one_stream() -> None:
 
 
 def test_of_a_file_alone_rows_are_held_out_to_test_on(tmp_path: Path) -> None:
-    numbered([0, 1, 2, 3] * 50)["train"].cast_column("text", Value("string")).to_parquet(
-        tmp_path / "t.parquet"
-    )
+    numbered([0, 1, 2, 3] * 50)["train"].cast_column(
+        "text", Value("string")
+    ).to_parquet(tmp_path / "t.parquet")
     file = str(tmp_path / "t.parquet")
-    with pytest.warns(UserWarning, match="no test_file, so 20% of the rows of train_file are held out"):
+    with pytest.warns(
+        UserWarning, match="no test_file, so 20% of the rows of train_file are held out"
+    ):
         dataset = load_data(DataArguments(train_file=file))
     sizes = {name: len(split) for name, split in dataset.items()}
     assert sizes == {"train": 144, "calibration": 16, "test": 40}
@@ -316,7 +482,9 @@ def gradient_image(width: int, height: int) -> Image.Image:
     """No two pixels are alike, and none is black."""
     values = 1 + np.arange(width * height).reshape(height, width)
     return Image.fromarray(
-        np.stack([values % 251 + 1, values // 251 + 1, values * 0 + 9], -1).astype(np.uint8)
+        np.stack([values % 251 + 1, values // 251 + 1, values * 0 + 9], -1).astype(
+            np.uint8
+        )
     )
 
 
@@ -337,10 +505,17 @@ def test_processors_accept_images_of_every_kind(processor, crop: str) -> None:
     palette = color.convert("P")
     palette.info["transparency"] = b"\x00" * 10
     images = [color, *map(color.convert, ("L", "RGBA", "1", "CMYK")), palette]
-    batch = ImageTransform(processor, crop=crop, flip=True)({"image": images, "label": [*range(6)]})
+    batch = ImageTransform(processor, crop=crop, flip=True)(
+        {"image": images, "label": [*range(6)]}
+    )
     rows = zip(batch["pixel_values"], batch["labels"], strict=True)
-    collated = collate_images([{"pixel_values": pixels, "labels": label} for pixels, label in rows])
-    assert (collated["pixel_values"].shape, collated["pixel_values"].dtype) == ((6, 3, 32, 32), torch.float32)
+    collated = collate_images(
+        [{"pixel_values": pixels, "labels": label} for pixels, label in rows]
+    )
+    assert (collated["pixel_values"].shape, collated["pixel_values"].dtype) == (
+        (6, 3, 32, 32),
+        torch.float32,
+    )
     assert collated["labels"].tolist() == [0, 1, 2, 3, 4, 5]
 
 
@@ -349,9 +524,15 @@ def test_padded_crop_shifts_the_image_over_black() -> None:
     image = gradient_image(32, 16)  # borders of 4 and 2
     canvas = np.zeros((3, 16 + 4, 32 + 8))
     canvas[:, 2:-2, 4:-4] = np.asarray(image).transpose(2, 0, 1)
-    places = {canvas[:, top : top + 16, left : left + 32].tobytes() for top in range(5) for left in range(9)}
+    places = {
+        canvas[:, top : top + 16, left : left + 32].tobytes()
+        for top in range(5)
+        for left in range(9)
+    }
     transform = ImageTransform(RAW, crop="pad")
-    seen = {pixels_of(transform, image).astype(np.float64).tobytes() for _ in range(300)}
+    seen = {
+        pixels_of(transform, image).astype(np.float64).tobytes() for _ in range(300)
+    }
     assert seen == places  # every shift occurs, and nothing else
 
 
@@ -361,7 +542,10 @@ def test_flip_mirrors_half_of_the_images() -> None:
     upright = np.asarray(image).transpose(2, 0, 1)
     results = [pixels_of(ImageTransform(RAW, flip=True), image) for _ in range(400)]
     kept = sum(np.array_equal(pixels, upright) for pixels in results)
-    assert kept + sum(np.array_equal(pixels, upright[:, :, ::-1]) for pixels in results) == 400
+    assert (
+        kept + sum(np.array_equal(pixels, upright[:, :, ::-1]) for pixels in results)
+        == 400
+    )
     assert 150 < kept < 250
 
 
@@ -375,14 +559,20 @@ def encoded(image: Image.Image) -> bytes:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_augmentation_follows_the_seed_with_and_without_workers(workers: int) -> None:
     images = [{"bytes": encoded(gradient_image(16, 16)), "path": None}] * 12
-    stored = DatasetDict({"train": Dataset.from_dict({"img": images, "label": [0, 1] * 6})})
+    stored = DatasetDict(
+        {"train": Dataset.from_dict({"img": images, "label": [0, 1] * 6})}
+    )
     dataset = choose_columns(stored, image_column="img")
     rows = dataset["train"].with_transform(ImageTransform(RAW, crop="pad", flip=True))
 
     def epoch(seed: int) -> torch.Tensor:
         torch.manual_seed(seed)
         loader = torch.utils.data.DataLoader(
-            rows, batch_size=4, num_workers=workers, collate_fn=collate_images, shuffle=True
+            rows,
+            batch_size=4,
+            num_workers=workers,
+            collate_fn=collate_images,
+            shuffle=True,
         )
         return torch.cat([batch["pixel_values"] for batch in loader])
 
@@ -399,14 +589,24 @@ def test_paths_in_a_csv_file_are_images(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text(f"file,label\n{lines}")
     path = tmp_path / "rows.csv"
     dataset = load_splits(train_file=path, test_file=path, cache_dir=tmp_path / "cache")
-    rows = choose_columns(dataset, image_column="file")["train"].with_transform(ImageTransform(RAW))
-    assert [tuple(rows[i]["pixel_values"].shape) for i in range(2)] == [(3, 8, 8), (3, 9, 8)]
-    with pytest.raises(ValueError, match=r"one shape after the processor, got \[\(3, 8, 8\), \(3, 9, 8\)\]"):
+    rows = choose_columns(dataset, image_column="file")["train"].with_transform(
+        ImageTransform(RAW)
+    )
+    assert [tuple(rows[i]["pixel_values"].shape) for i in range(2)] == [
+        (3, 8, 8),
+        (3, 9, 8),
+    ]
+    with pytest.raises(
+        ValueError,
+        match=r"one shape after the processor, got \[\(3, 8, 8\), \(3, 9, 8\)\]",
+    ):
         collate_images([rows[0], rows[1]])
 
 
 def test_a_wrong_crop_deep_and_no_images_are_refused() -> None:
-    with pytest.raises(ValueError, match="expected crop to be one of none, pad, resized"):
+    with pytest.raises(
+        ValueError, match="expected crop to be one of none, pad, resized"
+    ):
         ImageTransform(RAW, crop="random")
     with pytest.raises(ValueError, match="to have 8 bits a channel, got mode 'F'"):
         ImageTransform(RAW)({"image": [gradient_image(8, 8).convert("F")]})

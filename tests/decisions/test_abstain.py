@@ -51,12 +51,22 @@ def most_broken(n_draws: int) -> int:
 
 
 def broken_promises(
-    probs, labels, *, n_rows: int, accuracy: float, by_class: bool = False, n_draws: int = N_DRAWS
+    probs,
+    labels,
+    *,
+    n_rows: int,
+    accuracy: float,
+    by_class: bool = False,
+    n_draws: int = N_DRAWS,
 ) -> tuple[int, float]:
     """In how many draws a rule answers less accurately than it promised; and the mean share it answers."""
     rng = np.random.default_rng(1)
     confidences, predicted = probs.max(axis=1).astype(np.float32), probs.argmax(axis=1)
-    groups = [predicted == c for c in range(probs.shape[1])] if by_class else [np.full(len(probs), True)]
+    groups = (
+        [predicted == c for c in range(probs.shape[1])]
+        if by_class
+        else [np.full(len(probs), True)]
+    )
     # Confidences and the number of right rows above each of them, of the whole population.
     known = []
     for group in groups:
@@ -89,26 +99,43 @@ def deep(*case: object) -> object:
         ("over-confident", None, 400, FEW_DRAWS),
         ("calibrated", 1, 400, FEW_DRAWS),
         ("not monotone", None, 400, FEW_DRAWS),
-        *(deep(name, decimals, 400) for name in POPULATIONS for decimals in (None, 2, 1)),
+        *(
+            deep(name, decimals, 400)
+            for name in POPULATIONS
+            for decimals in (None, 2, 1)
+        ),
         # Wherever the tests start.
-        *(deep(name, None, n) for name in ("calibrated", "not monotone") for n in (30, 90, 220, 700)),
+        *(
+            deep(name, None, n)
+            for name in ("calibrated", "not monotone")
+            for n in (30, 90, 220, 700)
+        ),
     ],
 )
 def test_the_promise_is_broken_in_at_most_delta_of_the_draws(
     name: str, decimals: int | None, n_rows: int, n_draws: int
 ) -> None:
     probs, labels = population(POPULATIONS[name], decimals=decimals)
-    broken, _ = broken_promises(probs, labels, n_rows=n_rows, accuracy=0.9, n_draws=n_draws)
+    broken, _ = broken_promises(
+        probs, labels, n_rows=n_rows, accuracy=0.9, n_draws=n_draws
+    )
     assert broken <= most_broken(n_draws)
 
 
 @pytest.mark.parametrize(
     ("name", "decimals", "n_draws"),
-    [("calibrated", 2, FEW_DRAWS), *(deep(name, decimals) for name in POPULATIONS for decimals in (None, 1))],
+    [
+        ("calibrated", 2, FEW_DRAWS),
+        *(deep(name, decimals) for name in POPULATIONS for decimals in (None, 1)),
+    ],
 )
-def test_the_promises_of_all_classes_hold_together(name: str, decimals: int | None, n_draws: int) -> None:
+def test_the_promises_of_all_classes_hold_together(
+    name: str, decimals: int | None, n_draws: int
+) -> None:
     probs, labels = population(POPULATIONS[name], decimals=decimals)
-    broken, _ = broken_promises(probs, labels, n_rows=600, accuracy=0.9, by_class=True, n_draws=n_draws)
+    broken, _ = broken_promises(
+        probs, labels, n_rows=600, accuracy=0.9, by_class=True, n_draws=n_draws
+    )
     assert broken <= most_broken(n_draws)
 
 
@@ -117,19 +144,43 @@ def test_the_promises_of_all_classes_hold_together(name: str, decimals: int | No
 def test_more_rows_answer_more(name: str) -> None:
     """From 60 to 3,000 rows there is no collapse, as there was where one row more moved the starts of the tests."""
     probs, labels = population(POPULATIONS[name])
-    sizes = (60, 85, 86, 100, 150, 185, 190, 250, 350, 435, 445, 700, 1000, 1400, 1420, 3000)
-    shares = [broken_promises(probs, labels, n_rows=n, accuracy=0.9, n_draws=200)[1] for n in sizes]
+    sizes = (
+        60,
+        85,
+        86,
+        100,
+        150,
+        185,
+        190,
+        250,
+        350,
+        435,
+        445,
+        700,
+        1000,
+        1400,
+        1420,
+        3000,
+    )
+    shares = [
+        broken_promises(probs, labels, n_rows=n, accuracy=0.9, n_draws=200)[1]
+        for n in sizes
+    ]
     for i, share in enumerate(shares):
         assert share >= max(shares[: i + 1]) - 0.06
 
 
-@pytest.mark.parametrize(("name", "least"), [("calibrated", 0.9), ("under-confident", 0.95)])
+@pytest.mark.parametrize(
+    ("name", "least"), [("calibrated", 0.9), ("under-confident", 0.95)]
+)
 def test_it_answers_nearly_as_much_as_can_be_promised(name: str, least: float) -> None:
     """Of the largest share that keeps the accuracy in the population."""
     probs, labels = population(POPULATIONS[name])
     order = np.argsort(-probs.max(axis=1))
     right = (probs.argmax(axis=1) == labels)[order]
-    possible = np.flatnonzero(np.cumsum(right) / np.arange(1, len(right) + 1) >= 0.9).max() / len(right)
+    possible = np.flatnonzero(
+        np.cumsum(right) / np.arange(1, len(right) + 1) >= 0.9
+    ).max() / len(right)
     _, answered = broken_promises(probs, labels, n_rows=2000, accuracy=0.9, n_draws=50)
     assert answered >= least * possible
 
@@ -194,7 +245,10 @@ ZEROS = np.zeros(100, dtype=int)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"accuracy": 1.0}, "accuracy to be below 1, got 1.0; no number of rows .*; 0.99 needs 299"),
+        (
+            {"accuracy": 1.0},
+            "accuracy to be below 1, got 1.0; no number of rows .*; 0.99 needs 299",
+        ),
         ({"accuracy": 1.5}, r"accuracy to lie in \(0, 1\), got 1.5"),
         ({"delta": 0.0}, r"delta to lie in \(0, 1\), got 0.0"),
     ],
@@ -211,14 +265,20 @@ def test_an_accuracy_that_so_few_rows_cannot_promise() -> None:
     )
     with pytest.raises(InputValueError, match=re.escape(message)):
         AbstainRule(accuracy=0.999).fit(ROWS, ZEROS)
-    with pytest.warns(UserWarning, match="An accuracy of 0.97 cannot be promised at any"):
+    with pytest.warns(
+        UserWarning, match="An accuracy of 0.97 cannot be promised at any"
+    ):
         AbstainRule(accuracy=0.97).fit(ROWS, ZEROS + 1)
 
 
 def test_rows_before_fit_and_of_other_classes() -> None:
-    with pytest.raises(InputValueError, match=r"expected AbstainRule to be fitted, .* call fit"):
+    with pytest.raises(
+        InputValueError, match=r"expected AbstainRule to be fitted, .* call fit"
+    ):
         AbstainRule().predict(ROWS)
     with pytest.warns(UserWarning, match="cannot be promised"):
         rule = AbstainRule(accuracy=0.9).fit(ROWS, ZEROS + np.arange(100) % 2)
-    with pytest.raises(InputValueError, match="expected probs to have the 2 columns of fit"):
+    with pytest.raises(
+        InputValueError, match="expected probs to have the 2 columns of fit"
+    ):
         rule.predict(np.full((3, 3), 1 / 3))

@@ -22,13 +22,18 @@ def drawn(n: int = 3000, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 def test_the_decision_of_least_expected_cost() -> None:
     probs, _ = drawn(200)
-    wanted = [min(range(3), key=lambda d: sum(p[y] * COSTS[y, d] for y in range(3))) for p in probs]
+    wanted = [
+        min(range(3), key=lambda d: sum(p[y] * COSTS[y, d] for y in range(3)))
+        for p in probs
+    ]
     np.testing.assert_array_equal(CostRule(COSTS).predict(probs), wanted)
 
 
 def test_equal_costs_are_argmax_and_a_free_way_out_is_always_taken() -> None:
     probs, labels = drawn(200)
-    np.testing.assert_array_equal(CostRule(1 - np.eye(3)).predict(probs), probs.argmax(axis=1))
+    np.testing.assert_array_equal(
+        CostRule(1 - np.eye(3)).predict(probs), probs.argmax(axis=1)
+    )
     rule = CostRule(np.hstack([1 - np.eye(3), np.full((3, 1), -1e-3)]))
     assert (rule.predict(probs) == -1).all()
     found = rule.measure(probs, labels)
@@ -56,9 +61,18 @@ def test_savings_are_paired() -> None:
 @pytest.mark.parametrize(
     ("costs", "message"),
     [
-        ([[0, 1], [np.nan, 0]], r"finite and at most 1e\+12, got nan in row 1, column 0; give a forbidden"),
-        ([[0, 1, 1, 1], [1, 0, 1, 1]], r"\(C, C\) or \(C, C \+ 1\) with C at least 2, got shape \(2, 4\)"),
-        ([[0, 1e308], [1, 0]], r"got 1e\+308 in row 0, column 1; .*only the ratios of costs matter"),
+        (
+            [[0, 1], [np.nan, 0]],
+            r"finite and at most 1e\+12, got nan in row 1, column 0; give a forbidden",
+        ),
+        (
+            [[0, 1, 1, 1], [1, 0, 1, 1]],
+            r"\(C, C\) or \(C, C \+ 1\) with C at least 2, got shape \(2, 4\)",
+        ),
+        (
+            [[0, 1e308], [1, 0]],
+            r"got 1e\+308 in row 0, column 1; .*only the ratios of costs matter",
+        ),
     ],
 )
 def test_costs_that_are_none(costs: object, message: str) -> None:

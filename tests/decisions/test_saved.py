@@ -13,7 +13,13 @@ from scipy.special import softmax
 from transformers import pipeline
 
 from hf_calib._errors import InputValueError
-from hf_calib.decisions import AbstainRule, CostRule, Decisions, LabelThresholds, PredictionSets
+from hf_calib.decisions import (
+    AbstainRule,
+    CostRule,
+    Decisions,
+    LabelThresholds,
+    PredictionSets,
+)
 from hf_calib.metrics.sums import Interval
 from tests.helpers.sampled import labels_by
 from tests.helpers.tiny import sequences, text_of, tiny_bert, tokenizer
@@ -32,7 +38,9 @@ RULES = {
     "abstain": AbstainRule(accuracy=0.8).fit(PROBS, LABELS),
     "costs": CostRule(np.hstack([1 - np.eye(4), np.full((4, 1), 0.3)])),
     "sets": PredictionSets(method="aps", alpha=0.2, by_class=True).fit(PROBS, LABELS),
-    "labels": LabelThresholds(criterion="cost", costs=(1, 2)).fit(PROBS, np.eye(4)[LABELS]),
+    "labels": LabelThresholds(criterion="cost", costs=(1, 2)).fit(
+        PROBS, np.eye(4)[LABELS]
+    ),
 }
 
 
@@ -47,7 +55,11 @@ def test_what_is_saved_decides_the_same(kind: str, tmp_path: Path) -> None:
     assert loaded.fingerprint == "0a" * 32
     assert type(loaded.rule) is type(rule)
     assert loaded.rule.options() == rule.options()
-    assert (loaded.class_names, loaded.measured, loaded.n_measured) == (NAMES, measured, 500)
+    assert (loaded.class_names, loaded.measured, loaded.n_measured) == (
+        NAMES,
+        measured,
+        500,
+    )
     np.testing.assert_array_equal(loaded.rule.predict(PROBS), rule.predict(PROBS))
     assert loaded.to_dict() == decisions.to_dict()
 
@@ -58,10 +70,20 @@ def test_names_of_what_is_decided() -> None:
     assert decided == [None if c < 0 else NAMES[c] for c in numbers]
     assert None in decided
     sets = Decisions(RULES["sets"], NAMES)(torch.tensor(PROBS))
-    assert sets == [[NAMES[c] for c in np.flatnonzero(row)] for row in RULES["sets"].predict(PROBS)]
+    assert sets == [
+        [NAMES[c] for c in np.flatnonzero(row)] for row in RULES["sets"].predict(PROBS)
+    ]
     labels = LabelThresholds()
-    labels.thresholds_, labels.pooled_ = np.array([0.5, 0.3, 0.5, 0.9]), np.zeros(4, dtype=bool)
-    scores = {"sport": 0.8, "law": 0.4, "art": 0.7, "film": 0.1}  # they need not sum to 1
+    labels.thresholds_, labels.pooled_ = (
+        np.array([0.5, 0.3, 0.5, 0.9]),
+        np.zeros(4, dtype=bool),
+    )
+    scores = {
+        "sport": 0.8,
+        "law": 0.4,
+        "art": 0.7,
+        "film": 0.1,
+    }  # they need not sum to 1
     output = [[{"label": name, "score": score} for name, score in scores.items()]]
     assert Decisions(labels, NAMES)(output) == [["art", "law"]]
 
@@ -74,7 +96,11 @@ def classify(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Path]:
     model = tiny_bert(id2label=names, label2id={name: i for i, name in names.items()})
     model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
-    return pipeline("text-classification", model=str(folder), device="cpu"), model, folder
+    return (
+        pipeline("text-classification", model=str(folder), device="cpu"),
+        model,
+        folder,
+    )
 
 
 def test_one_line_for_a_pipeline(classify: Any) -> None:
@@ -118,15 +144,23 @@ RECORD = Decisions(RULES["abstain"], NAMES).to_dict()
         ({"rule": "oracle"}, "decisions.json to hold decisions, got the rule 'oracle'"),
         ({"options": {"accuracy": 2}}, r"accuracy to lie in \(0, 1\), got 2"),
         ({"fitted": {}}, "got no 'thresholds_'"),
-        ({"fitted": {"thresholds_": [0.5, 0.5]}}, "expected class_names to be 2 different names"),
+        (
+            {"fitted": {"thresholds_": [0.5, 0.5]}},
+            "expected class_names to be 2 different names",
+        ),
         (
             {"fitted": {"thresholds_": [0.5, 0.5, 0.5, 1.5]}},
             r"thresholds_ that are not one number in \[0, 1\]",
         ),
-        ({"class_names": ["a", "b", "c", "c"]}, "expected class_names to be 4 different names"),
+        (
+            {"class_names": ["a", "b", "c", "c"]},
+            "expected class_names to be 4 different names",
+        ),
     ],
 )
-def test_what_is_no_decisions_file(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_what_is_no_decisions_file(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     (tmp_path / "decisions.json").write_text(json.dumps(RECORD | changes))
     with pytest.raises(InputValueError, match=message):
         Decisions.from_pretrained(tmp_path)
@@ -147,12 +181,17 @@ def test_files_that_are_not_there_or_broken(tmp_path: Path) -> None:
 def test_a_rule_that_is_not_fitted_or_has_other_classes() -> None:
     with pytest.raises(InputValueError, match="expected AbstainRule to be fitted"):
         Decisions(AbstainRule(), NAMES)
-    with pytest.raises(InputValueError, match="expected class_names to be 4 different names, got art"):
+    with pytest.raises(
+        InputValueError, match="expected class_names to be 4 different names, got art"
+    ):
         Decisions(RULES["abstain"], ("art",))
 
 
 def test_sentences() -> None:
-    answers = {"answered": Interval(0.812, 0.8, 0.82), "accuracy": Interval(0.9613, 0.95, 0.97)}
+    answers = {
+        "answered": Interval(0.812, 0.8, 0.82),
+        "accuracy": Interval(0.9613, 0.95, 0.97),
+    }
     assert Decisions(RULES["abstain"], NAMES, answers, 1000).sentence() == (
         "It answers 81% of inputs at 80% accuracy and abstains on the rest (96.1% of its answers were correct, on "
         "1,000 rows not used for the fit)."

@@ -15,9 +15,13 @@ from hf_calib.decisions import PredictionSets
 METHODS = ("lac", "aps")
 
 
-def drawn(n: int, *, rng: np.random.Generator, n_classes: int = 5) -> tuple[np.ndarray, np.ndarray]:
+def drawn(
+    n: int, *, rng: np.random.Generator, n_classes: int = 5
+) -> tuple[np.ndarray, np.ndarray]:
     """Over-confident probs (n, C), and labels of classes that differ in frequency and in difficulty."""
-    labels = rng.choice(n_classes, size=n, p=np.arange(1, n_classes + 1) / sum(range(1, n_classes + 1)))
+    labels = rng.choice(
+        n_classes, size=n, p=np.arange(1, n_classes + 1) / sum(range(1, n_classes + 1))
+    )
     logits = rng.standard_normal((n, n_classes))
     logits[np.arange(n), labels] += 0.5 + 0.5 * labels
     return softmax(3 * logits, axis=1), labels
@@ -34,7 +38,9 @@ def test_the_sets_of_mapie(golden: Path, data: str, method: str, alpha: float) -
         quantile = file[f"{data}_{method}_{alpha}_quantile"]
     half = len(probs) // 2
     sets = PredictionSets(alpha=alpha, method=method).fit(probs[:half], labels[:half])
-    np.testing.assert_allclose(sets.thresholds_, np.full(probs.shape[1], quantile), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        sets.thresholds_, np.full(probs.shape[1], quantile), rtol=0, atol=1e-12
+    )
     np.testing.assert_array_equal(sets.predict(probs[half:]), wanted)
 
 
@@ -56,7 +62,10 @@ def test_coverage(method: str, by_class: bool) -> None:
         sets.fit(probs[rows], labels[rows])
         test = rng.integers(len(probs), size=2000)
         covered = sets.predict(probs[test])[np.arange(2000), labels[test]]
-        found[i] = [covered.mean(), *(covered[labels[test] == c].mean() for c in range(5))]
+        found[i] = [
+            covered.mean(),
+            *(covered[labels[test] == c].mean() for c in range(5)),
+        ]
     error = found.std(axis=0) / np.sqrt(n_draws)
     means = found.mean(axis=0)
     if by_class:
@@ -78,7 +87,9 @@ def test_by_class_is_one_threshold_for_the_rows_of_each() -> None:
 def test_a_class_with_few_rows_is_in_every_set() -> None:
     probs, labels = drawn(300, rng=np.random.default_rng(3), n_classes=3)
     labels[:] = np.where(np.arange(300) < 5, 0, 1 + labels % 2)
-    with pytest.warns(UserWarning, match=r"Class 0: fewer rows than the 9 that alpha=0\.1 needs"):
+    with pytest.warns(
+        UserWarning, match=r"Class 0: fewer rows than the 9 that alpha=0\.1 needs"
+    ):
         sets = PredictionSets(by_class=True).fit(probs, labels)
     assert sets.predict(probs)[:, 0].all()
 
@@ -90,8 +101,13 @@ def test_what_is_measured() -> None:
     members = sets.predict(probs[2000:])
     n_held = members[np.arange(2000), labels[2000:]].sum()
     exact = binomtest(n_held, 2000).proportion_ci(method="exact")
-    assert found["coverage"] == pytest.approx((n_held / 2000, exact.low, exact.high), rel=1e-9)
-    sizes, resamples = members.sum(axis=1), np.random.default_rng(0).integers(0, 2000, (1000, 2000))
+    assert found["coverage"] == pytest.approx(
+        (n_held / 2000, exact.low, exact.high), rel=1e-9
+    )
+    sizes, resamples = (
+        members.sum(axis=1),
+        np.random.default_rng(0).integers(0, 2000, (1000, 2000)),
+    )
     low, high = np.quantile(sizes[resamples].mean(axis=1), [0.025, 0.975])
     assert found["size"] == pytest.approx((sizes.mean(), low, high), rel=1e-12)
 

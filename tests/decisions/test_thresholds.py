@@ -58,7 +58,9 @@ def test_cost_is_the_least() -> None:
     rule = LabelThresholds(criterion="cost", costs=(1, 5)).fit(probs, labels)
 
     def cost(c: int, predicted: np.ndarray) -> float:
-        return (predicted & (labels[:, c] == 0)).sum() + 5 * (~predicted & (labels[:, c] == 1)).sum()
+        return (predicted & (labels[:, c] == 0)).sum() + 5 * (
+            ~predicted & (labels[:, c] == 1)
+        ).sum()
 
     for c in range(3):
         assert cost(c, rule.predict(probs)[:, c]) == min(
@@ -89,7 +91,9 @@ def test_the_promised_precision_is_broken_in_at_most_delta_of_the_draws() -> Non
         warnings.simplefilter("ignore")
         for _ in range(200):
             rows = rng.integers(len(probs), size=500)
-            rule = LabelThresholds(criterion="precision", precision=0.8).fit(probs[rows], labels[rows])
+            rule = LabelThresholds(criterion="precision", precision=0.8).fit(
+                probs[rows], labels[rows]
+            )
             found = rounded > rule.thresholds_
             counts = found.sum(axis=0)
             broken += bool(((labels * found).sum(axis=0) < 0.8 * counts).any())
@@ -113,9 +117,18 @@ def test_ties_are_predicted_together() -> None:
             {"criterion": "precision"},
             "precision to be given for criterion='precision', and for no other, got precision=None",
         ),
-        ({"precision": 0.9}, "got precision=0.9 with criterion='f1_macro'; pass both or none"),
-        ({"criterion": "cost"}, "costs to be given for criterion='cost', and for no other, got costs=None"),
-        ({"criterion": "cost", "costs": (1, 0)}, r"costs to be two numbers above 0, got \(1, 0\)"),
+        (
+            {"precision": 0.9},
+            "got precision=0.9 with criterion='f1_macro'; pass both or none",
+        ),
+        (
+            {"criterion": "cost"},
+            "costs to be given for criterion='cost', and for no other, got costs=None",
+        ),
+        (
+            {"criterion": "cost", "costs": (1, 0)},
+            r"costs to be two numbers above 0, got \(1, 0\)",
+        ),
     ],
 )
 def test_options(options: dict[str, object], message: str) -> None:
@@ -129,10 +142,15 @@ def test_rows() -> None:
         ((probs * 2, labels), r"probs to lie in \[0, 1\]"),
         ((probs, labels[:, :2]), r"labels to have shape \(50, 3\)"),
         ((probs, labels * -100), "labels to be 0 or 1, got also -100"),
-        ((probs, labels * 0), "labels to have at least min_positives=10 positives in total, got 0"),
+        (
+            (probs, labels * 0),
+            "labels to have at least min_positives=10 positives in total, got 0",
+        ),
     ):
         with pytest.raises(InputValueError, match=message):
             LabelThresholds().fit(*wrong)
     rule = LabelThresholds(criterion="precision", precision=0.99, min_positives=5)
-    with pytest.raises(InputValueError, match=r"to promise precision=0.99 with delta=0.025, got 50"):
+    with pytest.raises(
+        InputValueError, match=r"to promise precision=0.99 with delta=0.025, got 50"
+    ):
         rule.fit(probs[:, :2], labels[:, :2])

@@ -33,7 +33,10 @@ class Block:
     def commands(self) -> list[str]:
         """The command lines of a bash block, each whole, without prompts and comments."""
         whole = self.code.replace("\\\n", " ")
-        lines = [re.sub(r"\s+", " ", line.split("  #")[0]).strip() for line in whole.splitlines()]
+        lines = [
+            re.sub(r"\s+", " ", line.split("  #")[0]).strip()
+            for line in whole.splitlines()
+        ]
         return [line for line in lines if line and not line.startswith("#")]
 
 
@@ -43,11 +46,17 @@ def blocks(page: str, *, runs_too: str = "") -> list[Block]:
     follows = False
     for token in MarkdownIt().parse(text_of_page(page)):
         if page in READMES:  # their commands are indented, and the rest is not run
-            if token.type == "code_block" and token.content.startswith(("hf-calib ", "python ")):
+            if token.type == "code_block" and token.content.startswith(
+                ("hf-calib ", "python ")
+            ):
                 found.append(Block("bash", token.content, (token.map or [0])[0] + 1))
             continue
         if token.type != "fence":
-            follows = follows and token.type in ("paragraph_open", "paragraph_close", "inline")
+            follows = follows and token.type in (
+                "paragraph_open",
+                "paragraph_close",
+                "inline",
+            )
             continue
         language, *rest = token.info.split()
         line = (token.map or [0])[0] + 1

@@ -32,11 +32,18 @@ def parameters(*, guides: bool) -> list[Any]:
     """The guides, or the other pages; those that train are slow."""
     chosen = [page for page in RUN if page.startswith("guides/") == guides]
     marks = {**dict.fromkeys(QUICK, ()), **dict.fromkeys(DEEP, pytest.mark.deep)}
-    return [pytest.param(page, marks=marks.get(page, pytest.mark.slow)) for page in chosen]
+    return [
+        pytest.param(page, marks=marks.get(page, pytest.mark.slow)) for page in chosen
+    ]
 
 
 def run_page(
-    page: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, runs_too: str = ""
+    page: str,
+    hub: Hub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    runs_too: str = "",
 ) -> None:
     """Every block in order, in a folder that has what the page says it has."""
     folder = tmp_path / "here"
@@ -81,7 +88,10 @@ def run(block: Block, names: dict[str, Any], folder: Path, page: str) -> str:
         (folder / block.name).write_text(block.code)
         return ""
     if block.kind == "bash":
-        return "".join(typed(with_rest(command, where), folder, where) for command in block.commands())
+        return "".join(
+            typed(with_rest(command, where), folder, where)
+            for command in block.commands()
+        )
     code = block.code
     for word, other in FEWER.get(page, {}).items():
         code = code.replace(word, other)
@@ -116,7 +126,9 @@ def typed(command: str, folder: Path, where: str) -> str:
     if words[0] == "hf-calib":
         with as_a_program():
             result = call(*words[1:])
-        assert result.exit_code == 0, f"{where}: {command}\n{result.output}\n{result.exception!r}"
+        assert result.exit_code == 0, (
+            f"{where}: {command}\n{result.output}\n{result.exception!r}"
+        )
         return str(result.stdout)
     if re.fullmatch(r"python \S+\.py( .*)?", command):
         with pytest.MonkeyPatch.context() as patch, as_a_program() as printed:
@@ -124,9 +136,16 @@ def typed(command: str, folder: Path, where: str) -> str:
             runpy.run_path(words[1], run_name="__main__")
         return printed.getvalue()
     done = subprocess.run(
-        ["bash", "-c", command], cwd=folder, capture_output=True, text=True, timeout=600, check=False
+        ["bash", "-c", command],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
-    assert done.returncode == 0, f"{where}: {command}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+    assert done.returncode == 0, (
+        f"{where}: {command}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+    )
     return done.stdout
 
 
@@ -135,7 +154,11 @@ def compare(page: str, block: Block, printed: str) -> None:
     assert block.printed is not None
     if os.environ.get("UPDATE_PAGES") and "..." not in block.printed:
         path = DOCS / page
-        path.write_text(path.read_text().replace(f"```text\n{block.printed}```", f"```text\n{printed}```", 1))
+        path.write_text(
+            path.read_text().replace(
+                f"```text\n{block.printed}```", f"```text\n{printed}```", 1
+            )
+        )
         return
     checker = doctest.OutputChecker()
     same = checker.check_output(block.printed, printed, SAME)

@@ -21,7 +21,9 @@ def test_the_code_of_a_page_runs(
 
 
 def test_each_world_and_each_rest_is_of_something_that_is_there() -> None:
-    commands = [each for found in RUN.values() for block in found for each in block.commands()]
+    commands = [
+        each for found in RUN.values() for block in found for each in block.commands()
+    ]
     for start in RESTS:
         assert any(command.startswith(start) for command in commands), start
     assert {*WORLDS, *QUICK, *DEEP} <= set(RUN)
@@ -31,4 +33,6 @@ def test_each_world_and_each_rest_is_of_something_that_is_there() -> None:
 
 def test_no_page_names_a_path_of_a_machine() -> None:
     for page in PAGES:
-        assert not re.search(r"(?<![\w./])/(?:home|work|tmp|root)/", (DOCS / page).read_text()), page
+        assert not re.search(
+            r"(?<![\w./])/(?:home|work|tmp|root)/", (DOCS / page).read_text()
+        ), page

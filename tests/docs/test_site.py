@@ -38,12 +38,18 @@ def documented() -> list[Any]:
     found = []
     for page in PAGES:
         text = text_of_page(page)
-        for package, body in re.findall(r"```\{api\} (\S+)\n(.*?)```", text, flags=re.DOTALL):
+        for package, body in re.findall(
+            r"```\{api\} (\S+)\n(.*?)```", text, flags=re.DOTALL
+        ):
             if package in INTERNAL:
                 continue
             module = importlib.import_module(package)
-            found += [getattr(module, line.partition(":")[0]) for line in body.splitlines()]
-        found += [LOSSES[name].constructor for name in re.findall(r"```\{loss\} (\S+)", text)]
+            found += [
+                getattr(module, line.partition(":")[0]) for line in body.splitlines()
+            ]
+        found += [
+            LOSSES[name].constructor for name in re.findall(r"```\{loss\} (\S+)", text)
+        ]
     return found
 
 
@@ -52,7 +58,9 @@ def test_every_public_name_has_a_page() -> None:
     missing = [
         f"{package}.{name}"
         for package, name in public_names()
-        if not any(getattr(importlib.import_module(package), name) is each for each in there)
+        if not any(
+            getattr(importlib.import_module(package), name) is each for each in there
+        )
     ]
     # An interval is the same class in two packages, a constant the same object.
     assert missing == []
@@ -70,7 +78,9 @@ def test_every_citation_is_in_the_paper_index() -> None:
     assert set(cited) == {key for _, _, key in references()}
 
 
-@pytest.mark.parametrize("page", [*PAGES, "../README.md", "../recipes/README.md", "../CONTRIBUTING.md"])
+@pytest.mark.parametrize(
+    "page", [*PAGES, "../README.md", "../recipes/README.md", "../CONTRIBUTING.md"]
+)
 def test_images_have_texts_and_links_lead_somewhere(page: str) -> None:
     path = (DOCS / page).resolve()
     text = path.read_text(encoding="utf-8")

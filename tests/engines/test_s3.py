@@ -47,15 +47,20 @@ def test_shards(bucket: str, tmp_path: Path) -> None:
 
     for i in range(3):
         probs = np.random.default_rng(i).dirichlet(np.ones(3), 500)
-        table = {f"prob_{c}": probs[:, c] for c in range(3)} | {"label": probs.argmax(axis=1)}
+        table = {f"prob_{c}": probs[:, c] for c in range(3)} | {
+            "label": probs.argmax(axis=1)
+        }
         pq.write_table(pyarrow.table(table), tmp_path / f"part-{i}.parquet")
     s3fs.S3FileSystem().put(str(tmp_path), "bucket/run", recursive=True)
     there, here = (
         measure_in_one_pass(open_predictions(place), 15, workers=2)
         for place in (f"{bucket}/run", str(tmp_path))
     )
-    assert there.states["before"].compute() == pytest.approx(here.states["before"].compute(), rel=1e-12)
+    assert there.states["before"].compute() == pytest.approx(
+        here.states["before"].compute(), rel=1e-12
+    )
     with pytest.raises(
-        ValueError, match=r"expected s3://no-such-bucket/run to be readable, got .*NoSuchBucket|exist"
+        ValueError,
+        match=r"expected s3://no-such-bucket/run to be readable, got .*NoSuchBucket|exist",
     ):
         open_predictions("s3://no-such-bucket/run")

@@ -56,20 +56,38 @@ def parsed(folder: Path, text: str, *more: str) -> tuple[Any, ...]:
 
 def test_every_kind_of_value(tmp_path: Path) -> None:
     data, args = parsed(tmp_path, CONFIG.format(folder=tmp_path))
-    assert data == DataArguments("ag_news", None, "-odd, with --dashes", False, [100, 200])
-    assert (args.learning_rate, args.weight_decay, args.num_train_epochs) == (2e-5, 1e-2, 2.0)
-    assert (args.loss, args.loss_kwargs, args.class_weights) == ("focal", {"gamma": 2}, [1.0, 2.5])
+    assert data == DataArguments(
+        "ag_news", None, "-odd, with --dashes", False, [100, 200]
+    )
+    assert (args.learning_rate, args.weight_decay, args.num_train_epochs) == (
+        2e-5,
+        1e-2,
+        2.0,
+    )
+    assert (args.loss, args.loss_kwargs, args.class_weights) == (
+        "focal",
+        {"gamma": 2},
+        [1.0, 2.5],
+    )
     assert args.use_cpu is True
     assert args.load_best_model_at_end is False
     assert args.temperature_criterion == "ece"
 
 
 @pytest.mark.parametrize("word", ["no", "steps", '"no"'])
-def test_words_that_yaml_takes_for_truth_values_are_texts(word: str, tmp_path: Path) -> None:
-    text = CONFIG.format(folder=tmp_path).replace("load_best_model_at_end: no\n", f"run_name: {word}\n")
-    text += f"eval_strategy: {word}\nsave_strategy: {word}\neval_steps: 5\nsave_steps: 5\n"
+def test_words_that_yaml_takes_for_truth_values_are_texts(
+    word: str, tmp_path: Path
+) -> None:
+    text = CONFIG.format(folder=tmp_path).replace(
+        "load_best_model_at_end: no\n", f"run_name: {word}\n"
+    )
+    text += (
+        f"eval_strategy: {word}\nsave_strategy: {word}\neval_steps: 5\nsave_steps: 5\n"
+    )
     _, args = parsed(tmp_path, text)
-    assert (args.run_name, args.eval_strategy, args.save_strategy) == (word.strip('"'),) * 3
+    assert (args.run_name, args.eval_strategy, args.save_strategy) == (
+        word.strip('"'),
+    ) * 3
 
 
 def test_the_command_line_wins_and_no_file_is_needed(tmp_path: Path) -> None:
@@ -84,11 +102,22 @@ def test_the_command_line_wins_and_no_file_is_needed(tmp_path: Path) -> None:
         "{}",
     ]
     path = written(tmp_path, CONFIG.format(folder=tmp_path))
-    for words in (["--config", str(path), *more], [*more, f"--config={path}"]):  # wherever the file is named
+    for words in (
+        ["--config", str(path), *more],
+        [*more, f"--config={path}"],
+    ):  # wherever the file is named
         data, args = parse_arguments(KINDS, words)
         assert (data.sizes, data.shuffle, args.loss_kwargs) == ([7], True, {})
         assert (args.learning_rate, args.loss) == (3e-4, "dual_focal")
-    words = ["--dataset", "x", "--output_dir", str(tmp_path), "--use_cpu", "--report_to", "none"]
+    words = [
+        "--dataset",
+        "x",
+        "--output_dir",
+        str(tmp_path),
+        "--use_cpu",
+        "--report_to",
+        "none",
+    ]
     data, args = parse_arguments(KINDS, words)
     assert (data.dataset, args.loss) == ("x", "cross_entropy")
 
@@ -104,15 +133,29 @@ def test_a_later_file_wins(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("learning_rat: 1\n", "keys of .*yaml to be arguments of the script, got learning_rat; did you mean"),
+        (
+            "learning_rat: 1\n",
+            "keys of .*yaml to be arguments of the script, got learning_rat; did you mean",
+        ),
         ("- a\n- b\n", "config.yaml to hold `name: value` lines, got list"),
         ("a: [1\n", "config.yaml to be YAML, got "),
-        ("a: !!python/object/apply:os.system ['true']\n", "config.yaml to be YAML, got "),
-        ("temperature_criterion: null\n", "give temperature_criterion a value, got none; leave the line out"),
-        ("loss: focal\nseed: 1\nloss: brier\n", "be YAML, got 'loss' is there twice, of which one would"),
+        (
+            "a: !!python/object/apply:os.system ['true']\n",
+            "config.yaml to be YAML, got ",
+        ),
+        (
+            "temperature_criterion: null\n",
+            "give temperature_criterion a value, got none; leave the line out",
+        ),
+        (
+            "loss: focal\nseed: 1\nloss: brier\n",
+            "be YAML, got 'loss' is there twice, of which one would",
+        ),
     ],
 )
-def test_a_file_that_is_wrong_is_refused(text: str, message: str, tmp_path: Path) -> None:
+def test_a_file_that_is_wrong_is_refused(
+    text: str, message: str, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match=message):
         parsed(tmp_path, text)
 
@@ -120,7 +163,9 @@ def test_a_file_that_is_wrong_is_refused(text: str, message: str, tmp_path: Path
 def test_16_bits_of_a_file_are_off_where_nothing_computes_in_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("hf_calib.experiments.config_file.is_torch_bf16_gpu_available", lambda: False)
+    monkeypatch.setattr(
+        "hf_calib.experiments.config_file.is_torch_bf16_gpu_available", lambda: False
+    )
     _, args = parsed(tmp_path, "dataset: x\nbf16: true\nlearning_rate: 0.5\n")
     assert (args.bf16, args.learning_rate) == (False, 0.5)
     assert "bf16 of " in (said := capsys.readouterr().err)
@@ -128,7 +173,9 @@ def test_16_bits_of_a_file_are_off_where_nothing_computes_in_them(
     _, args = parsed(tmp_path, "dataset: x\nbf16: false\n")
     assert not args.bf16
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr("hf_calib.experiments.config_file.is_torch_bf16_gpu_available", lambda: True)
+    monkeypatch.setattr(
+        "hf_calib.experiments.config_file.is_torch_bf16_gpu_available", lambda: True
+    )
     _, args = parsed(tmp_path, "dataset: x\nbf16: true\nuse_cpu: true\n")
     assert args.bf16
 
@@ -142,12 +189,16 @@ def test_a_script_ends_with_one_line(
         parse_arguments([CalibrationTrainingArguments])
     sys.excepthook(wrong.type, wrong.value, wrong.tb)
     (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith("train.py: expected --config to name an existing YAML file, got no")
+    assert said.startswith(
+        "train.py: expected --config to name an existing YAML file, got no"
+    )
     sys.excepthook(wrong.type, SystemError("a bug"), wrong.tb)
     assert "Traceback" in capsys.readouterr().err
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     for path in (str(tmp_path / "nowhere.yaml"), str(tmp_path), "a" * 5000):
-        with pytest.raises(ValueError, match=f"--config to name an existing YAML file, got {path}"):
+        with pytest.raises(
+            ValueError, match=f"--config to name an existing YAML file, got {path}"
+        ):
             parse_arguments(KINDS, ["--config", path])

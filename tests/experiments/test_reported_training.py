@@ -33,7 +33,9 @@ def test_a_model_that_diverged_leaves_numbers_and_weights(tmp_path: Path) -> Non
     results = json.loads(text, parse_constant=pytest.fail)
     assert results["metrics"]["test_ece"] is None
     assert results["hyperparameters"] == {"gamma": 3.0}
-    saved = AutoModelForSequenceClassification.from_pretrained(tmp_path / "uncalibrated")
+    saved = AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "uncalibrated"
+    )
     assert_same(weights(saved), weights(trainer.model))
     assert not (tmp_path / "report").exists()
 
@@ -51,24 +53,40 @@ def test_hyperparameters_of_several_kinds_reach_every_file(tmp_path: Path) -> No
     tiny_trainer(tmp_path, calibration_method="none", **settings).train()
     (tmp_path / "checkpoint-8").rename(tmp_path / "later")
     trainer = tiny_trainer(tmp_path, **settings)
-    assert json.loads(trainer.args.to_json_string(), parse_constant=pytest.fail)["loss"] == "adafocal"
+    assert (
+        json.loads(trainer.args.to_json_string(), parse_constant=pytest.fail)["loss"]
+        == "adafocal"
+    )
     train_and_report(trainer, trainer.eval_dataset, resume=True)
     write_card(tmp_path / "calibrated", repo_id="me/x", license="mit")
     card = (tmp_path / "calibrated" / "README.md").read_text().replace("\\", "")
     assert "update_rate=1.0, gamma_init=1.0, gamma_max=inf" in card
     found = [path for path in tmp_path.rglob("*.json") if "later" not in path.parts]
     names = {path.name for path in found}
-    assert {"results.json", "trainer_state.json", "calibration.json", "config.json"} <= names
+    assert {
+        "results.json",
+        "trainer_state.json",
+        "calibration.json",
+        "config.json",
+    } <= names
     for path in found:
         json.loads(path.read_text(), parse_constant=pytest.fail)
     results = json.loads((tmp_path / "results.json").read_text())
-    assert (results["training"]["steps"], results["training"]["resumed"]) == (4, True)  # its own steps
+    assert (results["training"]["steps"], results["training"]["resumed"]) == (
+        4,
+        True,
+    )  # its own steps
     again = make_loss(results["loss"], **results["hyperparameters"])
     assert again.hyperparameters == trainer.calibration_loss.hyperparameters
 
 
-def test_predictions_that_would_have_no_logits_are_refused_before_the_training(tmp_path: Path) -> None:
-    trainer, rows = tiny_trainer(tmp_path, prediction_loss_only=True), sequences(tiny_bert(), 8)
+def test_predictions_that_would_have_no_logits_are_refused_before_the_training(
+    tmp_path: Path,
+) -> None:
+    trainer, rows = (
+        tiny_trainer(tmp_path, prediction_loss_only=True),
+        sequences(tiny_bert(), 8),
+    )
     message = r"prediction_loss_only to be off with elsewhere, whose .*, got True; leave it out"
     with pytest.raises(ValueError, match=message):
         train_and_report(trainer, rows, elsewhere={"noise": rows})
@@ -76,8 +94,12 @@ def test_predictions_that_would_have_no_logits_are_refused_before_the_training(t
 
 
 @pytest.mark.slow
-def test_the_trainer_is_left_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trainer = tiny_trainer(tmp_path, prediction_loss_only=True, calibration_method="matrix")
+def test_the_trainer_is_left_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = tiny_trainer(
+        tmp_path, prediction_loss_only=True, calibration_method="matrix"
+    )
     train_and_report(trainer, sequences(tiny_bert(), 30, seed=5))
     assert trainer.compute_metrics is None
     assert trainer.preprocess_logits_for_metrics is None
@@ -90,12 +112,18 @@ def test_the_trainer_is_left_as_it_was(tmp_path: Path, capsys: pytest.CaptureFix
     for state, suffix in (("before", ""), ("after", "_calibrated")):
         for name in ("nll", "brier", "ece"):
             value = report[state]["metrics"][name]["value"]
-            assert value == pytest.approx(metrics[f"test_{name}{suffix}"], abs=1e-6), name
+            assert value == pytest.approx(metrics[f"test_{name}{suffix}"], abs=1e-6), (
+                name
+            )
     assert (tmp_path / "calibrated" / "model.safetensors").is_file()
     assert not (tmp_path / "uncalibrated").exists()
     beside = tmp_path / "calibrated" / "calibration"
-    assert (beside / "report.json").read_text() == (tmp_path / "report" / "report.json").read_text()
-    weights = json.loads((tmp_path / "calibrated" / "calibration.json").read_text())["fingerprint"]
+    assert (beside / "report.json").read_text() == (
+        tmp_path / "report" / "report.json"
+    ).read_text()
+    weights = json.loads((tmp_path / "calibrated" / "calibration.json").read_text())[
+        "fingerprint"
+    ]
     assert report["about"] == {"split": "test", "n": 30, "fingerprint": weights}
     write_card(tmp_path / "calibrated", repo_id="me/x", license="mit")
     card = (tmp_path / "calibrated" / "README.md").read_text()

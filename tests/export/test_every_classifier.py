@@ -35,10 +35,22 @@ HEADS = {class_of(name): head for name, head in ARCHITECTURES.items()}
 # Those that are used most, and those whose heads are unlike the others.
 ALWAYS = {
     *HEADS,
-    *("ModernBertForTokenClassification", "DebertaV2ForTokenClassification", "BertForTokenClassification"),
-    *("Qwen3ForSequenceClassification", "Qwen3ForTokenClassification", "T5ForTokenClassification"),
+    *(
+        "ModernBertForTokenClassification",
+        "DebertaV2ForTokenClassification",
+        "BertForTokenClassification",
+    ),
+    *(
+        "Qwen3ForSequenceClassification",
+        "Qwen3ForTokenClassification",
+        "T5ForTokenClassification",
+    ),
     *("Gemma2ForSequenceClassification", "Gemma3TextForSequenceClassification"),
-    *("SiglipForImageClassification", "Siglip2ForImageClassification", "ConvNextV2ForImageClassification"),
+    *(
+        "SiglipForImageClassification",
+        "Siglip2ForImageClassification",
+        "ConvNextV2ForImageClassification",
+    ),
     *("LevitForImageClassificationWithTeacher", "PPLCNetForImageClassification"),
 }
 
@@ -51,10 +63,17 @@ def matrix(*, bias: bool) -> MatrixScaling:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.deep) for name in classifiers()]
+    "name",
+    [
+        pytest.param(name, marks=() if name in ALWAYS else pytest.mark.deep)
+        for name in classifiers()
+    ],
 )
 def test_folding_is_exact_and_can_be_undone(name: str, tmp_path: Path) -> None:
-    reason = next((reason for prefix, reason in NOT_BUILT.items() if name.startswith(prefix)), None)
+    reason = next(
+        (reason for prefix, reason in NOT_BUILT.items() if name.startswith(prefix)),
+        None,
+    )
     if reason is not None:
         pytest.skip(reason)
     try:
@@ -79,7 +98,11 @@ def test_folding_is_exact_and_can_be_undone(name: str, tmp_path: Path) -> None:
     assert logits.shape[-1] == 5
     wanted = scaler.transform(logits)
     assert np.abs(scaled - wanted).max() <= 1e-5 * np.abs(wanted).max()
-    changed = {n for n, value in model.state_dict().items() if not torch.equal(value, before[n])}
+    changed = {
+        n
+        for n, value in model.state_dict().items()
+        if not torch.equal(value, before[n])
+    }
     head = model.config.calibration["head"]
     assert {n.rpartition(".")[0] for n in changed} == set(head)
     assert head == HEADS.get(name, head)
@@ -88,10 +111,17 @@ def test_folding_is_exact_and_can_be_undone(name: str, tmp_path: Path) -> None:
     assert_same_weights(loaded, weights_of(model))
     if unseen is not None:
         wanted = scaler.transform(unseen)
-        assert np.abs(logits_of(model).double().numpy() - wanted).max() <= 2e-6 * np.abs(wanted).max()
+        assert (
+            np.abs(logits_of(model).double().numpy() - wanted).max()
+            <= 2e-6 * np.abs(wanted).max()
+        )
         # A copy, since weights that are mapped from the file lie unaligned, where products round differently.
         assert torch.equal(logits_of(copy.deepcopy(loaded)), logits_of(model))
-        with refused(loaded, ValueError, "folded only once, got a model with matrix scaling in its head"):
+        with refused(
+            loaded,
+            ValueError,
+            "folded only once, got a model with matrix scaling in its head",
+        ):
             fold(loaded, scaler, batch=batch)
     assert_same_weights(unfold(loaded), before)
 

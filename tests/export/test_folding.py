@@ -64,12 +64,20 @@ def made(kind: str, n: int = 5, *, bias: bool = True) -> Any:
     vector, matrix = rng.uniform(0.3, 2, n), rng.normal(size=(n, n))
     kinds: dict[str, Callable[[], Any]] = {
         "temperature": lambda: scaler_of(TemperatureScaling, temperature=1.7),
-        "sigmoids": lambda: scaler_of(TemperatureScaling(multi_label=True), temperature=1.7),
-        "per_label_temperature": lambda: scaler_of(PerLabelTemperatureScaling, temperatures=2 * vector),
+        "sigmoids": lambda: scaler_of(
+            TemperatureScaling(multi_label=True), temperature=1.7
+        ),
+        "per_label_temperature": lambda: scaler_of(
+            PerLabelTemperatureScaling, temperatures=2 * vector
+        ),
         "vector": lambda: scaler_of(VectorScaling, weight=vector, **numbers),
-        "structured_vector": lambda: scaler_of(StructuredVectorScaling, weight=vector, **numbers),
+        "structured_vector": lambda: scaler_of(
+            StructuredVectorScaling, weight=vector, **numbers
+        ),
         "matrix": lambda: scaler_of(MatrixScaling, weight=matrix, **numbers),
-        "structured_matrix": lambda: scaler_of(StructuredMatrixScaling, weight=matrix, **numbers),
+        "structured_matrix": lambda: scaler_of(
+            StructuredMatrixScaling, weight=matrix, **numbers
+        ),
         "auto": lambda: scaler_of(AutoScaling, weight=matrix, **numbers),
     }
     return kinds[kind]()
@@ -80,12 +88,18 @@ def made(kind: str, n: int = 5, *, bias: bool = True) -> Any:
 MODELS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "Bert": (bert, ("temperature", "auto", "vector", "matrix")),
     "BertForToken": (lambda: build("BertForTokenClassification"), ("temperature",)),
-    "Bert, multi-label": (lambda: bert(**SIGMOID), ("sigmoids", "per_label_temperature")),
+    "Bert, multi-label": (
+        lambda: bert(**SIGMOID),
+        ("sigmoids", "per_label_temperature"),
+    ),
     "Bert, one sigmoid": (lambda: bert(**SIGMOID, num_labels=1), ("sigmoids",)),
     "DeiTWithTeacher": (lambda: build("DeiTWithTeacher"), ("structured_vector",)),
     # Decoders take no second row without a padding token.
     "GPT2": (lambda: build("GPT2", pad_token_id=None), ("structured_matrix",)),
-    "XLNet, as many labels as hidden units": (lambda: build("XLNet", num_labels=16), ("vector", "matrix")),
+    "XLNet, as many labels as hidden units": (
+        lambda: build("XLNet", num_labels=16),
+        ("vector", "matrix"),
+    ),
 }
 
 
@@ -97,18 +111,25 @@ def numbers_of(kind: str, scaler: Any) -> dict[str, Any]:
         return {"temperatures": scaler.temperatures_.tolist()}
     if "vector" in kind:
         return {"weight": scaler.weight_.tolist(), "bias": scaler.bias_.tolist()}
-    return {"sha256": sha256(scaler.weight_.tobytes() + scaler.bias_.tobytes()).hexdigest()}
+    return {
+        "sha256": sha256(scaler.weight_.tobytes() + scaler.bias_.tobytes()).hexdigest()
+    }
 
 
 def assert_scaled(after: torch.Tensor, before: torch.Tensor, scaler: Any) -> None:
     wanted = scaler.transform(before.double().numpy())
-    np.testing.assert_allclose(after.double().numpy(), wanted, rtol=0, atol=2e-6 * np.abs(wanted).max())
+    np.testing.assert_allclose(
+        after.double().numpy(), wanted, rtol=0, atol=2e-6 * np.abs(wanted).max()
+    )
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [(name, kind) for name, (_, kinds) in MODELS.items() for kind in kinds]
+    ("name", "kind"),
+    [(name, kind) for name, (_, kinds) in MODELS.items() for kind in kinds],
 )
-def test_logits_are_scaled_and_recorded_and_saved(name: str, kind: str, tmp_path: Path) -> None:
+def test_logits_are_scaled_and_recorded_and_saved(
+    name: str, kind: str, tmp_path: Path
+) -> None:
     model = MODELS[name][0]()
     before = logits_of(model)
     scaler = made(kind, before.shape[-1], bias=name != "GPT2")
@@ -119,10 +140,19 @@ def test_logits_are_scaled_and_recorded_and_saved(name: str, kind: str, tmp_path
     assert_scaled(logits_of(loaded), before, scaler)
     method = "temperature" if kind == "sigmoids" else kind
     head = ARCHITECTURES.get(name.partition(",")[0], ["classifier"])
-    record = {"method": method, **numbers_of(kind, scaler), "folded": True, "head": head}
+    record = {
+        "method": method,
+        **numbers_of(kind, scaler),
+        "folded": True,
+        "head": head,
+    }
     assert model.config.calibration == loaded.config.calibration == record
     got = "temperature 1.7" if method == "temperature" else f"{kind} scaling"
-    with refused(loaded, ValueError, f"expected model to be folded only once, got a model with {got} in its"):
+    with refused(
+        loaded,
+        ValueError,
+        f"expected model to be folded only once, got a model with {got} in its",
+    ):
         fold(loaded, scaler)
 
 
@@ -141,18 +171,36 @@ def test_any_temperature(temperature: float) -> None:
 @pytest.mark.parametrize(
     ("scaler", "config"),
     [
-        *((scaler, {}) for scaler in (TemperatureScaling(), VectorScaling(), MatrixScaling(), AutoScaling())),
+        *(
+            (scaler, {})
+            for scaler in (
+                TemperatureScaling(),
+                VectorScaling(),
+                MatrixScaling(),
+                AutoScaling(),
+            )
+        ),
         *((kind(), {}) for kind in (StructuredVectorScaling, StructuredMatrixScaling)),
-        *((kind(multi_label=True), SIGMOID) for kind in (TemperatureScaling, AutoScaling)),
+        *(
+            (kind(multi_label=True), SIGMOID)
+            for kind in (TemperatureScaling, AutoScaling)
+        ),
         *(
             (kind, SIGMOID)
-            for kind in (PerLabelTemperatureScaling(), StructuredVectorScaling(multi_label=True))
+            for kind in (
+                PerLabelTemperatureScaling(),
+                StructuredVectorScaling(multi_label=True),
+            )
         ),
     ],
 )
-def test_fitted_scalers_serve_their_probabilities(scaler: Any, config: dict[str, Any]) -> None:
+def test_fitted_scalers_serve_their_probabilities(
+    scaler: Any, config: dict[str, Any]
+) -> None:
     model, generator = bert(**config), torch.Generator().manual_seed(4)
-    logits = logits_of(model, {"input_ids": torch.randint(10, 50, (60, 9), generator=generator)})
+    logits = logits_of(
+        model, {"input_ids": torch.randint(10, 50, (60, 9), generator=generator)}
+    )
     labels = torch.multinomial((logits / 2).softmax(-1), 1, generator=generator)[:, 0]
     if config:  # right four times in five
         labels = ((logits > 0) ^ (torch.arange(60) % 5 == 0)[:, None]).long()
@@ -160,11 +208,15 @@ def test_fitted_scalers_serve_their_probabilities(scaler: Any, config: dict[str,
     before = logits_of(model)
     after = logits_of(fold(model, scaler)).double().numpy()
     served = expit(after) if config else softmax(after, axis=-1)
-    np.testing.assert_allclose(served, scaler.predict_proba(before.numpy()), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(
+        served, scaler.predict_proba(before.numpy()), rtol=0, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("kind", [None, "vector"])
-def test_a_prior_correction_is_folded_with_the_map_before_it(kind: str | None, tmp_path: Path) -> None:
+def test_a_prior_correction_is_folded_with_the_map_before_it(
+    kind: str | None, tmp_path: Path
+) -> None:
     first: Any = None if kind is None else made(kind)
     model, scaler = bert(), PriorCorrection(*PRIORS, first)
     before = logits_of(model).double()
@@ -174,21 +226,41 @@ def test_a_prior_correction_is_folded_with_the_map_before_it(kind: str | None, t
     after = logits_of(type(model).from_pretrained(tmp_path)).double()
     assert_scaled(after, before, scaler)
     np.testing.assert_allclose(
-        after.softmax(-1), wanted / wanted.sum(axis=-1, keepdims=True), rtol=0, atol=1e-6
+        after.softmax(-1),
+        wanted / wanted.sum(axis=-1, keepdims=True),
+        rtol=0,
+        atol=1e-6,
     )
     saved = json.loads((tmp_path / "config.json").read_text())["calibration"]
     assert saved.pop("train_prior") == pytest.approx(PRIORS[0])
     assert saved.pop("target_prior") == pytest.approx(PRIORS[1])
     numbers = {} if first is None else numbers_of(str(kind), first)
     recorded = {} if kind is None else {"scaler": kind, **numbers}
-    assert saved == {"method": "prior_correction", "folded": True, "head": ["classifier"], **recorded}
+    assert saved == {
+        "method": "prior_correction",
+        "folded": True,
+        "head": ["classifier"],
+        **recorded,
+    }
 
 
 def test_the_record_keeps_what_is_there_but_of_another_map() -> None:
-    model, training = bert(), {"loss": "focal", "criterion": "nll", "split": "calibration", "n_examples": 9}
-    model.config.calibration = fitted = {**training, "temperature": 1.7, "folded": False}
+    model, training = (
+        bert(),
+        {"loss": "focal", "criterion": "nll", "split": "calibration", "n_examples": 9},
+    )
+    model.config.calibration = fitted = {
+        **training,
+        "temperature": 1.7,
+        "folded": False,
+    }
     fold(model, scaler := made("matrix"))
-    record = {"method": "matrix", **numbers_of("matrix", scaler), "folded": True, "head": ["classifier"]}
+    record = {
+        "method": "matrix",
+        **numbers_of("matrix", scaler),
+        "folded": True,
+        "head": ["classifier"],
+    }
     assert model.config.calibration == {**training, **record}
     assert fitted["folded"] is False  # the caller's dict is his
 
@@ -199,7 +271,11 @@ def test_the_record_keeps_what_is_there_but_of_another_map() -> None:
 def test_inputs_with_labels_as_a_loader_gives_them() -> None:
     model, ids = bert(), torch.randint(0, 60, (3, 7))
     before = logits_of(model)
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.tensor([0, 1, 99])}
+    inputs = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "labels": torch.tensor([0, 1, 99]),
+    }
     batch = transformers.BatchEncoding(inputs)
     fold_temperature(model, 1.7, batch=batch)
     assert_scaled(logits_of(model), before, made("temperature"))
@@ -227,7 +303,9 @@ def hooked(hook: Callable[[torch.Tensor], torch.Tensor], n: int = 5) -> Any:
 def packed_in_integers() -> Any:
     """As bitsandbytes keeps weights, in a subclass of nn.Linear."""
     model = bert()
-    model.classifier.weight = nn.Parameter(torch.zeros(5, 16, dtype=torch.uint8), requires_grad=False)
+    model.classifier.weight = nn.Parameter(
+        torch.zeros(5, 16, dtype=torch.uint8), requires_grad=False
+    )
     return model
 
 
@@ -249,48 +327,84 @@ REFUSED: list[tuple[Callable[[], Any], Any, str]] = [
 
 
 @pytest.mark.parametrize(("model", "scaler", "message"), REFUSED)
-def test_what_cannot_be_folded_is_refused(model: Callable[[], Any], scaler: Any, message: str) -> None:
+def test_what_cannot_be_folded_is_refused(
+    model: Callable[[], Any], scaler: Any, message: str
+) -> None:
     with refused(built := model(), ValueError, message):
-        fold_temperature(built, scaler) if isinstance(scaler, float) else fold(built, scaler)
+        fold_temperature(built, scaler) if isinstance(scaler, float) else fold(
+            built, scaler
+        )
 
 
 def test_objects_of_the_wrong_type_are_refused() -> None:
     model = bert()
-    with refused(model, ValueError, "expected temperature to be finite and above 0, got 0.0; 1.0 does not"):
+    with refused(
+        model,
+        ValueError,
+        "expected temperature to be finite and above 0, got 0.0; 1.0 does not",
+    ):
         fold_temperature(model, 0.0)
-    with refused(model, TypeError, "expected temperature to be a number, got str; pass a float"):
+    with refused(
+        model, TypeError, "expected temperature to be a number, got str; pass a float"
+    ):
         fold_temperature(model, "1.5")  # type: ignore[arg-type]
-    with refused(model, TypeError, "one of TemperatureScaling, PerLabelTemperatureScaling, .*, got .*; save"):
+    with refused(
+        model,
+        TypeError,
+        "one of TemperatureScaling, PerLabelTemperatureScaling, .*, got .*; save",
+    ):
         fold(model, DirichletScaling())
     with refused(model, NotFittedError, "not fitted"):
         fold(model, PriorCorrection(*PRIORS, VectorScaling()))
-    with pytest.raises(TypeError, match="expected model to be a transformers model, got Linear"):
+    with pytest.raises(
+        TypeError, match="expected model to be a transformers model, got Linear"
+    ):
         fold_temperature(nn.Linear(3, 3), 1.7)
-    with refused(model.bert, TypeError, "expected model to return logits, got BaseModelOutput"):
+    with refused(
+        model.bert, TypeError, "expected model to return logits, got BaseModelOutput"
+    ):
         fold_temperature(model.bert, 1.7)
-    with refused(model, ValueError, "expected batch to be what the model takes, got ValueError"):
+    with refused(
+        model, ValueError, "expected batch to be what the model takes, got ValueError"
+    ):
         fold_temperature(model, 1.7, batch={"pixels": torch.zeros(1, 3)})
     speech = bert()
     speech.main_input_name = "input_values"
-    with refused(speech, ValueError, "to take input_ids or pixel_values, got 'input_values'; pass batch"):
+    with refused(
+        speech,
+        ValueError,
+        "to take input_ids or pixel_values, got 'input_values'; pass batch",
+    ):
         fold_temperature(speech, 1.7)
 
 
 # peft 0.21 reads a name that transformers 5.23 deprecates.
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)
 def test_adapters_have_to_be_merged(tmp_path: Path) -> None:
     bert().save_pretrained(tmp_path / "base")
     base = BertForSequenceClassification.from_pretrained(tmp_path / "base")
-    adapted = get_peft_model(base, LoraConfig(task_type="SEQ_CLS", r=2, init_lora_weights=False))
+    adapted = get_peft_model(
+        base, LoraConfig(task_type="SEQ_CLS", r=2, init_lora_weights=False)
+    )
     adapted.save_pretrained(tmp_path / "adapters")
-    with refused(adapted, ValueError, "got PEFT layers .*; fold into the result of model.merge_and_unload"):
+    with refused(
+        adapted,
+        ValueError,
+        "got PEFT layers .*; fold into the result of model.merge_and_unload",
+    ):
         fold_temperature(adapted, 1.7)
     how = {"pretrained_model_name_or_path": tmp_path / "adapters", "num_labels": 5}
     loaded = transformers.AutoModelForSequenceClassification.from_pretrained(**how)
     message = r"got PEFT layers .*; merge them: peft\.AutoPeftModelForSequenceClassification\.from_pretrained"
     with refused(loaded, ValueError, message):
         fold_temperature(loaded, 1.7)
-    merged = AutoPeftModelForSequenceClassification.from_pretrained(**how).merge_and_unload().eval()
+    merged = (
+        AutoPeftModelForSequenceClassification.from_pretrained(**how)
+        .merge_and_unload()
+        .eval()
+    )
     before = logits_of(merged)
     assert_scaled(logits_of(fold_temperature(merged, 1.7)), before, made("temperature"))
 
@@ -304,18 +418,29 @@ def test_modes_and_gradients_are_as_they_were() -> None:
     model.bert.embeddings.requires_grad_(False)
     model(**some_inputs(model), labels=torch.tensor([0])).loss.backward()
     modes = [module.training for module in model.modules()]
-    before = [(p.requires_grad, None if p.grad is None else p.grad.clone()) for p in model.parameters()]
+    before = [
+        (p.requires_grad, None if p.grad is None else p.grad.clone())
+        for p in model.parameters()
+    ]
     fold_temperature(model, 1.7)
     assert [module.training for module in model.modules()] == modes
-    for parameter, (trainable, gradient) in zip(model.parameters(), before, strict=True):
+    for parameter, (trainable, gradient) in zip(
+        model.parameters(), before, strict=True
+    ):
         assert parameter.requires_grad == trainable
-        assert gradient is None if parameter.grad is None else torch.equal(parameter.grad, gradient)
+        assert (
+            gradient is None
+            if parameter.grad is None
+            else torch.equal(parameter.grad, gradient)
+        )
 
 
 def test_under_autocast_and_with_a_forward_that_training_in_bf16_has_wrapped() -> None:
     model = bert()
     before = logits_of(model)
-    model.forward = torch.autocast("cpu", dtype=torch.bfloat16)(model.forward)  # as accelerate does
+    model.forward = torch.autocast("cpu", dtype=torch.bfloat16)(
+        model.forward
+    )  # as accelerate does
     with torch.autocast("cpu", dtype=torch.bfloat16):
         fold_temperature(model, 1.7)
     del model.forward

@@ -30,7 +30,11 @@ Snapshot = dict[str, bytes]
 
 
 def contents(folder: Path) -> Snapshot:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +53,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 PUSHED = {
-    *("README.md", "calibration.json", "calibration/figures/reliability.png", "calibration/loss.safetensors"),
+    *(
+        "README.md",
+        "calibration.json",
+        "calibration/figures/reliability.png",
+        "calibration/loss.safetensors",
+    ),
     "calibration/head.safetensors",
     *("calibration/report.json", "config.json", "decisions.json", "model.safetensors"),
     *("tokenizer.json", "tokenizer_config.json"),
@@ -65,15 +74,28 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 OLD = {
-    *("pytorch_model.bin", "adapter_config.json", "adapter_model.safetensors", "model.fp16.safetensors"),
-    *("model-00001-of-00002.safetensors", "model.safetensors.index.json", "calibration_loss.safetensors"),
+    *(
+        "pytorch_model.bin",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "model.fp16.safetensors",
+    ),
+    *(
+        "model-00001-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "calibration_loss.safetensors",
+    ),
 }
-KEPT = dict.fromkeys(("notes.txt", "tf_model.h5", "onnx/model.onnx", "old/pytorch_model.bin"), b"kept")
+KEPT = dict.fromkeys(
+    ("notes.txt", "tf_model.h5", "onnx/model.onnx", "old/pytorch_model.bin"), b"kept"
+)
 
 
 def with_old_weights(hub: Hub) -> dict[str, bytes]:
     """A repository with a model of another form, and with files that are nobody's weights."""
-    hub.files[REPO] = {"main": dict.fromkeys({*OLD, "README.md", "config.json"}, b"old") | KEPT}
+    hub.files[REPO] = {
+        "main": dict.fromkeys({*OLD, "README.md", "config.json"}, b"old") | KEPT
+    }
     return dict(hub.files[REPO]["main"])
 
 
@@ -119,15 +141,22 @@ def test_one_commit_replaces_the_old_weights_and_keeps_the_rest(
     with_old_weights(hub)
     push_folder(model, REPO)
     assert (
-        "adapter_config.json, adapter_model.safetensors, calibration_loss.safetensors, model" in caplog.text
+        "adapter_config.json, adapter_model.safetensors, calibration_loss.safetensors, model"
+        in caplog.text
     )
-    assert "would be loaded in place of the pushed weights, and will be removed" in caplog.text
+    assert (
+        "would be loaded in place of the pushed weights, and will be removed"
+        in caplog.text
+    )
 
 
 def test_a_pull_request_leaves_the_branch_as_it_was(model: Path, hub: Hub) -> None:
     before = with_old_weights(hub)
     commit = push_folder(model, REPO, create_pr=True)
-    assert (commit.pr_revision, commit.pr_url) == ("refs/pr/1", f"{hub.address}/{REPO}/discussions/1")
+    assert (commit.pr_revision, commit.pr_url) == (
+        "refs/pr/1",
+        f"{hub.address}/{REPO}/discussions/1",
+    )
     assert hub.files[REPO]["main"] == before
     assert hub.files[REPO]["refs/pr/1"].keys() == PUSHED | KEPT.keys()
     push_folder(model, REPO, revision="refs/pr/1", message="More")
@@ -148,7 +177,12 @@ def test_pickles_links_checkpoints_and_hidden_files_stay(
     for name in ("training_args.bin", "optimizer.pt", "state.data"):
         torch.save({}, folder / name)
     (folder / "table.txt").write_bytes(pickle.dumps({}))
-    hidden = ("checkpoint-2/model.safetensors", "_made/a.txt", "code/__pycache__/a.pyc", ".env")
+    hidden = (
+        "checkpoint-2/model.safetensors",
+        "_made/a.txt",
+        "code/__pycache__/a.pyc",
+        ".env",
+    )
     # Those of the root only are a training's.
     inside = {"inside/labels.txt", "inside/_made/a.txt", "inside/checkpoint-2/a.txt"}
     for name in (*hidden, *inside, "old.bin", "OLDER.BIN"):
@@ -160,7 +194,11 @@ def test_pickles_links_checkpoints_and_hidden_files_stay(
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "labels.txt").write_text("a b")
-    links = {"labels.txt": outside / "labels.txt", "linked": outside, "inside/round": folder}
+    links = {
+        "labels.txt": outside / "labels.txt",
+        "linked": outside,
+        "inside/round": folder,
+    }
     for name, to in links.items():
         (folder / name).symlink_to(to)
     (folder / "copy.txt").symlink_to(folder / "inside/labels.txt")
@@ -168,13 +206,18 @@ def test_pickles_links_checkpoints_and_hidden_files_stay(
     extra = {*inside, "texts.zip", "empty.txt", "copy.txt", ".gitattributes"}
     assert hub.files[REPO]["main"].keys() == PUSHED | extra
     assert hub.files[REPO]["main"]["copy.txt"] == b"secret"
-    assert "inside/round, labels.txt, linked: links, which will not be pushed" in caplog.text
+    assert (
+        "inside/round, labels.txt, linked: links, which will not be pushed"
+        in caplog.text
+    )
     assert caplog.text.count("can run code when loaded") == 1
     assert "old.bin, state.data, table.txt can run code" in caplog.text
 
 
 def break_weights(folder: Path) -> None:
-    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-1])
+    (folder / "model.safetensors").write_bytes(
+        (folder / "model.safetensors").read_bytes()[:-1]
+    )
 
 
 def only_a_pickle(folder: Path) -> None:
@@ -184,14 +227,22 @@ def only_a_pickle(folder: Path) -> None:
 
 def shard_missing(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "model-1-of-2.safetensors")
-    index = {"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}
+    index = {
+        "weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}
+    }
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 WHOLE = "to hold a whole model, got a file that cannot be read"
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no config": (lambda f: (f / "config.json").unlink(), "to hold config.json, got none"),
-    "only a pickle": (only_a_pickle, "to hold safetensors weights, got no model.safetensors"),
+    "no config": (
+        lambda f: (f / "config.json").unlink(),
+        "to hold config.json, got none",
+    ),
+    "only a pickle": (
+        only_a_pickle,
+        "to hold safetensors weights, got no model.safetensors",
+    ),
     "cut weights": (break_weights, WHOLE),
     "shard missing": (shard_missing, "got no model-2-of-2.safetensors"),
     "bad card": (lambda f: (f / "README.md").write_text("---\n a: [\n---\n"), WHOLE),
@@ -199,7 +250,10 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: (f / "a.txt").symlink_to(f / "b"),
         "be a file, got a link to nothing; remove",
     ),
-    "a queue": (lambda f: os.mkfifo(f / "q"), "to be a file, got neither a file nor a folder; remove"),
+    "a queue": (
+        lambda f: os.mkfifo(f / "q"),
+        "to be a file, got neither a file nor a folder; remove",
+    ),
     "no folder": (shutil.rmtree, "which does not exist"),
 }
 
@@ -218,30 +272,52 @@ def test_a_folder_without_a_whole_model_is_refused_before_anything_is_sent(
 def test_names_and_tokens_are_checked_before_anything_is_sent(
     model: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name in ("datasets/me/model", "https://huggingface.co/me/model", "me/mo del", "", "./model"):
-        with pytest.raises(InputValueError, match="expected the repository to be owner/name, got"):
+    for name in (
+        "datasets/me/model",
+        "https://huggingface.co/me/model",
+        "me/mo del",
+        "",
+        "./model",
+    ):
+        with pytest.raises(
+            InputValueError, match="expected the repository to be owner/name, got"
+        ):
             push_folder(model, name)
-    with pytest.raises(InputValueError, match="expected revision to be the name of a branch"):
+    with pytest.raises(
+        InputValueError, match="expected revision to be the name of a branch"
+    ):
         push_folder(model, REPO, revision="a b")
-    with pytest.raises(InputValueError, match="expected the token to be of plain letters") as error:
+    with pytest.raises(
+        InputValueError, match="expected the token to be of plain letters"
+    ) as error:
         push_folder(model, REPO, token=f"{TOKEN}\nx")
     assert_secret(error.value, "")
     monkeypatch.delenv("HF_TOKEN")
-    monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_STORED_TOKENS_PATH", str(tmp_path / "tokens"))
+    monkeypatch.setattr(
+        huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "token")
+    )
+    monkeypatch.setattr(
+        huggingface_hub.constants, "HF_STORED_TOKENS_PATH", str(tmp_path / "tokens")
+    )
     with pytest.raises(
-        InputValueError, match=r"expected a token to be given for the push, got none; .*hf auth login"
+        InputValueError,
+        match=r"expected a token to be given for the push, got none; .*hf auth login",
     ):
         push_folder(model, REPO)
     assert hub.requests == []
     push_folder(model, REPO, token=f" {TOKEN}\n")  # as it is read from a file
-    assert {token for _, path, token in hub.requests if "yaml" not in path} == {f"Bearer {TOKEN}"}
+    assert {token for _, path, token in hub.requests if "yaml" not in path} == {
+        f"Bearer {TOKEN}"
+    }
 
 
 def test_a_card_that_the_hub_refuses(folder: Path, hub: Hub) -> None:
     (folder / "README.md").write_text("---\nrefused: true\n---\n")
     before = with_old_weights(hub)
-    with pytest.raises(InputValueError, match=r"to be accepted, got .*README.md.*refused is not allowed"):
+    with pytest.raises(
+        InputValueError,
+        match=r"to be accepted, got .*README.md.*refused is not allowed",
+    ):
         push_folder(folder, REPO)
     assert hub.files[REPO] == {"main": before}
 
@@ -276,12 +352,18 @@ REFUSALS: dict[str, tuple[Fault, type[Exception], str]] = {
         InputValueError,
         r"the token to have write access, got 403 .* \(no\); use another one, or open a pull request",
     ),
-    "too many": (Fault(429, "slow down"), InputOSError, r"got 429 for me/model \(slow down\); push again"),
+    "too many": (
+        Fault(429, "slow down"),
+        InputOSError,
+        r"got 429 for me/model \(slow down\); push again",
+    ),
     "cut": (Fault(), InputOSError, ARRIVES + "RemoteProtocolError .* push again later"),
 }
 
 
-@pytest.mark.parametrize("stage", ["/api/models/me/model", "/revision/new", "/preupload/", "/commit/"])
+@pytest.mark.parametrize(
+    "stage", ["/api/models/me/model", "/revision/new", "/preupload/", "/commit/"]
+)
 @pytest.mark.parametrize("name", REFUSALS)
 def test_refusals_say_what_to_do_and_leave_everything_as_it_was(
     name: str, stage: str, model: Path, hub: Hub, caplog: pytest.LogCaptureFixture
@@ -308,11 +390,16 @@ def test_a_repository_of_another_type_and_no_network(
     model: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.taken = {"me/data"}
-    with pytest.raises(InputValueError, match=r"a model's repository, got 404 for me/data .*check its name"):
+    with pytest.raises(
+        InputValueError,
+        match=r"a model's repository, got 404 for me/data .*check its name",
+    ):
         push_folder(model, "me/data")
     assert hub.files == {}
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(InputOSError, match=ARRIVES + "OfflineModeIsEnabled.*HF_HUB_OFFLINE"):
+    with pytest.raises(
+        InputOSError, match=ARRIVES + "OfflineModeIsEnabled.*HF_HUB_OFFLINE"
+    ):
         push_folder(model, REPO)
 
 
@@ -354,7 +441,9 @@ def test_the_connection_is_cut_at_each_request_in_turn(
 
             def fault(number: int, method: str, path: str) -> Fault | None:
                 n = number - start  # noqa: B023
-                return Fault(is_done=is_done) if n == at or (for_good and n > at) else None  # noqa: B023
+                return (
+                    Fault(is_done=is_done) if n == at or (for_good and n > at) else None  # noqa: B023
+                )
 
             hub.fault = fault
             told = ""
@@ -366,7 +455,9 @@ def test_the_connection_is_cut_at_each_request_in_turn(
             now = hub.files.get(REPO, {})
             new = now.get("new")
             hub.fault = lambda *_: None
-            assert now.get("main", {}) in ([{}, {".gitattributes": b""}] if is_new else [before])
+            assert now.get("main", {}) in (
+                [{}, {".gitattributes": b""}] if is_new else [before]
+            )
             assert contents(model) == local
             if n_requests <= at:  # the push was over before
                 assert complete is not None
@@ -376,7 +467,11 @@ def test_the_connection_is_cut_at_each_request_in_turn(
                 return
             if for_good:
                 assert "expected the push to arrive, got" in told
-                assert new in (None, {".gitattributes": b""} if is_new else before, complete)
+                assert new in (
+                    None,
+                    {".gitattributes": b""} if is_new else before,
+                    complete,
+                )
             else:
                 assert not told
                 complete = complete or new
@@ -402,15 +497,21 @@ def test_two_pushes_at_once_do_not_mix(model: Path, tmp_path: Path, hub: Hub) ->
             both_have_listed.wait(timeout=60)
 
     hub.fault = meet
-    futures = [push_folder(folder, REPO, run_as_future=True) for folder in (model, other)]
+    futures = [
+        push_folder(folder, REPO, run_as_future=True) for folder in (model, other)
+    ]
     commits = [future.result(timeout=60) for future in futures]
     assert len(listed) == 2
     assert len(hub.commits[REPO, "main"]) == 2
-    (last,) = (i for i, commit in enumerate(commits) if commit.oid == hub.head(REPO, "main"))
+    (last,) = (
+        i for i, commit in enumerate(commits) if commit.oid == hub.head(REPO, "main")
+    )
     files = hub.files[REPO]["main"]
     pushed = files_of((model, other)[last]).pushed
     assert {name: files[name] for name in pushed} == {
         name: path.read_bytes() for name, path in pushed.items()
     }
     weights = {name for name in files if "/" not in name and "safetensors" in name}
-    assert weights == {name for name in pushed if "/" not in name and "safetensors" in name}
+    assert weights == {
+        name for name in pushed if "/" not in name and "safetensors" in name
+    }

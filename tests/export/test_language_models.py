@@ -28,11 +28,17 @@ def logits_of(model: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_the_logits_are_divided_and_loaded_so_and_come_back(name: str, tmp_path: Path) -> None:
+def test_the_logits_are_divided_and_loaded_so_and_come_back(
+    name: str, tmp_path: Path
+) -> None:
     model = language_model(name)
     before, weights = logits_of(model), copy.deepcopy(model.state_dict())
     save_folded(model, TEMPERATURE, tmp_path, batch=None, processing_class=None)
-    changed = [key for key, value in model.state_dict().items() if not torch.equal(value, weights[key])]
+    changed = [
+        key
+        for key, value in model.state_dict().items()
+        if not torch.equal(value, weights[key])
+    ]
     (head,) = model.config.calibration["head"]
     assert {key.rpartition(".")[0] for key in changed} == {head}
     assert ("norm" in head or "ln_f" in head) == has_tied_head(model)
@@ -40,7 +46,9 @@ def test_the_logits_are_divided_and_loaded_so_and_come_back(name: str, tmp_path:
     assert_divided(logits_of(loaded), before)
     assert has_tied_head(loaded) == has_tied_head(model)
     hf_calib.unfold(loaded)
-    assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in weights.items())
+    assert all(
+        torch.equal(value, loaded.state_dict()[key]) for key, value in weights.items()
+    )
 
 
 def assert_divided(found: torch.Tensor, before: torch.Tensor) -> None:

@@ -25,13 +25,26 @@ from tests.helpers.trained import lora, trained
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "adapters"])
 def test_what_is_uploaded(
-    name: str, tmp_path: Path, hub: Hub, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    tmp_path: Path,
+    hub: Hub,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The folded weights, in one commit, with all that is about them, and nothing of the training."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    settings = {"save_strategy": "epoch", "eval_strategy": "epoch", "push_to_hub": True, "hub_token": TOKEN}
+    monkeypatch.setattr(
+        "huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache")
+    )
+    settings = {
+        "save_strategy": "epoch",
+        "eval_strategy": "epoch",
+        "push_to_hub": True,
+        "hub_token": TOKEN,
+    }
     settings |= {"hub_model_id": "model", "hub_strategy": "every_save"}
-    trainer = trained(tmp_path / "out", lora(tiny_bert()) if name == "adapters" else None, **settings)
+    trainer = trained(
+        tmp_path / "out", lora(tiny_bert()) if name == "adapters" else None, **settings
+    )
     trainer.save_model()  # may leave adapters, which would be loaded on top of the merged weights
     names = tuple(trainer.model.config.id2label.values())
     Decisions(CostRule(1 - np.eye(len(names))), names).save(tmp_path / "out")
@@ -39,20 +52,46 @@ def test_what_is_uploaded(
     files = hub.files["me/model"]["main"]
     record = json.loads(files["config.json"])["calibration"]
     assert (record["folded"], record["temperature"]) == (True, trainer.temperature)
-    wanted = {"README.md", "calibration.json", "config.json", "decisions.json", "model.safetensors"}
-    wanted |= {"calibration/figures/reliability.png", "calibration/report.json", "tokenizer.json"}
+    wanted = {
+        "README.md",
+        "calibration.json",
+        "config.json",
+        "decisions.json",
+        "model.safetensors",
+    }
+    wanted |= {
+        "calibration/figures/reliability.png",
+        "calibration/report.json",
+        "tokenizer.json",
+    }
     assert wanted <= set(files)
-    assert not [each for each in files if each.startswith(("checkpoint", "_", "adapter_"))]
-    messages = [each for each in hub.commits["me/model", "main"] if not each.startswith("Training in")]
+    assert not [
+        each for each in files if each.startswith(("checkpoint", "_", "adapter_"))
+    ]
+    messages = [
+        each
+        for each in hub.commits["me/model", "main"]
+        if not each.startswith("Training in")
+    ]
     assert messages[-1] == "End of training"
 
-    pushed = AutoModelForSequenceClassification.from_pretrained("me/model", token=TOKEN).eval()
+    pushed = AutoModelForSequenceClassification.from_pretrained(
+        "me/model", token=TOKEN
+    ).eval()
     ids = torch.tensor(trainer.calibration_dataset["input_ids"])
     with torch.no_grad():
-        served, plain = pushed(input_ids=ids).logits, trainer.model.eval()(input_ids=ids).logits
+        served, plain = (
+            pushed(input_ids=ids).logits,
+            trainer.model.eval()(input_ids=ids).logits,
+        )
     torch.testing.assert_close(served, plain / trainer.temperature, rtol=0, atol=1e-5)
-    assert {token for _, path, token in hub.requests if "/commit/" in path} == {f"Bearer {TOKEN}"}
-    contents = [*files.values(), *(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())]
+    assert {token for _, path, token in hub.requests if "/commit/" in path} == {
+        f"Bearer {TOKEN}"
+    }
+    contents = [
+        *files.values(),
+        *(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()),
+    ]
     assert not any(TOKEN.encode() in content for content in contents)
     assert TOKEN not in "".join(capfd.readouterr())
 
@@ -77,14 +116,20 @@ def test_what_is_uploaded(
 
 
 @pytest.mark.slow
-def test_a_push_in_the_background_and_as_a_pull_request(tmp_path: Path, hub: Hub) -> None:
+def test_a_push_in_the_background_and_as_a_pull_request(
+    tmp_path: Path, hub: Hub
+) -> None:
     trainer = trained(tmp_path / "model", loss="adafocal")
-    future = trainer.push_to_hub(blocking=False, revision="tried", commit_message="Tried")
+    future = trainer.push_to_hub(
+        blocking=False, revision="tried", commit_message="Tried"
+    )
     assert future.result(timeout=60).oid == hub.head("me/model", "tried")
     assert hub.commits["me/model", "tried"] == ["Tried"]
     assert trainer.push_to_hub(create_pr=True).pr_revision == "refs/pr/1"
     (tmp_path / "calibration").mkdir()
-    (tmp_path / PUSHED_LOSS_STATE).write_bytes(hub.files["me/model"]["refs/pr/1"][PUSHED_LOSS_STATE])
+    (tmp_path / PUSHED_LOSS_STATE).write_bytes(
+        hub.files["me/model"]["refs/pr/1"][PUSHED_LOSS_STATE]
+    )
     loss = make_loss("adafocal", **trainer.calibration_loss.hyperparameters)
     load_loss_state(loss, tmp_path)
     assert loss.gammas.tolist() == trainer.calibration_loss.gammas.tolist()
@@ -94,9 +139,14 @@ def test_without_a_map_the_push_is_the_stock_one(tmp_path: Path, hub: Hub) -> No
     trainer = tiny_trainer(tmp_path / "model", temperature_criterion="none")
     trainer.train()
     with pytest.raises(
-        InputValueError, match=r"a calibrator to be fitted for create_pr, got none; train with"
+        InputValueError,
+        match=r"a calibrator to be fitted for create_pr, got none; train with",
     ):
         trainer.push_to_hub(create_pr=True)
     assert hub.requests == []
     trainer.push_to_hub()
-    assert hub.files["me/model"]["main"].keys() >= {"model.safetensors", "training_args.bin", "README.md"}
+    assert hub.files["me/model"]["main"].keys() >= {
+        "model.safetensors",
+        "training_args.bin",
+        "README.md",
+    }

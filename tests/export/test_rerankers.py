@@ -19,15 +19,26 @@ from hf_calib.scaling import (
     StructuredVectorScaling,
     TemperatureScaling,
 )
-from tests.helpers.tiny import assert_same, sequences, text_of, tiny_bert, tokenizer, weights
+from tests.helpers.tiny import (
+    assert_same,
+    sequences,
+    text_of,
+    tiny_bert,
+    tokenizer,
+    weights,
+)
 from tests.language_models.models import language_model
 
 # sentence_transformers is imported in the tests: it takes seconds, and every worker collects this file.
 pytestmark = pytest.mark.skipif(
-    find_spec("sentence_transformers") is None, reason="sentence_transformers is missing"
+    find_spec("sentence_transformers") is None,
+    reason="sentence_transformers is missing",
 )
 
-PAIRS = [(text_of(ids[:3]), text_of(ids[3:7])) for ids in sequences(tiny_bert(), 36, seed=3)["input_ids"]]
+PAIRS = [
+    (text_of(ids[:3]), text_of(ids[3:7]))
+    for ids in sequences(tiny_bert(), 36, seed=3)["input_ids"]
+]
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +81,14 @@ SIGMOIDS = TemperatureScaling(multi_label=True)
 @pytest.mark.parametrize(
     ("n", "scaling"),
     [
-        *((1, scaling) for scaling in (StructuredVectorScaling(multi_label=True), SIGMOIDS)),
-        *((3, scaling) for scaling in (SIGMOIDS, MatrixScaling(), TemperatureScaling())),
+        *(
+            (1, scaling)
+            for scaling in (StructuredVectorScaling(multi_label=True), SIGMOIDS)
+        ),
+        *(
+            (3, scaling)
+            for scaling in (SIGMOIDS, MatrixScaling(), TemperatureScaling())
+        ),
     ],
 )
 def test_a_saved_reranker_gives_the_probabilities(
@@ -82,7 +99,9 @@ def test_a_saved_reranker_gives_the_probabilities(
     model.activation_fn = nn.Sigmoid() if sigmoid else nn.Identity()
     logits = logits_of(model)
     labels = labels_of(logits)
-    scaler = scaling.fit(logits, np.eye(3, dtype=int)[labels] if sigmoid and n == 3 else labels)
+    scaler = scaling.fit(
+        logits, np.eye(3, dtype=int)[labels] if sigmoid and n == 3 else labels
+    )
     assert np.abs(scaler.affine_map().weight - 1).max() > 0.05
     assert fold(model, scaler) is model
     loaded = reloaded(model, tmp_path)
@@ -94,11 +113,15 @@ def test_a_saved_reranker_gives_the_probabilities(
         assert isinstance(loaded.activation_fn, nn.Sigmoid)
         plain = pipeline("text-classification", str(tmp_path), device="cpu")
         asked = [{"text": query, "text_pair": answer} for query, answer in PAIRS]
-        assert [found["score"] for found in plain(asked)] == pytest.approx(served, abs=1e-5)
+        assert [found["score"] for found in plain(asked)] == pytest.approx(
+            served, abs=1e-5
+        )
 
 
 @pytest.mark.parametrize(("name", "false_token"), [("Llama", 9), ("Llama, tied", None)])
-def test_a_language_model_that_scores_two_tokens(name: str, false_token: int | None, tmp_path: Path) -> None:
+def test_a_language_model_that_scores_two_tokens(
+    name: str, false_token: int | None, tmp_path: Path
+) -> None:
     """Its score is the logit of token 5, less that of another."""
     from sentence_transformers import CrossEncoder
     from sentence_transformers.base.modules import Transformer
@@ -106,14 +129,22 @@ def test_a_language_model_that_scores_two_tokens(name: str, false_token: int | N
 
     language_model(name).save_pretrained(tmp_path / "plain")
     tokenizer().save_pretrained(tmp_path / "plain")
-    transformer = Transformer(str(tmp_path / "plain"), transformer_task="text-generation")
-    model = CrossEncoder(modules=[transformer, LogitScore(5, false_token)], device="cpu")
+    transformer = Transformer(
+        str(tmp_path / "plain"), transformer_task="text-generation"
+    )
+    model = CrossEncoder(
+        modules=[transformer, LogitScore(5, false_token)], device="cpu"
+    )
     asked = [("w1 w2", "w3 w4"), ("w5", "w9 w2 w4"), ("w7 w7", "w1")] * 10
-    logits = model.predict(asked, activation_fn=nn.Identity()).astype(np.float64)[:, None]
+    logits = model.predict(asked, activation_fn=nn.Identity()).astype(np.float64)[
+        :, None
+    ]
     scaler = SIGMOIDS.fit(logits, labels_of(logits))
     assert fold(model, scaler) is model
     loaded = reloaded(model, tmp_path / "folded")
-    assert loaded.predict(asked) == pytest.approx(scaler.predict_proba(logits)[:, 0], abs=1e-6)
+    assert loaded.predict(asked) == pytest.approx(
+        scaler.predict_proba(logits)[:, 0], abs=1e-6
+    )
     with pytest.raises(ValueError, match="folded only once"):
         fold(loaded, scaler)
 
@@ -131,19 +162,38 @@ def test_refused(rerankers: Any) -> None:
     model = copy.deepcopy(rerankers[1])
     before = weights(model)
 
-    def is_refused(each: Any, scaler: Any, message: str, error: type[Exception] = ValueError) -> None:
+    def is_refused(
+        each: Any, scaler: Any, message: str, error: type[Exception] = ValueError
+    ) -> None:
         with pytest.raises(error, match=message):
             fold(each, scaler)
 
-    is_refused(model, softmaxes, r"got num_labels=1 and activation_fn=Sigmoid\(\); fit the scaler with ")
-    is_refused(rerankers[3], sigmoids, r"multi-label classifier, .* num_labels=3 and activation_fn=Identity")
+    is_refused(
+        model,
+        softmaxes,
+        r"got num_labels=1 and activation_fn=Sigmoid\(\); fit the scaler with ",
+    )
+    is_refused(
+        rerankers[3],
+        sigmoids,
+        r"multi-label classifier, .* num_labels=3 and activation_fn=Identity",
+    )
     model.activation_fn = nn.Tanh()
-    is_refused(model, sigmoids, r"apply a sigmoid, a softmax or nothing .* got activation_fn=Tanh\(\)")
+    is_refused(
+        model,
+        sigmoids,
+        r"apply a sigmoid, a softmax or nothing .* got activation_fn=Tanh\(\)",
+    )
     model.activation_fn = nn.Sigmoid()
     assert_same(weights(model), before)
     is_refused(fold(model, sigmoids), sigmoids, "to be folded only once")
     encoder = SentenceTransformer(modules=[nn.Linear(1, 1)], device="cpu")
-    is_refused(encoder, sigmoids, "expected model to be a classifier, got SentenceTransformer", TypeError)
+    is_refused(
+        encoder,
+        sigmoids,
+        "expected model to be a classifier, got SentenceTransformer",
+        TypeError,
+    )
     # A plain model with one output may be a regression, and says nothing of a sigmoid.
     message = "for one sigmoid set problem_type='multi_label_classification'"
     is_refused(tiny_bert(num_labels=1), softmaxes, message)

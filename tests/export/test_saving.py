@@ -35,7 +35,14 @@ from tests.helpers.tiny import (
     tokenizer,
     weights,
 )
-from tests.helpers.trained import Network, images, images_trainer, lora, served_logits, trained
+from tests.helpers.trained import (
+    Network,
+    images,
+    images_trainer,
+    lora,
+    served_logits,
+    trained,
+)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +65,10 @@ def served(
     bf16 = trained(out, bf16=True)
     trainers: dict[str, tuple[CalibrationTrainer, Any]] = {
         "sequences": (shared_trainer, softmax),
-        "multi-label": (trained(out, tiny_bert(problem_type="multi_label_classification")), expit),
+        "multi-label": (
+            trained(out, tiny_bert(problem_type="multi_label_classification")),
+            expit,
+        ),
         "lora": (trained(out, lora_model, learning_rate=5e-3), softmax),
         "tokens": (trained(out, tiny_bert("Token"), data=tagged), softmax),
         "images": (images, softmax),
@@ -72,14 +82,22 @@ def served(
         if name == "bf16":  # served in float32, without the autocast of its forward
             plain = standalone_copy(bf16.model)
             with torch.no_grad():
-                logits = type(plain).forward(plain, torch.tensor(rows["input_ids"])).logits / bf16.temperature
+                logits = (
+                    type(plain).forward(plain, torch.tensor(rows["input_ids"])).logits
+                    / bf16.temperature
+                )
         else:
             logits = served_logits(trainer)
-        wanted[name] = expit(logits) if probabilities is expit else softmax(logits, axis=-1)
+        wanted[name] = (
+            expit(logits) if probabilities is expit else softmax(logits, axis=-1)
+        )
         if name != "images":
             task = "token-classification" if name == "tokens" else "text-classification"
             requests[name] = (task, [text_of(ids) for ids in rows["input_ids"]])
-    options = {"image-classification": {"top_k": 100}, "text-classification": {"top_k": None}}
+    options = {
+        "image-classification": {"top_k": 100},
+        "text-classification": {"top_k": None},
+    }
     answers = {name: transformers.pipeline(task, str(folder / name))(inputs, **options.get(task, {}))
                for name, (task, inputs) in requests.items()}  # fmt: skip
     return answers, wanted
@@ -96,18 +114,26 @@ def test_a_plain_pipeline_serves_calibrated_probabilities(
     assert len(answers) == len(wanted)
     for answer, probs in zip(answers, wanted, strict=True):
         if name == "tokens":
-            scores, best = [word["score"] for word in answer], [word["entity"] for word in answer]
+            scores, best = (
+                [word["score"] for word in answer],
+                [word["entity"] for word in answer],
+            )
             assert best == [f"LABEL_{label}" for label in probs.argmax(1)]
             np.testing.assert_allclose(scores, probs.max(1), atol=1e-6)
         else:
-            scores = [score["score"] for score in sorted(answer, key=lambda score: score["label"])]
+            scores = [
+                score["score"]
+                for score in sorted(answer, key=lambda score: score["label"])
+            ]
             np.testing.assert_allclose(scores, probs, atol=1e-6)
 
 
 # ---- The directory, and the model in memory ----
 
 
-def test_the_model_in_memory_stays_as_it_is(shared_trainer: CalibrationTrainer, tmp_path: Path) -> None:
+def test_the_model_in_memory_stays_as_it_is(
+    shared_trainer: CalibrationTrainer, tmp_path: Path
+) -> None:
     trainer = shared_trainer
     before, config = weights(trainer.model), trainer.model.config.to_dict()
     modes = [module.training for module in trainer.model.modules()]
@@ -121,13 +147,27 @@ def test_the_model_in_memory_stays_as_it_is(shared_trainer: CalibrationTrainer, 
 
     record = json.loads((tmp_path / "model" / "config.json").read_text())["calibration"]
     assert record == {
-        **{"loss": "focal", "loss_kwargs": {"gamma": 3.0}, "criterion": "nll", "folded": True},
-        **{"split": "calibration", "n_examples": 40, "method": "temperature", "head": ["classifier"]},
+        **{
+            "loss": "focal",
+            "loss_kwargs": {"gamma": 3.0},
+            "criterion": "nll",
+            "folded": True,
+        },
+        **{
+            "split": "calibration",
+            "n_examples": 40,
+            "method": "temperature",
+            "head": ["classifier"],
+        },
         "temperature": trainer.temperature,
     }
     # The same weights have the same fingerprint once they are loaded, and others another one.
-    saved = json.loads((tmp_path / "model" / "calibration.json").read_text())["fingerprint"]
-    loaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "model")
+    saved = json.loads((tmp_path / "model" / "calibration.json").read_text())[
+        "fingerprint"
+    ]
+    loaded = transformers.AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "model"
+    )
     assert fingerprint(loaded) == saved != fingerprint(trainer.model)
 
 
@@ -142,7 +182,11 @@ def test_an_existing_directory_holds_the_new_model_only(
     shared_trainer.save_calibrated_model(target)
     names = {path.name for path in target.iterdir()}
     assert {"config.json", "model.safetensors", "notes.txt", "tokenizer.json"} <= names
-    assert not [name for name in names if name.startswith(("model-0", "model.safetensors.", "pytorch_"))]
+    assert not [
+        name
+        for name in names
+        if name.startswith(("model-0", "model.safetensors.", "pytorch_"))
+    ]
 
 
 def fitted(folder: Path, model: Any, data: Any = None) -> CalibrationTrainer:
@@ -158,8 +202,12 @@ def test_what_cannot_be_saved_leaves_no_folder(tmp_path: Path) -> None:
     message = r"expected a calibrator to be fitted, got none configured; .*call fit_calibration_map"
     with pytest.raises(ValueError, match=message):
         trainer.save_calibrated_model(tmp_path / "model")
-    with pytest.raises(TypeError, match="the model to have save_pretrained, got Network; wrap"):
-        fitted(tmp_path / "out", Network(), images(30)).save_calibrated_model(tmp_path / "model")
+    with pytest.raises(
+        TypeError, match="the model to have save_pretrained, got Network; wrap"
+    ):
+        fitted(tmp_path / "out", Network(), images(30)).save_calibrated_model(
+            tmp_path / "model"
+        )
     assert not (tmp_path / "model").exists()
 
 
@@ -169,17 +217,28 @@ def test_sources_of_folding_and_merging_are_never_overwritten(
     source = tmp_path / "model"
     tiny_bert().save_pretrained(source)
     monkeypatch.chdir(tmp_path)
-    trainer = fitted(tmp_path / "out", transformers.BertForSequenceClassification.from_pretrained("model"))
+    trainer = fitted(
+        tmp_path / "out",
+        transformers.BertForSequenceClassification.from_pretrained("model"),
+    )
     adapted = fitted(tmp_path / "out", lora(tiny_bert()))
     adapted.save_model(str(tmp_path / "adapters"))
     (tmp_path / "link").symlink_to(source)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for name in (source, "model", tmp_path / "link", tmp_path / "out" / ".." / "model"):
-        with pytest.raises(ValueError, match="expected output to be another folder than the model's, got"):
+        with pytest.raises(
+            ValueError,
+            match="expected output to be another folder than the model's, got",
+        ):
             trainer.save_calibrated_model(name)
-    with pytest.raises(ValueError, match=r"expected output to hold no adapters, got .*; merging cannot be"):
+    with pytest.raises(
+        ValueError,
+        match=r"expected output to hold no adapters, got .*; merging cannot be",
+    ):
         adapted.save_calibrated_model(tmp_path / "adapters")
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert {
+        path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
+    } == before
 
 
 # ---- Interrupted, or on other file systems ----
@@ -189,34 +248,49 @@ SCALER = TemperatureScaling(grid=[2.5]).fit([[1.0, 0.0]] * 3, [0, 0, 1])
 
 
 def save_another(target: Path) -> None:
-    save_folded(tiny_bert(seed=1), SCALER, target, batch=None, processing_class=tokenizer())
+    save_folded(
+        tiny_bert(seed=1), SCALER, target, batch=None, processing_class=tokenizer()
+    )
 
 
 def state_of(target: Path) -> str:
     """Which model a folder holds: the old one, the new one with its tokenizer, none, or parts of both."""
     try:
-        model = transformers.BertForSequenceClassification.from_pretrained(target).eval()
+        model = transformers.BertForSequenceClassification.from_pretrained(
+            target
+        ).eval()
     except OSError:
         return "none"
     folded = (getattr(model.config, "calibration", None) or {}).get("folded", False)
-    n_words = len({"tokenizer.json", "tokenizer_config.json"} & {path.name for path in target.iterdir()})
+    n_words = len(
+        {"tokenizer.json", "tokenizer_config.json"}
+        & {path.name for path in target.iterdir()}
+    )
     with torch.no_grad():
         logits, old, new = (each(input_ids=torch.arange(5, 13)[None]).logits
                             for each in (model, tiny_bert().eval(), tiny_bert(seed=1).eval()))  # fmt: skip
     if torch.allclose(logits, old, atol=1e-4) and not folded and n_words == 0:
         return "old"
-    return "new" if torch.allclose(logits, new / 2.5, atol=1e-4) and folded and n_words == 2 else "mixture"
+    return (
+        "new"
+        if torch.allclose(logits, new / 2.5, atol=1e-4) and folded and n_words == 2
+        else "mixture"
+    )
 
 
 @pytest.mark.slow
-def test_a_kill_at_any_moment_leaves_the_old_model_or_the_new_one_or_none(tmp_path: Path) -> None:
+def test_a_kill_at_any_moment_leaves_the_old_model_or_the_new_one_or_none(
+    tmp_path: Path,
+) -> None:
     """Never folded weights under a config that says they are not, which would be folded twice."""
     tiny_bert().save_pretrained(tmp_path / "old", max_shard_size="5KB")
     states, status = [], signal.SIGKILL.value
     while status:
         target = tmp_path / str(len(states) + 1)
         shutil.copytree(tmp_path / "old", target)
-        status, told = in_a_fork(lambda: (kill_before(int(target.name), target), save_another(target)))  # noqa: B023
+        status, told = in_a_fork(
+            lambda: (kill_before(int(target.name), target), save_another(target))  # noqa: B023
+        )
         assert (status in (0, signal.SIGKILL), told) == (True, "")
         states.append(state_of(target))
         save_another(target)
@@ -224,7 +298,9 @@ def test_a_kill_at_any_moment_leaves_the_old_model_or_the_new_one_or_none(tmp_pa
     assert [state for state, _ in groupby(states)] == ["old", "none", "new"]
 
 
-def test_a_full_disk_leaves_everything_as_it_was_and_one_clear_line(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_everything_as_it_was_and_one_clear_line(
+    tmp_path: Path,
+) -> None:
     line = r"InputOSError: expected output to be writable, got \S+ \(File too large\); make room there, or name .*"
     tiny_bert().save_pretrained(tmp_path / "old")
     before = {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()}
@@ -233,11 +309,16 @@ def test_a_full_disk_leaves_everything_as_it_was_and_one_clear_line(tmp_path: Pa
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
         save_another(target)
 
-    for size in (0, 10_000):  # bytes; the weights are about 18,000, most of the other files are smaller
+    for size in (
+        0,
+        10_000,
+    ):  # bytes; the weights are about 18,000, most of the other files are smaller
         for name in ("old", "new"):
             _, told = in_a_fork(partial(save_on_a_full_disk, size, tmp_path / name))
             assert re.fullmatch(line, told)
-            assert {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()} == before
+            assert {
+                path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()
+            } == before
             assert [path.name for path in tmp_path.iterdir()] == ["old"]
 
 

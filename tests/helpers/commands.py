@@ -12,7 +12,10 @@ from typer.testing import CliRunner
 from hf_calib.cli import app
 
 NAMES = ("art", "law", "film", "sport")
-TEMPERATURE = ("--method", "temperature")  # faster than auto, where the map does not matter
+TEMPERATURE = (
+    "--method",
+    "temperature",
+)  # faster than auto, where the map does not matter
 REPORT = {"report.md", "report.html", "report.json", "figures"}
 
 
@@ -32,7 +35,9 @@ def assert_refused(result: Any, message: str) -> None:
     """Exit code 2 with one line on stderr, and nothing on stdout."""
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
-    lines = [line for line in result.stderr.splitlines() if line.startswith("hf-calib: ")]
+    lines = [
+        line for line in result.stderr.splitlines() if line.startswith("hf-calib: ")
+    ]
     assert len(lines) == 1, result.stderr
     assert re.search(message, lines[0]), lines[0]
     assert "Traceback" not in result.stderr

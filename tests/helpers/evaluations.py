@@ -15,7 +15,9 @@ from hf_calib.metrics.state import LOGGED_METRICS
 NAMES = tuple(LOGGED_METRICS)
 
 
-def one_shot(logits: np.ndarray, labels: np.ndarray, *, n_bins: int = 15) -> dict[str, float]:
+def one_shot(
+    logits: np.ndarray, labels: np.ndarray, *, n_bins: int = 15
+) -> dict[str, float]:
     """All metrics of (N, C) logits at once, in float64."""
     probs = softmax(logits.astype(np.float64), axis=1)
     errors = {
@@ -30,11 +32,18 @@ def one_shot(logits: np.ndarray, labels: np.ndarray, *, n_bins: int = 15) -> dic
         "nll": metrics.negative_log_likelihood,
     }
     found = {name: score(probs, labels) for name, score in scores.items()}
-    return found | {name: error(probs, labels, n_bins=n_bins) for name, error in errors.items()}
+    return found | {
+        name: error(probs, labels, n_bins=n_bins) for name, error in errors.items()
+    }
 
 
 def assert_reports(
-    found: Mapping[str, float], wanted: Mapping[str, float], prefix: str, suffix: str = ""
+    found: Mapping[str, float],
+    wanted: Mapping[str, float],
+    prefix: str,
+    suffix: str = "",
 ) -> None:
     ours = {name: found[f"{prefix}_{name}{suffix}"] for name in NAMES}
-    assert ours == pytest.approx({name: wanted[name] for name in NAMES}, rel=2e-6, abs=1e-7)
+    assert ours == pytest.approx(
+        {name: wanted[name] for name in NAMES}, rel=2e-6, abs=1e-7
+    )

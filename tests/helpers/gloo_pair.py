@@ -36,9 +36,14 @@ def forked(function: Callable[[], None]) -> int:
     return child
 
 
-def run_on_two(work: Callable[[int, Path], None], folder: Path, *, seconds: float = 300) -> None:
+def run_on_two(
+    work: Callable[[int, Path], None], folder: Path, *, seconds: float = 300
+) -> None:
     """Call `work(rank, folder)` on each of two processes; where one fails, end the other, and raise."""
-    left = {forked(lambda rank=rank: _join_and_work(rank, work, folder)): rank for rank in (0, 1)}  # type: ignore[misc]
+    left = {
+        forked(lambda rank=rank: _join_and_work(rank, work, folder)): rank
+        for rank in (0, 1)
+    }  # type: ignore[misc]
     deadline = time.monotonic() + seconds
     try:
         while left:
@@ -47,7 +52,9 @@ def run_on_two(work: Callable[[int, Path], None], folder: Path, *, seconds: floa
                 if ended:
                     rank, code = left.pop(child), os.waitstatus_to_exitcode(status)
                     assert code == 0, f"process {rank} ended with {code}: see stderr"
-            assert time.monotonic() < deadline, f"the processes did not end in {seconds} seconds"
+            assert time.monotonic() < deadline, (
+                f"the processes did not end in {seconds} seconds"
+            )
             time.sleep(0.02)
     finally:
         for child in left:
@@ -60,18 +67,38 @@ def _join_and_work(rank: int, work: Callable[[int, Path], None], folder: Path) -
     warnings.resetwarnings()  # a process of its own would not have pytest's
     # What accelerate asks for; the processes are joined already.
     os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT="0"
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE="2",
+        MASTER_ADDR="localhost",
+        MASTER_PORT="0",
     )
-    if accelerate := sys.modules.get("accelerate.state"):  # the tests before this one had one process
+    if accelerate := sys.modules.get(
+        "accelerate.state"
+    ):  # the tests before this one had one process
         accelerate.AcceleratorState._reset_state(reset_partial_state=True)
         accelerate.GradientState._reset_state()
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
+    )
     work(rank, folder)
     dist.barrier()
 
 
 def torchrun(module: str, *arguments: str) -> None:
     """Run a module in two processes, in an environment for tests."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = subprocess.run([*launcher, "-m", module, *arguments], capture_output=True, text=True, timeout=300)
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+    ]
+    done = subprocess.run(
+        [*launcher, "-m", module, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -41,7 +41,9 @@ class Hub(ThreadingHTTPServer):
         self.requests: list[tuple[str, str, str]] = []
         self.unknown: list[str] = []
         self.lock = RLock()
-        self.fault: Callable[[int, str, str], Fault | None] = lambda number, method, path: None
+        self.fault: Callable[[int, str, str], Fault | None] = (
+            lambda number, method, path: None
+        )
         self.taken: set[str] = set()
         self.created: list[dict[str, Any]] = []
 
@@ -56,7 +58,13 @@ class Hub(ThreadingHTTPServer):
             return self.starts[repository, branch]
         return sha1(f"{repository} {branch} {n_commits}".encode()).hexdigest()
 
-    def commit(self, repository: str, branch: str, files: Files, message: str = "by somebody else") -> None:
+    def commit(
+        self,
+        repository: str,
+        branch: str,
+        files: Files,
+        message: str = "by somebody else",
+    ) -> None:
         """Replace a branch's files, in one commit."""
         with self.lock:
             self.files[repository][branch] = files
@@ -99,7 +107,12 @@ class Handler(BaseHTTPRequestHandler):
         self.is_cut = fault is not None
         try:
             with self.server.lock:
-                self._answer_to(path, [unquote(part) for part in url.path.split("/")], url.query, body)
+                self._answer_to(
+                    path,
+                    [unquote(part) for part in url.path.split("/")],
+                    url.query,
+                    body,
+                )
         except RefusedError as error:
             self._fail(error.fault)
 
@@ -111,23 +124,38 @@ class Handler(BaseHTTPRequestHandler):
             return self._answer({"name": "me", "type": "user", "orgs": []})
         if path == "/api/validate-yaml":
             if b"refused: true" in body:
-                raise RefusedError(400, "", json.dumps({"errors": [{"message": "refused is not allowed"}]}))
+                raise RefusedError(
+                    400,
+                    "",
+                    json.dumps({"errors": [{"message": "refused is not allowed"}]}),
+                )
             return self._answer({"errors": [], "warnings": []})
         if path == "/api/repos/create":
             wanted = json.loads(body)
             repository = f"{wanted.get('organization') or 'me'}/{wanted['name']}"
             if repository in hub.files or repository in hub.taken:
-                there = {"error": "You already created this repo", "url": f"{hub.address}/{repository}"}
+                there = {
+                    "error": "You already created this repo",
+                    "url": f"{hub.address}/{repository}",
+                }
                 raise RefusedError(409, "", json.dumps(there))
             hub.created.append(wanted)
             hub.files[repository] = {"main": {".gitattributes": b""}}
-            return self._answer({"url": f"{hub.address}/{repository}", "name": repository})
-        parts = parts[3:] if path.startswith(("/api/models/", "/api/datasets/")) else parts[1:]
+            return self._answer(
+                {"url": f"{hub.address}/{repository}", "name": repository}
+            )
+        parts = (
+            parts[3:]
+            if path.startswith(("/api/models/", "/api/datasets/"))
+            else parts[1:]
+        )
         parts = parts[1:] if parts[0] == "datasets" else parts
         repository, name = "/".join(parts[:2]), "/".join(parts[4:])
         action, revision, *_ = [*parts[2:4], "", ""]
         if repository not in hub.files:
-            raise RefusedError(404, "RepoNotFound", json.dumps({"error": "Repository not found"}))
+            raise RefusedError(
+                404, "RepoNotFound", json.dumps({"error": "Repository not found"})
+            )
         if action == "refs":
             heads = [
                 {"name": each, "ref": f"refs/heads/{each}", "targetCommit": ""}
@@ -141,19 +169,42 @@ class Handler(BaseHTTPRequestHandler):
         if action == "resolve":
             self._file(repository, branch, name)
         elif action == "tree":
-            own = {n: c for n, c in files.items() if not name or n.startswith(f"{name}/")}
+            own = {
+                n: c for n, c in files.items() if not name or n.startswith(f"{name}/")
+            }
             if name and not own:
                 raise RefusedError(404, "EntryNotFound")
             self._answer([entry(each, content) for each, content in own.items()])
         elif action == "paths-info":
             wanted = parse_qs(body.decode())["paths"]
-            self._answer([entry(each, content) for each, content in files.items() if each in wanted])
+            self._answer(
+                [
+                    entry(each, content)
+                    for each, content in files.items()
+                    if each in wanted
+                ]
+            )
         elif action in ("", "revision"):
             names = [{"rfilename": name} for name in files]
             head = hub.head(repository, branch)
-            self._answer({"id": repository, "sha": head, "siblings": names, "tags": [], "private": False})
+            self._answer(
+                {
+                    "id": repository,
+                    "sha": head,
+                    "siblings": names,
+                    "tags": [],
+                    "private": False,
+                }
+            )
         elif action == "preupload":
-            self._answer({"files": [self._mode(files, entry["path"]) for entry in json.loads(body)["files"]]})
+            self._answer(
+                {
+                    "files": [
+                        self._mode(files, entry["path"])
+                        for entry in json.loads(body)["files"]
+                    ]
+                }
+            )
         elif action == "commit":
             self._commit(repository, branch, body, "create_pr=1" in query)
         else:
@@ -167,8 +218,12 @@ class Handler(BaseHTTPRequestHandler):
             self.server.commits.pop((repository, branch), None)
         else:
             if branch in branches:
-                raise RefusedError(409, "", json.dumps({"error": "Reference already exists"}))
-            start = self._named(repository, json.loads(body or b"{}").get("startingPoint") or "main")
+                raise RefusedError(
+                    409, "", json.dumps({"error": "Reference already exists"})
+                )
+            start = self._named(
+                repository, json.loads(body or b"{}").get("startingPoint") or "main"
+            )
             branches[branch] = dict(branches[start])
             self.server.starts[repository, branch] = self.server.head(repository, start)
         self._answer({})
@@ -183,7 +238,9 @@ class Handler(BaseHTTPRequestHandler):
     def _mode(self, files: Files, path: str) -> dict[str, Any]:
         found = {"path": path, "uploadMode": "regular", "shouldIgnore": False}
         if path in files:
-            found["oid"] = sha1(b"blob %d\0" % len(files[path]) + files[path]).hexdigest()
+            found["oid"] = sha1(
+                b"blob %d\0" % len(files[path]) + files[path]
+            ).hexdigest()
         return found
 
     def _commit(self, repository: str, branch: str, body: bytes, is_pr: bool) -> None:
@@ -192,7 +249,13 @@ class Handler(BaseHTTPRequestHandler):
         parent = header["value"].get("parentCommit")
         if parent not in (None, hub.head(repository, branch)):
             raise RefusedError(
-                412, "", json.dumps({"error": "A commit has happened since. Please refresh and try again."})
+                412,
+                "",
+                json.dumps(
+                    {
+                        "error": "A commit has happened since. Please refresh and try again."
+                    }
+                ),
             )
         files = dict(hub.files[repository][branch])
         for entry in entries:
@@ -204,11 +267,18 @@ class Handler(BaseHTTPRequestHandler):
             elif path in files:
                 del files[path]
             else:
-                raise RefusedError(404, "EntryNotFound", json.dumps({"error": f"{path} doesn't exist"}))
+                raise RefusedError(
+                    404, "EntryNotFound", json.dumps({"error": f"{path} doesn't exist"})
+                )
         pr = None
         if is_pr:
-            number = 1 + sum(name.startswith("refs/pr/") for name in hub.files[repository])
-            pr, branch = f"{hub.address}/{repository}/discussions/{number}", f"refs/pr/{number}"
+            number = 1 + sum(
+                name.startswith("refs/pr/") for name in hub.files[repository]
+            )
+            pr, branch = (
+                f"{hub.address}/{repository}/discussions/{number}",
+                f"refs/pr/{number}",
+            )
         hub.commit(repository, branch, files, header["value"]["summary"])
         oid = hub.head(repository, branch)
         url = f"{hub.address}/{repository}/commit/{oid}"
@@ -220,7 +290,9 @@ class Handler(BaseHTTPRequestHandler):
         if content is None:
             self._send(404, b"", {"X-Error-Code": "EntryNotFound", **headers})
         else:
-            self._send(200, content, {"ETag": f'"{sha1(content).hexdigest()}"', **headers})
+            self._send(
+                200, content, {"ETag": f'"{sha1(content).hexdigest()}"', **headers}
+            )
 
     def _body(self) -> bytes:
         if self.headers.get("Transfer-Encoding") != "chunked":
@@ -235,10 +307,14 @@ class Handler(BaseHTTPRequestHandler):
     def _fail(self, fault: Fault) -> None:
         self.is_cut = fault.status == 0
         kind = "application/json" if fault.text.startswith("{") else "text/plain"
-        self._send(fault.status, fault.text.encode(), {"Content-Type": kind, **fault.headers})
+        self._send(
+            fault.status, fault.text.encode(), {"Content-Type": kind, **fault.headers}
+        )
 
     def _answer(self, content: Any) -> None:
-        self._send(200, json.dumps(content).encode(), {"Content-Type": "application/json"})
+        self._send(
+            200, json.dumps(content).encode(), {"Content-Type": "application/json"}
+        )
 
     def _send(self, status: int, content: bytes, headers: dict[str, str]) -> None:
         if self.is_cut:

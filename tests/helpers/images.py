@@ -25,9 +25,15 @@ def cifar_names(data: Path) -> list[str]:
     return json.loads((data / "cifar10" / "label_names.json").read_text())
 
 
-def real_rows(data: Path, name: str, split: str, start: int, stop: int) -> pandas.DataFrame:
+def real_rows(
+    data: Path, name: str, split: str, start: int, stop: int
+) -> pandas.DataFrame:
     """Rows of a parquet file of images: `image`, a struct of bytes and path, and `label`."""
-    return parquet.read_table(data / name / f"{split}.parquet").slice(start, stop - start).to_pandas()
+    return (
+        parquet.read_table(data / name / f"{split}.parquet")
+        .slice(start, stop - start)
+        .to_pandas()
+    )
 
 
 def image_of(stored: dict[str, Any]) -> Image.Image:
@@ -45,7 +51,9 @@ def save_cifar_network(data: Path, folder: Path) -> Any:
     torch.manual_seed(0)
     names = cifar_names(data)
     config = CifarResNetConfig(
-        depth=8, id2label=dict(enumerate(names)), label2id={name: i for i, name in enumerate(names)}
+        depth=8,
+        id2label=dict(enumerate(names)),
+        label2id={name: i for i, name in enumerate(names)},
     )
     model = CifarResNetForImageClassification(config)
     rows = real_rows(data, "cifar10", "train", 0, N_STEPS * BATCH // 2)

@@ -14,7 +14,13 @@ _theirs = interpreter.InterpreterBuilder.cast_impl
 
 def _rounded(self: Any, src: Any, dst_type: Any) -> Any:
     if src.dtype.scalar == tl.float32 and dst_type.scalar == tl.bfloat16:
-        bits = torch.from_numpy(np.array(src.data)).bfloat16().view(torch.int16).numpy().view(np.uint16)
+        bits = (
+            torch.from_numpy(np.array(src.data))
+            .bfloat16()
+            .view(torch.int16)
+            .numpy()
+            .view(np.uint16)
+        )
         return interpreter.TensorHandle(bits, dst_type.scalar)
     return _theirs(self, src, dst_type)
 

@@ -26,6 +26,12 @@ def overlapping(figure: Figure) -> list[tuple[str, str]]:
         <= tick.get_loc()
         <= axis.get_view_interval().max() + 1e-9
     }
-    texts = [t for t in figure.findobj(Text) if t.get_text() and t.get_visible() and t not in hidden]
+    texts = [
+        t
+        for t in figure.findobj(Text)
+        if t.get_text() and t.get_visible() and t not in hidden
+    ]
     boxes = [(t.get_text(), t.get_window_extent()) for t in texts]
-    return [(a, b) for (a, box), (b, other) in combinations(boxes, 2) if box.overlaps(other)]
+    return [
+        (a, b) for (a, box), (b, other) in combinations(boxes, 2) if box.overlaps(other)
+    ]

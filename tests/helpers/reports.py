@@ -26,10 +26,19 @@ def few_resamples(patch: pytest.MonkeyPatch, n_resamples: int = 20) -> None:
 
 def no_figures(patch: pytest.MonkeyPatch) -> None:
     """Reports have one empty figure, no document's figures are drawn, and there is no page."""
-    patch.setattr(CalibrationReport, "figures", lambda self: {"reliability": Figure((1, 1))})
-    patch.setattr("hf_calib.report.comparison.reliability_of_sums", lambda sums: Figure((1, 1)))
-    patch.setattr("hf_calib.report.document.write_image", lambda figure, stream, **_: stream.write(PNG))
-    patch.setattr("hf_calib.report.document.Document.to_html", lambda self: "<!DOCTYPE html>")
+    patch.setattr(
+        CalibrationReport, "figures", lambda self: {"reliability": Figure((1, 1))}
+    )
+    patch.setattr(
+        "hf_calib.report.comparison.reliability_of_sums", lambda sums: Figure((1, 1))
+    )
+    patch.setattr(
+        "hf_calib.report.document.write_image",
+        lambda figure, stream, **_: stream.write(PNG),
+    )
+    patch.setattr(
+        "hf_calib.report.document.Document.to_html", lambda self: "<!DOCTYPE html>"
+    )
 
 
 @pytest.fixture
@@ -49,5 +58,7 @@ def quick_reports(monkeypatch: pytest.MonkeyPatch) -> None:
 def cells(table: str) -> list[list[str]]:
     """The text of a HTML table's cells, row by row."""
     rows = re.findall(r"<tr>(.*?)</tr>", table, flags=re.DOTALL)
-    found = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, flags=re.DOTALL) for row in rows]
+    found = [
+        re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, flags=re.DOTALL) for row in rows
+    ]
     return [[unescape(cell) for cell in row] for row in found]

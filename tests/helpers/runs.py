@@ -10,7 +10,15 @@ import pytest
 import torch
 
 from hf_calib import CalibrationTrainer
-from tests.helpers.tiny import arguments, differences, logged, sequences, tagged, tiny_bert, weights
+from tests.helpers.tiny import (
+    arguments,
+    differences,
+    logged,
+    sequences,
+    tagged,
+    tiny_bert,
+    weights,
+)
 
 GLOBAL_BATCH = 8
 CLASS_WEIGHTS = [0.5, 2.0, 1.0, 4.0]
@@ -20,9 +28,16 @@ CASES: dict[str, dict[str, Any]] = {
     "focal weighted": {"loss": "focal", "class_weights": CLASS_WEIGHTS},
     "focal summed": {"loss": "focal", "loss_reduction": "sum", "learning_rate": 2e-4},
     "adafocal": {"loss": "adafocal", "loss_kwargs": {"n_bins": 5}, **UPDATED},
-    "tokens cross_entropy weighted": {"loss": "cross_entropy", "class_weights": CLASS_WEIGHTS},
+    "tokens cross_entropy weighted": {
+        "loss": "cross_entropy",
+        "class_weights": CLASS_WEIGHTS,
+    },
     "tokens dual_focal": {"loss": "dual_focal"},
-    "tokens adafocal weighted": {"loss": "adafocal", "class_weights": CLASS_WEIGHTS, **UPDATED},
+    "tokens adafocal weighted": {
+        "loss": "adafocal",
+        "class_weights": CLASS_WEIGHTS,
+        **UPDATED,
+    },
 }
 BATCH_CASES: dict[str, dict[str, Any]] = {
     "mmce": {"loss": "mmce", "gather_batch": True},
@@ -33,9 +48,13 @@ BATCH_CASES: dict[str, dict[str, Any]] = {
 RAGGED_ROWS = 3 * GLOBAL_BATCH + 5
 
 
-def make_trainer(name: str, folder: Path, micro: int, accumulation: int, *, n: int = 3 * GLOBAL_BATCH) -> Any:
+def make_trainer(
+    name: str, folder: Path, micro: int, accumulation: int, *, n: int = 3 * GLOBAL_BATCH
+) -> Any:
     """In float64, so that only rounding in the 15th digit may differ."""
-    kind, data = ("Token", tagged) if name.startswith("tokens") else ("Sequence", sequences)
+    kind, data = (
+        ("Token", tagged) if name.startswith("tokens") else ("Sequence", sequences)
+    )
     model = tiny_bert(kind).double()
     settings = {
         "optim": "sgd",
@@ -48,7 +67,11 @@ def make_trainer(name: str, folder: Path, micro: int, accumulation: int, *, n: i
         **CASES.get(name, {}),
         **BATCH_CASES.get(name, {}),
     }
-    held_out = {"calibration_dataset": data(model, 12, seed=2)} if settings["loss"] == "adafocal" else {}
+    held_out = (
+        {"calibration_dataset": data(model, 12, seed=2)}
+        if settings["loss"] == "adafocal"
+        else {}
+    )
     args = arguments(folder, **settings)
     return CalibrationTrainer(model, args, train_dataset=data(model, n), **held_out)
 
@@ -67,14 +90,21 @@ def run(
     }
 
 
-def evaluate(kind: str, folder: Path, n: int) -> tuple[dict[str, float], dict[str, float], Any]:
+def evaluate(
+    kind: str, folder: Path, n: int
+) -> tuple[dict[str, float], dict[str, float], Any]:
     """Evaluate n rows, fit a temperature on n + 2 others, evaluate again; return both and the trainer.
 
     A "Stream" has sequences that come without their number.
     """
     model = tiny_bert("Sequence" if kind == "Stream" else kind)
-    sets = [(tagged if kind == "Token" else sequences)(model, size, seed=size) for size in (n, n + 2)]
-    evaluation, calibration = (s.to_iterable_dataset() if kind == "Stream" else s for s in sets)
+    sets = [
+        (tagged if kind == "Token" else sequences)(model, size, seed=size)
+        for size in (n, n + 2)
+    ]
+    evaluation, calibration = (
+        s.to_iterable_dataset() if kind == "Stream" else s for s in sets
+    )
     trainer = CalibrationTrainer(
         model,
         arguments(folder, per_device_eval_batch_size=4),
@@ -89,18 +119,28 @@ def evaluate(kind: str, folder: Path, n: int) -> tuple[dict[str, float], dict[st
 def resume(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The end of a training of 4 steps, the last with rows left over, and of the same one resumed after 2 of them."""
     # transformers 5.17 cannot load tensors of an optimizer on the CPU of several processes; SGD has none.
-    settings = {"loss": "adafocal", "gamma_update_steps": 1, "optim": "sgd", "learning_rate": 2e-3}
+    settings = {
+        "loss": "adafocal",
+        "gamma_update_steps": 1,
+        "optim": "sgd",
+        "learning_rate": 2e-3,
+    }
     ends = []
     for resumed in (False, True):
         model = tiny_bert(dropout=0.1)
         args = arguments(folder, **settings, save_strategy="steps", save_steps=2)
-        sets = {"train_dataset": sequences(model, 29), "calibration_dataset": sequences(model, 21, seed=2)}
+        sets = {
+            "train_dataset": sequences(model, 29),
+            "calibration_dataset": sequences(model, 21, seed=2),
+        }
         trainer = CalibrationTrainer(model, args, **sets)
         if resumed and trainer.is_world_process_zero():
             shutil.rmtree(folder / "checkpoint-4")
         trainer.accelerator.wait_for_everyone()
         trainer.train(resume_from_checkpoint=resumed)
-        ends.append({**weights(trainer.model), **dict(trainer.calibration_loss.named_buffers())})
+        ends.append(
+            {**weights(trainer.model), **dict(trainer.calibration_loss.named_buffers())}
+        )
     return ends[0], ends[1]
 
 
@@ -110,7 +150,9 @@ LOGGED = 5e-7  # the Trainer adds up the losses that it logs in float32
 
 def assert_equal_runs(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     for key in ("weights", "table"):
-        largest, drift = differences(ours[key], theirs[key]) if ours[key] else (0.0, 0.0)
+        largest, drift = (
+            differences(ours[key], theirs[key]) if ours[key] else (0.0, 0.0)
+        )
         assert largest < TOLERANCE, key
         assert drift < TOLERANCE / 10, key
     for key, rtol in (("loss", LOGGED), ("grad_norm", TOLERANCE)):

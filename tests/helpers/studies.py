@@ -20,20 +20,33 @@ class Task:
     """Rows whose true class probabilities are known, and trainings that learn them more or less well."""
 
     def __init__(
-        self, n_test: int = 300, n_calibration: int = 200, n_classes: int = 3, seed: int = 0
+        self,
+        n_test: int = 300,
+        n_calibration: int = 200,
+        n_classes: int = 3,
+        seed: int = 0,
     ) -> None:
         rng = np.random.default_rng(seed)
         self.n_test = n_test
         self._true_logits = 1.5 * rng.normal(size=(n_test + n_calibration, n_classes))
-        self.labels = (self._true_logits + rng.gumbel(size=self._true_logits.shape)).argmax(axis=1)
+        self.labels = (
+            self._true_logits + rng.gumbel(size=self._true_logits.shape)
+        ).argmax(axis=1)
 
     def train(
-        self, seed: int, *, sharpness: float = 1.5, row_noise: float = 0.7, seed_effect: float = 0.05
+        self,
+        seed: int,
+        *,
+        sharpness: float = 1.5,
+        row_noise: float = 0.7,
+        seed_effect: float = 0.05,
     ) -> TrainingPredictions:
         """Predictions of a training: over-confident by default, by its seed more or less, and wrong about each row."""
         rng = np.random.default_rng([seed, 1])
         factor = sharpness * np.exp(seed_effect * rng.normal())
-        logits = factor * (self._true_logits + row_noise * rng.normal(size=self._true_logits.shape))
+        logits = factor * (
+            self._true_logits + row_noise * rng.normal(size=self._true_logits.shape)
+        )
         return self.predictions(logits)
 
     def predictions(self, logits: NDArray[Any]) -> TrainingPredictions:
@@ -69,7 +82,9 @@ def write_study(
             continue
         predictions.save(cell / "predictions.safetensors")
         training = {"seconds": 100.0, "steps": 100, "resumed": False}
-        (cell / "results.json").write_text(json.dumps({"loss": loss, "seed": seed, "training": training}))
+        (cell / "results.json").write_text(
+            json.dumps({"loss": loss, "seed": seed, "training": training})
+        )
     plan = {
         "losses": list(dict.fromkeys(loss for loss, _ in trainings)),
         "seeds": sorted({seed for _, seed in trainings}),

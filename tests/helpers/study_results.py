@@ -16,7 +16,9 @@ TITLES = {key: measure.title for key, measure in STUDY_METRICS.items()}
 
 def values(results: StudyResults) -> dict[tuple[Any, ...], float]:
     """(loss, seed, method, metric) -> value."""
-    return {tuple(key): value for *key, value in results.results().itertuples(index=False)}
+    return {
+        tuple(key): value for *key, value in results.results().itertuples(index=False)
+    }
 
 
 def rows(table: pandas.DataFrame) -> dict[Any, Any]:
@@ -38,13 +40,21 @@ def study_results(
     for number, loss in enumerate(losses):
         for method in methods:
             done = [seed for seed in seeds if (loss, seed) not in missing]
-            error = rng.uniform(0.03, 0.25) if method == "none" else rng.uniform(0.01, 0.03)
+            error = (
+                rng.uniform(0.03, 0.25) if method == "none" else rng.uniform(0.01, 0.03)
+            )
             for seed in done:
                 for key in TITLES:
-                    level = {"accuracy": 0.85 - 0.002 * number, "nll": 0.3 + error}.get(key, error)
+                    level = {"accuracy": 0.85 - 0.002 * number, "nll": 0.3 + error}.get(
+                        key, error
+                    )
                     value = float(level + rng.normal(0, 0.004))
-                    drawn = value + rng.normal(0, 0.002, 50) if len(seeds) > 1 else np.nan
-                    numbers.append((loss, seed, method, key, value, drawn, value, drawn))
+                    drawn = (
+                        value + rng.normal(0, 0.002, 50) if len(seeds) > 1 else np.nan
+                    )
+                    numbers.append(
+                        (loss, seed, method, key, value, drawn, value, drawn)
+                    )
     return StudyResults(
         losses=tuple(losses),
         seeds=tuple(seeds),

@@ -19,7 +19,15 @@ from hf_calib.predictions.training import PREDICTIONS, TrainingPredictions
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    names = ("config", "loss", "loss_kwargs", "output_dir", "resume_from_checkpoint", "fails", "silent")
+    names = (
+        "config",
+        "loss",
+        "loss_kwargs",
+        "output_dir",
+        "resume_from_checkpoint",
+        "fails",
+        "silent",
+    )
     for name in names:
         parser.add_argument(f"--{name}")
     parser.add_argument("--seed", type=int)
@@ -30,7 +38,10 @@ def main() -> None:
     with open(folder / "starts.txt", "a") as starts:
         starts.write(f"{args.resume_from_checkpoint}\n")
     for step in (1, 2):
-        if args.resume_from_checkpoint and f"checkpoint-{step}" <= Path(args.resume_from_checkpoint).name:
+        if (
+            args.resume_from_checkpoint
+            and f"checkpoint-{step}" <= Path(args.resume_from_checkpoint).name
+        ):
             continue
         checkpoint = folder / f"checkpoint-{step}"
         checkpoint.mkdir(exist_ok=True)
@@ -42,7 +53,9 @@ def main() -> None:
     if args.loss != args.silent:
         rng = np.random.default_rng(args.seed)
         labels = np.random.default_rng(7).integers(3, size=60)
-        logits = (3 * np.eye(3)[labels] + 2 * rng.normal(size=(60, 3))).astype(np.float32)
+        logits = (3 * np.eye(3)[labels] + 2 * rng.normal(size=(60, 3))).astype(
+            np.float32
+        )
         rows = Predictions(labels, logits=logits, class_names=("a", "b", "c"))
         (folder / "calibrated").mkdir(exist_ok=True)
         (folder / "calibrated" / "model.safetensors").write_bytes(b"weights")

@@ -22,17 +22,30 @@ torch.set_num_threads(1)  # the models are tiny, and the cores are shared
 
 N_LABELS, VOCABULARY, LENGTH = 4, 64, 8
 TRUE_TEMPERATURE = 1.7
-TEXT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+TEXT = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+}
 TEXT |= {"vocab_size": VOCABULARY, "max_position_embeddings": 16}
 
 
-def tiny_bert(kind: str = "Sequence", *, seed: int = 0, dropout: float = 0.0, **config: Any) -> Any:
+def tiny_bert(
+    kind: str = "Sequence", *, seed: int = 0, dropout: float = 0.0, **config: Any
+) -> Any:
     """A random BERT classifier whose logits spread by about 2, like those of a trained one."""
-    settings = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), dropout)
+    settings = dict.fromkeys(
+        ("hidden_dropout_prob", "attention_probs_dropout_prob"), dropout
+    )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model_class = getattr(transformers, f"BertFor{kind}Classification")
-        model = model_class(transformers.BertConfig(**{**TEXT, **settings, "num_labels": N_LABELS, **config}))
+        model = model_class(
+            transformers.BertConfig(
+                **{**TEXT, **settings, "num_labels": N_LABELS, **config}
+            )
+        )
     with torch.no_grad():
         model.classifier.weight *= 30 if kind == "Token" else 200
     return model
@@ -42,7 +55,9 @@ def sequences(model: Any, n: int, *, seed: int = 1) -> Dataset:
     """Token ids and a label per row; for a multi-label model N_LABELS floats."""
     ids, logits, generator = _ids_and_logits(model, n, seed)
     if model.config.problem_type == "multi_label_classification":
-        labels = torch.bernoulli((logits / TRUE_TEMPERATURE).sigmoid(), generator=generator)
+        labels = torch.bernoulli(
+            (logits / TRUE_TEMPERATURE).sigmoid(), generator=generator
+        )
     else:
         labels = _drawn(logits, generator)
     return Dataset.from_dict({"input_ids": ids.tolist(), "label": labels.tolist()})
@@ -57,7 +72,9 @@ def tagged(model: Any, n: int, *, seed: int = 1) -> Dataset:
     return Dataset.from_dict({"input_ids": ids.tolist(), "labels": labels.tolist()})
 
 
-def _ids_and_logits(model: Any, n: int, seed: int) -> tuple[Tensor, Tensor, torch.Generator]:
+def _ids_and_logits(
+    model: Any, n: int, seed: int
+) -> tuple[Tensor, Tensor, torch.Generator]:
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(5, VOCABULARY, (n, LENGTH), generator=generator)
     teacher = copy.deepcopy(model).eval()
@@ -66,7 +83,9 @@ def _ids_and_logits(model: Any, n: int, seed: int) -> tuple[Tensor, Tensor, torc
 
 
 def _drawn(logits: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.multinomial((logits / TRUE_TEMPERATURE).softmax(1), 1, generator=generator).squeeze(1)
+    return torch.multinomial(
+        (logits / TRUE_TEMPERATURE).softmax(1), 1, generator=generator
+    ).squeeze(1)
 
 
 def arguments(folder: Path | str, **overrides: Any) -> CalibrationTrainingArguments:
@@ -88,10 +107,14 @@ def arguments(folder: Path | str, **overrides: Any) -> CalibrationTrainingArgume
     return CalibrationTrainingArguments(**{**settings, **overrides})
 
 
-def tiny_trainer(folder: Path | str, *, n: tuple[int, int, int] = (16, 40, 24), **overrides: Any) -> Any:
+def tiny_trainer(
+    folder: Path | str, *, n: tuple[int, int, int] = (16, 40, 24), **overrides: Any
+) -> Any:
     """A trainer with n = (training, calibration, evaluation) examples; arguments as for `arguments`."""
     model = tiny_bert()
-    train, calibration, evaluation = (sequences(model, size, seed=i + 1) for i, size in enumerate(n))
+    train, calibration, evaluation = (
+        sequences(model, size, seed=i + 1) for i, size in enumerate(n)
+    )
     return CalibrationTrainer(
         model,
         arguments(folder, **overrides),
@@ -103,10 +126,21 @@ def tiny_trainer(folder: Path | str, *, n: tuple[int, int, int] = (16, 40, 24), 
 
 def tokenizer() -> PreTrainedTokenizerFast:
     """Words "w0" to "w58" for the token ids from 5 on."""
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(VOCABULARY - 5))]
-    made = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *(f"w{i}" for i in range(VOCABULARY - 5)),
+    ]
+    made = Tokenizer(
+        WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]")
+    )
     made.pre_tokenizer = WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]"
+    )
 
 
 def text_of(ids: list[int]) -> str:
@@ -134,9 +168,15 @@ def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
         assert ours[name].numpy().tobytes() == theirs[name].numpy().tobytes(), name
 
 
-def differences(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> tuple[float, float]:
+def differences(
+    ours: dict[str, Tensor], theirs: dict[str, Tensor]
+) -> tuple[float, float]:
     """Largest absolute difference, and the absolute mean difference: a one-sided drift shows in the latter."""
     assert ours.keys() == theirs.keys()
-    parts = [(ours[name] - theirs[name]).flatten() for name in ours if ours[name].is_floating_point()]
+    parts = [
+        (ours[name] - theirs[name]).flatten()
+        for name in ours
+        if ours[name].is_floating_point()
+    ]
     gaps = torch.cat(parts)
     return float(gaps.abs().max()), abs(float(gaps.mean()))

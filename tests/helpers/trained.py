@@ -16,10 +16,17 @@ from torch import Tensor, nn
 from hf_calib import CalibrationTrainer
 from tests.helpers.tiny import N_LABELS, arguments, sequences, tiny_bert, tokenizer
 
-SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+SMALL = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+}
 
 
-def trained(folder: Path, model: Any = None, *, data: Any = sequences, **settings: Any) -> CalibrationTrainer:
+def trained(
+    folder: Path, model: Any = None, *, data: Any = sequences, **settings: Any
+) -> CalibrationTrainer:
     """A trained trainer with a temperature; `calibration_dataset` holds what is served later."""
     model = model or tiny_bert()
     teacher = copy.deepcopy(model)
@@ -43,7 +50,9 @@ def served_logits(trainer: CalibrationTrainer) -> np.ndarray:
 
 
 def tiny_vit() -> Any:
-    config = transformers.ViTConfig(**SMALL, image_size=16, patch_size=8, num_labels=N_LABELS)
+    config = transformers.ViTConfig(
+        **SMALL, image_size=16, patch_size=8, num_labels=N_LABELS
+    )
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = transformers.ViTForImageClassification(config)
@@ -59,18 +68,27 @@ def lora(model: Any) -> Any:
 
 def images_trainer(folder: Path) -> tuple[CalibrationTrainer, tuple[str, list[str]]]:
     generator = np.random.default_rng(0)
-    processor = transformers.ViTImageProcessor(size={"height": 16, "width": 16}, do_resize=False)
+    processor = transformers.ViTImageProcessor(
+        size={"height": 16, "width": 16}, do_resize=False
+    )
     paths = []
     for i in range(24):
         pixels = generator.integers(0, 255, (16, 16, 3), dtype=np.uint8)
         paths.append(str(folder / f"{i}.png"))
         Image.fromarray(pixels).save(paths[-1])
-    values = processor([Image.open(path) for path in paths], return_tensors="pt")["pixel_values"]
+    values = processor([Image.open(path) for path in paths], return_tensors="pt")[
+        "pixel_values"
+    ]
     model = tiny_vit()
     with torch.no_grad():
         probs = (model(pixel_values=values).logits / 2).softmax(1)
-    labels = torch.multinomial(probs, 1, generator=torch.Generator().manual_seed(0)).squeeze(1)
-    rows = [{"pixel_values": v, "labels": label} for v, label in zip(values, labels, strict=True)]
+    labels = torch.multinomial(
+        probs, 1, generator=torch.Generator().manual_seed(0)
+    ).squeeze(1)
+    rows = [
+        {"pixel_values": v, "labels": label}
+        for v, label in zip(values, labels, strict=True)
+    ]
     trainer = CalibrationTrainer(
         model,
         arguments(folder / "out", loss="dual_focal", learning_rate=1e-4),
@@ -107,4 +125,7 @@ def images(n: int) -> list[dict[str, Tensor]]:
     with torch.no_grad():
         probs = (Network()(pixels) * 2).softmax(1)
     labels = torch.multinomial(probs, 1, generator=generator).squeeze(1)
-    return [{"pixel_values": p, "labels": label} for p, label in zip(pixels, labels, strict=True)]
+    return [
+        {"pixel_values": p, "labels": label}
+        for p, label in zip(pixels, labels, strict=True)
+    ]

@@ -27,13 +27,20 @@ class Unlucky(VectorScaling):
         raise ArithmeticError("out of luck")
 
 
-EVALUATIONS = {"Sequence": 13, "Token": 6, "Stream": 13, "Sequence few": 3}  # none fills 2 processes x 4 rows
+EVALUATIONS = {
+    "Sequence": 13,
+    "Token": 6,
+    "Stream": 13,
+    "Sequence few": 3,
+}  # none fills 2 processes x 4 rows
 
 
 def train_and_evaluate(rank: int, folder: Path) -> None:
     """The trainings that are to be those of one process, and everything else that needs two."""
     results = {name: run(name, folder / "out", 2, 2, n=RAGGED_ROWS) for name in CASES}
-    results |= {name: run(name, folder / "out", 4, 1, n=RAGGED_ROWS) for name in BATCH_CASES}
+    results |= {
+        name: run(name, folder / "out", 4, 1, n=RAGGED_ROWS) for name in BATCH_CASES
+    }
     results["whole"], results["resumed"] = resume(folder / "resumed")
     (folder / f"evaluations_{rank}.json").write_text(json.dumps(_evaluations(folder)))
     if rank == 0:
@@ -66,7 +73,10 @@ def _evaluations(folder: Path) -> dict[str, Any]:
     found["not pushed"] = ""
     os.environ["HF_TOKEN"] = "hf_x"
     (folder / "a file").touch()
-    for refused in (trainer.push_to_hub, partial(trainer.save_calibrated_model, folder / "a file")):
+    for refused in (
+        trainer.push_to_hub,
+        partial(trainer.save_calibrated_model, folder / "a file"),
+    ):
         try:
             refused()
         except Exception as error:
@@ -78,7 +88,9 @@ def _evaluations(folder: Path) -> dict[str, Any]:
         Evaluation.FEW_VALUES = few
         trainer.evaluate()
         assert trainer.last_evaluation is not None
-        found["kept"].append([labels.tolist() for _, labels in trainer.last_evaluation.rows])
+        found["kept"].append(
+            [labels.tolist() for _, labels in trainer.last_evaluation.rows]
+        )
     return found
 
 

@@ -25,17 +25,35 @@ from tests.helpers.loss_cases import (
 )
 from tests.helpers.places import ROOT
 
-pytest.importorskip("triton", reason="Triton has an environment of its own: make test-kernels")
+pytest.importorskip(
+    "triton", reason="Triton has an environment of its own: make test-kernels"
+)
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if os.environ.get("HF_CALIB_TESTS_ON") == "cuda" else "cpu"
 if not INTERPRETED and DEVICE == "cpu":
-    pytest.skip("run by make test-kernels, or on a GPU by make test-gpu", allow_module_level=True)
+    pytest.skip(
+        "run by make test-kernels, or on a GPU by make test-gpu",
+        allow_module_level=True,
+    )
 
 # These need the probabilities of a row twice: the other path's.
-NOT_FUSED = [v for v in VARIANTS if v[0] in ("mbls", "mdca") or {"dece", "canonical"} & set(v[1].values())]
-NOT_FUSED = [v for v in NOT_FUSED if v[1].get("margin_weight") != 0]  # whose weight is 0 reads nothing
+NOT_FUSED = [
+    v
+    for v in VARIANTS
+    if v[0] in ("mbls", "mdca") or {"dece", "canonical"} & set(v[1].values())
+]
+NOT_FUSED = [
+    v for v in NOT_FUSED if v[1].get("margin_weight") != 0
+]  # whose weight is 0 reads nothing
 FUSED = [v for v in VARIANTS if v not in NOT_FUSED]
-SOME = ("cross_entropy", "dual_focal", "brier", "entropy_regularized", "label_smoothing", "mmce")
+SOME = (
+    "cross_entropy",
+    "dual_focal",
+    "brier",
+    "entropy_regularized",
+    "label_smoothing",
+    "mmce",
+)
 
 
 def batch(n: int, c: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -75,13 +93,17 @@ def test_which_losses_take_them(variant: Variant, asked: list[bool]) -> None:
 # Of a row at once, and in blocks of its columns.
 @pytest.mark.parametrize("width", [2, 5, 9000])
 @pytest.mark.parametrize("variant", FUSED, ids=variant_id)
-def test_value_and_gradient_are_those_of_the_formula(variant: Variant, width: int) -> None:
+def test_value_and_gradient_are_those_of_the_formula(
+    variant: Variant, width: int
+) -> None:
     """Of 16 bits the numbers are those of float32, and the gradient is rounded once."""
     logits, labels = batch(12, width)
     labels[[4, 9]] = -100
     loss = make_variant(variant, width).to(DEVICE)
     value, gradient = value_and_gradient(loss, logits, labels)
-    wanted, true = value_and_gradient(by_formula(variant, loss), logits.double(), labels)
+    wanted, true = value_and_gradient(
+        by_formula(variant, loss), logits.double(), labels
+    )
     assert_close(value.double(), wanted, rtol=1e-5, atol=1e-5)
     assert_close(gradient.double(), true, rtol=1e-4, atol=1e-6)
     assert not gradient[[4, 9]].any()
@@ -89,7 +111,9 @@ def test_value_and_gradient_are_those_of_the_formula(variant: Variant, width: in
         same, rounded = value_and_gradient(loss, logits.to(dtype), labels)
         assert same.dtype == torch.float32
         assert_close(same, value)
-        assert_close(rounded, gradient.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-7)
+        assert_close(
+            rounded, gradient.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-7
+        )
 
 
 def test_where_they_do_not_run_the_other_path_is_taken(
@@ -101,7 +125,10 @@ def test_where_they_do_not_run_the_other_path_is_taken(
     def fails(*_: Any) -> Any:
         raise error
 
-    for error in (torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("Failed to find C compiler")):
+    for error in (
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("Failed to find C compiler"),
+    ):
         fused._works_on.cache_clear()
         with monkeypatch.context() as patch:
             patch.setattr(fused, "_found", fails)
@@ -110,7 +137,8 @@ def test_where_they_do_not_run_the_other_path_is_taken(
                     focal()(*batch(4, 5))
                 continue
             with pytest.warns(
-                UserWarning, match=r"do not run on \w+.* \(RuntimeError: Failed to find C compiler"
+                UserWarning,
+                match=r"do not run on \w+.* \(RuntimeError: Failed to find C compiler",
             ):
                 assert_close(value_and_gradient(focal(), *batch(4, 5)), wanted)
             assert_close(value_and_gradient(focal(), *batch(4, 5)), wanted)  # said once
@@ -118,7 +146,9 @@ def test_where_they_do_not_run_the_other_path_is_taken(
     fused._works_on.cache_clear()
 
 
-@pytest.mark.parametrize("variant", [v for v in FUSED if not make_loss(v[0]).couples_batch], ids=variant_id)
+@pytest.mark.parametrize(
+    "variant", [v for v in FUSED if not make_loss(v[0]).couples_batch], ids=variant_id
+)
 def test_ties_masks_and_large_logits(variant: Variant) -> None:
     logits, labels = batch(9, 9)
     logits[0] = 0
@@ -138,12 +168,16 @@ def test_ties_masks_and_large_logits(variant: Variant) -> None:
 
 
 @pytest.mark.parametrize("name", SOME)
-def test_ignored_rows_may_hold_anything_and_runs_are_the_same_to_the_bit(name: str) -> None:
+def test_ignored_rows_may_hold_anything_and_runs_are_the_same_to_the_bit(
+    name: str,
+) -> None:
     logits, labels = batch(6, 5)
     labels[[1, 4]] = -100
     poisoned = logits.clone()
     poisoned[[1, 4]] = torch.nan
-    one, other = (value_and_gradient(make_loss(name), z, labels) for z in (poisoned, logits))
+    one, other = (
+        value_and_gradient(make_loss(name), z, labels) for z in (poisoned, logits)
+    )
     assert all(map(torch.equal, one, other))
     assert not one[1][[1, 4]].any()
 
@@ -157,12 +191,16 @@ def test_nan_and_infinity_are_seen() -> None:
     assert values.isfinite().tolist() == [False, False, True]
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="on a GPU an assertion of the device ends the process")
+@pytest.mark.skipif(
+    not INTERPRETED, reason="on a GPU an assertion of the device ends the process"
+)
 @pytest.mark.parametrize("label", [5, -1, -99])
 def test_a_label_that_is_no_class_has_the_other_paths_error(label: int) -> None:
     logits, labels = batch(6, 5)
     labels[3] = label
-    with pytest.raises(ValueError, match=rf"labels to be in \[0, 5\) or -100, got {label} in row 3"):
+    with pytest.raises(
+        ValueError, match=rf"labels to be in \[0, 5\) or -100, got {label} in row 3"
+    ):
         focal()(logits, labels)
 
 
@@ -176,7 +214,9 @@ def test_nothing_else_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
         guards.append(whole)
         return whole[64 : 64 + n].view(size)
 
-    def new_empty(self: Tensor, size: Any, dtype: Any = None, device: Any = None) -> Tensor:
+    def new_empty(
+        self: Tensor, size: Any, dtype: Any = None, device: Any = None
+    ) -> Tensor:
         shape = (size,) if isinstance(size, int) else tuple(size)
         return guarded(shape, dtype or self.dtype, device or self.device)
 
@@ -197,7 +237,8 @@ def test_nothing_else_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(
-    not INTERPRETED, reason="its storage is on the CPU, and a GPU's would be 4 GiB of real memory"
+    not INTERPRETED,
+    reason="its storage is on the CPU, and a GPU's would be 4 GiB of real memory",
 )
 def test_rows_and_columns_beyond_2_31_elements() -> None:
     """Of a storage of which nothing but the few numbers that are read is ever touched."""
@@ -260,7 +301,11 @@ def test_they_compile_for_a_gpu() -> None:
     """By the real compiler, which needs none; the interpreter is laxer about types."""
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": "/tmp"}
     done = subprocess.run(
-        [sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, timeout=170
+        [sys.executable, "-c", COMPILE],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=170,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.strip() == "14"

@@ -8,12 +8,30 @@ import torch
 import transformers
 
 DECODER = {
-    **{"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2},
-    **{"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64},
+    **{
+        "vocab_size": 64,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+    },
+    **{
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 64,
+    },
     **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
 }
-NO_GROUPS = {name: value for name, value in DECODER.items() if name != "num_key_value_heads"}
-GPT2 = {"vocab_size": 64, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, "pad_token_id": 0}
+NO_GROUPS = {
+    name: value for name, value in DECODER.items() if name != "num_key_value_heads"
+}
+GPT2 = {
+    "vocab_size": 64,
+    "n_embd": 16,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_positions": 64,
+    "pad_token_id": 0,
+}
 GPT2 |= {"bos_token_id": 1, "eos_token_id": 2}
 OPT = {**NO_GROUPS, "ffn_dim": 32, "word_embed_proj_dim": 16}
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -65,7 +65,9 @@ def by_hand(judge: Any, texts: list[str]) -> np.ndarray:
 def test_evaluate_makes_the_prompts(folder: Path) -> None:
     found = called_for_json("evaluate", folder / "judge", "--data", folder / "rows.csv")
     with np.load(folder / "by_hand.npz") as hand:
-        wanted = negative_log_likelihood(softmax(hand["logits"], axis=1), hand["labels"])
+        wanted = negative_log_likelihood(
+            softmax(hand["logits"], axis=1), hand["labels"]
+        )
     assert found["before"]["metrics"]["nll"]["value"] == pytest.approx(wanted, abs=1e-5)
 
 
@@ -73,7 +75,14 @@ def test_evaluate_makes_the_prompts(folder: Path) -> None:
 def test_calibrate_and_serve(folder: Path, method: str, tmp_path: Path) -> None:
     output = tmp_path / "calibrated"
     done = call(
-        *("calibrate", folder / "judge", "--data", folder / "rows.csv", "--test-data", folder / "rows.csv"),
+        *(
+            "calibrate",
+            folder / "judge",
+            "--data",
+            folder / "rows.csv",
+            "--test-data",
+            folder / "rows.csv",
+        ),
         *("--method", method, "--output", output),
     )
     assert done.exit_code == 0, done.output
@@ -84,7 +93,9 @@ def test_calibrate_and_serve(folder: Path, method: str, tmp_path: Path) -> None:
         plain = plain_pipeline("text-classification", str(output), top_k=None)
         prompts = [PROMPT.render(text) for text in texts]
         for ours, row in zip(served, plain(prompts), strict=True):
-            assert ours == pytest.approx({each["label"]: each["score"] for each in row}, abs=1e-6)
+            assert ours == pytest.approx(
+                {each["label"]: each["score"] for each in row}, abs=1e-6
+            )
     assert all(sum(row.values()) == pytest.approx(1, abs=1e-5) for row in served)
 
 
@@ -94,19 +105,37 @@ def test_a_long_text_is_cut_and_the_end_of_the_prompt_is_not(folder: Path) -> No
     classifier = TextClassifier(model.eval(), words, tuple(LABELS), TASKS["text"])
     (row,) = classifier.tokenize(["w7 " * 100], 20)
     assert len(row["input_ids"]) == 20
-    assert words.decode(row["input_ids"]).split() == ["w1", *["w7"] * 16, "w2", "w40", "w41"]
-    classify = hf_calib.pipeline("text-classification", str(folder / "judge"), top_k=None)
+    assert words.decode(row["input_ids"]).split() == [
+        "w1",
+        *["w7"] * 16,
+        "w2",
+        "w40",
+        "w41",
+    ]
+    classify = hf_calib.pipeline(
+        "text-classification", str(folder / "judge"), top_k=None
+    )
     scores = {
-        each["label"]: each["score"] for each in classify(["w7 " * 100], truncation=True, max_length=20)[0]
+        each["label"]: each["score"]
+        for each in classify(["w7 " * 100], truncation=True, max_length=20)[0]
     }
     with torch.no_grad():
-        probs = model(input_ids=torch.tensor([row["input_ids"]])).logits[0].softmax(dim=0)
-    assert scores == pytest.approx(dict(zip(LABELS, probs.tolist(), strict=True)), abs=1e-6)
-    with pytest.raises(InputValueError, match=r"expected the prompt to have at most 3 tokens, got 4 tokens"):
+        probs = (
+            model(input_ids=torch.tensor([row["input_ids"]])).logits[0].softmax(dim=0)
+        )
+    assert scores == pytest.approx(
+        dict(zip(LABELS, probs.tolist(), strict=True)), abs=1e-6
+    )
+    with pytest.raises(
+        InputValueError,
+        match=r"expected the prompt to have at most 3 tokens, got 4 tokens",
+    ):
         classifier.tokenize(["w7"], 3)
 
 
-def test_a_prompt_that_ends_with_the_padding_token_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_a_prompt_that_ends_with_the_padding_token_is_refused(
+    folder: Path, tmp_path: Path
+) -> None:
     judge = label_token_classifier(
         language_model(), tokenizer(), LABELS, prompt=PromptTemplate("{text} [PAD]")
     )
@@ -114,7 +143,8 @@ def test_a_prompt_that_ends_with_the_padding_token_is_refused(folder: Path, tmp_
     tokenizer().save_pretrained(tmp_path)
     done = call("evaluate", tmp_path, "--data", folder / "rows.csv")
     assert_refused(
-        done, "expected a prompt to end with a token that is no padding, got '.PAD.' at the end of row 0"
+        done,
+        "expected a prompt to end with a token that is no padding, got '.PAD.' at the end of row 0",
     )
 
 

@@ -51,7 +51,9 @@ def test_the_logits_are_the_language_models(name: str) -> None:
         inputs = batch(side)
         with torch.no_grad():
             logits = classifier(**inputs).logits
-        torch.testing.assert_close(logits, option_logits(model, inputs), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            logits, option_logits(model, inputs), rtol=1e-5, atol=1e-6
+        )
     assert type(classifier).__name__.endswith("ForSequenceClassification")
     assert classifier.config.id2label == {0: "yes", 1: "no", 2: "maybe"}
     assert classifier.config.label_tokens["ids"] == IDS
@@ -63,9 +65,7 @@ def test_a_tokenizer_that_pads_on_the_left(name: str) -> None:
     words, model = tokenizer(), language_model(name)
     words.padding_side = "left"
     if name == "GPT2":
-        message = (
-            r"padding_side to be 'right', got 'left', where .* differ by .*; set tokenizer.padding_side = "
-        )
+        message = r"padding_side to be 'right', got 'left', where .* differ by .*; set tokenizer.padding_side = "
         with pytest.raises(InputValueError, match=message):
             label_token_classifier(model, words, LABELS)
         return
@@ -88,7 +88,10 @@ def test_and_back_with_a_temperature(name: str, tmp_path: Path) -> None:
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "made")
     inputs = batch("right")
     torch.testing.assert_close(
-        option_logits(again, inputs), option_logits(model, inputs) / 2, rtol=1e-5, atol=1e-5
+        option_logits(again, inputs),
+        option_logits(model, inputs) / 2,
+        rtol=1e-5,
+        atol=1e-5,
     )
     with torch.no_grad():
         ours, theirs = again(**inputs).logits, model(**inputs).logits
@@ -102,9 +105,7 @@ def test_soft_capped_heads_are_refused_with_a_way_out() -> None:
     model = Gemma2ForCausalLM(Gemma2Config(**{**DECODER, "head_dim": 8})).eval()
     with torch.no_grad():
         model.lm_head.weight *= 200
-    message = (
-        r"logits differ by .* from the language model's \(they are capped at 30; .*\); score its options with"
-    )
+    message = r"logits differ by .* from the language model's \(they are capped at 30; .*\); score its options with"
     with pytest.raises(InputValueError, match=message):
         label_token_classifier(model, tokenizer(), LABELS)
 
@@ -115,11 +116,27 @@ CAUSAL = "be a causal language model, got "
 @pytest.mark.parametrize(
     ("model", "labels", "message"),
     [
-        (language_model, {"yes": "w3 w4", "no": "w5"}, "one token, got 2 for label 'yes'.*option_log_"),
-        (language_model, {"yes": "w3", "no": "w3"}, "be different tokens, got 'w3' for 'yes' and 'no'"),
+        (
+            language_model,
+            {"yes": "w3 w4", "no": "w5"},
+            "one token, got 2 for label 'yes'.*option_log_",
+        ),
+        (
+            language_model,
+            {"yes": "w3", "no": "w3"},
+            "be different tokens, got 'w3' for 'yes' and 'no'",
+        ),
         (language_model, {"yes": "w3", "no": "qwerty"}, "be known to the tokenizer"),
-        (language_model, {"yes": 3, "no": 9}, "expected labels to be texts by class name, or a list"),
-        (lambda: language_model(vocab_size=10), LABELS, "vocabulary, got token 25 for a head of 10"),
+        (
+            language_model,
+            {"yes": 3, "no": 9},
+            "expected labels to be texts by class name, or a list",
+        ),
+        (
+            lambda: language_model(vocab_size=10),
+            LABELS,
+            "vocabulary, got token 25 for a head of 10",
+        ),
         (lambda: language_model().model, LABELS, CAUSAL + "LlamaModel"),
     ],
 )
@@ -133,7 +150,11 @@ def test_back_needs_a_record_and_the_right_model() -> None:
     classifier = label_token_classifier(language_model(), tokenizer(), LABELS)
     with pytest.raises(InputValueError, match=r"expected language_model to be given"):
         to_language_model(classifier)
-    for other in (language_model(hidden_size=32), language_model("GPT2"), torch.nn.Linear(2, 2)):
+    for other in (
+        language_model(hidden_size=32),
+        language_model("GPT2"),
+        torch.nn.Linear(2, 2),
+    ):
         with pytest.raises(InputValueError, match=r"be the one it was made of"):
             to_language_model(classifier, other)
     plain = type(classifier)(language_model().config)

@@ -25,8 +25,13 @@ def one_by_one(model: Any) -> np.ndarray:
         for k, option in enumerate(OPTIONS):
             asked, answer = words(prompt)["input_ids"], words(option)["input_ids"]
             with torch.no_grad():
-                logits = exact(torch.tensor([asked + answer])).logits[0].log_softmax(dim=-1)
-            found[i, k] = sum(float(logits[len(asked) - 1 + t, token]) for t, token in enumerate(answer))
+                logits = (
+                    exact(torch.tensor([asked + answer])).logits[0].log_softmax(dim=-1)
+                )
+            found[i, k] = sum(
+                float(logits[len(asked) - 1 + t, token])
+                for t, token in enumerate(answer)
+            )
     return found
 
 
@@ -42,7 +47,9 @@ def test_batches_change_nothing_and_means_are_per_token() -> None:
     whole = option_log_likelihoods(model, tokenizer(), PROMPTS, OPTIONS, batch_size=100)
     alone = option_log_likelihoods(model, tokenizer(), PROMPTS, OPTIONS, batch_size=1)
     np.testing.assert_allclose(whole, alone, atol=1e-5)
-    per_token = option_log_likelihoods(model, tokenizer(), PROMPTS, OPTIONS, per_token=True)
+    per_token = option_log_likelihoods(
+        model, tokenizer(), PROMPTS, OPTIONS, per_token=True
+    )
     np.testing.assert_allclose(per_token, whole / [1, 2, 3], atol=1e-5)
 
 
@@ -51,14 +58,26 @@ def test_batches_change_nothing_and_means_are_per_token() -> None:
     [
         ([], OPTIONS, "got 0 and 3"),
         (PROMPTS, ["w1", ""], "options to have at least one token, got ''"),
-        (["w1", ""], OPTIONS, "prompts to have at least one token, got none in prompt 1"),
-        (["w1 " * 70], OPTIONS, "fit into the model's 64 positions, got 73 tokens in prompt 0"),
+        (
+            ["w1", ""],
+            OPTIONS,
+            "prompts to have at least one token, got none in prompt 1",
+        ),
+        (
+            ["w1 " * 70],
+            OPTIONS,
+            "fit into the model's 64 positions, got 73 tokens in prompt 0",
+        ),
     ],
 )
 def test_bad_input(prompts: Any, options: Any, message: str) -> None:
     with pytest.raises(InputValueError, match=message):
         option_log_likelihoods(language_model(), tokenizer(), prompts, options)
-    with pytest.raises(InputTypeError, match="prompts to be a sequence of texts, got str"):
+    with pytest.raises(
+        InputTypeError, match="prompts to be a sequence of texts, got str"
+    ):
         option_log_likelihoods(language_model(), tokenizer(), "w1", OPTIONS)
-    with pytest.raises(InputTypeError, match="be a causal language model, got LlamaModel"):
+    with pytest.raises(
+        InputTypeError, match="be a causal language model, got LlamaModel"
+    ):
         option_log_likelihoods(language_model().model, tokenizer(), PROMPTS, OPTIONS)

@@ -12,7 +12,9 @@ from hf_calib.language_models import for_causal_lm
 from hf_calib.losses import LOSSES, focal, make_loss
 from tests.language_models.models import language_model
 
-SEPARABLE = [name for name, entry in LOSSES.items() if not entry.constructor().couples_batch]
+SEPARABLE = [
+    name for name, entry in LOSSES.items() if not entry.constructor().couples_batch
+]
 
 
 def rows() -> tuple[torch.Tensor, torch.Tensor]:
@@ -44,7 +46,8 @@ def test_labels_that_are_shifted_already_and_the_count_of_a_global_batch() -> No
     torch.testing.assert_close(loss(logits, shift_labels=shifted), whole)
     count = (shifted != -100).sum()
     parts = [
-        loss(z, y, num_items_in_batch=count) for z, y in zip(logits.split(1), labels.split(1), strict=True)
+        loss(z, y, num_items_in_batch=count)
+        for z, y in zip(logits.split(1), labels.split(1), strict=True)
     ]
     torch.testing.assert_close(sum(parts), whole)
 
@@ -64,7 +67,12 @@ def test_bad_input() -> None:
     with pytest.raises(InputValueError, match=r"have a value per token, got 'mmce'"):
         for_causal_lm(make_loss("mmce"))
     loss = for_causal_lm(focal())
-    with pytest.raises(InputTypeError, match=r"labels or shift_labels to be given, got neither"):
+    with pytest.raises(
+        InputTypeError, match=r"labels or shift_labels to be given, got neither"
+    ):
         loss(logits)
-    with pytest.raises(InputValueError, match=r"be \(B, L, V\) and \(B, L\), got \(3, 6, 11\) and \(3, 5\)"):
+    with pytest.raises(
+        InputValueError,
+        match=r"be \(B, L, V\) and \(B, L\), got \(3, 6, 11\) and \(3, 5\)",
+    ):
         loss(logits, labels[:, 1:])

@@ -33,7 +33,9 @@ def table_of(loss: nn.Module) -> dict[str, Tensor]:
     return {key: value.clone() for key, value in loss.state_dict().items()}
 
 
-@pytest.mark.parametrize("name", [name for name in LOSSES if isinstance(make_loss(name), AdaptiveLoss)])
+@pytest.mark.parametrize(
+    "name", [name for name in LOSSES if isinstance(make_loss(name), AdaptiveLoss)]
+)
 class TestState:
     def test_copies_and_saved_tables(self, name: str) -> None:
         loss, fresh, part = updated(name), make_loss(name), make_loss(name)
@@ -44,11 +46,15 @@ class TestState:
         torch.save(loss.state_dict(), file)
         file.seek(0)
         fresh.load_state_dict(torch.load(file, weights_only=True))
-        nn.ModuleDict({"loss": part}).load_state_dict(nn.ModuleDict({"loss": loss}).state_dict())
+        nn.ModuleDict({"loss": part}).load_state_dict(
+            nn.ModuleDict({"loss": loss}).state_dict()
+        )
         assert set(loss.state_dict()) == TABLES[name]
         assert_close(table_of(fresh), table_of(loss), **SAME)
         twin = copy.deepcopy(loss)
-        assert [each(logits.float(), labels) for each in (fresh, part, twin)] == [value] * 3
+        assert [each(logits.float(), labels) for each in (fresh, part, twin)] == [
+            value
+        ] * 3
         twin.update([0.3, 0.9], [1, 0], class_gaps=[0.9] * 5, progress=1.0)
         assert twin(logits.float(), labels) != value
         assert loss(logits.float(), labels) == value
@@ -58,9 +64,16 @@ class TestState:
         table = table_of(loss)
         logits, labels = random_batch(20, 5)
         value = loss(logits, labels)
-        for moved in (loss.half(), loss.to(torch.bfloat16), loss.float(), loss.to("cpu")):
+        for moved in (
+            loss.half(),
+            loss.to(torch.bfloat16),
+            loss.float(),
+            loss.to("cpu"),
+        ):
             assert moved is loss
-            assert {tensor.dtype for tensor in table_of(loss).values()} == {torch.float64}
+            assert {tensor.dtype for tensor in table_of(loss).values()} == {
+                torch.float64
+            }
             assert_close(table_of(loss), table, **SAME)
         assert loss(logits, labels) == value
         assert_close(loss(logits.float(), labels).double(), value, rtol=1e-5, atol=1e-6)
@@ -83,11 +96,17 @@ def test_an_update_that_never_comes_is_warned_of_once() -> None:
         for _ in range(250):
             loss(outputs, labels)
     (warning,) = found
-    assert str(warning.message).startswith("'adafocal' has trained for 100 batches and was never updated")
+    assert str(warning.message).startswith(
+        "'adafocal' has trained for 100 batches and was never updated"
+    )
 
 
 EXTREME = [("bsce", {"gamma": 30, "norm": norm}) for norm in (1, 2, 30, 300)]
-EXTREME += [("bsce_gra", {"gamma": 30}), ("bsce", {"gamma": 0.01}), ("bsce", {"gamma": 1e30})]
+EXTREME += [
+    ("bsce_gra", {"gamma": 30}),
+    ("bsce", {"gamma": 0.01}),
+    ("bsce", {"gamma": 1e30}),
+]
 EXTREME += [("adafocal", {"gamma_init": -32, "gamma_min": -32})]
 EXTREME += [("adafocal", {"gamma_init": 1e30, "gamma_max": math.inf})]
 
@@ -95,12 +114,18 @@ EXTREME += [("adafocal", {"gamma_init": 1e30, "gamma_max": math.inf})]
 @pytest.mark.filterwarnings("ignore:The inverse focal gamma")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("name", "given"), EXTREME)
-def test_masked_decisions(name: str, given: dict[str, float], dtype: torch.dtype) -> None:
+def test_masked_decisions(
+    name: str, given: dict[str, float], dtype: torch.dtype
+) -> None:
     """Extreme settings in a multi-label problem, whose cross entropy is 1e30 where the label that applies is masked."""
     lowest = torch.finfo(dtype).min
-    logits = torch.tensor([[-torch.inf, -torch.inf, -torch.inf, lowest, lowest, 0.0, 17.0, 60.0, -60.0]])
+    logits = torch.tensor(
+        [[-torch.inf, -torch.inf, -torch.inf, lowest, lowest, 0.0, 17.0, 60.0, -60.0]]
+    )
     labels = torch.tensor([[1.0, 0.0, 0.5, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0]])
-    value, gradient = value_and_gradient(make_loss(name, **given), logits.to(dtype), labels)
+    value, gradient = value_and_gradient(
+        make_loss(name, **given), logits.to(dtype), labels
+    )
     assert value.isfinite()
     assert gradient.isfinite().all()
 
@@ -108,13 +133,27 @@ def test_masked_decisions(name: str, given: dict[str, float], dtype: torch.dtype
 # What an update is given beside what fits, to every loss or to `ece_ce`.
 BAD_PREDICTIONS: list[tuple[Any, Any, str]] = [
     ([0.5, 0.6], [1], "be two .N,. vectors, N >= 1, got .2,. and .1,.;"),
-    ([0.5, 4.2, 7.0], [0, 1, 1], r"in \[0, 1\], got 4.2 in row 1 \(2 such\); pass probabilities"),
+    (
+        [0.5, 4.2, 7.0],
+        [0, 1, 1],
+        r"in \[0, 1\], got 4.2 in row 1 \(2 such\); pass probabilities",
+    ),
     ([0.5, 0.6], [1, 3], r"correct to be in \[0, 1\], got 3.0 in row 1"),
 ]
 BAD_OF_ECE_CE: list[tuple[str, Any, str]] = [
-    ("class_gaps", None, "class_gaps and progress to be given to ece_ce, got class_gaps=N"),
-    *(("progress", value, r"to be in \[0, 1\], got .*; pass epochs done") for value in (-0.1, 1.1, NAN)),
-    *(("class_gaps", value, r"be \(C,\) finite numbers, got") for value in ([], 0.5, [[0.1]], [0.1, NAN])),
+    (
+        "class_gaps",
+        None,
+        "class_gaps and progress to be given to ece_ce, got class_gaps=N",
+    ),
+    *(
+        ("progress", value, r"to be in \[0, 1\], got .*; pass epochs done")
+        for value in (-0.1, 1.1, NAN)
+    ),
+    *(
+        ("class_gaps", value, r"be \(C,\) finite numbers, got")
+        for value in ([], 0.5, [[0.1]], [0.1, NAN])
+    ),
 ]
 
 
@@ -130,7 +169,9 @@ def test_updates_that_do_not_fit_change_nothing(name: str) -> None:
     assert_close(table_of(loss), table_of(updated(name)), **SAME)
 
 
-@pytest.mark.parametrize(("name", "first"), [("ada_dual_focal", 6), ("adafocal", 1), ("calfocal", 1)])
+@pytest.mark.parametrize(
+    ("name", "first"), [("ada_dual_focal", 6), ("adafocal", 1), ("calfocal", 1)]
+)
 def test_before_and_after_few_predictions(name: str, first: float) -> None:
     loss = make_loss(name, n_bins=4)
     assert loss.edges.tolist() == [0, 0.25, 0.5, 0.75, 1]
@@ -138,7 +179,11 @@ def test_before_and_after_few_predictions(name: str, first: float) -> None:
     assert loss.gaps.tolist() == [0, 0, 0, 0]
     assert loss.accuracies.isnan().all()
     of_tensor = torch.full((20,), 0.7, dtype=torch.float64, requires_grad=True)
-    for confidences in ([0.7], np.full(20, 0.7), of_tensor):  # one, or all alike, change nothing
+    for confidences in (
+        [0.7],
+        np.full(20, 0.7),
+        of_tensor,
+    ):  # one, or all alike, change nothing
         loss.update(confidences, np.zeros(len(confidences), dtype=bool))
         assert loss.gammas.tolist() == [first] * 4
         assert loss.edges.tolist() == [0.7] * 5

@@ -18,7 +18,13 @@ from torch.testing import assert_close
 import hf_calib.losses
 from hf_calib.losses import LOSSES, make_loss
 from tests.helpers import loss_cases as cases
-from tests.helpers.loss_cases import EXACT, Variant, every_variant, every_width, random_batch
+from tests.helpers.loss_cases import (
+    EXACT,
+    Variant,
+    every_variant,
+    every_width,
+    random_batch,
+)
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -35,30 +41,40 @@ def test_constructors_and_their_documentation(name: str) -> None:
         assert f"    {key}: " in text
     assert "\nReferences:\n" in text or name == "cross_entropy"
     assert f"{name}(" in text[text.index("\nExample:\n") :]
-    assert re.search(r"^\$\$(L = |\\frac\{\\partial L\}\{\\partial z\} = )", text, flags=re.MULTILINE)
+    assert re.search(
+        r"^\$\$(L = |\\frac\{\\partial L\}\{\\partial z\} = )", text, flags=re.MULTILINE
+    )
     assert name in cases.FORMULAS
 
 
 @every_variant
 def test_reductions_and_copies(variant: Variant) -> None:
     weights = torch.tensor([0.5, 2.0, 1.0, 3.0, 0.25])
-    loss, weighted = (cases.make_variant(variant, 5, class_weights=each) for each in (None, weights))
+    loss, weighted = (
+        cases.make_variant(variant, 5, class_weights=each) for each in (None, weights)
+    )
     lightly = cases.make_variant(variant, 5, class_weights=[1e-6] * 5)
     logits, labels = random_batch(9, 5)
     labels[[2, 7]] = -100
     mean, total = loss(logits, labels), loss(logits, labels, reduction="sum")
     assert_close(mean, total / 7, **EXACT)
     for items in (11, torch.tensor(11)):
-        assert_close(loss(logits, labels, num_items_in_batch=items), total / 11, **EXACT)
+        assert_close(
+            loss(logits, labels, num_items_in_batch=items), total / 11, **EXACT
+        )
     assert loss.normalizer(labels) == 7
     normalizer = weights[labels[labels >= 0]].sum()
     assert weighted.normalizer(labels) == normalizer
     weighted_mean = weighted(logits, labels)
-    assert_close(weighted_mean, weighted(logits, labels, reduction="sum") / normalizer, **EXACT)
+    assert_close(
+        weighted_mean, weighted(logits, labels, reduction="sum") / normalizer, **EXACT
+    )
     # One factor for all classes takes nothing from the mean, however small it is.
     assert_close(lightly(logits, labels), mean, rtol=1e-6, atol=1e-12)
     if loss.couples_batch:
-        with pytest.raises(ValueError, match="expected reduction to be 'mean' or 'sum', got 'none'; "):
+        with pytest.raises(
+            ValueError, match="expected reduction to be 'mean' or 'sum', got 'none'; "
+        ):
             loss(logits, labels, reduction="none")
     else:
         assert loss(logits, labels, reduction="none")[[2, 7]].tolist() == [0, 0]
@@ -73,7 +89,9 @@ def test_reductions_and_copies(variant: Variant) -> None:
 
 @every_width
 @every_variant
-def test_rows_in_any_order_and_shape_with_any_number_added(variant: Variant, width: int) -> None:
+def test_rows_in_any_order_and_shape_with_any_number_added(
+    variant: Variant, width: int
+) -> None:
     """Token-level logits are rows; the loss of all but one is that of the probabilities."""
     loss = cases.make_variant(variant, width)
     logits, labels = random_batch(24, width)
@@ -96,13 +114,19 @@ def test_ignored_rows_are_as_if_absent(variant: Variant, width: int) -> None:
     loss = cases.make_variant(variant, width)
     logits, labels = random_batch(36, width)
     keep = torch.arange(36) % 3 > 0
-    want_value, want_gradient = cases.value_and_gradient(loss, logits[keep], labels[keep])
+    want_value, want_gradient = cases.value_and_gradient(
+        loss, logits[keep], labels[keep]
+    )
     logits[0], logits[3] = 1e4 * logits[0], -1e4 * logits[3]
     value, gradient = cases.value_and_gradient(loss, logits, labels.where(keep, -100))
     assert_close(value, want_value, **EXACT)
     assert_close(gradient[keep], want_gradient, **EXACT)
     assert not gradient[~keep].any()
-    for n, dtype, reduction in ((0, torch.half, "sum"), (8, torch.float, "sum"), (8, torch.half, "mean")):
+    for n, dtype, reduction in (
+        (0, torch.half, "sum"),
+        (8, torch.float, "sum"),
+        (8, torch.half, "mean"),
+    ):
         nothing = random_batch(n, width)[0].to(dtype), torch.full((n,), -100)
         value, gradient = cases.value_and_gradient(loss, *nothing, reduction=reduction)
         assert value == 0
@@ -112,14 +136,18 @@ def test_ignored_rows_are_as_if_absent(variant: Variant, width: int) -> None:
 
 @every_variant
 def test_masked_classes_are_as_if_absent(variant: Variant) -> None:
-    if variant[0] in ("mdca", "ece_ce") or {"canonical", "dece"} & set(variant[1].values()):
+    if variant[0] in ("mdca", "ece_ce") or {"canonical", "dece"} & set(
+        variant[1].values()
+    ):
         pytest.skip("it reads the number of classes, or the ranks of all of them")
     loss = cases.make_variant(variant, cases.WIDTHS[-1])
     logits, labels = random_batch(30, 5)
     labels[7] = -100
     value, gradient = cases.value_and_gradient(loss, logits, labels)
     for width in (6, cases.WIDTHS[-1]):
-        masked_value, masked_gradient = cases.value_and_gradient(loss, cases.widened(logits, width), labels)
+        masked_value, masked_gradient = cases.value_and_gradient(
+            loss, cases.widened(logits, width), labels
+        )
         assert_close(masked_value, value, **EXACT)
         assert_close(masked_gradient[:, :5], gradient, **EXACT)
         assert not masked_gradient[:, 5:].any()
@@ -136,27 +164,39 @@ def extreme_batches() -> dict[str, tuple[Tensor, Tensor]]:
         "one row wrong": (one_row, torch.tensor([1])),
         "all right": (logits, top),
         "all wrong": (logits, (top + 1) % 5),
-        "tied at the top": (torch.tensor([[2.0, 2.0, 1.0, 1.0, 0.0]]).repeat(8, 1), labels),
+        "tied at the top": (
+            torch.tensor([[2.0, 2.0, 1.0, 1.0, 0.0]]).repeat(8, 1),
+            labels,
+        ),
         "10000 right": (2e3 * one_row.repeat(8, 1), labels.mul(0)),
         "10000 wrong": (2e3 * one_row.repeat(8, 1), labels.mul(0) + 4),
         "10000 mixed": (1e4 * logits.sign(), labels),
         "offset 1000": (logits + 1000, labels),
         "masked class": (masked, labels % 4),
-        "all but one masked": (masked.index_fill(1, torch.arange(1, 5), -torch.inf), labels.mul(0)),
+        "all but one masked": (
+            masked.index_fill(1, torch.arange(1, 5), -torch.inf),
+            labels.mul(0),
+        ),
     }
 
 
 EXTREMES = extreme_batches()
-ALL_EXTREMES = {"all": tuple(torch.cat(parts) for parts in zip(*EXTREMES.values(), strict=True))}
+ALL_EXTREMES = {
+    "all": tuple(torch.cat(parts) for parts in zip(*EXTREMES.values(), strict=True))
+}
 
 
 @every_width
 @every_variant
 def test_extremes_are_finite(variant: Variant, width: int) -> None:
     loss = cases.make_variant(variant, width)
-    for case, (logits, labels) in (EXTREMES if loss.couples_batch else ALL_EXTREMES).items():
+    for case, (logits, labels) in (
+        EXTREMES if loss.couples_batch else ALL_EXTREMES
+    ).items():
         for dtype in (torch.float32, torch.float16):
-            value, gradient = cases.value_and_gradient(loss, cases.widened(logits, width).to(dtype), labels)
+            value, gradient = cases.value_and_gradient(
+                loss, cases.widened(logits, width).to(dtype), labels
+            )
             assert (value.dtype, gradient.dtype) == (torch.float32, dtype)
             assert value.isfinite(), case
             assert gradient.isfinite().all(), case
@@ -164,7 +204,9 @@ def test_extremes_are_finite(variant: Variant, width: int) -> None:
 
 @every_width
 @every_variant
-def test_an_impossible_label_has_a_finite_gradient(variant: Variant, width: int) -> None:
+def test_an_impossible_label_has_a_finite_gradient(
+    variant: Variant, width: int
+) -> None:
     """Its logit is masked. The other rows' gradients are as without it, unless the loss couples the batch."""
     loss = cases.make_variant(variant, width)
     logits, labels = random_batch(9, width)
@@ -173,10 +215,14 @@ def test_an_impossible_label_has_a_finite_gradient(variant: Variant, width: int)
     for masked in (-torch.inf, torch.finfo(torch.float32).min):
         impossible = logits.float()
         impossible[2, labels[2]] = masked
-        value, gradient = cases.value_and_gradient(loss, impossible, labels, reduction="sum")
+        value, gradient = cases.value_and_gradient(
+            loss, impossible, labels, reduction="sum"
+        )
         assert not value.isnan()
         assert gradient[2].abs().max() < 100
-        if loss.couples_batch or loss.name == "ece_ce":  # which goes by the rank within the batch
+        if (
+            loss.couples_batch or loss.name == "ece_ce"
+        ):  # which goes by the rank within the batch
             assert gradient.isfinite().all()
         else:
             assert_close(gradient[others], alone[others], rtol=1e-5, atol=1e-6)
@@ -206,9 +252,15 @@ def test_labels_out_of_range(name: str, label: int, width: int) -> None:
         make_loss(name, class_weights=[1.0] * width).normalizer(labels)
 
 
-INTEGERS, FLOATS, Z = torch.zeros(4, dtype=torch.long), torch.zeros(4), torch.zeros(4, 5)
+INTEGERS, FLOATS, Z = (
+    torch.zeros(4, dtype=torch.long),
+    torch.zeros(4),
+    torch.zeros(4, 5),
+)
 SHAPE = r"labels to have shape \(4,\) for logits \(4, 5\), got .*; integer class indices per row"
-SINGLE, SEVERAL = ({"problem_type": f"{each}_label_classification"} for each in ("single", "multi"))
+SINGLE, SEVERAL = (
+    {"problem_type": f"{each}_label_classification"} for each in ("single", "multi")
+)
 BAD_INPUT: list[tuple[Any, Any, dict[str, Any], str]] = [
     *((Z, labels, {}, SHAPE) for labels in (INTEGERS[1:], Z.long(), INTEGERS[0])),
     (Z, FLOATS, {}, "labels to have shape .*integer class indices per row"),
@@ -216,18 +268,28 @@ BAD_INPUT: list[tuple[Any, Any, dict[str, Any], str]] = [
     (Z, Z.long(), SEVERAL, r"be float \(multi-label\), got torch.int64"),
     (Z[0], INTEGERS[0], {}, r"logits to have shape \(N, C\) or .*, got \(5,\)"),
     ([[1.0]], INTEGERS, {}, "the model's output to have `logits`, got list; use"),
-    (Z, INTEGERS, {"class_weights": [1, 2]}, "one entry for each of the 5 classes, got 2; give them"),
+    (
+        Z,
+        INTEGERS,
+        {"class_weights": [1, 2]},
+        "one entry for each of the 5 classes, got 2; give them",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("logits", "labels", "given", "message"), BAD_INPUT)
-def test_bad_input(logits: Any, labels: Any, given: dict[str, Any], message: str) -> None:
+def test_bad_input(
+    logits: Any, labels: Any, given: dict[str, Any], message: str
+) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         make_loss("focal", **given)(logits, labels)
     with pytest.raises(ValueError, match=r"reduction to be one of .*, got 'average'"):
         make_loss("focal")(Z, INTEGERS, reduction="average")
     for weights in ([1.0, -1.0], [0.0, 1.0], [1.0, NAN], [[1.0, 2.0]], 3.0, "balanced"):
-        with pytest.raises(ValueError, match=r"expected class_weights to be \(C,\) finite positive numbers"):
+        with pytest.raises(
+            ValueError,
+            match=r"expected class_weights to be \(C,\) finite positive numbers",
+        ):
             make_loss("focal", class_weights=weights)
 
 
@@ -244,40 +306,69 @@ OUT_OF_RANGE: list[tuple[str, str, tuple[object, ...]]] = [
 
 
 @pytest.mark.parametrize(("name", "key", "values"), OUT_OF_RANGE)
-def test_hyperparameters_out_of_range(name: str, key: str, values: tuple[object, ...]) -> None:
+def test_hyperparameters_out_of_range(
+    name: str, key: str, values: tuple[object, ...]
+) -> None:
     for value in values:
         for make in (partial(make_loss, name), LOSSES[name].constructor):
-            with pytest.raises(ValueError, match=f"^expected {key} of loss {name!r} to be ") as error:
+            with pytest.raises(
+                ValueError, match=f"^expected {key} of loss {name!r} to be "
+            ) as error:
                 make(**{key: value})
             first, known = next(iter(LOSSES[name].hyperparameters.items()))
-            assert f", got {value!r}; it has: {first}={known.default!r}" in str(error.value)
+            assert f", got {value!r}; it has: {first}={known.default!r}" in str(
+                error.value
+            )
 
 
 UNKNOWN_OR_AT_ODDS: list[tuple[str, dict[str, Any], str]] = [
     ("focl", {}, r"expected loss .* got 'focl'; did you mean 'focal'\?"),
-    ("focal", {"problem_type": "multi_label_class"}, "; did you mean 'multi_label_classification'"),
-    ("focal", {"problem_type": "regression"}, "got 'regression'; calibration is about classifiers"),
-    ("focal", {"gama": 1.0}, r"of loss 'focal', got 'gama'; it has: gamma=3.0 \(did you mean 'gam"),
+    (
+        "focal",
+        {"problem_type": "multi_label_class"},
+        "; did you mean 'multi_label_classification'",
+    ),
+    (
+        "focal",
+        {"problem_type": "regression"},
+        "got 'regression'; calibration is about classifiers",
+    ),
+    (
+        "focal",
+        {"gama": 1.0},
+        r"of loss 'focal', got 'gama'; it has: gamma=3.0 \(did you mean 'gam",
+    ),
     ("focal", {"weight": [1.0, 2.0]}, r"\(did you mean 'class_weights'\?\)"),
     ("flsd", {"gammas": (5, 4, 3)}, "one entry more than thresholds, got 3 for 1"),
-    ("adafocal", {"switch": 3}, "expected switch to lie within -gamma_min and gamma_max, got"),
+    (
+        "adafocal",
+        {"switch": 3},
+        "expected switch to lie within -gamma_min and gamma_max, got",
+    ),
     ("ada_dual_focal", {"gamma_init": 21}, "expected gamma_init to lie in"),
 ]
 
 
 @pytest.mark.parametrize(("name", "given", "message"), UNKNOWN_OR_AT_ODDS)
-def test_names_and_hyperparameters_that_are_refused(name: str, given: dict[str, Any], message: str) -> None:
+def test_names_and_hyperparameters_that_are_refused(
+    name: str, given: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         make_loss(name, **given)
     for make in (make_loss, lambda name, **given: LOSSES[name].constructor(**given)):
-        with pytest.raises((ValueError, TypeError), match="loss 'brier', got 'sharpness'; it has: none"):
+        with pytest.raises(
+            (ValueError, TypeError), match="loss 'brier', got 'sharpness'; it has: none"
+        ):
             make("brier", sharpness=3)
 
 
 @pytest.mark.parametrize(
-    ("name", "given"), [("inverse_focal", {"gamma": 4}), ("adafocal", {"gamma_min": -4})]
+    ("name", "given"),
+    [("inverse_focal", {"gamma": 4}), ("adafocal", {"gamma_min": -4})],
 )
-def test_a_warning_where_inverse_focal_turns_against_the_label(name: str, given: dict[str, float]) -> None:
+def test_a_warning_where_inverse_focal_turns_against_the_label(
+    name: str, given: dict[str, float]
+) -> None:
     message = r"^The inverse focal gamma is 4.0, above 3.59. .* Use 3.59 or less"
     for make in (partial(make_loss, name), LOSSES[name].constructor):
         with pytest.warns(UserWarning, match=message) as caught:

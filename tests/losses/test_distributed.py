@@ -13,7 +13,13 @@ from torch.testing import assert_close
 
 from hf_calib.losses import all_gather_rows
 from tests.helpers.gloo_pair import run_on_two
-from tests.helpers.loss_cases import EXACT, Variant, make_variant, random_batch, value_and_gradient
+from tests.helpers.loss_cases import (
+    EXACT,
+    Variant,
+    make_variant,
+    random_batch,
+    value_and_gradient,
+)
 
 LOSSES: list[Variant] = [
     ("mmce", {}),
@@ -46,7 +52,9 @@ def work(rank: int, folder: Path) -> None:
         for cut, rows in zip(CUTS, own, strict=True):
             # As the trainer scales it: over all rows, times the processes that DDP averages over.
             count = loss.normalizer(labels) / 2
-            value, gradient = value_and_gradient(loss, logits[rows], labels[rows], num_items_in_batch=count)
+            value, gradient = value_and_gradient(
+                loss, logits[rows], labels[rows], num_items_in_batch=count
+            )
             dist.all_reduce(value)
             results[f"{i} {cut}"] = (value / 2, gradient / 2)
     torch.save(results, folder / f"{rank}.pt")
@@ -57,7 +65,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Of each process, from one run of the two."""
     directory = tmp_path_factory.mktemp("processes")
     run_on_two(work, directory)
-    return [torch.load(directory / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    return [
+        torch.load(directory / f"{rank}.pt", weights_only=True) for rank in range(2)
+    ]
 
 
 @pytest.mark.slow
@@ -65,7 +75,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_two_processes_are_one_batch(i: int, results: list[dict[str, Any]]) -> None:
     want_value, want_gradient = value_and_gradient(make_variant(LOSSES[i], 5), *batch())
     for cut in CUTS:
-        (value, first), (same_value, second) = (result[f"{i} {cut}"] for result in results)
+        (value, first), (same_value, second) = (
+            result[f"{i} {cut}"] for result in results
+        )
         assert value == same_value
         assert_close(value, want_value, **EXACT)
         assert_close(torch.cat([first, second]), want_gradient, **EXACT)

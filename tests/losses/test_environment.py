@@ -26,7 +26,8 @@ from tests.helpers.loss_cases import (
 COMPILED = {"focal", "dual_focal", "bsce_gra", "entropy_regularized", "ece_ce", "mbls"}
 COMPILED |= {"mmce", "soft_ece", "kde_ece"}
 MARKED = [
-    pytest.param(name, marks=pytest.mark.slow if name in COMPILED else pytest.mark.deep) for name in LOSSES
+    pytest.param(name, marks=pytest.mark.slow if name in COMPILED else pytest.mark.deep)
+    for name in LOSSES
 ]
 
 
@@ -52,21 +53,37 @@ def test_autocast_changes_nothing(variant: Variant, width: int) -> None:
     # In a backward pass under autocast, which PyTorch advises against, products of matrices are of 16 bits.
     tolerance = 1e-3 if variant[0] == "kde_ece" else 1e-6
     with torch.autocast("cpu", torch.bfloat16):
-        assert_close(value_and_gradient(loss, logits, labels), want, rtol=1e-6, atol=tolerance)
+        assert_close(
+            value_and_gradient(loss, logits, labels), want, rtol=1e-6, atol=tolerance
+        )
 
 
-def backward_memory(name: str, n: int, c: int, dtype: torch.dtype, **hyperparameters: str) -> float:
+def backward_memory(
+    name: str, n: int, c: int, dtype: torch.dtype, **hyperparameters: str
+) -> float:
     """The most that PyTorch holds at once on the CPU in forward and backward beside the logits, in units of theirs."""
-    logits = torch.randn(n, c, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
+    logits = (
+        torch.randn(n, c, generator=torch.Generator().manual_seed(0))
+        .to(dtype)
+        .requires_grad_()
+    )
     loss, labels = make_loss(name, **hyperparameters), torch.arange(n) % c
     cpu = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=cpu, profile_memory=True, acc_events=True) as profiler:
+    with torch.profiler.profile(
+        activities=cpu, profile_memory=True, acc_events=True
+    ) as profiler:
         loss(logits, labels).backward()
-    sizes = [e.nbytes() for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    sizes = [
+        e.nbytes()
+        for e in profiler.profiler.kineto_results.events()
+        if e.name() == "[memory]"
+    ]
     return int(torch.tensor(sizes).cumsum(0).max()) / logits.nbytes
 
 
-@pytest.mark.parametrize("name", ["dual_focal", "focal_calibration", "mmce", "focal_calibration in 16 bits"])
+@pytest.mark.parametrize(
+    "name", ["dual_focal", "focal_calibration", "mmce", "focal_calibration in 16 bits"]
+)
 def test_large_logits_need_their_gradient_only(name: str) -> None:
     """And buffers of a block or two: of 2^18 float32, here 3% of the logits, or 6% of 16-bit ones.
 
@@ -83,7 +100,10 @@ LABELS = torch.arange(10).view(2, 5) % 7
 
 def test_labels_of_a_language_model_that_were_not_shifted_are_warned_of() -> None:
     loss = make_loss("focal")
-    with pytest.warns(UserWarning, match=r"learns to copy its input\. Use CalibrationTrainer, which shifts"):
+    with pytest.warns(
+        UserWarning,
+        match=r"learns to copy its input\. Use CalibrationTrainer, which shifts",
+    ):
         assert loss(CausalLMOutput(logits=LOGITS), LABELS) == loss(LOGITS, LABELS)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -96,12 +116,16 @@ class Operations(TorchDispatchMode):
 
     count = 0
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         self.count += 1
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(("name", "most"), [("cross_entropy", 11), ("focal", 16), ("focal_gra", 32)])
+@pytest.mark.parametrize(
+    ("name", "most"), [("cross_entropy", 11), ("focal", 16), ("focal_gra", 32)]
+)
 def test_operations_of_a_small_batch(name: str, most: int) -> None:
     """Forward and backward; `F.cross_entropy` takes 8. Each costs microseconds, of few rows more than the numbers."""
     logits, labels = random_batch(32, 4)

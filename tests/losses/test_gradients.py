@@ -21,10 +21,16 @@ from tests.helpers.loss_cases import (
 )
 
 # Whose gradient is not that of the value: the weight, or the gamma, is a constant to it.
-DETACHED = [v for v in VARIANTS if v[0].endswith("_gra") or v[0] == "dft" or "per_sample" in v[1]]
+DETACHED = [
+    v
+    for v in VARIANTS
+    if v[0].endswith("_gra") or v[0] == "dft" or "per_sample" in v[1]
+]
 
 
-@pytest.mark.parametrize("variant", [v for v in VARIANTS if v not in DETACHED], ids=variant_id)
+@pytest.mark.parametrize(
+    "variant", [v for v in VARIANTS if v not in DETACHED], ids=variant_id
+)
 def test_gradient_is_that_of_the_value(variant: Variant) -> None:
     """With class weights, on token-level logits, one row of which is ignored."""
     loss = make_variant(variant, 5, class_weights=[0.5, 2.0, 1.0, 3.0, 0.1])
@@ -56,15 +62,22 @@ def test_gradients_of_gradients(name: str, width: int) -> None:
     """A Hessian times a vector, by a double backward: against differences of gradients, where the loss is its own."""
     loss = make_variant((name, {}), width)
     logits, labels = random_batch(30, width)
-    direction = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    direction = torch.randn(
+        logits.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
     leaf = logits.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(loss(leaf, labels), leaf, create_graph=True)
     (product,) = torch.autograd.grad(gradient, leaf, direction)
     step = 1e-6
-    ends = [value_and_gradient(loss, logits + sign * step * direction, labels)[1] for sign in (1, -1)]
+    ends = [
+        value_and_gradient(loss, logits + sign * step * direction, labels)[1]
+        for sign in (1, -1)
+    ]
     if name != "bsce_gra":  # whose gradient is not that of its value
         assert_close(product, (ends[0] - ends[1]) / (2 * step), rtol=1e-4, atol=1e-7)
-    assert_close(gradient.detach(), value_and_gradient(loss, logits, labels)[1], **EXACT)
+    assert_close(
+        gradient.detach(), value_and_gradient(loss, logits, labels)[1], **EXACT
+    )
 
 
 @every_width

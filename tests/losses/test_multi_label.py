@@ -9,18 +9,29 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from hf_calib.losses import make_loss
-from tests.helpers.loss_cases import EXACT, Variant, make_variant, value_and_gradient, variant_id
+from tests.helpers.loss_cases import (
+    EXACT,
+    Variant,
+    make_variant,
+    value_and_gradient,
+    variant_id,
+)
 
 # The loss of a decision is that of two classes, or a share of it, where only the label's own class has a say.
 CASES: list[tuple[Variant, float, dict[str, float]]] = [
-    *(((name, {}), 1.0, {}) for name in ("cross_entropy", "focal", "focal_gra", "adafocal")),
+    *(
+        ((name, {}), 1.0, {})
+        for name in ("cross_entropy", "focal", "focal_gra", "adafocal")
+    ),
     (("label_smoothing", {"smoothing": 0.2}), 1.0, {"smoothing": 0.2}),
     (("brier", {}), 0.5, {}),
     (("bsce", {}), 0.5, {}),
     (("bsce_gra", {"gamma": 3, "norm": 2}), 2**-1.5, {"gamma": 3, "norm": 2}),
     (("focal_calibration", {"brier_weight": 1}), 1.0, {"brier_weight": 0.5}),
 ]
-every_case = pytest.mark.parametrize("case", [case for case, *_ in CASES], ids=variant_id)
+every_case = pytest.mark.parametrize(
+    "case", [case for case, *_ in CASES], ids=variant_id
+)
 
 
 def batch() -> tuple[Tensor, Tensor]:
@@ -33,45 +44,72 @@ def batch() -> tuple[Tensor, Tensor]:
     return logits, labels
 
 
-@pytest.mark.parametrize(("case", "share", "given"), CASES, ids=[variant_id(case) for case, *_ in CASES])
-def test_values_reductions_and_class_weights(case: Variant, share: float, given: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    ("case", "share", "given"), CASES, ids=[variant_id(case) for case, *_ in CASES]
+)
+def test_values_reductions_and_class_weights(
+    case: Variant, share: float, given: dict[str, float]
+) -> None:
     logits, labels = batch()
     single = make_variant((case[0], given), 5)
 
     def two_classes(z: Tensor, y: Tensor) -> Tensor:
-        return share * single(torch.stack([torch.zeros_like(z), z], 2), y.long(), reduction="none")
+        return share * single(
+            torch.stack([torch.zeros_like(z), z], 2), y.long(), reduction="none"
+        )
 
     ours = value_and_gradient(make_variant(case, 5), logits, labels, reduction="none")
     assert_close(ours, value_and_gradient(two_classes, logits, labels), **EXACT)
     for weights in (1, torch.tensor([0.5, 2.0, 1.0, 3.0, 0.25])):
-        loss = make_variant(case, 5, class_weights=weights if isinstance(weights, Tensor) else None)
+        loss = make_variant(
+            case, 5, class_weights=weights if isinstance(weights, Tensor) else None
+        )
         normalizer = (weights * (labels >= 0)).sum()
         assert loss.normalizer(labels) == normalizer
         assert_close(loss(logits, labels, reduction="none"), weights * ours[0], **EXACT)
-        assert_close(loss(logits, labels), (weights * ours[0]).sum() / normalizer, **EXACT)
-        assert_close(loss(logits, labels, num_items_in_batch=7), (weights * ours[0]).sum() / 7, **EXACT)
+        assert_close(
+            loss(logits, labels), (weights * ours[0]).sum() / normalizer, **EXACT
+        )
+        assert_close(
+            loss(logits, labels, num_items_in_batch=7),
+            (weights * ours[0]).sum() / 7,
+            **EXACT,
+        )
 
 
 @every_case
 def test_a_soft_label_is_the_mean_of_its_outcomes(case: Variant) -> None:
     """Of cross entropy that is the cross entropy to it, as PyTorch has it."""
     loss, (logits, _) = make_variant(case, 5), batch()
-    yes, no, soft = (loss(logits, torch.full_like(logits, y), reduction="none") for y in (1.0, 0.0, 0.3))
+    yes, no, soft = (
+        loss(logits, torch.full_like(logits, y), reduction="none")
+        for y in (1.0, 0.0, 0.3)
+    )
     assert_close(soft, 0.3 * yes + 0.7 * no, **EXACT)
     some = torch.full_like(logits, 0.3)
     if case[0] == "cross_entropy":
-        assert_close(soft, F.binary_cross_entropy_with_logits(logits, some, reduction="none"), **EXACT)
+        assert_close(
+            soft,
+            F.binary_cross_entropy_with_logits(logits, some, reduction="none"),
+            **EXACT,
+        )
     if not case[0].endswith("_gra"):
         leaf = logits[1:7].requires_grad_()
-        assert torch.autograd.gradcheck(lambda z: loss(z, some[1:7], reduction="none"), leaf)
+        assert torch.autograd.gradcheck(
+            lambda z: loss(z, some[1:7], reduction="none"), leaf
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @every_case
 def test_extremes_are_finite(case: Variant, dtype: torch.dtype) -> None:
     loss = make_variant(case, 5)
-    logits = torch.tensor([[0.0, 17.0, 88.0, 1e4, -torch.inf], [0.0, -17.0, -88.0, -1e4, -1e4]]).to(dtype)
-    labels = torch.tensor([[1.0, 1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 1.0, -100.0]]).to(dtype)
+    logits = torch.tensor(
+        [[0.0, 17.0, 88.0, 1e4, -torch.inf], [0.0, -17.0, -88.0, -1e4, -1e4]]
+    ).to(dtype)
+    labels = torch.tensor([[1.0, 1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 1.0, -100.0]]).to(
+        dtype
+    )
     value, gradient = value_and_gradient(loss, logits, labels)
     assert value.dtype == torch.float32
     assert value.isfinite()
@@ -85,13 +123,23 @@ def test_extremes_are_finite(case: Variant, dtype: torch.dtype) -> None:
 def test_soft_labels_of_one_softmax_are_refused() -> None:
     """`F.cross_entropy` reads them as probabilities; a sigmoid per class is another loss."""
     logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
-    soft = torch.tensor([[0.2, 0.3, 0.5], [1.0, 0.0, 0.0], [0.0, 0.9, 0.1], [0.4, 0.4, 0.2]])
+    soft = torch.tensor(
+        [[0.2, 0.3, 0.5], [1.0, 0.0, 0.0], [0.0, 0.9, 0.1], [0.4, 0.4, 0.2]]
+    )
     with pytest.raises(
-        ValueError, match=r"got rows that sum to 1; F.cross_entropy accepts .* set problem_type"
+        ValueError,
+        match=r"got rows that sum to 1; F.cross_entropy accepts .* set problem_type",
     ):
         make_loss("cross_entropy")(logits, soft)
     named = make_loss("cross_entropy", problem_type="multi_label_classification")
     assert_close(named(logits, soft), F.binary_cross_entropy_with_logits(logits, soft))
-    one_label_each_or_no_shares = soft.round(), soft[:, :1], 0.9 * soft, soft - 100 * (soft == 1)
+    one_label_each_or_no_shares = (
+        soft.round(),
+        soft[:, :1],
+        0.9 * soft,
+        soft - 100 * (soft == 1),
+    )
     for other in one_label_each_or_no_shares:
-        assert torch.isfinite(make_loss("cross_entropy")(logits[:, : other.shape[1]], other))
+        assert torch.isfinite(
+            make_loss("cross_entropy")(logits[:, : other.shape[1]], other)
+        )

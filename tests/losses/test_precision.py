@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from hf_calib.losses import make_loss
-from tests.helpers.loss_cases import Variant, by_formula, random_batch, value_and_gradient, variant_id
+from tests.helpers.loss_cases import (
+    Variant,
+    by_formula,
+    random_batch,
+    value_and_gradient,
+    variant_id,
+)
 
 CASES: list[Variant] = [
     ("cross_entropy", {}),
@@ -27,7 +33,9 @@ CASES: list[Variant] = [
 ]
 
 
-def assert_no_worse(ours: Tensor, naive: Tensor, truth: Tensor, tolerance: Tensor) -> None:
+def assert_no_worse(
+    ours: Tensor, naive: Tensor, truth: Tensor, tolerance: Tensor
+) -> None:
     excess = (ours.double() - truth).abs() - (naive.double() - truth).abs() - tolerance
     assert excess.max() <= 0, f"worse by {excess.max():.1e} at {excess.argmax().item()}"
 
@@ -35,18 +43,26 @@ def assert_no_worse(ours: Tensor, naive: Tensor, truth: Tensor, tolerance: Tenso
 @pytest.mark.parametrize("width", [50, 5000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("variant", CASES, ids=variant_id)
-def test_no_worse_than_the_formula(variant: Variant, dtype: torch.dtype, width: int) -> None:
+def test_no_worse_than_the_formula(
+    variant: Variant, dtype: torch.dtype, width: int
+) -> None:
     # Rows of all kinds: flat, peaked, saturated, far from 0.
     logits, labels = random_batch(64, width, scale=1.0)
-    logits *= torch.tensor([0.1, 1.0, 4.0, 16.0], dtype=torch.float64).repeat_interleave(16)[:, None]
+    logits *= torch.tensor(
+        [0.1, 1.0, 4.0, 16.0], dtype=torch.float64
+    ).repeat_interleave(16)[:, None]
     logits[::8] += 100
     labels[::2] = logits.argmax(1)[::2]
     logits = logits.to(dtype)
 
     name, hyperparameters = variant
     formula = by_formula(variant)
-    ours = value_and_gradient(make_loss(name, **hyperparameters), logits, labels, reduction="none")
-    naive = value_and_gradient(lambda z, y: formula(z.float(), y, reduction="none"), logits, labels)
+    ours = value_and_gradient(
+        make_loss(name, **hyperparameters), logits, labels, reduction="none"
+    )
+    naive = value_and_gradient(
+        lambda z, y: formula(z.float(), y, reduction="none"), logits, labels
+    )
     truth = value_and_gradient(formula, logits.double(), labels, reduction="none")
     assert ours[0].dtype == torch.float32
     assert ours[1].dtype == dtype

@@ -12,24 +12,39 @@ from torch.testing import assert_close
 from hf_calib.losses import make_loss
 from hf_calib.metrics import kde_calibration_error
 from tests.helpers import loss_cases as cases
-from tests.helpers.loss_cases import EXACT, Variant, by_formula, every_width, random_batch, value_and_gradient
+from tests.helpers.loss_cases import (
+    EXACT,
+    Variant,
+    by_formula,
+    every_width,
+    random_batch,
+    value_and_gradient,
+)
 
 
 @every_width
 @cases.every_variant
-def test_value_and_gradient_are_those_of_the_formula(variant: Variant, width: int) -> None:
+def test_value_and_gradient_are_those_of_the_formula(
+    variant: Variant, width: int
+) -> None:
     """Plain, summed and a row, with class weights, some rows ignored."""
     logits, labels = random_batch(40, width)
     labels[[3, 20, 39]] = -100
     logits[30], labels[30] = 3 * logits[30], logits[30].argmin()
     # The root of MMCE and of soft ECE is taken of 1e-10 more, so that it has a gradient at 0.
-    tolerance = {"rtol": 1e-6, "atol": 1e-9} if variant[0] in ("mmce", "soft_ece") else EXACT
+    tolerance = (
+        {"rtol": 1e-6, "atol": 1e-9} if variant[0] in ("mmce", "soft_ece") else EXACT
+    )
     for weights in (None, torch.linspace(0.5, 3, width)):
         loss = cases.make_variant(variant, width, class_weights=weights)
         formula = by_formula(variant, loss, weights)
         for reduction in ("mean", "sum") if loss.couples_batch else ("mean", "none"):
             ours = value_and_gradient(loss, logits, labels, reduction=reduction)
-            assert_close(ours, value_and_gradient(formula, logits, labels, reduction=reduction), **tolerance)
+            assert_close(
+                ours,
+                value_and_gradient(formula, logits, labels, reduction=reduction),
+                **tolerance,
+            )
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -38,19 +53,27 @@ def test_pytorchs_losses_and_labels_of_any_integer_type(reduction: str) -> None:
     labels = labels.bool()
     for weights in (None, torch.tensor([0.5, 2.0]).double()):
         loss = make_loss("cross_entropy", class_weights=weights)
-        wanted = F.cross_entropy(logits, labels.long(), weight=weights, reduction=reduction)
+        wanted = F.cross_entropy(
+            logits, labels.long(), weight=weights, reduction=reduction
+        )
         for dtype in (torch.int64, torch.int32, torch.uint8, torch.bool):
-            assert_close(loss(logits, labels.to(dtype), reduction=reduction), wanted, **EXACT)
+            assert_close(
+                loss(logits, labels.to(dtype), reduction=reduction), wanted, **EXACT
+            )
             assert loss.normalizer(labels.to(dtype)) == loss.normalizer(labels.long())
     labels = labels.long().index_fill(0, torch.tensor([4, 17]), -100)
     for smoothing in (0.05, 1.0):
-        wanted = F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction=reduction)
+        wanted = F.cross_entropy(
+            logits, labels, label_smoothing=smoothing, reduction=reduction
+        )
         ours = make_loss("label_smoothing", smoothing=smoothing)
         assert_close(ours(logits, labels, reduction=reduction), wanted, **EXACT)
 
 
 @pytest.mark.parametrize("n_classes", [2, 3, 9, 9000])
-@pytest.mark.parametrize("rival", ["next", "second", "third", "mean2", "mean3", "mean_all", 0.95])
+@pytest.mark.parametrize(
+    "rival", ["next", "second", "third", "mean2", "mean3", "mean_all", 0.95]
+)
 def test_rivals_that_tie_or_are_missing(rival: Any, n_classes: int) -> None:
     """A constant may be above p. Values only: those that tie share out a subgradient in their own ways."""
     logits, labels = random_batch(30, n_classes)
@@ -62,20 +85,34 @@ def test_rivals_that_tie_or_are_missing(rival: Any, n_classes: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["top_label", "canonical"])
-def test_kde_ece_of_one_row_of_rows_that_tie_and_of_more_pairs_than_it_looks_at_at_once(kind: Any) -> None:
+def test_kde_ece_of_one_row_of_rows_that_tie_and_of_more_pairs_than_it_looks_at_at_once(
+    kind: Any,
+) -> None:
     logits, labels = random_batch(30, 4)
     logits[:3] *= 30  # saturated, whose probabilities are moved off 0 and 1
     logits[5:8] = logits[4]
     labels[[9, 20]] = -100
     probs = logits.softmax(1)[labels >= 0].numpy()
     for h in (0.02, 1.0):
-        want = kde_calibration_error(probs, labels[labels >= 0].numpy(), bandwidth=h, kind=kind)
-        ours = make_loss("kde_ece", kde_weight=1, bandwidth=h, kind=kind)(logits, labels)
-        assert (ours - make_loss("cross_entropy")(logits, labels)).item() == pytest.approx(want, rel=1e-9)
+        want = kde_calibration_error(
+            probs, labels[labels >= 0].numpy(), bandwidth=h, kind=kind
+        )
+        ours = make_loss("kde_ece", kde_weight=1, bandwidth=h, kind=kind)(
+            logits, labels
+        )
+        assert (
+            ours - make_loss("cross_entropy")(logits, labels)
+        ).item() == pytest.approx(want, rel=1e-9)
     # A row alone has no other to estimate the accuracy from: what is left is cross entropy.
     alone = torch.where(torch.arange(30) == 12, labels, -100)
     ours = value_and_gradient(make_loss("kde_ece", kind=kind), logits, alone)
-    assert_close(ours, value_and_gradient(make_loss("cross_entropy"), logits, alone), **EXACT)
+    assert_close(
+        ours, value_and_gradient(make_loss("cross_entropy"), logits, alone), **EXACT
+    )
     many = random_batch(2100, 3)
     ours = value_and_gradient(make_loss("kde_ece", kind=kind), *many)
-    assert_close(ours, value_and_gradient(by_formula(("kde_ece", {"kind": kind})), *many), **EXACT)
+    assert_close(
+        ours,
+        value_and_gradient(by_formula(("kde_ece", {"kind": kind})), *many),
+        **EXACT,
+    )

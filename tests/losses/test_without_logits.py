@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from hf_calib.losses import LOSSES, brier, bsce_gra, cross_entropy, focal, linear_calibration_loss, make_loss
+from hf_calib.losses import (
+    LOSSES,
+    brier,
+    bsce_gra,
+    cross_entropy,
+    focal,
+    linear_calibration_loss,
+    make_loss,
+)
 from tests.helpers.loss_cases import VARIANTS, make_variant, variant_id
 
 SEPARABLE = [variant for variant in VARIANTS if not make_loss(variant[0]).couples_batch]
@@ -33,7 +41,11 @@ def results(value: Tensor, *leaves: Tensor) -> list[Tensor]:
 
 
 def assert_same(
-    ours: Tensor, theirs: Tensor, *leaves: Tensor, rtol: float = 1e-9, atol: float = 1e-12
+    ours: Tensor,
+    theirs: Tensor,
+    *leaves: Tensor,
+    rtol: float = 1e-9,
+    atol: float = 1e-12,
 ) -> None:
     assert_close(results(ours, *leaves), results(theirs, *leaves), rtol=rtol, atol=atol)
 
@@ -43,9 +55,21 @@ class TestLinear:
     def test_it_is_the_loss_of_the_logits(self, variant: Any) -> None:
         hidden, weight, bias, labels = batch()
         loss = make_variant(variant, V, class_weights=torch.linspace(0.5, 2, V))
-        for given in ({}, {"reduction": "sum"}, {"num_items_in_batch": torch.tensor(5)}):
-            ours = linear_calibration_loss(hidden, weight, labels, loss, bias=bias, **given)
-            assert_same(ours, loss(hidden @ weight.T + bias, labels, **given), hidden, weight, bias)
+        for given in (
+            {},
+            {"reduction": "sum"},
+            {"num_items_in_batch": torch.tensor(5)},
+        ):
+            ours = linear_calibration_loss(
+                hidden, weight, labels, loss, bias=bias, **given
+            )
+            assert_same(
+                ours,
+                loss(hidden @ weight.T + bias, labels, **given),
+                hidden,
+                weight,
+                bias,
+            )
 
     @pytest.mark.parametrize("n", [300, 3000])
     def test_in_chunks(self, n: int) -> None:
@@ -63,10 +87,14 @@ class TestLinear:
     def test_softcap_and_temperature_have_their_gradients(self) -> None:
         hidden, weight, bias, labels = batch()
         t = torch.tensor(1.7, dtype=torch.float64, requires_grad=True)
-        ours = linear_calibration_loss(hidden, weight, labels, focal(), bias=bias, softcap=3.0, temperature=t)
+        ours = linear_calibration_loss(
+            hidden, weight, labels, focal(), bias=bias, softcap=3.0, temperature=t
+        )
         theirs = focal()(3 * torch.tanh((hidden @ weight.T + bias) / 3) / t, labels)
         assert_same(ours, theirs, hidden, weight, bias, t)
-        number = linear_calibration_loss(hidden, weight, labels, focal(), temperature=1.7)
+        number = linear_calibration_loss(
+            hidden, weight, labels, focal(), temperature=1.7
+        )
         assert_close(number, focal()(hidden @ weight.T / 1.7, labels))
 
     def test_sequences_checkpointing_and_accumulated_micro_batches(self) -> None:
@@ -80,7 +108,9 @@ class TestLinear:
         items = (labels != -100).sum()
         found = {
             "sequences": ours(hidden.view(2, 6, H), labels.view(2, 6)),
-            "checkpointed": torch.utils.checkpoint.checkpoint(ours, hidden, labels, use_reentrant=False),
+            "checkpointed": torch.utils.checkpoint.checkpoint(
+                ours, hidden, labels, use_reentrant=False
+            ),
             "two": ours(hidden[:7], labels[:7], num_items_in_batch=items)
             + ours(hidden[7:], labels[7:], num_items_in_batch=items),
         }
@@ -90,24 +120,38 @@ class TestLinear:
     def test_16_bits_are_no_worse_than_the_logits_way(self) -> None:
         """The weight's gradient is summed in float32: as near to the truth as one product in 16 bits, or nearer."""
         hidden, weight, _, labels = batch(torch.bfloat16)
-        exact = [tensor.detach().double().requires_grad_() for tensor in (hidden, weight)]
+        exact = [
+            tensor.detach().double().requires_grad_() for tensor in (hidden, weight)
+        ]
         truth = results(focal()(exact[0] @ exact[1].T, labels), *exact)
-        ours = results(linear_calibration_loss(hidden, weight, labels, focal()), hidden, weight)
+        ours = results(
+            linear_calibration_loss(hidden, weight, labels, focal()), hidden, weight
+        )
         theirs = results(focal()(hidden @ weight.T, labels), hidden, weight)
-        assert [each.dtype for each in ours] == [torch.float32, torch.bfloat16, torch.bfloat16]
+        assert [each.dtype for each in ours] == [
+            torch.float32,
+            torch.bfloat16,
+            torch.bfloat16,
+        ]
         for own, other, true in zip(ours, theirs, truth, strict=True):
-            assert (own.double() - true).norm() <= 1.2 * (other.double() - true).norm() + 1e-6 * true.norm()
+            assert (own.double() - true).norm() <= 1.2 * (
+                other.double() - true
+            ).norm() + 1e-6 * true.norm()
 
     def test_ignored_rows_may_hold_anything(self) -> None:
         hidden, weight, _, labels = batch()
         assert linear_calibration_loss(hidden[:0], weight, labels[:0], focal()) == 0
-        ignored = linear_calibration_loss(hidden, weight, torch.full((N,), -100), focal())
+        ignored = linear_calibration_loss(
+            hidden, weight, torch.full((N,), -100), focal()
+        )
         assert not any(each.any() for each in results(ignored, hidden, weight))
         poisoned = hidden.detach().clone()
         poisoned[labels == -100] = torch.nan
         poisoned.requires_grad_()
         strided = weight.T.contiguous().T
-        value, slope = results(linear_calibration_loss(poisoned, strided, labels, focal()), poisoned)
+        value, slope = results(
+            linear_calibration_loss(poisoned, strided, labels, focal()), poisoned
+        )
         assert_close(value, focal()(hidden @ weight.T, labels).detach())
         assert not slope[labels == -100].any()
 
@@ -119,26 +163,60 @@ MISFITS: list[tuple[str, Any, type[Exception], str]] = [
     ("loss", make_loss("mmce"), ValueError, COUPLES),
     ("loss", MULTI_LABEL, ValueError, "single-label, got a multi-label 'focal'"),
     ("reduction", "none", ValueError, "reduction to be 'mean' or 'sum', got 'none'"),
-    ("weight", torch.zeros(V, H + 1).double(), ValueError, r"got \(12, 5\) and \(37, 6\)"),
-    ("labels", torch.zeros(N - 1).long(), ValueError, r"integers of shape \(12,\), got \(11,\)"),
-    ("labels", torch.full((N,), V), ValueError, r"in \[0, 37\) or -100, got 37 in row 0"),
+    (
+        "weight",
+        torch.zeros(V, H + 1).double(),
+        ValueError,
+        r"got \(12, 5\) and \(37, 6\)",
+    ),
+    (
+        "labels",
+        torch.zeros(N - 1).long(),
+        ValueError,
+        r"integers of shape \(12,\), got \(11,\)",
+    ),
+    (
+        "labels",
+        torch.full((N,), V),
+        ValueError,
+        r"in \[0, 37\) or -100, got 37 in row 0",
+    ),
     ("softcap", 0.0, ValueError, "softcap to be above 0, got 0.0"),
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "kind", "message"), MISFITS, ids=[each[-1] for each in MISFITS])
-def test_what_does_not_fit(name: str, value: Any, kind: type[Exception], message: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "kind", "message"), MISFITS, ids=[each[-1] for each in MISFITS]
+)
+def test_what_does_not_fit(
+    name: str, value: Any, kind: type[Exception], message: str
+) -> None:
     hidden, weight, _, labels = batch()
-    given = {"hidden": hidden, "weight": weight, "labels": labels, "loss": focal(), name: value}
+    given = {
+        "hidden": hidden,
+        "weight": weight,
+        "labels": labels,
+        "loss": focal(),
+        name: value,
+    }
     with pytest.raises(kind, match=message):
         linear_calibration_loss(**given)
 
 
-READERS = ("label_smoothing", "dual_focal", "dual_focal_gra", "ada_dual_focal", "logit_norm", "mbls")
+READERS = (
+    "label_smoothing",
+    "dual_focal",
+    "dual_focal_gra",
+    "ada_dual_focal",
+    "logit_norm",
+    "mbls",
+)
 REFUSED = {
     **dict.fromkeys(READERS, "reads "),
     "ece_ce": "reads the labels",
-    **dict.fromkeys(("mmce", "soft_ece", "kde_ece", "mdca", "avuc"), "couples the batch"),
+    **dict.fromkeys(
+        ("mmce", "soft_ece", "kde_ece", "mdca", "avuc"), "couples the batch"
+    ),
 }
 
 
@@ -169,7 +247,10 @@ def test_value_and_gradient(name: str, reduction: str) -> None:
     found = loss.from_log_probs(mask=mask, reduction=reduction, **numbers)
     assert_close(found, wanted)
     assert_same(found.sum(), wanted.sum(), logits)
-    halves = [{key: values[i] for key, values in numbers.items()} for i in (slice(2), slice(2, 4))]
+    halves = [
+        {key: values[i] for key, values in numbers.items()}
+        for i in (slice(2), slice(2, 4))
+    ]
     parts = [
         loss.from_log_probs(mask=mask[i], num_items_in_batch=9, **half)
         for i, half in zip((slice(2), slice(2, 4)), halves, strict=True)
@@ -190,17 +271,28 @@ def test_a_number_without_the_gradient_that_a_loss_needs_is_refused() -> None:
     logits, labels, mask = rows()
     numbers = kept(logits, labels)
     numbers["log_sum_sq_probs"] = numbers["log_sum_sq_probs"].detach()
-    with pytest.raises(ValueError, match=r"log_sum_sq_probs to have a gradient for loss 'brier'.*bsce_gra"):
+    with pytest.raises(
+        ValueError,
+        match=r"log_sum_sq_probs to have a gradient for loss 'brier'.*bsce_gra",
+    ):
         brier().from_log_probs(**numbers)
-    wanted = bsce_gra()(logits, labels.where(mask, -100))  # its weight is a constant to the gradient
+    wanted = bsce_gra()(
+        logits, labels.where(mask, -100)
+    )  # its weight is a constant to the gradient
     assert_same(bsce_gra().from_log_probs(mask=mask, **numbers), wanted, logits)
     with torch.no_grad():
-        brier().from_log_probs(**{name: values.detach() for name, values in numbers.items()})
+        brier().from_log_probs(
+            **{name: values.detach() for name, values in numbers.items()}
+        )
 
 
 def test_rows_that_do_not_count_may_hold_anything() -> None:
     logits, labels, mask = rows()
-    log_probs = kept(logits.detach(), labels)["log_probs"].where(mask, torch.nan).requires_grad_()
+    log_probs = (
+        kept(logits.detach(), labels)["log_probs"]
+        .where(mask, torch.nan)
+        .requires_grad_()
+    )
     found = focal().from_log_probs(log_probs, mask=mask)
     (gradient,) = torch.autograd.grad(found, log_probs)
     assert found.isfinite()
@@ -211,14 +303,24 @@ def test_rows_that_do_not_count_may_hold_anything() -> None:
 
 
 BAD: list[tuple[Any, dict[str, Any], str]] = [
-    (make_loss("entropy_regularized"), {}, "entropy to be given for loss 'entropy_regularized', got None"),
-    (focal(), {"mask": torch.ones(4, 4)}, r"mask to have the shape of log_probs, got \(4, 4\) for \(4, 5\)"),
+    (
+        make_loss("entropy_regularized"),
+        {},
+        "entropy to be given for loss 'entropy_regularized', got None",
+    ),
+    (
+        focal(),
+        {"mask": torch.ones(4, 4)},
+        r"mask to have the shape of log_probs, got \(4, 4\) for \(4, 5\)",
+    ),
     (focal(class_weights=[1.0, 2.0]), {}, "which has class weights"),
     (focal(problem_type="multi_label_classification"), {}, "which is multi-label"),
 ]
 
 
-@pytest.mark.parametrize(("loss", "given", "message"), BAD, ids=[message for *_, message in BAD])
+@pytest.mark.parametrize(
+    ("loss", "given", "message"), BAD, ids=[message for *_, message in BAD]
+)
 def test_bad_input(loss: Any, given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         loss.from_log_probs(-torch.ones(4, 5), **given)

@@ -20,13 +20,20 @@ ECE = "expected_calibration_error"
 ERRORS = [(norm, False) for norm in ("l1", "l2", "max")] + [("l1", True), ("l2", True)]
 # Few bins for "max": in small ones the largest gap is often the same, and ties are for rounding to break.
 BINNED = [
-    {"binning": binning, "norm": norm, "debias": debias, "n_bins": 2 if norm == "max" else 6}
+    {
+        "binning": binning,
+        "norm": norm,
+        "debias": debias,
+        "n_bins": 2 if norm == "max" else 6,
+    }
     for binning in BINNINGS
     for norm, debias in ERRORS
 ]
 
 
-def predictions(n_examples: int, n_classes: int = 4, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def predictions(
+    n_examples: int, n_classes: int = 4, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     """Over-confident predictions, in the order of their confidence."""
     rng = np.random.default_rng(seed)
     logits = 1.5 * rng.standard_normal((n_examples, n_classes))
@@ -38,7 +45,10 @@ def predictions(n_examples: int, n_classes: int = 4, seed: int = 0) -> tuple[np.
 
 
 def scipy_interval(
-    function: Callable[..., float], probs: np.ndarray, labels: np.ndarray, n_resamples: int
+    function: Callable[..., float],
+    probs: np.ndarray,
+    labels: np.ndarray,
+    n_resamples: int,
 ) -> tuple[float, float]:
     """The same draws, evaluated by calling the metric on the drawn rows, in the order of the data."""
 
@@ -64,26 +74,44 @@ def scipy_interval(
     ("name", "options"),
     [(ECE, options) for options in BINNED]
     + [("maximum_calibration_error", {"n_bins": 2})]
-    + [(name, {}) for name in ("accuracy", "brier_score", "negative_log_likelihood", "root_brier_score")]
+    + [
+        (name, {})
+        for name in (
+            "accuracy",
+            "brier_score",
+            "negative_log_likelihood",
+            "root_brier_score",
+        )
+    ]
     + [("classwise_calibration_error", {})],
 )
-def test_metrics_of_sums_equal_scipys_bootstrap(name: str, options: dict[str, object]) -> None:
+def test_metrics_of_sums_equal_scipys_bootstrap(
+    name: str, options: dict[str, object]
+) -> None:
     probs, labels = predictions(150)
     ours = bootstrap_interval(name, probs, labels, n_resamples=100, **options)
     function = partial(getattr(metrics, name), **options)
-    assert ours[1:] == pytest.approx(scipy_interval(function, probs, labels, 100), **EXACT)
+    assert ours[1:] == pytest.approx(
+        scipy_interval(function, probs, labels, 100), **EXACT
+    )
     assert ours.value == function(probs, labels)
 
 
 def test_any_function_equals_scipys_bootstrap() -> None:
     probs, labels = predictions(80)
 
-    def spread_of_confidence(probs: np.ndarray, labels: np.ndarray, power: int) -> float:
+    def spread_of_confidence(
+        probs: np.ndarray, labels: np.ndarray, power: int
+    ) -> float:
         return np.std(probs.max(axis=1) ** power) + np.mean(labels == 0)
 
-    ours = bootstrap_interval(spread_of_confidence, probs, labels, n_resamples=100, power=2)
+    ours = bootstrap_interval(
+        spread_of_confidence, probs, labels, n_resamples=100, power=2
+    )
     function = partial(spread_of_confidence, power=2)
-    assert ours[1:] == pytest.approx(scipy_interval(function, probs, labels, 100), **EXACT)
+    assert ours[1:] == pytest.approx(
+        scipy_interval(function, probs, labels, 100), **EXACT
+    )
 
 
 # Resamples in counts, and in rows
@@ -92,18 +120,29 @@ def test_any_function_equals_scipys_bootstrap() -> None:
 @pytest.mark.parametrize("n_bins", [1, 5, 40])
 @pytest.mark.parametrize("binning", BINNINGS)
 @pytest.mark.parametrize("n_values", [1, 2, 5, 1000])
-def test_counts_of_tied_confidences_on_bin_edges(n_bins: int, binning: str, n_values: int) -> None:
+def test_counts_of_tied_confidences_on_bin_edges(
+    n_bins: int, binning: str, n_values: int
+) -> None:
     for n_examples in (2, 3, 30):
         rng = np.random.default_rng(n_examples)
         confidences = rng.integers(1, n_values + 1, n_examples) / n_values
         top = TopLabel(confidences, rng.integers(0, 2, n_examples).astype(float))
-        drawn = np.random.default_rng(1).multinomial(n_examples, np.full(n_examples, 1 / n_examples), 5)
+        drawn = np.random.default_rng(1).multinomial(
+            n_examples, np.full(n_examples, 1 / n_examples), 5
+        )
         # Repeated rows keep the order of the data within ties.
         order = np.argsort(confidences, kind="stable")
         for norm, debias in ERRORS:
-            options = {"n_bins": n_bins, "binning": binning, "norm": norm, "debias": debias}
+            options = {
+                "n_bins": n_bins,
+                "binning": binning,
+                "norm": norm,
+                "debias": debias,
+            }
             metric = top_label_sums(**options)
-            ours = [metric.value(metric.rows(*top)(counts), n_examples) for counts in drawn]
+            ours = [
+                metric.value(metric.rows(*top)(counts), n_examples) for counts in drawn
+            ]
             rows = [np.repeat(order, counts[order]) for counts in drawn]
             expected = [top_label_error(top.part(each), **options) for each in rows]
             np.testing.assert_allclose(ours, expected, rtol=1e-10, atol=1e-9)
@@ -114,13 +153,19 @@ def soft_labels(probs: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("soft", [False, True])
-@pytest.mark.parametrize("metric", [name for name in METRICS if name != "kde_calibration_error"])
+@pytest.mark.parametrize(
+    "metric", [name for name in METRICS if name != "kde_calibration_error"]
+)
 def test_every_name_means_the_function_of_that_name(metric: str, soft: bool) -> None:
     probs, labels = predictions(60, 3)
     probs[0] = [1, 0, 0]
-    labels = soft_labels(probs) if soft or metric == "true_calibration_error" else labels
+    labels = (
+        soft_labels(probs) if soft or metric == "true_calibration_error" else labels
+    )
     by_name = bootstrap_interval(metric, probs, labels, n_resamples=10)
-    by_function = bootstrap_interval(getattr(metrics, metric), probs, labels, n_resamples=10)
+    by_function = bootstrap_interval(
+        getattr(metrics, metric), probs, labels, n_resamples=10
+    )
     assert by_name == pytest.approx(by_function, rel=1e-10, abs=1e-12)
     assert all(type(number) is float for number in by_name)
 
@@ -129,24 +174,32 @@ def test_every_name_means_the_function_of_that_name(metric: str, soft: bool) -> 
 
 
 @pytest.mark.parametrize("debias", [False, True])
-def test_an_interval_that_excludes_its_value_points_to_one_that_holds(debias: bool) -> None:
+def test_an_interval_that_excludes_its_value_points_to_one_that_holds(
+    debias: bool,
+) -> None:
     """Of a model that is calibrated, noise is all that there is, and a resample has it twice."""
     rng = np.random.default_rng(4)
     top = rng.uniform(0.5, 1, 300)
     probs = np.stack([top, 1 - top], axis=1)
     labels = np.where(rng.random(300) < top, 0, 1)
-    with pytest.warns(UserWarning, match=r"excludes the value, 0.* Use calibration_error_interval\."):
+    with pytest.warns(
+        UserWarning, match=r"excludes the value, 0.* Use calibration_error_interval\."
+    ):
         found = bootstrap_interval(ECE, probs, labels, n_resamples=200, debias=debias)
     assert found.value < found.low
 
 
-@pytest.mark.parametrize("metric", [ECE, "accuracy", "classwise_calibration_error", metrics.brier_score])
+@pytest.mark.parametrize(
+    "metric", [ECE, "accuracy", "classwise_calibration_error", metrics.brier_score]
+)
 def test_blocks_change_nothing(metric: object, monkeypatch: pytest.MonkeyPatch) -> None:
     probs, labels = predictions(90)
     whole = bootstrap_interval(metric, probs, labels, n_resamples=25)
     monkeypatch.setattr("hf_calib.metrics.sums._BLOCK_ELEMENTS", 300)
     monkeypatch.setattr("hf_calib.metrics.checks.CHUNK_ELEMENTS", 64)
-    assert bootstrap_interval(metric, probs, labels, n_resamples=25) == pytest.approx(whole, **EXACT)
+    assert bootstrap_interval(metric, probs, labels, n_resamples=25) == pytest.approx(
+        whole, **EXACT
+    )
 
 
 # What users get wrong
@@ -159,13 +212,43 @@ def of_some(probs: np.ndarray, labels: np.ndarray) -> float:
 @pytest.mark.parametrize(
     ("metric", "options", "error", "message"),
     [
-        ("expected_calibration_eror", {}, ValueError, "did you mean 'expected_calibration_error'"),
-        ("kde_calibration_error", {}, ValueError, "may see an example twice, got .* use consistency_test"),
-        (3, {}, TypeError, "metric to be a name or a function of probs and labels, got int"),
-        (ECE, {"confidence_level": 95}, ValueError, r"to lie in \(0, 1\), got 95; use 0\.95"),
+        (
+            "expected_calibration_eror",
+            {},
+            ValueError,
+            "did you mean 'expected_calibration_error'",
+        ),
+        (
+            "kde_calibration_error",
+            {},
+            ValueError,
+            "may see an example twice, got .* use consistency_test",
+        ),
+        (
+            3,
+            {},
+            TypeError,
+            "metric to be a name or a function of probs and labels, got int",
+        ),
+        (
+            ECE,
+            {"confidence_level": 95},
+            ValueError,
+            r"to lie in \(0, 1\), got 95; use 0\.95",
+        ),
         (ECE, {"bins": 10}, TypeError, "bins"),
-        (lambda p, y: np.nan, {}, ValueError, "expected the metric to be finite, got nan"),
-        (of_some, {"n_resamples": 50}, ValueError, "to be finite, got NaN or infinity for .* of 50"),
+        (
+            lambda p, y: np.nan,
+            {},
+            ValueError,
+            "expected the metric to be finite, got nan",
+        ),
+        (
+            of_some,
+            {"n_resamples": 50},
+            ValueError,
+            "to be finite, got NaN or infinity for .* of 50",
+        ),
     ],
 )
 def test_bad_options_are_refused(

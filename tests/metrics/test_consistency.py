@@ -30,11 +30,17 @@ def predictions(
     return softmax(sharpness * logits, axis=1), labels
 
 
-def p_values(metric: object, sharpness: float = 1.0, n_tests: int = 200, **options: object) -> np.ndarray:
+def p_values(
+    metric: object, sharpness: float = 1.0, n_tests: int = 200, **options: object
+) -> np.ndarray:
     found = []
     for seed in range(n_tests):
         settings = {"metric": metric, "n_resamples": 99, "seed": 10_000 + seed}
-        found.append(consistency_test(*predictions(seed, sharpness=sharpness), **settings, **options))
+        found.append(
+            consistency_test(
+                *predictions(seed, sharpness=sharpness), **settings, **options
+            )
+        )
     return np.array([each.p_value for each in found])
 
 
@@ -54,7 +60,9 @@ def odd_classes(probs: np.ndarray, labels: np.ndarray) -> float:
     ],
 )
 @pytest.mark.deep
-def test_p_values_are_uniform_on_calibrated_data(metric: object, options: dict[str, object]) -> None:
+def test_p_values_are_uniform_on_calibrated_data(
+    metric: object, options: dict[str, object]
+) -> None:
     assert stats.kstest(p_values(metric, **options), "uniform").pvalue > 0.01
 
 
@@ -65,7 +73,12 @@ def test_p_values_of_a_discrete_metric_are_never_too_small(
     # The largest gap is often that of the same one-example bin, and a debiased error often 0.
     values = p_values(metric, n_tests=100, **options)
     for level in (0.05, 0.1, 0.3, 0.5):
-        assert stats.binomtest(int((values <= level).sum()), len(values), level, "greater").pvalue > 0.01
+        assert (
+            stats.binomtest(
+                int((values <= level).sum()), len(values), level, "greater"
+            ).pvalue
+            > 0.01
+        )
 
 
 @pytest.mark.parametrize(
@@ -89,11 +102,20 @@ def test_overconfidence_is_found(metric: str, options: dict[str, object]) -> Non
 @pytest.mark.parametrize(
     ("metric", "options"),
     [(ECE, {"binning": binning, "n_bins": 3}) for binning in BINNINGS]
-    + [(ECE, {"norm": "l2", "debias": True}), (ECE, {"norm": "max"}), (MCE, {}), (CLASSWISE, {"n_bins": 3})]
+    + [
+        (ECE, {"norm": "l2", "debias": True}),
+        (ECE, {"norm": "max"}),
+        (MCE, {}),
+        (CLASSWISE, {"n_bins": 3}),
+    ]
     + [("brier_score", {}), ("ece_sweep", {})],
 )
-def test_p_value_and_expected_equal_a_sum_over_all_labels(metric: str, options: dict[str, object]) -> None:
-    probs = np.array([[0.6, 0.4, 0.0], [0.2, 0.2, 0.6], [0.1, 0.8, 0.1], [0.3, 0.35, 0.35]])
+def test_p_value_and_expected_equal_a_sum_over_all_labels(
+    metric: str, options: dict[str, object]
+) -> None:
+    probs = np.array(
+        [[0.6, 0.4, 0.0], [0.2, 0.2, 0.6], [0.1, 0.8, 0.1], [0.3, 0.35, 0.35]]
+    )
     labels = np.array([1, 0, 1, 0])
     function = partial(getattr(metrics, metric), **options)
     value = function(probs, labels)
@@ -121,13 +143,31 @@ GOOD: tuple[object, object] = (np.array([[0.9, 0.1], [0.4, 0.6]]), np.array([0, 
     ("data", "options", "error", "message"),
     [
         (GOOD, {"metric": "expected_calibration_eror"}, ValueError, "did you mean"),
-        (GOOD, {"metric": lambda p, y: np.nan}, ValueError, "the metric to be finite, got nan"),
-        (GOOD, {"metric": lambda p, y: 1.0 if y[0] < y[1] else np.nan}, ValueError, "of each resample"),
-        ((GOOD[0], GOOD[0]), {}, ValueError, r"labels to have shape \(2,\), got shape \(2, 2\)"),
+        (
+            GOOD,
+            {"metric": lambda p, y: np.nan},
+            ValueError,
+            "the metric to be finite, got nan",
+        ),
+        (
+            GOOD,
+            {"metric": lambda p, y: 1.0 if y[0] < y[1] else np.nan},
+            ValueError,
+            "of each resample",
+        ),
+        (
+            (GOOD[0], GOOD[0]),
+            {},
+            ValueError,
+            r"labels to have shape \(2,\), got shape \(2, 2\)",
+        ),
     ],
 )
 def test_bad_input_is_refused(
-    data: tuple[object, object], options: dict[str, object], error: type[Exception], message: str
+    data: tuple[object, object],
+    options: dict[str, object],
+    error: type[Exception],
+    message: str,
 ) -> None:
     with pytest.raises(error, match=message):
         consistency_test(*data, **options)

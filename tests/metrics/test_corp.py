@@ -31,7 +31,9 @@ def sample(n_rows: int, shift: float, seed: int) -> tuple[Array, NDArray[np.int6
 
 @pytest.mark.parametrize("score", ["brier", "log"])
 @pytest.mark.parametrize("shift", [-0.05, 0.0, 0.2])
-def test_the_parts_are_those_of_an_isotonic_regression(score: str, shift: float) -> None:
+def test_the_parts_are_those_of_an_isotonic_regression(
+    score: str, shift: float
+) -> None:
     probs, labels = sample(800, shift, 0)
     top, right = probs[:, 0], (labels == 0).astype(float)
     recalibrated = IsotonicRegression(y_min=0, y_max=1).fit_transform(top, right)
@@ -40,15 +42,25 @@ def test_the_parts_are_those_of_an_isotonic_regression(score: str, shift: float)
         if score == "brier":
             return float(((stated - right) ** 2).mean())
         stated = np.clip(stated, 1e-38, 1)
-        return float(-np.where(right == 1, np.log(stated), np.log(np.clip(1 - stated, 1e-38, 1))).mean())
+        return float(
+            -np.where(
+                right == 1, np.log(stated), np.log(np.clip(1 - stated, 1e-38, 1))
+            ).mean()
+        )
 
     found = corp_decomposition(probs, labels, score=score)
     overall = mean(np.full_like(top, right.mean()))
     assert found.score == pytest.approx(mean(top))
-    assert found.miscalibration == pytest.approx(mean(top) - mean(recalibrated), abs=1e-12)
-    assert found.discrimination == pytest.approx(overall - mean(recalibrated), abs=1e-12)
+    assert found.miscalibration == pytest.approx(
+        mean(top) - mean(recalibrated), abs=1e-12
+    )
+    assert found.discrimination == pytest.approx(
+        overall - mean(recalibrated), abs=1e-12
+    )
     assert found.uncertainty == pytest.approx(overall)
-    assert found.score == pytest.approx(found.miscalibration - found.discrimination + found.uncertainty)
+    assert found.score == pytest.approx(
+        found.miscalibration - found.discrimination + found.uncertainty
+    )
 
 
 def test_the_curve_never_falls_and_is_that_of_the_different_confidences() -> None:
@@ -57,11 +69,14 @@ def test_the_curve_never_falls_and_is_that_of_the_different_confidences() -> Non
     np.testing.assert_array_equal(curve.confidences, np.unique(probs[:, 0]))
     assert (np.diff(curve.recalibrated) >= 0).all()
     assert (curve.low <= curve.high).all()
-    expected = IsotonicRegression().fit(probs[:, 0], labels == 0).predict(curve.confidences)
+    expected = (
+        IsotonicRegression().fit(probs[:, 0], labels == 0).predict(curve.confidences)
+    )
     np.testing.assert_allclose(curve.recalibrated, expected, atol=1e-9)
     shuffled = np.random.default_rng(0).permutation(500)
     np.testing.assert_allclose(
-        corp_curve(probs[shuffled], labels[shuffled], n_resamples=1).recalibrated, curve.recalibrated
+        corp_curve(probs[shuffled], labels[shuffled], n_resamples=1).recalibrated,
+        curve.recalibrated,
     )
 
 
@@ -70,7 +85,9 @@ def test_the_band_holds_the_curve_of_a_calibrated_model_at_nine_points_of_ten() 
     for seed in range(60):
         curve = corp_curve(*sample(400, 0.0, seed), n_resamples=200)
         held = (curve.low <= curve.recalibrated) & (curve.recalibrated <= curve.high)
-        inside.append(held[5:-5].mean())  # pointwise; at the ends steps of few rows jump
+        inside.append(
+            held[5:-5].mean()
+        )  # pointwise; at the ends steps of few rows jump
         left += not held.all()
     assert 0.85 <= np.mean(inside) <= 0.97
     assert left > 30  # so that leaving it somewhere shows nothing
@@ -81,8 +98,14 @@ def test_the_band_holds_the_curve_of_a_calibrated_model_at_nine_points_of_ten() 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: corp_decomposition([[0.9, 0.1]], [0], score="nll"), "score to be one of 'brier', 'log'"),
-        (lambda: corp_curve([[0.9, 0.1]], [0], confidence_level=1.5), "confidence_level"),
+        (
+            lambda: corp_decomposition([[0.9, 0.1]], [0], score="nll"),
+            "score to be one of 'brier', 'log'",
+        ),
+        (
+            lambda: corp_curve([[0.9, 0.1]], [0], confidence_level=1.5),
+            "confidence_level",
+        ),
     ],
 )
 def test_refused(call: object, message: str) -> None:
@@ -100,7 +123,9 @@ def test_ties_that_rounding_broke_are_ties(n_rows: int) -> None:
     labels = 1 - correct
     for score in ("brier", "log"):
         wanted = corp_decomposition(probs, labels, score=score)
-        assert corp_decomposition(nearly, labels, score=score) == pytest.approx(wanted, abs=1e-12)
+        assert corp_decomposition(nearly, labels, score=score) == pytest.approx(
+            wanted, abs=1e-12
+        )
     assert corp_curve(nearly, labels, n_resamples=1).recalibrated.tolist() == [0.5]
     assert area_under_risk_coverage(nearly, labels) == 0.5
 
@@ -112,20 +137,29 @@ def test_the_authors_values(golden: Path) -> None:
     """Confidences above one half, where over-confidence is the same in both; half of their norm over two classes."""
     with np.load(golden / "variational.npz", allow_pickle=False) as file:
         found = errors_by_side(
-            TopLabel(file["confidences"], file["correct"].astype(float)), file["recalibrated"]
+            TopLabel(file["confidences"], file["correct"].astype(float)),
+            file["recalibrated"],
         )
         assert found.over == pytest.approx(float(file["over"]), abs=1e-7)
         assert found.under == pytest.approx(float(file["under"]), abs=1e-7)
         assert found.total == pytest.approx(float(file["total"]), abs=1e-7)
 
 
-@pytest.mark.parametrize(("shift", "over", "under"), [(0.1, 0.1, 0.0), (-0.08, 0.0, 0.08), (0.0, 0.0, 0.0)])
-def test_on_average_each_side_is_at_most_what_it_is(shift: float, over: float, under: float) -> None:
+@pytest.mark.parametrize(
+    ("shift", "over", "under"), [(0.1, 0.1, 0.0), (-0.08, 0.0, 0.08), (0.0, 0.0, 0.0)]
+)
+def test_on_average_each_side_is_at_most_what_it_is(
+    shift: float, over: float, under: float
+) -> None:
     found = []
     for seed in range(60):
         rng = np.random.default_rng(seed)
         top = rng.uniform(0.55, 0.9, 1000)
-        found.append(confidence_errors(*two_classes(top, rng.random(1000) < top - shift), seed=seed))
+        found.append(
+            confidence_errors(
+                *two_classes(top, rng.random(1000) < top - shift), seed=seed
+            )
+        )
     mean_over, mean_under, total = np.mean(found, axis=0)
     noise = 3 * 0.45 / np.sqrt(60_000)
     assert over - 0.02 <= mean_over <= over + noise

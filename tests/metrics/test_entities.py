@@ -34,27 +34,69 @@ def by_hand() -> Entities:
     1 predicted person 0-1 (right), place 3 (right); 2 predicted person 4 to 5, where the true one is 4 to 6, and
     place 6, which is none; 3 predicts nothing, where a place is.
     """
-    predicted = ["B-person", "I-person", "O", "B-place", "B-person", "I-person", "B-place", "O", "O", "O"]
-    true = ["B-person", "I-person", "O", "B-place", "B-person", "I-person", "I-person", "O", "B-place", "O"]
+    predicted = [
+        "B-person",
+        "I-person",
+        "O",
+        "B-place",
+        "B-person",
+        "I-person",
+        "B-place",
+        "O",
+        "O",
+        "O",
+    ]
+    true = [
+        "B-person",
+        "I-person",
+        "O",
+        "B-place",
+        "B-person",
+        "I-person",
+        "I-person",
+        "O",
+        "B-place",
+        "O",
+    ]
     confidences = [0.9, 0.8, 0.99, 0.6, 0.7, 0.5, 0.95, 0.9, 0.8, 0.7]
     sentences = [7, 7, 7, 7, 2, 2, 2, 5, 5, 5]  # any numbers
-    return find_entities(rows_of(predicted, confidences), ids(true), sentences, tag_names=TAGS)
+    return find_entities(
+        rows_of(predicted, confidences), ids(true), sentences, tag_names=TAGS
+    )
 
 
 def test_entities_counted_by_hand(by_hand: Entities) -> None:
-    assert by_hand.spans == (("person", 0, 1), ("place", 3, 3), ("person", 4, 5), ("place", 6, 6))
+    assert by_hand.spans == (
+        ("person", 0, 1),
+        ("place", 3, 3),
+        ("person", 4, 5),
+        ("place", 6, 6),
+    )
     assert by_hand.correct.tolist() == [1, 1, 0, 0]
     assert by_hand.sentences.tolist() == [0, 0, 1, 1]
     assert by_hand.n_true.tolist() == [2, 1, 1]
     np.testing.assert_allclose(by_hand.product, [0.72, 0.6, 0.35, 0.95], rtol=1e-12)
     np.testing.assert_allclose(by_hand.minimum, [0.8, 0.6, 0.5, 0.95], rtol=1e-12)
-    scores = {name: interval.value for name, interval in entity_scores(by_hand, n_bins=10).items()}
+    scores = {
+        name: interval.value
+        for name, interval in entity_scores(by_hand, n_bins=10).items()
+    }
     assert scores["precision"] == 2 / 4
     assert scores["recall"] == 2 / 4
     assert scores["f1"] == 2 / 4
     # Bins of a tenth: each product is in its own, and so is each minimum.
-    product = [Fraction(28, 100), Fraction(40, 100), Fraction(35, 100), Fraction(95, 100)]
-    minimum = [Fraction(20, 100), Fraction(40, 100), Fraction(50, 100), Fraction(95, 100)]
+    product = [
+        Fraction(28, 100),
+        Fraction(40, 100),
+        Fraction(35, 100),
+        Fraction(95, 100),
+    ]
+    minimum = [
+        Fraction(20, 100),
+        Fraction(40, 100),
+        Fraction(50, 100),
+        Fraction(95, 100),
+    ]
     assert scores["ece_product"] == pytest.approx(float(sum(product) / 4), abs=1e-12)
     assert scores["ece_minimum"] == pytest.approx(float(sum(minimum) / 4), abs=1e-12)
 
@@ -71,16 +113,24 @@ def drawn() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return probs / probs.sum(axis=1, keepdims=True), labels, sentences
 
 
-def test_scores_are_those_of_seqeval_and_of_the_metric(drawn: tuple[np.ndarray, ...]) -> None:
+def test_scores_are_those_of_seqeval_and_of_the_metric(
+    drawn: tuple[np.ndarray, ...],
+) -> None:
     probs, labels, sentences = drawn
     cuts = np.flatnonzero(np.diff(sentences)) + 1
     true, predicted = (
-        [[TAGS[tag] for tag in part] for part in np.split(tags, cuts)] for tags in (labels, probs.argmax(1))
+        [[TAGS[tag] for tag in part] for part in np.split(tags, cuts)]
+        for tags in (labels, probs.argmax(1))
     )
     found = find_entities(probs, labels, sentences, tag_names=TAGS)
-    scores = {name: interval.value for name, interval in entity_scores(found, n_resamples=1).items()}
+    scores = {
+        name: interval.value
+        for name, interval in entity_scores(found, n_resamples=1).items()
+    }
     assert scores["f1"] == pytest.approx(f1_score(true, predicted), abs=1e-12)
-    assert scores["precision"] == pytest.approx(precision_score(true, predicted), abs=1e-12)
+    assert scores["precision"] == pytest.approx(
+        precision_score(true, predicted), abs=1e-12
+    )
     assert scores["recall"] == pytest.approx(recall_score(true, predicted), abs=1e-12)
     spans = [get_entities(tags) for tags in predicted]
     starts = np.append(0, cuts)
@@ -114,12 +164,16 @@ def test_intervals_resample_sentences(drawn: tuple[np.ndarray, ...]) -> None:
             assert interval[1:] == (None, None)
             continue
         low, high = np.quantile(redone[name], [0.025, 0.975])
-        assert (interval.low, interval.high) == pytest.approx((low, high), abs=1e-12), name
+        assert (interval.low, interval.high) == pytest.approx((low, high), abs=1e-12), (
+            name
+        )
 
 
 def test_nothing_predicted() -> None:
     rows = rows_of(["O", "O"], [0.9, 0.9])
-    scores = entity_scores(find_entities(rows, ids(["B-person", "O"]), [0, 1], tag_names=TAGS))
+    scores = entity_scores(
+        find_entities(rows, ids(["B-person", "O"]), [0, 1], tag_names=TAGS)
+    )
     assert scores["f1"] == scores["precision"] == scores["recall"] == (0, 0, 0)
     for name in ("ece_product", "ece_minimum"):
         assert math.isnan(scores[name].value)
@@ -129,16 +183,39 @@ def test_nothing_predicted() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"sentences": [0, 0]}, ValueError, r"sentences to have shape \(3,\), got shape \(2,\)"),
+        (
+            {"sentences": [0, 0]},
+            ValueError,
+            r"sentences to have shape \(3,\), got shape \(2,\)",
+        ),
         ({"sentences": [0.0, 0.0, 1.0]}, TypeError, "sentences to be integers"),
-        ({"sentences": [0, 1, 0]}, ValueError, "follow each other, got sentence 0 in 2 places"),
-        ({"tag_names": TAGS[:4]}, ValueError, "tag_names to hold 5 names, one per column, got 4"),
-        ({"tag_names": [*TAGS[:4], "NOUN"]}, ValueError, r"O, B-TYPE and I-TYPE, got \['NOUN'\]"),
+        (
+            {"sentences": [0, 1, 0]},
+            ValueError,
+            "follow each other, got sentence 0 in 2 places",
+        ),
+        (
+            {"tag_names": TAGS[:4]},
+            ValueError,
+            "tag_names to hold 5 names, one per column, got 4",
+        ),
+        (
+            {"tag_names": [*TAGS[:4], "NOUN"]},
+            ValueError,
+            r"O, B-TYPE and I-TYPE, got \['NOUN'\]",
+        ),
         ({"labels": [0, 1, 5]}, ValueError, "labels to lie in 0..4"),
     ],
 )
-def test_refusals(change: dict[str, object], error: type[Exception], message: str) -> None:
+def test_refusals(
+    change: dict[str, object], error: type[Exception], message: str
+) -> None:
     rows = rows_of(["O"] * 3, [0.9] * 3)
-    given = {"probs": rows, "labels": [0, 0, 0], "sentences": [0, 0, 1], "tag_names": TAGS} | change
+    given = {
+        "probs": rows,
+        "labels": [0, 0, 0],
+        "sentences": [0, 0, 1],
+        "tag_names": TAGS,
+    } | change
     with pytest.raises(error, match=message):
         find_entities(**given)  # type: ignore[arg-type]

@@ -17,14 +17,26 @@ LEVEL = 0.95
 
 
 def one_bin(n_rows: int, n_right: int, confidence: float) -> BinSums:
-    return BinSums(*(np.array([value]) for value in (float(n_rows), n_rows * confidence, float(n_right))))
+    return BinSums(
+        *(
+            np.array([value])
+            for value in (float(n_rows), n_rows * confidence, float(n_right))
+        )
+    )
 
 
-@pytest.mark.parametrize(("n_right", "confidence"), [(70, 0.8), (85, 0.8), (60, 0.95), (30, 0.3)])
-def test_the_ends_in_one_bin_are_those_of_the_binomial(n_right: int, confidence: float) -> None:
+@pytest.mark.parametrize(
+    ("n_right", "confidence"), [(70, 0.8), (85, 0.8), (60, 0.95), (30, 0.3)]
+)
+def test_the_ends_in_one_bin_are_those_of_the_binomial(
+    n_right: int, confidence: float
+) -> None:
     """In one bin the error is |confidence - accuracy|, and the tests behind the interval have closed forms."""
     value, low, high = interval_of_bins(
-        one_bin(100, n_right, confidence), n_resamples=20_000, confidence_level=LEVEL, seed=0
+        one_bin(100, n_right, confidence),
+        n_resamples=20_000,
+        confidence_level=LEVEL,
+        seed=0,
     )
     assert value == pytest.approx(abs(confidence - n_right / 100))
     side = 1 if confidence * 100 >= n_right else -1
@@ -32,10 +44,14 @@ def test_the_ends_in_one_bin_are_those_of_the_binomial(n_right: int, confidence:
 
     def tails(error: float) -> tuple[float, float]:
         chances = stats.binom.pmf(np.arange(101), 100, confidence - side * error)
-        return chances[distances <= value + 1e-9].sum(), chances[distances >= value - 1e-9].sum()
+        return chances[distances <= value + 1e-9].sum(), chances[
+            distances >= value - 1e-9
+        ].sum()
 
     errors = np.linspace(0, 0.5, 2001)
-    errors = errors[(confidence - side * errors >= 0) & (confidence - side * errors <= 1)]
+    errors = errors[
+        (confidence - side * errors >= 0) & (confidence - side * errors <= 1)
+    ]
     within = [error for error in errors if min(tails(error)) > (1 - LEVEL) / 2]
     assert (low, high) == pytest.approx((within[0], within[-1]), abs=0.004)
 
@@ -47,10 +63,14 @@ def test_its_value_is_the_plain_error_and_its_seed_repeats(binning: str) -> None
     probs, labels = two_classes(confidences, rng.random(500) < confidences - 0.1)
     bins = {"binning": binning, "n_bins": 10}
     found = calibration_error_interval(probs, labels, **bins, seed=3)
-    assert found.value == pytest.approx(expected_calibration_error(probs, labels, **bins))
+    assert found.value == pytest.approx(
+        expected_calibration_error(probs, labels, **bins)
+    )
     assert 0 < found.low < found.high
     assert found == calibration_error_interval(probs, labels, **bins, seed=3)
-    wide = calibration_error_interval(probs, labels, **bins, seed=3, confidence_level=0.999)
+    wide = calibration_error_interval(
+        probs, labels, **bins, seed=3, confidence_level=0.999
+    )
     assert wide.low < found.low < found.high < wide.high
 
 
@@ -93,7 +113,9 @@ def population_error(confidences: np.ndarray, accuracies: np.ndarray) -> float:
     return float(np.abs(np.bincount(bins, confidences - accuracies)).sum() / len(bins))
 
 
-def accuracies_of(confidences: np.ndarray, gaps: np.ndarray, error: float) -> np.ndarray | None:
+def accuracies_of(
+    confidences: np.ndarray, gaps: np.ndarray, error: float
+) -> np.ndarray | None:
     """Accuracies with this error in the population; None where such gaps cannot have it."""
     scale = error / np.abs(gaps).mean()
     for _ in range(30):
@@ -118,7 +140,9 @@ def test_intervals_hold_the_error_of_the_population(n_rows: int) -> None:
         for _ in range(n_draws):
             rows = rng.integers(0, POPULATION, n_rows)
             data = two_classes(population[rows], rng.random(n_rows) < accuracies[rows])
-            _, low, high = calibration_error_interval(*data, n_bins=N_BINS, n_resamples=200)
+            _, low, high = calibration_error_interval(
+                *data, n_bins=N_BINS, n_resamples=200
+            )
             held += low <= error <= high
         shares[confidence, gap, error] = held / n_draws
         # Beyond chance no setting is below 93%.

@@ -10,7 +10,12 @@ from scipy.special import softmax
 
 import hf_calib.metrics as metrics
 from hf_calib.metrics.sums import TopLabel, top_label_error
-from tests.helpers.sampled import EXACT, GOLDEN_EDGE_CASES, GOLDEN_PREDICTIONS, random_predictions
+from tests.helpers.sampled import (
+    EXACT,
+    GOLDEN_EDGE_CASES,
+    GOLDEN_PREDICTIONS,
+    random_predictions,
+)
 
 # What every function of (probs, labels) promises is tested for each of these; other files test the rest.
 NAMES = [
@@ -39,14 +44,20 @@ def predictions(request: pytest.FixtureRequest, golden: Path) -> dict[str, np.nd
 
 
 @pytest.mark.parametrize("n_bins", [15, 10])
-def test_calibration_errors_equal_the_papers_code(predictions: dict[str, np.ndarray], n_bins: int) -> None:
+def test_calibration_errors_equal_the_papers_code(
+    predictions: dict[str, np.ndarray], n_bins: int
+) -> None:
     probs, labels = predictions["probs"], predictions["labels"]
 
     def error(**options: str) -> float:
-        return metrics.expected_calibration_error(probs, labels, n_bins=n_bins, **options)
+        return metrics.expected_calibration_error(
+            probs, labels, n_bins=n_bins, **options
+        )
 
     assert error() == pytest.approx(predictions[f"ece_b{n_bins}"], **EXACT)
-    assert error(binning="quantile") == pytest.approx(predictions[f"adaece_b{n_bins}"], **EXACT)
+    assert error(binning="quantile") == pytest.approx(
+        predictions[f"adaece_b{n_bins}"], **EXACT
+    )
     assert error(norm="l2") == pytest.approx(predictions[f"l2ce_b{n_bins}"], **EXACT)
     assert error(norm="max") == pytest.approx(predictions[f"mce_b{n_bins}"], **EXACT)
     mce = metrics.maximum_calibration_error(probs, labels, n_bins=n_bins)
@@ -70,18 +81,31 @@ def test_classwise_error_equals_the_papers_code_where_every_class_occurs(
 
 def test_scores_equal_the_papers_code(predictions: dict[str, np.ndarray]) -> None:
     probs, labels = predictions["probs"], predictions["labels"]
-    assert metrics.negative_log_likelihood(probs, labels) == pytest.approx(predictions["nll"], **EXACT)
-    assert metrics.brier_score(probs, labels) == pytest.approx(predictions["brier_sum_over_classes"], **EXACT)
+    assert metrics.negative_log_likelihood(probs, labels) == pytest.approx(
+        predictions["nll"], **EXACT
+    )
+    assert metrics.brier_score(probs, labels) == pytest.approx(
+        predictions["brier_sum_over_classes"], **EXACT
+    )
     assert metrics.accuracy(probs, labels) == predictions["accuracy"]
 
 
 @pytest.mark.parametrize("case", GOLDEN_EDGE_CASES)
 def test_edge_cases_equal_the_papers_code(golden: Path, case: str) -> None:
     with np.load(golden / "metrics_edges.npz") as file:
-        confidences, correct = file[f"{case}__conf"], file[f"{case}__correct"].astype(float)
-        ece, mce, adaptive = (file[f"{case}__{key}_b15"] for key in ("ece_linspace", "mce", "adaece"))
-    assert top_label_error(TopLabel(confidences, correct)) == pytest.approx(ece, **EXACT)
-    assert top_label_error(TopLabel(confidences, correct), norm="max") == pytest.approx(mce, **EXACT)
+        confidences, correct = (
+            file[f"{case}__conf"],
+            file[f"{case}__correct"].astype(float),
+        )
+        ece, mce, adaptive = (
+            file[f"{case}__{key}_b15"] for key in ("ece_linspace", "mce", "adaece")
+        )
+    assert top_label_error(TopLabel(confidences, correct)) == pytest.approx(
+        ece, **EXACT
+    )
+    assert top_label_error(TopLabel(confidences, correct), norm="max") == pytest.approx(
+        mce, **EXACT
+    )
     ours = top_label_error(TopLabel(confidences, correct), binning="quantile")
     if np.ptp(confidences) == 0:  # their 0 is an artefact: no example is in any bin
         assert adaptive == 0
@@ -91,7 +115,9 @@ def test_edge_cases_equal_the_papers_code(golden: Path, case: str) -> None:
 
 
 @pytest.mark.parametrize("metric", ALL_METRICS, ids=NAMES)
-def test_order_layout_and_width_do_not_matter_and_inputs_are_left_alone(metric: object) -> None:
+def test_order_layout_and_width_do_not_matter_and_inputs_are_left_alone(
+    metric: object,
+) -> None:
     probs, labels = random_predictions(400, 5)
     before, value = (probs.copy(), labels.copy()), metric(probs, labels)
     assert type(value) is float
@@ -115,7 +141,9 @@ def test_perfect_and_hopeless_predictions() -> None:
     wrong = (labels + 1) % 3
     assert metrics.brier_score(probs, wrong) == 2
     assert metrics.expected_calibration_error(probs, wrong) == 1
-    assert metrics.negative_log_likelihood(probs, wrong) == pytest.approx(708.396418532264)
+    assert metrics.negative_log_likelihood(probs, wrong) == pytest.approx(
+        708.396418532264
+    )
 
 
 # What users get wrong
@@ -127,21 +155,71 @@ GOOD = np.array([[0.9, 0.1], [0.4, 0.6]])
 @pytest.mark.parametrize(
     ("probs", "labels", "error", "message"),
     [
-        ([[4.0, -3.0], [0.4, 0.6]], [0, 1], ValueError, r"got 4 in row 0; .*softmax\(logits"),
+        (
+            [[4.0, -3.0], [0.4, 0.6]],
+            [0, 1],
+            ValueError,
+            r"got 4 in row 0; .*softmax\(logits",
+        ),
         ([[1e308, 1e308], [0.4, 0.6]], [0, 1], ValueError, r"lie in \[0, 1\]"),
-        ([[np.nan, 0.1], [np.nan, np.inf]], [0, 1], ValueError, r"be finite, got nan in row 0"),
-        ([[0.9, 0.1], [0.9, 0.6]], [0, 1], ValueError, r"sum to 1, got 1\.5 in row 1; .*independent labels"),
-        ([[0.9], [0.6]], [0, 0], ValueError, r"sum to 1, got 0\.9 in row 0; .*np\.hstack\(\[1 - p, p\]\)"),
-        ([0.9, 0.6], [0, 1], ValueError, r"shape \(N, C\), got shape \(2,\); .*np\.stack"),
-        (np.empty((0, 2)), [], ValueError, r"hold at least one value, .* got shape \(0, 2\)"),
-        ([[1, 0], [0, 1]], [0, 1], TypeError, r"float array, got dtype int64; pass probs\.astype\(float\)"),
+        (
+            [[np.nan, 0.1], [np.nan, np.inf]],
+            [0, 1],
+            ValueError,
+            r"be finite, got nan in row 0",
+        ),
+        (
+            [[0.9, 0.1], [0.9, 0.6]],
+            [0, 1],
+            ValueError,
+            r"sum to 1, got 1\.5 in row 1; .*independent labels",
+        ),
+        (
+            [[0.9], [0.6]],
+            [0, 0],
+            ValueError,
+            r"sum to 1, got 0\.9 in row 0; .*np\.hstack\(\[1 - p, p\]\)",
+        ),
+        (
+            [0.9, 0.6],
+            [0, 1],
+            ValueError,
+            r"shape \(N, C\), got shape \(2,\); .*np\.stack",
+        ),
+        (
+            np.empty((0, 2)),
+            [],
+            ValueError,
+            r"hold at least one value, .* got shape \(0, 2\)",
+        ),
+        (
+            [[1, 0], [0, 1]],
+            [0, 1],
+            TypeError,
+            r"float array, got dtype int64; pass probs\.astype\(float\)",
+        ),
         (GOOD, [0, 2], ValueError, r"labels to lie in 0\.\.1, got 2 in row 1; number"),
         (GOOD, [-1, 1], ValueError, r"got -1 in row 0"),
-        (GOOD, [0, -100], ValueError, r"got -100 in row 1; .*; drop ignored rows first: keep = labels"),
-        (GOOD, [0.0, 1.0], TypeError, r"labels to be integers, got dtype float64; .*labels\.astype\(int\)"),
+        (
+            GOOD,
+            [0, -100],
+            ValueError,
+            r"got -100 in row 1; .*; drop ignored rows first: keep = labels",
+        ),
+        (
+            GOOD,
+            [0.0, 1.0],
+            TypeError,
+            r"labels to be integers, got dtype float64; .*labels\.astype\(int\)",
+        ),
         (GOOD, [True, False], TypeError, r"labels to be integers, got dtype bool"),
         (GOOD, [0], ValueError, r"labels to have shape \(2,\), got shape \(1,\)"),
-        (GOOD, [[1, 0], [0, 1]], ValueError, r"labels to have shape \(2,\), got shape \(2, 2\)"),
+        (
+            GOOD,
+            [[1, 0], [0, 1]],
+            ValueError,
+            r"labels to have shape \(2,\), got shape \(2, 2\)",
+        ),
     ],
 )
 def test_bad_inputs_are_refused(
@@ -162,14 +240,20 @@ def test_rounded_rows_are_accepted_and_not_renormalised() -> None:
     ("options", "error", "message"),
     [
         ({"n_bins": 0}, ValueError, "n_bins to be at least 1, got 0"),
-        ({"n_bins": True}, TypeError, "n_bins to be an integer, got True; the papers use n_bins=15"),
+        (
+            {"n_bins": True},
+            TypeError,
+            "n_bins to be an integer, got True; the papers use n_bins=15",
+        ),
         ({"n_bins": 10**9}, ValueError, "n_bins to be at most 10,000, got 1000000000"),
         ({"n_bins": 15.0}, TypeError, r"n_bins to be an integer, got 15\.0"),
         ({"binning": "quantil"}, ValueError, "got 'quantil'; did you mean 'quantile'"),
         ({"norm": "l3"}, ValueError, "norm to be one of 'l1', 'l2', 'max', got 'l3'"),
     ],
 )
-def test_bad_options_are_refused(options: dict[str, object], error: type[Exception], message: str) -> None:
+def test_bad_options_are_refused(
+    options: dict[str, object], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         metrics.expected_calibration_error(GOOD, [0, 1], **options)
 

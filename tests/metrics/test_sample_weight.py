@@ -40,24 +40,41 @@ def test_repeated_rows(name: str, scale: float) -> None:
     metric = WEIGHTED[name]
     for labels in (LABELS, SOFT):
         found = metric(PROBS, labels, sample_weight=scale * TIMES)
-        assert found == pytest.approx(metric(PROBS[ROWS], labels[ROWS]), rel=1e-10, abs=1e-14)
+        assert found == pytest.approx(
+            metric(PROBS[ROWS], labels[ROWS]), rel=1e-10, abs=1e-14
+        )
         assert metric(PROBS, labels, sample_weight=np.ones(N)) == pytest.approx(
             metric(PROBS, labels), rel=1e-12
         )
 
 
 def test_what_has_no_weighted_form_says_so() -> None:
-    for options in ({"binning": "quantile"}, {"binning": "equal_mass"}, {"debias": True}):
-        with pytest.raises(InputError, match=r"sample_weight to be used with binning='uniform' and debias="):
-            metrics.expected_calibration_error(PROBS, LABELS, sample_weight=TIMES, **options)
+    for options in (
+        {"binning": "quantile"},
+        {"binning": "equal_mass"},
+        {"debias": True},
+    ):
+        with pytest.raises(
+            InputError,
+            match=r"sample_weight to be used with binning='uniform' and debias=",
+        ):
+            metrics.expected_calibration_error(
+                PROBS, LABELS, sample_weight=TIMES, **options
+            )
 
 
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
         (np.ones(N - 1), r"sample_weight to have shape \(400,\), got shape \(399,\)"),
-        (np.where(np.arange(N) == 7, -1.0, 1.0), r"be finite and at least 0, got -1 in row 7"),
-        (np.where(np.arange(N) == 7, np.nan, 1.0), r"be finite and at least 0, got nan in row 7"),
+        (
+            np.where(np.arange(N) == 7, -1.0, 1.0),
+            r"be finite and at least 0, got -1 in row 7",
+        ),
+        (
+            np.where(np.arange(N) == 7, np.nan, 1.0),
+            r"be finite and at least 0, got nan in row 7",
+        ),
         (np.zeros(N), "hold a weight above 0, got zeros"),
         (np.array(["a"] * N), "sample_weight to hold real numbers"),
     ],

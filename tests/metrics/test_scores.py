@@ -17,14 +17,20 @@ from tests.helpers.sampled import EXACT, random_predictions
 
 def test_brier_score_of_certain_predictions_is_never_below_zero() -> None:
     probs = softmax(
-        np.random.default_rng(0).uniform(20, 40, (5000, 1)) * np.eye(4)[np.arange(5000) % 4], axis=1
+        np.random.default_rng(0).uniform(20, 40, (5000, 1))
+        * np.eye(4)[np.arange(5000) % 4],
+        axis=1,
     )
     score = metrics.brier_score(probs, np.arange(5000) % 4)
     assert 0 <= score < 1e-15
-    assert metrics.root_brier_score(probs, np.arange(5000) % 4) == pytest.approx(np.sqrt(score))
+    assert metrics.root_brier_score(probs, np.arange(5000) % 4) == pytest.approx(
+        np.sqrt(score)
+    )
 
 
-def loop_over_groups(probs: np.ndarray, soft: np.ndarray, n_bins: int) -> tuple[float, float]:
+def loop_over_groups(
+    probs: np.ndarray, soft: np.ndarray, n_bins: int
+) -> tuple[float, float]:
     """Calibration and refinement by their definitions, each on its own."""
     calibration = refinement = 0.0
     order = np.argsort(-probs, axis=1, kind="stable")
@@ -46,7 +52,9 @@ def test_brier_decomposition_equals_its_definition_and_adds_up(
     probs, labels = random_predictions(500, n_classes)
     narrow = probs.astype(dtype)
     parts = metrics.brier_decomposition(narrow, labels, n_bins=n_bins)
-    expected = loop_over_groups(narrow.astype(np.float64), np.eye(n_classes)[labels], n_bins)
+    expected = loop_over_groups(
+        narrow.astype(np.float64), np.eye(n_classes)[labels], n_bins
+    )
     assert parts == pytest.approx(expected, **EXACT)
     assert sum(parts) == pytest.approx(metrics.brier_score(narrow, labels), rel=1e-15)
 
@@ -56,11 +64,18 @@ def test_brier_decomposition_equals_its_definition_and_adds_up(
 
 def test_ood_auroc_refuses_what_it_cannot_compare() -> None:
     two, three = np.full((2, 2), 0.5), np.full((2, 3), 1 / 3)
-    with pytest.raises(ValueError, match="probs_out to have 2 columns, got 3 columns; pass the probs of one"):
+    with pytest.raises(
+        ValueError,
+        match="probs_out to have 2 columns, got 3 columns; pass the probs of one",
+    ):
         metrics.ood_auroc(two, three)
-    with pytest.raises(ValueError, match=r"each row of probs_out to sum to 1, got 0\.9 in row 1"):
+    with pytest.raises(
+        ValueError, match=r"each row of probs_out to sum to 1, got 0\.9 in row 1"
+    ):
         metrics.ood_auroc(two, [[0.5, 0.5], [0.5, 0.4]])
-    with pytest.raises(ValueError, match="score to be one of 'entropy', 'max_probability', got 'msp'"):
+    with pytest.raises(
+        ValueError, match="score to be one of 'entropy', 'max_probability', got 'msp'"
+    ):
         metrics.ood_auroc(two, two, score="msp")
 
 
@@ -80,19 +95,30 @@ def mean_over_orders(confidences: np.ndarray, correct: np.ndarray) -> np.ndarray
 @pytest.mark.parametrize("seed", range(5))
 def test_risk_equals_its_mean_over_the_orders_of_ties(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    confidences, correct = rng.integers(1, 4, 7) / 4, rng.integers(0, 2, 7).astype(float)
+    confidences, correct = (
+        rng.integers(1, 4, 7) / 4,
+        rng.integers(0, 2, 7).astype(float),
+    )
     curve = metrics.risk_coverage_curve(confidences, correct)
     np.testing.assert_allclose(curve.coverage, np.arange(1, 8) / 7)
-    np.testing.assert_allclose(curve.risk, mean_over_orders(confidences, correct), atol=1e-14)
+    np.testing.assert_allclose(
+        curve.risk, mean_over_orders(confidences, correct), atol=1e-14
+    )
 
 
 @pytest.mark.parametrize(
     ("confidences", "correct", "message"),
     [
         ([0.5], [1, 0], r"got shapes \(1,\) and \(2,\)"),
-        ([0.5, np.nan], [1, 0], "confidences to be finite, got 1 NaN or infinite values of 2"),
+        (
+            [0.5, np.nan],
+            [1, 0],
+            "confidences to be finite, got 1 NaN or infinite values of 2",
+        ),
     ],
 )
-def test_risk_coverage_curve_refuses_what_is_no_curve(confidences: list, correct: list, message: str) -> None:
+def test_risk_coverage_curve_refuses_what_is_no_curve(
+    confidences: list, correct: list, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         metrics.risk_coverage_curve(confidences, correct)

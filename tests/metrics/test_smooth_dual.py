@@ -13,7 +13,9 @@ from tests.helpers.sampled import EXACT
 
 
 def smooth_error(confidences: object, correct: object) -> float:
-    return smooth_error_dual(TopLabel(np.asarray(confidences, dtype=float), np.asarray(correct, dtype=float)))
+    return smooth_error_dual(
+        TopLabel(np.asarray(confidences, dtype=float), np.asarray(correct, dtype=float))
+    )
 
 
 def by_all_pairs(confidences: np.ndarray, correct: np.ndarray) -> float:
@@ -37,10 +39,18 @@ def by_all_pairs(confidences: np.ndarray, correct: np.ndarray) -> float:
 def test_over_all_pairs(n_examples: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     # Every third sample has ties, confidences of exactly 0 and 1, and every other one has soft labels.
-    confidences = rng.integers(0, 6, n_examples) / 5 if seed % 3 == 0 else rng.random(n_examples)
-    correct = rng.random(n_examples) if seed % 2 else rng.integers(0, 2, n_examples).astype(float)
+    confidences = (
+        rng.integers(0, 6, n_examples) / 5 if seed % 3 == 0 else rng.random(n_examples)
+    )
+    correct = (
+        rng.random(n_examples)
+        if seed % 2
+        else rng.integers(0, 2, n_examples).astype(float)
+    )
     expected = by_all_pairs(confidences, correct)
-    assert smooth_error(confidences, correct) == pytest.approx(expected, rel=0, abs=1e-9)
+    assert smooth_error(confidences, correct) == pytest.approx(
+        expected, rel=0, abs=1e-9
+    )
 
 
 def test_many_classes_score_the_top_label() -> None:

@@ -19,7 +19,13 @@ Rows = tuple[NDArray[np.floating], NDArray[np.int64]]
 RNG = np.random.default_rng(0)
 
 
-def rows_of(n: int, n_classes: int, dtype: str = "float64", sharpness: float = 2.0, seed: int = 0) -> Rows:
+def rows_of(
+    n: int,
+    n_classes: int,
+    dtype: str = "float64",
+    sharpness: float = 2.0,
+    seed: int = 0,
+) -> Rows:
     """Over-confident predictions, some of them ties."""
     rng = np.random.default_rng(seed)
     logits = sharpness * rng.normal(size=(n, n_classes))
@@ -30,7 +36,12 @@ def rows_of(n: int, n_classes: int, dtype: str = "float64", sharpness: float = 2
     return probs.astype(dtype), labels
 
 
-def state_of(probs: NDArray[np.floating], labels: NDArray[np.int64], weights=None, n_bins: int = 15):  # type: ignore[no-untyped-def]
+def state_of(
+    probs: NDArray[np.floating],
+    labels: NDArray[np.int64],
+    weights=None,
+    n_bins: int = 15,
+):  # type: ignore[no-untyped-def]
     state = CalibrationState(n_classes=probs.shape[1], n_bins=n_bins)
     state.update(probs, labels, weights)
     return state
@@ -52,7 +63,9 @@ def test_it_is_the_functions_on_all_rows(
 ) -> None:
     probs, labels = rows_of(n, n_classes, dtype, sharpness)
     if dtype == "float16":
-        probs = (probs / probs.sum(axis=1, keepdims=True, dtype=np.float32)).astype(dtype)
+        probs = (probs / probs.sum(axis=1, keepdims=True, dtype=np.float32)).astype(
+            dtype
+        )
     state = state_of(probs, labels, n_bins=n_bins)
     found = state.compute()
     wanted = {
@@ -60,10 +73,20 @@ def test_it_is_the_functions_on_all_rows(
         "nll": metrics.negative_log_likelihood(probs, labels),
         "brier": metrics.brier_score(probs, labels),
         "ece": metrics.expected_calibration_error(probs, labels, n_bins=n_bins),
-        "classwise_ece": metrics.classwise_calibration_error(probs, labels, n_bins=n_bins),
+        "classwise_ece": metrics.classwise_calibration_error(
+            probs, labels, n_bins=n_bins
+        ),
         "mce": metrics.maximum_calibration_error(probs, labels, n_bins=n_bins),
     }
-    assert list(found) == ["accuracy", "nll", "brier", "ece", "adaptive_ece", "classwise_ece", "mce"]
+    assert list(found) == [
+        "accuracy",
+        "nll",
+        "brier",
+        "ece",
+        "adaptive_ece",
+        "classwise_ece",
+        "mce",
+    ]
     for name, value in wanted.items():
         assert found[name] == pytest.approx(value, abs=1e-11), name
 
@@ -75,14 +98,20 @@ def test_no_split_and_no_order_changes_a_metric() -> None:
         rng = np.random.default_rng(trial)
         order = rng.permutation(len(labels))
         cuts = np.sort(rng.integers(0, len(labels), rng.integers(1, 40)))
-        parts = [state_of(probs[rows], labels[rows]) for rows in np.split(order, cuts) if len(rows)]
+        parts = [
+            state_of(probs[rows], labels[rows])
+            for rows in np.split(order, cuts)
+            if len(rows)
+        ]
         rng.shuffle(parts)  # type: ignore[arg-type]
         while len(parts) > 1:  # any tree
             i = int(rng.integers(len(parts) - 1))
             parts[i] = parts[i].merge(parts.pop(i + 1))
         merged = parts[0]
         assert merged.compute() == pytest.approx(whole.compute(), rel=1e-12, abs=1e-15)
-        sent = [CalibrationState.from_bytes(part.to_bytes()) for part in (merged, merged)]
+        sent = [
+            CalibrationState.from_bytes(part.to_bytes()) for part in (merged, merged)
+        ]
         assert pickle.loads(pickle.dumps(sent[0])).compute() == merged.compute()
 
 
@@ -90,7 +119,10 @@ def test_weights() -> None:
     probs, labels = rows_of(2_000, 4)
     times = np.random.default_rng(1).integers(0, 4, len(labels))
     repeated = np.repeat(np.arange(len(labels)), times)
-    weighted, plain = state_of(probs, labels, 0.37 * times), state_of(probs[repeated], labels[repeated])
+    weighted, plain = (
+        state_of(probs, labels, 0.37 * times),
+        state_of(probs[repeated], labels[repeated]),
+    )
     for name, value in plain.compute().items():
         tolerance = 1e-12
         if name == "adaptive_ece":  # whose bins are cut within a cell
@@ -100,13 +132,16 @@ def test_weights() -> None:
     effective = weighted.top_label.effective_rows()[0]
     assert effective == pytest.approx(times.sum() ** 2 / (times**2).sum())
     halves = [
-        state_of(probs[rows], labels[rows], 0.37 * times[rows]) for rows in (slice(900), slice(900, None))
+        state_of(probs[rows], labels[rows], 0.37 * times[rows])
+        for rows in (slice(900), slice(900, None))
     ]
     merged = reduce(CalibrationState.merge, halves)
     for name, value in weighted.compute().items():
         assert merged.compute()[name] == pytest.approx(value, rel=1e-12)
     assert CalibrationState.from_bytes(merged.to_bytes()).compute() == merged.compute()
-    with pytest.raises(InputError, match="computed on rows without weights, got weights"):
+    with pytest.raises(
+        InputError, match="computed on rows without weights, got weights"
+    ):
         weighted.area_under_risk_coverage()
     assert not state_of(probs, labels, np.ones(len(labels))).weighted
 
@@ -119,7 +154,9 @@ def test_standard_errors_are_those_of_means() -> None:
     gaps = probs.max(axis=1) - (probs.argmax(axis=1) == labels)
     root = np.sqrt(len(labels))
     assert top.mean("nll")[1][0] == pytest.approx(logs.std(ddof=1) / root, rel=1e-9)
-    assert top.mean("brier")[1][0] == pytest.approx(distances.std(ddof=1) / root, rel=1e-9)
+    assert top.mean("brier")[1][0] == pytest.approx(
+        distances.std(ddof=1) / root, rel=1e-9
+    )
     assert top.mean("gap")[0][0] == pytest.approx(gaps.mean(), abs=1e-11)
     assert top.mean("gap")[1][0] == pytest.approx(gaps.std(ddof=1) / root, rel=1e-9)
 
@@ -162,12 +199,17 @@ def test_what_needs_confidences_in_order_is_near_that_of_the_rows(kind: str) -> 
     exact = metrics.expected_calibration_error(probs, labels, binning="quantile")
     if kind == "ties":  # The papers' edges leave the rows of the least confidence out.
         right = labels == 0
-        exact = sum(abs((top - right)[top == value].sum()) for value in np.unique(top)) / len(top)
+        exact = sum(
+            abs((top - right)[top == value].sum()) for value in np.unique(top)
+        ) / len(top)
     assert state.compute()["adaptive_ece"] == pytest.approx(exact, abs=tolerance)
     area = metrics.area_under_risk_coverage(probs, labels)
     assert state.area_under_risk_coverage() == pytest.approx(area, abs=tolerance)
     coverage, risk = state.risk_coverage()
-    assert (coverage[-1], risk[-1]) == (1, pytest.approx(1 - metrics.accuracy(probs, labels)))
+    assert (coverage[-1], risk[-1]) == (
+        1,
+        pytest.approx(1 - metrics.accuracy(probs, labels)),
+    )
     assert (np.diff(coverage) > 0).all()
 
 
@@ -175,7 +217,10 @@ def test_slices_are_the_metrics_of_their_rows() -> None:
     probs, labels = rows_of(3_000, 4)
     weights, groups = RNG.random(3_000), RNG.integers(0, 3, 3_000)
     halves = [SliceSums("country", 15), SliceSums("country", 15)]
-    orders = [["a", "b", "c"], ["c", "a", "b"]]  # Names come in another order in another shard.
+    orders = [
+        ["a", "b", "c"],
+        ["c", "a", "b"],
+    ]  # Names come in another order in another shard.
     numbers = [np.array([0, 1, 2]), np.array([1, 2, 0])]
     for sums, part, names, place in zip(
         halves, (slice(1_400), slice(1_400, None)), orders, numbers, strict=True
@@ -194,7 +239,9 @@ def test_slices_are_the_metrics_of_their_rows() -> None:
         ece = metrics.expected_calibration_error(probs[own], labels[own], **kept)
         bins = BinSums(*(part[place] for part in found.bin_sums()))
         assert binned_error(bins, weights[own].sum()) == pytest.approx(ece, rel=1e-12)
-    with pytest.raises(InputError, match="column 'country' to have at most 1,000 different values"):
+    with pytest.raises(
+        InputError, match="column 'country' to have at most 1,000 different values"
+    ):
         halves[0].merge(SliceSums("country", 15, [str(n) for n in range(1_001)]))
 
 
@@ -207,11 +254,22 @@ class TestRefused:
             ([0.5, np.nan], 0, 1, r"probs to be finite, got nan in row 40,000"),
             ([0.5, 0.4], 0, 1, "each row of probs to sum to 1, got 0.9 in row 40,000"),
             ([0.5, 0.5], 2, 1, r"labels to lie in 0..1, got 2 in row 40,000"),
-            ([0.5, 0.5], 1, -1, "weights to be finite and at least 0, got -1 in row 40,000"),
+            (
+                [0.5, 0.5],
+                1,
+                -1,
+                "weights to be finite and at least 0, got -1 in row 40,000",
+            ),
         ],
     )
-    def test_a_row(self, row: list[float], label: int, weight: float, message: str) -> None:
-        probs, labels, weights = np.full((50_000, 2), 0.5), np.zeros(50_000, int), np.ones(50_000)
+    def test_a_row(
+        self, row: list[float], label: int, weight: float, message: str
+    ) -> None:
+        probs, labels, weights = (
+            np.full((50_000, 2), 0.5),
+            np.zeros(50_000, int),
+            np.ones(50_000),
+        )
         state = state_of(probs, labels, weights)
         before = state.to_bytes()
         probs[40_000], labels[40_000], weights[40_000] = row, label, weight
@@ -227,9 +285,13 @@ class TestRefused:
         assert state.n_rows == 0
         with pytest.raises(InputError, match=r"probs to have shape \(N, 3\)"):
             state.update(np.full((2, 2), 0.5), [0, 1])
-        with pytest.raises(InputError, match="probs to be a float array, got dtype int64"):
+        with pytest.raises(
+            InputError, match="probs to be a float array, got dtype int64"
+        ):
             state.update(np.eye(3, dtype=int), [0, 1, 2])
-        with pytest.raises(InputError, match="the other state's n_bins to be 15, got 10"):
+        with pytest.raises(
+            InputError, match="the other state's n_bins to be 15, got 10"
+        ):
             state.merge(CalibrationState(n_classes=3, n_bins=10))
         zero = state_of(np.eye(3), np.arange(3), np.zeros(3))
         with pytest.raises(InputError, match="got only rows of weight 0"):
@@ -239,9 +301,25 @@ class TestRefused:
         good = state_of(np.eye(2), np.arange(2)).to_bytes()
         header, numbers = good.split(b"\n", 1)
         damaged = bytes([numbers[40] ^ 0xFF])
-        others = [header.replace(b"State 3", b"State 2"), header.replace(b"15", b"16"), b"[]"]
-        bad = [b"", b"nothing", good[:200], good[:-1], good[:90] + damaged + good[91:], pickle.dumps([1])]
+        others = [
+            header.replace(b"State 3", b"State 2"),
+            header.replace(b"15", b"16"),
+            b"[]",
+        ]
+        bad = [
+            b"",
+            b"nothing",
+            good[:200],
+            good[:-1],
+            good[:90] + damaged + good[91:],
+            pickle.dumps([1]),
+        ]
         for each in [*bad, *(b"\n".join([other, numbers]) for other in others)]:
-            with pytest.raises(InputError, match="the state to be bytes that to_bytes wrote"):
+            with pytest.raises(
+                InputError, match="the state to be bytes that to_bytes wrote"
+            ):
                 CalibrationState.from_bytes(each)
-        assert CalibrationState.from_bytes(CalibrationState(n_classes=4).to_bytes()).n_rows == 0
+        assert (
+            CalibrationState.from_bytes(CalibrationState(n_classes=4).to_bytes()).n_rows
+            == 0
+        )

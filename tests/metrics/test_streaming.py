@@ -22,23 +22,37 @@ def random_batch(
     n_examples: int, n_classes: int, dtype: torch.dtype = torch.float64, seed: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    logits = 3 * torch.randn(n_examples, n_classes, generator=generator, dtype=torch.float64)
-    return logits.to(dtype), torch.randint(0, n_classes, (n_examples,), generator=generator)
+    logits = 3 * torch.randn(
+        n_examples, n_classes, generator=generator, dtype=torch.float64
+    )
+    return logits.to(dtype), torch.randint(
+        0, n_classes, (n_examples,), generator=generator
+    )
 
 
-def random_multi_label(n_examples: int, n_classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+def random_multi_label(
+    n_examples: int, n_classes: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     logits, _ = random_batch(n_examples, n_classes)
-    noise = 2 * torch.randn(logits.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    noise = 2 * torch.randn(
+        logits.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
     return logits, (logits + noise > 1).long()
 
 
-def one_shot(probs: np.ndarray, labels: np.ndarray, n_bins: int = 15) -> dict[str, float]:
-    adaptive = metrics.expected_calibration_error(probs, labels, n_bins=n_bins, binning="quantile")
+def one_shot(
+    probs: np.ndarray, labels: np.ndarray, n_bins: int = 15
+) -> dict[str, float]:
+    adaptive = metrics.expected_calibration_error(
+        probs, labels, n_bins=n_bins, binning="quantile"
+    )
     return {
         "accuracy": metrics.accuracy(probs, labels),
         "ece": metrics.expected_calibration_error(probs, labels, n_bins=n_bins),
         "adaptive_ece": adaptive,
-        "classwise_ece": metrics.classwise_calibration_error(probs, labels, n_bins=n_bins),
+        "classwise_ece": metrics.classwise_calibration_error(
+            probs, labels, n_bins=n_bins
+        ),
         "mce": metrics.maximum_calibration_error(probs, labels, n_bins=n_bins),
         "nll": metrics.negative_log_likelihood(probs, labels),
         "brier": metrics.brier_score(probs, labels),
@@ -88,7 +102,10 @@ def test_batch_size_and_chunk_size_do_not_matter(
 def test_states_of_parts_merge(multi_label: bool) -> None:
     logits, labels = (random_multi_label if multi_label else random_batch)(600, 5)
     whole = streamed(logits, labels, multi_label=multi_label).state()
-    parts = [streamed(logits[k::3], labels[k::3], multi_label=multi_label).state() for k in range(3)]
+    parts = [
+        streamed(logits[k::3], labels[k::3], multi_label=multi_label).state()
+        for k in range(3)
+    ]
     merged = parts[2].merge(parts[0]).merge(parts[1])
     assert merged.compute() == pytest.approx(whole.compute(), **EXACT)
     assert merged.n_rows == (3_000 if multi_label else 600)
@@ -101,7 +118,9 @@ def test_its_state_is_that_of_the_probabilities() -> None:
     state.update(probs, labels.numpy())
     ours = streamed(logits, labels).state()
     for name, sums in state.sums.items():
-        np.testing.assert_allclose(ours.sums[name], sums, rtol=1e-10, atol=1e-12, err_msg=name)
+        np.testing.assert_allclose(
+            ours.sums[name], sums, rtol=1e-10, atol=1e-12, err_msg=name
+        )
 
 
 def test_tokens_are_flattened_and_ignored_labels_left_out() -> None:
@@ -129,13 +148,17 @@ def test_narrow_labels_do_not_wrap_around(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_16_bit_logits_are_widened_before_the_softmax(dtype: torch.dtype) -> None:
     logits, labels = random_batch(300, 5, dtype)
-    assert streamed(logits, labels).compute() == streamed(logits.float(), labels).compute()
+    assert (
+        streamed(logits, labels).compute() == streamed(logits.float(), labels).compute()
+    )
 
 
 def test_large_and_masked_logits_keep_their_nll() -> None:
     logits = torch.tensor([[2000.0, 0.0, -torch.inf], [1000.5, 1000.0, 0.0]])
     state = streamed(logits, torch.tensor([1, 0]))
-    assert state.compute()["nll"] == pytest.approx((2000 + np.log1p(np.exp(-0.5))) / 2, rel=1e-7)
+    assert state.compute()["nll"] == pytest.approx(
+        (2000 + np.log1p(np.exp(-0.5))) / 2, rel=1e-7
+    )
 
 
 # What it keeps
@@ -145,7 +168,9 @@ def test_large_and_masked_logits_keep_their_nll() -> None:
 def test_update_never_reads_a_value_back(multi_label: bool) -> None:
     """Meta tensors have no values, so whatever would wait for a device raises on them."""
     logits = torch.empty(8, 5, device="meta", dtype=torch.float16)
-    labels = torch.empty((8, 5) if multi_label else (8,), device="meta", dtype=torch.long)
+    labels = torch.empty(
+        (8, 5) if multi_label else (8,), device="meta", dtype=torch.long
+    )
     state = StreamingCalibration(multi_label=multi_label)
     state.update(logits, labels)
     state.update(logits, labels)
@@ -183,7 +208,9 @@ def test_multi_label_leaves_out_single_labels() -> None:
     first = class_gap(expit(logits[1::2, 0].numpy()), labels[1::2, 0].numpy())
     second = class_gap(expit(logits[:, 1].numpy()), labels[:, 1].numpy())
     np.testing.assert_allclose(state.class_gaps, [first, second, np.nan], rtol=1e-12)
-    assert state.compute()["classwise_ece"] == pytest.approx((first + second) / 2, **EXACT)
+    assert state.compute()["classwise_ece"] == pytest.approx(
+        (first + second) / 2, **EXACT
+    )
 
 
 def test_multi_label_nll_of_extreme_logits_is_exact() -> None:
@@ -201,7 +228,9 @@ def test_empty_state_has_no_metrics() -> None:
     for state in (StreamingCalibration(), only_ignored):
         assert state.top_label.confidence.shape == state.top_label.correct.shape == (0,)
         for read in (state.compute, lambda: state.class_gaps, state.state):  # noqa: B023
-            with pytest.raises(ValueError, match=r"seen at least one label, got none; call update"):
+            with pytest.raises(
+                ValueError, match=r"seen at least one label, got none; call update"
+            ):
                 read()
 
 
@@ -210,18 +239,30 @@ def test_rows_that_are_not_finite_are_counted(bad: float) -> None:
     logits, labels = random_batch(50, 4)
     logits[3, 1] = logits[3, 2] = logits[17, 0] = bad
     state = streamed(logits, labels, batch=10)
-    with pytest.raises(ValueError, match=r"be finite, got NaN in 2 of 50 rows; look for overflow"):
+    with pytest.raises(
+        ValueError, match=r"be finite, got NaN in 2 of 50 rows; look for overflow"
+    ):
         state.compute()
 
 
 @pytest.mark.parametrize(
     ("labels", "multi_label", "message"),
     [
-        ([0, 4, 1, -1], False, r"labels to lie in 0\.\.3 or be -100, got 2 that do not"),
-        ([[0, 1, 2, 0], [1, 1, 0, 0]], True, r"labels to be 0, 1 or -100, got 1 that do not"),
+        (
+            [0, 4, 1, -1],
+            False,
+            r"labels to lie in 0\.\.3 or be -100, got 2 that do not",
+        ),
+        (
+            [[0, 1, 2, 0], [1, 1, 0, 0]],
+            True,
+            r"labels to be 0, 1 or -100, got 1 that do not",
+        ),
     ],
 )
-def test_labels_out_of_range_are_counted(labels: list, multi_label: bool, message: str) -> None:
+def test_labels_out_of_range_are_counted(
+    labels: list, multi_label: bool, message: str
+) -> None:
     state = StreamingCalibration(multi_label=multi_label)
     state.update(torch.zeros(len(labels), 4), torch.tensor(labels))
     with pytest.raises(ValueError, match=message):
@@ -231,9 +272,27 @@ def test_labels_out_of_range_are_counted(labels: list, multi_label: bool, messag
 @pytest.mark.parametrize(
     ("logits", "labels", "multi_label", "error", "message"),
     [
-        (np.zeros((2, 3)), torch.zeros(2), False, TypeError, r"logits to be a torch\.Tensor, got ndarray"),
-        (torch.zeros(2, 3), torch.zeros(2, 3).long(), False, ValueError, r"set multi_label=True only"),
-        (torch.zeros(2, 3), torch.zeros(2).long(), True, ValueError, r"have shape \(2, 3\), got \(2,\)"),
+        (
+            np.zeros((2, 3)),
+            torch.zeros(2),
+            False,
+            TypeError,
+            r"logits to be a torch\.Tensor, got ndarray",
+        ),
+        (
+            torch.zeros(2, 3),
+            torch.zeros(2, 3).long(),
+            False,
+            ValueError,
+            r"set multi_label=True only",
+        ),
+        (
+            torch.zeros(2, 3),
+            torch.zeros(2).long(),
+            True,
+            ValueError,
+            r"have shape \(2, 3\), got \(2,\)",
+        ),
         (
             torch.zeros(2, 1),
             torch.zeros(2).long(),
@@ -244,7 +303,11 @@ def test_labels_out_of_range_are_counted(labels: list, multi_label: bool, messag
     ],
 )
 def test_batches_that_do_not_fit_are_refused(
-    logits: object, labels: torch.Tensor, multi_label: bool, error: type[Exception], message: str
+    logits: object,
+    labels: torch.Tensor,
+    multi_label: bool,
+    error: type[Exception],
+    message: str,
 ) -> None:
     with pytest.raises(error, match=message):
         StreamingCalibration(multi_label=multi_label).update(logits, labels)
@@ -261,7 +324,11 @@ def reduce_in_process(rank: int, folder: Path) -> None:
     held: dict[str, object] = {}
     for sizes in (UNEVEN, ONE_WITHOUT_ROWS):
         logits, labels = (part.split(sizes)[rank] for part in spread_batch(sizes))
-        state = streamed(logits, labels, batch=16) if sizes[rank] else StreamingCalibration()
+        state = (
+            streamed(logits, labels, batch=16)
+            if sizes[rank]
+            else StreamingCalibration()
+        )
         state.all_reduce()
         held[str(sizes)] = {
             "metrics": state.compute(),
@@ -288,7 +355,9 @@ def spread_batch(sizes: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.slow
 def test_all_processes_hold_the_same_state(tmp_path: Path) -> None:
     run_on_two(reduce_in_process, tmp_path)
-    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    first, second = (
+        json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)
+    )
     assert first == second
     for sizes in (UNEVEN, ONE_WITHOUT_ROWS):
         alone = streamed(*spread_batch(sizes))
@@ -306,7 +375,9 @@ def test_all_processes_hold_the_same_state(tmp_path: Path) -> None:
 # A vocabulary, whose classes have no sums of their own
 
 
-def test_a_vocabulary_has_the_same_metrics_but_that_of_its_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vocabulary_has_the_same_metrics_but_that_of_its_classes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("hf_calib.metrics.streaming.MOST_CLASSES_APART", 50)
     logits, labels = random_batch(400, 51)
     labels[::7] = -100
@@ -315,7 +386,13 @@ def test_a_vocabulary_has_the_same_metrics_but_that_of_its_classes(monkeypatch: 
     del expected["classwise_ece"]
     whole = streamed(logits, labels)
     assert_same(whole, expected)
-    parts = streamed(logits[:100], labels[:100]).state().merge(streamed(logits[100:], labels[100:]).state())
+    parts = (
+        streamed(logits[:100], labels[:100])
+        .state()
+        .merge(streamed(logits[100:], labels[100:]).state())
+    )
     assert parts.compute() == pytest.approx(whole.state().compute(), **EXACT)
-    with pytest.raises(InputValueError, match=r"few enough for classwise sums, got 51 classes"):
+    with pytest.raises(
+        InputValueError, match=r"few enough for classwise sums, got 51 classes"
+    ):
         _ = whole.class_gaps

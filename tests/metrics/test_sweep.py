@@ -23,7 +23,9 @@ def test_sweep_equals_the_authors_code(golden: Path, name: str, norm: str) -> No
     assert metrics.ece_sweep(probs, labels, norm=norm) == pytest.approx(theirs, **EXACT)
 
 
-@pytest.mark.parametrize("case", ["exact15", "allequal", "ones", "n7", "allcorrect", "allwrong", "nearone"])
+@pytest.mark.parametrize(
+    "case", ["exact15", "allequal", "ones", "n7", "allcorrect", "allwrong", "nearone"]
+)
 def test_sweep_of_edge_cases_equals_the_authors_code(golden: Path, case: str) -> None:
     with np.load(golden / "metrics_edges.npz") as file:
         top = TopLabel(file[f"{case}__conf"], file[f"{case}__correct"].astype(float))
@@ -31,7 +33,9 @@ def test_sweep_of_edge_cases_equals_the_authors_code(golden: Path, case: str) ->
     assert sweep_error(top) == pytest.approx(theirs, **EXACT)
 
 
-def loop_over_numbers_of_bins(confidences: np.ndarray, correct: np.ndarray, norm: str) -> float:
+def loop_over_numbers_of_bins(
+    confidences: np.ndarray, correct: np.ndarray, norm: str
+) -> float:
     """The definition: refine until an accuracy is below that of the bin before, then step back."""
     n_examples = len(confidences)
     order = np.argsort(confidences, kind="stable")
@@ -49,7 +53,9 @@ def loop_over_numbers_of_bins(confidences: np.ndarray, correct: np.ndarray, norm
             break
         found = candidate
     power = 1 if norm == "l1" else 2
-    total = sum(len(m) * abs(confidences[m].mean() - correct[m].mean()) ** power for m in found)
+    total = sum(
+        len(m) * abs(confidences[m].mean() - correct[m].mean()) ** power for m in found
+    )
     return (total / n_examples) ** (1 / power)
 
 
@@ -61,12 +67,21 @@ def test_sweep_equals_a_loop(n_examples: int, norm: str) -> None:
         confidences = rng.beta(3, 1, n_examples)
         if seed % 3 == 0:
             confidences = np.round(confidences * 15) / 15  # ties
-        chance = (confidences, confidences > 0.7, np.full(n_examples, 0.5), confidences**8)[seed % 4]
+        chance = (
+            confidences,
+            confidences > 0.7,
+            np.full(n_examples, 0.5),
+            confidences**8,
+        )[seed % 4]
         correct = (rng.random(n_examples) < chance).astype(float)
         if seed > 9:  # shares of soft labels, without and with order
-            correct = rng.random(n_examples) if seed == 10 else np.clip(confidences, 0.6, 0.9)
+            correct = (
+                rng.random(n_examples) if seed == 10 else np.clip(confidences, 0.6, 0.9)
+            )
         ours = sweep_error(TopLabel(confidences, correct), norm=norm)
-        assert ours == pytest.approx(loop_over_numbers_of_bins(confidences, correct, norm), **EXACT)
+        assert ours == pytest.approx(
+            loop_over_numbers_of_bins(confidences, correct, norm), **EXACT
+        )
 
 
 def test_unknown_options_are_refused() -> None:

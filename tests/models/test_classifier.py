@@ -33,7 +33,10 @@ def classifier(model_folder: Path) -> Classifier:
 def saved(folder: Path, names: Any = None, **config: Any) -> Path:
     """A tiny model with its tokenizer, perhaps with names for its classes."""
     if names is not None:
-        config |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+        config |= {
+            "id2label": dict(enumerate(names)),
+            "label2id": {name: i for i, name in enumerate(names)},
+        }
     tiny_bert(**config).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
@@ -44,22 +47,34 @@ def some_texts(n: int = 21) -> tuple[list[str], list[int], torch.Tensor]:
     rows = sequences(tiny_bert(), n)
     ids = [row[: 2 + i % 7] for i, row in enumerate(rows["input_ids"])]
     with torch.no_grad():
-        logits = torch.cat([tiny_bert().eval()(torch.tensor([row])).logits for row in ids])
+        logits = torch.cat(
+            [tiny_bert().eval()(torch.tensor([row])).logits for row in ids]
+        )
     return [text_of(row) for row in ids], list(rows["label"]), logits
 
 
 def texts(*rows: str) -> Dataset:
-    return Dataset.from_dict({"text": rows, "label": [i % N_LABELS for i in range(len(rows))]})
+    return Dataset.from_dict(
+        {"text": rows, "label": [i % N_LABELS for i in range(len(rows))]}
+    )
 
 
 def labelled(labels: Any, feature: Any = None) -> Dataset:
-    features = None if feature is None else Features({"text": Value("string"), "label": feature})
-    return Dataset.from_dict({"text": ["w1 w2"] * len(labels), "label": labels}, features=features)
+    features = (
+        None
+        if feature is None
+        else Features({"text": Value("string"), "label": feature})
+    )
+    return Dataset.from_dict(
+        {"text": ["w1 w2"] * len(labels), "label": labels}, features=features
+    )
 
 
 class TestPredict:
     @pytest.mark.parametrize("batch_size", [1, 4, 100])
-    def test_rows_keep_their_order(self, batch_size: int, classifier: Classifier) -> None:
+    def test_rows_keep_their_order(
+        self, batch_size: int, classifier: Classifier
+    ) -> None:
         rows, labels, logits = some_texts()
         done: list[tuple[int, int]] = []
         found = predict(
@@ -70,39 +85,62 @@ class TestPredict:
         )
         assert found.logits is not None
         assert found.logits.dtype == np.float32
-        np.testing.assert_allclose(found.logits, logits, rtol=0, atol=1e-5 * float(logits.abs().max()))
+        np.testing.assert_allclose(
+            found.logits, logits, rtol=0, atol=1e-5 * float(logits.abs().max())
+        )
         np.testing.assert_array_equal(found.labels, labels)
         assert found.class_names == NAMES
         assert sum(step for step, _ in done) == 21
         assert {total for _, total in done} == {21}
 
-    def test_agrees_with_a_pipeline(self, classifier: Classifier, model_folder: Path) -> None:
+    def test_agrees_with_a_pipeline(
+        self, classifier: Classifier, model_folder: Path
+    ) -> None:
         rows = some_texts(6)[0]
-        classify = transformers.pipeline("text-classification", model=str(model_folder), top_k=None)
-        served = [{row["label"]: row["score"] for row in scores} for scores in classify(rows)]
+        classify = transformers.pipeline(
+            "text-classification", model=str(model_folder), top_k=None
+        )
+        served = [
+            {row["label"]: row["score"] for row in scores} for scores in classify(rows)
+        ]
         wanted = [[scores[name] for name in NAMES] for scores in served]
-        np.testing.assert_allclose(predict(classifier, texts(*rows)).probabilities(), wanted, atol=1e-6)
+        np.testing.assert_allclose(
+            predict(classifier, texts(*rows)).probabilities(), wanted, atol=1e-6
+        )
 
     def test_long_texts_are_cut(self, classifier: Classifier) -> None:
         rows = texts("w1 " * 300, "w1 " * 16, "w1 w1")
         found = predict(classifier, rows).as_logits()
-        np.testing.assert_allclose(found[0], found[1], atol=1e-5)  # the 16 tokens that the model can read
+        np.testing.assert_allclose(
+            found[0], found[1], atol=1e-5
+        )  # the 16 tokens that the model can read
         found = predict(classifier, rows, max_length=2).as_logits()
         np.testing.assert_allclose(found[0], found[2], atol=1e-5)
 
-    def test_roberta_counts_positions_from_behind_the_padding_token(self, tmp_path: Path) -> None:
+    def test_roberta_counts_positions_from_behind_the_padding_token(
+        self, tmp_path: Path
+    ) -> None:
         words = tokenizer()
         size = {**TEXT, "max_position_embeddings": 16 + words.pad_token_id + 1}
-        config = transformers.RobertaConfig(**size, num_labels=N_LABELS, pad_token_id=words.pad_token_id)
+        config = transformers.RobertaConfig(
+            **size, num_labels=N_LABELS, pad_token_id=words.pad_token_id
+        )
         transformers.RobertaForSequenceClassification(config).save_pretrained(tmp_path)
         words.save_pretrained(tmp_path)
         loaded: Any = load_classifier(tmp_path)
         assert loaded.longest == 16
-        assert np.isfinite(predict(loaded, texts("w1 " * 300, "w1 w1")).as_logits()).all()
+        assert np.isfinite(
+            predict(loaded, texts("w1 " * 300, "w1 w1")).as_logits()
+        ).all()
 
     def test_a_decoder_without_a_padding_token(self, tmp_path: Path) -> None:
         config = transformers.GPT2Config(
-            vocab_size=64, n_embd=16, n_layer=1, n_head=2, n_positions=16, num_labels=N_LABELS
+            vocab_size=64,
+            n_embd=16,
+            n_layer=1,
+            n_head=2,
+            n_positions=16,
+            num_labels=N_LABELS,
         )
         model = transformers.GPT2ForSequenceClassification(config).eval()
         model.save_pretrained(tmp_path)
@@ -111,25 +149,36 @@ class TestPredict:
         words.save_pretrained(tmp_path)
         rows = some_texts(5)[0]
         with torch.no_grad():
-            wanted = [model(torch.tensor([words(text)["input_ids"]])).logits[0].numpy() for text in rows]
+            wanted = [
+                model(torch.tensor([words(text)["input_ids"]])).logits[0].numpy()
+                for text in rows
+            ]
         found = predict(load_classifier(tmp_path), texts(*rows)).as_logits()
         np.testing.assert_allclose(found, wanted, atol=1e-6)
 
     @pytest.mark.parametrize(
         ("rows", "message"),
         [
-            (texts("w1", "", "w2"), r"none in 1 of 3 rows \(first in row 1\); remove these rows"),
+            (
+                texts("w1", "", "w2"),
+                r"none in 1 of 3 rows \(first in row 1\); remove these rows",
+            ),
             (
                 texts("w1 w2 w3 w4", "der Hund bellt laut", "und wie"),
                 "be known to the tokenizer, got 6 unknown ones of 10; save the",
             ),
-            (texts("[PAD] [PAD]"), "be known to the tokenizer, got special tokens only"),
+            (
+                texts("[PAD] [PAD]"),
+                "be known to the tokenizer, got special tokens only",
+            ),
         ],
     )
     def test_texts_that_the_tokenizer_does_not_know(
         self, rows: Dataset, message: str, classifier: Classifier
     ) -> None:
-        assert len(predict(classifier, texts("w1 w2 w3 w4", "der Hund bellt laut"))) == 2  # half of them
+        assert (
+            len(predict(classifier, texts("w1 w2 w3 w4", "der Hund bellt laut"))) == 2
+        )  # half of them
         with pytest.raises(ValueError, match=message):
             predict(classifier, rows)
 
@@ -146,11 +195,15 @@ class TestLabels:
             labelled([3, 0, 1]),
             labelled([3.0, 0.0, 1.0]),
             labelled(["Sport", "ART", "law"]),
-            labelled([1, 0, 2], ClassLabel(names=["art", "sport", "law"])),  # another order than the model's
+            labelled(
+                [1, 0, 2], ClassLabel(names=["art", "sport", "law"])
+            ),  # another order than the model's
         ],
         ids=["numbers", "floats", "names", "ClassLabel"],
     )
-    def test_mean_the_models_classes(self, rows: Dataset, classifier: Classifier) -> None:
+    def test_mean_the_models_classes(
+        self, rows: Dataset, classifier: Classifier
+    ) -> None:
         np.testing.assert_array_equal(predict(classifier, rows).labels, [3, 0, 1])
 
     def test_of_other_names(self, classifier: Classifier) -> None:
@@ -169,14 +222,23 @@ class TestLabels:
         ],
     )
     def test_names_that_look_like_something_else(
-        self, names: Any, labels: Any, ids: list[int], class_names: list[str] | None, tmp_path: Path
+        self,
+        names: Any,
+        labels: Any,
+        ids: list[int],
+        class_names: list[str] | None,
+        tmp_path: Path,
     ) -> None:
         loaded = load_classifier(saved(tmp_path, names))
-        np.testing.assert_array_equal(predict(loaded, labelled(labels), class_names=class_names).labels, ids)
+        np.testing.assert_array_equal(
+            predict(loaded, labelled(labels), class_names=class_names).labels, ids
+        )
 
     def test_a_model_without_names_takes_numbers(self, tmp_path: Path) -> None:
         rows = labelled([2, 0], ClassLabel(names=["x", "y", "z"]))
-        np.testing.assert_array_equal(predict(load_classifier(saved(tmp_path)), rows).labels, [2, 0])
+        np.testing.assert_array_equal(
+            predict(load_classifier(saved(tmp_path)), rows).labels, [2, 0]
+        )
 
     @pytest.mark.parametrize(
         ("rows", "options", "message"),
@@ -186,19 +248,47 @@ class TestLabels:
                 {},
                 r"\(art, law, NA, sport\), got 'music' in row 1; give the",
             ),
-            (labelled([True, False]), {}, "hold the model's classes .*got 'true' in row 0; give the data's"),
+            (
+                labelled([True, False]),
+                {},
+                "hold the model's classes .*got 'true' in row 0; give the data's",
+            ),
             (labelled(["art", " "]), {}, "a label in every row, got none in row 1"),
-            (labelled(["art", "law\u00a0"]), {}, r"'law\\xa0' and 'law' differ only by spaces"),
+            (
+                labelled(["art", "law\u00a0"]),
+                {},
+                r"'law\\xa0' and 'law' differ only by spaces",
+            ),
             (labelled([0, 4]), {}, "hold the model's ids, 0..3, got 4 in row 1;"),
-            (labelled([0, -1], ClassLabel(names=NAMES)), {}, "be labelled, got -1; choose a split"),
+            (
+                labelled([0, -1], ClassLabel(names=NAMES)),
+                {},
+                "be labelled, got -1; choose a split",
+            ),
             (labelled([0, None]), {}, "have a value in every row, got 1 without"),
             (labelled([0.5, 1.0]), {}, "hold class names or ids, got 0.5 in row 0"),
             (labelled([[0], [1]]), {}, "hold one class in each row, got list"),
-            (labelled([0]), {"label_column": "lable"}, "label_column to be one of text, label, .*mean"),
-            (labelled([0]), {"text_column": "texts"}, "text_column to be one of text, label, .*mean"),
+            (
+                labelled([0]),
+                {"label_column": "lable"},
+                "label_column to be one of text, label, .*mean",
+            ),
+            (
+                labelled([0]),
+                {"text_column": "texts"},
+                "text_column to be one of text, label, .*mean",
+            ),
             (labelled([0]), {"text_column": "label"}, "column 'label' to hold texts"),
-            (labelled([0]), {"class_names": ["a"]}, "name the model's 4 classes .* once each, got a"),
-            (labelled([0]), {"class_names": ["a"] * 4}, "different texts, .* got 'a' in 'a', 'a', 'a', 'a'"),
+            (
+                labelled([0]),
+                {"class_names": ["a"]},
+                "name the model's 4 classes .* once each, got a",
+            ),
+            (
+                labelled([0]),
+                {"class_names": ["a"] * 4},
+                "different texts, .* got 'a' in 'a', 'a', 'a', 'a'",
+            ),
             (
                 labelled([3]),
                 {"class_names": [*"abcd"]},
@@ -210,7 +300,11 @@ class TestLabels:
         ],
     )
     def test_refused(
-        self, rows: Dataset, options: dict[str, Any], message: str, classifier: Classifier
+        self,
+        rows: Dataset,
+        options: dict[str, Any],
+        message: str,
+        classifier: Classifier,
     ) -> None:
         is_type = "one class in each row" in message or "hold texts" in message
         with pytest.raises(TypeError if is_type else ValueError, match=message):
@@ -220,11 +314,15 @@ class TestLabels:
 class TestRows:
     def test_of_a_split_of_a_folder(self, tmp_path: Path) -> None:
         for split in ("train", "test"):
-            pandas.DataFrame({"text": [split], "label": [0]}).to_csv(tmp_path / f"{split}.csv", index=False)
+            pandas.DataFrame({"text": [split], "label": [0]}).to_csv(
+                tmp_path / f"{split}.csv", index=False
+            )
         assert load_rows(tmp_path)["text"] == ["test"]
         assert load_rows(tmp_path, split="train")["text"] == ["train"]
         assert load_rows(tmp_path, split=None)["text"] == ["test"]
-        with pytest.raises(ValueError, match=r"data to have a split 'validation', got .*; name a file"):
+        with pytest.raises(
+            ValueError, match=r"data to have a split 'validation', got .*; name a file"
+        ):
             load_rows(tmp_path, split="validation")
         (tmp_path / "test.csv").unlink()
         assert load_rows(tmp_path, split=None)["text"] == ["train"]
@@ -234,7 +332,10 @@ class TestRows:
         [
             ("deep/nothing.parquet", r"to name an existing file, got .*nothing"),
             ("a" * 5000 + ".csv", "to name an existing file, got aaa"),
-            ("someone/nothing", "expected data to have a split 'test', got someone/nothing"),
+            (
+                "someone/nothing",
+                "expected data to have a split 'test', got someone/nothing",
+            ),
             ("a" * 5000, "data to have a split 'test', got aaa"),
         ],
     )
@@ -246,12 +347,18 @@ class TestRows:
 class TestLoading:
     def test_no_such_model(self, tmp_path: Path) -> None:
         for name in ("someone/nothing", tmp_path, "a" * 5000):
-            with pytest.raises(ValueError, match=r"the model to be loadable, got .*; name a fine-tuned") as e:
+            with pytest.raises(
+                ValueError, match=r"the model to be loadable, got .*; name a fine-tuned"
+            ) as e:
                 load_classifier(name)
             assert "\n" not in str(e.value)
 
-    @pytest.mark.parametrize("damage", ["nothing", "four bytes", "half", "another shape"])
-    def test_damaged_weights(self, damage: str, model_folder: Path, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        "damage", ["nothing", "four bytes", "half", "another shape"]
+    )
+    def test_damaged_weights(
+        self, damage: str, model_folder: Path, tmp_path: Path
+    ) -> None:
         shutil.copytree(model_folder, tmp_path, dirs_exist_ok=True)
         weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
         whole = weights.read_bytes()
@@ -259,26 +366,44 @@ class TestLoading:
         weights.write_bytes(whole[: sizes.get(damage, len(whole))])
         if damage == "another shape":
             config.write_text(
-                config.read_text().replace('"intermediate_size": 16', '"intermediate_size": 32')
+                config.read_text().replace(
+                    '"intermediate_size": 16', '"intermediate_size": 32'
+                )
             )
-        with pytest.raises(ValueError, match=r"to be loadable, got .*; check that its files are complete"):
+        with pytest.raises(
+            ValueError,
+            match=r"to be loadable, got .*; check that its files are complete",
+        ):
             load_classifier(tmp_path)
 
-    def test_a_model_without_a_trained_head_or_a_tokenizer(self, tmp_path: Path) -> None:
+    def test_a_model_without_a_trained_head_or_a_tokenizer(
+        self, tmp_path: Path
+    ) -> None:
         tiny_bert().save_pretrained(tmp_path)
         message = "come with its tokenizer, got one of 5 tokens, for a model that has 64; save the tokenizer"
         with pytest.raises(ValueError, match=message):
             load_classifier(tmp_path)
         tiny_bert().bert.save_pretrained(tmp_path)
-        with pytest.raises(ValueError, match=r"fine-tuned classifier, got no classifier.bias, classifier.w"):
+        with pytest.raises(
+            ValueError,
+            match=r"fine-tuned classifier, got no classifier.bias, classifier.w",
+        ):
             load_classifier(tmp_path)
 
     @pytest.mark.parametrize(
         "config",
-        [{"problem_type": "multi_label_classification"}, {"problem_type": "regression"}, {"num_labels": 1}],
+        [
+            {"problem_type": "multi_label_classification"},
+            {"problem_type": "regression"},
+            {"num_labels": 1},
+        ],
     )
-    def test_models_of_other_kinds(self, config: dict[str, Any], tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match="choose one of several classes, got problem_type="):
+    def test_models_of_other_kinds(
+        self, config: dict[str, Any], tmp_path: Path
+    ) -> None:
+        with pytest.raises(
+            ValueError, match="choose one of several classes, got problem_type="
+        ):
             load_classifier(saved(tmp_path, **config))
 
     def test_sixteen_bit_weights_are_read_in_float32(self, tmp_path: Path) -> None:

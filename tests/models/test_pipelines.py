@@ -24,7 +24,15 @@ from hf_calib.cards import write_card
 from hf_calib.scaling import Scaler
 from hf_calib.scaling.saved_map import MAP_NAME, save_map
 from tests.helpers.hub_server import TOKEN, Hub
-from tests.helpers.tiny import N_LABELS, arguments, sequences, tagged, text_of, tiny_bert, tokenizer
+from tests.helpers.tiny import (
+    N_LABELS,
+    arguments,
+    sequences,
+    tagged,
+    text_of,
+    tiny_bert,
+    tokenizer,
+)
 
 TEXTS = [text_of(ids) for ids in sequences(tiny_bert(), 12, seed=3)["input_ids"]]
 TEXTS[1] = TEXTS[1][:8]  # of other lengths: batches are padded
@@ -56,7 +64,10 @@ def logits_of(model: Any, data: Any) -> np.ndarray:
 def logits_of_texts(model: Any) -> np.ndarray:
     """One by one, as a pipeline runs them."""
     with torch.no_grad():
-        rows = [model.eval()(**tokenizer()(text, return_tensors="pt")).logits for text in TEXTS]
+        rows = [
+            model.eval()(**tokenizer()(text, return_tensors="pt")).logits
+            for text in TEXTS
+        ]
     return torch.cat(rows).float().numpy()
 
 
@@ -92,30 +103,41 @@ def test_the_scores_are_the_scalers(method: str, tmp_path: Path) -> None:
         scores = [entry["score"] for entry in result]
         assert scores == sorted(scores, reverse=True)
     # Padding moves the logits by 1e-7, which a steep curve makes more of.
-    np.testing.assert_allclose(as_rows(classify(TEXTS, top_k=None, batch_size=5)), wanted, atol=1e-4)
+    np.testing.assert_allclose(
+        as_rows(classify(TEXTS, top_k=None, batch_size=5)), wanted, atol=1e-4
+    )
     first = classify(TEXTS)
     assert [row["label"] for row in first] == [NAMES[k] for k in wanted.argmax(axis=1)]
-    np.testing.assert_allclose([row["score"] for row in first], wanted.max(axis=1), atol=1e-6)
+    np.testing.assert_allclose(
+        [row["score"] for row in first], wanted.max(axis=1), atol=1e-6
+    )
 
 
 def test_a_call_names_the_group_of_its_texts(tmp_path: Path) -> None:
     model = tiny_bert()
     data = sequences(model, 300)
     logits, groups = logits_of(model.eval(), data), np.repeat(["art", "law", "7"], 100)
-    labels = np.where(groups == "law", 2, np.array(data["label"]))  # the groups' maps differ
+    labels = np.where(
+        groups == "law", 2, np.array(data["label"])
+    )  # the groups' maps differ
     scaler = scaling.GroupedScaling().fit(logits, labels, groups=groups)
     classify = serve(saved(tmp_path, model, scaler), top_k=None, batch_size=5)
     raw = logits_of_texts(model)
     for group in ("law", 7, "physics"):
         wanted = scaler.predict_proba(raw, groups=[group] * len(raw))
-        np.testing.assert_allclose(as_rows(classify(TEXTS, group=group)), wanted, atol=2e-6)
+        np.testing.assert_allclose(
+            as_rows(classify(TEXTS, group=group)), wanted, atol=2e-6
+        )
     common = as_rows(classify(TEXTS))
     np.testing.assert_allclose(common, scaler.predict_proba(raw), atol=2e-6)
     assert np.abs(as_rows(classify(TEXTS, group="law")) - common).max() > 0.1
     write_card(tmp_path)
     said = "a calibrator for each of 3 groups (7, art, law), selected with"
     assert said in (tmp_path / "README.md").read_text().replace("\\", "")
-    with pytest.raises(ValueError, match=r"group to be one name, .* call the pipeline once for each group"):
+    with pytest.raises(
+        ValueError,
+        match=r"group to be one name, .* call the pipeline once for each group",
+    ):
         classify(TEXTS, group=["law"] * len(TEXTS))
 
 
@@ -129,43 +151,64 @@ def test_all_forms_of_input_and_output(tmp_path: Path) -> None:
     of_all = classify(TEXTS)
     assert classify(TEXTS[0]) == of_all[:1]
     assert list(classify(text for text in TEXTS)) == of_all
-    assert list(classify(KeyDataset(Dataset.from_dict({"text": TEXTS}), "text"))) == of_all
+    assert (
+        list(classify(KeyDataset(Dataset.from_dict({"text": TEXTS}), "text"))) == of_all
+    )
     assert classify({"text": TEXTS[0], "text_pair": TEXTS[2]})["label"] in NAMES
-    for settings in ({}, {"top_k": 1}, {"top_k": 3}, {"top_k": None}, {"function_to_apply": "softmax"}):
+    for settings in (
+        {},
+        {"top_k": 1},
+        {"top_k": 3},
+        {"top_k": None},
+        {"function_to_apply": "softmax"},
+    ):
         ours, theirs = classify(TEXTS, **settings), plain(TEXTS, **settings)
         strip = lambda rows: [  # noqa: E731
-            {entry["label"] for entry in row} if isinstance(row, list) else row["label"] for row in rows
+            {entry["label"] for entry in row} if isinstance(row, list) else row["label"]
+            for row in rows
         ]
-        assert strip(ours) == strip(theirs)  # a spline keeps the predicted class, but for the ranks below
+        assert strip(ours) == strip(
+            theirs
+        )  # a spline keeps the predicted class, but for the ranks below
     assert [len(row) for row in classify(TEXTS, top_k=3)] == [3] * len(TEXTS)
     own = type("Own", (transformers.TextClassificationPipeline,), {})
     assert serve(folder, pipeline_class=own)(TEXTS) == of_all
 
 
-def test_without_a_map_or_with_a_folded_one_it_is_the_plain_pipeline(tmp_path: Path) -> None:
+def test_without_a_map_or_with_a_folded_one_it_is_the_plain_pipeline(
+    tmp_path: Path,
+) -> None:
     model = tiny_bert()
     scaler = fitted(scaling.TemperatureScaling(), model)
     saved(tmp_path / "plain", model)
     fold(model, scaler)
     saved(tmp_path / "folded", model)
     save_map(scaler, tmp_path / "folded", {"folded": True})
-    saved(tmp_path / "pushed", model, scaler)  # whose file does not say it, but the config does
+    saved(
+        tmp_path / "pushed", model, scaler
+    )  # whose file does not say it, but the config does
     for name in ("plain", "folded", "pushed"):
         folder = str(tmp_path / name)
         ours = hf_calib.pipeline("text-classification", folder, top_k=None)
         theirs = transformers.pipeline("text-classification", folder, top_k=None)
         assert type(ours) is type(theirs) is transformers.TextClassificationPipeline
         assert ours(TEXTS) == theirs(TEXTS)
-    assert type(hf_calib.pipeline("text-classification", tmp_path / "plain")) is type(theirs)
+    assert type(hf_calib.pipeline("text-classification", tmp_path / "plain")) is type(
+        theirs
+    )
 
 
-def test_the_config_says_whether_the_map_is_in_the_weights_not_the_file_beside_them(tmp_path: Path) -> None:
+def test_the_config_says_whether_the_map_is_in_the_weights_not_the_file_beside_them(
+    tmp_path: Path,
+) -> None:
     model = tiny_bert().eval()
     scaler = fitted(scaling.TemperatureScaling(), model)
     wanted = scaler.predict_proba(logits_of_texts(model))
     folder = saved(tmp_path, model)
     save_map(scaler, tmp_path, {"folded": False})
-    loaded = fold(type(model).from_pretrained(folder), scaler)  # in memory, then saved to the same folder
+    loaded = fold(
+        type(model).from_pretrained(folder), scaler
+    )  # in memory, then saved to the same folder
     found = [serve(loaded, tokenizer=tokenizer(), top_k=None)(TEXTS)]
     loaded.save_pretrained(folder)
     found.append(serve(folder, top_k=None)(TEXTS))
@@ -189,16 +232,28 @@ def test_a_map_on_top_of_a_folded_one(tmp_path: Path) -> None:
 def test_multi_label_models(tmp_path: Path) -> None:
     model = tiny_bert(problem_type="multi_label_classification")
     data = sequences(model, 300)
-    scaler = scaling.PerLabelTemperatureScaling().fit(logits_of(model.eval(), data), np.array(data["label"]))
+    scaler = scaling.PerLabelTemperatureScaling().fit(
+        logits_of(model.eval(), data), np.array(data["label"])
+    )
     folder = saved(tmp_path, model, scaler)
     logits = logits_of_texts(model)
-    classify = hf_calib.pipeline("text-classification", folder, top_k=None, function_to_apply="sigmoid")
-    np.testing.assert_allclose(as_rows(classify(TEXTS)), expit(logits / scaler.temperatures_), atol=1e-6)
+    classify = hf_calib.pipeline(
+        "text-classification", folder, top_k=None, function_to_apply="sigmoid"
+    )
+    np.testing.assert_allclose(
+        as_rows(classify(TEXTS)), expit(logits / scaler.temperatures_), atol=1e-6
+    )
     for word in ("softmax", "none"):
-        with pytest.raises(ValueError, match=f"expected function_to_apply to be 'sigmoid', .*got '{word}'"):
+        with pytest.raises(
+            ValueError,
+            match=f"expected function_to_apply to be 'sigmoid', .*got '{word}'",
+        ):
             classify(TEXTS, function_to_apply=word)
     fitted(scaling.SplineScaling(), tiny_bert()).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="fitted with multi_label=True, as the model's problem_type says"):
+    with pytest.raises(
+        ValueError,
+        match="fitted with multi_label=True, as the model's problem_type says",
+    ):
         hf_calib.pipeline("text-classification", folder)
 
 
@@ -210,15 +265,29 @@ def test_one_logit_with_a_sigmoid(tmp_path: Path) -> None:
     )
     classify = hf_calib.pipeline("text-classification", saved(tmp_path, model, scaler))
     found = [row["score"] for row in classify(TEXTS)]
-    np.testing.assert_allclose(found, expit(logits[:, 0] / scaler.temperature_), atol=1e-6)
+    np.testing.assert_allclose(
+        found, expit(logits[:, 0] / scaler.temperature_), atol=1e-6
+    )
 
 
 def subword_tokenizer() -> Any:
     """w12 is w, ##1, ##2."""
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "w", *(f"##{i}" for i in range(10))]
-    made = Tokenizer(WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    pieces = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "w",
+        *(f"##{i}" for i in range(10)),
+    ]
+    made = Tokenizer(
+        WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]")
+    )
     made.pre_tokenizer = WhitespaceSplit()
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]")
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]"
+    )
 
 
 @pytest.mark.parametrize("aggregation", ["none", "simple", "first", "average", "max"])
@@ -240,23 +309,31 @@ def test_tokens(aggregation: str, tmp_path: Path) -> None:
 
     def calibrated(**inputs: Any) -> Any:
         outputs = forward(**inputs)
-        outputs["logits"] = torch.from_numpy(np.log(scaler.predict_proba(outputs["logits"])))
+        outputs["logits"] = torch.from_numpy(
+            np.log(scaler.predict_proba(outputs["logits"]))
+        )
         return outputs
 
     plain.model.forward = calibrated
     wanted = plain(texts)
-    assert [[e["word"] for e in row] for row in found] == [[e["word"] for e in row] for row in wanted]
+    assert [[e["word"] for e in row] for row in found] == [
+        [e["word"] for e in row] for row in wanted
+    ]
     for ours, theirs in zip(found, wanted, strict=True):
         assert [e.get("entity_group", e.get("entity")) for e in ours] == [
             e.get("entity_group", e.get("entity")) for e in theirs
         ]
-        np.testing.assert_allclose([e["score"] for e in ours], [e["score"] for e in theirs], atol=1e-6)
+        np.testing.assert_allclose(
+            [e["score"] for e in ours], [e["score"] for e in theirs], atol=1e-6
+        )
     before = transformers.pipeline("token-classification", folder, **settings)(texts)
     assert abs(before[0][0]["score"] - found[0][0]["score"]) > 1e-3
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_adapters_get_the_classes_of_the_map_beside_them(several: bool, tmp_path: Path) -> None:
+def test_adapters_get_the_classes_of_the_map_beside_them(
+    several: bool, tmp_path: Path
+) -> None:
     """What `hf-calib push --no-fold` says of a folder with adapters: their head is not of two classes."""
     torch.manual_seed(0)
     problem = "multi_label_classification" if several else "single_label_classification"
@@ -265,7 +342,9 @@ def test_adapters_get_the_classes_of_the_map_beside_them(several: bool, tmp_path
     base = transformers.AutoModelForSequenceClassification.from_pretrained(
         tmp_path / "base", num_labels=4, id2label=names, problem_type=problem
     )
-    config = LoraConfig(task_type="SEQ_CLS", target_modules=["query"], init_lora_weights=False)
+    config = LoraConfig(
+        task_type="SEQ_CLS", target_modules=["query"], init_lora_weights=False
+    )
     model = get_peft_model(base, config)
     trainer = CalibrationTrainer(
         model,
@@ -289,15 +368,26 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     model = tiny_bert()
     folder = saved(tmp_path, model, fitted(scaling.SplineScaling(), model))
     for word in ("none", "sigmoid"):
-        with pytest.raises(ValueError, match="expected function_to_apply to be 'softmax', which the scaler"):
+        with pytest.raises(
+            ValueError,
+            match="expected function_to_apply to be 'softmax', which the scaler",
+        ):
             serve(folder, function_to_apply=word)
-    with pytest.raises(ValueError, match=r"group to be left out .* got 'law' for a SplineScaling"):
+    with pytest.raises(
+        ValueError, match=r"group to be left out .* got 'law' for a SplineScaling"
+    ):
         serve(folder)(TEXTS[:1], group="law")
     fitted(scaling.SplineScaling(), tiny_bert(num_labels=3)).save_pretrained(folder)
-    with pytest.raises(ValueError, match=r"expected the scaler in .* to be fitted on the model's 4 classes"):
+    with pytest.raises(
+        ValueError,
+        match=r"expected the scaler in .* to be fitted on the model's 4 classes",
+    ):
         serve(folder)
     (tmp_path / MAP_NAME).write_text("{")
-    with pytest.raises(ValueError, match=r"calibration.json to hold a fitted calibrator, got a file that"):
+    with pytest.raises(
+        ValueError,
+        match=r"calibration.json to hold a fitted calibrator, got a file that",
+    ):
         serve(folder)
 
 
@@ -306,7 +396,8 @@ def test_a_map_that_the_config_speaks_of_is_missed(tmp_path: Path) -> None:
     model.config.calibration = {"method": "spline", "folded": False}
     folder = saved(tmp_path, model)
     with pytest.warns(
-        UserWarning, match=r"its spline calibrator is not in the weights, and calibration.json"
+        UserWarning,
+        match=r"its spline calibrator is not in the weights, and calibration.json",
     ):
         classify = hf_calib.pipeline("text-classification", folder)
     assert type(classify) is transformers.TextClassificationPipeline
@@ -318,11 +409,19 @@ def test_scalers_are_pushed_in_one_commit_and_found_on_the_hub(
     tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HF_TOKEN")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(
+        "huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache")
+    )
     model = tiny_bert()
-    spline, isotonic = fitted(scaling.SplineScaling(), model), fitted(scaling.IsotonicScaling(), model)
+    spline, isotonic = (
+        fitted(scaling.SplineScaling(), model),
+        fitted(scaling.IsotonicScaling(), model),
+    )
     spline.push_to_hub("me/scaler", token=TOKEN, private=True)
-    loaded, logits = scaling.SplineScaling.from_pretrained("me/scaler", token=TOKEN), logits_of_texts(model)
+    loaded, logits = (
+        scaling.SplineScaling.from_pretrained("me/scaler", token=TOKEN),
+        logits_of_texts(model),
+    )
     assert np.array_equal(loaded.predict_proba(logits), spline.predict_proba(logits))
     saved(tmp_path / "model", model)
     api = HfApi(token=TOKEN)
@@ -332,8 +431,13 @@ def test_scalers_are_pushed_in_one_commit_and_found_on_the_hub(
     api.create_branch("me/model", branch="joint")
     spline.push_to_hub("me/model", token=TOKEN)
     isotonic.push_to_hub("me/model", token=TOKEN, revision="joint")
-    for revision, kind in ((None, scaling.SplineScaling), ("joint", scaling.IsotonicScaling)):
-        classify: Any = hf_calib.pipeline("text-classification", "me/model", token=TOKEN, revision=revision)
+    for revision, kind in (
+        (None, scaling.SplineScaling),
+        ("joint", scaling.IsotonicScaling),
+    ):
+        classify: Any = hf_calib.pipeline(
+            "text-classification", "me/model", token=TOKEN, revision=revision
+        )
         assert type(classify.scaler) is kind
     plain = hf_calib.pipeline("text-classification", "me/plain", token=TOKEN)
     assert type(plain) is transformers.TextClassificationPipeline
@@ -347,14 +451,31 @@ def test_scalers_are_pushed_in_one_commit_and_found_on_the_hub(
         ) as error:
             Scaler.from_pretrained(name, token=TOKEN, **wanted)
         assert TOKEN not in str(error.value)
-    with pytest.raises(ValueError, match="to hold a IsotonicScaling, got a SplineScaling"):
+    with pytest.raises(
+        ValueError, match="to hold a IsotonicScaling, got a SplineScaling"
+    ):
         scaling.IsotonicScaling.from_pretrained("me/scaler", token=TOKEN)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # from the cache
-    assert type(hf_calib.pipeline("text-classification", "me/model").scaler) is scaling.SplineScaling
-    commits = [path for method, path, _ in hub.requests if method == "POST" and "/commit/" in path]
+    monkeypatch.setattr(
+        "huggingface_hub.constants.HF_HUB_OFFLINE", True
+    )  # from the cache
+    assert (
+        type(hf_calib.pipeline("text-classification", "me/model").scaler)
+        is scaling.SplineScaling
+    )
+    commits = [
+        path
+        for method, path, _ in hub.requests
+        if method == "POST" and "/commit/" in path
+    ]
     assert commits.count("/api/models/me/scaler/commit/main") == 1
-    assert hub.files["me/scaler"]["main"].keys() == {".gitattributes", "calibration.json"}
+    assert hub.files["me/scaler"]["main"].keys() == {
+        ".gitattributes",
+        "calibration.json",
+    }
     contents = [
-        each for branches in hub.files.values() for files in branches.values() for each in files.values()
+        each
+        for branches in hub.files.values()
+        for files in branches.values()
+        for each in files.values()
     ]
     assert not [content for content in contents if TOKEN.encode() in content]

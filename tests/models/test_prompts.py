@@ -24,19 +24,28 @@ def with_chat(template: str = CHAT) -> Any:
 
 def test_a_plain_template_leaves_other_braces_alone() -> None:
     prompt = PromptTemplate("Is {text} like {text_pair}? {yes}", ends_with=" Answer:")
-    assert prompt.render("a {text_pair}", "b {text}") == "Is a {text_pair} like b {text}? {yes} Answer:"
+    assert (
+        prompt.render("a {text_pair}", "b {text}")
+        == "Is a {text_pair} like b {text}? {yes} Answer:"
+    )
 
 
 def test_a_chat_ends_where_the_answer_begins() -> None:
     prompt = PromptTemplate("Rate: {text}", chat=True, system="Be brief", ends_with="(")
-    assert prompt.render("x", tokenizer=with_chat()) == "<system>Be brief</><user>Rate: x</><assistant>("
+    assert (
+        prompt.render("x", tokenizer=with_chat())
+        == "<system>Be brief</><user>Rate: x</><assistant>("
+    )
 
 
 def test_through_a_config() -> None:
     prompt = PromptTemplate("{text}", chat=True, system="s")
     assert PromptTemplate.of({"prompt_template": prompt.to_dict()}) == prompt
     assert PromptTemplate.of({}) is None
-    with pytest.raises(InputValueError, match=r"prompt_template of the config to be a prompt, got {'x': 1}"):
+    with pytest.raises(
+        InputValueError,
+        match=r"prompt_template of the config to be a prompt, got {'x': 1}",
+    ):
         PromptTemplate.of({"prompt_template": {"x": 1}})
 
 
@@ -47,13 +56,21 @@ def test_bad_input() -> None:
         PromptTemplate(3)  # type: ignore[arg-type]
     with pytest.raises(InputValueError, match=r"system to be given for a chat"):
         PromptTemplate("{text}", system="s")
-    with pytest.raises(InputValueError, match=r"text_pair to match the template, got one"):
+    with pytest.raises(
+        InputValueError, match=r"text_pair to match the template, got one"
+    ):
         PromptTemplate("{text}").render("a", "b")
-    with pytest.raises(InputValueError, match=r"text_pair to match the template, got none"):
+    with pytest.raises(
+        InputValueError, match=r"text_pair to match the template, got none"
+    ):
         PromptTemplate("{text}{text_pair}").render("a")
-    with pytest.raises(InputValueError, match=r"have a chat template, got .* without one"):
+    with pytest.raises(
+        InputValueError, match=r"have a chat template, got .* without one"
+    ):
         PromptTemplate("{text}", chat=True).render("a", tokenizer=tokenizer())
-    without_end = with_chat("{% for message in messages %}{{ message.content }}{% endfor %}")
+    without_end = with_chat(
+        "{% for message in messages %}{{ message.content }}{% endfor %}"
+    )
     with pytest.raises(InputValueError, match=r"end where the answer begins"):
         PromptTemplate("{text}", chat=True).check(without_end)
     PromptTemplate("{text}", chat=True, ends_with="Answer:").check(without_end)

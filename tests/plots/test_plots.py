@@ -18,10 +18,27 @@ from matplotlib.figure import Figure
 
 from hf_calib import plots
 from hf_calib.decisions.promise import PromiseCurve
-from hf_calib.metrics import corp_curve, corp_decomposition, risk_coverage_curve, smooth_calibration_error
+from hf_calib.metrics import (
+    corp_curve,
+    corp_decomposition,
+    risk_coverage_curve,
+    smooth_calibration_error,
+)
 from hf_calib.metrics.smooth import smooth_reliability
-from hf_calib.metrics.sums import BinSums, Interval, TopLabel, bin_sums, class_gaps, top_label_error
-from hf_calib.plots import gamma_dynamics, reliability_diagram, reliability_grid, save_figure
+from hf_calib.metrics.sums import (
+    BinSums,
+    Interval,
+    TopLabel,
+    bin_sums,
+    class_gaps,
+    top_label_error,
+)
+from hf_calib.plots import (
+    gamma_dynamics,
+    reliability_diagram,
+    reliability_grid,
+    save_figure,
+)
 from tests.helpers.pictures import overlapping, written
 from tests.helpers.sampled import predictions as classifier
 
@@ -46,15 +63,22 @@ HARD = {
     "ordinary": classifier(500, 4, 0.6, 0),
     "two_classes": classifier(300, 2, 0.6, 0),
     "many_classes": classifier(1_000, 151, 0.6, 0),
-    "all_right": (classifier(30, 3, 0.6, 0)[0], classifier(30, 3, 0.6, 0)[0].argmax(axis=1)),
+    "all_right": (
+        classifier(30, 3, 0.6, 0)[0],
+        classifier(30, 3, 0.6, 0)[0].argmax(axis=1),
+    ),
     "equal": (np.tile([0.7, 0.2, 0.1], (50, 1)), np.arange(50) % 3),
     "certain": (np.eye(3)[[0, 1, 2, 0]], np.array([0, 1, 1, 2])),
     "one": (np.array([[0.6, 0.4]]), np.array([1])),
 }
 OF_PANELS: dict[str, Callable[..., Figure]] = {
     "reliability": plots.reliability_diagram,
-    "smooth": lambda panels, **options: plots.smooth_reliability_diagram(panels, n_resamples=5, **options),
-    "corp": lambda panels, **options: plots.corp_diagram(panels, n_resamples=5, **options),
+    "smooth": lambda panels, **options: plots.smooth_reliability_diagram(
+        panels, n_resamples=5, **options
+    ),
+    "corp": lambda panels, **options: plots.corp_diagram(
+        panels, n_resamples=5, **options
+    ),
     "histogram": plots.confidence_histogram,
     "risk": plots.risk_coverage_diagram,
 }
@@ -63,18 +87,29 @@ OF_PANELS: dict[str, Callable[..., Figure]] = {
 @pytest.mark.parametrize("case", ["ordinary", "all_right", "equal", "certain", "one"])
 @pytest.mark.parametrize("kind", OF_PANELS)
 def test_hard_cases_can_be_read(kind: str, case: str) -> None:
-    assert overlapping(OF_PANELS[kind]({LONG: panel(*HARD[case])}, title="A title")) == []
+    assert (
+        overlapping(OF_PANELS[kind]({LONG: panel(*HARD[case])}, title="A title")) == []
+    )
 
 
-@pytest.mark.parametrize("case", ["two_classes", "many_classes", "equal", "certain", "one"])
+@pytest.mark.parametrize(
+    "case", ["two_classes", "many_classes", "equal", "certain", "one"]
+)
 def test_classes_of_hard_cases_can_be_read(case: str) -> None:
     probs, labels = HARD[case]
     names = [f"{LONG} {c}" for c in range(probs.shape[1])]
-    assert overlapping(plots.class_reliability_grid(probs, labels, class_names=names, title="t")) == []
+    assert (
+        overlapping(
+            plots.class_reliability_grid(probs, labels, class_names=names, title="t")
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize("kind", OF_PANELS)
-def test_several_models_have_their_own_names_which_are_no_formulas(kind: str, tmp_path: Path) -> None:
+def test_several_models_have_their_own_names_which_are_no_formulas(
+    kind: str, tmp_path: Path
+) -> None:
     models = {f"model {k} $\\frac{{$": sampled(100, seed=k) for k in range(3)}
     figure = OF_PANELS[kind](models, title=r"\undefined $x^$")
     assert overlapping(figure) == []
@@ -86,24 +121,39 @@ def test_several_models_have_their_own_names_which_are_no_formulas(kind: str, tm
     ("panels", "message"),
     [
         ({}, r"a diagram to have at least one panel, got none; pass \{name:"),
-        ({"m": ([0.5, 0.6], [1])}, r"two equally long arrays \(N,\), got shapes \(2,\) and \(1,\)"),
+        (
+            {"m": ([0.5, 0.6], [1])},
+            r"two equally long arrays \(N,\), got shapes \(2,\) and \(1,\)",
+        ),
         ({"m": ([[0.5]], [[1]])}, r"two equally long arrays"),
-        ({"m": ([0.5, 4.2], [1, 0])}, r"confidences of panel 'm' to lie in \[0, 1\], got .* 0.5 to 4.2"),
-        ({"m": ([0.5, 0.6], [1, 3])}, r"correct of panel 'm' to be 0 or 1, got values from 1 to 3"),
+        (
+            {"m": ([0.5, 4.2], [1, 0])},
+            r"confidences of panel 'm' to lie in \[0, 1\], got .* 0.5 to 4.2",
+        ),
+        (
+            {"m": ([0.5, 0.6], [1, 3])},
+            r"correct of panel 'm' to be 0 or 1, got values from 1 to 3",
+        ),
     ],
 )
 @pytest.mark.parametrize("kind", OF_PANELS)
-def test_what_does_not_fit_is_refused(kind: str, panels: dict[str, Any], message: str) -> None:
+def test_what_does_not_fit_is_refused(
+    kind: str, panels: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         OF_PANELS[kind](panels)
 
 
 def test_other_columns_and_names_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"every row to have the same columns, got \['b'\] in 'after'"):
+    with pytest.raises(
+        ValueError, match=r"every row to have the same columns, got \['b'\] in 'after'"
+    ):
         reliability_grid({"before": {"a": sampled()}, "after": {"b": sampled()}})
     with pytest.raises(ValueError, match="class_names to be 4 names, got 1"):
         plots.class_reliability_grid(*HARD["ordinary"], class_names=["a"])
-    with pytest.raises(ValueError, match="metrics to hold at least one difference, got none"):
+    with pytest.raises(
+        ValueError, match="metrics to hold at least one difference, got none"
+    ):
         plots.difference_diagram({"NLL": {"a": {}}}, baseline="a")
 
 
@@ -117,16 +167,22 @@ def test_panel_shows_the_bins_and_states_its_numbers() -> None:
     bins = bin_sums(TopLabel(confidences, correct), 10)
     shown = bins.counts > 0
     common, over, under = (
-        np.array([[bar.get_y(), bar.get_height()] for bar in container]).T for container in upper.containers
+        np.array([[bar.get_y(), bar.get_height()] for bar in container]).T
+        for container in upper.containers
     )
     confidence, accuracy = (each[shown] for each in bins.means())
     np.testing.assert_allclose(common[1], np.minimum(accuracy, confidence))
     np.testing.assert_allclose(over.sum(axis=0), confidence)
     np.testing.assert_allclose(under.sum(axis=0), accuracy)
-    np.testing.assert_allclose([bar.get_height() for bar in lower.containers[0]], bins.counts / 3000)
+    np.testing.assert_allclose(
+        [bar.get_height() for bar in lower.containers[0]], bins.counts / 3000
+    )
     counts = [text.get_text() for text in lower.texts]
     assert counts == [f"{count:.0f}" for count in bins.counts[shown]]
-    assert [line.get_xdata()[0] for line in lower.lines] == [correct.mean(), confidences.mean()]
+    assert [line.get_xdata()[0] for line in lower.lines] == [
+        correct.mean(),
+        confidences.mean(),
+    ]
     ece = top_label_error(TopLabel(confidences, correct), n_bins=10)
     assert f"ECE {ece:.3f}   accuracy {correct.mean():.3f}   N 3,000" in written(figure)
 
@@ -139,14 +195,24 @@ def test_grid_places_rows_and_columns() -> None:
     figure = reliability_grid(rows, title="all of them")
     assert overlapping(figure) == []
     texts = written(figure)
-    assert [texts.count(name) for name in ("before", "after", "a", "b", "c", "all of them")] == [1] * 6
-    titles = [axes.get_title(loc="left") for axes in figure.axes if axes.get_title(loc="left")]
-    eces = [top_label_error(TopLabel(*panel)) for panels in rows.values() for panel in panels.values()]
+    assert [
+        texts.count(name) for name in ("before", "after", "a", "b", "c", "all of them")
+    ] == [1] * 6
+    titles = [
+        axes.get_title(loc="left") for axes in figure.axes if axes.get_title(loc="left")
+    ]
+    eces = [
+        top_label_error(TopLabel(*panel))
+        for panels in rows.values()
+        for panel in panels.values()
+    ]
     assert [title.split()[1] for title in titles] == [f"{ece:.3f}" for ece in eces]
 
 
 def test_right_is_up_and_wrong_is_down() -> None:
-    (axes,) = plots.confidence_histogram({"m": ([0.9, 0.9, 0.6, 0.6], [1, 1, 1, 0])}, n_bins=4).axes
+    (axes,) = plots.confidence_histogram(
+        {"m": ([0.9, 0.9, 0.6, 0.6], [1, 1, 1, 0])}, n_bins=4
+    ).axes
     found = [[bar.get_height() for bar in container] for container in axes.containers]
     assert found == [pytest.approx([0, 0, 1 / 3, 2 / 3]), pytest.approx([0, 0, -1, 0])]
     low, high = axes.get_ylim()
@@ -160,10 +226,14 @@ def bandwidth_limit(confidences: np.ndarray) -> float:
     return float(1.06 * confidences.std() / len(confidences) ** 0.2)
 
 
-def test_the_smooth_curve_is_that_of_the_metrics_between_the_extreme_confidences() -> None:
+def test_the_smooth_curve_is_that_of_the_metrics_between_the_extreme_confidences() -> (
+    None
+):
     probs, labels = classifier(400, 2, 1, 0)
     confidences, correct = panel(probs, labels)
-    figure = plots.smooth_reliability_diagram({"m": (confidences, correct)}, n_resamples=5)
+    figure = plots.smooth_reliability_diagram(
+        {"m": (confidences, correct)}, n_resamples=5
+    )
     upper, lower = figure.axes
     (line,) = (c for c in upper.collections if isinstance(c, LineCollection))
     segments = np.array(line.get_segments())
@@ -175,23 +245,32 @@ def test_the_smooth_curve_is_that_of_the_metrics_between_the_extreme_confidences
     middle = (curve.density[shown][1:] + curve.density[shown][:-1]) / 2
     assert np.argmax(line.get_linewidths()) == np.argmax(middle)
     error = smooth_calibration_error(probs, labels)
-    assert f"smECE {error:.3f}   accuracy {correct.mean():.3f}   N 400" in written(figure)
+    assert f"smECE {error:.3f}   accuracy {correct.mean():.3f}   N 400" in written(
+        figure
+    )
     means = [line.get_xdata()[0] for line in lower.lines]
     assert means == [correct.mean(), pytest.approx(confidences.mean())]
 
 
 def band(figure: Figure) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Grid, lower and upper limit of the band of the first panel."""
-    (filled,) = (c for c in figure.axes[0].collections if c.get_label().endswith("band"))
+    (filled,) = (
+        c for c in figure.axes[0].collections if c.get_label().endswith("band")
+    )
     vertices = filled.get_paths()[0].vertices
     grid = np.unique(vertices[:, 0])
-    ends = [[pick(vertices[vertices[:, 0] == x, 1]) for x in grid] for pick in (np.min, np.max)]
+    ends = [
+        [pick(vertices[vertices[:, 0] == x, 1]) for x in grid]
+        for pick in (np.min, np.max)
+    ]
     return grid, *np.array(ends)
 
 
 def test_the_band_holds_the_diagonal_of_a_calibrated_model_and_not_of_another() -> None:
     for power, calibrated in ((1, True), (2, False)):
-        grid, low, high = band(plots.smooth_reliability_diagram({"m": sampled(2_000, power)}))
+        grid, low, high = band(
+            plots.smooth_reliability_diagram({"m": sampled(2_000, power)})
+        )
         inside = ((low <= grid) & (grid <= high))[(grid > 0.4) & (grid < 0.9)]
         assert inside.mean() > 0.8 if calibrated else inside.mean() < 0.1
 
@@ -200,11 +279,21 @@ def test_the_corp_diagram_draws_the_curve_and_its_parts() -> None:
     rng = np.random.default_rng(0)
     confidences = rng.uniform(0.5, 1, 600)
     correct = (rng.random(600) < confidences - 0.1).astype(float)
-    upper, lower = plots.corp_diagram({"m": (confidences, correct)}, n_resamples=20).axes
-    probs, labels = np.stack([confidences, 1 - confidences], axis=1), (1 - correct).astype(int)
-    curve, parts = corp_curve(probs, labels, n_resamples=1), corp_decomposition(probs, labels)
+    upper, lower = plots.corp_diagram(
+        {"m": (confidences, correct)}, n_resamples=20
+    ).axes
+    probs, labels = (
+        np.stack([confidences, 1 - confidences], axis=1),
+        (1 - correct).astype(int),
+    )
+    curve, parts = (
+        corp_curve(probs, labels, n_resamples=1),
+        corp_decomposition(probs, labels),
+    )
     (drawn,) = (line for line in upper.lines if line.get_label() == "recalibrated")
-    np.testing.assert_allclose(drawn.get_xydata().T, [curve.confidences, curve.recalibrated])
+    np.testing.assert_allclose(
+        drawn.get_xydata().T, [curve.confidences, curve.recalibrated]
+    )
     summary = f"MCB {parts.miscalibration:.4f}   DSC {parts.discrimination:.4f}"
     assert upper.get_title(loc="left").startswith(summary)
     assert sum(bar.get_height() for bar in lower.patches) == 600
@@ -219,7 +308,10 @@ def test_the_worst_classes_are_shown_and_it_says_so() -> None:
     figure = plots.class_reliability_grid(probs, labels, n_bins=15)
     assert len(figure.axes) == 12
     assert figure.get_suptitle() == "12 of 20 classes: those with the largest error"
-    sums = [bin_sums(TopLabel(probs[:, c], (labels == c).astype(float)), 15) for c in range(20)]
+    sums = [
+        bin_sums(TopLabel(probs[:, c], (labels == c).astype(float)), 15)
+        for c in range(20)
+    ]
     errors = class_gaps(BinSums(*map(np.array, zip(*sums, strict=True))))
     shown = [int(axes.texts[0].get_text()) for axes in figure.axes]
     assert shown == np.argsort(-errors)[:12].tolist()
@@ -235,7 +327,11 @@ def test_a_class_panel_shows_its_bins_with_wilson_intervals() -> None:
     points = axes.collections[1].get_offsets()
     np.testing.assert_allclose(points, [[0.25, 0], [0.75, 0.75]])
     limits = np.array([segment[:, 1] for segment in axes.collections[0].get_segments()])
-    z, n, f = 1.959963984540054, 40, 0.75  # Wilson 1927: where (f - p)^2 = z^2 p (1 - p) / n
+    z, n, f = (
+        1.959963984540054,
+        40,
+        0.75,
+    )  # Wilson 1927: where (f - p)^2 = z^2 p (1 - p) / n
     for p in limits[1]:
         assert (f - p) ** 2 == pytest.approx(z**2 * p * (1 - p) / n)
     assert limits[0] == pytest.approx([0, z**2 / (10 + z**2)])
@@ -246,19 +342,27 @@ def test_a_class_panel_shows_its_bins_with_wilson_intervals() -> None:
 
 def test_the_risk_curve_is_that_of_the_metrics_within_its_bounds() -> None:
     confidences, correct = panel(*classifier(200, 4, 0.6, 0))
-    curve, random, best = plots.risk_coverage_diagram({"m": (confidences, correct)}).axes[0].lines
+    curve, random, best = (
+        plots.risk_coverage_diagram({"m": (confidences, correct)}).axes[0].lines
+    )
     coverage, risk = risk_coverage_curve(confidences, correct)
     np.testing.assert_array_equal(curve.get_xydata().T, [coverage, risk])
     assert f"m (area {risk.mean():.4f})" == curve.get_label()
     assert random.get_ydata()[0] == pytest.approx(1 - correct.mean())
-    assert best.get_ydata() == pytest.approx(np.sort(risk_coverage_curve(correct, correct).risk))
-    assert (risk >= np.interp(coverage, best.get_xdata(), best.get_ydata()) - 1e-12).all()
+    assert best.get_ydata() == pytest.approx(
+        np.sort(risk_coverage_curve(correct, correct).risk)
+    )
+    assert (
+        risk >= np.interp(coverage, best.get_xdata(), best.get_ydata()) - 1e-12
+    ).all()
 
 
 def test_promises_show_what_is_answered_and_how_right() -> None:
     kept = (Interval(0.95, 0.9, 0.98), Interval(0.97, 0.91, 0.99), None)
     curves = {"a $x$": PromiseCurve((0.9, 0.95, 0.99), (0.8, 0.6, 0.0), kept)}
-    figure = plots.promise_diagram({**curves, "b": PromiseCurve((0.9,), (0.5,), (None,))})
+    figure = plots.promise_diagram(
+        {**curves, "b": PromiseCurve((0.9,), (0.5,), (None,))}
+    )
     left, right = figure.axes
     answered = [line.get_xydata().tolist() for line in left.lines]
     assert answered == [[[0.9, 0.8], [0.95, 0.6], [0.99, 0.0]], [[0.9, 0.5]]]
@@ -268,7 +372,9 @@ def test_promises_show_what_is_answered_and_how_right() -> None:
     np.testing.assert_allclose(ends, [[0.9, 0.98], [0.91, 0.99]])
     (promised,) = [line for line in right.lines if line.get_linestyle() == ":"]
     np.testing.assert_array_equal(promised.get_xdata(), promised.get_ydata())
-    assert {"a $x$", "b", "accuracy promised", "inputs answered"} <= set(written(figure))
+    assert {"a $x$", "b", "accuracy promised", "inputs answered"} <= set(
+        written(figure)
+    )
     assert overlapping(figure) == []
 
 
@@ -279,9 +385,13 @@ def differences(n_losses: int) -> Figure:
     rng = np.random.default_rng(0)
 
     def row() -> dict[str, tuple[float, float, float, float]]:
-        values = {name: rng.normal(0, scale) for name, scale in (("no map", 0.2), ("auto", 0.01))}
+        values = {
+            name: rng.normal(0, scale)
+            for name, scale in (("no map", 0.2), ("auto", 0.01))
+        }
         return {
-            name: (value, value - 0.002, value + 0.002, rng.random() / 10) for name, value in values.items()
+            name: (value, value - 0.002, value + 0.002, rng.random() / 10)
+            for name, value in values.items()
         }
 
     losses = [LONG, *(f"loss_number_{k}" for k in range(1, n_losses))]
@@ -292,7 +402,9 @@ def differences(n_losses: int) -> Figure:
 def test_differences_can_be_read_and_are_not_cut() -> None:
     figure = differences(4)
     assert overlapping(figure) == []
-    names = [text for axes in figure.axes for text in (*axes.texts, *axes.get_yticklabels())]
+    names = [
+        text for axes in figure.axes for text in (*axes.texts, *axes.get_yticklabels())
+    ]
     for text in (*names, *figure.legends[0].get_texts()):
         box = text.get_window_extent()
         assert 0 <= box.x0 <= box.x1 <= figure.bbox.x1, text
@@ -300,24 +412,38 @@ def test_differences_can_be_read_and_are_not_cut() -> None:
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels[1:] == [f"loss_number_{k}" for k in range(1, 4)]
     assert " ".join(labels[0].split()).startswith("a fine-tuned checkpoint with_a")
-    assert len({axes.get_xlim() for axes in figure.axes}) == len(figure.axes)  # each its own scale
+    assert len({axes.get_xlim() for axes in figure.axes}) == len(
+        figure.axes
+    )  # each its own scale
 
 
 def test_a_marker_is_filled_where_p_is_below_the_level() -> None:
     found = {
         "a": {"no map": (0.2, 0.1, 0.3, 0.049), "auto": (-0.01, -0.02, 0.001, 0.05)},
-        "b": {"no map": (0.1, None, None, None), "auto": (float("nan"), None, None, None)},
+        "b": {
+            "no map": (0.1, None, None, None),
+            "auto": (float("nan"), None, None, None),
+        },
     }
     figure = plots.difference_diagram({"NLL": found}, baseline="a with $T$")
     assert [axes.get_title() for axes in figure.axes] == ["no map", "auto"]
-    markers = [[line for line in axes.lines if line.get_marker() != "None"] for axes in figure.axes]
+    markers = [
+        [line for line in axes.lines if line.get_marker() != "None"]
+        for axes in figure.axes
+    ]
     places = [[tuple(line.get_xydata()[0]) for line in lines] for lines in markers]
     assert places == [[(0.2, 0), (0.1, 1)], [(-0.01, 0)]]
     (bar,) = (
-        line for line in figure.axes[0].lines if line.get_marker() == "None" and line.get_linewidth() > 1
+        line
+        for line in figure.axes[0].lines
+        if line.get_marker() == "None" and line.get_linewidth() > 1
     )
     assert list(bar.get_xdata()) == [0.1, 0.3]
-    filled = [to_hex(line.get_markerfacecolor()) != "#ffffff" for lines in markers for line in lines]
+    filled = [
+        to_hex(line.get_markerfacecolor()) != "#ffffff"
+        for lines in markers
+        for line in lines
+    ]
     assert filled == [True, False, False]
     assert "distinguishable from a with $T$" in written(figure)
     low, high = figure.axes[0].get_xlim()
@@ -333,15 +459,23 @@ def history(n_updates: int, n_bins: int) -> list[dict[str, Any]]:
         entries.append({"step": 10 * update - 5, "loss": 1.0})
         entry: dict[str, Any] = {"step": 10 * update}
         for m in range(n_bins):
-            entry |= {f"gamma_{m:02d}": 1 + 0.1 * m * update, f"calibration_gap_{m:02d}": 0.1 * m / update}
+            entry |= {
+                f"gamma_{m:02d}": 1 + 0.1 * m * update,
+                f"calibration_gap_{m:02d}": 0.1 * m / update,
+            }
             entry[f"count_{m:02d}"] = 60 + update
-        entries.append(entry | {f"edge_{i:02d}": (i / n_bins) ** (1 / update) for i in range(n_bins + 1)})
+        entries.append(
+            entry
+            | {f"edge_{i:02d}": (i / n_bins) ** (1 / update) for i in range(n_bins + 1)}
+        )
     return entries
 
 
 def drawn_line(axes: Axes, number: int = 0) -> np.ndarray:
     """The values of an axes' lines of updates, beside the one at 0."""
-    return [line.get_ydata() for line in axes.lines if len(line.get_xdata()) > 2][number]
+    return [line.get_ydata() for line in axes.lines if len(line.get_xdata()) > 2][
+        number
+    ]
 
 
 def test_each_bin_has_gap_gamma_and_edges_over_steps() -> None:
@@ -368,13 +502,16 @@ def test_gammas_far_apart_get_a_logarithmic_axis() -> None:
     assert {axes.get_yscale() for axes in figure.axes[1::3]} == {"symlog"}
     assert overlapping(figure) == []
     axes = figure.axes[1]
-    heights = axes.transAxes.inverted().transform(axes.transData.transform([(0, -2.0), (0, largest)]))[:, 1]
+    heights = axes.transAxes.inverted().transform(
+        axes.transData.transform([(0, -2.0), (0, largest)])
+    )[:, 1]
     assert (np.abs(heights - [0, 1]) < 0.15).all()  # the curves fill the panel
 
 
 def test_a_history_without_one_table_is_refused() -> None:
     with pytest.raises(
-        ValueError, match=r"log_history to hold gammas, got no entry .*; train with loss='adafocal'"
+        ValueError,
+        match=r"log_history to hold gammas, got no entry .*; train with loss='adafocal'",
     ):
         gamma_dynamics([{"step": 1, "gamma_00": 2.0}])
     with pytest.raises(ValueError, match="log_history to keep 15 bins, got 10"):
@@ -385,13 +522,18 @@ def test_a_history_without_one_table_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "start"), [("a.png", b"\x89PNG"), ("folder/b.pdf", b"%PDF"), ("c.SVG", b"<?xml")]
+    ("name", "start"),
+    [("a.png", b"\x89PNG"), ("folder/b.pdf", b"%PDF"), ("c.SVG", b"<?xml")],
 )
-def test_figures_are_written_and_no_settings_change(tmp_path: Path, name: str, start: bytes) -> None:
+def test_figures_are_written_and_no_settings_change(
+    tmp_path: Path, name: str, start: bytes
+) -> None:
     before = dict(mpl.rcParams)
     save_figure(reliability_diagram({"m": sampled()}), str(tmp_path / name))
     assert (tmp_path / name).read_bytes().startswith(start)
-    assert [path.name for path in (tmp_path / name).parent.iterdir()] == [Path(name).name]
+    assert [path.name for path in (tmp_path / name).parent.iterdir()] == [
+        Path(name).name
+    ]
     assert dict(mpl.rcParams) == before
 
 
@@ -402,7 +544,9 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     figure.set_size_inches(1e5, 1e5)  # more pixels than a PNG can have
     with pytest.raises(ValueError, match="too large"):
         save_figure(figure, path)
-    with pytest.raises(ValueError, match=r"path to end in \.pdf, \.png, \.svg, got '.*diagram\.txt'"):
+    with pytest.raises(
+        ValueError, match=r"path to end in \.pdf, \.png, \.svg, got '.*diagram\.txt'"
+    ):
         save_figure(figure, tmp_path / "diagram.txt")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]

@@ -15,7 +15,12 @@ from scipy.special import softmax
 from hf_calib._errors import InputValueError
 from hf_calib.predictions import load_predictions
 
-NAMES = ("art", "law", "NA", "sport")  # a name that some readers take for a missing value
+NAMES = (
+    "art",
+    "law",
+    "NA",
+    "sport",
+)  # a name that some readers take for a missing value
 LOGITS = np.random.default_rng(0).normal(size=(6, 4)) * 3
 PROBS = softmax(LOGITS, axis=1)
 LABELS = np.array([0, 3, 2, 1, 0, 2])
@@ -29,7 +34,9 @@ def write(table: pandas.DataFrame, path: Path) -> Path:
     return path
 
 
-def as_table(values: np.ndarray, prefix: str, labels: Any = LABELS, **others: Any) -> pandas.DataFrame:
+def as_table(
+    values: np.ndarray, prefix: str, labels: Any = LABELS, **others: Any
+) -> pandas.DataFrame:
     columns = {f"{prefix}{name}": values[:, i] for i, name in enumerate(NAMES)}
     return pandas.DataFrame({**others, **columns, "label": labels})
 
@@ -40,23 +47,39 @@ class TestLabels:
         [
             (NAMES, list(LABELS), list(LABELS)),
             (NAMES, [NAMES[label] for label in LABELS], list(LABELS)),
-            (NAMES, [NAMES[label].upper() for label in LABELS], list(LABELS)),  # no two differ in case only
+            (
+                NAMES,
+                [NAMES[label].upper() for label in LABELS],
+                list(LABELS),
+            ),  # no two differ in case only
             (NAMES, LABELS.astype(float), list(LABELS)),
             (NAMES, pandas.array(LABELS, dtype="Int64"), list(LABELS)),
             (("us", "US"), ["US", "us"], [1, 0]),
             (("7", "3"), [7, 3, 7], [0, 1, 0]),  # integers for names
             (("-1", "0", "1"), [0, -1, 1], [1, 0, 2]),
             (("2", "1", "0"), [0, 1, 2], [2, 1, 0]),
-            (("0", "1", "many"), [1, 0, 2], [1, 0, 2]),  # not all names are: these are numbers of columns
+            (
+                ("0", "1", "many"),
+                [1, 0, 2],
+                [1, 0, 2],
+            ),  # not all names are: these are numbers of columns
             (("10", "2", "-"), [1, 0, 2], [1, 0, 2]),
             (("False", "True"), [True, False], [1, 0]),
         ],
     )
     @pytest.mark.parametrize("name", ["p.csv", "p.parquet"])
     def test_are_names_or_ids(
-        self, names: tuple[str, ...], labels: Any, ids: list[int], name: str, tmp_path: Path
+        self,
+        names: tuple[str, ...],
+        labels: Any,
+        ids: list[int],
+        name: str,
+        tmp_path: Path,
     ) -> None:
-        columns = {f"logit_{each}": 0.1 + i + np.arange(len(labels)) for i, each in enumerate(names)}
+        columns = {
+            f"logit_{each}": 0.1 + i + np.arange(len(labels))
+            for i, each in enumerate(names)
+        }
         table = pandas.DataFrame({"topic": labels, **columns})
         read = load_predictions(write(table, tmp_path / name), label_column="topic")
         np.testing.assert_array_equal(read.labels, ids)
@@ -77,7 +100,9 @@ class TestLabels:
     def test_are_what_stands_in_the_file(
         self, names: tuple[str, str], labels: list[str], name: str, tmp_path: Path
     ) -> None:
-        table = pandas.DataFrame({f"prob_{names[0]}": [0.5, 0.2, 0.9], f"prob_{names[1]}": [0.5, 0.8, 0.1]})
+        table = pandas.DataFrame(
+            {f"prob_{names[0]}": [0.5, 0.2, 0.9], f"prob_{names[1]}": [0.5, 0.8, 0.1]}
+        )
         found = load_predictions(write(table.assign(label=labels), tmp_path / name))
         assert found.class_names == names
         assert [names[i] for i in found.labels] == labels
@@ -85,23 +110,32 @@ class TestLabels:
     @pytest.mark.parametrize("labels", [[0, None], ["a", None], [0.0, np.nan]])
     def test_missing_ones(self, labels: list[Any], tmp_path: Path) -> None:
         table = pandas.DataFrame({"a": [0.5, 0.5], "b": [0.5, 0.5], "label": labels})
-        with pytest.raises(ValueError, match=r"hold a label in every row, got none in row 1 of p.parquet"):
+        with pytest.raises(
+            ValueError,
+            match=r"hold a label in every row, got none in row 1 of p.parquet",
+        ):
             load_predictions(write(table, tmp_path / "p.parquet"))
 
     def test_names_that_differ_in_case_only(self, tmp_path: Path) -> None:
-        table = pandas.DataFrame({"prob_us": [0.5, 0.2], "prob_US": [0.5, 0.8], "label": "Us"})
+        table = pandas.DataFrame(
+            {"prob_us": [0.5, 0.2], "prob_US": [0.5, 0.8], "label": "Us"}
+        )
         with pytest.raises(ValueError, match="got 'Us'"):
             load_predictions(write(table, tmp_path / "p.csv"))
 
     @pytest.mark.parametrize("label", ["1e+300", str(2**63 + 1)])
-    def test_one_beyond_64_bits_is_shown_as_it_is(self, label: str, tmp_path: Path) -> None:
+    def test_one_beyond_64_bits_is_shown_as_it_is(
+        self, label: str, tmp_path: Path
+    ) -> None:
         (tmp_path / "p.csv").write_text(f"label,prob_a,prob_b\n0,1,0\n{label},0,1\n")
         with pytest.raises(ValueError, match=f"got {re.escape(label)} in row 1"):
             load_predictions(tmp_path / "p.csv")
 
 
 @pytest.mark.parametrize("name", ["p.csv", "p.csv.gz", "p.tsv", "p.parquet"])
-@pytest.mark.parametrize(("prefix", "kind"), [("logit_", "logits"), ("prob_", "probs"), ("", "probs")])
+@pytest.mark.parametrize(
+    ("prefix", "kind"), [("logit_", "logits"), ("prob_", "probs"), ("", "probs")]
+)
 def test_columns(name: str, prefix: str, kind: str, tmp_path: Path) -> None:
     values = LOGITS if kind == "logits" else PROBS
     read = load_predictions(write(as_table(values, prefix), tmp_path / name))
@@ -121,13 +155,25 @@ def test_other_columns_are_ignored_beside_prefixes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.tsv"])
 @pytest.mark.parametrize(
     ("cells", "got"),
-    [("1,2,0\n1,2,0,7", "4 in row 1"), ("1,2,0\n1,2", "2 in row 1"), ("1,2,0,9", "4 in row 0")],
+    [
+        ("1,2,0\n1,2,0,7", "4 in row 1"),
+        ("1,2,0\n1,2", "2 in row 1"),
+        ("1,2,0,9", "4 in row 0"),
+    ],
 )
-def test_a_row_of_another_length(cells: str, got: str, name: str, tmp_path: Path) -> None:
-    text = f"logit_a,logit_b,label\n{cells}\n".replace(",", "\t" if "tsv" in name else ",")
+def test_a_row_of_another_length(
+    cells: str, got: str, name: str, tmp_path: Path
+) -> None:
+    text = f"logit_a,logit_b,label\n{cells}\n".replace(
+        ",", "\t" if "tsv" in name else ","
+    )
     path = tmp_path / name
-    path.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
-    message = f"the table to have 3 values in every row, got {got} of {name}; write exactly"
+    path.write_bytes(
+        gzip.compress(text.encode()) if name.endswith("gz") else text.encode()
+    )
+    message = (
+        f"the table to have 3 values in every row, got {got} of {name}; write exactly"
+    )
     with pytest.raises(InputValueError, match=message):
         load_predictions(path)
 
@@ -137,24 +183,51 @@ def test_a_row_of_another_length(cells: str, got: str, name: str, tmp_path: Path
     [
         ("prob_a,prob_a,label\n.5,.5,0\n", "contained multiple columns named prob_a"),
         ("a,b,label,label\n.5,.5,0,1\n", "contained multiple columns named label"),
-        ("a,b,Labels,label\n.5,.5,0,0\n", "got 'Labels' next to the label column 'label'; name"),
-        ("a,b,target,label\n.5,.5,0,0\n", "got 'target' next to the label column 'label'; name"),
+        (
+            "a,b,Labels,label\n.5,.5,0,0\n",
+            "got 'Labels' next to the label column 'label'; name",
+        ),
+        (
+            "a,b,target,label\n.5,.5,0,0\n",
+            "got 'target' next to the label column 'label'; name",
+        ),
         (",a,b,label\n0,.5,.5,0\n", "class columns to name their classes, got ''"),
-        ("prob_a,prob_,label\n.5,.5,0\n", "class columns to name their classes, got 'prob_'"),
-        ("logit_a,logit_b,label\n.5,.5,0\n.1,.9,1\n", "logits not to be probabilities, .* prob_<class>"),
-        ("a,b,label\n.5,.5,a\n.5,.5,\n", "a label in every row, got none in row 1 of p.csv"),
-        ("a,b,label\n.5,.5,0\n.5,.5,  \n", "a label in every row, got none in row 1 of p.csv"),
+        (
+            "prob_a,prob_,label\n.5,.5,0\n",
+            "class columns to name their classes, got 'prob_'",
+        ),
+        (
+            "logit_a,logit_b,label\n.5,.5,0\n.1,.9,1\n",
+            "logits not to be probabilities, .* prob_<class>",
+        ),
+        (
+            "a,b,label\n.5,.5,a\n.5,.5,\n",
+            "a label in every row, got none in row 1 of p.csv",
+        ),
+        (
+            "a,b,label\n.5,.5,0\n.5,.5,  \n",
+            "a label in every row, got none in row 1 of p.csv",
+        ),
         ("a,b,label\n.5,.5,0.5\n", "hold class names or ids, got 0.5 in row 0"),
         ("a,b,label\n.5,.5,inf\n", "hold class names or ids, got inf in row 0"),
         ("a,b,label\n.5,.5,a \n", r"got 'a ' \('a ' and 'a' differ only by spaces"),
-        ("a,b,label\n.5,.5,a\u200b\n", r"got 'a\\u200b' \('a\\u200b' and 'a' differ only by"),
+        (
+            "a,b,label\n.5,.5,a\u200b\n",
+            r"got 'a\\u200b' \('a\\u200b' and 'a' differ only by",
+        ),
         ("e\u0301,b,label\n.5,.5,\u00e9\n", r"\('\\xe9' and 'e\\u0301' differ only by"),
         (
             "a,b,label\n.5,.5,0\n,1,1\n",
             r"'a' to hold numbers in every row, got none in row 1 of p.csv; .*fill in",
         ),
-        ("label;a;b\n0;1;0\n", "to have several columns, got one column .*separate .* by commas"),
-        ("label\ta\tb\n0\t1\t0\n", "to have several columns, got one column .*separate .* by commas"),
+        (
+            "label;a;b\n0;1;0\n",
+            "to have several columns, got one column .*separate .* by commas",
+        ),
+        (
+            "label\ta\tb\n0\t1\t0\n",
+            "to have several columns, got one column .*separate .* by commas",
+        ),
         ("label,prob_a,prob_b\n", "the table to have rows, got a header only"),
         ("", "p.csv to be readable as csv, got"),
     ],
@@ -168,13 +241,28 @@ def test_ambiguous_tables_are_refused(text: str, message: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.drop(columns="label"), "label_column to be one of logit_art, .*got 'label'"),
+        (
+            lambda t: t.drop(columns="label"),
+            "label_column to be one of logit_art, .*got 'label'",
+        ),
         (lambda t: t.rename(columns={"label": "labels"}), "did you mean 'labels'"),
-        (lambda t: t.assign(label="music"), r"class columns \(art, law, NA, sport\), got 'music'"),
+        (
+            lambda t: t.assign(label="music"),
+            r"class columns \(art, law, NA, sport\), got 'music'",
+        ),
         (lambda t: t.assign(label=4), "labels to lie in 0..3, got 4 in row 0 of p.csv"),
-        (lambda t: t.assign(logit_law="x"), "column 'logit_law' to hold numbers in every row"),
-        (lambda t: t.assign(prob_art=0.5), "got logit_ and prob_ columns; keep one kind"),
-        (lambda t: t[["logit_law", "label"]], "each of at least 2 classes, got logit_law"),
+        (
+            lambda t: t.assign(logit_law="x"),
+            "column 'logit_law' to hold numbers in every row",
+        ),
+        (
+            lambda t: t.assign(prob_art=0.5),
+            "got logit_ and prob_ columns; keep one kind",
+        ),
+        (
+            lambda t: t[["logit_law", "label"]],
+            "each of at least 2 classes, got logit_law",
+        ),
         (
             lambda t: t.rename(columns=lambda c: c.removeprefix("logit_")),
             "hold probabilities, as their names .* got -?[0-9.]+ in row 0 of p.csv; name the columns",
@@ -183,7 +271,9 @@ def test_ambiguous_tables_are_refused(text: str, message: str, tmp_path: Path) -
 )
 def test_refused(change: Any, message: str, tmp_path: Path) -> None:
     path = write(change(as_table(LOGITS, "logit_")), tmp_path / "p.csv")
-    with pytest.raises(TypeError if "hold numbers" in message else ValueError, match=message):
+    with pytest.raises(
+        TypeError if "hold numbers" in message else ValueError, match=message
+    ):
         load_predictions(path)
 
 
@@ -197,7 +287,10 @@ def test_what_is_no_table(tmp_path: Path) -> None:
         ("p.parquet", "p.parquet to be readable as parquet, got"),
         ("nothing.csv", "name existing files, got .*nothing.csv, where there are none"),
         ("a" * 5000 + ".csv", "name existing files, got .*aaaa"),
-        ("p.pkl", r"existing files, got .*p.pkl, .*; files end in .npz, .csv, .tsv, .parquet, .jsonl"),
+        (
+            "p.pkl",
+            r"existing files, got .*p.pkl, .*; files end in .npz, .csv, .tsv, .parquet, .jsonl",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             load_predictions(tmp_path / name)

@@ -29,8 +29,12 @@ def written(path: Path, *rows: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("option_scores", "metric"), [("sum", "acc"), ("per_character", "acc_norm")])
-def test_the_answers_are_right_where_the_harness_says(option_scores: str, metric: str) -> None:
+@pytest.mark.parametrize(
+    ("option_scores", "metric"), [("sum", "acc"), ("per_character", "acc_norm")]
+)
+def test_the_answers_are_right_where_the_harness_says(
+    option_scores: str, metric: str
+) -> None:
     found = load(HARNESS, option_scores)
     assert found.n_classes == 4
     right = found.probabilities().argmax(axis=1) == found.labels
@@ -43,21 +47,31 @@ def test_the_answers_are_right_where_the_harness_says(option_scores: str, metric
 
 def test_the_sum_is_the_log_likelihood() -> None:
     values = np.array([float(value) for value, _ in ROWS[1]["filtered_resps"]])
-    np.testing.assert_allclose(load(HARNESS).probabilities()[1], np.exp(values) / np.exp(values).sum())
+    np.testing.assert_allclose(
+        load(HARNESS).probabilities()[1], np.exp(values) / np.exp(values).sum()
+    )
 
 
 def test_bytes_and_targets_as_texts(tmp_path: Path) -> None:
-    row = json.loads(json.dumps(ROWS[1])) | {"target": f"{ROWS[1]['doc']['choices'][2]} ", "acc": 0.0}
+    row = json.loads(json.dumps(ROWS[1])) | {
+        "target": f"{ROWS[1]['doc']['choices'][2]} ",
+        "acc": 0.0,
+    }
     row["arguments"]["gen_args_0"]["arg_1"] = " ééé"
     found = load(written(tmp_path / "a.jsonl", row), "per_byte")
     assert found.labels.tolist() == [2]
-    assert found.as_logits()[0, 0] == pytest.approx(float(row["filtered_resps"][0][0]) / 6)
+    assert found.as_logits()[0, 0] == pytest.approx(
+        float(row["filtered_resps"][0][0]) / 6
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"filtered_resps": ["a text"]}, r"a log-likelihood for each of at least 2 answers, got .*in row 0"),
+        (
+            {"filtered_resps": ["a text"]},
+            r"a log-likelihood for each of at least 2 answers, got .*in row 0",
+        ),
         (
             {"filtered_resps": [*ROWS[0]["filtered_resps"], ["-1.0", "False"]]},
             r"log-likelihood for each .*, got .* for 3 answers in row 0",
@@ -95,11 +109,18 @@ def test_rows_of_two_filters(tmp_path: Path) -> None:
 def test_an_index_that_is_also_the_text_of_another_answer(
     rows: list[Any], labels: list[int], tmp_path: Path
 ) -> None:
-    answers = {f"gen_args_{i}": {"arg_1": f" {each}"} for i, each in enumerate((3, 2, 1, 4))}
+    answers = {
+        f"gen_args_{i}": {"arg_1": f" {each}"} for i, each in enumerate((3, 2, 1, 4))
+    }
     lines = []
     for place, (target, best, acc) in enumerate(rows):
         likelihoods = [[str(-1.0 - (i != best)), "False"] for i in range(4)]
-        row = {"doc_id": place, "arguments": answers, "filtered_resps": likelihoods, "target": target}
+        row = {
+            "doc_id": place,
+            "arguments": answers,
+            "filtered_resps": likelihoods,
+            "target": target,
+        }
         lines.append(row | acc)
     assert load(written(tmp_path / "a.jsonl", *lines)).labels.tolist() == labels
 
@@ -107,19 +128,32 @@ def test_an_index_that_is_also_the_text_of_another_answer(
 def test_a_byte_order_mark_and_a_line_separator_in_a_text(tmp_path: Path) -> None:
     line = json.dumps(ROWS[0] | {"doc": "one\u2028line"}, ensure_ascii=False)
     (tmp_path / "a.jsonl").write_text(f"{line}\n", encoding="utf-8-sig")
-    np.testing.assert_array_equal(load(tmp_path / "a.jsonl").labels, load(HARNESS).labels[:1])
+    np.testing.assert_array_equal(
+        load(tmp_path / "a.jsonl").labels, load(HARNESS).labels[:1]
+    )
 
 
 def test_json_lines_of_a_table(tmp_path: Path) -> None:
     """Lines with the columns of a table are one, whatever else a line holds."""
-    lists = [{"logits": [2.0, 0.5], "label": 0, "text": "a"}, {"logits": [0.1, 1.5], "label": 1, "text": "b"}]
-    columns = [{"prob_no": 0.9, "prob_yes": 0.1, "label": "no"}, {"prob_no": 1, "prob_yes": 0, "label": "no"}]
+    lists = [
+        {"logits": [2.0, 0.5], "label": 0, "text": "a"},
+        {"logits": [0.1, 1.5], "label": 1, "text": "b"},
+    ]
+    columns = [
+        {"prob_no": 0.9, "prob_yes": 0.1, "label": "no"},
+        {"prob_no": 1, "prob_yes": 0, "label": "no"},
+    ]
     for rows, labels in ((lists, [0, 1]), (columns, [0, 0])):
-        assert load_predictions(written(tmp_path / "rows.jsonl", *rows)).labels.tolist() == labels
+        assert (
+            load_predictions(written(tmp_path / "rows.jsonl", *rows)).labels.tolist()
+            == labels
+        )
     with pytest.raises(InputError, match=r"label_column to be one of x, got 'label'"):
         load(written(tmp_path / "b.jsonl", {"x": 1}))
     (tmp_path / "c.jsonl").write_text("{not json")
-    with pytest.raises(InputError, match=r"c.jsonl to be readable as jsonl, got .*JSON"):
+    with pytest.raises(
+        InputError, match=r"c.jsonl to be readable as jsonl, got .*JSON"
+    ):
         load(tmp_path / "c.jsonl")
 
 

@@ -11,7 +11,12 @@ import pytest
 from scipy.special import softmax
 
 from hf_calib._errors import InputValueError
-from hf_calib.predictions import Predictions, load_predictions, open_predictions, save_predictions
+from hf_calib.predictions import (
+    Predictions,
+    load_predictions,
+    open_predictions,
+    save_predictions,
+)
 
 NAMES = ("art", "law", "NA", "sport")
 LOGITS = np.random.default_rng(0).normal(size=(6, 4)) * 3
@@ -21,9 +26,14 @@ LABELS = np.array([0, 3, 2, 1, 0, 2])
 
 class TestPredictions:
     def test_logits_and_probabilities_are_one_thing(self) -> None:
-        from_logits, from_probs = Predictions(LABELS, logits=LOGITS), Predictions(LABELS, probs=PROBS)
+        from_logits, from_probs = (
+            Predictions(LABELS, logits=LOGITS),
+            Predictions(LABELS, probs=PROBS),
+        )
         np.testing.assert_allclose(from_logits.probabilities(), PROBS, rtol=1e-14)
-        np.testing.assert_allclose(softmax(from_probs.as_logits(), axis=1), PROBS, rtol=1e-13)
+        np.testing.assert_allclose(
+            softmax(from_probs.as_logits(), axis=1), PROBS, rtol=1e-13
+        )
         assert from_logits.as_logits() is LOGITS
         assert from_probs.probabilities() is PROBS
         assert (len(from_probs), from_probs.n_classes) == (6, 4)
@@ -31,12 +41,16 @@ class TestPredictions:
         np.testing.assert_allclose(half.probabilities().sum(axis=1), 1, rtol=1e-12)
 
     def test_a_probability_of_0_has_a_finite_logarithm(self) -> None:
-        certain = Predictions(np.array([1]), probs=np.array([[1.0, 0.0]], dtype=np.float32))
+        certain = Predictions(
+            np.array([1]), probs=np.array([[1.0, 0.0]], dtype=np.float32)
+        )
         assert certain.as_logits()[0, 0] == 0
         assert -88 < certain.as_logits()[0, 1] < -87
 
     def test_select(self) -> None:
-        chosen = Predictions(LABELS, logits=LOGITS, class_names=NAMES).select(np.array([4, 1]))
+        chosen = Predictions(LABELS, logits=LOGITS, class_names=NAMES).select(
+            np.array([4, 1])
+        )
         np.testing.assert_array_equal(chosen.logits, LOGITS[[4, 1]])
         np.testing.assert_array_equal(chosen.labels, [0, 3])
         assert chosen.class_names == NAMES
@@ -46,15 +60,30 @@ class TestPredictions:
         [
             ({"probs": PROBS}, "hold logits or probs, got both"),
             ({"logits": None}, "hold logits or probs, got neither"),
-            ({"logits": LOGITS[:, 0]}, r"logits to have shape \(N, C\) .* got shape \(6,\)"),
+            (
+                {"logits": LOGITS[:, 0]},
+                r"logits to have shape \(N, C\) .* got shape \(6,\)",
+            ),
             ({"logits": LOGITS[:, :1]}, r"C at least 2, got shape \(6, 1\)"),
             ({"logits": LABELS}, "logits to be a float array, got dtype int64"),
-            ({"logits": np.where(np.eye(6, 4) > 0, np.nan, LOGITS)}, "got nan in row 0"),
+            (
+                {"logits": np.where(np.eye(6, 4) > 0, np.nan, LOGITS)},
+                "got nan in row 0",
+            ),
             ({"labels": LABELS + 1}, "labels to lie in 0..3, got 4"),
             ({"labels": LABELS[:5]}, r"labels to have shape \(6,\), got shape \(5,\)"),
-            ({"labels": LABELS.astype(float)}, "labels to be integers, got dtype float64"),
-            ({"class_names": NAMES[:3]}, "class_names to hold 4 names, one per column, got 3"),
-            ({"class_names": ("a", "b", "a", "b")}, "class_names to differ, got 'a', 'b' twice"),
+            (
+                {"labels": LABELS.astype(float)},
+                "labels to be integers, got dtype float64",
+            ),
+            (
+                {"class_names": NAMES[:3]},
+                "class_names to hold 4 names, one per column, got 3",
+            ),
+            (
+                {"class_names": ("a", "b", "a", "b")},
+                "class_names to differ, got 'a', 'b' twice",
+            ),
             (
                 {"class_names": ("caf\u00e9", "cafe\u0301", "a", "b")},
                 r"differ visibly, got 'caf\\xe9' and 'cafe\\u0301' differ only by spaces or by their Unicode",
@@ -68,9 +97,13 @@ class TestPredictions:
 
 
 class TestNpz:
-    @pytest.mark.parametrize(("kind", "values"), [("logits", LOGITS), ("probs", PROBS.astype(np.float32))])
+    @pytest.mark.parametrize(
+        ("kind", "values"), [("logits", LOGITS), ("probs", PROBS.astype(np.float32))]
+    )
     @pytest.mark.parametrize("names", [NAMES, None])
-    def test_round_trip(self, kind: str, values: np.ndarray, names: Any, tmp_path: Path) -> None:
+    def test_round_trip(
+        self, kind: str, values: np.ndarray, names: Any, tmp_path: Path
+    ) -> None:
         path = tmp_path / "deep" / "predictions.npz"
         save_predictions(Predictions(LABELS, **{kind: values}, class_names=names), path)
         read = load_predictions(path)
@@ -80,7 +113,9 @@ class TestNpz:
         assert read.class_names == names
         assert [file.name for file in path.parent.iterdir()] == ["predictions.npz"]
 
-    def test_a_failure_leaves_what_was_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_failure_leaves_what_was_there(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         path = tmp_path / "predictions.npz"
         path.write_bytes(b"before")
 
@@ -103,15 +138,25 @@ class TestNpz:
                 {"logits": LOGITS, "labels": np.array(["a", 1, None], dtype=object)},
                 r"be readable as npz, got .*allow_pickle.*; write it with numpy.savez",
             ),
-            ({"scores": LOGITS}, r"hold the arrays labels and logits \(or probs\), got labels, scores"),
+            (
+                {"scores": LOGITS},
+                r"hold the arrays labels and logits \(or probs\), got labels, scores",
+            ),
             (
                 {"logits": LOGITS, "class_names": np.array(["", *"bcd"])},
                 r"name their classes, got a blank one",
             ),
-            ({"logits": np.where(np.eye(6, 4) > 0, np.inf, LOGITS)}, "got nan in row 0"),
+            (
+                {"logits": np.where(np.eye(6, 4) > 0, np.inf, LOGITS)},
+                "got nan in row 0",
+            ),
             *(  # of a model that is more or less sure
                 (
-                    {"logits": softmax(saturation * np.eye(4)[LABELS], axis=1).astype(dtype)},
+                    {
+                        "logits": softmax(
+                            saturation * np.eye(4)[LABELS], axis=1
+                        ).astype(dtype)
+                    },
                     r"expected logits not to be probabilities, got values in \[0, 1\] whose rows",
                 )
                 for saturation in (1e4, 40.0, 8.0, 1.0)
@@ -120,28 +165,46 @@ class TestNpz:
         ],
     )
     def test_arrays_that_are_refused_without_a_warning(
-        self, arrays: dict[str, Any], message: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
+        self,
+        arrays: dict[str, Any],
+        message: str,
+        tmp_path: Path,
+        recwarn: pytest.WarningsRecorder,
     ) -> None:
         np.savez(tmp_path / "p.npz", **{"labels": LABELS, **arrays})
         with pytest.raises(ValueError, match=message):
             load_predictions(tmp_path / "p.npz")
         assert not recwarn.list
 
-    def test_the_way_out_for_logits_that_look_like_probabilities(self, tmp_path: Path) -> None:
+    def test_the_way_out_for_logits_that_look_like_probabilities(
+        self, tmp_path: Path
+    ) -> None:
         save_predictions(Predictions(LABELS, logits=PROBS + 1), tmp_path / "p.npz")
         found = load_predictions(tmp_path / "p.npz").probabilities()
         np.testing.assert_allclose(found, softmax(PROBS, axis=1), rtol=1e-12)
 
     def test_unlabelled_numbers_that_are_no_rows(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "scalar.npz", logits=np.float64(3))
-        with pytest.raises(InputValueError, match=r"logits to have shape \(N, C\) .*, got shape \(\)"):
+        with pytest.raises(
+            InputValueError, match=r"logits to have shape \(N, C\) .*, got shape \(\)"
+        ):
             open_predictions(tmp_path / "scalar.npz", label_column=None).load()
 
     def test_a_header_that_claims_terabytes(self, tmp_path: Path) -> None:
-        header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000, 4), }".ljust(117) + b"\n"
+        header = (
+            b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000, 4), }".ljust(
+                117
+            )
+            + b"\n"
+        )
         with zipfile.ZipFile(tmp_path / "p.npz", "w") as archive:
-            archive.writestr("logits.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
-        with pytest.raises(InputValueError, match="expected predictions to be readable as npz, got"):
+            archive.writestr(
+                "logits.npy",
+                b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header,
+            )
+        with pytest.raises(
+            InputValueError, match="expected predictions to be readable as npz, got"
+        ):
             load_predictions(tmp_path / "p.npz")
 
     @pytest.mark.parametrize("content", ["text", "nothing", "one array", "half"])
@@ -153,6 +216,10 @@ class TestNpz:
                 np.save(file, LOGITS)
         else:
             whole = path.read_bytes()
-            path.write_bytes({"text": b"hello", "nothing": b"", "half": whole[: len(whole) // 2]}[content])
+            path.write_bytes(
+                {"text": b"hello", "nothing": b"", "half": whole[: len(whole) // 2]}[
+                    content
+                ]
+            )
         with pytest.raises(ValueError, match=r"be readable as npz, got .*some.npz"):
             load_predictions(path)

@@ -20,7 +20,13 @@ import pytest
 from hf_calib import InputError
 from hf_calib.predictions import Table, open_predictions, save_predictions
 from hf_calib.predictions import table as tables
-from hf_calib.predictions.one_pass import Slicing, choose_slicings, draw_sample, half_of, measure_in_one_pass
+from hf_calib.predictions.one_pass import (
+    Slicing,
+    choose_slicings,
+    draw_sample,
+    half_of,
+    measure_in_one_pass,
+)
 from hf_calib.predictions.predictions import Predictions
 
 NAMES = ("art", "law", "film")
@@ -28,7 +34,9 @@ NAMES = ("art", "law", "film")
 
 def predictions_of(n: int, seed: int = 0) -> Predictions:
     rng = np.random.default_rng(seed)
-    return Predictions(rng.integers(0, 3, n), logits=rng.normal(size=(n, 3)), class_names=NAMES)
+    return Predictions(
+        rng.integers(0, 3, n), logits=rng.normal(size=(n, 3)), class_names=NAMES
+    )
 
 
 def table_of(found: Predictions) -> pandas.DataFrame:
@@ -44,7 +52,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four parquet shards of 250 rows, in row groups of 100."""
     folder = tmp_path_factory.mktemp("shards")
     for i in range(4):
-        table_of(predictions_of(250, i)).to_parquet(folder / f"part-{i}.parquet", row_group_size=100)
+        table_of(predictions_of(250, i)).to_parquet(
+            folder / f"part-{i}.parquet", row_group_size=100
+        )
     (folder / "_SUCCESS").touch()
     (folder / ".part-0.parquet.crc").write_bytes(b"crc")
     (folder / "notes.txt").write_text("not a shard")
@@ -54,7 +64,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def all_rows() -> Predictions:
     parts = [predictions_of(250, i) for i in range(4)]
     logits = np.concatenate([part.as_logits() for part in parts])
-    return Predictions(np.concatenate([part.labels for part in parts]), logits=logits, class_names=NAMES)
+    return Predictions(
+        np.concatenate([part.labels for part in parts]),
+        logits=logits,
+        class_names=NAMES,
+    )
 
 
 def assert_all_rows(shards: Table) -> None:
@@ -88,11 +102,15 @@ class Ranges(http.server.SimpleHTTPRequestHandler):
 class TestFound:
     def test_a_folder_a_glob_and_files(self, folder: Path) -> None:
         shards = open_predictions(str(folder))
-        assert [shard.name for shard in shards.files] == [f"part-{i}.parquet" for i in range(4)]
+        assert [shard.name for shard in shards.files] == [
+            f"part-{i}.parquet" for i in range(4)
+        ]
         assert shards.n_rows == 1000
         assert_all_rows(shards)
         assert_all_rows(open_predictions(f"{folder}/part-*.parquet"))
-        assert_all_rows(open_predictions([str(folder / f"part-{i}.parquet") for i in (2, 0, 1, 3)]))
+        assert_all_rows(
+            open_predictions([str(folder / f"part-{i}.parquet") for i in (2, 0, 1, 3)])
+        )
         assert open_predictions(str(folder / "part-2.parquet")).n_rows == 250
 
     def test_in_memory(self, folder: Path) -> None:
@@ -119,7 +137,10 @@ class TestFound:
     def test_over_http(self, served: str) -> None:
         shards = open_predictions([f"{served}/part-{i}.parquet" for i in range(4)])
         assert_all_rows(shards)
-        with pytest.raises(InputError, match=r"none.parquet to be readable as parquet, got .*credentials"):
+        with pytest.raises(
+            InputError,
+            match=r"none.parquet to be readable as parquet, got .*credentials",
+        ):
             open_predictions(f"{served}/none.parquet")
 
     def test_partitions(self, folder: Path, tmp_path: Path) -> None:
@@ -129,17 +150,24 @@ class TestFound:
                 tmp_path / f"country={country}" / "part.parquet"
             )
         shards = open_predictions(str(tmp_path), by=["country"])
-        values = [batch.by[0][1] for part in shards.parts for _, batch in shards.batches(part)]
+        values = [
+            batch.by[0][1] for part in shards.parts for _, batch in shards.batches(part)
+        ]
         assert values == [["de"], ["fr"]]
         assert choose_slicings(shards) == (Slicing("country"),)
-        table_of(predictions_of(250)).drop(columns="country").to_parquet(tmp_path / "part.parquet")
+        table_of(predictions_of(250)).drop(columns="country").to_parquet(
+            tmp_path / "part.parquet"
+        )
         with pytest.raises(
-            InputError, match=r"part.parquet to be in folders as the first file is, got other"
+            InputError,
+            match=r"part.parquet to be in folders as the first file is, got other",
         ):
             open_predictions(str(tmp_path))
 
     @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".csv.gz", ".npz"])
-    def test_other_formats(self, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_other_formats(
+        self, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(tables, "PIECE_ROWS", 90)
         for i in range(4):
             path = tmp_path / f"part-{i}{suffix}"
@@ -152,10 +180,14 @@ class TestFound:
 
     def test_a_compressed_npz_and_lists(self, tmp_path: Path) -> None:
         found = predictions_of(50)
-        np.savez_compressed(tmp_path / "a.npz", logits=found.as_logits(), labels=found.labels)
+        np.savez_compressed(
+            tmp_path / "a.npz", logits=found.as_logits(), labels=found.labels
+        )
         rows = open_predictions(str(tmp_path / "a.npz")).load()
         np.testing.assert_array_equal(rows.as_logits(), found.as_logits())
-        lists = pyarrow.table({"probs": list(found.probabilities()), "label": found.labels})
+        lists = pyarrow.table(
+            {"probs": list(found.probabilities()), "label": found.labels}
+        )
         pq.write_table(lists, tmp_path / "b.parquet")
         rows = open_predictions(str(tmp_path / "b.parquet")).load()
         np.testing.assert_array_equal(rows.probabilities(), found.probabilities())
@@ -175,29 +207,58 @@ class TestRefused:
         path = copy / "part-2.parquet"
         path.write_bytes(path.read_bytes()[:-100])
         with pytest.raises(
-            InputError, match=r"expected part-2.parquet to be readable as parquet, got .*; write it again"
+            InputError,
+            match=r"expected part-2.parquet to be readable as parquet, got .*; write it again",
         ):
             open_predictions(str(copy))
 
     @pytest.mark.parametrize(
         ("number", "change", "message"),
         [
-            (3, lambda t: t.rename(columns={"logit_law": "logit_laws"}), "columns to be those of the first"),
-            (3, lambda t: t.assign(logit_sport=0.0), "classes to be those .* got also 'logit_sport'"),
-            (0, lambda t: t.drop(columns="label"), "label_column to be one of .* got 'label'"),
+            (
+                3,
+                lambda t: t.rename(columns={"logit_law": "logit_laws"}),
+                "columns to be those of the first",
+            ),
+            (
+                3,
+                lambda t: t.assign(logit_sport=0.0),
+                "classes to be those .* got also 'logit_sport'",
+            ),
+            (
+                0,
+                lambda t: t.drop(columns="label"),
+                "label_column to be one of .* got 'label'",
+            ),
         ],
     )
-    def test_other_columns_and_classes(self, number: int, change: Any, message: str, copy: Path) -> None:
+    def test_other_columns_and_classes(
+        self, number: int, change: Any, message: str, copy: Path
+    ) -> None:
         change(table_of(predictions_of(10))).to_parquet(copy / f"part-{number}.parquet")
-        with pytest.raises(InputError, match=f"part-{number}.parquet: expected .*{message}"):
+        with pytest.raises(
+            InputError, match=f"part-{number}.parquet: expected .*{message}"
+        ):
             open_predictions(str(copy))
 
     @pytest.mark.parametrize(
         ("column", "value", "message"),
         [
-            ("logit_law", np.nan, "'logit_law' to hold numbers in every row, got none in row 217 of part-1"),
-            ("label", "sport", r"class columns \(art, law, film\), got .* in row 217 of part-1.parquet"),
-            ("label", None, "a label in every row, got none in row 217 of part-1.parquet"),
+            (
+                "logit_law",
+                np.nan,
+                "'logit_law' to hold numbers in every row, got none in row 217 of part-1",
+            ),
+            (
+                "label",
+                "sport",
+                r"class columns \(art, law, film\), got .* in row 217 of part-1.parquet",
+            ),
+            (
+                "label",
+                None,
+                "a label in every row, got none in row 217 of part-1.parquet",
+            ),
         ],
     )
     def test_a_row(self, column: str, value: object, message: str, copy: Path) -> None:
@@ -209,32 +270,45 @@ class TestRefused:
 
     def test_nothing_there(self, tmp_path: Path) -> None:
         for source in (str(tmp_path), f"{tmp_path}/*.parquet", "memory://nothing-here"):
-            with pytest.raises(InputError, match=r"predictions to name existing files|to be readable"):
+            with pytest.raises(
+                InputError, match=r"predictions to name existing files|to be readable"
+            ):
                 open_predictions(source)
         with pytest.raises(InputError, match=r"unknown://x.parquet to be readable"):
             open_predictions("unknown://x.parquet")
         table_of(predictions_of(3)).head(0).to_parquet(tmp_path / "empty.parquet")
-        with pytest.raises(InputError, match=r"the predictions to have rows, got none in "):
+        with pytest.raises(
+            InputError, match=r"the predictions to have rows, got none in "
+        ):
             open_predictions(str(tmp_path))
 
     def test_two_formats(self, folder: Path, tmp_path: Path) -> None:
         """Tables of several formats are one; arrays have no columns."""
         table_of(predictions_of(30)).to_parquet(tmp_path / "a.parquet")
         table_of(predictions_of(20)).to_csv(tmp_path / "b.csv", index=False)
-        assert len(open_predictions(str(tmp_path), by=["country"]).load().by["country"]) == 50
+        assert (
+            len(open_predictions(str(tmp_path), by=["country"]).load().by["country"])
+            == 50
+        )
         save_predictions(predictions_of(3), tmp_path / "c.npz")
         with pytest.raises(
-            InputError, match=r"to be tables or arrays \(.npz\), got both in .*; name the files"
+            InputError,
+            match=r"to be tables or arrays \(.npz\), got both in .*; name the files",
         ):
             open_predictions(str(tmp_path))
 
     def test_weights_below_0(self, tmp_path: Path) -> None:
         table_of(predictions_of(30)).assign(w=-1.0).to_parquet(tmp_path / "a.parquet")
-        with pytest.raises(InputError, match="weights to be finite and at least 0, got -1 in row 0"):
+        with pytest.raises(
+            InputError, match="weights to be finite and at least 0, got -1 in row 0"
+        ):
             open_predictions(str(tmp_path), weight_column="w").load()
 
     def test_columns_that_are_not_there(self, folder: Path) -> None:
-        with pytest.raises(InputError, match=r"by to be one of .*, got 'contry'; did you mean 'country'\?"):
+        with pytest.raises(
+            InputError,
+            match=r"by to be one of .*, got 'contry'; did you mean 'country'\?",
+        ):
             open_predictions(str(folder), by=["contry"])
         with pytest.raises(InputError, match=r"weight_column to be one of"):
             open_predictions(str(folder), weight_column="w")
@@ -245,7 +319,9 @@ class TestSamples:
         """The hash is of the file's name and the row's number: batches, row groups and folders do not change it."""
         found = draw_sample(open_predictions(str(folder)), most=130)
         for i in range(4):
-            table_of(predictions_of(250, i)).to_parquet(tmp_path / f"part-{i}.parquet", row_group_size=17)
+            table_of(predictions_of(250, i)).to_parquet(
+                tmp_path / f"part-{i}.parquet", row_group_size=17
+            )
         again = draw_sample(open_predictions(str(tmp_path)), most=130)
         np.testing.assert_array_equal(found.as_logits(), again.as_logits())
         rows = {tuple(row) for row in all_rows().as_logits()}
@@ -257,12 +333,17 @@ class TestSamples:
         hashes = np.concatenate([shards.parts[i].hashes(0, 20_000) for i in range(4)])
         assert len(np.unique(hashes)) == 80_000
         assert abs(half_of(hashes).mean() - 0.5) < 0.01
-        shares = np.bincount((hashes >> np.uint64(60)).astype(int), minlength=16) / len(hashes)
+        shares = np.bincount((hashes >> np.uint64(60)).astype(int), minlength=16) / len(
+            hashes
+        )
         assert np.abs(shares - 1 / 16).max() < 0.005
 
     def test_halves(self, folder: Path) -> None:
         shards = open_predictions(str(folder))
-        halves = [{tuple(row) for row in draw_sample(shards, half=half).as_logits()} for half in (0, 1)]
+        halves = [
+            {tuple(row) for row in draw_sample(shards, half=half).as_logits()}
+            for half in (0, 1)
+        ]
         assert not halves[0] & halves[1]
         assert len(halves[0] | halves[1]) == 1000
 
@@ -270,15 +351,24 @@ class TestSamples:
 class TestSlicing:
     def test_numbers_become_fifths_and_few_values_stay(self, tmp_path: Path) -> None:
         table = table_of(predictions_of(1000)).assign(
-            length=np.arange(1000)[::-1], version=np.arange(1000) % 7, ok=np.arange(1000) % 2 == 0
+            length=np.arange(1000)[::-1],
+            version=np.arange(1000) % 7,
+            ok=np.arange(1000) % 2 == 0,
         )
         table.loc[:9, "length"] = np.nan
         table.to_parquet(tmp_path / "a.parquet", row_group_size=300)
         table.to_csv(tmp_path / "b.csv", index=False)
         for name in ("a.parquet", "b.csv"):
-            shards = open_predictions(str(tmp_path / name), by=["length", "version", "ok", "country"])
+            shards = open_predictions(
+                str(tmp_path / name), by=["length", "version", "ok", "country"]
+            )
             slicings = {each.column: each for each in choose_slicings(shards)}
-            assert [each.edges is None for each in slicings.values()] == [False, True, True, True]
+            assert [each.edges is None for each in slicings.values()] == [
+                False,
+                True,
+                True,
+                True,
+            ]
             edges = slicings["length"].edges
             assert edges is not None
             np.testing.assert_allclose(edges, np.arange(198, 990, 198), atol=2)
@@ -289,8 +379,12 @@ class TestSlicing:
             ]
 
     def test_a_column_of_ids_is_refused(self, tmp_path: Path) -> None:
-        table = table_of(predictions_of(1500)).assign(user=[f"user {i}" for i in range(1500)])
+        table = table_of(predictions_of(1500)).assign(
+            user=[f"user {i}" for i in range(1500)]
+        )
         table.to_parquet(tmp_path / "a.parquet")
         shards = open_predictions(str(tmp_path), by=["user"])
-        with pytest.raises(InputError, match=r"column 'user' to have at most 1,000 different values"):
+        with pytest.raises(
+            InputError, match=r"column 'user' to have at most 1,000 different values"
+        ):
             measure_in_one_pass(shards, 15, choose_slicings(shards))

@@ -18,14 +18,47 @@ def test_the_table_of_the_page_is_that_of_the_results() -> None:
     assert table(results) in page
 
 
-def test_a_run_adds_its_epochs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_adds_its_epochs_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    rows = [{"text": f"w{i} w{i % 3} w{i % 3}", "label": "abc"[i % 3]} for i in range(60)]
+    rows = [
+        {"text": f"w{i} w{i % 3} w{i % 3}", "label": "abc"[i % 3]} for i in range(60)
+    ]
     pandas.DataFrame(rows).to_csv("rows.csv", index=False)
-    own = ["--train_file", "rows.csv", "--test_file", "rows.csv", "--calibration_size", "0.4"]
-    own += ["--eval_strategy", "epoch", "--calibration_strategy", "evaluate", "--save_strategy", "no"]
+    own = [
+        "--train_file",
+        "rows.csv",
+        "--test_file",
+        "rows.csv",
+        "--calibration_size",
+        "0.4",
+    ]
+    own += [
+        "--eval_strategy",
+        "epoch",
+        "--calibration_strategy",
+        "evaluate",
+        "--save_strategy",
+        "no",
+    ]
     for seed in ("0", "1", "0"):
-        run("best_epoch.py", *SHORT, *own, "--output_dir", "out", "--num_train_epochs", "2", "--seed", seed)
+        run(
+            "best_epoch.py",
+            *SHORT,
+            *own,
+            "--output_dir",
+            "out",
+            "--num_train_epochs",
+            "2",
+            "--seed",
+            seed,
+        )
     results = pandas.read_csv("best_epoch.csv")
-    assert results[["seed", "epoch"]].to_numpy().tolist() == [[0, 1], [0, 2], [1, 1], [1, 2]]
+    assert results[["seed", "epoch"]].to_numpy().tolist() == [
+        [0, 1],
+        [0, 2],
+        [1, 1],
+        [1, 2],
+    ]
     assert list(results.columns) == ["seed", "epoch", *CRITERIA, *MEASURED]

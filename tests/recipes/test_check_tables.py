@@ -8,7 +8,15 @@ import pytest
 
 @pytest.mark.parametrize(
     "check",
-    ["training", "saved_logits", "language_models", "statements", "small_claims", "post_hoc", "linked"],
+    [
+        "training",
+        "saved_logits",
+        "language_models",
+        "statements",
+        "small_claims",
+        "post_hoc",
+        "linked",
+    ],
 )
 def test_the_pages_agree_with_their_files(check: str) -> None:
     found = getattr(check_tables, check)()

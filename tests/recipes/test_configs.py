@@ -21,12 +21,19 @@ from tests.helpers.places import ROOT
 CONFIGS = ROOT / "recipes" / "configs"
 LOSS_FILES = sorted((CONFIGS / "losses").glob("*.yaml"))
 TASK_FILES = sorted(CONFIGS.glob("*.yaml"))
-RECIPES = ("image_classification", "language_model", "text_classification", "token_classification")
+RECIPES = (
+    "image_classification",
+    "language_model",
+    "text_classification",
+    "token_classification",
+)
 
 
 def arguments(path: Path, output: Path, *more: str) -> CalibrationTrainingArguments:
     own = ["--output_dir", str(output), "--report_to", "none", "--use_cpu", "true"]
-    (args,) = parse_arguments((CalibrationTrainingArguments,), ["--config", str(path), *own, *more])
+    (args,) = parse_arguments(
+        (CalibrationTrainingArguments,), ["--config", str(path), *own, *more]
+    )
     return args
 
 
@@ -36,7 +43,9 @@ def test_each_loss_is_the_one_that_its_file_names(path: Path, tmp_path: Path) ->
     loss = arguments(path, tmp_path).make_loss()
     meant = make_loss(config["loss"], **config.get("loss_kwargs", {}))
     assert (loss.name, loss.hyperparameters) == (meant.name, meant.hyperparameters)
-    logits = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    logits = torch.randn(
+        12, 4, generator=torch.Generator().manual_seed(0)
+    ).requires_grad_()
     loss(logits, torch.arange(12) % 4).backward()
     assert logits.grad is not None
     assert bool(logits.grad.isfinite().all())
@@ -53,24 +62,45 @@ def test_each_task_parses(path: Path, tmp_path: Path) -> None:
     """Without the scripts' own arguments, so that a misspelt name is found."""
     scripts = (ROOT / "recipes" / f"{name}.py" for name in RECIPES)
     of_models = {
-        name for each in scripts for name in re.findall(r"(?m)^    (\w+): .*field\(", each.read_text())
+        name
+        for each in scripts
+        for name in re.findall(r"(?m)^    (\w+): .*field\(", each.read_text())
     }
-    config = {key: value for key, value in yaml.safe_load(path.read_text()).items() if key not in of_models}
+    config = {
+        key: value
+        for key, value in yaml.safe_load(path.read_text()).items()
+        if key not in of_models
+    }
     stripped = tmp_path / "config.yaml"
     stripped.write_text(yaml.safe_dump(config))
     argv = ["--config", str(stripped), "--use_cpu", "true"]
-    data, training = parse_arguments((StudyDataArguments, CalibrationTrainingArguments), argv)
+    data, training = parse_arguments(
+        (StudyDataArguments, CalibrationTrainingArguments), argv
+    )
     assert (data.dataset is None) != (data.train_file is None)
-    assert training.calibration_method == ("per_label_temperature" if data.multi_label else "temperature")
+    assert training.calibration_method == (
+        "per_label_temperature" if data.multi_label else "temperature"
+    )
     assert training.output_dir == f"outputs/{path.stem}"
 
 
-@pytest.mark.parametrize("path", sorted((CONFIGS / "networks").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((CONFIGS / "networks").glob("*.yaml")), ids=lambda path: path.stem
+)
 def test_each_network_is_there(path: Path) -> None:
     config = yaml.safe_load(path.read_text())
     if config["model"] in IMAGE_NETWORKS:
-        network_config(IMAGE_NETWORKS[config["model"]].config_class, json.dumps(config["model_kwargs"]))
-        assert set(config) <= {"model", "model_kwargs", "image_size", "image_mean", "image_std"}
+        network_config(
+            IMAGE_NETWORKS[config["model"]].config_class,
+            json.dumps(config["model_kwargs"]),
+        )
+        assert set(config) <= {
+            "model",
+            "model_kwargs",
+            "image_size",
+            "image_mean",
+            "image_std",
+        }
     else:
         own = config.pop("model_kwargs", {})
         assert config == {"model": "microsoft/resnet-50", "from_scratch": True}

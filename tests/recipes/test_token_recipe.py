@@ -37,13 +37,18 @@ def files(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = json.loads((shared_data / "wnut17" / "label_names.json").read_text())
     tagged = {}
     for split, n in (("train", 300), ("dev", 120), ("test", 120)):
-        with gzip.open(shared_data / "wnut17" / f"{split}.jsonl.gz", "rt", encoding="utf-8") as lines:
+        with gzip.open(
+            shared_data / "wnut17" / f"{split}.jsonl.gz", "rt", encoding="utf-8"
+        ) as lines:
             rows = [json.loads(line) for line, _ in zip(lines, range(n), strict=False)]
-        tagged[split] = [{**row, "ner_tags": [names[tag] for tag in row["ner_tags"]]} for row in rows]
+        tagged[split] = [
+            {**row, "ner_tags": [names[tag] for tag in row["ner_tags"]]} for row in rows
+        ]
     tagged["test"][:60] = tagged["train"][:60]
     for split, rows in tagged.items():
         text = "".join(
-            json.dumps({name: row[name] for name in ("tokens", "ner_tags")}) + "\n" for row in rows
+            json.dumps({name: row[name] for name in ("tokens", "ner_tags")}) + "\n"
+            for row in rows
         )
         (folder / f"{split}.jsonl").write_text(text)
     save_bert(
@@ -59,7 +64,16 @@ def files(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options(files: Path, *more: str) -> list[str]:
-    own = ["--bf16", "false", "--save_strategy", "no", "--max_length", "64", "--model", str(files / "bert")]
+    own = [
+        "--bf16",
+        "false",
+        "--save_strategy",
+        "no",
+        "--max_length",
+        "64",
+        "--model",
+        str(files / "bert"),
+    ]
     own += ["--class_names", *json.loads((files / "names.json").read_text())]
     for name, file in (("train", "train"), ("calibration", "dev"), ("test", "test")):
         own += [f"--{name}_file", str(files / f"{file}.jsonl")]
@@ -69,10 +83,18 @@ def options(files: Path, *more: str) -> list[str]:
 @pytest.fixture(scope="module")
 def trained(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
-    long_enough = ["--num_train_epochs", "10", "--learning_rate", "1e-2"]  # to predict some entities
+    long_enough = [
+        "--num_train_epochs",
+        "10",
+        "--learning_rate",
+        "1e-2",
+    ]  # to predict some entities
     with pytest.MonkeyPatch.context() as patch:
         few_resamples(patch, 50)
-        run("token_classification.py", *options(files, *long_enough, "--output_dir", str(folder)))
+        run(
+            "token_classification.py",
+            *options(files, *long_enough, "--output_dir", str(folder)),
+        )
     return folder
 
 
@@ -98,9 +120,14 @@ def from_scratch(
             confidences["minimum"].append(min(own))
             right.append(entity in get_entities(true[-1]))
     scores = {"n_predicted": len(right), "f1": f1_score(true, predicted)}
-    scores |= {"precision": precision_score(true, predicted), "recall": recall_score(true, predicted)}
+    scores |= {
+        "precision": precision_score(true, predicted),
+        "recall": recall_score(true, predicted),
+    }
     for kind, values in confidences.items():
-        gaps = np.bincount(np.ceil(np.multiply(values, 15)).astype(int), np.subtract(values, right))
+        gaps = np.bincount(
+            np.ceil(np.multiply(values, 15)).astype(int), np.subtract(values, right)
+        )
         scores[f"ece_{kind}"] = np.abs(gaps).sum() / len(right)
     return scores
 
@@ -121,7 +148,9 @@ def test_what_a_training_leaves(trained: Path) -> None:
         ("before", kept.test.logits),
         ("after", kept.test.logits.astype(float) / temperature),
     ):
-        expected = from_scratch(logits, kept.test.labels, kept.test.sentences, kept.class_names)
+        expected = from_scratch(
+            logits, kept.test.labels, kept.test.sentences, kept.class_names
+        )
         assert expected["n_predicted"] > 0
         assert entities[state]["n_predicted"] == expected.pop("n_predicted")
         for name, value in expected.items():
@@ -142,38 +171,70 @@ def command(*words: object) -> str:
 
 
 @pytest.mark.slow
-def test_the_commands_say_the_same_of_the_saved_model(files: Path, trained: Path, tmp_path: Path) -> None:
-    record = json.loads(command("evaluate", trained / "calibrated", "--data", files / "test.jsonl", "--json"))
+def test_the_commands_say_the_same_of_the_saved_model(
+    files: Path, trained: Path, tmp_path: Path
+) -> None:
+    record = json.loads(
+        command(
+            "evaluate", trained / "calibrated", "--data", files / "test.jsonl", "--json"
+        )
+    )
     report = read(trained / "report" / "report.json")
-    assert any("tokens are beyond max_length=64" in warning for warning in record["warnings"])
+    assert any(
+        "tokens are beyond max_length=64" in warning for warning in record["warnings"]
+    )
     for name in ("accuracy", "nll", "brier"):
         ours = report["after"]["metrics"][name]
-        assert record["before"]["metrics"][name]["value"] == pytest.approx(ours["value"], abs=1e-5), name
+        assert record["before"]["metrics"][name]["value"] == pytest.approx(
+            ours["value"], abs=1e-5
+        ), name
     for name in ("f1", "precision", "recall", "ece_product", "ece_minimum"):
         ours = report["entities"]["after"][name]
-        assert record["entities"]["before"][name]["value"] == pytest.approx(ours["value"], abs=1e-4), name
+        assert record["entities"]["before"][name]["value"] == pytest.approx(
+            ours["value"], abs=1e-4
+        ), name
 
-    own = ["--data", files / "dev.jsonl", "--test-data", files / "test.jsonl", "--method", "temperature"]
+    own = [
+        "--data",
+        files / "dev.jsonl",
+        "--test-data",
+        files / "test.jsonl",
+        "--method",
+        "temperature",
+    ]
     done = json.loads(
-        command("calibrate", trained / "calibrated", *own, "--output", tmp_path / "out", "--json")
+        command(
+            "calibrate",
+            trained / "calibrated",
+            *own,
+            "--output",
+            tmp_path / "out",
+            "--json",
+        )
     )
     assert done["served_difference"] < 1e-5
     # The map of the training, fitted on the same rows, was undone first.
     temperature = read(trained / "results.json")["metrics"]["temperature"]
     assert done["numbers"]["temperature"] == pytest.approx(temperature, rel=1e-3)
     served, plain = (
-        pipeline("token-classification", str(path), ignore_labels=[], device="cpu")("Empire State Building")
+        pipeline("token-classification", str(path), ignore_labels=[], device="cpu")(
+            "Empire State Building"
+        )
         for path in (tmp_path / "out", trained / "calibrated")
     )
     assert [each["entity"] for each in served] == [each["entity"] for each in plain]
-    assert [each["score"] for each in served] == pytest.approx([each["score"] for each in plain], abs=1e-3)
+    assert [each["score"] for each in served] == pytest.approx(
+        [each["score"] for each in plain], abs=1e-3
+    )
 
 
 def test_whole_sentences_are_held_out() -> None:
     rng = np.random.default_rng(0)
     sentences = np.repeat(np.arange(30), rng.integers(1, 9, 30))
     found = Predictions(
-        rng.integers(3, size=len(sentences)), logits=rng.normal(size=(len(sentences), 3)), sentences=sentences
+        rng.integers(3, size=len(sentences)),
+        logits=rng.normal(size=(len(sentences), 3)),
+        sentences=sentences,
     )
     fitted, reported, _ = split_roles(found, None, seed=1)
     assert fitted.sentences is not None
@@ -182,14 +243,19 @@ def test_whole_sentences_are_held_out() -> None:
     assert not set(fitted.sentences) & set(reported.sentences)
     assert len(fitted) + len(reported) == len(found)
     longest = np.bincount(sentences).argmax()
-    with pytest.raises(ValueError, match="sentences to be at least 2, to be split in half, got 1"):
+    with pytest.raises(
+        ValueError, match="sentences to be at least 2, to be split in half, got 1"
+    ):
         split_roles(found.select(sentences == longest), None, seed=1)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["evaluate", "--ood-data", "FILE"], "data without tags to be for texts or images"),
+        (
+            ["evaluate", "--ood-data", "FILE"],
+            "data without tags to be for texts or images",
+        ),
         (["decide"], "to classify texts or images"),
     ],
 )
@@ -197,6 +263,8 @@ def test_what_tokens_do_not_have(words: list[str], message: str, files: Path) ->
     data = str(files / "dev.jsonl")
     name, *rest = [data if word == "FILE" else word for word in words]
     columns = ["--data", data, "--text-column", "tokens", "--label-column", "ner_tags"]
-    result = CliRunner(env={"COLUMNS": "400"}).invoke(app, [name, str(files / "bert"), *columns, *rest])
+    result = CliRunner(env={"COLUMNS": "400"}).invoke(
+        app, [name, str(files / "bert"), *columns, *rest]
+    )
     assert result.exit_code == 2
     assert message in result.output

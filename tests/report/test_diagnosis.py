@@ -18,7 +18,9 @@ MEANS = re.compile(r"ean confidence is ([\d.]+), accuracy ([\d.]+)")
 POINTS = re.compile(r"(-?[\d.]+) points \[(-?[\d.]+), (-?[\d.]+)\]")
 ECE = re.compile(r"he ECE is ([\d.]+); .* is ([\d.]+) on average")
 P = re.compile(r"\(p (?:= |< )([\d.e-]+), ((?:not )?beyond|within) chance")
-PAIR = re.compile(r"(?:confidence |: )([\d.]+)(?:, precision| on average, right) ([\d.]+)")
+PAIR = re.compile(
+    r"(?:confidence |: )([\d.]+)(?:, precision| on average, right) ([\d.]+)"
+)
 
 
 def is_accused(report: CalibrationReport) -> bool:
@@ -27,31 +29,53 @@ def is_accused(report: CalibrationReport) -> bool:
 
 def check_words(report: CalibrationReport) -> None:
     """Read the verdict, the diagnosis and the table of metrics as they are printed, and compare them."""
-    told = report.verdict[:-1].lower().removesuffix(" after").removesuffix(" before and").split(" before, ")
+    told = (
+        report.verdict[:-1]
+        .lower()
+        .removesuffix(" after")
+        .removesuffix(" before and")
+        .split(" before, ")
+    )
     told *= len(report.states) // len(told)
     table = {row[0]: row[1:] for row in report.metric_table()[1]}
     for column, (verdict, state) in enumerate(zip(told, report.states, strict=True)):
         start = "" if report.after is None else f"{state.capitalize()} calibration: "
-        means, *places, errors = (each for each in report.diagnosis[1:] if each.startswith(start))
-        (confidence, accuracy), (ece, by_chance) = MEANS.findall(means)[0], ECE.findall(errors)[0]
+        means, *places, errors = (
+            each for each in report.diagnosis[1:] if each.startswith(start)
+        )
+        (confidence, accuracy), (ece, by_chance) = (
+            MEANS.findall(means)[0],
+            ECE.findall(errors)[0],
+        )
         assert table["Accuracy"][column].startswith(accuracy)
         assert table["Expected calibration error (ECE)"][column].startswith(ece)
-        gap, low, high = map(float, (POINTS.findall(verdict) or POINTS.findall(means))[0])
+        gap, low, high = map(
+            float, (POINTS.findall(verdict) or POINTS.findall(means))[0]
+        )
         side = -1 if "under-confident by" in verdict else 1
-        assert gap == pytest.approx(side * 100 * (float(confidence) - float(accuracy)), abs=0.07)
+        assert gap == pytest.approx(
+            side * 100 * (float(confidence) - float(accuracy)), abs=0.07
+        )
         assert low <= gap <= high
         assert abs(gap) <= 100 * float(ece) + 0.06
         judged = P.findall(means + errors)
         for p_value, words in judged:
-            assert (words == "within") == (float(p_value) > 0.05) or float(p_value) == 0.05
-        assert table["Consistency test of the ECE (p)"][column].removeprefix("< ") == judged[1][0]
+            assert (words == "within") == (float(p_value) > 0.05) or float(
+                p_value
+            ) == 0.05
+        assert (
+            table["Consistency test of the ECE (p)"][column].removeprefix("< ")
+            == judged[1][0]
+        )
         assert judged[1][1] != "beyond" or ece > by_chance
         assert (
             (judged[0][1] == "beyond")
             == ("confident by" in verdict)
             == ("confident by" in verdict and low > 0)
         )
-        assert not places or not verdict.endswith(("within chance", "clearly miscalibrated"))
+        assert not places or not verdict.endswith(
+            ("within chance", "clearly miscalibrated")
+        )
         if verdict == "calibrated within chance":
             assert low <= 0 <= high
             assert judged[0][1] == judged[1][1] == "within"
@@ -59,13 +83,21 @@ def check_words(report: CalibrationReport) -> None:
         for sentence in places:
             for said, came in PAIR.findall(sentence):
                 sides.add(said > came)
-                assert (said > came) == bool(re.search("too high|over-confident", sentence)), sentence
+                assert (said > came) == bool(
+                    re.search("too high|over-confident", sentence)
+                ), sentence
         assert len(sides) == 2 or not verdict.endswith("others")
 
 
 @pytest.mark.parametrize(
     "seeds",
-    [range(8), *(pytest.param(range(n, n + 48), marks=pytest.mark.slow) for n in range(8, 200, 48))],
+    [
+        range(8),
+        *(
+            pytest.param(range(n, n + 48), marks=pytest.mark.slow)
+            for n in range(8, 200, 48)
+        ),
+    ],
 )
 def test_the_words_agree_with_the_numbers(seeds: range) -> None:
     for seed in seeds:
@@ -75,7 +107,9 @@ def test_the_words_agree_with_the_numbers(seeds: range) -> None:
         temperature = np.exp(rng.uniform(*np.log([0.3, 3] if seed % 3 else [0.8, 1.2])))
         probs, labels = predictions(n, c, temperature=temperature, seed=seed)
         calibrated = None if seed % 4 else predictions(n, c, seed=seed)[0]
-        check_words(calibration_report(probs, labels, calibrated=calibrated, n_resamples=100))
+        check_words(
+            calibration_report(probs, labels, calibrated=calibrated, n_resamples=100)
+        )
 
 
 def exact(chances: np.ndarray) -> np.ndarray:
@@ -104,7 +138,10 @@ RNG = np.random.default_rng(0)
 def test_the_p_value_of_unequal_coins(chances: np.ndarray) -> None:
     probabilities, coins = exact(chances), Coins.of(chances)
     for n_heads in range(len(chances) + 1):
-        wanted = min(1, 2 * min(probabilities[: n_heads + 1].sum(), probabilities[n_heads:].sum()))
+        wanted = min(
+            1,
+            2 * min(probabilities[: n_heads + 1].sum(), probabilities[n_heads:].sum()),
+        )
         if wanted > 1e-3:
             assert coins.p_value(n_heads) == pytest.approx(wanted, rel=0.15, abs=0.002)
         else:
@@ -145,8 +182,12 @@ def test_calibrated_models_are_accused_of_nothing_in_95_of_100_reports(
     accused = 0
     for _ in range(n_draws):
         probs = drawn(kind, n, c, rng)
-        accused += is_accused(calibration_report(probs, labels_by(probs, rng), n_resamples=1))
-    print(f"{kind}, {n} rows, {c} classes: {accused / n_draws:.1%} of calibrated models accused")
+        accused += is_accused(
+            calibration_report(probs, labels_by(probs, rng), n_resamples=1)
+        )
+    print(
+        f"{kind}, {n} rows, {c} classes: {accused / n_draws:.1%} of calibrated models accused"
+    )
     assert accused <= binom.ppf(0.999, n_draws, 0.05)
 
 
@@ -179,7 +220,9 @@ def test_worse_is_judged_two_sided(ratio: float, is_worse: bool) -> None:
 def calibrated_by_hand() -> CalibrationReport:
     """Nothing in it is beyond chance, whatever else is put in."""
     probs = np.tile([0.7, 0.3], (200, 1))
-    return calibration_report(probs, (np.arange(200) % 10 < 3).astype(int), n_resamples=1)
+    return calibration_report(
+        probs, (np.arange(200) % 10 < 3).astype(int), n_resamples=1
+    )
 
 
 def test_two_sets_of_probabilities_share_the_level() -> None:
@@ -187,9 +230,16 @@ def test_two_sets_of_probabilities_share_the_level() -> None:
     report = calibrated_by_hand()
     found = report.before.overall._replace(gap=0.05, low=0.01, high=0.09, p_value=0.008)
     measured = replace(report.before, overall=found)
-    assert replace(report, before=measured).verdict == "Over-confident by 5.0 points [1.0, 9.0]."
-    both = replace(report, before=measured, after=report.before)
-    assert both.verdict == "Not clearly miscalibrated before, calibrated within chance after."
     assert (
-        "(p = 0.008, not beyond chance once corrected for the 10 tests of this report)" in both.diagnosis[1]
+        replace(report, before=measured).verdict
+        == "Over-confident by 5.0 points [1.0, 9.0]."
+    )
+    both = replace(report, before=measured, after=report.before)
+    assert (
+        both.verdict
+        == "Not clearly miscalibrated before, calibrated within chance after."
+    )
+    assert (
+        "(p = 0.008, not beyond chance once corrected for the 10 tests of this report)"
+        in both.diagnosis[1]
     )

@@ -22,18 +22,24 @@ from hf_calib.report.comparison import read_report
 EVIL = ["a|b", "<script>alert(1)</script>", "$\\frac{$", "[x](javascript:y) `c`\n# d"]
 
 
-def drawn(n: int = 500, *, temperature: float = 1.0, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def drawn(
+    n: int = 500, *, temperature: float = 1.0, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     """Probabilities (n, 4), calibrated at a temperature of 1, with the labels that were drawn by them; ties, too."""
     rng = np.random.default_rng(seed)
     logits = rng.normal([-3, -1, 0, 1], 1.5, (n, 4)).round(1)
-    return expit(logits / temperature), (rng.random((n, 4)) < expit(logits)).astype(np.int64)
+    return expit(logits / temperature), (rng.random((n, 4)) < expit(logits)).astype(
+        np.int64
+    )
 
 
 def quick(probs: np.ndarray, labels: np.ndarray, **options: Any) -> CalibrationReport:
     return calibration_report(probs, labels, **{"n_resamples": 50, **options})
 
 
-def plain_metrics(probs: np.ndarray, labels: np.ndarray, n_bins: int) -> dict[str, float]:
+def plain_metrics(
+    probs: np.ndarray, labels: np.ndarray, n_bins: int
+) -> dict[str, float]:
     """Of one label, by scikit-learn and a loop over the bins (lower, upper]."""
     errors, worst = 0.0, 0.0
     for m in range(n_bins):
@@ -60,16 +66,24 @@ def test_each_number_is_that_of_scikit_learn_and_of_a_loop() -> None:
     for c, label in enumerate(report.before.labels):
         known = masked[:, c] >= 0
         wanted = plain_metrics(probs[known, c], masked[known, c], 10)
-        assert {key: value.value for key, value in label.metrics.items()} == pytest.approx(wanted, rel=1e-12)
+        assert {
+            key: value.value for key, value in label.metrics.items()
+        } == pytest.approx(wanted, rel=1e-12)
         assert (label.n_known, label.n_true) == (known.sum(), masked[known, c].sum())
         assert label.mean_probability == pytest.approx(probs[known, c].mean())
         by_label.append(wanted)
-    assert report.before.overall.gap == pytest.approx((probs - masked)[masked >= 0].mean())
+    assert report.before.overall.gap == pytest.approx(
+        (probs - masked)[masked >= 0].mean()
+    )
     micro = plain_metrics(probs[masked >= 0], masked[masked >= 0], 10)
     for key in LABEL_MEASURES:
         macro = np.mean([each[key] for each in by_label])
-        assert report.before.metrics[f"macro_{key}"].value == pytest.approx(macro, rel=1e-12)
-        assert report.before.metrics[f"micro_{key}"].value == pytest.approx(micro[key], rel=1e-12)
+        assert report.before.metrics[f"macro_{key}"].value == pytest.approx(
+            macro, rel=1e-12
+        )
+        assert report.before.metrics[f"micro_{key}"].value == pytest.approx(
+            micro[key], rel=1e-12
+        )
     assert (
         sum(row.count for row in report.before.bins)
         == report.before.overall.n_examples
@@ -84,13 +98,21 @@ def test_each_number_is_that_of_scikit_learn_and_of_a_loop() -> None:
         (0.02, "Mean probability too high by 10.0 points ["),
     ],
 )
-def test_the_average_and_the_labels_share_the_level(p_value: float, verdict: str) -> None:
+def test_the_average_and_the_labels_share_the_level(
+    p_value: float, verdict: str
+) -> None:
     """Two kinds of claims: one alone has to be below 2.5%."""
     report = quick(*drawn(100))
     ends = 0.1 + 0.1 / norm.isf(p_value / 2) * norm.isf([0.975, 0.025])
-    labels = tuple(replace(label, frequency_p_value=0.9) for label in report.before.labels)
-    overall = report.before.overall._replace(gap=0.1, low=ends[0], high=ends[1], p_value=p_value)
-    judged = replace(report, before=replace(report.before, overall=overall, labels=labels))
+    labels = tuple(
+        replace(label, frequency_p_value=0.9) for label in report.before.labels
+    )
+    overall = report.before.overall._replace(
+        gap=0.1, low=ends[0], high=ends[1], p_value=p_value
+    )
+    judged = replace(
+        report, before=replace(report.before, overall=overall, labels=labels)
+    )
     assert judged.verdict.startswith(verdict)
     corrected = "not beyond chance once corrected for the 2 tests of this report"
     assert (corrected in judged.diagnosis[1]) == (p_value == 0.04)
@@ -107,12 +129,17 @@ def test_a_resample_is_measured_as_its_rows_are() -> None:
         direct = LabelMetrics(check_decisions(probs[chosen], labels[chosen]), 15)
         wanted = direct.evaluate(np.ones((1, 60), np.intp))
         for key, values in wanted.items():
-            np.testing.assert_allclose(found[key][r], values[0], rtol=1e-12, err_msg=key)
+            np.testing.assert_allclose(
+                found[key][r], values[0], rtol=1e-12, err_msg=key
+            )
 
 
 def test_a_label_without_both_values_is_left_out_and_said_so() -> None:
     probs, labels = drawn()
-    probs, labels = np.hstack([probs, probs[:, :1]]), np.hstack([labels, np.full((500, 1), -100)])
+    probs, labels = (
+        np.hstack([probs, probs[:, :1]]),
+        np.hstack([labels, np.full((500, 1), -100)]),
+    )
     labels[:, 0], labels[:, 1] = 0, 1
     labels[:, 2] = np.arange(500) < 3
     report = quick(probs, labels, class_names=["never", "always", "c", "d", "unknown"])
@@ -123,7 +150,9 @@ def test_a_label_without_both_values_is_left_out_and_said_so() -> None:
     assert never.metrics["auroc"].low is None
     others = [roc_auc_score(labels[:, c], probs[:, c]) for c in (2, 3)]
     assert report.before.metrics["macro_auroc"].value == pytest.approx(np.mean(others))
-    assert report.warnings[0].startswith('"never", "always", "unknown" have one value in all rows')
+    assert report.warnings[0].startswith(
+        '"never", "always", "unknown" have one value in all rows'
+    )
     assert report.warnings[1].startswith('"c" has fewer than 10 examples')
     assert report.to_dict()["before"]["labels"][0]["metrics"]["auroc"]["value"] is None
     assert "not defined" in report.to_markdown()
@@ -134,18 +163,32 @@ def test_the_diagnosis_names_what_is_too_high_and_too_low() -> None:
     probs = probs.copy()
     probs[:, 3] = 0.5 * probs[:, 3]
     probs[:, 0] = np.minimum(probs[:, 0] + 0.2, 1)
-    report = quick(probs, labels, calibrated=drawn(3000)[0], class_names=["rare", "b", "c", "often"])
-    named = re.findall(
-        r'"(\w+)" \((0.\d+) of the examples, mean probability (0.\d+)\)', " ".join(report.diagnosis)
+    report = quick(
+        probs,
+        labels,
+        calibrated=drawn(3000)[0],
+        class_names=["rare", "b", "c", "often"],
     )
-    assert {name: frequency < mean for name, frequency, mean in named} == {"rare": True, "often": False}
+    named = re.findall(
+        r'"(\w+)" \((0.\d+) of the examples, mean probability (0.\d+)\)',
+        " ".join(report.diagnosis),
+    )
+    assert {name: frequency < mean for name, frequency, mean in named} == {
+        "rare": True,
+        "often": False,
+    }
     before = "Mean probabilities too high for 1 and too low for 1 of 4 labels before"
-    assert report.verdict == f"{before}, mean probabilities within chance of the frequencies after."
+    assert (
+        report.verdict
+        == f"{before}, mean probabilities within chance of the frequencies after."
+    )
 
 
 def test_documents_are_safe_whole_and_read_back(tmp_path: Path) -> None:
     probs, labels = drawn(temperature=0.5)
-    report = quick(probs, labels, calibrated=drawn()[0], class_names=EVIL, name="m<i>| *x*")
+    report = quick(
+        probs, labels, calibrated=drawn()[0], class_names=EVIL, name="m<i>| *x*"
+    )
     report.save(tmp_path)
     record = read_report(tmp_path / "report.json")
     assert record == json.loads(json.dumps(report.to_dict()))
@@ -165,9 +208,15 @@ def test_documents_are_safe_whole_and_read_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"probs": [[0.5, 1.2]]}, r"expected probs to lie in \[0, 1\], got 1.2 in row 0; pass sigmoid"),
+        (
+            {"probs": [[0.5, 1.2]]},
+            r"expected probs to lie in \[0, 1\], got 1.2 in row 0; pass sigmoid",
+        ),
         ({"probs": [0.5, 0.5]}, r"probs to have shape \(N, C\)"),
-        ({"labels": [[0, 2]]}, r"labels to be 0 or 1, got 2 in row 0; leave a decision out with -100"),
+        (
+            {"labels": [[0, 2]]},
+            r"labels to be 0 or 1, got 2 in row 0; leave a decision out with -100",
+        ),
         ({"labels": [[-100, -100]]}, "labels to be known somewhere"),
         ({"calibrated": [[0.5]]}, r"labels to have shape \(1, 1\)"),
         ({"soft_labels": [[0.5, 0.5]]}, r"at most one of labels \(N, C\), soft_labels"),

@@ -11,7 +11,9 @@ from hf_calib.report import CalibrationReport, calibration_report, report_on_sta
 from tests.helpers.sampled import predictions
 
 
-def state_of(probs: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None) -> CalibrationState:
+def state_of(
+    probs: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
+) -> CalibrationState:
     state = CalibrationState(n_classes=probs.shape[1])
     state.update(probs, labels, weights)
     return state
@@ -21,7 +23,9 @@ def state_of(probs: np.ndarray, labels: np.ndarray, weights: np.ndarray | None =
 def both() -> tuple[CalibrationReport, CalibrationReport]:
     probs, labels = predictions(6_000, temperature=0.7)
     milder = probs**0.6 / (probs**0.6).sum(axis=1, keepdims=True)
-    report = report_on_states(state_of(probs, labels), after=state_of(milder, labels), name="mine")
+    report = report_on_states(
+        state_of(probs, labels), after=state_of(milder, labels), name="mine"
+    )
     return report, calibration_report(probs, labels, calibrated=milder, name="mine")
 
 
@@ -34,17 +38,25 @@ def test_it_is_the_report_on_held_rows(both: tuple) -> None:  # type: ignore[typ
             if key in ("adaptive_ece", "area_under_risk_coverage"):
                 tolerance = 1e-3
             assert found.value == pytest.approx(wanted.value, abs=tolerance), key
-            if wanted.low is not None and found.low is not None:  # of resamples, and of normal errors
+            if (
+                wanted.low is not None and found.low is not None
+            ):  # of resamples, and of normal errors
                 for end in ("low", "high"):
                     width = max(wanted.high - wanted.low, 1e-3)
-                    assert getattr(found, end) == pytest.approx(getattr(wanted, end), abs=0.25 * width), key
-        for mine, other in zip((*state.bins, *state.classes), (*held.bins, *held.classes), strict=True):
+                    assert getattr(found, end) == pytest.approx(
+                        getattr(wanted, end), abs=0.25 * width
+                    ), key
+        for mine, other in zip(
+            (*state.bins, *state.classes), (*held.bins, *held.classes), strict=True
+        ):
             for name, value in vars(mine).items():
                 if "p_value" not in name:
                     assert value == pytest.approx(getattr(other, name), abs=1e-9), name
         assert state.overall[:3] == pytest.approx(held.overall[:3], abs=1e-6)
         assert (state.consistency.p_value < 0.01) == (held.consistency.p_value < 0.01)
-        assert state.consistency.expected == pytest.approx(held.consistency.expected, rel=0.1)
+        assert state.consistency.expected == pytest.approx(
+            held.consistency.expected, rel=0.1
+        )
     assert ours.diagnosis[0] == theirs.diagnosis[0]
 
 
@@ -59,14 +71,24 @@ def test_weights() -> None:
     for key in ("accuracy", "nll", "brier", "ece"):
         found, wanted = report.before.metrics[key], whole.before.metrics[key]
         assert found.low <= wanted.value <= found.high, key
-    assert report.before.classes[0].frequency == pytest.approx(whole.before.classes[0].frequency, abs=0.01)
+    assert report.before.classes[0].frequency == pytest.approx(
+        whole.before.classes[0].frequency, abs=0.01
+    )
     assert "area_under_risk_coverage" not in report.before.metrics
     assert "Kish" in report.to_markdown()
     effective = weights.sum() ** 2 / (weights**2).sum()
     assert f"worth {effective:,.0f} unweighted ones," in report.to_markdown()
     milder = probs[kept] ** 0.6 / (probs[kept] ** 0.6).sum(axis=1, keepdims=True)
-    held = calibration_report(probs[kept], labels[kept], calibrated=milder, sample_weight=weights)
-    assert held.verdict.startswith("Calibrated within chance before, under-confident by ")
-    assert {key: held.before.metrics[key] for key in report.before.metrics} == report.before.metrics
-    parts = metrics.brier_decomposition(probs[kept], labels[kept], sample_weight=weights)
+    held = calibration_report(
+        probs[kept], labels[kept], calibrated=milder, sample_weight=weights
+    )
+    assert held.verdict.startswith(
+        "Calibrated within chance before, under-confident by "
+    )
+    assert {
+        key: held.before.metrics[key] for key in report.before.metrics
+    } == report.before.metrics
+    parts = metrics.brier_decomposition(
+        probs[kept], labels[kept], sample_weight=weights
+    )
     assert held.before.metrics["brier_calibration"].value == parts.calibration

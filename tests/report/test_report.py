@@ -23,14 +23,18 @@ from tests.helpers.sampled import predictions
 EVIL = ["a|b", "<script>alert(1)</script>", "$\\frac{$", "[x](javascript:y) `c`\n# d"]
 
 
-def quick(probs: np.ndarray, labels: np.ndarray, **options: object) -> CalibrationReport:
+def quick(
+    probs: np.ndarray, labels: np.ndarray, **options: object
+) -> CalibrationReport:
     return calibration_report(probs, labels, **{"n_resamples": 20, **options})
 
 
 @cache
 def overconfident() -> CalibrationReport:
     probs, labels = predictions(temperature=0.4)
-    return quick(probs, labels, calibrated=predictions()[0], class_names=EVIL, name="m<i>| *x*")
+    return quick(
+        probs, labels, calibrated=predictions()[0], class_names=EVIL, name="m<i>| *x*"
+    )
 
 
 @cache
@@ -59,14 +63,20 @@ def test_every_number_is_that_of_its_metric() -> None:
         "nll": metrics.negative_log_likelihood(probs, labels),
         "brier": metrics.brier_score(probs, labels),
         "root_brier": metrics.root_brier_score(probs, labels),
-        "brier_calibration": metrics.brier_decomposition(probs, labels, n_bins=10).calibration,
-        "brier_refinement": metrics.brier_decomposition(probs, labels, n_bins=10).refinement,
+        "brier_calibration": metrics.brier_decomposition(
+            probs, labels, n_bins=10
+        ).calibration,
+        "brier_refinement": metrics.brier_decomposition(
+            probs, labels, n_bins=10
+        ).refinement,
         "corp_miscalibration": metrics.corp_decomposition(probs, labels).miscalibration,
         "corp_discrimination": metrics.corp_decomposition(probs, labels).discrimination,
         "over_confidence": max(metrics.confidence_errors(probs, labels).over, 0),
         "under_confidence": max(metrics.confidence_errors(probs, labels).under, 0),
         "ece": metrics.expected_calibration_error(probs, labels, n_bins=10),
-        "adaptive_ece": metrics.expected_calibration_error(probs, labels, n_bins=10, binning="quantile"),
+        "adaptive_ece": metrics.expected_calibration_error(
+            probs, labels, n_bins=10, binning="quantile"
+        ),
         "ece_debiased": metrics.expected_calibration_error(
             probs, labels, n_bins=10, binning="equal_mass", debias=True
         ),
@@ -78,7 +88,9 @@ def test_every_number_is_that_of_its_metric() -> None:
         "area_under_risk_coverage": metrics.area_under_risk_coverage(probs, labels),
     }
     assert set(expected) == set(MEASURES)
-    assert metrics.confidence_errors(probs, labels).under < 0  # An unbiased estimate, of what is at least 0.
+    assert (
+        metrics.confidence_errors(probs, labels).under < 0
+    )  # An unbiased estimate, of what is at least 0.
     for key, value in expected.items():
         assert report.before.metrics[key].value == pytest.approx(value, rel=1e-12), key
 
@@ -88,15 +100,34 @@ def test_intervals_are_those_of_the_metrics_or_there_are_none() -> None:
     before = quick(probs, labels, confidence_level=0.8, seed=3).before
     options = {"n_resamples": 20, "confidence_level": 0.8, "seed": 3}
     for key in ("accuracy", "nll", "brier", "area_under_risk_coverage"):
-        interval = metrics.bootstrap_interval(MEASURES[key].metric, probs, labels, **options)
+        interval = metrics.bootstrap_interval(
+            MEASURES[key].metric, probs, labels, **options
+        )
         assert before.metrics[key][1:] == pytest.approx(interval[1:], rel=1e-12), key
         assert before.n_resamples[key] == 20
-    for key, binning in (("ece", "uniform"), ("adaptive_ece", "quantile"), ("ece_debiased", "equal_mass")):
-        interval = metrics.calibration_error_interval(probs, labels, binning=binning, **options)
+    for key, binning in (
+        ("ece", "uniform"),
+        ("adaptive_ece", "quantile"),
+        ("ece_debiased", "equal_mass"),
+    ):
+        interval = metrics.calibration_error_interval(
+            probs, labels, binning=binning, **options
+        )
         assert before.metrics[key][1:] == interval[1:], key
-    for key in ("classwise_ece", "smooth_ece", "mce", "ece_sweep", "kde_ece", "brier_calibration"):
-        assert (*before.metrics[key][1:], before.n_resamples[key]) == (None, None, 0), key
-    assert before.consistency == metrics.consistency_test(probs, labels, n_resamples=20, seed=3)
+    for key in (
+        "classwise_ece",
+        "smooth_ece",
+        "mce",
+        "ece_sweep",
+        "kde_ece",
+        "brier_calibration",
+    ):
+        assert (*before.metrics[key][1:], before.n_resamples[key]) == (None, None, 0), (
+            key
+        )
+    assert before.consistency == metrics.consistency_test(
+        probs, labels, n_resamples=20, seed=3
+    )
 
 
 # Tables
@@ -105,14 +136,24 @@ def test_intervals_are_those_of_the_metrics_or_there_are_none() -> None:
 def test_bins_and_classes_add_up_to_the_errors() -> None:
     probs, labels = predictions(n_classes=5)
     state = quick(probs, labels).before
-    assert sum(row.contribution for row in state.bins) == pytest.approx(state.metrics["ece"].value)
+    assert sum(row.contribution for row in state.bins) == pytest.approx(
+        state.metrics["ece"].value
+    )
     assert sum(row.count for row in state.bins) == len(labels)
-    assert max(abs(row.gap) for row in state.bins) == pytest.approx(state.metrics["mce"].value)
+    assert max(abs(row.gap) for row in state.bins) == pytest.approx(
+        state.metrics["mce"].value
+    )
     gaps = [row.class_gap for row in state.classes]
-    assert np.mean(gaps) == pytest.approx(metrics.classwise_calibration_error(probs, labels))
+    assert np.mean(gaps) == pytest.approx(
+        metrics.classwise_calibration_error(probs, labels)
+    )
     for c, row in enumerate(state.classes):
         said = probs.argmax(axis=1) == c
-        assert (row.index, row.support, row.predicted) == (c, (labels == c).sum(), said.sum())
+        assert (row.index, row.support, row.predicted) == (
+            c,
+            (labels == c).sum(),
+            said.sum(),
+        )
         assert row.mean_probability == pytest.approx(probs[:, c].mean())
         assert row.frequency == (labels == c).mean()
         assert row.precision == pytest.approx((labels[said] == c).mean())
@@ -140,14 +181,26 @@ def test_it_says_where_the_error_is() -> None:
     probs = np.hstack([confidences[:, np.newaxis], rest, rest, rest])
     report = quick(probs, np.where(right, 0, 1), n_bins=10)
     first, second = claims(report, report.before).runs
-    assert re.fullmatch(r"Under-confident by .* points \[.*\] on average.", report.verdict)
-    assert (first.lower, first.upper, first.count) == (pytest.approx(0.4), pytest.approx(0.6), 2_000)
+    assert re.fullmatch(
+        r"Under-confident by .* points \[.*\] on average.", report.verdict
+    )
+    assert (first.lower, first.upper, first.count) == (
+        pytest.approx(0.4),
+        pytest.approx(0.6),
+        2_000,
+    )
     assert first.gap == pytest.approx(0.5 - right[:2_000].mean())
     assert first.contribution == pytest.approx(abs(first.gap) / 2)
     assert (second.lower, second.upper) == (pytest.approx(0.9), 1)
     assert second.gap > 0 > first.gap
-    assert "Confidences from 0.40 to 0.60 (2,000 examples) are too low: 0.500 on average" in words(report)
-    assert "Confidences from 0.90 to 1.00 (1,000 examples) are too high: 0.950 on average" in words(report)
+    assert (
+        "Confidences from 0.40 to 0.60 (2,000 examples) are too low: 0.500 on average"
+        in words(report)
+    )
+    assert (
+        "Confidences from 0.90 to 1.00 (1,000 examples) are too high: 0.950 on average"
+        in words(report)
+    )
 
 
 def test_it_names_classes_of_another_frequency() -> None:
@@ -155,7 +208,9 @@ def test_it_names_classes_of_another_frequency() -> None:
     keep = (labels != 2) | (np.arange(2_000) % 4 == 0)
     report = quick(probs[keep], labels[keep], class_names=["a", "b", "rare", "d"])
     assert claims(report, report.before).frequencies[0].name == "rare"
-    assert 'occur more or less often than their mean probability: "rare" (0.0' in words(report)
+    assert 'occur more or less often than their mean probability: "rare" (0.0' in words(
+        report
+    )
 
 
 def test_it_warns_of_little_data() -> None:
@@ -168,7 +223,10 @@ def test_it_warns_of_little_data() -> None:
     assert '"z" has no examples' in found
     assert '"y" has fewer than 10 examples' in found
     assert "Only" not in found
-    assert any("With two classes, the confidence" in w for w in quick(*predictions(50, 2)).warnings)
+    assert any(
+        "With two classes, the confidence" in w
+        for w in quick(*predictions(50, 2)).warnings
+    )
 
 
 # Documents
@@ -190,11 +248,17 @@ def test_markdown_has_whole_tables_and_no_live_markup() -> None:
 def test_metrics_link_to_their_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     site = {"Project-URL": "Documentation, https://docs.test/"}
     monkeypatch.setattr(
-        "hf_calib.report.measured.metadata", lambda _: SimpleNamespace(get_all=lambda key: [site[key]])
+        "hf_calib.report.measured.metadata",
+        lambda _: SimpleNamespace(get_all=lambda key: [site[key]]),
     )
-    text, page = quick(*predictions(100)).to_markdown(), quick(*predictions(100)).document().to_html()
+    text, page = (
+        quick(*predictions(100)).to_markdown(),
+        quick(*predictions(100)).document().to_html(),
+    )
     for measure in MEASURES.values():
-        path, name = measure.page.removeprefix("https://docs.test/").split("#hf_calib.metrics.")
+        path, name = measure.page.removeprefix("https://docs.test/").split(
+            "#hf_calib.metrics."
+        )
         assert name in (DOCS / path).with_suffix(".md").read_text().splitlines()
         assert f"| [{measure.title}]({measure.page}) |" in text
         assert f'<a href="{measure.page}">' in page
@@ -227,16 +291,26 @@ def test_html_is_one_safe_file_that_can_be_heard_and_used_without_a_mouse() -> N
     assert page.seen.index("main") < page.seen.index("h1")
     sources = re.findall(r'(?:src|href|srcset)="([^"]*)"', text)
     assert all(source.startswith("data:image/png;base64,iVBOR") for source in sources)
-    assert re.findall(r'alt="([^"]*)"', text) == [name.replace("_", " ") for name in overconfident_figures()]
+    assert re.findall(r'alt="([^"]*)"', text) == [
+        name.replace("_", " ") for name in overconfident_figures()
+    ]
     assert not re.search(r"url\(|@import", text)
     assert "m&lt;i&gt;| *x*" in text
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
     captions = re.findall(r"<caption>(.+?)</caption>", text)
-    regions = re.findall(r'<div class="scroll" role="region" tabindex="0" aria-label="([^"]+)">', text)
+    regions = re.findall(
+        r'<div class="scroll" role="region" tabindex="0" aria-label="([^"]+)">', text
+    )
     assert regions == captions
     tables = re.findall(r"<table>.*?</table>", text, flags=re.DOTALL)
-    body = [row for table in tables for row in re.findall(r"<tr>(.*?)</tr>", table, flags=re.DOTALL)[1:]]
-    assert all(re.match(r'<th scope="row">', row) and row.count("<th") == 1 for row in body)
+    body = [
+        row
+        for table in tables
+        for row in re.findall(r"<tr>(.*?)</tr>", table, flags=re.DOTALL)[1:]
+    ]
+    assert all(
+        re.match(r'<th scope="row">', row) and row.count("<th") == 1 for row in body
+    )
 
 
 def test_before_stands_under_before_and_after_under_after() -> None:
@@ -249,10 +323,15 @@ def test_before_stands_under_before_and_after_under_after() -> None:
         for cell, state in zip(row[1:], report.states.values(), strict=True):
             assert cell.startswith(f"{state.metrics[key].value:.4f}"), key
     assert [row[5] for row in bin_rows[1:]] == [
-        f"{value:.4f}" for value in sorted((row.contribution for row in report.after.bins), reverse=True)[:5]
+        f"{value:.4f}"
+        for value in sorted(
+            (row.contribution for row in report.after.bins), reverse=True
+        )[:5]
     ]
     classes = sorted(report.after.classes, key=lambda row: -row.class_gap)
-    assert [row[4] for row in class_rows[1:]] == [f"{row.class_gap:.4f}" for row in classes]
+    assert [row[4] for row in class_rows[1:]] == [
+        f"{row.class_gap:.4f}" for row in classes
+    ]
     text = report.to_markdown()
     assert all(
         f"| {' | '.join(row[1:])} |" in text
@@ -264,13 +343,21 @@ def test_before_stands_under_before_and_after_under_after() -> None:
     for name, state in report.states.items():
         found = state.metrics["ece"]._asdict()
         title = "Expected calibration error (ECE)"
-        assert record[name]["metrics"]["ece"] == {"title": title, **found, "n_resamples": 20}
+        assert record[name]["metrics"]["ece"] == {
+            "title": title,
+            **found,
+            "n_resamples": 20,
+        }
         assert record[name]["consistency_test"]["value"] == state.consistency.value  # type: ignore[union-attr]
-        assert [row["class_gap"] for row in record[name]["classes"]] == [r.class_gap for r in state.classes]
+        assert [row["class_gap"] for row in record[name]["classes"]] == [
+            r.class_gap for r in state.classes
+        ]
         assert [row["name"] for row in record[name]["classes"]] == EVIL
     axes = overconfident_figures()["reliability"].axes[:2]
     for panel, state in zip(axes, report.states.values(), strict=True):
-        assert panel.get_title(loc="left").startswith(f"ECE {state.metrics['ece'].value:.3f}")
+        assert panel.get_title(loc="left").startswith(
+            f"ECE {state.metrics['ece'].value:.3f}"
+        )
 
 
 # Edges
@@ -286,7 +373,9 @@ def test_before_stands_under_before_and_after_under_after() -> None:
         (np.float16(predictions(20, 3)[0]), predictions(20, 3)[1]),
     ],
 )
-def test_extreme_predictions_are_reported(probs: np.ndarray, labels: np.ndarray) -> None:
+def test_extreme_predictions_are_reported(
+    probs: np.ndarray, labels: np.ndarray
+) -> None:
     report = quick(probs, labels)
     record = report.to_dict()
     assert json.loads(json.dumps(record, allow_nan=False)) == record
@@ -300,11 +389,17 @@ def test_extreme_predictions_are_reported(probs: np.ndarray, labels: np.ndarray)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"calibrated": np.full((20, 2), 0.5)}, r"calibrated to have shape \(20, 3\), got shape \(20, 2\)"),
+        (
+            {"calibrated": np.full((20, 2), 0.5)},
+            r"calibrated to have shape \(20, 3\), got shape \(20, 2\)",
+        ),
         ({"class_names": ["a", "b"]}, r"class_names to be 3 names, got 2"),
         ({"n_bins": 0}, r"n_bins to be at least 1, got 0"),
         ({"confidence_level": 1.0}, r"confidence_level to lie in \(0, 1\), got 1.0"),
-        ({"soft_labels": np.full((20, 3), 0.5)}, "each row of soft_labels to sum to 1, got 1.5 in row 0"),
+        (
+            {"soft_labels": np.full((20, 3), 0.5)},
+            "each row of soft_labels to sum to 1, got 1.5 in row 0",
+        ),
         (
             {"sample_weight": np.ones(20), "soft_labels": np.full((20, 3), 1 / 3)},
             "at most one of labels .*, got 2; leave",

@@ -15,7 +15,12 @@ import pytest
 from scipy.special import softmax
 
 from hf_calib.decisions import AbstainRule
-from hf_calib.metrics import bootstrap_interval, entity_scores, find_entities, ood_detection
+from hf_calib.metrics import (
+    bootstrap_interval,
+    entity_scores,
+    find_entities,
+    ood_detection,
+)
 from hf_calib.metrics.ranking import OOD_SCORES
 from hf_calib.metrics.state import SliceSums, score_chunks
 from hf_calib.report import (
@@ -40,7 +45,9 @@ TAGS = ["O", "B-<i>x</i>", "I-<i>x</i>"]
 @cache
 def plain() -> CalibrationReport:
     probs, labels = predictions(temperature=0.4)
-    return calibration_report(probs, labels, calibrated=predictions()[0], n_resamples=20)
+    return calibration_report(
+        probs, labels, calibrated=predictions()[0], n_resamples=20
+    )
 
 
 def decisions() -> CalibrationReport:
@@ -49,10 +56,15 @@ def decisions() -> CalibrationReport:
     rule = AbstainRule(accuracy=0.8).fit(report.before.probs, report.labels)
     rows = (report.before.probs, report.labels)
     curves = {EVIL: rule.curve(*rows, *rows, accuracies=[0.7, 0.8, 0.999])}
-    return replace(report, decisions=DecisionSection(rule.promise(), 400, rule.measure(*rows), curves))
+    return replace(
+        report,
+        decisions=DecisionSection(rule.promise(), 400, rule.measure(*rows), curves),
+    )
 
 
-def entities(*, found: bool = True, names: list[str] | None = None) -> CalibrationReport:
+def entities(
+    *, found: bool = True, names: list[str] | None = None
+) -> CalibrationReport:
     rng = np.random.default_rng(0)
     labels = rng.choice(3, 300, p=[0.6, 0.25, 0.15])
     logits = rng.normal(size=(300, 3))
@@ -68,7 +80,10 @@ def entities(*, found: bool = True, names: list[str] | None = None) -> Calibrati
 def elsewhere() -> CalibrationReport:
     report, outside = plain(), np.random.default_rng(1).standard_normal((50, 4))
     states = ((report.before, 0.4), (report.after, 1.0))
-    found = [ood_detection(np.log(each.probs), outside / t, n_resamples=20) for each, t in states]  # type: ignore[union-attr]
+    found = [
+        ood_detection(np.log(each.probs), outside / t, n_resamples=20)
+        for each, t in states
+    ]  # type: ignore[union-attr]
     return replace(report, out_of_distribution=(OodSection(EVIL, 50, *found),))
 
 
@@ -83,10 +98,14 @@ def annotated(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def against_shares() -> CalibrationReport:
     probs, shares, labels = annotated()
     softer = softmax(np.log(probs) / 1.5, axis=1)
-    return calibration_report(probs, labels, calibrated=softer, soft_labels=shares, n_resamples=50)
+    return calibration_report(
+        probs, labels, calibrated=softer, soft_labels=shares, n_resamples=50
+    )
 
 
-def slices_of(groups: np.ndarray, labels: np.ndarray, probs: np.ndarray, weights: Any = None) -> SliceSums:
+def slices_of(
+    groups: np.ndarray, labels: np.ndarray, probs: np.ndarray, weights: Any = None
+) -> SliceSums:
     sums = SliceSums("country", 15)
     for part, scores in score_chunks(probs, labels, weights):
         sums.add(scores, groups[part], [f"c{i}" for i in range(int(groups.max()) + 1)])
@@ -95,19 +114,26 @@ def slices_of(groups: np.ndarray, labels: np.ndarray, probs: np.ndarray, weights
 
 def sliced() -> CalibrationReport:
     report = plain()
-    sums = slices_of(np.arange(len(report.labels)) % 30, report.labels, report.before.probs)
+    sums = slices_of(
+        np.arange(len(report.labels)) % 30, report.labels, report.before.probs
+    )
     sums.column, sums.names[0] = EVIL, "<script>"
     return replace(report, slices=(slice_section(sums, Settings(15)),))
 
 
-@pytest.mark.parametrize("make", [decisions, entities, elsewhere, against_shares, sliced])
+@pytest.mark.parametrize(
+    "make", [decisions, entities, elsewhere, against_shares, sliced]
+)
 def test_every_section_is_in_every_form(make: Callable[[], CalibrationReport]) -> None:
     report = make()
     (section,) = report.parts
     assert isinstance(section, ReportSection)
     header, rows = section.table()
     markdown, page = report.to_markdown(), report.document().to_html()
-    tables = [cells(table) for table in re.findall(r"<table>.*?</table>", page, flags=re.DOTALL)]
+    tables = [
+        cells(table)
+        for table in re.findall(r"<table>.*?</table>", page, flags=re.DOTALL)
+    ]
     assert [header, *rows] in tables
     assert all(" | ".join(row[1:]) in markdown for row in rows)
     assert all(sentence in unescape(page) for sentence in section.sentences())
@@ -115,7 +141,11 @@ def test_every_section_is_in_every_form(make: Callable[[], CalibrationReport]) -
         assert not re.search("<b>|<i>|<script>", text)
     record = report.to_dict()
     assert json.loads(json.dumps(record, allow_nan=False)) == record
-    (figure,) = section.figures(15).values() if make not in (elsewhere, against_shares) else [None]
+    (figure,) = (
+        section.figures(15).values()
+        if make not in (elsewhere, against_shares)
+        else [None]
+    )
     if figure is not None:
         assert not overlapping(figure)
     own = plain().to_dict()
@@ -129,10 +159,15 @@ def test_every_section_is_in_every_form(make: Callable[[], CalibrationReport]) -
 def test_entities_are_those_of_the_metric() -> None:
     report = entities()
     assert report.entities is not None
-    states = ((report.before, report.entities.before), (report.after, report.entities.after))
+    states = (
+        (report.before, report.entities.before),
+        (report.after, report.entities.after),
+    )
     for state, found in states:
         rows = (state.probs, report.labels, np.repeat(np.arange(60), 5))  # type: ignore[union-attr]
-        wanted = entity_scores(find_entities(*rows, tag_names=TAGS), n_resamples=50, seed=4)
+        wanted = entity_scores(
+            find_entities(*rows, tag_names=TAGS), n_resamples=50, seed=4
+        )
         assert found == wanted
     record = report.to_dict()["entities"]
     assert record["after"]["f1"]["value"] == report.entities.after["f1"].value  # type: ignore[index]
@@ -147,7 +182,11 @@ def test_without_a_predicted_entity_and_without_tags() -> None:
     none = entities(found=False)
     assert none.entities is not None
     assert none.entities.table()[1][3][1:] == ["not defined", "not defined"]
-    assert none.to_dict()["entities"]["before"]["ece_product"] == {"value": None, "low": None, "high": None}
+    assert none.to_dict()["entities"]["before"]["ece_product"] == {
+        "value": None,
+        "low": None,
+        "high": None,
+    }
     assert none.entities.figures(15) == {}
     of_words = entities(names=["NOUN", "VERB", "OTHER"])
     assert of_words.entities is None
@@ -164,9 +203,14 @@ def test_the_seed_of_ood_detection_and_the_curves_after_calibration() -> None:
     section = ood_section("noise", before, after, seed=5, probabilities=True)
     for found, logits in ((section.before, before), (section.after, after)):
         wanted = ood_detection(*logits, scores=["max_probability", "entropy"], seed=5)
-        assert {score: found[score].auroc for score in found} == {s: wanted[s].auroc for s in wanted}  # type: ignore[index,union-attr]
+        assert {score: found[score].auroc for score in found} == {
+            s: wanted[s].auroc for s in wanted
+        }  # type: ignore[index,union-attr]
     assert section.curves()[OOD_SCORES["entropy"]] is section.after["entropy"]  # type: ignore[index]
-    assert replace(section, after=None).curves()[OOD_SCORES["entropy"]] is section.before["entropy"]
+    assert (
+        replace(section, after=None).curves()[OOD_SCORES["entropy"]]
+        is section.before["entropy"]
+    )
     assert replace(section, after=None).table()[0] == ["score", "value"]
 
 
@@ -175,10 +219,18 @@ def test_the_seed_of_ood_detection_and_the_curves_after_calibration() -> None:
 
 def test_probabilities_equal_to_the_shares_are_perfect() -> None:
     _, shares, labels = annotated()
-    found = calibration_report(shares, labels, soft_labels=shares, n_resamples=50).soft_labels
+    found = calibration_report(
+        shares, labels, soft_labels=shares, n_resamples=50
+    ).soft_labels
     assert found is not None
     assert set(found.before) == set(SOFT_MEASURES)
-    for key in ("ece", "adaptive_ece", "classwise_ece", "true_calibration_error", "brier"):
+    for key in (
+        "ece",
+        "adaptive_ece",
+        "classwise_ece",
+        "true_calibration_error",
+        "brier",
+    ):
         assert found.before[key].value == pytest.approx(0, abs=1e-12)
     assert found.before["nll"].value == pytest.approx(found.entropy)
     assert found.agreement == 1
@@ -187,14 +239,19 @@ def test_probabilities_equal_to_the_shares_are_perfect() -> None:
 def test_the_error_against_shares_is_that_of_the_metric() -> None:
     probs, shares, _ = annotated()
     wanted = bootstrap_interval("true_calibration_error", probs, shares, n_resamples=50)
-    assert against_shares().soft_labels.before["true_calibration_error"] == pytest.approx(wanted)  # type: ignore[union-attr]
+    assert against_shares().soft_labels.before[
+        "true_calibration_error"
+    ] == pytest.approx(wanted)  # type: ignore[union-attr]
 
 
 def test_rows_or_classes_in_another_order_are_pointed_out() -> None:
     probs, shares, labels = annotated()
     for given, is_warned in ((shares, False), (np.roll(shares, 1, axis=1), True)):
         report = calibration_report(probs, labels, soft_labels=given, n_resamples=1)
-        assert any("Check that they are in the order" in each for each in report.warnings) == is_warned
+        assert (
+            any("Check that they are in the order" in each for each in report.warnings)
+            == is_warned
+        )
 
 
 # Slices
@@ -211,16 +268,27 @@ def test_the_slice_that_differs_is_found() -> None:
     assert section.finding.startswith("1 of 10 values of country differ")
     for each in section.slices:
         rows = groups == int(each.name[1:])
-        confidences, right = probs[rows].max(axis=1), probs[rows].argmax(axis=1) == labels[rows]
+        confidences, right = (
+            probs[rows].max(axis=1),
+            probs[rows].argmax(axis=1) == labels[rows],
+        )
         assert each.n_rows == rows.sum()
         assert each.accuracy == pytest.approx(right.mean())
-        assert each.gap.value == pytest.approx(confidences.mean() - right.mean(), abs=1e-9)
+        assert each.gap.value == pytest.approx(
+            confidences.mean() - right.mean(), abs=1e-9
+        )
         assert each.gap.low < each.gap.value < each.gap.high
 
 
 @pytest.mark.parametrize(
     "kind",
-    ["equal", *(pytest.param(k, marks=pytest.mark.deep) for k in ("few rows each", "one large", "weights"))],
+    [
+        "equal",
+        *(
+            pytest.param(k, marks=pytest.mark.deep)
+            for k in ("few rows each", "one large", "weights")
+        ),
+    ],
 )
 def test_false_alarms_of_slices(kind: str) -> None:
     """Slices drawn at random: at most one run in twenty has one that differs, however many and small they are."""
@@ -233,5 +301,8 @@ def test_false_alarms_of_slices(kind: str) -> None:
             groups = np.where(rng.random(len(labels)) < 0.9, 0, groups)
         weights = rng.exponential(size=len(labels)) if kind == "weights" else None
         sums = slices_of(groups, labels, probs, weights)
-        alarms += min(slice_p_values(sums.groups, np.flatnonzero(sums.groups.n_rows()))) < 0.05
+        alarms += (
+            min(slice_p_values(sums.groups, np.flatnonzero(sums.groups.n_rows())))
+            < 0.05
+        )
     assert alarms <= 10

@@ -16,7 +16,14 @@ from hf_calib.scaling import (
 )
 from hf_calib.scaling.auto import choose
 
-METHODS = ["identity", "temperature", "structured_vector", "vector", "structured_matrix", "matrix"]
+METHODS = [
+    "identity",
+    "temperature",
+    "structured_vector",
+    "vector",
+    "structured_matrix",
+    "matrix",
+]
 
 
 def drawn(true: np.ndarray, seed: int = 0) -> np.ndarray:
@@ -33,7 +40,9 @@ def nll(logits: np.ndarray, labels: np.ndarray) -> float:
     return float(-log_softmax(logits, axis=1)[np.arange(len(labels)), labels].mean())
 
 
-def silently_fitted(logits: np.ndarray, labels: np.ndarray, **parameters: object) -> AutoScaling:
+def silently_fitted(
+    logits: np.ndarray, labels: np.ndarray, **parameters: object
+) -> AutoScaling:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return AutoScaling(**parameters).fit(logits, labels)
@@ -46,7 +55,13 @@ class TestChoice:
         logits = some_logits(2000, 5)
         scaler = AutoScaling().fit(logits, drawn(logits))
         assert scaler.choice_ in ("identity", "temperature")
-        assert abs(nll(scaler.transform(logits), drawn(logits, 5)) - nll(logits, drawn(logits, 5))) < 0.002
+        assert (
+            abs(
+                nll(scaler.transform(logits), drawn(logits, 5))
+                - nll(logits, drawn(logits, 5))
+            )
+            < 0.002
+        )
 
     def test_over_confident_logits_get_a_temperature(self) -> None:
         logits = some_logits(2000, 5)
@@ -61,7 +76,9 @@ class TestChoice:
         scaler = AutoScaling().fit(2 * logits, drawn(true))
         assert "vector" in scaler.choice_
         assert scaler.weight_.shape == (5,)
-        np.testing.assert_allclose(scaler.bias_ - scaler.bias_[0], [0, 0, 1, 2, 0], atol=0.4)
+        np.testing.assert_allclose(
+            scaler.bias_ - scaler.bias_[0], [0, 0, 1, 2, 0], atol=0.4
+        )
 
     def test_confused_classes_get_a_matrix(self) -> None:
         logits = some_logits(3000, 5)
@@ -71,7 +88,10 @@ class TestChoice:
         assert "matrix" in scaler.choice_
         fresh = some_logits(3000, 5, seed=9)
         labels = drawn(fresh @ mixing.T, 4)
-        assert nll(scaler.transform(2 * fresh), labels) < nll(fresh @ mixing.T, labels) + 0.01
+        assert (
+            nll(scaler.transform(2 * fresh), labels)
+            < nll(fresh @ mixing.T, labels) + 0.01
+        )
 
     def test_multi_label(self) -> None:
         rng = np.random.default_rng(0)
@@ -81,9 +101,16 @@ class TestChoice:
         labels[:50, 2] = -100
         scaler = AutoScaling(multi_label=True).fit(2 * logits, labels)
         assert scaler.choice_.startswith("structured_vector")
-        np.testing.assert_allclose(scaler.predict_proba(2 * logits), expit(true), atol=0.12)
+        np.testing.assert_allclose(
+            scaler.predict_proba(2 * logits), expit(true), atol=0.12
+        )
         methods = dict.fromkeys(row["method"] for row in scaler.results_)
-        assert list(methods) == ["identity", "temperature", "per_label_temperature", "structured_vector"]
+        assert list(methods) == [
+            "identity",
+            "temperature",
+            "per_label_temperature",
+            "structured_vector",
+        ]
         two_labels = silently_fitted(logits[:50, :2], labels[:50, :2], multi_label=True)
         sizes = {row["method"]: row["n_parameters"] for row in two_labels.results_}
         assert sizes["structured_vector"] == 2 * sizes["per_label_temperature"] == 4
@@ -100,10 +127,15 @@ class TestResults:
         assert [row["chosen"] for row in rows].count(True) == 1
         tried = [row for row in rows if row["left_out"] is None]
         temperature = next(row for row in rows if row["method"] == "temperature")
-        assert all(row["difference"] == pytest.approx(row["nll"] - temperature["nll"]) for row in tried)
+        assert all(
+            row["difference"] == pytest.approx(row["nll"] - temperature["nll"])
+            for row in tried
+        )
         chosen = next(row for row in tried if row["chosen"])
         assert chosen["difference"] < 0
-        name = chosen["method"] + ("" if chosen["penalty"] is None else f"(penalty={chosen['penalty']:g})")
+        name = chosen["method"] + (
+            "" if chosen["penalty"] is None else f"(penalty={chosen['penalty']:g})"
+        )
         assert scaler.choice_ == name
 
     def test_are_those_of_rows_held_out(self) -> None:
@@ -116,28 +148,53 @@ class TestResults:
         for fold in range(5):
             train = folds != fold
             mapped[~train] = (
-                StructuredVectorScaling(0.1).fit(logits[train], labels[train]).transform(logits[~train])
+                StructuredVectorScaling(0.1)
+                .fit(logits[train], labels[train])
+                .transform(logits[~train])
             )
         for fold in range(5):
             train = folds != fold
-            top = TemperatureScaling().fit(mapped[train], labels[train]).transform(mapped[~train])
-            losses[~train] = -log_softmax(top, axis=1)[np.arange(len(top)), labels[~train]]
-        row = next(r for r in scaler.results_ if (r["method"], r["penalty"]) == ("structured_vector", 0.1))
+            top = (
+                TemperatureScaling()
+                .fit(mapped[train], labels[train])
+                .transform(mapped[~train])
+            )
+            losses[~train] = -log_softmax(top, axis=1)[
+                np.arange(len(top)), labels[~train]
+            ]
+        row = next(
+            r
+            for r in scaler.results_
+            if (r["method"], r["penalty"]) == ("structured_vector", 0.1)
+        )
         assert row["nll"] == pytest.approx(losses.mean(), abs=1e-5)
-        assert row["standard_error"] == pytest.approx(losses.std(ddof=1) / np.sqrt(200), abs=1e-5)
+        assert row["standard_error"] == pytest.approx(
+            losses.std(ddof=1) / np.sqrt(200), abs=1e-5
+        )
 
     def test_large_matrices_are_left_out(self) -> None:
         """Six rows of 10,000 classes, all of them wrong."""
         logits = some_logits(6, 10_000)
         scaler = silently_fitted(logits, logits.argmin(axis=1))
-        left_out = {row["method"]: row["left_out"] for row in scaler.results_ if row["left_out"]}
+        left_out = {
+            row["method"]: row["left_out"] for row in scaler.results_ if row["left_out"]
+        }
         assert left_out["structured_matrix"] == left_out["matrix"]
         assert left_out["matrix"].startswith("N C^2 = 6.0e+08 is more than 5e+08")
 
 
 class TestLittleData:
     @pytest.mark.parametrize(
-        "case", ["one row", "two rows", "one class", "one row per class", "constant", "ties", "separable"]
+        "case",
+        [
+            "one row",
+            "two rows",
+            "one class",
+            "one row per class",
+            "constant",
+            "ties",
+            "separable",
+        ],
     )
     def test_is_finite_and_no_worse_than_before(self, case: str) -> None:
         logits = some_logits(40, 6)
@@ -152,19 +209,26 @@ class TestLittleData:
         elif case == "constant":
             logits = np.ones_like(logits)
         elif case == "ties":
-            logits, labels = np.repeat(logits[:8].round(), 5, axis=0), np.repeat(labels[:8], 5)
+            logits, labels = (
+                np.repeat(logits[:8].round(), 5, axis=0),
+                np.repeat(labels[:8], 5),
+            )
         else:
             labels = logits.argmax(axis=1)
         scaler = silently_fitted(logits, labels)
         scaled = scaler.transform(logits)
         assert np.isfinite(scaled).all()
         assert nll(scaled, labels) <= nll(logits, labels) + 0.05
-        np.testing.assert_allclose(softmax(scaled, axis=1), scaler.predict_proba(logits))
+        np.testing.assert_allclose(
+            softmax(scaled, axis=1), scaler.predict_proba(logits)
+        )
 
     def test_rows_without_a_known_label_change_nothing(self) -> None:
         """As many as to fill whole parts of the rows."""
         logits = some_logits(60, 3)
-        labels = (expit(logits) > np.random.default_rng(0).random(logits.shape)).astype(int)
+        labels = (expit(logits) > np.random.default_rng(0).random(logits.shape)).astype(
+            int
+        )
         labels[:, 0][::3] = -100
         labels[7:] = -100
         scaler = silently_fitted(logits, labels, multi_label=True)
@@ -184,7 +248,9 @@ class TestLittleData:
         ("identity", 200, 9.0, False),
     ],
 )
-def test_how_many_standard_errors_a_map_has_to_gain(name: str, n: int, gain: float, taken: bool) -> None:
+def test_how_many_standard_errors_a_map_has_to_gain(
+    name: str, n: int, gain: float, taken: bool
+) -> None:
     noise = np.random.default_rng(0).normal(size=n)
     noise -= noise.mean()
     error = noise.std(ddof=1) / np.sqrt(n)

@@ -24,13 +24,20 @@ from hf_calib._errors import InputError, InputTypeError, InputValueError
 from hf_calib.losses import make_loss
 
 # Of AutoScaling two parts: most of the time here is its own.
-ARGUMENTS: dict[str, tuple[object, ...]] = {"InverseLink": (make_loss("focal"),), "AutoScaling": (2,)}
+ARGUMENTS: dict[str, tuple[object, ...]] = {
+    "InverseLink": (make_loss("focal"),),
+    "AutoScaling": (2,),
+}
 VARIANTS: dict[str, Callable[[], BaseEstimator]] = {
     "AutoScaling-multi_label": lambda: scaling.AutoScaling(2, multi_label=True),
     "IsotonicScaling-joint": lambda: scaling.IsotonicScaling("joint"),
-    "StructuredVectorScaling-multi_label": lambda: scaling.StructuredVectorScaling(multi_label=True),
+    "StructuredVectorScaling-multi_label": lambda: scaling.StructuredVectorScaling(
+        multi_label=True
+    ),
     "TemperatureScaling-ece": lambda: scaling.TemperatureScaling("ece"),
-    "TemperatureScaling-multi_label": lambda: scaling.TemperatureScaling(multi_label=True),
+    "TemperatureScaling-multi_label": lambda: scaling.TemperatureScaling(
+        multi_label=True
+    ),
 }
 MAKE: dict[str, Callable[[], BaseEstimator]] = {
     **{
@@ -47,7 +54,10 @@ def that_need(needed: str) -> set[str]:
     return {entry.name for entry in scaling.SCALERS.values() if entry.needs == needed}
 
 
-MULTI_LABEL = {*that_need("label_matrix"), *(name for name in VARIANTS if name.endswith("-multi_label"))}
+MULTI_LABEL = {
+    *that_need("label_matrix"),
+    *(name for name in VARIANTS if name.endswith("-multi_label")),
+}
 LABEL_FREE = that_need("training_loss")
 KEEP_THE_PREDICTED_CLASS = {
     "EnsembleTemperatureScaling",
@@ -67,7 +77,11 @@ LEARN_FREQUENCIES = {
 }
 FITTED = [name for name in MAKE if name not in LABEL_FREE]
 ONE_LABEL_PER_ROW = [name for name in FITTED if name not in MULTI_LABEL]
-MIX_CLASSES = {"DirichletScaling", "MatrixScaling", "StructuredMatrixScaling"}  # these refuse -inf
+MIX_CLASSES = {
+    "DirichletScaling",
+    "MatrixScaling",
+    "StructuredMatrixScaling",
+}  # these refuse -inf
 
 PARAMETER_CHECKS = [
     "check_do_not_raise_errors_in_init_or_set_params",
@@ -135,12 +149,22 @@ def check_probs(name: str, probs: np.ndarray, shape: tuple[int, ...]) -> None:
 def test_every_scaler_is_in_the_table() -> None:
     names = [entry.name for entry in scaling.SCALERS.values()]
     assert len(set(names)) == len(names)
-    others = {"PriorEstimate", "SCALERS", "Scaler", "ScalerEntry", "estimate_prior", "load_map", "save_map"}
+    others = {
+        "PriorEstimate",
+        "SCALERS",
+        "Scaler",
+        "ScalerEntry",
+        "estimate_prior",
+        "load_map",
+        "save_map",
+    }
     assert {*names, *others} == set(scaling.__all__) <= set(dir(scaling))
     for entry in scaling.SCALERS.values():
         assert getattr(scaling, entry.name) is entry.load()
         assert entry.load().__module__ == f"hf_calib.scaling.{entry.module}"
-    with pytest.raises(AttributeError, match=r"'hf_calib\.scaling' has no attribute 'PlattScaling'"):
+    with pytest.raises(
+        AttributeError, match=r"'hf_calib\.scaling' has no attribute 'PlattScaling'"
+    ):
         scaling.PlattScaling  # noqa: B018
 
 
@@ -178,14 +202,23 @@ class TestFit:
         logits, labels = sampled(name)
         expected = fitted(name).predict_proba(logits)
         with_gradient = torch.from_numpy(logits).requires_grad_()
-        ours = MAKE[name]().fit(with_gradient, torch.from_numpy(labels)).predict_proba(with_gradient)
+        ours = (
+            MAKE[name]()
+            .fit(with_gradient, torch.from_numpy(labels))
+            .predict_proba(with_gradient)
+        )
         np.testing.assert_array_equal(ours, expected)
 
     def test_narrow_logits_are_as_good(self, name: str) -> None:
         logits, labels = sampled(name)
         bfloat = torch.from_numpy(logits).bfloat16()
-        for narrow, wide in ((logits.astype(np.float16), logits), (bfloat, bfloat.double().numpy())):
-            ours, theirs = (MAKE[name]().fit(z, labels).predict_proba(z) for z in (narrow, wide))
+        for narrow, wide in (
+            (logits.astype(np.float16), logits),
+            (bfloat, bfloat.double().numpy()),
+        ):
+            ours, theirs = (
+                MAKE[name]().fit(z, labels).predict_proba(z) for z in (narrow, wide)
+            )
             np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
 
     def test_the_order_of_the_rows_does_not_matter(self, name: str) -> None:
@@ -198,7 +231,9 @@ class TestFit:
         logits, labels = sampled(name, n=50, c=10)
         probs = MAKE[name]().fit(logits, labels).predict_proba(logits)
         check_probs(name, probs, (50, 10))
-        assert np.abs(probs - plain(name, logits)).max() > 0.05  # they are twice too large
+        assert (
+            np.abs(probs - plain(name, logits)).max() > 0.05
+        )  # they are twice too large
         assert_order_of_classes_does_not_matter(name, logits, labels, probs)
 
     def test_a_class_that_no_label_names(self, name: str) -> None:
@@ -222,18 +257,30 @@ class TestFit:
             probs.append(MAKE[name]().fit(saturated, labels).predict_proba(saturated))
             check_probs(name, probs[-1], logits.shape)
         np.testing.assert_allclose(probs[1], probs[0], atol=1e-4)
-        if name not in LABEL_FREE | {"TemperatureScaling-ece"}:  # whose grid ends at T = 10
+        if name not in LABEL_FREE | {
+            "TemperatureScaling-ece"
+        }:  # whose grid ends at T = 10
             gaps = []
             for found in (plain(name, saturated), probs[1]):
-                right = (logits > 0) == labels if labels.ndim > 1 else found.argmax(axis=1) == labels
-                confidence = np.maximum(found, 1 - found) if labels.ndim > 1 else found.max(axis=1)
+                right = (
+                    (logits > 0) == labels
+                    if labels.ndim > 1
+                    else found.argmax(axis=1) == labels
+                )
+                confidence = (
+                    np.maximum(found, 1 - found)
+                    if labels.ndim > 1
+                    else found.max(axis=1)
+                )
                 gaps.append(abs(confidence.mean() - right.mean()))
             assert gaps[1] < gaps[0] / 2
 
     def test_masked_classes(self, name: str) -> None:
         logits, labels = sampled(name)
         masked = np.random.default_rng(2).random(logits.shape) < 0.2
-        masked[labels.astype(bool) if labels.ndim > 1 else (np.arange(len(labels)), labels)] = False
+        masked[
+            labels.astype(bool) if labels.ndim > 1 else (np.arange(len(labels)), labels)
+        ] = False
         logits[masked] = -np.inf
         if name in MIX_CLASSES:
             with pytest.raises(ValueError, match="expected logits to be finite"):
@@ -241,7 +288,9 @@ class TestFit:
             return
         probs = MAKE[name]().fit(logits, labels).predict_proba(logits)
         check_probs(name, probs, logits.shape)
-        if name != "HistogramBinning":  # there a bin holds all small probabilities alike
+        if (
+            name != "HistogramBinning"
+        ):  # there a bin holds all small probabilities alike
             assert probs[masked].max() < 1e-9
 
 
@@ -257,7 +306,9 @@ class TestRefused:
         logits, labels = sampled(name)
         with pytest.raises(ValueError, match="expected logits to have shape"):
             MAKE[name]().fit(logits[0], labels)
-        with pytest.raises(ValueError, match="expected logits to hold at least one example"):
+        with pytest.raises(
+            ValueError, match="expected logits to hold at least one example"
+        ):
             MAKE[name]().fit(logits[:0], labels[:0])
         with pytest.raises(TypeError, match="expected logits to hold real numbers"):
             MAKE[name]().fit(logits.astype(complex), labels)
@@ -271,24 +322,32 @@ class TestPredictions:
         scaler = fitted(name)
         whole = scaler.predict_proba(logits)
         check_probs(name, whole, logits.shape)
-        np.testing.assert_allclose(scaler.predict_proba(logits[:1]), whole[:1], rtol=1e-12)
+        np.testing.assert_allclose(
+            scaler.predict_proba(logits[:1]), whole[:1], rtol=1e-12
+        )
         stacked = scaler.predict_proba(logits.reshape(2, 200, 4))
         np.testing.assert_allclose(stacked.reshape(400, 4), whole, rtol=1e-12)
 
     def test_the_predicted_class_stays(self, name: str) -> None:
         logits, labels = sampled(name, n=1000, c=6)
         probs = MAKE[name]().fit(logits, labels).predict_proba(logits)
-        if name in MULTI_LABEL - {"StructuredVectorScaling-multi_label"}:  # which moves the threshold
+        if name in MULTI_LABEL - {
+            "StructuredVectorScaling-multi_label"
+        }:  # which moves the threshold
             np.testing.assert_array_equal(probs > 0.5, logits > 0)
         elif name in KEEP_THE_PREDICTED_CLASS:
             predicted = probs[np.arange(1000), logits.argmax(axis=1)]
-            assert (predicted >= probs.max(axis=1) * (1 - 1e-12)).all()  # some logits are tied
+            assert (
+                predicted >= probs.max(axis=1) * (1 - 1e-12)
+            ).all()  # some logits are tied
         elif name not in MULTI_LABEL:
             accuracy = np.mean(logits.argmax(axis=1) == labels)
             assert np.mean(probs.argmax(axis=1) == labels) > accuracy - 0.03
 
 
-@pytest.mark.parametrize("name", [name for name in ONE_LABEL_PER_ROW if name not in VARIANTS])
+@pytest.mark.parametrize(
+    "name", [name for name in ONE_LABEL_PER_ROW if name not in VARIANTS]
+)
 class TestOddInput:
     def test_numbers_whose_squares_overflow(self, name: str) -> None:
         logits, labels = sampled(name)
@@ -299,31 +358,44 @@ class TestOddInput:
     @pytest.mark.parametrize("scale", [1e-30, 1e-300, 0.0])
     def test_numbers_that_are_as_good_as_equal(self, name: str, scale: float) -> None:
         logits, labels = sampled(name)
-        assert np.isfinite(MAKE[name]().fit(scale * logits, labels).predict_proba(scale * logits)).all()
+        assert np.isfinite(
+            MAKE[name]().fit(scale * logits, labels).predict_proba(scale * logits)
+        ).all()
 
     def test_probabilities_are_no_logits(self, name: str) -> None:
         logits, labels = sampled(name)
-        with pytest.warns(UserWarning, match=r"like probabilities\. .* Pass numpy\.log\(probs\) instead"):
-            MAKE[name]().fit(np.exp(log_softmax(logits, axis=1)).astype(np.float32), labels)
+        with pytest.warns(
+            UserWarning,
+            match=r"like probabilities\. .* Pass numpy\.log\(probs\) instead",
+        ):
+            MAKE[name]().fit(
+                np.exp(log_softmax(logits, axis=1)).astype(np.float32), labels
+            )
 
     def test_other_classes_than_those_of_fit(self, name: str) -> None:
         logits, _ = sampled(name)
         for wrong in (logits[:, :2], np.c_[logits, logits[:, 0]]):
             with pytest.raises(
-                InputValueError, match=r"expected logits to have the 4 classes of fit, got shape"
+                InputValueError,
+                match=r"expected logits to have the 4 classes of fit, got shape",
             ):
                 fitted(name).predict_proba(wrong)
 
     def test_labels_that_are_names(self, name: str) -> None:
         logits, labels = sampled(name)
-        with pytest.raises(InputTypeError, match=r"be integers, got dtype <U1; number them by the columns"):
+        with pytest.raises(
+            InputTypeError,
+            match=r"be integers, got dtype <U1; number them by the columns",
+        ):
             MAKE[name]().fit(logits, np.array(list("abcd"))[labels])
 
     def test_it_is_a_classifier_of_scikit_learn(self, name: str) -> None:
         logits, labels = sampled(name)
         np.testing.assert_array_equal(fitted(name).classes_, [0, 1, 2, 3])
         predicted = fitted(name).predict(logits)
-        np.testing.assert_array_equal(predicted, fitted(name).predict_proba(logits).argmax(axis=1))
+        np.testing.assert_array_equal(
+            predicted, fitted(name).predict_proba(logits).argmax(axis=1)
+        )
         assert fitted(name).score(logits, labels) == np.mean(predicted == labels)
         assert not hasattr(MAKE[name](), "classes_")
 
@@ -347,15 +419,37 @@ SETTINGS: list[tuple[str, dict[str, object], str]] = [
     ("StructuredVectorScaling", {"multi_label": "no"}, WRONG),
     ("AutoScaling", {"n_folds": 1}, "n_folds to be at least 2, got 1"),
     ("HistogramBinning", {"n_bins": 0}, "n_bins to be at least 1, got 0"),
-    ("HistogramBinning", {"binning": "quantile"}, "binning to be one of .* got 'quantile'"),
-    ("SplineScaling", {"n_knots": 500}, "logits to hold at least n_knots=500 rows, got 400"),
-    ("MatrixScaling", {"bias_penalty": -1.0}, "bias_penalty to be a finite number of at least 0"),
-    ("StructuredMatrixScaling", {"penalty": 0.0}, "penalty to be a finite number above 0"),
-    ("AutoScaling", {"random_state": -1}, "random_state to be at least 0, got -1; random_state=0 is"),
+    (
+        "HistogramBinning",
+        {"binning": "quantile"},
+        "binning to be one of .* got 'quantile'",
+    ),
+    (
+        "SplineScaling",
+        {"n_knots": 500},
+        "logits to hold at least n_knots=500 rows, got 400",
+    ),
+    (
+        "MatrixScaling",
+        {"bias_penalty": -1.0},
+        "bias_penalty to be a finite number of at least 0",
+    ),
+    (
+        "StructuredMatrixScaling",
+        {"penalty": 0.0},
+        "penalty to be a finite number above 0",
+    ),
+    (
+        "AutoScaling",
+        {"random_state": -1},
+        "random_state to be at least 0, got -1; random_state=0 is",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("name", "settings", "message"), SETTINGS)
-def test_settings_that_are_none(name: str, settings: dict[str, object], message: str) -> None:
+def test_settings_that_are_none(
+    name: str, settings: dict[str, object], message: str
+) -> None:
     with pytest.raises(InputError, match=f"expected {message}"):
         MAKE[name]().set_params(**settings).fit(*sampled(name))

@@ -26,7 +26,9 @@ def case(golden: Path) -> dict[str, np.ndarray]:
         return dict(arrays)
 
 
-def by_loops(probs: np.ndarray, labels: np.ndarray, edges: np.ndarray, new: np.ndarray) -> np.ndarray:
+def by_loops(
+    probs: np.ndarray, labels: np.ndarray, edges: np.ndarray, new: np.ndarray
+) -> np.ndarray:
     """The frequency of the class in the bin (low, high] of each new probability; the midpoint if empty."""
     scores = np.empty_like(new)
     for row, column in np.ndindex(*new.shape):
@@ -38,7 +40,11 @@ def by_loops(probs: np.ndarray, labels: np.ndarray, edges: np.ndarray, new: np.n
         low = -np.inf if number == 0 else bins[number][0]
         high = np.inf if number == len(bins) - 1 else bins[number][1]
         members = (probs[:, column] > low) & (probs[:, column] <= high)
-        frequency = (labels[members] == column).mean() if members.any() else sum(bins[number]) / 2
+        frequency = (
+            (labels[members] == column).mean()
+            if members.any()
+            else sum(bins[number]) / 2
+        )
         scores[row, column] = frequency
     return scores
 
@@ -49,7 +55,9 @@ def test_is_the_frequency_in_the_bin(kind: str, c: int, n_bins: int) -> None:
     logits, labels = sampled(80, c, 2.0)
     fresh = sampled(40, c, 2.0, seed=1)[0]
     scaler = HistogramBinning(n_bins, binning=kind).fit(logits, labels)
-    expected = by_loops(softmax(logits, axis=1), labels, scaler.edges_, softmax(fresh, axis=1))
+    expected = by_loops(
+        softmax(logits, axis=1), labels, scaler.edges_, softmax(fresh, axis=1)
+    )
     np.testing.assert_allclose(scaler.class_scores(fresh), expected, rtol=1e-12)
     expected += 1e-9 * softmax(fresh, axis=1)
     expected /= expected.sum(axis=1, keepdims=True)
@@ -65,8 +73,12 @@ def test_equal_mass_bins_hold_equal_numbers() -> None:
         assert counts.max() - counts.min() <= 2
 
 
-@pytest.mark.parametrize("scaling", [HistogramBinning(), IsotonicScaling(), IsotonicScaling("joint")])
-def test_a_masked_class_stays_masked(scaling: HistogramBinning | IsotonicScaling) -> None:
+@pytest.mark.parametrize(
+    "scaling", [HistogramBinning(), IsotonicScaling(), IsotonicScaling("joint")]
+)
+def test_a_masked_class_stays_masked(
+    scaling: HistogramBinning | IsotonicScaling,
+) -> None:
     """Also where the class of the lowest bin is right now and then."""
     logits, labels = sampled(300, 4, 2.0)
     scaling.fit(logits, labels)
@@ -77,35 +89,55 @@ def test_a_masked_class_stays_masked(scaling: HistogramBinning | IsotonicScaling
     assert (scaling.class_scores(masked)[:, 2] == 0).all()
 
 
-@pytest.mark.parametrize(("kind", "key"), [("one_vs_rest", "irova_probs_test"), ("joint", "mir_probs_test")])
-def test_equals_the_authors_code(case: dict[str, np.ndarray], kind: str, key: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "key"), [("one_vs_rest", "irova_probs_test"), ("joint", "mir_probs_test")]
+)
+def test_equals_the_authors_code(
+    case: dict[str, np.ndarray], kind: str, key: str
+) -> None:
     scaler = IsotonicScaling(kind).fit(case["logits_val"], case["labels_val"])
     theirs = case[key]  # not normalised; 1e-9 of the probabilities is added
     scores = scaler.class_scores(case["logits_test"])
     own = 1e-9 * softmax(case["logits_test"], axis=1)
     np.testing.assert_allclose(scores + own, theirs, rtol=0, atol=1e-12)
     probs = scaler.predict_proba(case["logits_test"])
-    np.testing.assert_allclose(probs, theirs / theirs.sum(axis=1, keepdims=True), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        probs, theirs / theirs.sum(axis=1, keepdims=True), rtol=0, atol=1e-12
+    )
 
 
 def test_the_spline_is_that_of_the_authors(case: dict[str, np.ndarray]) -> None:
     scaler = SplineScaling().fit(case["logits_val"], case["labels_val"])
-    np.testing.assert_allclose(scaler.scores_, np.sort(case["top_scores_val"]), rtol=1e-13)
+    np.testing.assert_allclose(
+        scaler.scores_, np.sort(case["top_scores_val"]), rtol=1e-13
+    )
     expected = case["spline_natural_k6_fitted_at_sorted_val"]
     np.testing.assert_allclose(scaler.accuracies_, expected, rtol=0, atol=1e-12)
     ours = scaler.predict_confidence(case["logits_test"])
-    np.testing.assert_allclose(ours, case["spline_natural_k6_test_npinterp"], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        ours, case["spline_natural_k6_test_npinterp"], rtol=0, atol=1e-12
+    )
 
 
-SIMPLEX = np.array([(a, b, 1 - a - b) for a, b in product(np.linspace(0, 1, 41), repeat=2) if a + b <= 1])
+SIMPLEX = np.array(
+    [
+        (a, b, 1 - a - b)
+        for a, b in product(np.linspace(0, 1, 41), repeat=2)
+        if a + b <= 1
+    ]
+)
 
 
-def noisy(n: int, c: int, temperature: float, noise: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
+def noisy(
+    n: int, c: int, temperature: float, noise: float = 0.1
+) -> tuple[np.ndarray, np.ndarray]:
     """Logits `temperature` times too large; a part of the labels is pure noise, which the uniform part corrects."""
     rng = np.random.default_rng(0)
     logits = rng.normal(scale=2, size=(n, c))
     labels = (logits + rng.gumbel(size=(n, c))).argmax(axis=1)
-    return logits * temperature, np.where(rng.random(n) < noise, rng.integers(c, size=n), labels)
+    return logits * temperature, np.where(
+        rng.random(n) < noise, rng.integers(c, size=n), labels
+    )
 
 
 def mixture(logits: np.ndarray, temperature: float, weights: np.ndarray) -> np.ndarray:
@@ -137,7 +169,9 @@ def test_mse_is_the_least_of_a_dense_grid(true_temperature: float) -> None:
 
 @pytest.mark.parametrize("true_temperature", [0.5, 3.0])
 @pytest.mark.parametrize("noise", [0.0, 1.0])
-def test_no_point_of_the_simplex_is_better(true_temperature: float, noise: float) -> None:
+def test_no_point_of_the_simplex_is_better(
+    true_temperature: float, noise: float
+) -> None:
     logits, labels = noisy(300, 4, true_temperature, noise)
     if noise == 1.0:
         logits[np.arange(300), labels] += 0.5  # a little better than chance

@@ -11,7 +11,18 @@ from hf_calib.losses import CalibrationLoss, make_loss
 from hf_calib.scaling import InverseLink
 from tests.helpers.loss_cases import VARIANTS, Variant, make_variant, variant_id
 
-REFUSED = ["avuc", "dft", "ece_ce", "kde_ece", "logit_norm", "mbls", "mdca", "mmce", "power", "soft_ece"]
+REFUSED = [
+    "avuc",
+    "dft",
+    "ece_ce",
+    "kde_ece",
+    "logit_norm",
+    "mbls",
+    "mdca",
+    "mmce",
+    "power",
+    "soft_ece",
+]
 SUPPORTED = [
     *(variant for variant in VARIANTS if variant[0] not in REFUSED),
     ("ada_dual_focal", {}),
@@ -48,7 +59,9 @@ class TestSolvesTheEquation:
         residual = np.abs(terms.sum(axis=1)).max(axis=1)
         # In the other rows classes were pooled, or a posterior would be negative, or all gradients underflow.
         solved = residual < 1e-8 * np.abs(terms).max(axis=(1, 2))
-        assert solved.mean() > (0.3 if variant != ("inverse_focal", {"gamma": 3.5}) else 0.05)
+        assert solved.mean() > (
+            0.3 if variant != ("inverse_focal", {"gamma": 3.5}) else 0.05
+        )
 
     @every_variant
     def test_class_weights_are_divided_out(self, variant: Variant) -> None:
@@ -56,9 +69,9 @@ class TestSolvesTheEquation:
         logits = random_logits(40, 3)
         weights = np.array([0.5, 1.0, 4.0])
         plain = InverseLink(make_loss(name, **hyperparameters)).predict_proba(logits)
-        weighted = InverseLink(make_loss(name, class_weights=weights, **hyperparameters)).predict_proba(
-            logits
-        )
+        weighted = InverseLink(
+            make_loss(name, class_weights=weights, **hyperparameters)
+        ).predict_proba(logits)
         expected = plain / weights
         expected /= expected.sum(axis=1, keepdims=True)
         np.testing.assert_allclose(weighted, expected, rtol=1e-9, atol=1e-15)
@@ -126,17 +139,24 @@ class TestNumbers:
         masked = np.hstack([logits[:, :1], np.full((50, 1), -np.inf), logits[:, 1:]])
         expected = InverseLink(make_variant(variant, 3)).predict_proba(logits)
         probs = InverseLink(make_variant(variant, 4)).predict_proba(masked)
-        np.testing.assert_allclose(np.delete(probs, 1, axis=1), expected, rtol=1e-9, atol=1e-15)
+        np.testing.assert_allclose(
+            np.delete(probs, 1, axis=1), expected, rtol=1e-9, atol=1e-15
+        )
         np.testing.assert_array_equal(probs[:, 1], 0)
 
     def test_near_certainty_keeps_its_digits(self) -> None:
         """p -> 1: the focal factor is (1 - p)^g (1 + g), that of the other class 1; so also where 1 - p is 1e-29."""
         for gap in (30.0, 45.0, 66.0):
-            log_odds = np.diff(InverseLink(make_loss("focal", gamma=3.0)).transform([[0.0, gap]]))[0, 0]
-            assert log_odds == pytest.approx(gap + 3 * gap - np.log(4), abs=1e-2 if gap < 60 else 0.2)
+            log_odds = np.diff(
+                InverseLink(make_loss("focal", gamma=3.0)).transform([[0.0, gap]])
+            )[0, 0]
+            assert log_odds == pytest.approx(
+                gap + 3 * gap - np.log(4), abs=1e-2 if gap < 60 else 0.2
+            )
         # A loss of other numbers, too, does not see 1 - p beyond 33: there the odds still grow, without a jump.
         of_gap = [
-            np.diff(InverseLink(make_loss("dual_focal")).transform([[0.0, g]]))[0, 0] for g in (30, 33, 45)
+            np.diff(InverseLink(make_loss("dual_focal")).transform([[0.0, g]]))[0, 0]
+            for g in (30, 33, 45)
         ]
         assert of_gap[0] < of_gap[1] < of_gap[2] < 6 * 45
 
@@ -144,15 +164,21 @@ class TestNumbers:
 class TestTheEstimator:
     @pytest.mark.parametrize("name", REFUSED)
     def test_losses_without_a_link(self, name: str) -> None:
-        for call in (InverseLink(make_loss(name)).fit, InverseLink(make_loss(name)).predict_proba):
+        for call in (
+            InverseLink(make_loss(name)).fit,
+            InverseLink(make_loss(name)).predict_proba,
+        ):
             with pytest.raises(
-                ValueError, match=f"inverse link, got '{name}'; use a loss among .*dual_focal"
+                ValueError,
+                match=f"inverse link, got '{name}'; use a loss among .*dual_focal",
             ):
                 call([[1.0, 0.0]])
 
     @pytest.mark.parametrize("loss", ["focal", torch.nn.CrossEntropyLoss(), None])
     def test_what_is_no_loss_of_ours(self, loss: object) -> None:
-        with pytest.raises(TypeError, match=r"expected loss to be a CalibrationLoss, got .*make_loss"):
+        with pytest.raises(
+            TypeError, match=r"expected loss to be a CalibrationLoss, got .*make_loss"
+        ):
             InverseLink(loss).predict_proba([[1.0, 0.0]])
 
     def test_losses_that_it_cannot_undo(self) -> None:
@@ -162,4 +188,6 @@ class TestTheEstimator:
         with pytest.raises(ValueError, match="smoothing to be below 1"):
             InverseLink(make_loss("label_smoothing", smoothing=1)).fit([[1.0, 0.0]])
         with pytest.raises(ValueError, match="the 3 classes of class_weights"):
-            InverseLink(make_loss("focal", class_weights=[1, 2, 3])).predict_proba([[1.0, 0.0]])
+            InverseLink(make_loss("focal", class_weights=[1, 2, 3])).predict_proba(
+                [[1.0, 0.0]]
+            )

@@ -25,12 +25,16 @@ MATRICES = [MatrixScaling, DirichletScaling]
 STRUCTURED = [StructuredVectorScaling, StructuredMatrixScaling]
 
 
-def sampled(n: int, c: int, temperature: float = 2.0, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def sampled(
+    n: int, c: int, temperature: float = 2.0, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     """Over-confident logits of a classifier that is right often, mixes classes, and has wrong offsets."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(scale=1.5, size=(n, c))
     logits[np.arange(n), rng.integers(c, size=n)] += 2
-    true = logits @ (np.eye(c) + 0.4 * rng.normal(size=(c, c)) / np.sqrt(c)) + 0.5 * rng.normal(size=c)
+    true = logits @ (
+        np.eye(c) + 0.4 * rng.normal(size=(c, c)) / np.sqrt(c)
+    ) + 0.5 * rng.normal(size=c)
     return logits * temperature, (true + rng.gumbel(size=(n, c))).argmax(axis=1)
 
 
@@ -38,14 +42,18 @@ def offset(n: int, c: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Over-confident logits with an offset of each class."""
     rng = np.random.default_rng(seed)
     logits = 2 * rng.normal(size=(n, c))
-    return 2 * logits, (logits + np.linspace(0, 1, c) + rng.gumbel(size=(n, c))).argmax(axis=1)
+    return 2 * logits, (logits + np.linspace(0, 1, c) + rng.gumbel(size=(n, c))).argmax(
+        axis=1
+    )
 
 
 def nll(logits: np.ndarray, labels: np.ndarray) -> float:
     return float(-log_softmax(logits, axis=1)[np.arange(len(labels)), labels].mean())
 
 
-def slopes(scaler: Linear, features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def slopes(
+    scaler: Linear, features: np.ndarray, labels: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """The gradient of the mean negative log-likelihood in a (C, C) weight and in the bias."""
     weight = np.diag(scaler.weight_) if scaler.weight_.ndim == 1 else scaler.weight_
     residual = softmax(features @ weight.T + scaler.bias_, axis=1)
@@ -56,13 +64,19 @@ def slopes(scaler: Linear, features: np.ndarray, labels: np.ndarray) -> tuple[np
 RIDGE = 1e-6  # of what has no penalty
 
 
-def of_ridge(scaler: VectorScaling, temperature: float) -> tuple[np.ndarray, np.ndarray]:
+def of_ridge(
+    scaler: VectorScaling, temperature: float
+) -> tuple[np.ndarray, np.ndarray]:
     """The gradient of the ridge of a vector map."""
-    return 2 * RIDGE * temperature * (temperature * scaler.weight_ - 1), 2 * RIDGE * scaler.bias_
+    return 2 * RIDGE * temperature * (
+        temperature * scaler.weight_ - 1
+    ), 2 * RIDGE * scaler.bias_
 
 
 class TestVector:
-    @pytest.mark.parametrize(("n", "c"), [(200, 2), (600, 5), (4000, 30), (12_000, 100)])
+    @pytest.mark.parametrize(
+        ("n", "c"), [(200, 2), (600, 5), (4000, 30), (12_000, 100)]
+    )
     def test_the_gradient_is_zero(self, n: int, c: int) -> None:
         logits, labels = sampled(n, c)
         scaler = VectorScaling().fit(logits, labels)
@@ -78,8 +92,12 @@ class TestVector:
         mask[np.arange(500), labels] = False
         masked = np.where(mask, -np.inf, logits)
         scaler = VectorScaling().fit(masked, labels)
-        residual = softmax(np.where(mask, -np.inf, logits * scaler.weight_ + scaler.bias_), axis=1)
-        np.testing.assert_allclose(scaler.predict_proba(masked), residual, rtol=1e-12, atol=1e-15)
+        residual = softmax(
+            np.where(mask, -np.inf, logits * scaler.weight_ + scaler.bias_), axis=1
+        )
+        np.testing.assert_allclose(
+            scaler.predict_proba(masked), residual, rtol=1e-12, atol=1e-15
+        )
         residual[np.arange(500), labels] -= 1
         ridges = of_ridge(scaler, TemperatureScaling().fit(masked, labels).temperature_)
         assert np.abs((residual * logits).mean(axis=0) + ridges[0]).max() < 1e-7
@@ -87,14 +105,18 @@ class TestVector:
 
 
 @pytest.mark.parametrize("kind", MATRICES)
-@pytest.mark.parametrize("penalties", [(0.0, 0.0), (1.0, 1.0), (0.0, 0.3), (300.0, 0.0), (0.01, 100.0)])
+@pytest.mark.parametrize(
+    "penalties", [(0.0, 0.0), (1.0, 1.0), (0.0, 0.3), (300.0, 0.0), (0.01, 100.0)]
+)
 def test_is_the_minimum_of_the_penalised_likelihood(
     kind: type[Linear], penalties: tuple[float, float]
 ) -> None:
     logits, labels = sampled(2000, 4)
     features = log_softmax(logits, axis=1) if kind is DirichletScaling else logits
     temperature = TemperatureScaling().fit(logits, labels).temperature_
-    scaler = kind(off_diagonal_penalty=penalties[0], bias_penalty=penalties[1]).fit(logits, labels)
+    scaler = kind(off_diagonal_penalty=penalties[0], bias_penalty=penalties[1]).fit(
+        logits, labels
+    )
     by_weight, by_bias = slopes(scaler, features, labels)
     between = max(penalties[0] / 12, RIDGE)
     weight = temperature * scaler.weight_
@@ -107,13 +129,17 @@ def test_is_the_minimum_of_the_penalised_likelihood(
 
 @pytest.mark.parametrize("penalty", [1.0, 0.1])
 @pytest.mark.parametrize("case", ["N300_K5", "N400_K12", "N40_K6_absent"])
-def test_structured_maps_are_the_authors(case: str, penalty: float, golden: Path) -> None:
+def test_structured_maps_are_the_authors(
+    case: str, penalty: float, golden: Path
+) -> None:
     """The `SVSCalibrator` and `SMSCalibrator` of probmetrics 1.3.0, minimised by torch to a gradient of 1e-8."""
     with np.load(golden / "structured_scaling.npz") as arrays:
         logits, labels = arrays[f"{case}_logits"], arrays[f"{case}_labels"]
         theirs = {name: arrays[f"{case}_penalty{penalty:g}_{name}"] for name in NAMES}
         temperature = float(arrays[f"{case}_temperature"])
-    assert TemperatureScaling().fit(logits, labels).temperature_ == pytest.approx(temperature, rel=1e-9)
+    assert TemperatureScaling().fit(logits, labels).temperature_ == pytest.approx(
+        temperature, rel=1e-9
+    )
     for name, kind in zip(("svs", "sms"), STRUCTURED, strict=True):
         ours = kind(penalty).fit(logits, labels)
         np.testing.assert_allclose(ours.weight_, theirs[f"{name}_weight"], atol=1e-6)
@@ -132,21 +158,45 @@ def test_each_label_is_a_problem_of_two_classes() -> None:
     temperature = TemperatureScaling(multi_label=True).fit(logits, labels).temperature_
     for column in range(3):
         known = labels[:, column] >= 0
-        x, sign = logits[known, column] / temperature, np.where(labels[known, column] == 1, 1, -1)
+        x, sign = (
+            logits[known, column] / temperature,
+            np.where(labels[known, column] == 1, 1, -1),
+        )
 
-        def loss(theta: np.ndarray, x: np.ndarray = x, sign: np.ndarray = sign) -> float:
+        def loss(
+            theta: np.ndarray, x: np.ndarray = x, sign: np.ndarray = sign
+        ) -> float:
             scores = (1 + theta[0]) * x + theta[1]
-            return float(np.logaddexp(0, -sign * scores).sum() + 0.5 * (4 * theta[0] ** 2 + theta[1] ** 2))
+            return float(
+                np.logaddexp(0, -sign * scores).sum()
+                + 0.5 * (4 * theta[0] ** 2 + theta[1] ** 2)
+            )
 
-        found = minimize(loss, np.zeros(2), method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-12}).x
-        assert scaler.weight_[column] * temperature == pytest.approx(1 + found[0], abs=1e-4)
+        found = minimize(
+            loss,
+            np.zeros(2),
+            method="Nelder-Mead",
+            options={"xatol": 1e-9, "fatol": 1e-12},
+        ).x
+        assert scaler.weight_[column] * temperature == pytest.approx(
+            1 + found[0], abs=1e-4
+        )
         assert scaler.bias_[column] == pytest.approx(found[1], abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *STRUCTURED])
 @pytest.mark.parametrize(
     "case",
-    ["one class", "one row", "absent", "separable", "map separates", "constant", "inverted", "saturated"],
+    [
+        "one class",
+        "one row",
+        "absent",
+        "separable",
+        "map separates",
+        "constant",
+        "inverted",
+        "saturated",
+    ],
 )
 def test_is_finite_and_no_worse_than_uniform(kind: type[Linear], case: str) -> None:
     logits, labels = offset(60, 8)
@@ -159,7 +209,9 @@ def test_is_finite_and_no_worse_than_uniform(kind: type[Linear], case: str) -> N
     elif case == "separable":
         labels = logits.argmax(axis=1)
     elif case == "map separates":
-        labels = (logits * np.linspace(0.5, 2, 8) + np.linspace(-1, 1, 8)).argmax(axis=1)
+        labels = (logits * np.linspace(0.5, 2, 8) + np.linspace(-1, 1, 8)).argmax(
+            axis=1
+        )
     elif case == "constant":
         logits = np.zeros_like(logits)
     elif case == "inverted":

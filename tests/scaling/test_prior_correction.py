@@ -26,7 +26,9 @@ CENTRES = np.array([[0.0, 0.0], [2.5, 0.0], [1.0, 2.0]])
 SHIFTED = np.array([0.7, 0.2, 0.1])
 
 
-def draw(rng: np.random.Generator, n: int, prior: np.ndarray = EVEN) -> tuple[np.ndarray, np.ndarray]:
+def draw(
+    rng: np.random.Generator, n: int, prior: np.ndarray = EVEN
+) -> tuple[np.ndarray, np.ndarray]:
     """Normal features of three classes: the logits of the exact posterior under even shares, and labels."""
     labels = rng.choice(3, size=n, p=prior)
     features = CENTRES[labels] + rng.normal(size=(n, 2))
@@ -43,21 +45,29 @@ class TestCorrection:
         correction = PriorCorrection(EVEN, SHIFTED)
         wanted = softmax(logits, axis=1) * SHIFTED
         probs = correction.predict_proba(logits)
-        np.testing.assert_allclose(probs, wanted / wanted.sum(axis=1, keepdims=True), rtol=1e-12)
+        np.testing.assert_allclose(
+            probs, wanted / wanted.sum(axis=1, keepdims=True), rtol=1e-12
+        )
         before = negative_log_likelihood(softmax(logits, axis=1), labels)
         assert negative_log_likelihood(probs, labels) < before - 0.1
         np.testing.assert_allclose(probs.mean(axis=0), SHIFTED, atol=0.02)
         back = PriorCorrection(SHIFTED, EVEN).transform(correction.transform(logits))
         np.testing.assert_allclose(back, logits, atol=1e-12)
 
-    @pytest.mark.parametrize("first", [TemperatureScaling(), VectorScaling(), MatrixScaling()])
+    @pytest.mark.parametrize(
+        "first", [TemperatureScaling(), VectorScaling(), MatrixScaling()]
+    )
     def test_comes_after_the_map(self, first: Any) -> None:
         logits, labels = draw(np.random.default_rng(0), 500)
         first.fit(2 * logits, labels)
         correction = PriorCorrection(EVEN, SHIFTED, first)
         wanted = log_softmax(first.transform(2 * logits) + np.log(SHIFTED), axis=1)
-        np.testing.assert_allclose(log_softmax(correction.transform(2 * logits), axis=1), wanted, atol=1e-9)
-        np.testing.assert_allclose(correction.affine_map()(2 * logits), correction.transform(2 * logits))
+        np.testing.assert_allclose(
+            log_softmax(correction.transform(2 * logits), axis=1), wanted, atol=1e-9
+        )
+        np.testing.assert_allclose(
+            correction.affine_map()(2 * logits), correction.transform(2 * logits)
+        )
 
     def test_a_masked_class_stays_masked(self) -> None:
         probs = PriorCorrection(EVEN, SHIFTED).predict_proba([[1.0, -np.inf, 0.0]])
@@ -98,10 +108,14 @@ class TestEstimates:
         one_hot = np.repeat(np.eye(2), [30, 170], axis=0)
         source = np.repeat(np.eye(2), 30, axis=0)
         labels = source.argmax(axis=1)
-        found = estimate_prior(one_hot, source_probs=source, source_labels=labels, n_resamples=400)
+        found = estimate_prior(
+            one_hot, source_probs=source, source_labels=labels, n_resamples=400
+        )
         more = found.pseudo_rows / 2
         assert more <= 2
-        np.testing.assert_allclose(found.prior, (np.array([30, 170]) + more) / (200 + 2 * more), rtol=1e-9)
+        np.testing.assert_allclose(
+            found.prior, (np.array([30, 170]) + more) / (200 + 2 * more), rtol=1e-9
+        )
         wanted = beta.ppf([0.025, 0.975], 30.5, 170.5)
         np.testing.assert_allclose(found.interval[0], wanted, atol=0.012)
         assert found.shifted
@@ -126,12 +140,16 @@ def test_intervals_cover_and_noise_is_refused(with_source: bool, n_draws: int) -
         known: dict[str, Any] = {"train_prior": EVEN}
         if with_source:
             known = {"source_labels": labels, "source_probs": softmax(logits, axis=1)}
-        estimate = estimate_prior(posterior(rng, 200, SHIFTED), **known, n_resamples=100)
+        estimate = estimate_prior(
+            posterior(rng, 200, SHIFTED), **known, n_resamples=100
+        )
         assert estimate.shifted
         low, high = estimate.interval.T
         covered.append((low <= SHIFTED) & (high >= SHIFTED))
         found.append(estimate.prior)
-        kept.append(not estimate_prior(posterior(rng, 200), **known, n_resamples=100).shifted)
+        kept.append(
+            not estimate_prior(posterior(rng, 200), **known, n_resamples=100).shifted
+        )
     # Three standard errors of what is promised; those of the coverage are of the draws, not of three shares each.
     lowest = 0.95 - 3 * np.sqrt(0.05 * 0.95 / n_draws)
     assert np.mean(covered) > lowest
@@ -147,10 +165,14 @@ def test_probabilities_that_are_not_calibrated_are_warned_of() -> None:
     logits, labels = draw(rng, 2000)
     target = softmax(2 * draw(rng, 300, SHIFTED)[0], axis=1)
     with pytest.warns(
-        UserWarning, match=r"not calibrated on the source's rows: a temperature of 1.96.* Calibrate"
+        UserWarning,
+        match=r"not calibrated on the source's rows: a temperature of 1.96.* Calibrate",
     ):
         found = estimate_prior(
-            target, source_probs=softmax(2 * logits, axis=1), source_labels=labels, n_resamples=99
+            target,
+            source_probs=softmax(2 * logits, axis=1),
+            source_labels=labels,
+            n_resamples=99,
         )
     assert found.shifted
     assert not found.corrects
@@ -159,7 +181,12 @@ def test_probabilities_that_are_not_calibrated_are_warned_of() -> None:
     np.testing.assert_array_equal(correction.affine_map().bias, 0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        estimate_prior(target, source_probs=softmax(logits, axis=1), source_labels=labels, n_resamples=10)
+        estimate_prior(
+            target,
+            source_probs=softmax(logits, axis=1),
+            source_labels=labels,
+            n_resamples=10,
+        )
 
 
 def test_noise_is_not_corrected() -> None:
@@ -180,10 +207,16 @@ def test_a_shift_is_corrected_after_the_first_map() -> None:
     source, source_labels = draw(rng, 500)
     target, target_labels = draw(rng, 2000, SHIFTED)
     first = TemperatureScaling().fit(3 * source, source_labels)
-    found = estimate_prior(first.predict_proba(3 * target), source_probs=first.predict_proba(3 * source))
+    found = estimate_prior(
+        first.predict_proba(3 * target), source_probs=first.predict_proba(3 * source)
+    )
     before, after, best = (
         negative_log_likelihood(scaler.predict_proba(3 * target), target_labels)
-        for scaler in (first, found.correction(first), PriorCorrection(found.train_prior, SHIFTED, first))
+        for scaler in (
+            first,
+            found.correction(first),
+            PriorCorrection(found.train_prior, SHIFTED, first),
+        )
     )
     assert after < before - 0.1
     assert after == pytest.approx(best, abs=0.01)
@@ -192,18 +225,40 @@ def test_a_shift_is_corrected_after_the_first_map() -> None:
 GOOD = posterior(np.random.default_rng(0), 20)
 NEVER_THE_LAST = np.eye(3)[[0, 1] * 10]
 REFUSED: list[tuple[np.ndarray, dict[str, Any], str]] = [
-    (GOOD[:1], {"train_prior": EVEN}, "expected probs to hold rows that differ, got one row; pass"),
-    (GOOD[[3] * 9], {"train_prior": EVEN}, "rows that differ, got 9 rows that are all alike; pass the"),
+    (
+        GOOD[:1],
+        {"train_prior": EVEN},
+        "expected probs to hold rows that differ, got one row; pass",
+    ),
+    (
+        GOOD[[3] * 9],
+        {"train_prior": EVEN},
+        "rows that differ, got 9 rows that are all alike; pass the",
+    ),
     (GOOD, {}, "expected source_probs or train_prior to be given, got neither"),
-    (GOOD, {"source_probs": GOOD, "train_prior": EVEN}, "train_prior to be given, got both"),
-    (GOOD, {"train_prior": [0.5, 0.5]}, "train_prior to have the 3 classes of probs, got 2"),
-    (GOOD, {"source_probs": NEVER_THE_LAST}, "every class some probability, got 0 in all rows for class 2"),
+    (
+        GOOD,
+        {"source_probs": GOOD, "train_prior": EVEN},
+        "train_prior to be given, got both",
+    ),
+    (
+        GOOD,
+        {"train_prior": [0.5, 0.5]},
+        "train_prior to have the 3 classes of probs, got 2",
+    ),
+    (
+        GOOD,
+        {"source_probs": NEVER_THE_LAST},
+        "every class some probability, got 0 in all rows for class 2",
+    ),
     (GOOD, {"train_prior": EVEN, "n_resamples": 0}, "n_resamples to be at least 1"),
 ]
 
 
 @pytest.mark.parametrize(("probs", "options", "message"), REFUSED)
-def test_refused_with_one_sentence(probs: np.ndarray, options: dict[str, Any], message: str) -> None:
+def test_refused_with_one_sentence(
+    probs: np.ndarray, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         estimate_prior(probs, **options)
     assert "\n" not in str(caught.value)
@@ -214,7 +269,9 @@ def test_refused_with_one_sentence(probs: np.ndarray, options: dict[str, Any], m
 def test_extremes(n_classes: int, scale: float) -> None:
     """Hardly any information, or saturated rows: shares stay finite and above 0."""
     rng = np.random.default_rng(8)
-    probs, source = (softmax(scale * rng.normal(size=(60, n_classes)), axis=1) for _ in range(2))
+    probs, source = (
+        softmax(scale * rng.normal(size=(60, n_classes)), axis=1) for _ in range(2)
+    )
     found = estimate_prior(probs, source_probs=source, n_resamples=20)
     assert found.prior.min() > 0
     assert found.prior.sum() == pytest.approx(1)

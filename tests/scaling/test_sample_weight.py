@@ -30,7 +30,9 @@ WEIGHTED: dict[str, Any] = {
     "temperature on a grid": lambda: TemperatureScaling(grid=np.arange(1, 40) / 10),
     "vector": VectorScaling,
     "matrix": lambda: MatrixScaling(off_diagonal_penalty=0.3, bias_penalty=0.1),
-    "matrix, no penalties": lambda: MatrixScaling(off_diagonal_penalty=0, bias_penalty=0),
+    "matrix, no penalties": lambda: MatrixScaling(
+        off_diagonal_penalty=0, bias_penalty=0
+    ),
     "dirichlet": lambda: DirichletScaling(off_diagonal_penalty=0.3, bias_penalty=0.1),
     "isotonic": IsotonicScaling,
     "isotonic, joint": lambda: IsotonicScaling("joint"),
@@ -41,7 +43,11 @@ WEIGHTED: dict[str, Any] = {
 @pytest.mark.parametrize("name", WEIGHTED)
 @pytest.mark.parametrize("scale", [1.0, 1e-5])
 def test_repeated_rows(name: str, scale: float) -> None:
-    found = WEIGHTED[name]().fit(LOGITS, LABELS, sample_weight=scale * TIMES).predict_proba(LOGITS)
+    found = (
+        WEIGHTED[name]()
+        .fit(LOGITS, LABELS, sample_weight=scale * TIMES)
+        .predict_proba(LOGITS)
+    )
     wanted = WEIGHTED[name]().fit(LOGITS[ROWS], LABELS[ROWS]).predict_proba(LOGITS)
     np.testing.assert_allclose(
         found, wanted, atol=2e-4 if name.startswith(("matrix", "dir", "vec")) else 1e-9
@@ -49,13 +55,19 @@ def test_repeated_rows(name: str, scale: float) -> None:
     plain = WEIGHTED[name]().fit(LOGITS, LABELS).predict_proba(LOGITS)
     assert np.abs(plain - wanted).max() > 1e-3 or name == "temperature on a grid"
     if name not in ("isotonic", "isotonic, joint", "histogram"):
-        losses = [negative_log_likelihood(each[ROWS], LABELS[ROWS]) for each in (found, wanted)]
+        losses = [
+            negative_log_likelihood(each[ROWS], LABELS[ROWS])
+            for each in (found, wanted)
+        ]
         assert losses[0] == pytest.approx(losses[1], abs=1e-6)
 
 
 def test_default_penalties_follow_the_number_of_rows_of_kish() -> None:
     kish = TIMES.sum() ** 2 / (TIMES**2).sum()
-    penalties = {"off_diagonal_penalty": 10 * C**2 * (C - 1) / kish, "bias_penalty": C / (2 * kish)}
+    penalties = {
+        "off_diagonal_penalty": 10 * C**2 * (C - 1) / kish,
+        "bias_penalty": C / (2 * kish),
+    }
     for kind in (MatrixScaling, DirichletScaling):
         found = kind().fit(LOGITS, LABELS, sample_weight=TIMES)
         wanted = kind(**penalties).fit(LOGITS[ROWS], LABELS[ROWS])
@@ -66,9 +78,13 @@ def test_refused() -> None:
     for make in WEIGHTED.values():
         with pytest.raises(InputError, match=r"sample_weight to have shape \(1500,\)"):
             make().fit(LOGITS, LABELS, sample_weight=np.ones(3))
-        with pytest.raises(InputError, match="sample_weight to be finite and at least 0"):
+        with pytest.raises(
+            InputError, match="sample_weight to be finite and at least 0"
+        ):
             make().fit(LOGITS, LABELS, sample_weight=-np.ones(N))
-    with pytest.raises(InputError, match="with criterion 'nll' and one label per row, got 'ece'"):
+    with pytest.raises(
+        InputError, match="with criterion 'nll' and one label per row, got 'ece'"
+    ):
         TemperatureScaling("ece").fit(LOGITS, LABELS, sample_weight=TIMES)
     with pytest.raises(InputError, match="one label per row, got multi_label=True"):
         TemperatureScaling(multi_label=True).fit(LOGITS, LABELS, sample_weight=TIMES)

@@ -14,7 +14,13 @@ from sklearn.exceptions import NotFittedError
 
 from hf_calib import scaling
 from hf_calib.losses import make_loss
-from hf_calib.scaling import FOLDABLE_SCALERS, PriorCorrection, Scaler, load_map, save_map
+from hf_calib.scaling import (
+    FOLDABLE_SCALERS,
+    PriorCorrection,
+    Scaler,
+    load_map,
+    save_map,
+)
 from hf_calib.scaling.saved_map import (
     MAP_NAME,
     config_record,
@@ -43,11 +49,17 @@ def fitted(name: str, n: int = 400, c: int = 4) -> tuple[Any, np.ndarray]:
 
 def assert_same(loaded: Any, scaler: Any, logits: np.ndarray) -> None:
     assert type(loaded) is type(scaler)
-    assert vars(loaded).keys() == {name for name in vars(scaler) if not name.startswith("_")}
+    assert vars(loaded).keys() == {
+        name for name in vars(scaler) if not name.startswith("_")
+    }
     for name in vars(loaded):
         value, ours = getattr(scaler, name), getattr(loaded, name)
         if isinstance(value, np.ndarray):
-            assert (ours.dtype, ours.shape, ours.tobytes()) == (value.dtype, value.shape, value.tobytes())
+            assert (ours.dtype, ours.shape, ours.tobytes()) == (
+                value.dtype,
+                value.shape,
+                value.tobytes(),
+            )
         elif name not in ("loss", "scaler"):
             assert ours == value
     ours, theirs = loaded.predict_proba(logits), scaler.predict_proba(logits)
@@ -68,7 +80,12 @@ def refused(folder: Path, message: str) -> None:
 
 
 # The fits of AutoScaling on 100 classes take seconds, and are saved as those of what it chooses from.
-CASES = [(name, c) for name in MAKE for c in (2, 100) if c == 2 or not name.startswith("AutoScaling")]
+CASES = [
+    (name, c)
+    for name in MAKE
+    for c in (2, 100)
+    if c == 2 or not name.startswith("AutoScaling")
+]
 
 
 @pytest.mark.parametrize(("name", "c"), CASES)
@@ -77,35 +94,54 @@ def test_every_scaler_comes_back_bit_for_bit(name: str, c: int, tmp_path: Path) 
     scaler.save_pretrained(tmp_path / "new")
     assert_same(Scaler.from_pretrained(tmp_path / "new"), scaler, logits)
     assert_same(type(scaler).from_pretrained(str(tmp_path / "new")), scaler, logits)
-    files = {path.relative_to(tmp_path / "new").as_posix() for path in (tmp_path / "new").rglob("*.*")}
+    files = {
+        path.relative_to(tmp_path / "new").as_posix()
+        for path in (tmp_path / "new").rglob("*.*")
+    }
     assert files == {MAP_NAME}
     assert scaler.multi_label == (name in MULTI_LABEL)
     assert title_of(scaler)
 
 
 @pytest.mark.parametrize("method", FOLDABLE_SCALERS)
-def test_the_file_of_a_map_says_its_weight_and_bias(method: str, tmp_path: Path) -> None:
+def test_the_file_of_a_map_says_its_weight_and_bias(
+    method: str, tmp_path: Path
+) -> None:
     scaler, logits = fitted(FOLDABLE_SCALERS[method].name)
     save_map(scaler, tmp_path, {"split": "calibration", "n_examples": 300})
     loaded, about = load_map(tmp_path / MAP_NAME)
     assert about == {"split": "calibration", "n_examples": 300}
-    assert (title_of(loaded), config_record(loaded)) == (title_of(scaler), config_record(scaler))
+    assert (title_of(loaded), config_record(loaded)) == (
+        title_of(scaler),
+        config_record(scaler),
+    )
     record = json.loads((tmp_path / MAP_NAME).read_text(), parse_constant=pytest.fail)
-    assert {"hf_calib", "torch", "transformers", "scikit-learn"} == record["versions"].keys()
+    assert {"hf_calib", "torch", "transformers", "scikit-learn"} == record[
+        "versions"
+    ].keys()
     weight, bias = np.array(record["weight"]), record["bias"]
     mapped = logits @ weight.T if weight.ndim == 2 else logits * weight
     np.testing.assert_allclose(
-        mapped + (0 if bias is None else bias), scaler.transform(logits), rtol=1e-12, atol=1e-12
+        mapped + (0 if bias is None else bias),
+        scaler.transform(logits),
+        rtol=1e-12,
+        atol=1e-12,
     )
 
 
-@pytest.mark.parametrize("name", ["TemperatureScaling", "VectorScaling", "StructuredMatrixScaling"])
-def test_a_prior_correction_comes_back_with_the_map_before_it(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["TemperatureScaling", "VectorScaling", "StructuredMatrixScaling"]
+)
+def test_a_prior_correction_comes_back_with_the_map_before_it(
+    name: str, tmp_path: Path
+) -> None:
     first, logits = fitted(name)
     scaler = PriorCorrection(np.full(4, 0.25), np.array([4, 3, 2, 1]), first)
     save_map(scaler, tmp_path)
     loaded = load_map(tmp_path).scaler
-    np.testing.assert_array_equal(loaded.predict_proba(logits), scaler.predict_proba(logits))
+    np.testing.assert_array_equal(
+        loaded.predict_proba(logits), scaler.predict_proba(logits)
+    )
     assert type(loaded.scaler) is type(first)
     assert title_of(loaded) == "prior correction"
     recorded = {"scaler": method_of(first, folds=True), **config_record(first)}
@@ -124,7 +160,9 @@ LOSSES: dict[str, Callable[[], Any]] = {
     "table": adapted,
     "empty table": lambda: make_loss("calfocal"),  # whose accuracies are NaN
     "steps": lambda: make_loss("flsd", thresholds=(0.3,), gammas=(4.0, 2.0)),
-    "class weights": lambda: make_loss("dual_focal", gamma=2.0, class_weights=[1.0, 0.1, 3.0, 1 / 3]),
+    "class weights": lambda: make_loss(
+        "dual_focal", gamma=2.0, class_weights=[1.0, 0.1, 3.0, 1 / 3]
+    ),
 }
 
 
@@ -157,9 +195,14 @@ def test_what_is_not_fitted_is_not_saved(name: str, tmp_path: Path) -> None:
 
 
 def test_what_is_no_scaler_or_is_not_finite_is_not_saved(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"expected scaler to be one of TemperatureScaling, .*got float"):
+    with pytest.raises(
+        TypeError, match=r"expected scaler to be one of TemperatureScaling, .*got float"
+    ):
         save_map(1.5, tmp_path)
-    for name, attribute in (("VectorScaling", "bias_"), ("SplineScaling", "accuracies_")):
+    for name, attribute in (
+        ("VectorScaling", "bias_"),
+        ("SplineScaling", "accuracies_"),
+    ):
         scaler, _ = fitted(name)
         setattr(scaler, attribute, getattr(scaler, attribute) * np.nan)
         message = "expected scaler to have finite numbers, got NaN or infinity; fit it"
@@ -171,7 +214,12 @@ def test_what_is_no_scaler_or_is_not_finite_is_not_saved(tmp_path: Path) -> None
 def of_loss(name: str, **hyperparameters: Any) -> dict[str, Any]:
     return {
         "settings": {
-            "loss": {"name": name, "hyperparameters": hyperparameters, "class_weights": None, "state": {}}
+            "loss": {
+                "name": name,
+                "hyperparameters": hyperparameters,
+                "class_weights": None,
+                "state": {},
+            }
         }
     }
 
@@ -180,9 +228,17 @@ DAMAGES: list[tuple[str, dict[str, Any], str]] = [
     ("VectorScaling", {"method": "vectors"}, r"got 'vectors'; did you mean 'vector'\?"),
     ("VectorScaling", {"weight": "large"}, "could not convert"),
     ("SplineScaling", {"parameters": {}}, "NotFittedError"),
-    ("EnsembleTemperatureScaling", {"parameters": {"n_classes": 4, "temperature": 1e999}}, "NaN or i"),
+    (
+        "EnsembleTemperatureScaling",
+        {"parameters": {"n_classes": 4, "temperature": 1e999}},
+        "NaN or i",
+    ),
     ("InverseLink", of_loss("os.system"), "os.system"),
-    ("InverseLink", of_loss("adafocal", n_bins=10**12), ""),  # more than there is memory
+    (
+        "InverseLink",
+        of_loss("adafocal", n_bins=10**12),
+        "",
+    ),  # more than there is memory
     ("InverseLink", of_loss("adafocal"), "Missing key"),
 ]
 
@@ -210,6 +266,7 @@ def test_a_place_that_is_none(tmp_path: Path) -> None:
         scaler.save_pretrained(tmp_path / "file")
     for name in (tmp_path / "nothing", "../nothing", "a/b/c"):
         with pytest.raises(
-            ValueError, match="expected name to be a folder, or a repository on the Hub, with"
+            ValueError,
+            match="expected name to be a folder, or a repository on the Hub, with",
         ):
             Scaler.from_pretrained(name)

@@ -41,7 +41,9 @@ def case(request: pytest.FixtureRequest, golden: Path) -> dict[str, np.ndarray]:
 
 
 class TestAgainstThePapersCode:
-    def test_nll_is_at_least_as_low_as_theirs(self, case: dict[str, np.ndarray]) -> None:
+    def test_nll_is_at_least_as_low_as_theirs(
+        self, case: dict[str, np.ndarray]
+    ) -> None:
         logits, labels = case["logits_val"], case["labels_val"]
         theirs = float(case["T_nll_continuous_mixnmatch_lbfgsb"])
         ours = TemperatureScaling().fit(logits, labels).temperature_
@@ -57,10 +59,18 @@ class TestAgainstThePapersCode:
         ],
     )
     def test_grid_choice(
-        self, case: dict[str, np.ndarray], criterion: str, grid: np.ndarray | None, key: str
+        self,
+        case: dict[str, np.ndarray],
+        criterion: str,
+        grid: np.ndarray | None,
+        key: str,
     ) -> None:
-        scaler = TemperatureScaling(criterion, grid=grid).fit(case["logits_val"], case["labels_val"])
-        assert scaler.temperature_ == round(float(case[key]), 1)  # k/10 exactly, not a sum of tenths
+        scaler = TemperatureScaling(criterion, grid=grid).fit(
+            case["logits_val"], case["labels_val"]
+        )
+        assert scaler.temperature_ == round(
+            float(case[key]), 1
+        )  # k/10 exactly, not a sum of tenths
 
 
 class TestNll:
@@ -72,11 +82,15 @@ class TestNll:
         least = least_nll(logits, labels)
         assert nll(logits, labels, temperature) == pytest.approx(least, rel=1e-9)
 
-    def test_slope_is_zero_at_the_minimum_of_a_problem_that_starts_from_a_sample(self) -> None:
+    def test_slope_is_zero_at_the_minimum_of_a_problem_that_starts_from_a_sample(
+        self,
+    ) -> None:
         logits, labels = sampled(43_000, 100, 2.5)
         temperature = TemperatureScaling().fit(logits, labels).temperature_
         probs = softmax(logits / temperature, axis=1)
-        slope = np.mean((probs * logits).sum(axis=1) - logits[np.arange(len(labels)), labels])
+        slope = np.mean(
+            (probs * logits).sum(axis=1) - logits[np.arange(len(labels)), labels]
+        )
         assert abs(slope) < 1e-10 * np.abs(logits).mean()
 
     @pytest.mark.parametrize("dtype", [np.float16, np.float64])
@@ -89,9 +103,13 @@ class TestNll:
         assert temperature == pytest.approx(exact, rel=1e-9)
 
 
-@pytest.mark.parametrize(("criterion", "binning"), [("ece", "uniform"), ("adaptive_ece", "quantile")])
+@pytest.mark.parametrize(
+    ("criterion", "binning"), [("ece", "uniform"), ("adaptive_ece", "quantile")]
+)
 @pytest.mark.parametrize("kind", ["plain", "saturated", "masked"])
-def test_is_the_first_least_of_the_public_metric(criterion: str, binning: str, kind: str) -> None:
+def test_is_the_first_least_of_the_public_metric(
+    criterion: str, binning: str, kind: str
+) -> None:
     logits, labels = sampled(400, 150, 1.7)
     if kind == "saturated":
         logits = np.where(logits == logits.max(axis=1, keepdims=True), 1e4, -1e4)
@@ -101,7 +119,9 @@ def test_is_the_first_least_of_the_public_metric(criterion: str, binning: str, k
         logits[masked] = -np.inf
     grid = np.linspace(0.3, 4, 60)
     errors = [
-        expected_calibration_error(softmax(logits / t, axis=1), labels, n_bins=10, binning=binning)
+        expected_calibration_error(
+            softmax(logits / t, axis=1), labels, n_bins=10, binning=binning
+        )
         for t in grid
     ]
     scaler = TemperatureScaling(criterion, grid=grid, n_bins=10).fit(logits, labels)
@@ -113,18 +133,30 @@ class TestMultiLabel:
     def data(temperature: float = 3.0) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng(0)
         logits = rng.normal(scale=2, size=(400, 6))
-        return logits * temperature, (rng.random((400, 6)) < expit(logits)).astype(np.float32)
+        return logits * temperature, (rng.random((400, 6)) < expit(logits)).astype(
+            np.float32
+        )
 
     @staticmethod
-    def as_two_classes(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def as_two_classes(
+        logits: np.ndarray, labels: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         flat = logits.ravel()
         return np.stack([np.zeros_like(flat), flat], axis=1), labels.ravel().astype(int)
 
     @pytest.mark.parametrize("criterion", ["nll", "ece", "adaptive_ece"])
     def test_is_a_two_class_problem_per_logit(self, criterion: str) -> None:
         logits, labels = self.data()
-        ours = TemperatureScaling(criterion, multi_label=True).fit(logits, labels).temperature_
-        expected = TemperatureScaling(criterion).fit(*self.as_two_classes(logits, labels)).temperature_
+        ours = (
+            TemperatureScaling(criterion, multi_label=True)
+            .fit(logits, labels)
+            .temperature_
+        )
+        expected = (
+            TemperatureScaling(criterion)
+            .fit(*self.as_two_classes(logits, labels))
+            .temperature_
+        )
         assert ours == pytest.approx(expected, rel=1e-9)
         assert ours == pytest.approx(3.0, rel=0.15)
 
@@ -132,15 +164,22 @@ class TestMultiLabel:
 class TestDataThatDoNotDetermineT:
     def test_every_label_first_is_limited_by_the_number_of_examples(self) -> None:
         logits = np.array([[2.0, 0.0], [0.0, 2.0]] * 10)
-        with pytest.warns(UserWarning, match="do not determine the temperature: every label is ranked first"):
+        with pytest.warns(
+            UserWarning,
+            match="do not determine the temperature: every label is ranked first",
+        ):
             scaler = TemperatureScaling().fit(logits, np.array([0, 1] * 10))
         # One more example with an unknown label: p = (20 + 1/2) / 21.
         assert scaler.temperature_ == pytest.approx(2 / np.log(20.5 / 0.5), rel=1e-9)
 
     @pytest.mark.parametrize("criterion", ["nll", "ece", "adaptive_ece"])
     def test_equal_logits(self, criterion: str) -> None:
-        with pytest.warns(UserWarning, match="logits of each row are equal. It is 1") as caught:
-            scaler = TemperatureScaling(criterion).fit(np.full((5, 3), 0.1), np.array([0, 1, 2, 0, 1]))
+        with pytest.warns(
+            UserWarning, match="logits of each row are equal. It is 1"
+        ) as caught:
+            scaler = TemperatureScaling(criterion).fit(
+                np.full((5, 3), 0.1), np.array([0, 1, 2, 0, 1])
+            )
         assert scaler.temperature_ == 1.0
         assert [warning.filename for warning in caught] == [__file__]
 
@@ -160,7 +199,9 @@ class TestPerLabel:
         if unknown:
             labels[::3, 1] = -100
             labels[1, :] = -100
-            logits[::3, 1] = np.tile([-np.inf, 1e4, -1e4, 0.0], 10_000)[: len(logits[::3])]
+            logits[::3, 1] = np.tile([-np.inf, 1e4, -1e4, 0.0], 10_000)[
+                : len(logits[::3])
+            ]
         ours = PerLabelTemperatureScaling().fit(logits, labels)
         shared = TemperatureScaling(multi_label=True)
         for column in range(4):
@@ -169,24 +210,39 @@ class TestPerLabel:
             assert ours.temperatures_[column] == shared.fit(*one).temperature_
             signed = np.where(one[1] == 1, one[0], -one[0])
             search = minimize_scalar(
-                lambda log_t, signed=signed: np.logaddexp(0, -signed / np.exp(log_t)).mean(),
+                lambda log_t, signed=signed: np.logaddexp(
+                    0, -signed / np.exp(log_t)
+                ).mean(),
                 bounds=np.log(BOUNDS),
                 options={"xatol": 1e-10},
             )
-            assert np.logaddexp(0, -signed / ours.temperatures_[column]).mean() == pytest.approx(
-                search.fun, rel=1e-10
-            )
+            assert np.logaddexp(
+                0, -signed / ours.temperatures_[column]
+            ).mean() == pytest.approx(search.fun, rel=1e-10)
         known = labels != -100
         whole = shared.fit(logits[known][:, None], labels[known][:, None]).temperature_
         assert ours.shared_temperature_ == pytest.approx(whole)
         for criterion in ("nll", "ece", "adaptive_ece"):
             scaler = TemperatureScaling(criterion, multi_label=True)
-            alone = scaler.fit(logits[known][:, None], labels[known][:, None]).temperature_
-            assert scaler.fit(logits, labels).temperature_ == pytest.approx(alone, rel=1e-12)
+            alone = scaler.fit(
+                logits[known][:, None], labels[known][:, None]
+            ).temperature_
+            assert scaler.fit(logits, labels).temperature_ == pytest.approx(
+                alone, rel=1e-12
+            )
         np.testing.assert_allclose(ours.temperatures_, self.TRUE, rtol=0.1)
 
     @pytest.mark.parametrize(
-        "case", ["never", "always", "unknown", "zeros", "separable", "wrong side", "out of bounds"]
+        "case",
+        [
+            "never",
+            "always",
+            "unknown",
+            "zeros",
+            "separable",
+            "wrong side",
+            "out of bounds",
+        ],
     )
     def test_a_label_whose_temperature_is_not_determined(self, case: str) -> None:
         logits, labels = self.data()
@@ -196,16 +252,24 @@ class TestPerLabel:
             labels[:, 1] = (logits[:, 1] > 0) == (case == "separable")
         else:
             logits[:, 1] *= 0 if case == "zeros" else 1e7
-        with pytest.warns(UserWarning, match="do not determine the temperature of label 1:") as caught:
+        with pytest.warns(
+            UserWarning, match="do not determine the temperature of label 1:"
+        ) as caught:
             scaler = PerLabelTemperatureScaling().fit(logits, labels)
         assert [warning.filename for warning in caught] == [__file__]
         shared = scaler.shared_temperature_
-        kept = {"separable": scaler.temperatures_[1], "wrong side": BOUNDS[1], "out of bounds": BOUNDS[1]}
+        kept = {
+            "separable": scaler.temperatures_[1],
+            "wrong side": BOUNDS[1],
+            "out of bounds": BOUNDS[1],
+        }
         assert scaler.temperatures_[1] == kept.get(case, shared)
         assert BOUNDS[0] < scaler.temperatures_[0] < 1
         if case == "separable":
             with pytest.warns(UserWarning, match="every label is ranked first"):
-                alone = TemperatureScaling(multi_label=True).fit(logits[:, [1]], labels[:, [1]])
+                alone = TemperatureScaling(multi_label=True).fit(
+                    logits[:, [1]], labels[:, [1]]
+                )
             assert scaler.temperatures_[1] == alone.temperature_
 
 
@@ -228,7 +292,9 @@ LABEL_MASKED = np.array([[1.0, -np.inf, 0.0], [0.5, 0.1, 0.3]])
         (LABEL_MASKED, [[0, 1, 0], [0, 0, 1]], True, "-inf for 1 of 2"),
     ],
 )
-def test_refused_data(logits: np.ndarray, labels: list[float], multi_label: bool, message: str) -> None:
+def test_refused_data(
+    logits: np.ndarray, labels: list[float], multi_label: bool, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         TemperatureScaling(multi_label=multi_label).fit(logits, labels)
 

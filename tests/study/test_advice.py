@@ -13,7 +13,11 @@ from hf_calib.study.results import KEY, NUMBERS, StudyResults
 from tests.helpers.study_results import study_results
 
 CE, FOCAL = ("cross_entropy", "temperature"), ("focal", "temperature")
-CE_RAW, FOCAL_RAW, BRIER = ("cross_entropy", "none"), ("focal", "none"), ("brier", "temperature")
+CE_RAW, FOCAL_RAW, BRIER = (
+    ("cross_entropy", "none"),
+    ("focal", "none"),
+    ("brier", "temperature"),
+)
 NLL = {CE_RAW: 0.41, CE: 0.347, FOCAL_RAW: 0.45, FOCAL: 0.341}
 LOW = NLL | {FOCAL: 0.36}
 ACCURACY = {(*pair, "accuracy"): 0.9 for pair in NLL}
@@ -30,7 +34,10 @@ def results(
 ) -> StudyResults:
     """A study of these means; a difference whose corrected p is not given has 1."""
     values = {(*pair, "nll"): value for pair, value in nll.items()} | (accuracy or {})
-    means = [(*key, value, value - 0.01, value + 0.01, n_seeds) for key, value in values.items()]
+    means = [
+        (*key, value, value - 0.01, value + 0.01, n_seeds)
+        for key, value in values.items()
+    ]
     numbers = [
         (loss, seed, *rest, value, np.nan, value, np.nan)
         for seed, ((loss, *rest), value) in product(range(n_seeds), values.items())
@@ -49,8 +56,12 @@ def results(
         n_calibration=500,
     )
     given = {
-        "means": pandas.DataFrame(means, columns=[*KEY, *names[:3], "n_seeds"]).set_index(KEY),
-        "differences": pandas.DataFrame(differences, columns=[*KEY, *names]).set_index(KEY),
+        "means": pandas.DataFrame(
+            means, columns=[*KEY, *names[:3], "n_seeds"]
+        ).set_index(KEY),
+        "differences": pandas.DataFrame(differences, columns=[*KEY, *names]).set_index(
+            KEY
+        ),
         "baseline": baseline,
     }
     study.__dict__.update(given | tables)
@@ -98,15 +109,27 @@ CASES: dict[str, tuple[StudyResults, list[str], list[str]]] = {
         ],
         [],
     ),
-    "power": (results(NLL, detectable={"nll": 0.0312}), [f"{FINDS}; to find half of it takes up to"], []),
+    "power": (
+        results(NLL, detectable={"nll": 0.0312}),
+        [f"{FINDS}; to find half of it takes up to"],
+        [],
+    ),
     "another baseline": (
         results({FOCAL_RAW: 0.45, ("brier", "none"): 0.40}, baseline=FOCAL_RAW),
-        ["The baseline is focal without calibration, as cross_entropy with temperature was not measured."],
+        [
+            "The baseline is focal without calibration, as cross_entropy with temperature was not measured."
+        ],
         [],
     ),
     "lower accuracy": (
-        results(NLL, {(*FOCAL, "accuracy"): 0.01}, accuracy=ACCURACY | {(*FOCAL, "accuracy"): 0.88}),
-        ["Lower accuracy than cross_entropy with temperature beyond chance: focal with temperature."],
+        results(
+            NLL,
+            {(*FOCAL, "accuracy"): 0.01},
+            accuracy=ACCURACY | {(*FOCAL, "accuracy"): 0.88},
+        ),
+        [
+            "Lower accuracy than cross_entropy with temperature beyond chance: focal with temperature."
+        ],
         ["Higher accuracy"],
     ),
 }
@@ -120,10 +143,17 @@ def test_sentences_follow_from_the_numbers(case: str) -> None:
     assert [words for words in unsaid if words in found] == []
 
 
-def test_few_calibration_rows_a_pooled_variance_and_missing_trainings_are_said() -> None:
+def test_few_calibration_rows_a_pooled_variance_and_missing_trainings_are_said() -> (
+    None
+):
     study = study_results(missing={("focal", 1): "killed"})
-    found = " ".join((*replace(study, n_calibration=26, variance="pooled").advice, *study.notes))
+    found = " ".join(
+        (*replace(study, n_calibration=26, variance="pooled").advice, *study.notes)
+    )
     assert "The calibrators were fitted on 26 calibration rows" in found
     assert "1 of 6 runs could not be measured; means are over the other runs." in found
     notes = " ".join(replace(study, variance="pooled").notes)
-    assert "up to 16% of such studies call equal losses different: compare their spread" in notes
+    assert (
+        "up to 16% of such studies call equal losses different: compare their spread"
+        in notes
+    )

@@ -30,7 +30,9 @@ class StopAt(TrainerCallback):
             raise KeyboardInterrupt
 
 
-def make_trainer(loss: str, seed: int, *callbacks: TrainerCallback, **overrides: Any) -> CalibrationTrainer:
+def make_trainer(
+    loss: str, seed: int, *callbacks: TrainerCallback, **overrides: Any
+) -> CalibrationTrainer:
     settings = {"save_strategy": "steps", "save_steps": 2, "max_steps": 6, **overrides}
     return CalibrationTrainer(
         tiny_bert(seed=seed, dropout=0.1),
@@ -45,7 +47,10 @@ def make_trainer(loss: str, seed: int, *callbacks: TrainerCallback, **overrides:
 def predictions(study: str) -> dict[str, bytes]:
     """By cell: the logits of its test rows."""
     files = sorted(Path(study).glob("cells/*/predictions.safetensors"))
-    return {path.parent.name: TrainingPredictions.load(path).test.logits.tobytes() for path in files}
+    return {
+        path.parent.name: TrainingPredictions.load(path).test.logits.tobytes()
+        for path in files
+    }
 
 
 @pytest.fixture
@@ -56,12 +61,22 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The evaluation split is also")
-def test_an_interrupted_study_goes_on_to_the_same_bits(in_an_empty_folder: Path) -> None:
-    settings: dict[str, Any] = {"losses": ["adafocal"], "seeds": [1], "methods": ["temperature"]}
+def test_an_interrupted_study_goes_on_to_the_same_bits(
+    in_an_empty_folder: Path,
+) -> None:
+    settings: dict[str, Any] = {
+        "losses": ["adafocal"],
+        "seeds": [1],
+        "methods": ["temperature"],
+    }
     settings["test_dataset"] = SETS["test"]
     whole = compare(make_trainer, output="whole", **settings)
     with pytest.raises(KeyboardInterrupt):
-        compare(lambda loss, seed: make_trainer(loss, seed, StopAt(5)), output="cut", **settings)
+        compare(
+            lambda loss, seed: make_trainer(loss, seed, StopAt(5)),
+            output="cut",
+            **settings,
+        )
     cell = next(Path("cut/cells").iterdir())
     assert (cell / "checkpoint-4").is_dir()
     resumed = compare(make_trainer, output="cut", **settings)
@@ -70,9 +85,15 @@ def test_an_interrupted_study_goes_on_to_the_same_bits(in_an_empty_folder: Path)
     assert resumed.seeds == (1,)
     assert not resumed.missing
     assert not list(Path("cut").glob("cells/*/checkpoint-*"))
-    assert {"report.md", "report.html", "report.json", "results.csv", "figures", "cells", "study.json"} == {
-        path.name for path in Path("cut").iterdir()
-    }
+    assert {
+        "report.md",
+        "report.html",
+        "report.json",
+        "results.csv",
+        "figures",
+        "cells",
+        "study.json",
+    } == {path.name for path in Path("cut").iterdir()}
     compare(
         lambda loss, seed: make_trainer(loss, seed, StopAt(1)), output="cut", **settings
     )  # trains nothing
@@ -80,9 +101,13 @@ def test_an_interrupted_study_goes_on_to_the_same_bits(in_an_empty_folder: Path)
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The evaluation split is also")
-def test_a_training_that_fails_is_reported_with_its_error(in_an_empty_folder: Path) -> None:
+def test_a_training_that_fails_is_reported_with_its_error(
+    in_an_empty_folder: Path,
+) -> None:
     class Fails(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        def on_step_end(
+            self, args: Any, state: Any, control: Any, **kwargs: Any
+        ) -> None:
             if args.loss == "focal":
                 raise RuntimeError("the disk is on fire")
 
@@ -96,7 +121,9 @@ def test_a_training_that_fails_is_reported_with_its_error(in_an_empty_folder: Pa
         output="study",
         keep_models=False,
     )
-    assert results.missing == {("focal gamma=2", 3): "RuntimeError: the disk is on fire"}
+    assert results.missing == {
+        ("focal gamma=2", 3): "RuntimeError: the disk is on fire"
+    }
     (log,) = Path("study").glob("cells/focal*/log.txt")
     assert "Traceback" in log.read_text()
     assert not list(Path("study").glob("cells/*/calibrated"))
@@ -109,13 +136,21 @@ def test_a_training_that_fails_is_reported_with_its_error(in_an_empty_folder: Pa
         ({"seeds": [1, 1]}, "expected seeds to be different whole numbers"),
         ({"methods": ["temprature"]}, "got 'temprature'; did you mean 'temperature'"),
         ({"losses": ["focl"]}, "did you mean 'focal'"),
-        ({"variance": "pool"}, "expected variance to be one of 'own', 'pooled', got 'pool'"),
+        (
+            {"variance": "pool"},
+            "expected variance to be one of 'own', 'pooled', got 'pool'",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_refused_before_a_trainer_is_made(
     in_an_empty_folder: Path, change: dict[str, Any], message: str
 ) -> None:
-    settings: dict[str, Any] = {"losses": ["focal"], "seeds": [0], "test_dataset": SETS["test"], **change}
+    settings: dict[str, Any] = {
+        "losses": ["focal"],
+        "seeds": [0],
+        "test_dataset": SETS["test"],
+        **change,
+    }
     with pytest.raises(ValueError, match=message):
         compare(lambda loss, seed: pytest.fail("made"), output="study", **settings)
     assert not Path("study").exists()
@@ -124,14 +159,27 @@ def test_what_cannot_be_compared_is_refused_before_a_trainer_is_made(
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda loss, seed: make_trainer("focal", seed), "loss='focal', seed=0 for .'cross_entropy', 0."),
-        (lambda loss, seed: make_trainer(loss, 5), "write CalibrationTrainingArguments.loss=loss, seed=seed"),
-        (lambda loss, seed: make_trainer(loss, seed).train, "make_trainer to return a CalibrationTrainer"),
+        (
+            lambda loss, seed: make_trainer("focal", seed),
+            "loss='focal', seed=0 for .'cross_entropy', 0.",
+        ),
+        (
+            lambda loss, seed: make_trainer(loss, 5),
+            "write CalibrationTrainingArguments.loss=loss, seed=seed",
+        ),
+        (
+            lambda loss, seed: make_trainer(loss, seed).train,
+            "make_trainer to return a CalibrationTrainer",
+        ),
     ],
 )
 def test_a_make_trainer_that_ignores_loss_or_seed_is_refused(
     in_an_empty_folder: Path, make: Any, message: str
 ) -> None:
-    settings: dict[str, Any] = {"losses": ["cross_entropy"], "seeds": [0], "test_dataset": SETS["test"]}
+    settings: dict[str, Any] = {
+        "losses": ["cross_entropy"],
+        "seeds": [0],
+        "test_dataset": SETS["test"],
+    }
     with pytest.raises((ValueError, TypeError), match=message):
         compare(make, output="study", **settings)

@@ -31,7 +31,9 @@ def of_tokens(predictions: TrainingPredictions) -> TrainingPredictions:
     test = predictions.test
     return replace(
         predictions,
-        test=unchecked(test.logits, test.labels, np.repeat(3 * np.arange(len(LENGTHS)), LENGTHS)),
+        test=unchecked(
+            test.logits, test.labels, np.repeat(3 * np.arange(len(LENGTHS)), LENGTHS)
+        ),
     )
 
 
@@ -61,38 +63,62 @@ def test_resamples_of_groups_are_the_metric_of_the_drawn_groups(
     test = TASK.train(0).test
     probs = softmax(test.logits.astype(np.float64), axis=1)
     groups = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
-    (draws,) = resampled_metrics([(name, options)], probs, test.labels, n_resamples=20, seed=4, groups=groups)
-    drawn = np.concatenate(list(draw_counts(len(LENGTHS), 20, np.random.default_rng(4))))
+    (draws,) = resampled_metrics(
+        [(name, options)], probs, test.labels, n_resamples=20, seed=4, groups=groups
+    )
+    drawn = np.concatenate(
+        list(draw_counts(len(LENGTHS), 20, np.random.default_rng(4)))
+    )
     for value, counts in zip(draws, drawn, strict=True):
-        rows = np.repeat(np.arange(len(groups)), counts[groups].astype(int))  # of the data's order
+        rows = np.repeat(
+            np.arange(len(groups)), counts[groups].astype(int)
+        )  # of the data's order
         expected = METRICS[name].function(probs[rows], test.labels[rows], **options)
         assert value == pytest.approx(expected, abs=1e-12)
 
 
 def test_tokens_are_rows_and_sentences_are_drawn(tmp_path: Path) -> None:
-    trainings = {(loss, 0): of_tokens(TASK.train(i)) for i, loss in enumerate(("cross_entropy", "focal"))}
-    found = measured_quickly(write_study(tmp_path / "study", trainings), n_resamples=400, seed=3)
+    trainings = {
+        (loss, 0): of_tokens(TASK.train(i))
+        for i, loss in enumerate(("cross_entropy", "focal"))
+    }
+    found = measured_quickly(
+        write_study(tmp_path / "study", trainings), n_resamples=400, seed=3
+    )
     sums: dict[str, NDArray[np.float64]] = {}
     for (loss, _), predictions in trainings.items():
         test = predictions.test
         log_probs = np.log(softmax(test.logits.astype(np.float64), axis=1))
         nats = -log_probs[np.arange(len(test.labels)), test.labels]
-        sums[loss] = np.array([part.sum() for part in np.split(nats, LENGTHS.cumsum()[:-1])])
-        assert values(found)[loss, 0, "none", "nll"] == pytest.approx(nats.mean(), abs=1e-9)
+        sums[loss] = np.array(
+            [part.sum() for part in np.split(nats, LENGTHS.cumsum()[:-1])]
+        )
+        assert values(found)[loss, 0, "none", "nll"] == pytest.approx(
+            nats.mean(), abs=1e-9
+        )
     drawn = np.random.default_rng(3).integers(0, len(LENGTHS), (400, len(LENGTHS)))
-    gaps = (sums["focal"] - sums["cross_entropy"])[drawn].sum(axis=1) / LENGTHS[drawn].sum(axis=1)
+    gaps = (sums["focal"] - sums["cross_entropy"])[drawn].sum(axis=1) / LENGTHS[
+        drawn
+    ].sum(axis=1)
     difference = rows(found.differences)["focal", "none", "nll"]
     reach = stats.norm.isf(0.025) * gaps.std(ddof=1)
     assert difference.value - difference.low == pytest.approx(reach, abs=1e-9)
-    assert (found.n_test, found.counted) == (len(TASK.labels[: TASK.n_test]), ("test tokens", "classes"))
+    assert (found.n_test, found.counted) == (
+        len(TASK.labels[: TASK.n_test]),
+        ("test tokens", "classes"),
+    )
 
 
 def test_several_labels_as_the_trainer_logs_them_with_maps(tmp_path: Path) -> None:
     trainings = {
-        (loss, s): of_labels(10 * i + s) for i, loss in enumerate(("cross_entropy", "focal")) for s in (0, 1)
+        (loss, s): of_labels(10 * i + s)
+        for i, loss in enumerate(("cross_entropy", "focal"))
+        for s in (0, 1)
     }
     methods = ("temperature", "per_label_temperature", "vector")
-    found = measured_quickly(write_study(tmp_path / "study", trainings), methods=methods)
+    found = measured_quickly(
+        write_study(tmp_path / "study", trainings), methods=methods
+    )
     assert found.baseline == ("cross_entropy", "temperature")
     for (loss, seed), predictions in trainings.items():
         test, calibration = predictions.test, predictions.calibration
@@ -103,7 +129,10 @@ def test_several_labels_as_the_trainer_logs_them_with_maps(tmp_path: Path) -> No
         }
         logits = {"none": test.logits.astype(np.float64)}
         for method, scaler in scalers.items():
-            scaler.fit(calibration.logits.astype(np.float64), calibration.labels.astype(np.int64))
+            scaler.fit(
+                calibration.logits.astype(np.float64),
+                calibration.labels.astype(np.int64),
+            )
             logits[method] = scaler.transform(logits["none"])
         for method, own in logits.items():
             state = StreamingCalibration(multi_label=True)
@@ -111,10 +140,19 @@ def test_several_labels_as_the_trainer_logs_them_with_maps(tmp_path: Path) -> No
             logged = state.compute()
             for metric in ("nll", "accuracy", "brier", "ece"):
                 value = values(found)[loss, seed, method, metric]
-                assert value == pytest.approx(logged[metric], abs=1e-6), (method, metric)
-    nll = {method: found.means["value"]["focal", method, "nll"] for method in found.methods[:3]}
+                assert value == pytest.approx(logged[metric], abs=1e-6), (
+                    method,
+                    metric,
+                )
+    nll = {
+        method: found.means["value"]["focal", method, "nll"]
+        for method in found.methods[:3]
+    }
     assert nll["per_label_temperature"] < nll["temperature"] < nll["none"]
     assert found.differences["p"].notna().all()
     notes = " ".join(found.notes)
-    assert "vector was left out: expected the method to be a calibrator for multi-label predictions" in notes
+    assert (
+        "vector was left out: expected the method to be a calibrator for multi-label predictions"
+        in notes
+    )
     assert "measured on 150 test rows with 3 labels" in headline(found)

@@ -40,11 +40,19 @@ def plan(
     seeds: tuple[int, ...] = (0,),
     launcher: str | None = None,
 ) -> tuple[Launch, dict[Cell, Path]]:
-    own: Any = {"losses": losses, "seeds": ",".join(map(str, seeds)), "launcher": launcher}
-    return planned(CompareLosses(source=str(SCRIPT), words=[*arguments], output=study, **own))
+    own: Any = {
+        "losses": losses,
+        "seeds": ",".join(map(str, seeds)),
+        "launcher": launcher,
+    }
+    return planned(
+        CompareLosses(source=str(SCRIPT), words=[*arguments], output=study, **own)
+    )
 
 
-def train(study: Path, *arguments: str, jobs: int = 1, **options: Any) -> tuple[list[str], dict[str, str]]:
+def train(
+    study: Path, *arguments: str, jobs: int = 1, **options: Any
+) -> tuple[list[str], dict[str, str]]:
     """Standard output, and the reasons of failures."""
     said: list[str] = []
     launch, cells = plan(study, *arguments, **options)
@@ -61,31 +69,57 @@ def command_lines(launch: Launch, cells: dict[Cell, Path]) -> list[str]:
 def starts(study: Path) -> dict[str, list[str]]:
     """How often each cell was started, and from which checkpoint."""
     files = sorted(study.glob("cells/*/starts.txt"))
-    return {path.parent.name.rpartition("-")[0]: path.read_text().split() for path in files}
+    return {
+        path.parent.name.rpartition("-")[0]: path.read_text().split() for path in files
+    }
 
 
 @pytest.mark.slow
-def test_what_is_finished_is_not_trained_again_and_losses_and_seeds_are_added(tmp_path: Path) -> None:
+def test_what_is_finished_is_not_trained_again_and_losses_and_seeds_are_added(
+    tmp_path: Path,
+) -> None:
     said, failed = train(tmp_path / "s", jobs=2)
     assert not failed
     assert said[0].startswith("1 of 2: ")
     assert said[1].startswith("2 of 2: ")
     said, _ = train(tmp_path / "s", losses="focal,brier", seeds=(0, 1), jobs=3)
     assert said[0] == "1 of 4 runs finished earlier"
-    names = ["brier-seed0", "brier-seed1", "cross_entropy-seed0", "focal-seed0", "focal-seed1"]
+    names = [
+        "brier-seed0",
+        "brier-seed1",
+        "cross_entropy-seed0",
+        "focal-seed0",
+        "focal-seed1",
+    ]
     assert starts(tmp_path / "s") == {name: ["None"] for name in names}
     recorded = read_plan(tmp_path / "s")
-    assert (recorded["losses"], recorded["seeds"]) == (["cross_entropy", "focal", "brier"], [0, 1])
+    assert (recorded["losses"], recorded["seeds"]) == (
+        ["cross_entropy", "focal", "brier"],
+        [0, 1],
+    )
     assert len(recorded["cells"]) == 5
 
 
 def test_a_printed_command_shows_no_token(tmp_path: Path) -> None:
-    words = ("--hub_token", "hf_secret", "--push-token=hf_other", "--env", "HF_TOKEN=hf_third")
+    words = (
+        "--hub_token",
+        "hf_secret",
+        "--push-token=hf_other",
+        "--env",
+        "HF_TOKEN=hf_third",
+    )
     launch, cells = plan(tmp_path / "s", *words, losses="focal")
     (line,) = command_lines(launch, cells)
-    assert '--hub_token "$HF_TOKEN" --push-token="$HF_TOKEN" --env HF_TOKEN="$HF_TOKEN" --loss' in line
+    assert (
+        '--hub_token "$HF_TOKEN" --push-token="$HF_TOKEN" --env HF_TOKEN="$HF_TOKEN" --loss'
+        in line
+    )
     written = "".join(path.read_text() for path in tmp_path.rglob("*.json"))
-    for token in ("hf_secret", "hf_other", "hf_third"):  # of the clone's path, "hf_" is a part, too
+    for token in (
+        "hf_secret",
+        "hf_other",
+        "hf_third",
+    ):  # of the clone's path, "hf_" is a part, too
         assert token not in line + written
     assert launch.command(*next(iter(cells.items()))).count("hf_secret") == 1
 
@@ -95,12 +129,22 @@ def test_a_failure_is_reported_and_stops_no_other(tmp_path: Path) -> None:
     arguments = ("--fails", "focal", "--silent", "brier")
     said, failed = train(tmp_path, *arguments, losses="focal,brier,cross_entropy")
     assert set(failed) == {"focal", "brier"}
-    assert failed["focal"] == "exit status 1; its last lines:\nstep 1\nstep 2\nno such column, threads 1"
-    assert "ended without results.json and predictions.safetensors. Let it end with" in failed["brier"]
+    assert (
+        failed["focal"]
+        == "exit status 1; its last lines:\nstep 1\nstep 2\nno such column, threads 1"
+    )
+    assert (
+        "ended without results.json and predictions.safetensors. Let it end with"
+        in failed["brier"]
+    )
     assert said[-1].startswith("1 of 3, 2 failed: cross_entropy, seed 0 finished in ")
-    folders = {path.name.rpartition("-")[0]: path for path in (tmp_path / "cells").iterdir()}
+    folders = {
+        path.name.rpartition("-")[0]: path for path in (tmp_path / "cells").iterdir()
+    }
     assert recorded(folders["focal-seed0"] / "failed.json", "reason") == failed["focal"]
-    _, failed = train(tmp_path, *arguments, losses="focal")  # tried again, from its checkpoint
+    _, failed = train(
+        tmp_path, *arguments, losses="focal"
+    )  # tried again, from its checkpoint
     assert starts(tmp_path)["focal-seed0"][1].endswith("checkpoint-2")
 
 
@@ -125,7 +169,9 @@ def study_process(study: Path, seconds: str) -> subprocess.Popen[bytes]:
         "import sys; from pathlib import Path; from tests.study.test_launch import train; "
         "train(Path(sys.argv[1]), '--seconds', sys.argv[2], jobs=2)"
     )
-    process = subprocess.Popen([sys.executable, "-c", code, study, seconds], cwd=ROOT, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, study, seconds], cwd=ROOT, stderr=subprocess.PIPE
+    )
     while len(starts(study)) < 2:
         assert process.poll() is None, process.stderr.read()  # type: ignore[union-attr]
         time.sleep(0.05)
@@ -133,17 +179,25 @@ def study_process(study: Path, seconds: str) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_the_trainings_and_they_go_on_from_their_checkpoints(tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_trainings_and_they_go_on_from_their_checkpoints(
+    tmp_path: Path,
+) -> None:
     process = study_process(tmp_path, "60")
     process.send_signal(signal.SIGINT)
     assert b"KeyboardInterrupt" in process.communicate(timeout=30)[1]
     _, cells = plan(tmp_path, "--seconds", "60")
-    assert [Path(newest_checkpoint(folder) or "").name for folder in cells.values()] == ["checkpoint-1"] * 2
+    assert [
+        Path(newest_checkpoint(folder) or "").name for folder in cells.values()
+    ] == ["checkpoint-1"] * 2
     assert not any(is_finished(folder) for folder in cells.values())
-    assert not subprocess.run(["pgrep", "-f", f"[-]-output_dir.{tmp_path}"], capture_output=True).stdout
+    assert not subprocess.run(
+        ["pgrep", "-f", f"[-]-output_dir.{tmp_path}"], capture_output=True
+    ).stdout
 
 
-def test_a_command_has_the_launchers_words_and_the_newest_whole_checkpoint(tmp_path: Path) -> None:
+def test_a_command_has_the_launchers_words_and_the_newest_whole_checkpoint(
+    tmp_path: Path,
+) -> None:
     launch, cells = plan(tmp_path, losses="focal", launcher="true --name 'a b'")
     ((cell, folder),) = cells.items()
     assert launch.command(cell, folder)[:4] == ["true", "--name", "a b", str(SCRIPT)]
@@ -164,7 +218,10 @@ def test_the_printed_commands_train_the_study(tmp_path: Path) -> None:
     python = f"{shlex.quote(sys.executable)} -X dev"
     launch, cells = plan(tmp_path / "a study", launcher=python)
     lines = command_lines(launch, cells)
-    assert all(line.startswith(f"{python} {shlex.quote(str(SCRIPT))} --loss ") for line in lines)
+    assert all(
+        line.startswith(f"{python} {shlex.quote(str(SCRIPT))} --loss ")
+        for line in lines
+    )
     for line in lines:
         subprocess.run(line, shell=True, check=True, env={**os.environ, **HERE})
     assert command_lines(launch, cells) == []
@@ -175,7 +232,9 @@ def test_the_printed_commands_train_the_study(tmp_path: Path) -> None:
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(ValueError, match=r"to be new, or have a study.json, got .* name a new folder"):
+    with pytest.raises(
+        ValueError, match=r"to be new, or have a study.json, got .* name a new folder"
+    ):
         plan(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -191,15 +250,25 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_gpus_threads_and_ports_are_shared_out(
-    visible: str, jobs: int, launcher: str | None, own: list[str | None], monkeypatch: pytest.MonkeyPatch
+    visible: str,
+    jobs: int,
+    launcher: str | None,
+    own: list[str | None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.delenv("OMP_NUM_THREADS")
-    made: list[Mapping[str, str]] = [*environments(jobs, Launch(SCRIPT, launcher=launcher))]
+    made: list[Mapping[str, str]] = [
+        *environments(jobs, Launch(SCRIPT, launcher=launcher))
+    ]
     assert [environment.get("CUDA_VISIBLE_DEVICES") for environment in made] == own
     n_threads = max(1, len(os.sched_getaffinity(0)) // jobs)
     assert {environment["OMP_NUM_THREADS"] for environment in made} == {str(n_threads)}
-    ports = {environment["MASTER_PORT"] for environment in made if "MASTER_PORT" in environment}
+    ports = {
+        environment["MASTER_PORT"]
+        for environment in made
+        if "MASTER_PORT" in environment
+    }
     assert len(ports) == (0 if launcher is None else jobs)
     # Outside of what systems give to connections, which would take them before a training begins.
     assert all(20_000 <= int(port) < 30_000 for port in ports)
@@ -213,25 +282,37 @@ def test_gpus_threads_and_ports_are_shared_out(
 def test_jobs_of_submitit(tmp_path: Path) -> None:
     said: list[str] = []
     launch, cells = plan(tmp_path, "--fails", "focal")
-    failed = Submitit({"cluster": "local", "timeout_min": 2})(launch, cells, said.append)
-    assert [reason.splitlines()[-1] for reason in failed.values()] == ["no such column, threads 1"]
+    failed = Submitit({"cluster": "local", "timeout_min": 2})(
+        launch, cells, said.append
+    )
+    assert [reason.splitlines()[-1] for reason in failed.values()] == [
+        "no such column, threads 1"
+    ]
     assert said[0].startswith("submitted 2 jobs: ")
     assert said[-1].startswith("1 of 2, 1 failed")
-    with pytest.raises(ValueError, match="expected --submitit to hold parameters of submitit"):
+    with pytest.raises(
+        ValueError, match="expected --submitit to hold parameters of submitit"
+    ):
         Submitit({"cluster": "local", "gpus": 3})(launch, cells, said.append)
 
 
-def test_a_script_that_has_changed_is_named_and_trains_nothing_again(tmp_path: Path) -> None:
+def test_a_script_that_has_changed_is_named_and_trains_nothing_again(
+    tmp_path: Path,
+) -> None:
     script = tmp_path / "mine.py"
     script.write_text(SCRIPT.read_text())
     said: list[str] = []
     for _ in range(2):
         launch, cells = planned(
-            CompareLosses(source=str(script), losses="focal", seeds="0", output=tmp_path / "s")
+            CompareLosses(
+                source=str(script), losses="focal", seeds="0", output=tmp_path / "s"
+            )
         )
         run(launch, cells, Local(), say=said.append)
         script.write_text(SCRIPT.read_text() + "# edited\n")
     assert said[0].startswith("1 of 1: focal, seed 0 finished")
-    assert said[1].startswith("mine.py has changed since it trained 1 of these 1. Finished runs are not")
+    assert said[1].startswith(
+        "mine.py has changed since it trained 1 of these 1. Finished runs are not"
+    )
     assert said[2] == "1 of 1 run finished earlier"
     assert starts(tmp_path / "s") == {"focal-seed0": ["None"]}

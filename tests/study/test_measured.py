@@ -32,7 +32,9 @@ BASELINE = ("cross_entropy", "temperature")
 
 
 def measured(
-    folder: Path, trainings: dict[tuple[str, int], TrainingPredictions | None], **options: object
+    folder: Path,
+    trainings: dict[tuple[str, int], TrainingPredictions | None],
+    **options: object,
 ) -> StudyResults:
     return measured_quickly(write_study(folder / "study", trainings), **options)
 
@@ -60,26 +62,39 @@ def ece_by_hand(probs: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
 
 
 @pytest.mark.parametrize("method", ["none", "temperature"])
-def test_values_are_the_metrics_of_each_training(results: StudyResults, method: str) -> None:
+def test_values_are_the_metrics_of_each_training(
+    results: StudyResults, method: str
+) -> None:
     for (loss, seed), predictions in TRAININGS.items():
         probs, labels = probabilities(loss, seed, method), predictions.test.labels
         expected = {
-            "nll": -np.mean([np.log(row[label]) for row, label in zip(probs, labels, strict=True)]),
+            "nll": -np.mean(
+                [np.log(row[label]) for row, label in zip(probs, labels, strict=True)]
+            ),
             "accuracy": np.mean(probs.argmax(axis=1) == labels),
             "brier": np.mean(((probs - np.eye(3)[labels]) ** 2).sum(axis=1)),
             "ece": ece_by_hand(probs, labels),
         }
         for metric, value in expected.items():
-            assert values(results)[loss, seed, method, metric] == pytest.approx(value, abs=1e-9), metric
+            assert values(results)[loss, seed, method, metric] == pytest.approx(
+                value, abs=1e-9
+            ), metric
     assert set(results.metrics) == {metric for _, _, _, metric in values(results)}
 
 
-def test_means_and_paired_differences_are_those_of_a_bootstrap_by_hand(results: StudyResults) -> None:
+def test_means_and_paired_differences_are_those_of_a_bootstrap_by_hand(
+    results: StudyResults,
+) -> None:
     def of_rows(loss: str, method: str) -> NDArray[np.float64]:
-        each = [probabilities(loss, seed, method)[np.arange(300), TASK.labels[:300]] for seed in (0, 1, 2)]
+        each = [
+            probabilities(loss, seed, method)[np.arange(300), TASK.labels[:300]]
+            for seed in (0, 1, 2)
+        ]
         return -np.log(np.stack(each, axis=1))
 
-    drawn = np.random.default_rng(5).integers(0, 300, (50, 300))  # the same rows for all trainings
+    drawn = np.random.default_rng(5).integers(
+        0, 300, (50, 300)
+    )  # the same rows for all trainings
 
     def interval(losses: NDArray[np.float64]) -> tuple[float, float, float]:
         values = losses.mean(axis=0)
@@ -92,16 +107,22 @@ def test_means_and_paired_differences_are_those_of_a_bootstrap_by_hand(results: 
 
     for loss, method in product(LOSSES, ("none", "temperature")):
         mean = rows(results.means)[loss, method, "nll"]
-        assert mean[1:] == pytest.approx((*interval(of_rows(loss, method)), 3), abs=1e-8)
+        assert mean[1:] == pytest.approx(
+            (*interval(of_rows(loss, method)), 3), abs=1e-8
+        )
         if (loss, method) != BASELINE:
             apart = of_rows(loss, method) - of_rows(*BASELINE)
             difference = rows(results.differences)[loss, method, "nll"]
             assert difference[1:4] == pytest.approx(interval(apart), abs=1e-8)
     assert results.baseline == BASELINE
-    assert not any((loss, method) == BASELINE for loss, method, _ in results.differences.index)
+    assert not any(
+        (loss, method) == BASELINE for loss, method, _ in results.differences.index
+    )
 
 
-def test_intervals_stay_where_the_metrics_can_be_and_p_is_corrected(results: StudyResults) -> None:
+def test_intervals_stay_where_the_metrics_can_be_and_p_is_corrected(
+    results: StudyResults,
+) -> None:
     for (_, _, metric), mean in rows(results.means).items():
         if metric in WITHOUT_INTERVAL:
             assert np.isnan((mean.low, mean.high)).all()
@@ -110,16 +131,22 @@ def test_intervals_stay_where_the_metrics_can_be_and_p_is_corrected(results: Stu
             assert metric in ("nll", "brier") or mean.high <= 1
     for metric, found in results.differences.groupby("metric"):
         if metric not in WITHOUT_INTERVAL:
-            assert found["p_corrected"].tolist() == pytest.approx(holm(found["p"]).tolist())
+            assert found["p_corrected"].tolist() == pytest.approx(
+                holm(found["p"]).tolist()
+            )
     # A temperature does not change the accuracy.
     found = rows(results.differences)["cross_entropy", "none", "accuracy"]
     assert found[1:6] == (0, 0, 0, 1, 1)
 
 
-def with_test(logits: NDArray[np.float32], labels: NDArray[np.int64] | None = None) -> TrainingPredictions:
+def with_test(
+    logits: NDArray[np.float32], labels: NDArray[np.int64] | None = None
+) -> TrainingPredictions:
     one = TRAININGS["focal", 1]
     names = tuple(f"class {c}" for c in range(logits.shape[1]))
-    rows = unchecked(logits, one.test.labels if labels is None else labels, class_names=names)
+    rows = unchecked(
+        logits, one.test.labels if labels is None else labels, class_names=names
+    )
     return TrainingPredictions(rows, None)
 
 
@@ -129,16 +156,26 @@ def test_trainings_that_cannot_be_compared_are_missing(tmp_path: Path) -> None:
     nan[3, 1] = np.nan
     others = "not those that 3 of the 5 finished cells share"
     bad = {
-        1: (with_test(nan), "predictions cannot be measured: expected probs to be finite, got nan in row 3"),
+        1: (
+            with_test(nan),
+            "predictions cannot be measured: expected probs to be finite, got nan in row 3",
+        ),
         2: (with_test(test.logits, test.labels[::-1]), others),
         3: (with_test(test.logits[:-1], test.labels[:-1]), others),
         4: (None, "not finished"),
     }
-    trainings = {("cross_entropy", seed): TRAININGS["cross_entropy", seed] for seed in (0, 1)}
+    trainings = {
+        ("cross_entropy", seed): TRAININGS["cross_entropy", seed] for seed in (0, 1)
+    }
     trainings |= {("focal", 0): TRAININGS["focal", 0]}
-    found = measured(tmp_path, trainings | {("focal", seed): training for seed, (training, _) in bad.items()})
+    found = measured(
+        tmp_path,
+        trainings | {("focal", seed): training for seed, (training, _) in bad.items()},
+    )
     assert set(found.missing) == {("focal", seed) for seed in bad}
-    assert [why for seed, (_, why) in bad.items() if why not in found.missing["focal", seed]] == []
+    assert [
+        why for seed, (_, why) in bad.items() if why not in found.missing["focal", seed]
+    ] == []
     assert found.means["n_seeds"]["focal", "none", "nll"] == 1
     assert found.means["n_seeds"]["cross_entropy", "none", "nll"] == 2
     assert found.differences["n_seeds"]["focal", "none", "nll"] == 1
@@ -148,34 +185,55 @@ def test_trainings_that_cannot_be_compared_are_missing(tmp_path: Path) -> None:
     assert "from one seed only" in found.advice[0], found.advice
 
 
-def test_without_trainings_the_tables_are_empty_and_wrong_words_are_refused(tmp_path: Path) -> None:
-    study = write_study(tmp_path, {("focal", 1): None, ("focal", 2): TRAININGS["focal", 0]})
+def test_without_trainings_the_tables_are_empty_and_wrong_words_are_refused(
+    tmp_path: Path,
+) -> None:
+    study = write_study(
+        tmp_path, {("focal", 1): None, ("focal", 2): TRAININGS["focal", 0]}
+    )
     # A file that cannot be read is missing, too.
-    (study / "cells/focal-seed2-0123456789ab/predictions.safetensors").write_bytes(b"cut short")
+    (study / "cells/focal-seed2-0123456789ab/predictions.safetensors").write_bytes(
+        b"cut short"
+    )
     found = measured_quickly(study)
     assert found.baseline is None
     assert "a file that cannot be read" in found.missing["focal", 2]
     tables = (found.results(), found.means, found.differences, found.detectable)
     assert not any([*map(len, tables), found.n_test])
     assert "nothing to compare" in found.advice[0]
-    with pytest.raises(ValueError, match="calibrators, got 'temprature'; did you mean 'temperature'"):
+    with pytest.raises(
+        ValueError, match="calibrators, got 'temprature'; did you mean 'temperature'"
+    ):
         measured_quickly(study, methods=("temprature",))
-    with pytest.raises(ValueError, match="expected variance to be one of 'own', 'pooled', got 'pool'"):
+    with pytest.raises(
+        ValueError, match="expected variance to be one of 'own', 'pooled', got 'pool'"
+    ):
         measured_quickly(study, variance="pool")
 
 
-def test_without_calibration_rows_the_trained_networks_are_compared(tmp_path: Path) -> None:
-    trainings = {(loss, 0): replace(TRAININGS[loss, 0], calibration=None) for loss in LOSSES}
+def test_without_calibration_rows_the_trained_networks_are_compared(
+    tmp_path: Path,
+) -> None:
+    trainings = {
+        (loss, 0): replace(TRAININGS[loss, 0], calibration=None) for loss in LOSSES
+    }
     found = measured(tmp_path, trainings, methods=("temperature",))
     assert found.baseline == ("cross_entropy", "none")
     assert {method for _, _, method, _ in values(found)} == {"none"}
     assert "In 2 of 2 runs" in " ".join(found.notes)
-    assert "temperature was left out: the run had no calibration rows" in " ".join(found.notes)
+    assert "temperature was left out: the run had no calibration rows" in " ".join(
+        found.notes
+    )
     assert "The baseline is cross_entropy without calibration" in " ".join(found.notes)
     rows = TRAININGS["focal", 0].calibration
     assert rows is not None
-    right = replace(TRAININGS["focal", 0], calibration=replace(rows, labels=rows.as_logits().argmax(axis=1)))
-    found = measured(tmp_path / "right", dict.fromkeys(trainings, right), methods=("temperature",))
+    right = replace(
+        TRAININGS["focal", 0],
+        calibration=replace(rows, labels=rows.as_logits().argmax(axis=1)),
+    )
+    found = measured(
+        tmp_path / "right", dict.fromkeys(trainings, right), methods=("temperature",)
+    )
     assert "Numbers are those of the first run." in " ".join(found.notes)
 
 
@@ -184,6 +242,8 @@ def test_seeds_are_paired_where_both_losses_have_them(tmp_path: Path) -> None:
     trainings |= {("cross_entropy", seed): TASK.train(100 + seed) for seed in (0, 1, 2)}
     found = measured(tmp_path, trainings)
     nll = {key[:3]: value for key, value in values(found).items() if key[3] == "nll"}
-    by_hand = np.mean([nll["focal", s, "none"] - nll["cross_entropy", s, "none"] for s in (1, 2)])
+    by_hand = np.mean(
+        [nll["focal", s, "none"] - nll["cross_entropy", s, "none"] for s in (1, 2)]
+    )
     assert found.differences["value"]["focal", "none", "nll"] == pytest.approx(by_hand)
     assert found.differences["n_seeds"]["focal", "none", "nll"] == 2

@@ -17,7 +17,12 @@ import pytest
 
 from hf_calib._text import safe
 from hf_calib.report.document import Image
-from hf_calib.study.report import difference_table, document_of, draw_figure, write_study_report
+from hf_calib.study.report import (
+    difference_table,
+    document_of,
+    draw_figure,
+    write_study_report,
+)
 from hf_calib.study.results import KEY, StudyResults
 from tests.helpers.study_results import TITLES, study_results
 
@@ -32,11 +37,15 @@ SHOWN = "seed 1, is missing: exit code 1 [31m50%|#####| <b>ValueError</b>: loss 
 
 @cache
 def evil() -> StudyResults:
-    return replace(study_results(EVIL, missing={(EVIL[1], 1): REASON}), remarks=(EVIL[2],))
+    return replace(
+        study_results(EVIL, missing={(EVIL[1], 1): REASON}), remarks=(EVIL[2],)
+    )
 
 
 def nothing_finished() -> StudyResults:
-    return study_results(missing=dict.fromkeys(product(("cross_entropy", "focal"), range(3)), "killed"))
+    return study_results(
+        missing=dict.fromkeys(product(("cross_entropy", "focal"), range(3)), "killed")
+    )
 
 
 @pytest.mark.parametrize(
@@ -54,7 +63,9 @@ def test_a_word_only_where_the_difference_is_beyond_chance(
 ) -> None:
     results = study_results()
     row = [("focal", "none", metric, value, value - 1, value + 1, p)]
-    table = pandas.DataFrame(row, columns=[*KEY, "value", "low", "high", "p_corrected"]).set_index(KEY)
+    table = pandas.DataFrame(
+        row, columns=[*KEY, "value", "low", "high", "p_corrected"]
+    ).set_index(KEY)
     results.__dict__["differences"] = table
     ((_, *found),) = difference_table(results, [metric])[1]
     assert found == [f"{value:+.4f} [{value - 1:+.4f}, {value + 1:+.4f}]", word]
@@ -69,17 +80,24 @@ def test_a_word_only_where_the_difference_is_beyond_chance(
         (lambda: study_results(("focal",), methods=("none",), seeds=(0,)), 7),
     ],
 )
-def test_every_case_has_its_text_and_figure(make: Callable[[], StudyResults], n_tables: int) -> None:
+def test_every_case_has_its_text_and_figure(
+    make: Callable[[], StudyResults], n_tables: int
+) -> None:
     results = make()
     figure = draw_figure(results)
     assert (figure is None) == (n_tables < 14)
     page = _Page(document_of(results).to_html())
-    markdown = document_of(results, None if figure is None else Image(b"", 1)).to_markdown()
+    markdown = document_of(
+        results, None if figure is None else Image(b"", 1)
+    ).to_markdown()
     assert ("figures/differences.png" in markdown) == (figure is not None)
     tables = re.findall(r"(?:^\|.*\n)+", markdown, re.MULTILINE)
     assert page.tags.count("table") == len(tables) == n_tables
     for table in tables:
-        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1, table
+        assert (
+            len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()})
+            == 1
+        ), table
 
 
 class _Page(HTMLParser):
@@ -92,9 +110,13 @@ class _Page(HTMLParser):
         self.text = ""
         self.feed(page)
 
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(
+        self, tag: str, attributes: list[tuple[str, str | None]]
+    ) -> None:
         self.tags.append(tag)
-        self.links += [value or "" for name, value in attributes if name in ("src", "href")]
+        self.links += [
+            value or "" for name, value in attributes if name in ("src", "href")
+        ]
 
     def handle_data(self, data: str) -> None:
         self.text += data
@@ -104,8 +126,16 @@ def test_files_hold_every_number_load_nothing_and_run_nothing(tmp_path: Path) ->
     results = evil()
     write_study_report(results, tmp_path / "study")
     names = {path.name for path in (tmp_path / "study").rglob("*") if path.is_file()}
-    assert names == {"report.md", "report.html", "report.json", "results.csv", "differences.png"}
-    record = json.loads((tmp_path / "study/report.json").read_text("utf-8"), parse_constant=pytest.fail)
+    assert names == {
+        "report.md",
+        "report.html",
+        "report.json",
+        "results.csv",
+        "differences.png",
+    }
+    record = json.loads(
+        (tmp_path / "study/report.json").read_text("utf-8"), parse_constant=pytest.fail
+    )
     assert record == results.to_dict()
     for name in ("means", "differences"):
         table = getattr(results, name).reset_index()
@@ -114,7 +144,9 @@ def test_files_hold_every_number_load_nothing_and_run_nothing(tmp_path: Path) ->
     assert record["baseline"] == {"loss": "cross_entropy", "method": "temperature"}
     assert record["missing"] == [{"loss": EVIL[1], "seed": 1, "reason": REASON}]
     read = pandas.read_csv(tmp_path / "study/results.csv", keep_default_na=False)
-    pandas.testing.assert_frame_equal(read, results.results(), check_exact=True, check_dtype=False)
+    pandas.testing.assert_frame_equal(
+        read, results.results(), check_exact=True, check_dtype=False
+    )
     page = _Page((tmp_path / "study/report.html").read_text(encoding="utf-8"))
     assert not {"script", "b", "link", "iframe"} & set(page.tags)
     assert [link.startswith("data:image/png;base64,") for link in page.links] == [True]

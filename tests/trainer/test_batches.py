@@ -23,7 +23,9 @@ def test_of_a_last_batch_only_repeats_are_ignored(flattened: bool) -> None:
     rows = [{"input_ids": [7] * 3, "labels": [row] * 3} for row in range(13)]
     kept: list[int] = []
     for process in (0, 1):
-        shards = BatchSamplerShard(BatchSampler(SequentialSampler(rows), 4, False), 2, process)
+        shards = BatchSamplerShard(
+            BatchSampler(SequentialSampler(rows), 4, False), 2, process
+        )
         *_, last = shards
         chosen = [rows[index] for index in last]
         batch: Any = {"labels": torch.tensor([row["labels"] for row in chosen])}
@@ -31,15 +33,21 @@ def test_of_a_last_batch_only_repeats_are_ignored(flattened: bool) -> None:
             batch = DataCollatorWithFlattening(separator_id=-100)(chosen)
             assert batch["labels"].shape == (1, 12)
         state = SimpleNamespace(gradient_state=SimpleNamespace(end_of_dataloader=True))
-        ignore_repeated_rows(batch, "labels", SimpleNamespace(batch_sampler=shards), state)  # type: ignore[arg-type]
+        ignore_repeated_rows(
+            batch, "labels", SimpleNamespace(batch_sampler=shards), state
+        )  # type: ignore[arg-type]
         kept += batch["labels"].unique().tolist()
     assert sorted(set(kept) - {-100}) == [8, 9, 10, 11, 12]
     assert len(kept) == len(set(kept)) + kept.count(-100) - (-100 in kept)
 
 
-def test_a_multi_label_step_does_not_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_multi_label_step_does_not_wait_for_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A tensor without data raises where a value is asked for."""
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)  # which does not know "meta"
+    monkeypatch.setattr(
+        torch, "is_autocast_enabled", lambda device: False
+    )  # which does not know "meta"
     loss = make_loss("focal", problem_type="multi_label_classification")
     labels = torch.ones(8, N_LABELS, device="meta")
     with pytest.raises(RuntimeError, match="meta"):

@@ -13,7 +13,11 @@ import torch
 import transformers
 from transformers import AutoModelForSequenceClassification, TrainerCallback, pipeline
 
-from hf_calib import CalibrationMapCallback, CalibrationTrainer, TemperatureScalingCallback
+from hf_calib import (
+    CalibrationMapCallback,
+    CalibrationTrainer,
+    TemperatureScalingCallback,
+)
 from hf_calib.metrics import brier_score, negative_log_likelihood
 from hf_calib.scaling import (
     FOLDABLE_SCALERS,
@@ -48,19 +52,28 @@ MULTI_LABEL = {"problem_type": "multi_label_classification"}
 def kinds(method: str) -> list[bool]:
     """Whether the problem is multi-label, for each that the method takes."""
     scaler = FOLDABLE_SCALERS[method].load()()
-    return [False, True] if "multi_label" in scaler.get_params() else [scaler.multi_label]
+    return (
+        [False, True] if "multi_label" in scaler.get_params() else [scaler.multi_label]
+    )
 
 
-CASES = [(method, multi_label) for method in CALIBRATION_METHODS[:-1] for multi_label in kinds(method)]
+CASES = [
+    (method, multi_label)
+    for method in CALIBRATION_METHODS[:-1]
+    for multi_label in kinds(method)
+]
 
 
 def same_map(ours: Any, theirs: Any) -> bool:
     """Bit for bit, and of one class with the same settings."""
     numbers = [
-        (s.affine_map().weight.tolist(), np.asarray(s.affine_map().bias).tolist()) for s in (ours, theirs)
+        (s.affine_map().weight.tolist(), np.asarray(s.affine_map().bias).tolist())
+        for s in (ours, theirs)
     ]
     return (
-        type(ours) is type(theirs) and numbers[0] == numbers[1] and ours.get_params() == theirs.get_params()
+        type(ours) is type(theirs)
+        and numbers[0] == numbers[1]
+        and ours.get_params() == theirs.get_params()
     )
 
 
@@ -80,7 +93,9 @@ def nll(probs: np.ndarray, labels: np.ndarray) -> float:
         for case in CASES
     ],
 )
-def test_from_training_to_a_plain_pipeline(method: str, multi_label: bool, tmp_path: Path) -> None:
+def test_from_training_to_a_plain_pipeline(
+    method: str, multi_label: bool, tmp_path: Path
+) -> None:
     model = tiny_bert(**(MULTI_LABEL if multi_label else {}))
     settings = {"calibration_method": method, "num_train_epochs": 2}
     teacher = tiny_bert(**(MULTI_LABEL if multi_label else {}))
@@ -96,7 +111,9 @@ def test_from_training_to_a_plain_pipeline(method: str, multi_label: bool, tmp_p
     scaler = trainer.calibration_map
     assert type(scaler).__name__ == FOLDABLE_SCALERS[method].name
     record = trainer.model.config.calibration
-    assert {key: record[key] for key in ("method", "split", "n_examples", "folded")} == {
+    assert {
+        key: record[key] for key in ("method", "split", "n_examples", "folded")
+    } == {
         "method": method,
         "split": "calibration",
         "n_examples": 200,
@@ -107,9 +124,13 @@ def test_from_training_to_a_plain_pipeline(method: str, multi_label: bool, tmp_p
     found = trainer.predict(trainer.eval_dataset)
     probs = scaler.predict_proba(found.predictions.astype(np.float64))
     last = last_evaluation(trainer)
-    assert last["eval_nll_calibrated"] == pytest.approx(nll(probs, found.label_ids), rel=1e-5)
+    assert last["eval_nll_calibrated"] == pytest.approx(
+        nll(probs, found.label_ids), rel=1e-5
+    )
     if not multi_label:
-        assert last["eval_brier_calibrated"] == pytest.approx(brier_score(probs, found.label_ids), rel=1e-5)
+        assert last["eval_brier_calibrated"] == pytest.approx(
+            brier_score(probs, found.label_ids), rel=1e-5
+        )
     assert last.get("temperature") == trainer.temperature
     if method == "temperature":
         assert trainer.temperature == scaler.temperature_
@@ -119,21 +140,43 @@ def test_from_training_to_a_plain_pipeline(method: str, multi_label: bool, tmp_p
     trainer.save_calibrated_model(tmp_path / "calibrated")
     saved = load_map(tmp_path / "calibrated")
     assert same_map(saved.scaler, scaler)
-    beside = {"class_names", "data", "fingerprint", "metrics"}  # what the config does without
+    beside = {
+        "class_names",
+        "data",
+        "fingerprint",
+        "metrics",
+    }  # what the config does without
     assert beside <= saved.about.keys()
     told = {key: value for key, value in saved.about.items() if key not in beside}
-    assert {**told, "method": method, "folded": False}.items() <= {**record, "head": ["classifier"]}.items()
+    assert {**told, "method": method, "folded": False}.items() <= {
+        **record,
+        "head": ["classifier"],
+    }.items()
     assert (saved.about["folded"], saved.about["head"]) == (True, ["classifier"])
     texts = [text_of(ids) for ids in trainer.eval_dataset["input_ids"]]
-    served = pipeline("text-classification", str(tmp_path / "calibrated"), top_k=None, device="cpu")(texts)
+    served = pipeline(
+        "text-classification", str(tmp_path / "calibrated"), top_k=None, device="cpu"
+    )(texts)
     ordered = [sorted(scores, key=lambda score: score["label"]) for scores in served]
-    np.testing.assert_allclose([[s["score"] for s in scores] for scores in ordered], probs, atol=1e-5)
+    np.testing.assert_allclose(
+        [[s["score"] for s in scores] for scores in ordered], probs, atol=1e-5
+    )
 
 
-def test_the_map_comes_with_every_save_and_goes_with_the_next_training(tmp_path: Path) -> None:
-    settings = {"calibration_strategy": "evaluate", "eval_strategy": "steps", "eval_steps": 3}
+def test_the_map_comes_with_every_save_and_goes_with_the_next_training(
+    tmp_path: Path,
+) -> None:
+    settings = {
+        "calibration_strategy": "evaluate",
+        "eval_strategy": "steps",
+        "eval_steps": 3,
+    }
     trainer = tiny_trainer(
-        tmp_path, calibration_method="matrix", save_strategy="steps", save_steps=2, **settings
+        tmp_path,
+        calibration_method="matrix",
+        save_strategy="steps",
+        save_steps=2,
+        **settings,
     )
     trainer.train()
     assert not (tmp_path / "checkpoint-2" / MAP_NAME).exists()  # nothing is fitted yet
@@ -163,7 +206,9 @@ class AtTheStart(TrainerCallback):
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, **kwargs: Any
+    ) -> None:
         self.found = self.trainer.calibration_map
         self.record = getattr(self.trainer.model.config, "calibration", None)
 
@@ -208,12 +253,20 @@ def test_a_resumed_training_has_the_map_and_ends_as_the_uninterrupted_one(
     assert same_map(resumed.calibration_map, whole.calibration_map)
     assert not same_map(resumed.calibration_map, at_two)
     timed = ("time", "per_second")
-    ends = [{k: v for k, v in last_evaluation(t).items() if not k.endswith(timed)} for t in (whole, resumed)]
+    ends = [
+        {k: v for k, v in last_evaluation(t).items() if not k.endswith(timed)}
+        for t in (whole, resumed)
+    ]
     assert ends[0] == ends[1]
 
 
 def test_a_checkpoint_with_another_map_or_a_bad_one(tmp_path: Path) -> None:
-    settings = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    settings = {
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "save_strategy": "steps",
+        "save_steps": 2,
+    }
     tiny_trainer(tmp_path, calibration_strategy="evaluate", **settings).train()
     other = tiny_trainer(tmp_path, calibration_method="vector", **settings)
     start = AtTheStart(other)
@@ -224,8 +277,13 @@ def test_a_checkpoint_with_another_map_or_a_bad_one(tmp_path: Path) -> None:
 
     file = tmp_path / "checkpoint-2" / MAP_NAME
     file.write_text(json.dumps({**json.loads(file.read_text()), "parameters": {}}))
-    with pytest.raises(ValueError, match=r"checkpoint-2/calibration.json to hold a fitted calibrator, got"):
-        tiny_trainer(tmp_path, **settings).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    with pytest.raises(
+        ValueError,
+        match=r"checkpoint-2/calibration.json to hold a fitted calibrator, got",
+    ):
+        tiny_trainer(tmp_path, **settings).train(
+            resume_from_checkpoint=str(tmp_path / "checkpoint-2")
+        )
 
 
 def test_the_best_model_is_the_one_of_least_nll_with_its_map(tmp_path: Path) -> None:
@@ -245,19 +303,27 @@ def test_the_best_model_is_the_one_of_least_nll_with_its_map(tmp_path: Path) -> 
     assert len(set(during)) == 4
     assert last == pytest.approx(min(during), rel=1e-6) == trainer.state.best_metric
     best = load_map(Path(trainer.state.best_model_checkpoint)).scaler.affine_map()
-    np.testing.assert_allclose(trainer.calibration_map.affine_map().weight, best.weight, rtol=1e-6)
+    np.testing.assert_allclose(
+        trainer.calibration_map.affine_map().weight, best.weight, rtol=1e-6
+    )
 
 
 # ---- Models and tasks ----
 
 
 def test_tokens_have_one_map(tmp_path: Path) -> None:
-    trainer = trained(tmp_path / "out", tiny_bert("Token"), data=tagged, calibration_method="vector")
+    trainer = trained(
+        tmp_path / "out", tiny_bert("Token"), data=tagged, calibration_method="vector"
+    )
     found = trainer.predict(trainer.eval_dataset)
     counted = found.label_ids != -100
-    probs = trainer.calibration_map.predict_proba(found.predictions[counted].astype(np.float64))
+    probs = trainer.calibration_map.predict_proba(
+        found.predictions[counted].astype(np.float64)
+    )
     wanted = negative_log_likelihood(probs, found.label_ids[counted])
-    assert last_evaluation(trainer)["eval_nll_calibrated"] == pytest.approx(wanted, rel=1e-5)
+    assert last_evaluation(trainer)["eval_nll_calibrated"] == pytest.approx(
+        wanted, rel=1e-5
+    )
     trainer.save_calibrated_model(tmp_path / "calibrated")
 
 
@@ -267,7 +333,9 @@ def test_adapters_and_half_precision(kind: str, tmp_path: Path) -> None:
     settings = {"bf16": True} if kind == "bf16" else {"learning_rate": 5e-3}
     trainer = trained(tmp_path / "out", model, calibration_method="matrix", **settings)
     trainer.save_calibrated_model(tmp_path / "calibrated")
-    served = AutoModelForSequenceClassification.from_pretrained(tmp_path / "calibrated").eval()
+    served = AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "calibrated"
+    ).eval()
     ids = torch.tensor(trainer.eval_dataset["input_ids"])
     with torch.no_grad():
         if kind == "bf16":  # it is served without autocast
@@ -282,7 +350,12 @@ def test_adapters_and_half_precision(kind: str, tmp_path: Path) -> None:
 
 def gpt2(kind: str = "SequenceClassification") -> Any:
     config = transformers.GPT2Config(
-        vocab_size=TEXT["vocab_size"], n_positions=16, n_embd=16, n_layer=1, n_head=2, num_labels=N_LABELS
+        vocab_size=TEXT["vocab_size"],
+        n_positions=16,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        num_labels=N_LABELS,
     )
     config.pad_token_id = 0
     with torch.random.fork_rng():
@@ -302,13 +375,22 @@ def test_a_head_without_a_bias_refuses_maps_with_one_before_the_training(
 
         task = "CAUSAL_LM" if kind == "lm" else "SEQ_CLS"
         model = get_peft_model(
-            model, LoraConfig(task_type=task, r=2, target_modules=["c_attn"], fan_in_fan_out=True)
+            model,
+            LoraConfig(
+                task_type=task, r=2, target_modules=["c_attn"], fan_in_fan_out=True
+            ),
         )
     rows = [
-        {"input_ids": [5 + i, 6, 7, 8], "labels": [5, 6, 7, 8] if kind == "lm" else i % 4} for i in range(8)
+        {
+            "input_ids": [5 + i, 6, 7, 8],
+            "labels": [5, 6, 7, 8] if kind == "lm" else i % 4,
+        }
+        for i in range(8)
     ]
     settings = {"train_dataset": rows, "calibration_dataset": list(rows)}
-    trainer = CalibrationTrainer(model, arguments(tmp_path, calibration_method="vector"), **settings)
+    trainer = CalibrationTrainer(
+        model, arguments(tmp_path, calibration_method="vector"), **settings
+    )
     message = r"in its head for vector scaling, got \w+, which makes none when it is loaded; use calibration"
     with pytest.raises(ValueError, match=message):
         trainer.train()
@@ -325,10 +407,15 @@ def test_auto_is_a_temperature_where_the_head_has_no_bias(tmp_path: Path) -> Non
     assert isinstance(trainer.fit_calibration_map(), TemperatureScaling)
 
 
-def test_methods_that_do_not_go_with_the_problem_are_refused_before_the_training(tmp_path: Path) -> None:
+def test_methods_that_do_not_go_with_the_problem_are_refused_before_the_training(
+    tmp_path: Path,
+) -> None:
     several = tiny_bert(**MULTI_LABEL)
     one = tiny_bert(problem_type="single_label_classification")
-    for model, method, kind in ((several, "matrix", "multi"), (one, "per_label_temperature", "single")):
+    for model, method, kind in (
+        (several, "matrix", "multi"),
+        (one, "per_label_temperature", "single"),
+    ):
         trainer = CalibrationTrainer(
             model,
             arguments(tmp_path, calibration_method=method),
@@ -364,10 +451,13 @@ def test_a_callback_brings_settings_of_its_own(tmp_path: Path) -> None:
     assert isinstance(trainer.calibration_map, TemperatureScaling)
     assert isinstance(trainer.fit_calibration_map(), MatrixScaling)
     with pytest.raises(
-        TypeError, match=r"expected scaler to be one of TemperatureScaling, .*got IsotonicScaling"
+        TypeError,
+        match=r"expected scaler to be one of TemperatureScaling, .*got IsotonicScaling",
     ):
         CalibrationMapCallback(IsotonicScaling())
-    with pytest.raises(ValueError, match=r"expected strategy to be one of .*got 'always'"):
+    with pytest.raises(
+        ValueError, match=r"expected strategy to be one of .*got 'always'"
+    ):
         CalibrationMapCallback(VectorScaling(), strategy="always")
 
 
@@ -386,11 +476,16 @@ def test_a_map_from_elsewhere(tmp_path: Path) -> None:
     )
     single = tiny_bert(problem_type="single_label_classification")
     told = CalibrationTrainer(single, arguments(tmp_path))
-    with pytest.raises(ValueError, match="used with a single-label problem, got 'per_label_temperature'"):
+    with pytest.raises(
+        ValueError,
+        match="used with a single-label problem, got 'per_label_temperature'",
+    ):
         told.use_calibration_map(PerLabelTemperatureScaling(), split="a", n_examples=1)
     broken = VectorScaling().fit(logits, labels)
     broken.bias_ = np.array([0.0, 0.0, 0.0, math.nan])
-    with pytest.raises(ValueError, match="expected scaler to have finite numbers, got NaN or infinity"):
+    with pytest.raises(
+        ValueError, match="expected scaler to have finite numbers, got NaN or infinity"
+    ):
         trainer.use_calibration_map(broken, split="a", n_examples=1)
     assert trainer.calibration_map is scaler
 
@@ -404,7 +499,9 @@ def test_the_map_on_the_device_is_that_of_the_scaler() -> None:
             typed = torch.from_numpy(logits).to(dtype)
             found = on_device(mapping, typed)(typed)
             assert found.dtype == dtype
-            np.testing.assert_allclose(found, scaler.transform(logits), rtol=rtol, atol=rtol)
+            np.testing.assert_allclose(
+                found, scaler.transform(logits), rtol=rtol, atol=rtol
+            )
     masked = torch.tensor([[1.0, -torch.inf, 2.0]])
     negative = type(mapping)(np.array([-1.0, -1.0, 0.5]), np.array([0.0, 1.0, 2.0]))
     assert (

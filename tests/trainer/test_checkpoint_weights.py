@@ -17,13 +17,18 @@ from tests.helpers.tiny import arguments, assert_same, weights
 
 STEPS = 3
 NAMES = list(ARCHITECTURES)
-EVERY_NAME = [name if name in ("ViT", "T5") else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+EVERY_NAME = [
+    name if name in ("ViT", "T5") else pytest.param(name, marks=pytest.mark.slow)
+    for name in NAMES
+]
 
 
 def rows(model: Any) -> list[dict[str, Any]]:
     """Enough for the steps of a training; token ids one row a step, which needs no padding token."""
     inputs = some_inputs(model)
-    label = {"pixel_values": lambda i: i % 5}.get(model.main_input_name, lambda i: (2 * i) % 5)
+    label = {"pixel_values": lambda i: i % 5}.get(
+        model.main_input_name, lambda i: (2 * i) % 5
+    )
     per_step = 2 if model.main_input_name == "pixel_values" else 1
     made = []
     for i in range(STEPS * per_step):
@@ -43,7 +48,11 @@ class Kept(TrainerCallback):
 
 
 def make_trainer(
-    model: Any, folder: Path, *, kind: type[Trainer] = CalibrationTrainer, **changes: Any
+    model: Any,
+    folder: Path,
+    *,
+    kind: type[Trainer] = CalibrationTrainer,
+    **changes: Any,
 ) -> Any:
     """A training whose first checkpoint is the "best", because the metric falls and the largest is asked for."""
     settings = {
@@ -65,7 +74,11 @@ def make_trainer(
     }
     args = arguments(folder, **{**settings, **changes})
     return kind(
-        model, args, train_dataset=rows(model), eval_dataset=rows(model), callbacks=[kept := Kept()]
+        model,
+        args,
+        train_dataset=rows(model),
+        eval_dataset=rows(model),
+        callbacks=[kept := Kept()],
     ), kept
 
 
@@ -78,12 +91,18 @@ def zeroed(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", EVERY_NAME)
-def test_training_resumes_and_the_best_model_is_loaded(name: str, tmp_path: Path) -> None:
+def test_training_resumes_and_the_best_model_is_loaded(
+    name: str, tmp_path: Path
+) -> None:
     whole, kept = make_trainer(build(name), tmp_path)
     whole.train()
     best = Path(whole.state.best_model_checkpoint)
     assert best.name != f"checkpoint-{STEPS}"
-    logged = {entry["step"]: entry["eval_nll"] for entry in whole.state.log_history if "eval_nll" in entry}
+    logged = {
+        entry["step"]: entry["eval_nll"]
+        for entry in whole.state.log_history
+        if "eval_nll" in entry
+    }
     assert whole.state.best_metric == max(logged.values()) > logged[STEPS]
     assert whole.evaluate()["eval_nll"] == whole.state.best_metric
 
@@ -96,7 +115,10 @@ def test_training_resumes_and_the_best_model_is_loaded(name: str, tmp_path: Path
 
 def with_adapters() -> Any:
     torch.manual_seed(0)
-    settings = {"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["classifier"]}
+    settings = {
+        "target_modules": ["q_proj", "v_proj"],
+        "modules_to_save": ["classifier"],
+    }
     return get_peft_model(build("ViT"), LoraConfig(**settings, init_lora_weights=False))
 
 

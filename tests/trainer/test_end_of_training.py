@@ -34,11 +34,15 @@ class Tracker(TrainerCallback):
         self.opened = 0
         self.open = False
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, **kwargs: Any
+    ) -> None:
         self.open = True
         self.opened += 1
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any
+    ) -> None:
         if not self.open:  # as TensorBoard does, which then writes a second file
             self.on_train_begin(args, state, control)
         self.received.append(dict(logs))
@@ -48,11 +52,15 @@ class Tracker(TrainerCallback):
 
 
 @pytest.mark.parametrize("added", ["at first", "later"])
-def test_trackers_receive_the_final_metrics_before_they_close(added: str, tmp_path: Path) -> None:
+def test_trackers_receive_the_final_metrics_before_they_close(
+    added: str, tmp_path: Path
+) -> None:
     tracker, model = Tracker(), tiny_bert()
     trainer = CalibrationTrainer(
         model,
-        arguments(tmp_path, loss="adafocal", gamma_update_steps=1, logging_strategy="no"),
+        arguments(
+            tmp_path, loss="adafocal", gamma_update_steps=1, logging_strategy="no"
+        ),
         train_dataset=sequences(model, 16),
         calibration_dataset=sequences(model, 40, seed=2),
         eval_dataset=sequences(model, 24, seed=3),
@@ -62,9 +70,11 @@ def test_trackers_receive_the_final_metrics_before_they_close(added: str, tmp_pa
         trainer.add_callback(tracker)
     trainer.train()
     assert (tracker.opened, tracker.open) == (1, False)
-    assert [entry["temperature"] for entry in tracker.received if "eval_ece_calibrated" in entry] == [
-        trainer.temperature
-    ]
+    assert [
+        entry["temperature"]
+        for entry in tracker.received
+        if "eval_ece_calibrated" in entry
+    ] == [trainer.temperature]
     assert any("gamma_max" in entry for entry in tracker.received)
 
 
@@ -76,7 +86,9 @@ def failing_rows(n: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("split", ["calibration", "evaluation"])
-def test_a_failure_after_the_last_step_keeps_the_model(split: str, tmp_path: Path) -> None:
+def test_a_failure_after_the_last_step_keeps_the_model(
+    split: str, tmp_path: Path
+) -> None:
     trainer, whole = tiny_trainer(tmp_path), tiny_trainer(tmp_path)
     whole.train()
     if split == "calibration":
@@ -104,13 +116,18 @@ def test_a_failure_after_the_last_step_keeps_the_model(split: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("later", [False, True])
-def test_of_two_callbacks_of_one_kind_the_last_acts(later: bool, tmp_path: Path) -> None:
+def test_of_two_callbacks_of_one_kind_the_last_acts(
+    later: bool, tmp_path: Path
+) -> None:
     class Mine(AdaFocalCallback):
         pass
 
     model = tiny_bert()
     ours = [AdaFocalCallback(every_n_steps=1), Mine(every_n_steps=2)]
-    temperatures = [TemperatureScalingCallback(criterion="ece"), TemperatureScalingCallback()]
+    temperatures = [
+        TemperatureScalingCallback(criterion="ece"),
+        TemperatureScalingCallback(),
+    ]
     trainer = CalibrationTrainer(
         model,
         arguments(tmp_path, loss="adafocal"),
@@ -121,9 +138,15 @@ def test_of_two_callbacks_of_one_kind_the_last_acts(later: bool, tmp_path: Path)
     for callback in [*ours, *temperatures] if later else []:
         trainer.add_callback(callback)
     trainer.train()
-    acting = [c for c in trainer.callback_handler.callbacks if c in [*ours, *temperatures]]
+    acting = [
+        c for c in trainer.callback_handler.callbacks if c in [*ours, *temperatures]
+    ]
     assert acting == [ours[1], temperatures[1]]
-    steps = [entry["step"] for entry in trainer.state.log_history if "calibration_gap_00" in entry]
+    steps = [
+        entry["step"]
+        for entry in trainer.state.log_history
+        if "calibration_gap_00" in entry
+    ]
     assert steps == [2, 4]
     assert trainer.model.config.calibration["criterion"] == "nll"
 
@@ -131,11 +154,15 @@ def test_of_two_callbacks_of_one_kind_the_last_acts(later: bool, tmp_path: Path)
 # ---- Saving ----
 
 
-def test_saving_the_uncalibrated_model_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_saving_the_uncalibrated_model_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     trainer = tiny_trainer(tmp_path, save_strategy="epoch")
     trainer.save_model(str(tmp_path / "before"))
     trainer.train()
-    assert "save_model" not in caplog.text  # neither before there is a temperature, nor for checkpoints
+    assert (
+        "save_model" not in caplog.text
+    )  # neither before there is a temperature, nor for checkpoints
     for name in ("one", "two"):
         trainer.save_model(str(tmp_path / name))
     assert (
@@ -153,7 +180,9 @@ def test_balanced_class_weights_come_from_the_training_split(tmp_path: Path) -> 
     model, labels = tiny_bert(), [0, 0, 0, 0, 0, 1, 1, 2, 3, 3, -100]
     rows = sequences(model, 11).remove_columns("label").add_column("label", labels)
     wanted = [10 / (N_LABELS * count) for count in (5, 2, 1, 2)]
-    args = arguments(tmp_path, class_weights="balanced", loss="focal", calibration_method="none")
+    args = arguments(
+        tmp_path, class_weights="balanced", loss="focal", calibration_method="none"
+    )
     trainer = CalibrationTrainer(model, args, train_dataset=rows)
     assert trainer.calibration_loss.class_weights is not None
     assert trainer.calibration_loss.class_weights.tolist() == pytest.approx(wanted)
@@ -165,10 +194,21 @@ def test_balanced_class_weights_come_from_the_training_split(tmp_path: Path) -> 
             CalibrationTrainer(model, args, train_dataset=dataset)
 
 
-@pytest.mark.parametrize(("words", "found"), [(["0.5", "2"], [0.5, 2.0]), (["balanced"], "balanced")])
+@pytest.mark.parametrize(
+    ("words", "found"), [(["0.5", "2"], [0.5, 2.0]), (["balanced"], "balanced")]
+)
 def test_class_weights_are_numbers_or_balanced_on_the_command_line(
     words: list[str], found: object, tmp_path: Path
 ) -> None:
-    given = ["--output_dir", str(tmp_path), "--class_weights", *words, "--report_to", "none"]
-    (args,) = HfArgumentParser(CalibrationTrainingArguments).parse_args_into_dataclasses(given)
+    given = [
+        "--output_dir",
+        str(tmp_path),
+        "--class_weights",
+        *words,
+        "--report_to",
+        "none",
+    ]
+    (args,) = HfArgumentParser(
+        CalibrationTrainingArguments
+    ).parse_args_into_dataclasses(given)
     assert args.class_weights == found

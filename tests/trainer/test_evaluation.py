@@ -15,7 +15,11 @@ from scipy.special import expit
 from transformers import EvalPrediction, Trainer
 
 from hf_calib import CalibrationTrainer
-from hf_calib.metrics import accuracy, expected_calibration_error, negative_log_likelihood
+from hf_calib.metrics import (
+    accuracy,
+    expected_calibration_error,
+    negative_log_likelihood,
+)
 from hf_calib.scaling import TemperatureScaling
 from hf_calib.trainer.evaluation import Evaluation
 from tests.helpers.evaluations import NAMES, assert_reports, one_shot
@@ -38,10 +42,14 @@ def count_forwards(model: torch.nn.Module) -> list[int]:
 
 @pytest.mark.parametrize("n_bins", [15, 4])
 @pytest.mark.parametrize("kind", ["Sequence", "Token"])
-def test_the_metrics_are_those_of_all_logits_at_once(kind: str, n_bins: int, tmp_path: Path) -> None:
+def test_the_metrics_are_those_of_all_logits_at_once(
+    kind: str, n_bins: int, tmp_path: Path
+) -> None:
     model = tiny_bert(kind)
     held_out = (tagged if kind == "Token" else sequences)(model, 53)
-    trainer = CalibrationTrainer(model, arguments(tmp_path, n_bins=n_bins), eval_dataset=held_out)
+    trainer = CalibrationTrainer(
+        model, arguments(tmp_path, n_bins=n_bins), eval_dataset=held_out
+    )
     metrics = trainer.evaluate()
     predicted = trainer.predict(held_out)
     counted = predicted.label_ids.flatten() != -100
@@ -52,7 +60,9 @@ def test_the_metrics_are_those_of_all_logits_at_once(kind: str, n_bins: int, tmp
     assert metrics["eval_loss"] == pytest.approx(metrics["eval_nll"], rel=0.1)
     assert "temperature" not in metrics
 
-    scaler = TemperatureScaling(grid=[2.0]).fit(logits, predicted.label_ids.flatten()[counted])
+    scaler = TemperatureScaling(grid=[2.0]).fit(
+        logits, predicted.label_ids.flatten()[counted]
+    )
     trainer.use_calibration_map(scaler, split="evaluation", n_examples=len(logits))
     metrics = trainer.evaluate()
     assert_reports(metrics, wanted, "eval")
@@ -65,25 +75,40 @@ def test_the_metrics_are_those_of_all_logits_at_once(kind: str, n_bins: int, tmp
     assert metrics["temperature"] == 2.0
 
 
-def test_a_multi_label_evaluation_takes_each_label_for_a_binary_one(tmp_path: Path) -> None:
+def test_a_multi_label_evaluation_takes_each_label_for_a_binary_one(
+    tmp_path: Path,
+) -> None:
     model = tiny_bert(problem_type="multi_label_classification")
     held_out = sequences(model, 41)
     trainer = CalibrationTrainer(model, arguments(tmp_path), eval_dataset=held_out)
     metrics, predicted = trainer.evaluate(), trainer.predict(held_out)
-    probs, labels = expit(predicted.predictions.astype(np.float64)).ravel(), predicted.label_ids.ravel()
+    probs, labels = (
+        expit(predicted.predictions.astype(np.float64)).ravel(),
+        predicted.label_ids.ravel(),
+    )
     pairs, chosen = np.stack([1 - probs, probs], axis=1), labels.astype(int)
     assert metrics["eval_accuracy"] == pytest.approx(accuracy(pairs, chosen))
-    assert metrics["eval_ece"] == pytest.approx(expected_calibration_error(pairs, chosen), rel=2e-6)
-    assert metrics["eval_nll"] == pytest.approx(negative_log_likelihood(pairs, chosen), rel=2e-6)
-    assert metrics["eval_brier"] == pytest.approx(np.mean((probs - labels) ** 2), rel=2e-6)
+    assert metrics["eval_ece"] == pytest.approx(
+        expected_calibration_error(pairs, chosen), rel=2e-6
+    )
+    assert metrics["eval_nll"] == pytest.approx(
+        negative_log_likelihood(pairs, chosen), rel=2e-6
+    )
+    assert metrics["eval_brier"] == pytest.approx(
+        np.mean((probs - labels) ** 2), rel=2e-6
+    )
 
 
 def test_an_evaluation_runs_the_model_once_and_keeps_no_logits(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path, n=(4, 4, 37), loss="adafocal", per_device_eval_batch_size=8)
+    trainer = tiny_trainer(
+        tmp_path, n=(4, 4, 37), loss="adafocal", per_device_eval_batch_size=8
+    )
     calls = count_forwards(trainer.model)
     trainer.evaluate()
     assert len(calls) == math.ceil(37 / 8)
-    output = trainer.evaluation_loop(trainer.get_eval_dataloader(), "Evaluation", prediction_loss_only=True)
+    output = trainer.evaluation_loop(
+        trainer.get_eval_dataloader(), "Evaluation", prediction_loss_only=True
+    )
     assert output.predictions is None
     assert output.label_ids is None
     assert "eval_ece" in output.metrics
@@ -104,29 +129,50 @@ def test_a_batch_costs_the_same_however_many_came_before() -> None:
     assert np.median(counts[-10:]) <= np.median(counts[1:11]) + 20
 
 
-def stock_and_ours(tmp_path: Path, model: Any = None, **kwargs: Any) -> tuple[Trainer, CalibrationTrainer]:
+def stock_and_ours(
+    tmp_path: Path, model: Any = None, **kwargs: Any
+) -> tuple[Trainer, CalibrationTrainer]:
     model = model or tiny_bert()
-    sets = {"train_dataset": sequences(model, 16), "eval_dataset": sequences(model, 21, seed=2)}
+    sets = {
+        "train_dataset": sequences(model, 16),
+        "eval_dataset": sequences(model, 21, seed=2),
+    }
     settings = {
         **sets,
-        **{k: v for k, v in kwargs.items() if k in ("compute_metrics", "preprocess_logits_for_metrics")},
+        **{
+            k: v
+            for k, v in kwargs.items()
+            if k in ("compute_metrics", "preprocess_logits_for_metrics")
+        },
     }
     options = {k: v for k, v in kwargs.items() if k not in settings}
     args = arguments(tmp_path, temperature_criterion="none", **options)
     return Trainer(model, args, **settings), CalibrationTrainer(model, args, **settings)
 
 
-def accuracy_of_last_batch_first(prediction: EvalPrediction, compute_result: bool = True) -> dict[str, float]:
+def accuracy_of_last_batch_first(
+    prediction: EvalPrediction, compute_result: bool = True
+) -> dict[str, float]:
     if not compute_result:
         return {}
-    return {"right": float((np.asarray(prediction.predictions) == np.asarray(prediction.label_ids)).mean())}
+    return {
+        "right": float(
+            (
+                np.asarray(prediction.predictions) == np.asarray(prediction.label_ids)
+            ).mean()
+        )
+    }
 
 
 @pytest.mark.parametrize(
     "kwargs",
     [
         {},
-        {"compute_metrics": lambda p: {"right": float((p.predictions.argmax(-1) == p.label_ids).mean())}},
+        {
+            "compute_metrics": lambda p: {
+                "right": float((p.predictions.argmax(-1) == p.label_ids).mean())
+            }
+        },
         {
             "compute_metrics": accuracy_of_last_batch_first,
             "preprocess_logits_for_metrics": lambda logits, labels: logits.argmax(-1),
@@ -137,29 +183,43 @@ def accuracy_of_last_batch_first(prediction: EvalPrediction, compute_result: boo
             "batch_eval_metrics": True,
         },
         {
-            "compute_metrics": lambda p: {"seen": float(p.losses.mean()), "inputs": float(p.inputs.sum())},
+            "compute_metrics": lambda p: {
+                "seen": float(p.losses.mean()),
+                "inputs": float(p.inputs.sum()),
+            },
             "include_for_metrics": ["inputs", "loss"],
             "eval_accumulation_steps": 1,
         },
     ],
     ids=["plain", "compute_metrics", "preprocess", "batch_eval_metrics", "include"],
 )
-def test_what_the_stock_trainer_reports_stays(kwargs: dict[str, Any], tmp_path: Path) -> None:
+def test_what_the_stock_trainer_reports_stays(
+    kwargs: dict[str, Any], tmp_path: Path
+) -> None:
     stock, ours = stock_and_ours(tmp_path, **kwargs)
     theirs, metrics = stock.evaluate(), ours.evaluate()
     same = [key for key in theirs if not key.endswith(("time", "per_second"))]
     assert "eval_loss" in same
-    assert {key: metrics[key] for key in same} == pytest.approx({key: theirs[key] for key in same}, rel=1e-6)
+    assert {key: metrics[key] for key in same} == pytest.approx(
+        {key: theirs[key] for key in same}, rel=1e-6
+    )
     assert set(metrics) - set(theirs) == {f"eval_{name}" for name in NAMES}
 
 
 def test_the_loss_of_an_evaluation_batch_is_its_weighted_mean(tmp_path: Path) -> None:
     model, class_weights = tiny_bert(), [0.5, 2.0, 1.0, 4.0]
-    args = arguments(tmp_path, class_weights=class_weights, per_device_eval_batch_size=64)
+    args = arguments(
+        tmp_path, class_weights=class_weights, per_device_eval_batch_size=64
+    )
     trainer = CalibrationTrainer(model, args, eval_dataset=sequences(model, 21))
     found = trainer.predict(trainer.eval_dataset)
-    logits, labels = torch.from_numpy(found.predictions), torch.from_numpy(found.label_ids)
-    wanted = torch.nn.functional.cross_entropy(logits, labels, weight=torch.tensor(class_weights)).item()
+    logits, labels = (
+        torch.from_numpy(found.predictions),
+        torch.from_numpy(found.label_ids),
+    )
+    wanted = torch.nn.functional.cross_entropy(
+        logits, labels, weight=torch.tensor(class_weights)
+    ).item()
     assert trainer.evaluate()["eval_loss"] == pytest.approx(wanted, rel=1e-6)
 
 
@@ -169,11 +229,15 @@ def test_a_metric_of_the_users_own_goes_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["random", "group_by_length"])
-def test_predictions_come_in_the_order_of_the_rows(strategy: str, tmp_path: Path) -> None:
+def test_predictions_come_in_the_order_of_the_rows(
+    strategy: str, tmp_path: Path
+) -> None:
     # The stock Trainer shuffles what it evaluates by its seed when training batches are grouped by length.
     rows = sequences(tiny_bert(), 40)
     trainer = tiny_trainer(tmp_path, train_sampling_strategy=strategy, seed=3)
-    one_by_one = [trainer.predict(rows.select([i])).predictions[0] for i in range(len(rows))]
+    one_by_one = [
+        trainer.predict(rows.select([i])).predictions[0] for i in range(len(rows))
+    ]
     found = trainer.predict(rows)
     np.testing.assert_array_equal(found.label_ids, rows["label"])
     np.testing.assert_allclose(found.predictions, one_by_one, atol=1e-6)
@@ -188,7 +252,12 @@ def test_several_evaluation_sets_are_told_apart(tmp_path: Path) -> None:
     sets = {name: sequences(model, 20, seed=seed) for seed, name in enumerate("ab", 2)}
     trainer = CalibrationTrainer(
         model,
-        arguments(tmp_path, eval_strategy="epoch", loss="adafocal", calibration_strategy="evaluate"),
+        arguments(
+            tmp_path,
+            eval_strategy="epoch",
+            loss="adafocal",
+            calibration_strategy="evaluate",
+        ),
         train_dataset=sequences(model, 8),
         calibration_dataset=sequences(model, 20, seed=5),
         eval_dataset=sets,
@@ -197,12 +266,24 @@ def test_several_evaluation_sets_are_told_apart(tmp_path: Path) -> None:
     trainer.train()
     steps, batches = 2, math.ceil(20 / 8)
     once = batches + 2 * batches  # the temperature, and two sets
-    assert len(calls) == steps + (once + batches) + once  # the gammas once, too; and again at the end
+    assert (
+        len(calls) == steps + (once + batches) + once
+    )  # the gammas once, too; and again at the end
     metrics = trainer.evaluate()
     for name, dataset in sets.items():
         predicted = trainer.predict(dataset)
-        assert_reports(metrics, one_shot(predicted.predictions, predicted.label_ids), f"eval_{name}")
+        assert_reports(
+            metrics,
+            one_shot(predicted.predictions, predicted.label_ids),
+            f"eval_{name}",
+        )
         assert f"eval_{name}_ece_calibrated" in metrics
     assert len(logged(trainer, "gamma_00")) == 1  # two sets make one evaluation
-    before_and_end = [entry["temperature"] for entry in trainer.state.log_history if "temperature" in entry]
-    assert len(set(before_and_end)) == 1  # the same weights all along: fitted once for both sets
+    before_and_end = [
+        entry["temperature"]
+        for entry in trainer.state.log_history
+        if "temperature" in entry
+    ]
+    assert (
+        len(set(before_and_end)) == 1
+    )  # the same weights all along: fitted once for both sets

@@ -10,7 +10,14 @@ import pytest
 from transformers import TrainerCallback
 
 from hf_calib import CalibrationTrainer
-from tests.helpers.tiny import arguments, assert_same, logged, sequences, tiny_bert, weights
+from tests.helpers.tiny import (
+    arguments,
+    assert_same,
+    logged,
+    sequences,
+    tiny_bert,
+    weights,
+)
 
 optuna.logging.disable_default_handler()
 SETTINGS: dict[str, Any] = {"eval_strategy": "epoch", "num_train_epochs": 2}
@@ -36,7 +43,9 @@ class Ends(TrainerCallback):
 
 def searching(folder: Path, **settings: Any) -> tuple[CalibrationTrainer, Ends]:
     model, ends = tiny_bert(), Ends()
-    train, calibration, evaluation = (sequences(model, n, seed=i + 1) for i, n in enumerate((16, 40, 24)))
+    train, calibration, evaluation = (
+        sequences(model, n, seed=i + 1) for i, n in enumerate((16, 40, 24))
+    )
     trainer = CalibrationTrainer(
         model_init=lambda: tiny_bert(),
         args=arguments(folder, **{**SETTINGS, **settings}),
@@ -62,7 +71,10 @@ def test_each_trial_is_a_training_of_its_own(
 ) -> None:
     trainer, ends = searching(tmp_path, **settings)
     best = trainer.hyperparameter_search(
-        lambda trial: {"learning_rate": trial.suggest_float("rate", 1e-4, 1e-2), **TRIALS[trial.number]},
+        lambda trial: {
+            "learning_rate": trial.suggest_float("rate", 1e-4, 1e-2),
+            **TRIALS[trial.number],
+        },
         objective,
         n_trials=len(TRIALS),
         backend="optuna",
@@ -70,20 +82,32 @@ def test_each_trial_is_a_training_of_its_own(
         storage=f"sqlite:///{tmp_path}/study.db",
         study_name="s",
     )
-    trials = optuna.load_study(study_name="s", storage=f"sqlite:///{tmp_path}/study.db").trials
+    trials = optuna.load_study(
+        study_name="s", storage=f"sqlite:///{tmp_path}/study.db"
+    ).trials
     assert best.objective == min(trial.value for trial in trials)
     for trial, asked, found in zip(trials, TRIALS, ends.weights, strict=True):
-        alone, own = searching(tmp_path, **settings, **asked, learning_rate=trial.params["rate"])
+        alone, own = searching(
+            tmp_path, **settings, **asked, learning_rate=trial.params["rate"]
+        )
         alone.train()
         assert_same(own.weights[0], found)
-        assert trial.value == pytest.approx(logged(alone, objective or "eval_nll")[-1], rel=1e-6)
+        assert trial.value == pytest.approx(
+            logged(alone, objective or "eval_nll")[-1], rel=1e-6
+        )
 
 
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"compute_objective": "eval_nnl"}, "the name of one, got 'eval_nnl'; did you mean 'eval_nll'"),
-        ({"compute_objective": "nll"}, "the name of one, got 'nll'; known: eval_accuracy"),
+        (
+            {"compute_objective": "eval_nnl"},
+            "the name of one, got 'eval_nnl'; did you mean 'eval_nll'",
+        ),
+        (
+            {"compute_objective": "nll"},
+            "the name of one, got 'nll'; known: eval_accuracy",
+        ),
     ],
 )
 def test_the_objective_is_checked_before_any_training(
@@ -91,9 +115,15 @@ def test_the_objective_is_checked_before_any_training(
 ) -> None:
     trainer, ends = searching(tmp_path)
     with pytest.raises(ValueError, match=message):
-        trainer.hyperparameter_search(lambda trial: TRIALS[0], backend="optuna", **asked)
+        trainer.hyperparameter_search(
+            lambda trial: TRIALS[0], backend="optuna", **asked
+        )
     assert ends.losses == []
 
 
 def callbacks(trainer: CalibrationTrainer, kind: type[TrainerCallback]) -> list[Any]:
-    return [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, kind)]
+    return [
+        callback
+        for callback in trainer.callback_handler.callbacks
+        if isinstance(callback, kind)
+    ]

@@ -44,7 +44,11 @@ def test_the_training_is_the_one_done_by_hand(name: str, tmp_path: Path) -> None
     losses, norms = [], []
     for batch in whole.get_train_dataloader():
         logits, labels = model(input_ids=batch["input_ids"]).logits, batch["labels"]
-        loss = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1), weight=class_weights)
+        loss = F.cross_entropy(
+            logits.reshape(-1, logits.shape[-1]),
+            labels.reshape(-1),
+            weight=class_weights,
+        )
         optimizer.zero_grad()
         loss.backward()
         gradients = [p.grad.norm() for p in model.parameters() if p.grad is not None]
@@ -70,9 +74,14 @@ def test_cross_entropy_is_the_stock_trainer_where_that_is_right(tmp_path: Path) 
 
 
 def test_label_smoothing_factor_is_the_loss_of_that_name(tmp_path: Path) -> None:
-    by_factor = tiny_trainer(tmp_path, label_smoothing_factor=0.1, temperature_criterion="none")
+    by_factor = tiny_trainer(
+        tmp_path, label_smoothing_factor=0.1, temperature_criterion="none"
+    )
     by_name = tiny_trainer(
-        tmp_path, loss="label_smoothing", loss_kwargs={"smoothing": 0.1}, temperature_criterion="none"
+        tmp_path,
+        loss="label_smoothing",
+        loss_kwargs={"smoothing": 0.1},
+        temperature_criterion="none",
     )
     for trainer in (by_factor, by_name):
         trainer.train()
@@ -84,7 +93,11 @@ class OwnLoss(CalibrationTrainer):
     """The mean over the micro-batch, as transformers' documentation shows it."""
 
     def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        self,
+        model: Any,
+        inputs: Any,
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
     ) -> Any:
         labels = inputs.pop("labels")
         outputs = model(**inputs)
@@ -98,12 +111,18 @@ class NormalisedLoss(CalibrationTrainer):
     loss_is_scaled_for_ga = True
 
     def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        self,
+        model: Any,
+        inputs: Any,
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
     ) -> Any:
         labels = inputs.pop("labels")
         outputs = model(**inputs)
         total = F.cross_entropy(outputs.logits, labels, reduction="sum")
-        loss = total / (len(labels) if num_items_in_batch is None else num_items_in_batch)
+        loss = total / (
+            len(labels) if num_items_in_batch is None else num_items_in_batch
+        )
         return (loss, outputs) if return_outputs else loss
 
 
@@ -111,13 +130,19 @@ class ExtendedMean(CalibrationTrainer):
     """Ours as a mean over the micro-batch, since the count is not passed on."""
 
     def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        self,
+        model: Any,
+        inputs: Any,
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
     ) -> Any:
         return super().compute_loss(model, inputs, return_outputs)
 
 
 @pytest.mark.parametrize("kind", [OwnLoss, NormalisedLoss, ExtendedMean])
-def test_a_loss_of_ones_own_is_a_mean_over_the_step(kind: type[CalibrationTrainer], tmp_path: Path) -> None:
+def test_a_loss_of_ones_own_is_a_mean_over_the_step(
+    kind: type[CalibrationTrainer], tmp_path: Path
+) -> None:
     if kind is NormalisedLoss and not hasattr(Trainer, "loss_is_scaled_for_ga"):
         pytest.skip("the flag came with transformers 5.19")
     made = make_trainer("cross_entropy", tmp_path, 2, 4)
@@ -126,11 +151,15 @@ def test_a_loss_of_ones_own_is_a_mean_over_the_step(kind: type[CalibrationTraine
     whole = make_trainer("cross_entropy", tmp_path, 8, 1)
     whole.train()
     assert logged(cut, "loss") == pytest.approx(logged(whole, "loss"), rel=LOGGED)
-    assert logged(cut, "grad_norm") == pytest.approx(logged(whole, "grad_norm"), rel=TOLERANCE)
+    assert logged(cut, "grad_norm") == pytest.approx(
+        logged(whole, "grad_norm"), rel=TOLERANCE
+    )
     assert differences(weights(cut.model), weights(whole.model))[0] < TOLERANCE
 
 
-@pytest.mark.skipif(not hasattr(Trainer, "loss_is_scaled_for_ga"), reason="came with transformers 5.19")
+@pytest.mark.skipif(
+    not hasattr(Trainer, "loss_is_scaled_for_ga"), reason="came with transformers 5.19"
+)
 def test_what_a_trainer_is_told_of_its_scaling_holds(tmp_path: Path) -> None:
     """Of this trainer alone, not of its class; and after a training as before it."""
     made = make_trainer("cross_entropy", tmp_path, 2, 4)
@@ -142,4 +171,7 @@ def test_what_a_trainer_is_told_of_its_scaling_holds(tmp_path: Path) -> None:
     whole.train()
     assert logged(cut, "loss") == pytest.approx(logged(whole, "loss"), rel=LOGGED)
     assert (cut.loss_is_scaled_for_ga, cut.model_accepts_loss_kwargs) == (True, False)
-    assert (whole.loss_is_scaled_for_ga, whole.model_accepts_loss_kwargs) == (None, False)
+    assert (whole.loss_is_scaled_for_ga, whole.model_accepts_loss_kwargs) == (
+        None,
+        False,
+    )

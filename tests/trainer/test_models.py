@@ -48,11 +48,18 @@ def test_tokens_in_batches_of_different_lengths(tmp_path: Path) -> None:
     rows = []
     for row in tagged(model, 40):
         length = 3 + sum(label != -100 for label in row["labels"]) % 5
-        rows.append({"input_ids": row["input_ids"][:length], "labels": row["labels"][:length]})
+        rows.append(
+            {"input_ids": row["input_ids"][:length], "labels": row["labels"][:length]}
+        )
     held_out = Dataset.from_list(rows)
     trainer = CalibrationTrainer(
         model,
-        arguments(tmp_path, loss="adafocal", gamma_update_steps=2, per_device_eval_batch_size=4),
+        arguments(
+            tmp_path,
+            loss="adafocal",
+            gamma_update_steps=2,
+            per_device_eval_batch_size=4,
+        ),
         train_dataset=held_out.select(range(16)),
         calibration_dataset=held_out.select(range(16, 40)),
         eval_dataset=held_out.select(range(10, 30)),
@@ -63,9 +70,18 @@ def test_tokens_in_batches_of_different_lengths(tmp_path: Path) -> None:
 
 
 def test_adapters(tmp_path: Path) -> None:
-    trainer = trained(tmp_path, lora(tiny_bert()), save_strategy="epoch", loss="adafocal", num_train_epochs=2)
+    trainer = trained(
+        tmp_path,
+        lora(tiny_bert()),
+        save_strategy="epoch",
+        loss="adafocal",
+        num_train_epochs=2,
+    )
     assert_calibrated(trainer)
-    assert trainer.model.base_model.model.config.calibration["temperature"] == trainer.temperature
+    assert (
+        trainer.model.base_model.model.config.calibration["temperature"]
+        == trainer.temperature
+    )
     assert (tmp_path / "checkpoint-4" / "adapter_model.safetensors").exists()
     assert (tmp_path / "checkpoint-4" / "calibration_loss.safetensors").exists()
 
@@ -79,7 +95,12 @@ def test_compiled(tmp_path: Path) -> None:
     assert ours.temperature == pytest.approx(plain.temperature, rel=1e-4)
     assert ours.model.config.calibration["temperature"] == ours.temperature
     ours.save_calibrated_model(tmp_path / "model")
-    assert type(tiny_bert()).from_pretrained(tmp_path / "model").config.calibration["folded"] is True
+    assert (
+        type(tiny_bert())
+        .from_pretrained(tmp_path / "model")
+        .config.calibration["folded"]
+        is True
+    )
 
 
 def test_sixteen_bits(tmp_path: Path) -> None:
@@ -90,16 +111,21 @@ def test_sixteen_bits(tmp_path: Path) -> None:
 
 
 def test_the_loss_is_computed_in_float32(tmp_path: Path) -> None:
-    trainer = CalibrationTrainer(tiny_bert().bfloat16(), arguments(tmp_path, loss="dual_focal"))
+    trainer = CalibrationTrainer(
+        tiny_bert().bfloat16(), arguments(tmp_path, loss="dual_focal")
+    )
     batch = {"input_ids": torch.arange(5, 13)[None], "labels": torch.tensor([1])}
     loss, outputs = trainer.compute_loss(trainer.model, batch, return_outputs=True)
     assert (loss.dtype, outputs.logits.dtype) == (torch.float32, torch.bfloat16)
 
 
 @pytest.mark.parametrize(
-    ("kind", "as_dataset"), [(NetworkWithTuple, False), pytest.param(Network, True, marks=pytest.mark.slow)]
+    ("kind", "as_dataset"),
+    [(NetworkWithTuple, False), pytest.param(Network, True, marks=pytest.mark.slow)],
 )
-def test_networks_of_ones_own(kind: type[nn.Module], as_dataset: bool, tmp_path: Path) -> None:
+def test_networks_of_ones_own(
+    kind: type[nn.Module], as_dataset: bool, tmp_path: Path
+) -> None:
     def rows(n: int) -> Any:
         found = [{k: v.tolist() for k, v in row.items()} for row in images(n)]
         return Dataset.from_list(found) if as_dataset else images(n)
@@ -107,7 +133,11 @@ def test_networks_of_ones_own(kind: type[nn.Module], as_dataset: bool, tmp_path:
     trainer = CalibrationTrainer(
         kind(),
         arguments(
-            tmp_path, loss="adafocal", eval_strategy="epoch", save_strategy="epoch", num_train_epochs=2
+            tmp_path,
+            loss="adafocal",
+            eval_strategy="epoch",
+            save_strategy="epoch",
+            num_train_epochs=2,
         ),
         train_dataset=rows(40),
         calibration_dataset=rows(60),
@@ -118,10 +148,16 @@ def test_networks_of_ones_own(kind: type[nn.Module], as_dataset: bool, tmp_path:
     predicted = trainer.predict(rows(30))
     assert predicted.predictions.shape == (30, N_LABELS)
     with torch.no_grad():
-        wanted = trainer.model.head(torch.stack([row["pixel_values"] for row in images(30)]).flatten(1))
+        wanted = trainer.model.head(
+            torch.stack([row["pixel_values"] for row in images(30)]).flatten(1)
+        )
     np.testing.assert_allclose(predicted.predictions, wanted, rtol=1e-6)
     again = CalibrationTrainer(
-        kind(), trainer.args, train_dataset=rows(40), calibration_dataset=rows(60), eval_dataset=rows(30)
+        kind(),
+        trainer.args,
+        train_dataset=rows(40),
+        calibration_dataset=rows(60),
+        eval_dataset=rows(30),
     )
     again.train(resume_from_checkpoint=True)
     assert_same(weights(again.model), weights(trainer.model))

@@ -46,14 +46,21 @@ def test_one_hot_labels_met_in_an_evaluation_are_refused(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("value", [math.nan, 1.5, -1.0])
 @pytest.mark.parametrize("kind", ["dataset", "another"])
-def test_decisions_outside_0_and_1_are_refused(value: float, kind: str, tmp_path: Path) -> None:
+def test_decisions_outside_0_and_1_are_refused(
+    value: float, kind: str, tmp_path: Path
+) -> None:
     model = tiny_bert(problem_type="multi_label_classification")
     rows = sequences(model, 8).to_list()
     rows[3]["label"][1] = value
-    sets = {"dataset": Dataset.from_list(rows), "another": torch.utils.data.Subset(rows, range(8))}
+    sets = {
+        "dataset": Dataset.from_list(rows),
+        "another": torch.utils.data.Subset(rows, range(8)),
+    }
     args = arguments(tmp_path, temperature_criterion="none")
     trainer = CalibrationTrainer(model, args, train_dataset=sets[kind])
-    where = "labels of the training split" if kind != "another" else "multi-label labels"
+    where = (
+        "labels of the training split" if kind != "another" else "multi-label labels"
+    )
     with pytest.raises(ValueError, match=rf"{where} to be in \[0, 1\], got {value}"):
         trainer.train()
 
@@ -63,9 +70,16 @@ def test_soft_decisions_train_but_do_not_calibrate(tmp_path: Path) -> None:
     rows = sequences(model, 8).to_list()
     rows[3]["label"][1] = 0.5
     soft = Dataset.from_list(rows)
-    trainer_of(model, tmp_path, train_dataset=soft, calibration_dataset=sequences(model, 20)).train()
-    trainer = trainer_of(model, tmp_path, train_dataset=sequences(model, 8), calibration_dataset=soft)
-    with pytest.raises(ValueError, match=r"labels of the calibration split to be 0 or 1, got 0\.5 in row 3"):
+    trainer_of(
+        model, tmp_path, train_dataset=soft, calibration_dataset=sequences(model, 20)
+    ).train()
+    trainer = trainer_of(
+        model, tmp_path, train_dataset=sequences(model, 8), calibration_dataset=soft
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"labels of the calibration split to be 0 or 1, got 0\.5 in row 3",
+    ):
         trainer.train()
 
 
@@ -78,11 +92,15 @@ def test_an_ignored_decision_does_not_drop_its_row_from_the_fit(tmp_path: Path) 
     trainer = trainer_of(model, tmp_path, calibration_dataset=Dataset.from_list(rows))
     trainer.fit_temperature()
     with torch.no_grad():
-        logits = model(input_ids=torch.tensor([row["input_ids"] for row in rows])).logits.numpy()
+        logits = model(
+            input_ids=torch.tensor([row["input_ids"] for row in rows])
+        ).logits.numpy()
     labels = np.array([row["label"] for row in rows])
     decided = labels != -100
     scaling = TemperatureScaling(multi_label=True)
-    wanted = scaling.fit(logits[decided][:, None], labels[decided][:, None]).temperature_
+    wanted = scaling.fit(
+        logits[decided][:, None], labels[decided][:, None]
+    ).temperature_
     assert trainer.temperature == pytest.approx(wanted, rel=1e-5)
     assert abs(wanted - TRUE_TEMPERATURE) < 1  # or the test would show nothing
     assert model.config.calibration["n_examples"] == 59
@@ -93,17 +111,28 @@ def test_rows_without_a_label_are_found_before_the_training(tmp_path: Path) -> N
     rows = sequences(model, 20, seed=2).to_list()
     rows[7]["label"] = rows[9]["label"] = None
     calibration = Dataset.from_list(rows).select(range(2, 20))
-    trainer = trainer_of(model, tmp_path, train_dataset=sequences(model, 8), calibration_dataset=calibration)
+    trainer = trainer_of(
+        model,
+        tmp_path,
+        train_dataset=sequences(model, 8),
+        calibration_dataset=calibration,
+    )
     before = weights(model)
-    with pytest.raises(ValueError, match=r"the calibration split to be given.*None in row 5"):
+    with pytest.raises(
+        ValueError, match=r"the calibration split to be given.*None in row 5"
+    ):
         trainer.train()
     assert_same(weights(model), before)
 
 
 @pytest.mark.parametrize("loss", ["focal", "adafocal"])
-def test_one_sigmoid_is_trained_calibrated_and_served(loss: str, tmp_path: Path) -> None:
+def test_one_sigmoid_is_trained_calibrated_and_served(
+    loss: str, tmp_path: Path
+) -> None:
     model = tiny_bert(num_labels=1, problem_type="multi_label_classification")
-    train, calibration, evaluation = (sequences(model, n, seed=n) for n in (32, 200, 100))
+    train, calibration, evaluation = (
+        sequences(model, n, seed=n) for n in (32, 200, 100)
+    )
     trainer = CalibrationTrainer(
         model,
         arguments(tmp_path, loss=loss),
@@ -114,7 +143,11 @@ def test_one_sigmoid_is_trained_calibrated_and_served(loss: str, tmp_path: Path)
     )
     trainer.train()
     trainer.save_calibrated_model(tmp_path / "calibrated")
-    served = pipeline("text-classification", tmp_path / "calibrated")("w1 w2 w3")[0]["score"]
+    served = pipeline("text-classification", tmp_path / "calibrated")("w1 w2 w3")[0][
+        "score"
+    ]
     model.eval()
     logit = model(**tokenizer()("w1 w2 w3", return_tensors="pt")).logits[0, 0]
-    assert served == pytest.approx(torch.sigmoid(logit / trainer.temperature).item(), abs=1e-5)
+    assert served == pytest.approx(
+        torch.sigmoid(logit / trainer.temperature).item(), abs=1e-5
+    )

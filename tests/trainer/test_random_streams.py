@@ -13,7 +13,15 @@ import torch
 from transformers import default_data_collator
 
 from hf_calib import CalibrationTrainer
-from tests.helpers.tiny import LENGTH, arguments, assert_same, logged, sequences, tiny_bert, weights
+from tests.helpers.tiny import (
+    LENGTH,
+    arguments,
+    assert_same,
+    logged,
+    sequences,
+    tiny_bert,
+    weights,
+)
 
 STREAMS: dict[str, Callable[[], int]] = {
     "python": lambda: random.randrange(LENGTH),
@@ -35,10 +43,22 @@ def test_updates_leave_the_stream_where_it_was(stream: str, tmp_path: Path) -> N
             ids[drawn[-1]] = 4
         return batch
 
-    def trained(loss: str, kwargs: dict[str, float], **settings: Any) -> CalibrationTrainer:
-        args = arguments(tmp_path, loss=loss, loss_kwargs=kwargs, temperature_criterion="none", **settings)
+    def trained(
+        loss: str, kwargs: dict[str, float], **settings: Any
+    ) -> CalibrationTrainer:
+        args = arguments(
+            tmp_path,
+            loss=loss,
+            loss_kwargs=kwargs,
+            temperature_criterion="none",
+            **settings,
+        )
         trainer = CalibrationTrainer(
-            tiny_bert(), args, collate, train_dataset=sets[0], calibration_dataset=sets[1]
+            tiny_bert(),
+            args,
+            collate,
+            train_dataset=sets[0],
+            calibration_dataset=sets[1],
         )
         trainer.train()
         return trainer

@@ -21,38 +21,69 @@ from hf_calib import CalibrationTrainer
 from hf_calib.losses import make_loss
 from hf_calib.trainer.saving import LOSS_STATE_NAME, load_loss_state, newest_checkpoint
 from tests.helpers.gloo_pair import forked
-from tests.helpers.tiny import arguments, assert_same, sequences, tiny_bert, tiny_trainer, weights
+from tests.helpers.tiny import (
+    arguments,
+    assert_same,
+    sequences,
+    tiny_bert,
+    tiny_trainer,
+    weights,
+)
 
 STEPS_OF_EPOCH, STEPS = 3, 6
-BASE: dict[str, Any] = {"loss": "adafocal", "num_train_epochs": 2, "save_strategy": "steps", "save_steps": 2}
+BASE: dict[str, Any] = {
+    "loss": "adafocal",
+    "num_train_epochs": 2,
+    "save_strategy": "steps",
+    "save_steps": 2,
+}
 BY_STEPS = {"eval_strategy": "steps", "eval_steps": 1}
 BY_EPOCHS = {"save_steps": 3, "kill": 4}
 QUICK: dict[str, dict[str, Any]] = {
     "amid the state": {**BY_STEPS, "kill": "state"},
     "every 2 steps": {"gamma_update_steps": 2, "gamma_update_samples": 16, **BY_EPOCHS},
-    "by a schedule": {"gamma_update_schedule": {1: 2}, "gradient_accumulation_steps": 2, **BY_EPOCHS},
+    "by a schedule": {
+        "gamma_update_schedule": {1: 2},
+        "gradient_accumulation_steps": 2,
+        **BY_EPOCHS,
+    },
     "ece_ce, with a temperature": {
         **{**BY_STEPS, "eval_steps": 2, "kill": 5},
         **{"loss": "ece_ce", "calibration_strategy": "evaluate"},
     },
 }
 SLOW: dict[str, dict[str, Any]] = {
-    "evaluated on start": {**BY_STEPS, "eval_steps": 3, "eval_on_start": True, "kill": 5},
-    "evaluated, no checkpoint of its own": {**BY_STEPS, "kill": 5, "calibration": False},
+    "evaluated on start": {
+        **BY_STEPS,
+        "eval_steps": 3,
+        "eval_on_start": True,
+        "kill": 5,
+    },
+    "evaluated, no checkpoint of its own": {
+        **BY_STEPS,
+        "kill": 5,
+        "calibration": False,
+    },
     "each epoch, saved by epochs": {"save_strategy": "epoch", "kill": 4},
 }
 CASES = {**QUICK, **SLOW}
 
 
 def make_trainer(folder: Path, case: dict[str, Any]) -> CalibrationTrainer:
-    settings = {**BASE, **{k: v for k, v in case.items() if k not in ("kill", "calibration")}}
+    settings = {
+        **BASE,
+        **{k: v for k, v in case.items() if k not in ("kill", "calibration")},
+    }
     model = tiny_bert(dropout=0.1)
     held_out = {"eval_dataset": sequences(model, 13, seed=3)}
     if case.get("calibration", True):
         held_out["calibration_dataset"] = sequences(model, 21, seed=2)
     rows = 4 * STEPS_OF_EPOCH * case.get("gradient_accumulation_steps", 1) - 1
     return CalibrationTrainer(
-        model, arguments(folder, **settings), train_dataset=sequences(model, rows), **held_out
+        model,
+        arguments(folder, **settings),
+        train_dataset=sequences(model, rows),
+        **held_out,
     )
 
 
@@ -81,7 +112,13 @@ def half_written(state: TrainerState, path: str) -> None:
         die()
 
 
-def train(folder: Path, case: dict[str, Any], *, kill: int | str | None = None, resume: bool = False) -> None:
+def train(
+    folder: Path,
+    case: dict[str, Any],
+    *,
+    kill: int | str | None = None,
+    resume: bool = False,
+) -> None:
     trainer = make_trainer(folder, case)
     if kill == "state":
         TrainerState.save_to_json = half_written  # type: ignore[method-assign]
@@ -143,15 +180,23 @@ def result(folder: Path) -> dict[str, Any]:
     return torch.load(folder / "result.pt", weights_only=True)
 
 
-@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
-def test_the_resumed_training_ends_as_the_uninterrupted_one(name: str, killed: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+)
+def test_the_resumed_training_ends_as_the_uninterrupted_one(
+    name: str, killed: Callable[[str], Path]
+) -> None:
     whole, resumed = result(killed(name) / "whole"), result(killed(name) / "broken")
     if "gammas" in whole["table"]:  # else the test would show nothing
-        assert not torch.equal(whole["table"]["gammas"], torch.ones(15, dtype=torch.float64))
+        assert not torch.equal(
+            whole["table"]["gammas"], torch.ones(15, dtype=torch.float64)
+        )
     assert_same(resumed["weights"], whole["weights"])
     assert_same(resumed["table"], whole["table"])
     assert resumed["temperature"] == whole["temperature"]
-    assert [e for e in resumed["log"] if "loss" in e] == [e for e in whole["log"] if "loss" in e]
+    assert [e for e in resumed["log"] if "loss" in e] == [
+        e for e in whole["log"] if "loss" in e
+    ]
     assert last_step(whole) == last_step(resumed) == STEPS
     if "on start" in name:
         # The stock Trainer evaluates anew on start.
@@ -165,7 +210,10 @@ def last_step(found: dict[str, Any]) -> int:
 
 def test_a_checkpoint_cut_short_is_passed_over(killed: Callable[[str], Path]) -> None:
     left = killed("amid the state") / "as_left"
-    assert sorted(path.name for path in left.iterdir()) == ["checkpoint-2", "checkpoint-4"]
+    assert sorted(path.name for path in left.iterdir()) == [
+        "checkpoint-2",
+        "checkpoint-4",
+    ]
     assert newest_checkpoint(left) == str(left / "checkpoint-2")
 
 
@@ -183,15 +231,21 @@ def checkpoint(trained_once: Path, tmp_path: Path) -> Path:
     return tmp_path / "checkpoint-2"
 
 
-def rewrite(path: Path, *, metadata: dict[str, str] | None = None, **changes: torch.Tensor) -> None:
+def rewrite(
+    path: Path, *, metadata: dict[str, str] | None = None, **changes: torch.Tensor
+) -> None:
     """Change a table, and what the file says about it."""
     with safe_open(path, "pt") as file:
         said = file.metadata()
-    save_file({**load_file(path), **changes}, path, said if metadata is None else metadata)
+    save_file(
+        {**load_file(path), **changes}, path, said if metadata is None else metadata
+    )
 
 
 def other_shape(path: Path) -> None:
-    rewrite(path, **{name: value[:3].clone() for name, value in load_file(path).items()})
+    rewrite(
+        path, **{name: value[:3].clone() for name, value in load_file(path).items()}
+    )
 
 
 OTHERS = {"loss": "ada_dual_focal", "hyperparameters": "{}"}
@@ -199,7 +253,9 @@ REFUSED: dict[str, Any] = {
     rf"checkpoint-\d to hold {LOSS_STATE_NAME}, got no such file": Path.unlink,
     rf"{LOSS_STATE_NAME} to hold the table of loss 'adafocal' with .*shape": other_shape,
     "Unexpected key": partial(rewrite, bin_gaps=torch.zeros(15, dtype=torch.float64)),
-    "got the table of loss 'ada_dual_focal' with {}; resume from another": partial(rewrite, metadata=OTHERS),
+    "got the table of loss 'ada_dual_focal' with {}; resume from another": partial(
+        rewrite, metadata=OTHERS
+    ),
 }
 
 
@@ -213,7 +269,10 @@ def test_a_wrong_table_is_refused(message: str, checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"loss_kwargs": {"gamma_max": 5.0}}, "'gamma_max': 5.0.*got the table of .*'gamma_max': 20.0"),
+        (
+            {"loss_kwargs": {"gamma_max": 5.0}},
+            "'gamma_max': 5.0.*got the table of .*'gamma_max': 20.0",
+        ),
         ({"loss": "calfocal"}, "'calfocal'.*got the table of loss 'adafocal' with"),
     ],
 )
@@ -229,24 +288,40 @@ def test_a_checkpoint_of_another_loss_is_refused(
 
 
 def test_nothing_to_resume_from_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="expected output_dir to hold a complete checkpoint"):
+    with pytest.raises(
+        ValueError, match="expected output_dir to hold a complete checkpoint"
+    ):
         tiny_trainer(tmp_path / "nowhere").train(resume_from_checkpoint=True)
 
 
 def test_the_best_checkpoint_that_is_loaded_is_of_this_run(checkpoint: Path) -> None:
     """The stock Trainer can continue from our checkpoints; the extra file does not disturb it."""
     ours = tiny_trainer(checkpoint.parent, **ADAPTIVE, **SAVED)
-    stock = Trainer(ours.model, ours.args, train_dataset=ours.train_dataset, eval_dataset=ours.eval_dataset)
+    stock = Trainer(
+        ours.model,
+        ours.args,
+        train_dataset=ours.train_dataset,
+        eval_dataset=ours.eval_dataset,
+    )
     stock.train(resume_from_checkpoint=str(checkpoint))
     assert stock.state.global_step == 4
 
 
-def test_a_training_that_resumes_after_its_last_step_makes_up_for_the_update(tmp_path: Path) -> None:
+def test_a_training_that_resumes_after_its_last_step_makes_up_for_the_update(
+    tmp_path: Path,
+) -> None:
     """The checkpoint of an epoch's last step was saved before the update at the epoch's end."""
-    settings = {"loss": "adafocal", "save_strategy": "steps", "save_steps": 4, "eval_strategy": "no"}
+    settings = {
+        "loss": "adafocal",
+        "save_strategy": "steps",
+        "save_steps": 4,
+        "eval_strategy": "no",
+    }
     whole = tiny_trainer(tmp_path, **settings)
     whole.train()
     resumed = tiny_trainer(tmp_path, **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert not whole.calibration_loss.gammas.eq(1).all()
-    assert_same(resumed.calibration_loss.state_dict(), whole.calibration_loss.state_dict())
+    assert_same(
+        resumed.calibration_loss.state_dict(), whole.calibration_loss.state_dict()
+    )

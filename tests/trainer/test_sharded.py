@@ -31,7 +31,12 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def make_trainer(kind: str, folder: Path, **settings: Any) -> CalibrationTrainer:
     model = tiny_bert(num_hidden_layers=2)
-    settings = {"loss": "adafocal", "gamma_update_steps": 1, "gradient_accumulation_steps": 2, **settings}
+    settings = {
+        "loss": "adafocal",
+        "gamma_update_steps": 1,
+        "gradient_accumulation_steps": 2,
+        **settings,
+    }
     sharding = {"fsdp": True, "fsdp_config": KINDS[kind]} if KINDS[kind] else {}
     args = arguments(folder, per_device_train_batch_size=2, **settings, **sharding)
     if sharding:
@@ -54,7 +59,9 @@ def run(kind: str, folder: Path) -> dict[str, Any]:
     trainer.train()
     found = ends(trainer)
     trainer.save_calibrated_model(folder / "calibrated")
-    found["shards"] = sum(isinstance(module, FSDPModule) for module in trainer.model_wrapped.modules())
+    found["shards"] = sum(
+        isinstance(module, FSDPModule) for module in trainer.model_wrapped.modules()
+    )
     trainer = make_trainer(kind, folder / "out", **saved)
     trainer.train(resume_from_checkpoint=str(folder / "out" / "checkpoint-2"))
     found["resumed"] = ends(trainer)
@@ -66,7 +73,11 @@ def ends(trainer: CalibrationTrainer) -> dict[str, Any]:
     return {
         "loss": logged(trainer, "loss"),
         "grad_norm": logged(trainer, "grad_norm"),
-        "eval": {name: value for name, value in last.items() if not name.endswith(("time", "per_second"))},
+        "eval": {
+            name: value
+            for name, value in last.items()
+            if not name.endswith(("time", "per_second"))
+        },
         "gammas": trainer.calibration_loss.gammas.tolist(),
         "temperature": trainer.temperature,
     }
@@ -117,9 +128,13 @@ def assert_close(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
 
 def test_the_saved_model_is_whole(folder: Path) -> None:
     ours, theirs = (folder / kind / "calibrated" for kind in ("FSDP2", "DDP"))
-    largest, drift = differences(*(load_file(each / "model.safetensors") for each in (ours, theirs)))
+    largest, drift = differences(
+        *(load_file(each / "model.safetensors") for each in (ours, theirs))
+    )
     assert largest < 2e-6
     assert drift < 1e-8
-    _, found = AutoModelForSequenceClassification.from_pretrained(ours, output_loading_info=True)
+    _, found = AutoModelForSequenceClassification.from_pretrained(
+        ours, output_loading_info=True
+    )
     assert not any(found.values())
     assert not list(folder.rglob("_saving-*"))

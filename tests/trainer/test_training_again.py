@@ -19,7 +19,11 @@ class AtStart(TrainerCallback):
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         config = self.trainer.model.config
-        self.seen = (self.trainer.last_evaluation, self.trainer.temperature, hasattr(config, "calibration"))
+        self.seen = (
+            self.trainer.last_evaluation,
+            self.trainer.temperature,
+            hasattr(config, "calibration"),
+        )
 
 
 def test_what_was_found_before_is_forgotten(tmp_path: Path) -> None:
@@ -34,24 +38,44 @@ def test_what_was_found_before_is_forgotten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("loss", ["adafocal", "ece_ce"])
-def test_the_best_model_brings_the_table_that_it_was_trained_with(loss: str, tmp_path: Path) -> None:
-    settings = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+def test_the_best_model_brings_the_table_that_it_was_trained_with(
+    loss: str, tmp_path: Path
+) -> None:
+    settings = {
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "save_strategy": "steps",
+        "save_steps": 1,
+    }
     trainer = tiny_trainer(
-        tmp_path, loss=loss, load_best_model_at_end=True, temperature_criterion="none", **settings
+        tmp_path,
+        loss=loss,
+        load_best_model_at_end=True,
+        temperature_criterion="none",
+        **settings,
     )
     trainer.train()
     nll = logged(trainer, "eval_nll")
     assert trainer.state.best_metric == min(nll) < nll[-1]
-    assert trainer.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{nll.index(min(nll)) + 1}")
+    assert trainer.state.best_model_checkpoint == str(
+        tmp_path / f"checkpoint-{nll.index(min(nll)) + 1}"
+    )
     best = Path(trainer.state.best_model_checkpoint)
-    assert_same(load_file(best / LOSS_STATE_NAME), trainer.calibration_loss.state_dict())
+    assert_same(
+        load_file(best / LOSS_STATE_NAME), trainer.calibration_loss.state_dict()
+    )
     last = load_file(tmp_path / "checkpoint-4" / LOSS_STATE_NAME)
-    assert any(not value.equal(load_file(best / LOSS_STATE_NAME)[name]) for name, value in last.items())
+    assert any(
+        not value.equal(load_file(best / LOSS_STATE_NAME)[name])
+        for name, value in last.items()
+    )
     assert trainer.evaluate()["eval_nll"] == min(nll)
 
 
 @pytest.mark.slow
-def test_a_training_resumes_amid_an_epoch_whose_last_step_accumulates_less(tmp_path: Path) -> None:
+def test_a_training_resumes_amid_an_epoch_whose_last_step_accumulates_less(
+    tmp_path: Path,
+) -> None:
     """9 micro-batches, the last one smaller, are 5 steps: 2 + 2 + 2 + 2 + 1."""
     settings = {
         "gradient_accumulation_steps": 2,
@@ -59,7 +83,11 @@ def test_a_training_resumes_amid_an_epoch_whose_last_step_accumulates_less(tmp_p
         "save_strategy": "steps",
         "save_steps": 1,
     }
-    settings |= {"loss": "adafocal", "gamma_update_steps": 1, "temperature_criterion": "none"}
+    settings |= {
+        "loss": "adafocal",
+        "gamma_update_steps": 1,
+        "temperature_criterion": "none",
+    }
     whole = tiny_trainer(tmp_path, n=(35, 40, 24), **settings)
     whole.train()
     assert whole.state.global_step == 10
@@ -67,5 +95,7 @@ def test_a_training_resumes_amid_an_epoch_whose_last_step_accumulates_less(tmp_p
         resumed = tiny_trainer(tmp_path, n=(35, 40, 24), **settings)
         resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
         assert_same(weights(resumed.model), weights(whole.model))
-        assert_same(resumed.calibration_loss.state_dict(), whole.calibration_loss.state_dict())
+        assert_same(
+            resumed.calibration_loss.state_dict(), whole.calibration_loss.state_dict()
+        )
         assert logged(resumed, "loss") == logged(whole, "loss")

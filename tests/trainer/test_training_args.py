@@ -33,7 +33,10 @@ def test_hyperparameters_are_kept_as_strict_json(
 ) -> None:
     args = arguments(tmp_path, loss=loss, loss_kwargs=given)
     assert args.loss_kwargs == kept
-    assert json.loads(args.to_json_string(), parse_constant=pytest.fail)["loss_kwargs"] == kept
+    assert (
+        json.loads(args.to_json_string(), parse_constant=pytest.fail)["loss_kwargs"]
+        == kept
+    )
     record = json.dumps(args.make_loss().hyperparameters, allow_nan=False)
     again = arguments(tmp_path, loss=loss, loss_kwargs=record)
     assert again.make_loss().hyperparameters == args.make_loss().hyperparameters
@@ -59,8 +62,14 @@ def test_the_map_is_chosen_unless_the_arguments_say_which(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"loss": "focl"}, "expected loss to be a name in LOSSES, got 'focl'; did you mean 'focal'"),
-        ({"loss": "focal", "loss_kwargs": {"gama": 1.0}}, "'gama'.*did you mean 'gamma'"),
+        (
+            {"loss": "focl"},
+            "expected loss to be a name in LOSSES, got 'focl'; did you mean 'focal'",
+        ),
+        (
+            {"loss": "focal", "loss_kwargs": {"gama": 1.0}},
+            "'gama'.*did you mean 'gamma'",
+        ),
         (
             {"loss": "focal", "loss_kwargs": {"gamma": -1.0}},
             "gamma of loss 'focal' to be a finite number and >= 0",
@@ -70,12 +79,24 @@ def test_the_map_is_chosen_unless_the_arguments_say_which(
             {"loss": "focal", "loss_kwargs": [3.0]},
             r"loss_kwargs to be a mapping of hyperparameters, or JSON of one, got \[3.0\]",
         ),
-        ({"loss": "focal", "loss_kwargs": "gamma=3"}, "got 'gamma=3'; write '{\"name\": value}'"),
-        ({"loss": "focal", "loss_kwargs": "[3]"}, "to be a mapping of hyperparameters, or JSON of one"),
+        (
+            {"loss": "focal", "loss_kwargs": "gamma=3"},
+            "got 'gamma=3'; write '{\"name\": value}'",
+        ),
+        (
+            {"loss": "focal", "loss_kwargs": "[3]"},
+            "to be a mapping of hyperparameters, or JSON of one",
+        ),
         ({"class_weights": [1.0, 0.0]}, "class_weights to be .* positive numbers"),
-        ({"class_weights": [1.0, float("nan")]}, "class_weights to be .* positive numbers"),
+        (
+            {"class_weights": [1.0, float("nan")]},
+            "class_weights to be .* positive numbers",
+        ),
         ({"n_bins": 0}, "n_bins to be a whole number, at least 1, at most \\d+, got 0"),
-        ({"n_bins": 2.5}, "n_bins to be a whole number, at least 1, at most 10000, got 2.5"),
+        (
+            {"n_bins": 2.5},
+            "n_bins to be a whole number, at least 1, at most 10000, got 2.5",
+        ),
         (
             {"gamma_update_steps": 0},
             "gamma_update_steps to be a whole number, at least 1, at most \\d+, got 0",
@@ -85,16 +106,29 @@ def test_the_map_is_chosen_unless_the_arguments_say_which(
             "gamma_update_samples to be used with gamma_update_steps or gamma_update_schedule, got neither",
         ),
         (
-            {"loss": "adafocal", "gamma_update_schedule": {25: 100}, "gamma_update_steps": 5},
+            {
+                "loss": "adafocal",
+                "gamma_update_schedule": {25: 100},
+                "gamma_update_steps": 5,
+            },
             "gamma_update_schedule to be used without gamma_update_steps, got gamma_update_steps=5; leave one",
         ),
-        ({"temperature_criterion": "acc"}, "temperature_criterion to be one of .*got 'acc'"),
-        ({"calibration_strategy": "evaluation"}, "got 'evaluation'; did you mean 'evaluate'"),
+        (
+            {"temperature_criterion": "acc"},
+            "temperature_criterion to be one of .*got 'acc'",
+        ),
+        (
+            {"calibration_strategy": "evaluation"},
+            "got 'evaluation'; did you mean 'evaluate'",
+        ),
         (
             {"calibration_method": "vectors"},
             "calibration_method to be one of .*got 'vectors'; did you mean 'vector'",
         ),
-        ({"calibration_method": "isotonic"}, "calibration_method to be one of .*got 'isotonic'"),
+        (
+            {"calibration_method": "isotonic"},
+            "calibration_method to be one of .*got 'isotonic'",
+        ),
         (
             {"calibration_method": "vector", "temperature_criterion": "ece"},
             "be given with calibration_method='temperature' only, got 'ece' with .*'vector'; leave it out",
@@ -110,7 +144,9 @@ def test_the_map_is_chosen_unless_the_arguments_say_which(
         ),
     ],
 )
-def test_what_is_wrong_is_refused(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_what_is_wrong_is_refused(
+    settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match=message):
         arguments(tmp_path, **settings)
 
@@ -125,16 +161,32 @@ NUMBERS = [
     {25: True},
     {0.5: 10},
 ]
-OTHERS = [{25: None}, {"twenty": 5}, {}, [25, 100], 25, "", "25:100", '{"25": 100', '{"40": 1, "25": 100}']
+OTHERS = [
+    {25: None},
+    {"twenty": 5},
+    {},
+    [25, 100],
+    25,
+    "",
+    "25:100",
+    '{"25": 100',
+    '{"40": 1, "25": 100}',
+]
 
 
 def test_the_docstring_is_the_help_and_names_every_map() -> None:
     help_of = {
-        name: field.metadata.get("help", "") for name, field in CalibrationConfig.__dataclass_fields__.items()
+        name: field.metadata.get("help", "")
+        for name, field in CalibrationConfig.__dataclass_fields__.items()
     }
     assert all(help_of.values())
-    assert all(method in help_of["calibration_method"] for method in CALIBRATION_METHODS)
-    assert "temperature use only these" in HfArgumentParser(CalibrationTrainingArguments).format_help()
+    assert all(
+        method in help_of["calibration_method"] for method in CALIBRATION_METHODS
+    )
+    assert (
+        "temperature use only these"
+        in HfArgumentParser(CalibrationTrainingArguments).format_help()
+    )
 
 
 def test_they_parse_from_the_command_line(tmp_path: Path) -> None:
@@ -143,9 +195,19 @@ def test_they_parse_from_the_command_line(tmp_path: Path) -> None:
         str(tmp_path),
         *["--use_cpu", "--report_to", "none", "--gather_batch", "--n_bins", "10"],
     ]
-    words += ["--loss", "focal", "--loss_kwargs", '{"gamma": 2.5}', "--class_weights", "1", "2.5"]
+    words += [
+        "--loss",
+        "focal",
+        "--loss_kwargs",
+        '{"gamma": 2.5}',
+        "--class_weights",
+        "1",
+        "2.5",
+    ]
     words += ["--temperature-criterion", "ece", "--gamma_update_steps", "5"]
-    (args,) = HfArgumentParser(CalibrationTrainingArguments).parse_args_into_dataclasses(words)
+    (args,) = HfArgumentParser(
+        CalibrationTrainingArguments
+    ).parse_args_into_dataclasses(words)
     assert args.loss_kwargs == {"gamma": 2.5}
     assert args.class_weights == [1.0, 2.5]
     assert (args.n_bins, args.gamma_update_steps) == (10, 5)
@@ -165,24 +227,43 @@ ERRORS = [
 SCORES = ["accuracy", "eval_accuracy_calibrated", "f1", "eval_piece"]
 
 
-@pytest.mark.parametrize(("metric", "greater"), [*((e, False) for e in ERRORS), *((s, True) for s in SCORES)])
-def test_the_best_model_is_the_one_of_the_smaller_error(metric: str, greater: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("metric", "greater"), [*((e, False) for e in ERRORS), *((s, True) for s in SCORES)]
+)
+def test_the_best_model_is_the_one_of_the_smaller_error(
+    metric: str, greater: bool, tmp_path: Path
+) -> None:
     settings = {"metric_for_best_model": metric, "calibration_strategy": "evaluate"}
     assert arguments(tmp_path, **settings).greater_is_better is greater
-    assert arguments(tmp_path, **settings, greater_is_better=True).greater_is_better is True
+    assert (
+        arguments(tmp_path, **settings, greater_is_better=True).greater_is_better
+        is True
+    )
 
 
 @pytest.mark.parametrize("loss", ["adafocal", "ada_dual_focal", "calfocal", "ece_ce"])
 def test_the_best_model_of_an_adaptive_loss_is_the_one_with_the_smallest_nll(
     loss: str, tmp_path: Path
 ) -> None:
-    best = {"load_best_model_at_end": True, "save_strategy": "epoch", "eval_strategy": "epoch"}
+    best = {
+        "load_best_model_at_end": True,
+        "save_strategy": "epoch",
+        "eval_strategy": "epoch",
+    }
     args = arguments(tmp_path, loss=loss, **best)
     assert (args.metric_for_best_model, args.greater_is_better) == ("nll", False)
-    args = arguments(tmp_path, loss=loss, lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="epoch")
+    args = arguments(
+        tmp_path,
+        loss=loss,
+        lr_scheduler_type="reduce_lr_on_plateau",
+        eval_strategy="epoch",
+    )
     assert (args.metric_for_best_model, args.greater_is_better) == ("nll", False)
     assert (
-        arguments(tmp_path, loss=loss, metric_for_best_model="loss", **best).metric_for_best_model == "loss"
+        arguments(
+            tmp_path, loss=loss, metric_for_best_model="loss", **best
+        ).metric_for_best_model
+        == "loss"
     )
     assert arguments(tmp_path, loss="focal", **best).metric_for_best_model == "loss"
     assert arguments(tmp_path, loss=loss).metric_for_best_model is None

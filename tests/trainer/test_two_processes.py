@@ -14,8 +14,22 @@ from safetensors.torch import load_file
 
 from hf_calib.metrics.state import LOGGED_METRICS
 from tests.helpers.gloo_pair import run_on_two
-from tests.helpers.runs import BATCH_CASES, CASES, RAGGED_ROWS, assert_equal_runs, evaluate, run
-from tests.helpers.tiny import N_LABELS, assert_same, sequences, tagged, tiny_bert, tiny_trainer
+from tests.helpers.runs import (
+    BATCH_CASES,
+    CASES,
+    RAGGED_ROWS,
+    assert_equal_runs,
+    evaluate,
+    run,
+)
+from tests.helpers.tiny import (
+    N_LABELS,
+    assert_same,
+    sequences,
+    tagged,
+    tiny_bert,
+    tiny_trainer,
+)
 from tests.helpers.two_processes import EVALUATIONS, train_and_evaluate
 
 CALIBRATION_METRICS = tuple(LOGGED_METRICS)
@@ -35,7 +49,10 @@ def results(together: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def evaluations(together: Path) -> list[dict[str, Any]]:
-    return [json.loads((together / f"evaluations_{rank}.json").read_text()) for rank in (0, 1)]
+    return [
+        json.loads((together / f"evaluations_{rank}.json").read_text())
+        for rank in (0, 1)
+    ]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -47,12 +64,16 @@ def test_two_processes_that_accumulate_train_as_one(
     assert_equal_runs(results[name], alone)
 
 
-def test_all_processes_keep_the_logits_of_an_evaluation_or_none(evaluations: list[dict[str, Any]]) -> None:
+def test_all_processes_keep_the_logits_of_an_evaluation_or_none(
+    evaluations: list[dict[str, Any]],
+) -> None:
     in_order = sequences(tiny_bert(), 13, seed=3)["label"][:]
     assert [found["kept"] for found in evaluations] == [[[in_order], []]] * 2
 
 
-def test_rows_that_are_repeated_without_padding_are_counted_once(evaluations: list[dict[str, Any]]) -> None:
+def test_rows_that_are_repeated_without_padding_are_counted_once(
+    evaluations: list[dict[str, Any]],
+) -> None:
     labels = tagged(tiny_bert("Token"), 13)["labels"]
     once = sum(
         label != -100 for row in labels for label in row[1:]
@@ -72,15 +93,21 @@ def test_a_gathered_batch_penalty_is_that_of_the_whole_batch(
 
 
 @pytest.mark.parametrize("name", EVALUATIONS)
-def test_two_processes_evaluate_as_one(name: str, evaluations: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_two_processes_evaluate_as_one(
+    name: str, evaluations: list[dict[str, Any]], tmp_path: Path
+) -> None:
     assert _without_times(evaluations[0][name]) == _without_times(evaluations[1][name])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # few examples do not determine a temperature
+        warnings.simplefilter(
+            "ignore", UserWarning
+        )  # few examples do not determine a temperature
         before, after, _ = evaluate(name.split()[0], tmp_path, EVALUATIONS[name])
     ours = evaluations[0][name]
     for metric in CALIBRATION_METRICS:
         key = f"eval_{metric}"
-        assert ours["before"][key] == pytest.approx(before[key], rel=1e-6, abs=1e-9), key
+        assert ours["before"][key] == pytest.approx(before[key], rel=1e-6, abs=1e-9), (
+            key
+        )
         assert ours["after"][f"{key}_calibrated"] == pytest.approx(
             after[f"{key}_calibrated"], rel=1e-5, abs=1e-9
         )
@@ -90,24 +117,33 @@ def test_two_processes_evaluate_as_one(name: str, evaluations: list[dict[str, An
 def _without_times(metrics: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
     timed = ("time", "per_second")
     return {
-        when: {k: v for k, v in found.items() if not k.endswith(timed)} for when, found in metrics.items()
+        when: {k: v for k, v in found.items() if not k.endswith(timed)}
+        for when, found in metrics.items()
     }
 
 
-def test_gammas_temperature_and_log_agree(evaluations: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_gammas_temperature_and_log_agree(
+    evaluations: list[dict[str, Any]], tmp_path: Path
+) -> None:
     first, second = evaluations
     for key in ("gammas", "edges", "temperature"):
         assert first[key] == second[key]
     assert [entry["step"] for entry in first["log"] if "count_14" in entry] == [1, 2]
     assert first["log"] == second["log"]
     settings = {"loss": "adafocal", "eval_strategy": "steps", "eval_steps": 1}
-    alone = tiny_trainer(tmp_path, n=(16, 21, 13), per_device_train_batch_size=8, **settings)
+    alone = tiny_trainer(
+        tmp_path, n=(16, 21, 13), per_device_train_batch_size=8, **settings
+    )
     alone.train()
-    assert alone.calibration_loss.gammas.tolist() == pytest.approx(first["gammas"], rel=1e-4)
+    assert alone.calibration_loss.gammas.tolist() == pytest.approx(
+        first["gammas"], rel=1e-4
+    )
     assert alone.temperature == pytest.approx(first["temperature"], rel=1e-3)
 
 
-def test_both_processes_have_the_map_that_the_first_one_fitted(evaluations: list[dict[str, Any]]) -> None:
+def test_both_processes_have_the_map_that_the_first_one_fitted(
+    evaluations: list[dict[str, Any]],
+) -> None:
     first, second = evaluations
     assert first["map"] == second["map"]
     assert np.array(first["map"][0]).shape == (N_LABELS, N_LABELS)
@@ -115,7 +151,8 @@ def test_both_processes_have_the_map_that_the_first_one_fitted(evaluations: list
     assert refused.startswith("InputValueError: expected bias_penalty to be")
     assert unlucky == "ArithmeticError: out of luck"
     assert second["refused"] == [
-        f"RuntimeError: The fit on the first process failed: {error}" for error in (refused, unlucky)
+        f"RuntimeError: The fit on the first process failed: {error}"
+        for error in (refused, unlucky)
     ]
 
 
@@ -126,7 +163,9 @@ def test_a_push_or_a_save_that_fails_on_the_first_process_keeps_no_other_waiting
     assert first[0].startswith(
         "InputOSError: expected the push to arrive, got OfflineModeIsEnabled for gammas"
     )
-    assert first[1].startswith("InputValueError: expected output to be a folder, got the file")
+    assert first[1].startswith(
+        "InputValueError: expected output to be a folder, got the file"
+    )
     for ours, theirs in zip(first, second, strict=True):
         reason = ours.split(": ", 1)[1]
         assert theirs == f"RuntimeError: Another process failed: {reason}"
@@ -140,5 +179,7 @@ def test_two_processes_resume_bit_for_bit(results: dict[str, Any]) -> None:
 def test_both_processes_save_one_model(together: Path) -> None:
     names = ["calibration", "calibration.json", "config.json", "model.safetensors"]
     assert sorted(p.name for p in (together / "calibrated").iterdir()) == names
-    assert "classifier.weight" in load_file(together / "calibrated" / "model.safetensors")
+    assert "classifier.weight" in load_file(
+        together / "calibrated" / "model.safetensors"
+    )
     assert not list(together.glob("_saving-*"))

@@ -11,7 +11,14 @@ from itertools import repeat
 import torch
 from torch import Tensor
 
-from hf_calib.losses.statistics.definitions import IGNORE_INDEX, Block, Numbers, Statistic, Terms, wide
+from hf_calib.losses.statistics.definitions import (
+    IGNORE_INDEX,
+    Block,
+    Numbers,
+    Statistic,
+    Terms,
+    wide,
+)
 
 # A block of this many elements stays in a core's cache; on an accelerator it only limits the scratch memory.
 CPU_BLOCK_ELEMENTS = 2**18
@@ -49,18 +56,28 @@ class _Block(Block):
 
     def mean_log(self, weights: Tensor, total: Tensor | float, least: float) -> Tensor:
         log_ratio = (self.z - self.z_max).clamp_min_(least)
-        return torch.linalg.vecdot(weights, log_ratio) / total + self.log_p_max.squeeze(1)
+        return torch.linalg.vecdot(weights, log_ratio) / total + self.log_p_max.squeeze(
+            1
+        )
 
     def finite(self) -> Tensor:
-        return torch.gt(self.z, -torch.inf, out=torch.empty_like(self.z))  # Booleans would be slow.
+        return torch.gt(
+            self.z, -torch.inf, out=torch.empty_like(self.z)
+        )  # Booleans would be slow.
 
 
 def numbers(
     logits: Tensor, labels: Tensor, statistics: Sequence[Statistic], has_gradient: bool
 ) -> tuple[Numbers, list[Numbers], Tensor | None]:
     """The numbers of every row, those of each statistic, and the probabilities, which the gradient reuses."""
-    keeps = has_gradient and logits.dtype == wide(logits)  # 16 bits would be too coarse.
-    probs = torch.empty_like(logits, memory_format=torch.contiguous_format) if keeps else None
+    keeps = has_gradient and logits.dtype == wide(
+        logits
+    )  # 16 bits would be too coarse.
+    probs = (
+        torch.empty_like(logits, memory_format=torch.contiguous_format)
+        if keeps
+        else None
+    )
     found: list[list[Numbers]] = []
     for block in _blocks(logits, labels, probs):
         torch.softmax(block.z, 1, out=block.probs)
@@ -75,17 +92,25 @@ def numbers(
     return of_rows, own, probs
 
 
-def gradient(logits: Tensor, labels: Tensor, of_rows: Numbers, terms: Terms, probs: Tensor | None) -> Tensor:
+def gradient(
+    logits: Tensor, labels: Tensor, of_rows: Numbers, terms: Terms, probs: Tensor | None
+) -> Tensor:
     """The gradient (N, C) for these coefficients, (N, k) each, which overwrites the probabilities."""
     whole = torch.empty_like(logits) if probs is None else probs
     size = _rows_per_block(logits)
     alphas = of_rows["alpha"].split(size)
     targets = whole.split(size)
-    split = [(statistic, {name: t.split(size) for name, t in own.items()}) for statistic, own in terms]
+    split = [
+        (statistic, {name: t.split(size) for name, t in own.items()})
+        for statistic, own in terms
+    ]
     for i, block in enumerate(_blocks(logits, labels, probs)):
         if probs is None:
             torch.softmax(block.z, 1, out=block.probs)
-        parts = [(statistic, {name: t[i] for name, t in own.items()}) for statistic, own in split]
+        parts = [
+            (statistic, {name: t[i] for name, t in own.items()})
+            for statistic, own in split
+        ]
         factor = alphas[i]
         for statistic, own in parts:
             more = statistic.factor(block, own)
@@ -105,11 +130,15 @@ def _blocks(logits: Tensor, labels: Tensor, probs: Tensor | None) -> Iterator[_B
     buffers = torch.empty(shape, dtype=wide(logits), device=logits.device)
     column = labels.where(labels != IGNORE_INDEX, 0)[:, None]
     targets = repeat(buffers[1]) if probs is None else probs.split(size)
-    for z, own_column, target in zip(logits.split(size), column.split(size), targets, strict=False):
+    for z, own_column, target in zip(
+        logits.split(size), column.split(size), targets, strict=False
+    ):
         z = z if z.dtype == buffers.dtype else buffers[0, : len(z)].copy_(z)
         yield _Block(z, own_column, target[: len(z)])
 
 
 def _rows_per_block(logits: Tensor) -> int:
-    elements = CPU_BLOCK_ELEMENTS if logits.device.type == "cpu" else DEVICE_BLOCK_ELEMENTS
+    elements = (
+        CPU_BLOCK_ELEMENTS if logits.device.type == "cpu" else DEVICE_BLOCK_ELEMENTS
+    )
     return max(1, elements // logits.shape[1])

@@ -67,7 +67,9 @@ class Block:
     def other_powers(self, power: float) -> Tensor:
         """The sum (n,) of p^power over the classes except the label, accurate even if the label has all the mass."""
         others = self.probs.scatter(1, self.column, 0)
-        return (others.square() if power == 2 else others.clamp_min(tiny(others)).pow(power)).sum(1)
+        return (
+            others.square() if power == 2 else others.clamp_min(tiny(others)).pow(power)
+        ).sum(1)
 
     def mean_log(self, weights: Tensor, total: Tensor | float, least: float) -> Tensor:
         """The mean (n,) of max(log p, least) with weights (n, C), whose sum is the total."""
@@ -80,7 +82,9 @@ class Block:
     @property
     def predicted(self) -> Tensor:
         """The predicted class (n, 1), from the logits, because probabilities underflow into ties."""
-        if self._predicted is None:  # `torch.compile` cannot trace the `cached_property` of Python 3.11.
+        if (
+            self._predicted is None
+        ):  # `torch.compile` cannot trace the `cached_property` of Python 3.11.
             self._predicted = self.z.argmax(1, keepdim=True)
         return self._predicted
 
@@ -109,7 +113,9 @@ class Statistic:
         """Add the terms that are no multiples of p to the gradient (n, C), in place, without reading `block.probs`."""
 
 
-Terms = Sequence[tuple[Statistic, Numbers]]  # Statistics with their coefficients other than alpha.
+Terms = Sequence[
+    tuple[Statistic, Numbers]
+]  # Statistics with their coefficients other than alpha.
 
 
 @dataclass(frozen=True)
@@ -144,7 +150,11 @@ class Rival(Statistic):
         alpha = -slope * rows["value"]
         if "index" not in rows:  # The kernels make no list of all rivals.
             return {"alpha": alpha, "at_below": slope / rows["count"]}
-        return {"alpha": alpha, "index": rows["index"], "at_rival": slope * rows["probs"]}
+        return {
+            "alpha": alpha,
+            "index": rows["index"],
+            "at_rival": slope * rows["probs"],
+        }
 
     def add_to(self, gradient: Tensor, block: Block, coefficients: Numbers) -> None:
         gradient.scatter_add_(1, coefficients["index"], coefficients["at_rival"])
@@ -166,7 +176,9 @@ class Rival(Statistic):
         nearest, index = distance.topk(count, dim=1, largest=False)
         skipped = min(first, count - 1)
         exists = nearest[:, skipped:] < 0
-        return index[:, skipped:], exists / exists.sum(1, keepdim=True).clamp_min(1).to(logits.dtype)
+        return index[:, skipped:], exists / exists.sum(1, keepdim=True).clamp_min(1).to(
+            logits.dtype
+        )
 
 
 @dataclass(frozen=True)
@@ -225,13 +237,18 @@ class LogConfidence(Statistic):
     """The log-probability of the predicted class. Gradient: e_predicted - p."""
 
     def numbers(self, block: Block) -> Numbers:
-        return {"value": block.log_p(block.predicted).squeeze(1), "predicted": block.predicted}
+        return {
+            "value": block.log_p(block.predicted).squeeze(1),
+            "predicted": block.predicted,
+        }
 
     def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
         return {"alpha": -slope, "predicted": rows["predicted"], "at_predicted": slope}
 
     def add_to(self, gradient: Tensor, block: Block, coefficients: Numbers) -> None:
-        gradient.scatter_add_(1, coefficients["predicted"], coefficients["at_predicted"])
+        gradient.scatter_add_(
+            1, coefficients["predicted"], coefficients["at_predicted"]
+        )
 
 
 @dataclass(frozen=True)
@@ -274,11 +291,17 @@ class LogitNorm(Statistic):
         return {"value": powers.sum(1).pow(1 / self.order) * largest.squeeze(1)}
 
     def coefficients(self, rows: Numbers, slope: Tensor) -> Numbers:
-        return {"alpha": torch.zeros_like(slope), "norm": rows["value"], "at_norm": slope}
+        return {
+            "alpha": torch.zeros_like(slope),
+            "norm": rows["value"],
+            "at_norm": slope,
+        }
 
     def add_to(self, gradient: Tensor, block: Block, coefficients: Numbers) -> None:
         finite = block.z.where(block.z > -torch.inf, 0)
         own = finite.sign()
         if self.order != 1:
-            own *= (finite.abs() / coefficients["norm"].clamp_min(tiny(finite))).pow(self.order - 1)
+            own *= (finite.abs() / coefficients["norm"].clamp_min(tiny(finite))).pow(
+                self.order - 1
+            )
         gradient += coefficients["at_norm"] * own

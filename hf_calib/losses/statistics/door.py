@@ -18,7 +18,13 @@ from torch import Tensor
 from hf_calib._errors import InputValueError
 from hf_calib.losses.statistics import chunked, fused
 from hf_calib.losses.statistics import definitions as defined
-from hf_calib.losses.statistics.definitions import CROSS_ENTROPY, IGNORE_INDEX, Numbers, Statistic, wide
+from hf_calib.losses.statistics.definitions import (
+    CROSS_ENTROPY,
+    IGNORE_INDEX,
+    Numbers,
+    Statistic,
+    wide,
+)
 
 # Matrices with at most this many elements use the direct path.
 DIRECT_ELEMENTS = 2**16
@@ -30,7 +36,10 @@ def is_traced() -> bool:
 
 
 def row_statistics(
-    logits: Tensor, labels: Tensor, statistics: tuple[Statistic, ...], own_slope: bool = False
+    logits: Tensor,
+    labels: Tensor,
+    statistics: tuple[Statistic, ...],
+    own_slope: bool = False,
 ) -> dict[Statistic, Tensor]:
     """Reduce logits (N, C) with labels (N,) to statistics, the first of which is the cross entropy.
 
@@ -42,7 +51,9 @@ def row_statistics(
         if is_traced():
             values = _direct(logits, labels, statistics)
         elif fused.takes(logits, statistics):
-            check_labels(labels, logits.shape[1])  # The kernels would read out of bounds.
+            check_labels(
+                labels, logits.shape[1]
+            )  # The kernels would read out of bounds.
             values = _Statistics.apply(logits, labels, statistics, fused)
         elif logits.numel() > DIRECT_ELEMENTS:
             values = _Statistics.apply(logits, labels, statistics, chunked)
@@ -52,7 +63,11 @@ def row_statistics(
             values = [_CrossEntropy.apply(logits.to(wide(logits)), labels)]
         else:
             wider = logits.to(wide(logits))
-            values = [F.cross_entropy(wider, labels, reduction="none", ignore_index=IGNORE_INDEX)]
+            values = [
+                F.cross_entropy(
+                    wider, labels, reduction="none", ignore_index=IGNORE_INDEX
+                )
+            ]
     except (IndexError, RuntimeError):
         check_labels(labels, logits.shape[1])  # PyTorch's own error names no label.
         raise
@@ -68,7 +83,9 @@ def check_labels(labels: Tensor, n_classes: int) -> None:
     elif bool(wrong.any()):
         row = int(wrong.nonzero()[0])
         got = f"{int(labels[row])} in row {row}"
-        raise InputValueError(f"expected {requirement}, got {got}; set the model's num_labels, or relabel")
+        raise InputValueError(
+            f"expected {requirement}, got {got}; set the model's num_labels, or relabel"
+        )
 
 
 def decision_statistics(
@@ -83,7 +100,11 @@ def decision_statistics(
     # A masked label (-inf) must not become 0 * inf.
     z = logits.to(wide(logits)).reshape(-1).clamp(-1e30, 1e30)
     target = labels.to(z.dtype).reshape(-1)
-    share = torch.stack([target, 1 - target]).masked_fill(target == IGNORE_INDEX, 0).reshape(-1)
+    share = (
+        torch.stack([target, 1 - target])
+        .masked_fill(target == IGNORE_INDEX, 0)
+        .reshape(-1)
+    )
     cross_entropy = -F.logsigmoid(torch.stack([z, -z]))
     found = {
         defined.CrossEntropy: cross_entropy,
@@ -95,23 +116,39 @@ def decision_statistics(
 
 def _of_valid(values: Tensor, valid: Tensor) -> Tensor:
     """Values per row, (n,) or (n, k), set to 0 if the row (n,) is ignored."""
-    return values.where(valid if values.dim() == 1 else valid[:, None], values.new_zeros(()))
+    return values.where(
+        valid if values.dim() == 1 else valid[:, None], values.new_zeros(())
+    )
 
 
-def _direct(logits: Tensor, labels: Tensor, statistics: Sequence[Statistic]) -> list[Tensor]:
+def _direct(
+    logits: Tensor, labels: Tensor, statistics: Sequence[Statistic]
+) -> list[Tensor]:
     """The statistics, the first of which is the cross entropy, by plain differentiable operations."""
     valid = labels != IGNORE_INDEX
     block = defined.Block(logits.to(wide(logits)), labels.where(valid, 0)[:, None])
-    values = [F.nll_loss(block.log_probs, labels, reduction="none", ignore_index=IGNORE_INDEX)]
-    return values + [_of_valid(statistic.numbers(block)["value"], valid) for statistic in statistics[1:]]
+    values = [
+        F.nll_loss(block.log_probs, labels, reduction="none", ignore_index=IGNORE_INDEX)
+    ]
+    return values + [
+        _of_valid(statistic.numbers(block)["value"], valid)
+        for statistic in statistics[1:]
+    ]
 
 
 def _differentiable_gradient(
-    logits: Tensor, labels: Tensor, statistics: Sequence[Statistic], slopes: Sequence[Tensor | None]
+    logits: Tensor,
+    labels: Tensor,
+    statistics: Sequence[Statistic],
+    slopes: Sequence[Tensor | None],
 ) -> Tensor:
     """The gradient of the statistics for these slopes, which can be differentiated again (`create_graph=True`)."""
     values = _direct(logits, labels, statistics)
-    used = [(v, s) for v, s in zip(values, slopes, strict=True) if s is not None and v.requires_grad]
+    used = [
+        (v, s)
+        for v, s in zip(values, slopes, strict=True)
+        if s is not None and v.requires_grad
+    ]
     outputs, own = zip(*used, strict=True)
     (gradient,) = torch.autograd.grad(outputs, logits, own, create_graph=True)
     return gradient
@@ -123,7 +160,9 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
         log_probs = torch.log_softmax(logits, 1)
-        found, total = torch.ops.aten.nll_loss_forward(log_probs, labels, None, 0, IGNORE_INDEX)
+        found, total = torch.ops.aten.nll_loss_forward(
+            log_probs, labels, None, 0, IGNORE_INDEX
+        )
         ctx.save_for_backward(logits, labels, log_probs, total)
         return found
 
@@ -131,10 +170,16 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
         logits, labels, log_probs, total = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True
-            return _differentiable_gradient(logits, labels, (CROSS_ENTROPY,), (slope,)), None
+            return _differentiable_gradient(
+                logits, labels, (CROSS_ENTROPY,), (slope,)
+            ), None
         aten = torch.ops.aten
-        at_label = aten.nll_loss_backward(slope, log_probs, labels, None, 0, IGNORE_INDEX, total)
-        gradient: Tensor = aten._log_softmax_backward_data(at_label, log_probs, 1, log_probs.dtype)
+        at_label = aten.nll_loss_backward(
+            slope, log_probs, labels, None, 0, IGNORE_INDEX, total
+        )
+        gradient: Tensor = aten._log_softmax_backward_data(
+            at_label, log_probs, 1, log_probs.dtype
+        )
         return gradient, None
 
 
@@ -143,16 +188,30 @@ class _Statistics(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, labels: Tensor, statistics: Sequence[Statistic], way: Any
+        ctx: Any,
+        logits: Tensor,
+        labels: Tensor,
+        statistics: Sequence[Statistic],
+        way: Any,
     ) -> tuple[Tensor, ...]:
-        of_rows, own, ctx.probs = way.numbers(logits, labels, statistics, ctx.needs_input_grad[0])
+        of_rows, own, ctx.probs = way.numbers(
+            logits, labels, statistics, ctx.needs_input_grad[0]
+        )
         valid = labels != IGNORE_INDEX
         values = [_of_valid(numbers["value"], valid) for numbers in own]
-        ctx.way, ctx.statistics, ctx.names = way, statistics, [list(each) for each in (of_rows, *own)]
-        ctx.save_for_backward(logits, labels, *(t for each in (of_rows, *own) for t in each.values()))
+        ctx.way, ctx.statistics, ctx.names = (
+            way,
+            statistics,
+            [list(each) for each in (of_rows, *own)],
+        )
+        ctx.save_for_backward(
+            logits, labels, *(t for each in (of_rows, *own) for t in each.values())
+        )
         ctx.set_materialize_grads(False)
         pairs = zip(values, statistics, strict=True)
-        ctx.mark_non_differentiable(*(value for value, statistic in pairs if not statistic.differentiable))
+        ctx.mark_non_differentiable(
+            *(value for value, statistic in pairs if not statistic.differentiable)
+        )
         return tuple(values)
 
     @staticmethod
@@ -172,5 +231,8 @@ class _Statistics(torch.autograd.Function):
                 coefficients = statistic.coefficients(of_rows | numbers, column)
                 of_rows["alpha"] = of_rows["alpha"] + coefficients.pop("alpha")
                 terms.append((statistic, coefficients))
-        probs, ctx.probs = ctx.probs, None  # The gradient overwrites them; a second backward recomputes.
+        probs, ctx.probs = (
+            ctx.probs,
+            None,
+        )  # The gradient overwrites them; a second backward recomputes.
         return ctx.way.gradient(logits, labels, of_rows, terms, probs), None, None, None

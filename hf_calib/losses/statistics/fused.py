@@ -20,10 +20,19 @@ from torch import Tensor
 
 from hf_calib._errors import printable
 from hf_calib.losses.statistics import definitions as defined
-from hf_calib.losses.statistics.definitions import CROSS_ENTROPY, RIVALS, Numbers, Rival, Statistic, Terms
+from hf_calib.losses.statistics.definitions import (
+    CROSS_ENTROPY,
+    RIVALS,
+    Numbers,
+    Rival,
+    Statistic,
+    Terms,
+)
 
 SWITCH = "HF_CALIB_TRITON"  # With "0" the kernels are never used.
-_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton reads it at its import.
+_INTERPRETED = (
+    os.environ.get("TRITON_INTERPRET") == "1"
+)  # Triton reads it at its import.
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LONGEST_BLOCK = 8192  # The most columns that a program holds at once.
 _BLOCK_OF_LONG_ROWS = 4096
@@ -71,10 +80,16 @@ def numbers(
     """The numbers of every row, and those of each statistic."""
     found = _found(logits, labels.contiguous(), statistics)
     of_rows = {"z_max": found.z_max, "log_p_max": -found.log_sum}
-    return of_rows, [_NUMBERS[type(statistic)](statistic, found) for statistic in statistics], None
+    return (
+        of_rows,
+        [_NUMBERS[type(statistic)](statistic, found) for statistic in statistics],
+        None,
+    )
 
 
-def gradient(logits: Tensor, labels: Tensor, of_rows: Numbers, terms: Terms, _: None) -> Tensor:
+def gradient(
+    logits: Tensor, labels: Tensor, of_rows: Numbers, terms: Terms, _: None
+) -> Tensor:
     """The gradient (N, C) for these coefficients, (N, k) each."""
     from hf_calib.losses.statistics.kernels import backward_kernel
 
@@ -82,7 +97,9 @@ def gradient(logits: Tensor, labels: Tensor, of_rows: Numbers, terms: Terms, _: 
     found = {"at_label": torch.zeros_like(alpha)}
     for _statistic, coefficients in terms:
         found |= {name: each.contiguous() for name, each in coefficients.items()}
-    of_row = [found.get(name, alpha) for name in _OF_ROW]  # Without its flag an entry is not read.
+    of_row = [
+        found.get(name, alpha) for name in _OF_ROW
+    ]  # Without its flag an entry is not read.
     whole = torch.empty_like(logits, memory_format=torch.contiguous_format)
     with _on_device(logits):
         backward_kernel[(len(logits),)](
@@ -101,7 +118,9 @@ _FOUND = {
 }  # fmt: skip
 
 
-def _found(logits: Tensor, labels: Tensor, statistics: Sequence[Statistic]) -> SimpleNamespace:
+def _found(
+    logits: Tensor, labels: Tensor, statistics: Sequence[Statistic]
+) -> SimpleNamespace:
     """The numbers that the forward kernel writes, (N,) or (N, k); those of ignored rows are undefined."""
     from hf_calib.losses.statistics.kernels import forward_kernel
 
@@ -111,27 +130,39 @@ def _found(logits: Tensor, labels: Tensor, statistics: Sequence[Statistic]) -> S
     for name, flag in _FOUND.items():
         shape = (n, flags[flag]) if flag == "RIVALS" else (n,)
         dtype = torch.int64 if name in ("predicted", "rival_index") else torch.float32
-        found[name] = logits.new_empty(shape if flag == "" or flags[flag] else (1,), dtype=dtype)
+        found[name] = logits.new_empty(
+            shape if flag == "" or flags[flag] else (1,), dtype=dtype
+        )
     with _on_device(logits):
-        forward_kernel[(n,)](logits, *logits.stride(), labels, logits.shape[1], *found.values(), **flags)
+        forward_kernel[(n,)](
+            logits, *logits.stride(), labels, logits.shape[1], *found.values(), **flags
+        )
     return SimpleNamespace(labels=labels, **found)
 
 
-def _flags(statistics: Sequence[Statistic], logits: Tensor, *, backward: bool = False) -> dict[str, Any]:
+def _flags(
+    statistics: Sequence[Statistic], logits: Tensor, *, backward: bool = False
+) -> dict[str, Any]:
     """The compile-time constants of a kernel."""
     import triton.language as tl
 
-    by_kind: dict[type[Statistic], Any] = {type(statistic): statistic for statistic in statistics}
+    by_kind: dict[type[Statistic], Any] = {
+        type(statistic): statistic for statistic in statistics
+    }
     rival = by_kind.get(Rival)
     first, last = (rival and RIVALS[rival.rank]) or (0, 0)
     block = 1 << max(logits.shape[1] - 1, 1).bit_length()
     if block > _LONGEST_BLOCK:  # Shorter rows are one block.
         block = _BLOCK_OF_LONG_ROWS
     return {
-        "POWER": float(by_kind[defined.OtherPowers].power) if defined.OtherPowers in by_kind else 0.0,
+        "POWER": float(by_kind[defined.OtherPowers].power)
+        if defined.OtherPowers in by_kind
+        else 0.0,
         "ENTROPY": defined.Entropy in by_kind,
         "MEAN": defined.MeanLogProb in by_kind,
-        "NORM": float(by_kind[defined.LogitNorm].order) if defined.LogitNorm in by_kind else 0.0,
+        "NORM": float(by_kind[defined.LogitNorm].order)
+        if defined.LogitNorm in by_kind
+        else 0.0,
         "PREDICTED": defined.LogConfidence in by_kind or defined.Correct in by_kind,
         "RIVALS": last - first if backward else last,
         "BELOW": rival is not None and last == 0,
@@ -159,10 +190,15 @@ _NUMBERS: dict[type[Statistic], Callable[[Any, Any], Numbers]] = {
     Rival: _of_rival,
     defined.OtherPowers: lambda _, f: {"value": f.powers},
     defined.Entropy: lambda _, f: {"value": f.log_sum - f.log_ratios},
-    defined.MeanLogProb: lambda _, f: {"value": f.mean - f.log_sum, "count": f.count.clamp_min(1)},
+    defined.MeanLogProb: lambda _, f: {
+        "value": f.mean - f.log_sum,
+        "count": f.count.clamp_min(1),
+    },
     defined.LogConfidence: lambda _, f: {"value": -f.log_sum, "predicted": f.predicted},
     defined.LogitNorm: lambda _, f: {"value": f.norm},
-    defined.Correct: lambda _, f: {"value": (f.predicted == f.labels).to(f.z_max.dtype)},
+    defined.Correct: lambda _, f: {
+        "value": (f.predicted == f.labels).to(f.z_max.dtype)
+    },
 }
 # The coefficients that the backward kernel reads, in its order.
 _OF_ROW = (

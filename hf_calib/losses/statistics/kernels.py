@@ -54,7 +54,13 @@ def forward_kernel(
         start_of_row = logits + row * stride_n
         z_label = tl.load(start_of_row + label * stride_c).to(WIDE)
         zero = tl.full([], 0.0, WIDE)
-        total, powers, log_ratios, finite_sum, finite_count = zero, zero, zero, zero, zero
+        total, powers, log_ratios, finite_sum, finite_count = (
+            zero,
+            zero,
+            zero,
+            zero,
+            zero,
+        )
         largest, norm, below, below_count = zero, zero, zero, zero
         z_max = tl.full([], NEG_INF, WIDE)
         v1, v2, v3 = z_max, z_max, z_max
@@ -77,14 +83,20 @@ def forward_kernel(
             scale = tl.exp(drop)
             if ENTROPY:
                 ratio = tl.maximum(z - shift, LOG_ZERO)
-                log_ratios = scale * (log_ratios + total * drop) + tl.sum(tl.where(inside, e * ratio, 0.0), 0)
+                log_ratios = scale * (log_ratios + total * drop) + tl.sum(
+                    tl.where(inside, e * ratio, 0.0), 0
+                )
             total = total * scale + tl.sum(e, 0)
             if POWER > 0:
-                others = tl.where(inside & (cols != label), tl.exp(POWER * (z - shift)), 0.0)
+                others = tl.where(
+                    inside & (cols != label), tl.exp(POWER * (z - shift)), 0.0
+                )
                 powers = powers * tl.exp(POWER * drop) + tl.sum(others, 0)
             if MEAN:
                 is_finite = inside & (z > NEG_INF)
-                finite_sum += finite_count * drop + tl.sum(tl.where(is_finite, z - shift, 0.0), 0)
+                finite_sum += finite_count * drop + tl.sum(
+                    tl.where(is_finite, z - shift, 0.0), 0
+                )
                 finite_count += tl.sum(is_finite.to(WIDE), 0)
             if NORM > 0:
                 size = tl.where(inside & (z > NEG_INF), tl.abs(z), 0.0)
@@ -94,14 +106,18 @@ def forward_kernel(
                     new_largest = tl.maximum(largest, tl.max(size, 0))
                     relative = tl.maximum(new_largest, TINY)
                     norm = norm * _power(largest / relative, NORM)
-                    norm += tl.sum(tl.where(size > 0, _power(size / relative, NORM), 0.0), 0)
+                    norm += tl.sum(
+                        tl.where(size > 0, _power(size / relative, NORM), 0.0), 0
+                    )
                     largest = new_largest
             if RIVALS > 0:
                 rest = tl.where(inside & (z < z_label), z, NEG_INF)
                 for _ in tl.static_range(RIVALS):
                     value = tl.max(rest, 0)
                     index = tl.min(tl.where(rest == value, cols, n_cols), 0)
-                    v1, i1, v2, i2, v3, i3 = _insert(value, index.to(tl.int64), v1, i1, v2, i2, v3, i3)
+                    v1, i1, v2, i2, v3, i3 = _insert(
+                        value, index.to(tl.int64), v1, i1, v2, i2, v3, i3
+                    )
                     rest = tl.where(cols == index, NEG_INF, rest)
             if BELOW:
                 is_below = inside & (z < z_label) & (z > NEG_INF)
@@ -193,10 +209,16 @@ def backward_kernel(
                     own *= tl.where(size > 0, _power(size, NORM - 1), 0.0)
                 slope += tl.load(at_norm_in + row) * own
             if PREDICTED:
-                slope += tl.where(cols == tl.load(predicted_in + row), tl.load(at_predicted_in + row), 0.0)
+                slope += tl.where(
+                    cols == tl.load(predicted_in + row),
+                    tl.load(at_predicted_in + row),
+                    0.0,
+                )
             for k in tl.static_range(RIVALS):
                 is_rival = cols == tl.load(rival_index_in + row * RIVALS + k)
-                slope += tl.where(is_rival, tl.load(at_rival_in + row * RIVALS + k), 0.0)
+                slope += tl.where(
+                    is_rival, tl.load(at_rival_in + row * RIVALS + k), 0.0
+                )
             if BELOW:
                 slope += tl.where(z < z_label, tl.load(at_below_in + row) * p, 0.0)
             tl.store(target + cols, slope, mask=inside)

@@ -32,10 +32,19 @@ _IMAGE = (
     VGGForImageClassification,
 )
 #: The image networks, which are trained from scratch: model type -> class. The ViT is transformers' own.
-IMAGE_NETWORKS = {model.config_class.model_type: model for model in (*_IMAGE, ViTForImageClassification)}
+IMAGE_NETWORKS = {
+    model.config_class.model_type: model
+    for model in (*_IMAGE, ViTForImageClassification)
+}
 for _model in (*_IMAGE, GlobalPoolingCNNForSequenceClassification):
-    _auto = AutoModelForImageClassification if _model in _IMAGE else AutoModelForSequenceClassification
-    AutoConfig.register(_model.config_class.model_type, _model.config_class, exist_ok=True)
+    _auto = (
+        AutoModelForImageClassification
+        if _model in _IMAGE
+        else AutoModelForSequenceClassification
+    )
+    AutoConfig.register(
+        _model.config_class.model_type, _model.config_class, exist_ok=True
+    )
     _auto.register(_model.config_class, _model, exist_ok=True)
     _model.config_class.register_for_auto_class()
     _model.register_for_auto_class(_auto.__name__)
@@ -59,7 +68,11 @@ def network_config(config_class: type[Config], settings: str, **labels: Any) -> 
         raise InputValueError(
             expected("model_kwargs", "be a JSON object", repr(settings), way_out)
         ) from error
-    known = [name for name in vars(config_class)["__annotations__"] if not name.startswith("_")]
+    known = [
+        name
+        for name in vars(config_class)["__annotations__"]
+        if not name.startswith("_")
+    ]
     requirement = f"model_kwargs to name settings of {config_class.model_type} ({', '.join(known)})"
     for name in given:
         check(name in known, requirement, repr(name), did_you_mean(name, known))

@@ -33,7 +33,9 @@ class DenseNetConfig(PreTrainedConfig):
             raise ValueError(f"expected depth to be 40 or 121, got {self.depth!r}")
         stems = ("small",) if self.depth == 40 else ("small", "large")
         if self.stem not in stems:
-            raise ValueError(f"expected stem to be {' or '.join(stems)}, got {self.stem!r}")
+            raise ValueError(
+                f"expected stem to be {' or '.join(stems)}, got {self.stem!r}"
+            )
 
 
 class DenseNetForImageClassification(ImageClassifier):
@@ -61,9 +63,15 @@ class DenseNetForImageClassification(ImageClassifier):
         small = config.stem == "small"
         kernel, stride = (3, 1) if small else (7, 2)
         layers = OrderedDict[str, nn.Module]()
-        layers["conv0"] = nn.Conv2d(3, channels, kernel, stride, kernel // 2, bias=False)
+        layers["conv0"] = nn.Conv2d(
+            3, channels, kernel, stride, kernel // 2, bias=False
+        )
         if not small:
-            layers |= {"norm0": nn.BatchNorm2d(channels), "relu0": nn.ReLU(), "pool0": nn.MaxPool2d(3, 2, 1)}
+            layers |= {
+                "norm0": nn.BatchNorm2d(channels),
+                "relu0": nn.ReLU(),
+                "pool0": nn.MaxPool2d(3, 2, 1),
+            }
         blocks = (12, 12, 12) if plain else (6, 12, 24, 16)
         for number, n_layers in enumerate(blocks, 1):
             if number > 1:
@@ -72,7 +80,9 @@ class DenseNetForImageClassification(ImageClassifier):
                 channels = n_out
             block = OrderedDict[str, nn.Module]()
             for layer in range(n_layers):
-                block[f"denselayer{layer + 1}"] = _DenseLayer(channels + layer * growth, growth, plain=plain)
+                block[f"denselayer{layer + 1}"] = _DenseLayer(
+                    channels + layer * growth, growth, plain=plain
+                )
             layers[f"denseblock{number}"] = nn.Sequential(block)
             channels += n_layers * growth
         layers["norm5"] = nn.BatchNorm2d(channels)
@@ -98,11 +108,16 @@ class _DenseLayer(nn.Module):
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         new = self.conv1(F.relu(self.norm1(features)))
-        return torch.cat([features, new if self.plain else self.conv2(F.relu(self.norm2(new)))], dim=1)
+        return torch.cat(
+            [features, new if self.plain else self.conv2(F.relu(self.norm2(new)))],
+            dim=1,
+        )
 
 
 def _transition(n_in: int, n_out: int) -> nn.Sequential:
     """Other channels, half of the size."""
     convolution = nn.Conv2d(n_in, n_out, 1, bias=False)
-    layers = OrderedDict[str, nn.Module](norm=nn.BatchNorm2d(n_in), relu=nn.ReLU(), conv=convolution)
+    layers = OrderedDict[str, nn.Module](
+        norm=nn.BatchNorm2d(n_in), relu=nn.ReLU(), conv=convolution
+    )
     return nn.Sequential(OrderedDict(layers, pool=nn.AvgPool2d(2)))

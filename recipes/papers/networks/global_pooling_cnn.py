@@ -40,7 +40,9 @@ class GlobalPoolingCNNConfig(PreTrainedConfig):
             if size < 1:
                 raise ValueError(f"expected {name} to be at least 1, got {size}")
             if name in ("kernel_size", "pool_size") and size % 2 == 0:
-                raise ValueError(f"expected {name} to be odd, to keep the text's length, got {size}")
+                raise ValueError(
+                    f"expected {name} to be odd, to keep the text's length, got {size}"
+                )
         if not 0 <= self.dropout < 1:
             raise ValueError(f"expected dropout to be in [0, 1), got {self.dropout}")
 
@@ -71,10 +73,17 @@ class GlobalPoolingCNNForSequenceClassification(PreTrainedModel):
 
     def __init__(self, config: GlobalPoolingCNNConfig) -> None:
         super().__init__(config)
-        self.embeddings = nn.Embedding(config.vocab_size, config.embedding_size, config.pad_token_id)
-        channels = [config.embedding_size] + [config.hidden_size] * config.num_conv_layers
+        self.embeddings = nn.Embedding(
+            config.vocab_size, config.embedding_size, config.pad_token_id
+        )
+        channels = [config.embedding_size] + [
+            config.hidden_size
+        ] * config.num_conv_layers
         kernel = config.kernel_size
-        layers = [nn.Conv1d(n_in, n_out, kernel, padding=kernel // 2) for n_in, n_out in pairwise(channels)]
+        layers = [
+            nn.Conv1d(n_in, n_out, kernel, padding=kernel // 2)
+            for n_in, n_out in pairwise(channels)
+        ]
         self.convolutions = nn.ModuleList(layers)
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.dropout = nn.Dropout(config.dropout)
@@ -91,12 +100,16 @@ class GlobalPoolingCNNForSequenceClassification(PreTrainedModel):
         """Logits (N, C) of ids (N, L), padded on either side, and the mean cross entropy in nats of labels (N,)."""
         pooled = self._pool_words(input_ids, attention_mask)
         logits = self.classifier(self.dropout(F.relu(self.dense(pooled))))
-        loss = None if labels is None else self.loss_function(labels, logits, self.config)
+        loss = (
+            None if labels is None else self.loss_function(labels, logits, self.config)
+        )
         output = SequenceClassifierOutput(loss=loss, logits=logits)
         return output if return_dict in (None, True) else output.to_tuple()
 
     @torch.no_grad()
-    def set_word_vectors(self, vectors: torch.Tensor, *, trainable: bool = False) -> None:
+    def set_word_vectors(
+        self, vectors: torch.Tensor, *, trainable: bool = False
+    ) -> None:
         """Set word vectors (vocab_size, embedding_size) of `load_glove`; the papers do not train them further."""
         shape = tuple(self.embeddings.weight.shape)
         if vectors.shape != shape:
@@ -107,14 +120,22 @@ class GlobalPoolingCNNForSequenceClassification(PreTrainedModel):
         self.embeddings.weight.copy_(vectors)
         self.embeddings.requires_grad_(trainable)
 
-    def _pool_words(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+    def _pool_words(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None
+    ) -> torch.Tensor:
         """(N, hidden_size), all zero for an empty text."""
         if input_ids.shape[1] == 0:
             return self.dense.weight.new_zeros(len(input_ids), self.config.hidden_size)
         if attention_mask is None:
             pad = self.config.pad_token_id
-            attention_mask = torch.ones_like(input_ids) if pad is None else input_ids != pad
-        if not input_ids.is_cpu or torch.compiler.is_compiling() or torch.jit.is_tracing():
+            attention_mask = (
+                torch.ones_like(input_ids) if pad is None else input_ids != pad
+            )
+        if (
+            not input_ids.is_cpu
+            or torch.compiler.is_compiling()
+            or torch.jit.is_tracing()
+        ):
             return self._convolve(input_ids, attention_mask)
         # On a CPU the time is the convolutions', and most of a batch of documents is padding. Texts of like length
         # go together, without the padding that they share (benchmarks/word_cnn.py).
@@ -123,10 +144,14 @@ class GlobalPoolingCNNForSequenceClassification(PreTrainedModel):
         for rows in by_length.split(16):
             used = attention_mask[rows].any(dim=0).nonzero().flatten().tolist() or [0]
             words = slice(used[0], used[-1] + 1)
-            pooled.append(self._convolve(input_ids[rows, words], attention_mask[rows, words]))
+            pooled.append(
+                self._convolve(input_ids[rows, words], attention_mask[rows, words])
+            )
         return torch.cat(pooled)[by_length.argsort()]
 
-    def _convolve(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    def _convolve(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor
+    ) -> torch.Tensor:
         # (N, channels, 1, L), in memory one position's channels after another: a pooling of stride 1 is five times
         # as fast so as torch's of one dimension.
         hidden = self.embeddings(input_ids).transpose(1, 2).unsqueeze(2)
@@ -134,14 +159,20 @@ class GlobalPoolingCNNForSequenceClassification(PreTrainedModel):
         kernel, pool = self.config.kernel_size, self.config.pool_size
         for number, convolution in enumerate(self.convolutions):
             if number > 0:
-                hidden = F.max_pool2d(hidden, (1, pool), stride=1, padding=(0, pool // 2))
+                hidden = F.max_pool2d(
+                    hidden, (1, pool), stride=1, padding=(0, pool // 2)
+                )
             # Zero cannot win a maximum over outputs of a ReLU, and adds nothing to a convolution.
             weight, bias = convolution.parameters()
-            hidden = F.conv2d(hidden * mask, weight.unsqueeze(2), bias, padding=(0, kernel // 2))
+            hidden = F.conv2d(
+                hidden * mask, weight.unsqueeze(2), bias, padding=(0, kernel // 2)
+            )
             hidden = F.relu(hidden) * mask
         return hidden.amax(dim=(2, 3))
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, (nn.Conv1d, nn.Linear)):
-            init.xavier_uniform_(module.weight)  # Glorot's, as in Keras, in which the papers' code is written
+            init.xavier_uniform_(
+                module.weight
+            )  # Glorot's, as in Keras, in which the papers' code is written

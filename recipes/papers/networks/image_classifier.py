@@ -23,13 +23,18 @@ class ImageClassifier(PreTrainedModel):
     classifier: nn.Linear
 
     def forward(
-        self, pixel_values: torch.Tensor, labels: torch.Tensor | None = None, return_dict: bool | None = None
+        self,
+        pixel_values: torch.Tensor,
+        labels: torch.Tensor | None = None,
+        return_dict: bool | None = None,
     ) -> ImageClassifierOutputWithNoAttention | tuple[torch.Tensor, ...]:
         """Logits (N, C) of pixels (N, 3, H, W), and the mean loss in nats where labels are given."""
         side = getattr(self.config, "pooled_size", 1)
         pooled = F.adaptive_avg_pool2d(self.features(pixel_values), side)
         logits = self.classifier(pooled.flatten(1))
-        loss = None if labels is None else self.loss_function(labels, logits, self.config)
+        loss = (
+            None if labels is None else self.loss_function(labels, logits, self.config)
+        )
         output = ImageClassifierOutputWithNoAttention(loss=loss, logits=logits)
         return output if return_dict in (None, True) else output.to_tuple()
 

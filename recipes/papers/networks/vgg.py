@@ -10,7 +10,12 @@ from transformers import PreTrainedConfig
 from .image_classifier import ImageClassifier
 
 # Convolutions of the five stages, each followed by a pooling; and their channels.
-_STAGES = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
+_STAGES = {
+    11: (1, 1, 2, 2, 2),
+    13: (2, 2, 2, 2, 2),
+    16: (2, 2, 3, 3, 3),
+    19: (2, 2, 4, 4, 4),
+}
 _CHANNELS = (64, 128, 256, 512, 512)
 
 
@@ -24,7 +29,9 @@ class VGGConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
         if self.depth not in _STAGES:
-            raise ValueError(f"expected depth to be one of {', '.join(map(str, _STAGES))}, got {self.depth}")
+            raise ValueError(
+                f"expected depth to be one of {', '.join(map(str, _STAGES))}, got {self.depth}"
+            )
 
 
 class VGGForImageClassification(ImageClassifier):
@@ -44,7 +51,11 @@ class VGGForImageClassification(ImageClassifier):
         n_in = 3
         for n_convolutions, n_out in zip(_STAGES[config.depth], _CHANNELS, strict=True):
             for _ in range(n_convolutions):
-                layers += [nn.Conv2d(n_in, n_out, 3, padding=1), nn.BatchNorm2d(n_out), nn.ReLU()]
+                layers += [
+                    nn.Conv2d(n_in, n_out, 3, padding=1),
+                    nn.BatchNorm2d(n_out),
+                    nn.ReLU(),
+                ]
                 n_in = n_out
             layers.append(nn.MaxPool2d(2))
         self.features = nn.Sequential(*layers)

@@ -18,10 +18,14 @@ EACH_STEP = {"eval_strategy": "steps", "eval_steps": 1, "learning_rate": 1e-2}
 GAMMAS = {"loss": "adafocal", "loss_kwargs": {"n_bins": 5}, "n_bins": 5}
 
 
-def traced(folder: Path, *, rows: tuple[int, int] | None = (10, 6), **settings: Any) -> Any:
+def traced(
+    folder: Path, *, rows: tuple[int, int] | None = (10, 6), **settings: Any
+) -> Any:
     trainer = tiny_trainer(folder, **{**EACH_STEP, **settings})
     if rows is not None:
-        trainer.add_callback(TrainingTrace(trainer, n_training_rows=rows[0], n_kept_rows=rows[1]))
+        trainer.add_callback(
+            TrainingTrace(trainer, n_training_rows=rows[0], n_kept_rows=rows[1])
+        )
     return trainer
 
 
@@ -30,30 +34,50 @@ class Watch(TrainerCallback):
 
     def __init__(self, trainer: Any, datasets: dict[str, Any]) -> None:
         self.trainer, self.seen = trainer, []
-        self.inputs = {name: torch.tensor(rows["input_ids"]) for name, rows in datasets.items()}
+        self.inputs = {
+            name: torch.tensor(rows["input_ids"]) for name, rows in datasets.items()
+        }
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         model = self.trainer.model.eval()
         with torch.no_grad():
-            logits = {name: model(input_ids=ids).logits.double() for name, ids in self.inputs.items()}
+            logits = {
+                name: model(input_ids=ids).logits.double()
+                for name, ids in self.inputs.items()
+            }
         self.seen.append((state.global_step, logits))
 
 
 def test_it_records_what_the_logits_say(tmp_path: Path) -> None:
     trainer = traced(tmp_path, **GAMMAS)
-    sample = torch.randperm(16, generator=torch.Generator().manual_seed(trainer.args.seed))[:10].sort().values
-    datasets = {"eval": trainer.eval_dataset, "training": trainer.train_dataset.select(sample.tolist())}
+    sample = (
+        torch.randperm(16, generator=torch.Generator().manual_seed(trainer.args.seed))[
+            :10
+        ]
+        .sort()
+        .values
+    )
+    datasets = {
+        "eval": trainer.eval_dataset,
+        "training": trainer.train_dataset.select(sample.tolist()),
+    }
     watch = Watch(trainer, datasets)
     trainer.add_callback(watch)
     trainer.train()
     trace = Trace.load(tmp_path)
     assert (trace.loss, list(trace.sets)) == ("adafocal", ["eval", "training"])
-    seen = [logits for step, logits in watch.seen if step > 0][:4]  # the last one is after the training
+    seen = [logits for step, logits in watch.seen if step > 0][
+        :4
+    ]  # the last one is after the training
     for name, found in trace.sets.items():
         assert found.steps.tolist() == [1, 2, 3, 4]
         assert found.epochs.tolist() == [0.25, 0.5, 0.75, 1.0]
         labels = np.array(datasets[name]["label"])
-        kept = found.rows.astype(int) if name == "eval" else np.searchsorted(sample.numpy(), found.rows)
+        kept = (
+            found.rows.astype(int)
+            if name == "eval"
+            else np.searchsorted(sample.numpy(), found.rows)
+        )
         assert len(set(kept)) == 6
         for t, at in enumerate(seen):
             logits = at[name]
@@ -65,7 +89,10 @@ def test_it_records_what_the_logits_say(tmp_path: Path) -> None:
             label_bin = np.digitize(of_label, found.edges[t][1:-1])
             counts = np.bincount(own_bin, minlength=5)
             label_counts = np.bincount(label_bin, minlength=5)
-            sums = np.bincount(own_bin, confidence, minlength=5), np.bincount(own_bin, right, minlength=5)
+            sums = (
+                np.bincount(own_bin, confidence, minlength=5),
+                np.bincount(own_bin, right, minlength=5),
+            )
             with np.errstate(invalid="ignore"):
                 wanted = {
                     "n": len(labels),
@@ -75,7 +102,8 @@ def test_it_records_what_the_logits_say(tmp_path: Path) -> None:
                     "bin_confidence": sums[0] / counts,
                     "bin_accuracy": sums[1] / counts,
                     "label_counts": label_counts,
-                    "label_probability": np.bincount(label_bin, of_label, minlength=5) / label_counts,
+                    "label_probability": np.bincount(label_bin, of_label, minlength=5)
+                    / label_counts,
                     "row_confidence": confidence[kept],
                     "row_correct": right[kept],
                     "row_label_probability": of_label[kept],
@@ -83,8 +111,12 @@ def test_it_records_what_the_logits_say(tmp_path: Path) -> None:
                     "row_max_logit": logits.numpy().max(axis=1)[kept],
                 }
             for key, value in wanted.items():
-                np.testing.assert_allclose(getattr(found, key)[t], value, rtol=2e-5, atol=1e-6, err_msg=key)
-    np.testing.assert_array_equal(trace.sets["eval"].edges, trace.sets["training"].edges)
+                np.testing.assert_allclose(
+                    getattr(found, key)[t], value, rtol=2e-5, atol=1e-6, err_msg=key
+                )
+    np.testing.assert_array_equal(
+        trace.sets["eval"].edges, trace.sets["training"].edges
+    )
     logged = [entry for entry in trainer.state.log_history if "gamma_00" in entry]
     after = [[entry[f"gamma_{m:02d}"] for m in range(5)] for entry in logged]
     np.testing.assert_allclose(trace.gammas, after, rtol=1e-5)
@@ -103,7 +135,10 @@ def test_the_training_is_the_same_with_it_and_when_resumed(tmp_path: Path) -> No
     stopped = traced(tmp_path / "stopped", **settings)
     stopped.train(resume_from_checkpoint=str(tmp_path / "stopped" / "checkpoint-2"))
     assert_same(weights(plain.model), weights(stopped.model))
-    texts = [(tmp_path / name / "training_trace.json").read_text() for name in ("whole", "stopped")]
+    texts = [
+        (tmp_path / name / "training_trace.json").read_text()
+        for name in ("whole", "stopped")
+    ]
     assert texts[0] == texts[1]
 
 

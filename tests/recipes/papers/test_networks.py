@@ -82,7 +82,10 @@ def fill(model: nn.Module) -> None:
 def test_parameters_and_logits_are_those_of_the_authors_network(name: str) -> None:
     config, size = THEIRS[name]
     model = make(config, num_labels=10).double()
-    assert sum(weight.numel() for weight in model.parameters()) == AUTHORS[name]["parameters"]
+    assert (
+        sum(weight.numel() for weight in model.parameters())
+        == AUTHORS[name]["parameters"]
+    )
     fill(model)
     pixels = torch.tensor(np.random.default_rng(1).standard_normal((2, 3, size, size)))
     with torch.no_grad():
@@ -96,12 +99,23 @@ def test_parameters_and_logits_are_those_of_the_authors_network(name: str) -> No
         (CifarResNetConfig(depth=20), 269_722),  # He et al. 2016, Table 6: 0.27 million
         (CifarResNetConfig(depth=110, block="basic"), 1_727_962),  # 1.7 million
         (DenseNetConfig(stem="large", num_labels=1000), 7_978_856),  # torchvision's
-        (DenseNetConfig(depth=40), 1_019_722),  # Huang et al. 2017, Table 2: 1.0 million
+        (
+            DenseNetConfig(depth=40),
+            1_019_722,
+        ),  # Huang et al. 2017, Table 2: 1.0 million
         (VGGConfig(), 14_728_266),
     ],
-    ids=["resnet20", "resnet110 basic", "densenet121 for ImageNet", "densenet40", "vgg16"],
+    ids=[
+        "resnet20",
+        "resnet110 basic",
+        "densenet121 for ImageNet",
+        "densenet40",
+        "vgg16",
+    ],
 )
-def test_sizes_of_the_other_networks(config: PreTrainedConfig, n_parameters: int) -> None:
+def test_sizes_of_the_other_networks(
+    config: PreTrainedConfig, n_parameters: int
+) -> None:
     if config.num_labels == 2:
         config.num_labels = 10
     with torch.device("meta"):
@@ -109,10 +123,14 @@ def test_sizes_of_the_other_networks(config: PreTrainedConfig, n_parameters: int
     assert sum(weight.numel() for weight in model.parameters()) == n_parameters
 
 
-def test_stochastic_depth_skips_blocks_in_training_and_scales_them_in_evaluation() -> None:
+def test_stochastic_depth_skips_blocks_in_training_and_scales_them_in_evaluation() -> (
+    None
+):
     """A block is skipped in its share of the batches; what evaluation gives is the mean of both, before the ReLU."""
     model = make(CifarResNetConfig(depth=8, stochastic_depth=0.6, num_labels=3))
-    blocks = [module for module in model.modules() if isinstance(module, _ResidualBlock)]
+    blocks = [
+        module for module in model.modules() if isinstance(module, _ResidualBlock)
+    ]
     assert [block.drop for block in blocks] == pytest.approx([0.2, 0.4, 0.6])
     block, pixels = blocks[-1].requires_grad_(False), torch.rand(2, 32, 8, 8)
     for layer in block.layers:
@@ -142,16 +160,26 @@ print(json.dumps(model(**inputs).logits.tolist()))
 def test_a_saved_model_carries_its_code(tmp_path: Path) -> None:
     """It is folded, saved, and loaded where neither the recipes nor hf_calib is; the card says how."""
     torch.manual_seed(0)
-    auto, inputs = "AutoModelForSequenceClassification", {"input_ids": torch.tensor([[7, 3, 9], [5, 1, 0]])}
+    auto, inputs = (
+        "AutoModelForSequenceClassification",
+        {"input_ids": torch.tensor([[7, 3, 9], [5, 1, 0]])},
+    )
     config = GlobalPoolingCNNConfig(vocab_size=50, num_labels=3)
     model = GlobalPoolingCNNForSequenceClassification(config).eval()
     before = model(**inputs).logits
     folder = tmp_path / "model"
     fold_temperature(model, 2.5, batch=inputs).save_pretrained(folder)
-    assert set(json.loads((folder / "config.json").read_text())["auto_map"]) == {"AutoConfig", auto}
+    assert set(json.loads((folder / "config.json").read_text())["auto_map"]) == {
+        "AutoConfig",
+        auto,
+    }
     torch.save(inputs, folder / "inputs.pt")
     (tmp_path / "elsewhere").mkdir()
-    settings = {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(tmp_path / "modules"), "PYTHONPATH": ""}
+    settings = {
+        "HF_HUB_OFFLINE": "1",
+        "HF_MODULES_CACHE": str(tmp_path / "modules"),
+        "PYTHONPATH": "",
+    }
     done = subprocess.run(
         [sys.executable, "-P", "-c", ELSEWHERE, auto, str(folder)],
         cwd=tmp_path / "elsewhere",
@@ -161,7 +189,9 @@ def test_a_saved_model_carries_its_code(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     torch.testing.assert_close(torch.tensor(json.loads(done.stdout)), before / 2.5)
-    again = getattr(transformers, auto).from_pretrained(folder)  # here the class is known
+    again = getattr(transformers, auto).from_pretrained(
+        folder
+    )  # here the class is known
     assert type(again) is type(model)
     write_card(folder, license="mit")
     assert "trust_remote_code=True" in (folder / "README.md").read_text()
@@ -170,13 +200,22 @@ def test_a_saved_model_carries_its_code(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make_config", "message"),
     [
-        (lambda: CifarResNetConfig(depth=51), "expected depth with basic blocks to be one of 18, 34 or 6n"),
-        (lambda: VGGConfig(depth=12), "expected depth to be one of 11, 13, 16, 19, got 12"),
+        (
+            lambda: CifarResNetConfig(depth=51),
+            "expected depth with basic blocks to be one of 18, 34 or 6n",
+        ),
+        (
+            lambda: VGGConfig(depth=12),
+            "expected depth to be one of 11, 13, 16, 19, got 12",
+        ),
         (
             lambda: network_config(VGGConfig, '{"depht": 11}'),
             "to name settings of vgg .*, got 'depht'.*'depth'",
         ),
-        (lambda: network_config(VGGConfig, "{depth: 11}"), "expected model_kwargs to be a JSON object"),
+        (
+            lambda: network_config(VGGConfig, "{depth: 11}"),
+            "expected model_kwargs to be a JSON object",
+        ),
     ],
 )
 def test_networks_that_there_are_not(make_config: Any, message: str) -> None:

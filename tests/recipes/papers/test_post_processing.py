@@ -15,7 +15,9 @@ def as_probs(confidences: object) -> np.ndarray:
 
 
 def gap(confidences: object, correct: object, smooth: str = "update") -> float:
-    return post_processing_gap(as_probs(confidences), 1 - np.asarray(correct, dtype=int), smooth=smooth)
+    return post_processing_gap(
+        as_probs(confidences), 1 - np.asarray(correct, dtype=int), smooth=smooth
+    )
 
 
 def sample(n_examples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -30,7 +32,10 @@ def sample(n_examples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 def test_equals_brute_force(n_examples: int, seed: int, smooth: str) -> None:
     confidences, correct = sample(n_examples, seed)
     i, j = np.triu_indices(n_examples, k=1)
-    reach, start = np.abs(confidences[i] - confidences[j]), confidences * (smooth == "update")
+    reach, start = (
+        np.abs(confidences[i] - confidences[j]),
+        confidences * (smooth == "update"),
+    )
 
     def within_reach(mapped: np.ndarray) -> np.ndarray:
         difference = (mapped - start)[i] - (mapped - start)[j]

@@ -13,10 +13,16 @@ from hf_calib.metrics import expected_calibration_error
 def test_gaussian_posteriors_are_the_ratio_of_densities() -> None:
     rng = np.random.default_rng(0)
     means, points = rng.uniform(-3, 3, (5, 2)), rng.normal(scale=3, size=(200, 2))
-    densities = np.stack([stats.multivariate_normal(mean).pdf(points) for mean in means], axis=1)
+    densities = np.stack(
+        [stats.multivariate_normal(mean).pdf(points) for mean in means], axis=1
+    )
     wanted = densities / densities.sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(gaussian_posteriors(points, means), wanted, rtol=1e-9, atol=1e-300)
-    far = gaussian_posteriors([[1e4, 0.0]], [[0.0, 0.0], [1.0, 0.0]])  # where both densities are 0 in float64
+    np.testing.assert_allclose(
+        gaussian_posteriors(points, means), wanted, rtol=1e-9, atol=1e-300
+    )
+    far = gaussian_posteriors(
+        [[1e4, 0.0]], [[0.0, 0.0], [1.0, 0.0]]
+    )  # where both densities are 0 in float64
     np.testing.assert_array_equal(far, [[0, 1]])
 
 
