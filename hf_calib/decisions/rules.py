@@ -108,8 +108,8 @@ class Rule(ABC):
         """Return the constructor arguments in JSON types."""
         return {
             field.name: np.asarray(getattr(self, field.name)).tolist()
-            for field in fields(self)
-        }  # type: ignore[arg-type]
+            for field in fields(self)  # type: ignore[arg-type]
+        }
 
     @property
     def n_classes(self) -> int:

@@ -147,9 +147,8 @@ def loss(
             list(inspect.signature(f).parameters.values())[1:-1]
             for f in (formula, make_loss)
         )
-        constructor.__signature__ = inspect.Signature(
-            [*own, *shared], return_annotation=made
-        )  # type: ignore[attr-defined]
+        signature = inspect.Signature([*own, *shared], return_annotation=made)
+        constructor.__signature__ = signature  # type: ignore[attr-defined]
         if source:
             text = text.replace(
                 "\nExample:\n", f"\nReferences:\n    {source}.\n\nExample:\n"
