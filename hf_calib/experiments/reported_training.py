@@ -25,7 +25,7 @@ from hf_calib.report.document import with_interval
 from hf_calib.report.multi_label import TITLES
 from hf_calib.scaling.saved_map import title_of
 from hf_calib.trainer.calibration_map import in_words
-from hf_calib.trainer.saving import report_of, write_results
+from hf_calib.trainer.results import report_of, write_results
 
 if TYPE_CHECKING:
     from hf_calib.trainer.trainer import CalibrationTrainer
@@ -177,11 +177,10 @@ def _write_report(
     trainer: CalibrationTrainer, outside: Mapping[str, Any], folder: Path
 ) -> CalibrationReport | None:
     scaler, calibrated = trainer.calibration_map, folder / "calibrated"
-    report = (
-        report_of(trainer, outside)
-        if scaler is None
-        else write_results(trainer, calibrated, outside)
-    )
+    if scaler is None:
+        report = report_of(trainer.results, outside)
+    else:
+        report = write_results(trainer.results, calibrated, outside)
     if report is None:
         warnings.warn(
             "Some of the model's logits are NaN or infinite on the test set, or several labels per row are soft. There "

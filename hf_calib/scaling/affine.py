@@ -7,6 +7,7 @@ Newton's method starts at T and stops when a step would gain less than 1e-7 nats
 
 from __future__ import annotations
 
+from dataclasses import replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
@@ -36,6 +37,7 @@ from hf_calib.scaling.newton import (
     Ridges,
     Rows,
     ScaledLoss,
+    Start,
     fit_affine,
     warn_undetermined,
 )
@@ -51,7 +53,15 @@ _MASSES = 2**20  # The most in memory at the same time.
 RIDGE = 1e-6  # For parameters without a penalty, which the data may not determine.
 
 
-class AffineScaling(LogitScaling):
+class Solvable(LogitScaling):
+    """A calibrator whose affine map can be found without a fit of the calibrator itself, as cross-validation does."""
+
+    def solve(self, rows: Rows, start: Start) -> AffineMap:
+        """Return the affine map of checked rows; the calibrator gives its settings, and does not change."""
+        raise NotImplementedError
+
+
+class AffineScaling(Solvable):
     """A calibrator whose fit is an affine map of the logits, which can be folded into a classification head."""
 
     def affine_map(self) -> AffineMap:
@@ -61,15 +71,11 @@ class AffineScaling(LogitScaling):
 
     def transform(self, logits: ArrayLike) -> FloatArray:
         """Return the mapped logits in float64; logits of any shape that ends in C."""
-        known = getattr(
-            self, "classes_", None
-        )  # A temperature from a file has no number of classes.
-        rows = (
-            as_logits(logits).astype(np.float64)
-            if known is None
-            else as_fitted_logits(logits, len(known))
-        )
-        return self.affine_map()(rows)
+        mapping = self.affine_map()
+        classes = getattr(self, "classes_", None)
+        if classes is None:  # A temperature from a file has no number of classes.
+            return mapping(as_logits(logits).astype(np.float64))
+        return mapping(as_fitted_logits(logits, len(classes)))
 
 
 class TemperatureScaling(AffineScaling):
@@ -119,26 +125,20 @@ class TemperatureScaling(AffineScaling):
         check_choice("criterion", self.criterion, get_args(Criterion))
         check_n_bins(self.n_bins)
         grid = as_floats("grid", PAPERS_GRID if self.grid is None else self.grid)
-        holds = (
-            grid.ndim == 1
-            and grid.size > 0
-            and bool(((grid > 0) & (grid < np.inf)).all())
-        )
-        way_out = "use for example numpy.arange(1, 101) / 10"
+        is_temperature = (grid > 0) & (grid < np.inf)
         check(
-            holds,
+            grid.ndim == 1 and grid.size > 0 and bool(is_temperature.all()),
             "grid to be a sequence of finite temperatures > 0",
-            self.grid,
-            way_out,
+            got=self.grid,
+            way_out="use for example numpy.arange(1, 101) / 10",
         )
-        holds = sample_weight is None or (
-            self.criterion == "nll" and not self.multi_label
+        takes_weights = self.criterion == "nll" and not self.multi_label
+        check(
+            sample_weight is None or takes_weights,
+            "sample_weight to be used with criterion 'nll' and one label per row",
+            got="multi_label=True" if self.multi_label else repr(self.criterion),
+            way_out="leave the weights out",
         )
-        requirement = (
-            "sample_weight to be used with criterion 'nll' and one label per row"
-        )
-        got = "multi_label=True" if self.multi_label else repr(self.criterion)
-        check(holds, requirement, got, "leave the weights out")
         rows = Rows.checked(logits, labels, sample_weight, self.multi_label)
         self._n_seen = rows.logits.shape[1]
         loss = ScaledLoss(rows)
@@ -152,34 +152,36 @@ class TemperatureScaling(AffineScaling):
     def affine_map(self) -> AffineMap:
         """The affine map z / T that `fold` writes into a classification head."""
         check_is_fitted(self)
-        return self.solve(None, self.temperature_)
+        return _division_by(self.temperature_)
 
-    def solve(self, _: Any, temperature: float, *__: Any) -> AffineMap:
-        return AffineMap(np.array(1 / temperature))
+    def solve(self, rows: Rows, start: Start) -> AffineMap:
+        return _division_by(start.temperature)
 
     def _best_of(self, grid: FloatArray, loss: ScaledLoss) -> float:
         """The first of the best temperatures; in a large search, only the finalists are scored exactly."""
         if self.criterion == "nll":
-            return float(min(grid, key=lambda temperature: loss.at(1 / temperature)[0]))
+            return float(
+                min(grid, key=lambda temperature: loss.at(1 / temperature).value)
+            )
         n, c = loss.rows.logits.shape
-        error = top_label_sums(
-            self.n_bins, "uniform" if self.criterion == "ece" else "quantile"
-        )
+        bins: Any = "uniform" if self.criterion == "ece" else "quantile"
+        error = top_label_sums(self.n_bins, bins)
         octaves = int(np.ceil(np.log2(grid.max() / grid.min())))
         if c >= _MANY_CLASSES and octaves <= min(8, len(grid) / 5):
-            near = np.array(
-                [
-                    error(1 / each, loss.correct)
-                    for each in loss.near_masses(1 / grid, octaves)
-                ]
-            )
+            near_masses = loss.near_masses(1 / grid, octaves)
+            scores = np.array([error(1 / mass, loss.correct) for mass in near_masses])
             # A confidence on the edge of a bin may change its bin, which changes a score by up to 2 / N.
-            grid = grid[near <= near.min() + 1e-6 + 8 / n]
-        scores: list[float] = []
+            grid = grid[scores <= scores.min() + 1e-6 + 8 / n]
+        exact: list[float] = []
         for part in row_chunks(len(grid), n, elements=_MASSES):
-            masses = loss.masses(1 / grid[part])
-            scores += [error(1 / masses[beta], loss.correct) for beta in 1 / grid[part]]
-        return float(grid[np.argmin(scores)])
+            betas = 1 / grid[part]
+            masses = loss.masses(betas)
+            exact += [error(1 / masses[beta], loss.correct) for beta in betas]
+        return float(grid[np.argmin(exact)])
+
+
+def _division_by(temperature: float) -> AffineMap:
+    return AffineMap(np.array(1 / temperature))
 
 
 class PerLabelTemperatureScaling(AffineScaling):
@@ -210,8 +212,10 @@ class PerLabelTemperatureScaling(AffineScaling):
         )
         if open_ones:
             problem = "there is one value only, or all logits have the right sign, or they are no better than chance"
-            which = f"label{'s' * (len(open_ones) > 1)} {few(open_ones)}"
-            warn_undetermined(f"the temperature of {which}: {problem}", stacklevel=3)
+            label = "label" if len(open_ones) == 1 else "labels"
+            warn_undetermined(
+                f"the temperature of {label} {few(open_ones)}: {problem}", stacklevel=3
+            )
         return self
 
     def affine_map(self) -> AffineMap:
@@ -219,24 +223,30 @@ class PerLabelTemperatureScaling(AffineScaling):
         check_is_fitted(self)
         return AffineMap(1 / self.temperatures_)
 
-    def solve(self, rows: Rows, temperature: float, *_: Any) -> AffineMap:
-        return AffineMap(1 / temperatures_by_label(rows, temperature)[0])
+    def solve(self, rows: Rows, start: Start) -> AffineMap:
+        temperatures, _ = temperatures_by_label(rows, start.temperature)
+        return AffineMap(1 / temperatures)
 
 
 def temperatures_by_label(rows: Rows, shared: float) -> tuple[FloatArray, list[int]]:
     """The temperature of each label, the shared one if it is undetermined, and the undetermined labels."""
-    found, undetermined = np.full(rows.logits.shape[1], shared), []
+    found = np.full(rows.logits.shape[1], shared)
+    undetermined = []
     for label in range(len(found)):
         column = rows.two_classes(label)
-        loss = ScaledLoss(column) if 0 < column.labels.sum() < len(column) else None
-        if loss is not None and not loss.is_constant:
+        has_both_values = 0 < column.labels.sum() < len(column)
+        if not has_both_values:
+            undetermined.append(label)
+            continue
+        loss = ScaledLoss(column)
+        if not loss.is_constant:
             found[label] = loss.best_temperature()
-        if loss is None or loss.problem(found[label]):
+        if loss.problem(found[label]):
             undetermined.append(label)
     return found, undetermined
 
 
-class LinearFit(LogitScaling):
+class LinearFit(Solvable):
     """Base class of the affine fits: Newton's method from the best temperature, with the ridges of the subclass."""
 
     _mixes: ClassVar[bool] = False  # Whether the weight is a matrix.
@@ -251,23 +261,23 @@ class LinearFit(LogitScaling):
         """Find weights and biases; N of a default penalty is Kish's, (sum of weights)^2 / (sum of squared weights)."""
         return self._fit(Rows.checked(logits, labels, sample_weight))
 
-    def solve(self, rows: Rows, temperature: float, *fit: Any) -> AffineMap:
-        """The affine map of checked rows, started at their temperature; other arguments are those of `fit_affine`."""
+    def solve(self, rows: Rows, start: Start) -> AffineMap:
         if (
-            not self._from_temperature and temperature in BOUNDS
+            not self._from_temperature and start.temperature in BOUNDS
         ):  # A bound is not the scale of the logits.
             loss = ScaledLoss(rows)
-            temperature = (
-                loss.shortfall - loss.drift or 1.0
-            )  # The largest logit minus the average.
-        return fit_affine(rows, temperature, self._ridges(rows), *fit)
+            largest_minus_average = loss.shortfall - loss.drift
+            start = replace(start, temperature=largest_minus_average or 1.0)
+        return fit_affine(rows, self._ridges(rows), start)
 
     def _fit(self, rows: Rows) -> Self:
         if self._mixes:
             refuse_masks(rows.logits)
         loss = ScaledLoss(rows)
         temperature = loss.best_temperature()
-        self.weight_, self.bias_ = self.solve(rows, temperature)  # type: ignore[assignment]
+        found = self.solve(rows, Start(temperature))
+        self.weight_ = found.weight
+        self.bias_ = found.bias  # type: ignore[assignment]
         if (
             self._from_temperature or temperature not in BOUNDS
         ):  # Otherwise the temperature is not used.
@@ -307,25 +317,24 @@ class PenalisedMatrixFit(LinearFit):
         self.bias_penalty = bias_penalty
 
     def _ridges(self, rows: Rows) -> Ridges:
-        way_out = (
-            "None uses a default that depends on the numbers of classes and examples"
-        )
         for name, value in self.get_params().items():
-            holds = value is None or (
-                isinstance(value, Real) and 0 <= float(value) < np.inf
-            )
+            is_penalty = isinstance(value, Real) and 0 <= float(value) < np.inf
             check(
-                holds,
+                value is None or is_penalty,
                 f"{name} to be a finite number of at least 0",
-                repr(value),
-                way_out,
+                got=repr(value),
+                way_out="None uses a default that depends on the numbers of classes and examples",
             )
         n, c = rows.logits.shape
+        # Kish's number of rows: as many without weights would tell as much.
         size = n if rows.weights is None else n**2 / np.square(rows.weights).sum()
-        between, bias = self.off_diagonal_penalty, self.bias_penalty
-        between = 10 * c / size if between is None else between / (c * (c - 1))
-        bias = 1 / (2 * size) if bias is None else bias / c
-        return Ridges(RIDGE, max(bias, RIDGE), max(between, RIDGE))
+        between = 10 * c / size
+        bias = 1 / (2 * size)
+        if self.off_diagonal_penalty is not None:
+            between = self.off_diagonal_penalty / (c * (c - 1))
+        if self.bias_penalty is not None:
+            bias = self.bias_penalty / c
+        return Ridges(own=RIDGE, bias=max(bias, RIDGE), between=max(between, RIDGE))
 
 
 class MatrixScaling(AffineScaling, PenalisedMatrixFit):
@@ -368,9 +377,9 @@ class DirichletScaling(PenalisedMatrixFit):
         log_probs = log_softmax(as_fitted_logits(logits, len(self.bias_)), axis=-1)
         return AffineMap(self.weight_, self.bias_)(log_probs)
 
-    def solve(self, rows: Rows, temperature: float, *fit: Any) -> AffineMap:
+    def solve(self, rows: Rows, start: Start) -> AffineMap:
         log_probs = log_softmax(rows.logits.astype(np.float64), axis=1)
-        return super().solve(rows.with_logits(log_probs), temperature, *fit)
+        return super().solve(rows.with_logits(log_probs), start)
 
 
 class StructuredVectorScaling(AffineScaling, LinearFit):
@@ -399,39 +408,53 @@ class StructuredVectorScaling(AffineScaling, LinearFit):
         """Find the temperature, then the weights and biases."""
         return self._fit(Rows.checked(logits, labels, multi_label=self.multi_label))
 
-    def solve(self, rows: Rows, temperature: float, *fit: Any) -> AffineMap:
-        n_classes = rows.logits.shape[1]
+    def solve(self, rows: Rows, start: Start) -> AffineMap:
         if rows.sigmoid:
-            columns = (rows.two_classes(label) for label in range(n_classes))
-            maps = [
-                self.solve(column, temperature, None, *fit[1:]) for column in columns
-            ]
-            return AffineMap(
-                *np.array(
-                    [[found.weight[0], 2 * found(np.zeros(2))[1]] for found in maps]
-                ).T
+            return self._solve_by_label(rows, start)
+        if rows.logits.shape[1] == 2:
+            return self._solve_two_classes(rows, start)
+        return super().solve(rows, start)
+
+    def _solve_by_label(self, rows: Rows, start: Start) -> AffineMap:
+        """The map of each label, as of two classes with the logits -z/2 and z/2."""
+        n_labels = rows.logits.shape[1]
+        weight = np.empty(n_labels)
+        bias = np.empty(n_labels)
+        for label in range(n_labels):
+            # The map that is near is of all labels.
+            found = self._solve_two_classes(
+                rows.two_classes(label), replace(start, near=None)
             )
-        if n_classes > 2:
-            return super().solve(rows, temperature, *fit)
-        # The difference of the logits is mapped; a row with a masked class contains no information.
+            weight[label] = found.weight[0]
+            bias[label] = 2 * found(np.zeros(2))[1]
+        return AffineMap(weight, bias)
+
+    def _solve_two_classes(self, rows: Rows, start: Start) -> AffineMap:
+        """The map of the difference of the two logits; a row with a masked class contains no information."""
         rows = rows[np.isfinite(rows.logits).all(axis=1)]
-        half = (rows.logits[:, 1:].astype(np.float64) - rows.logits[:, :1]) / 2
-        found = AffineMap(np.full(2, 1 / temperature), np.zeros(2))
         if len(rows):
-            ridge = self._ridges(rows)._replace(between=None)
+            half = (rows.logits[:, 1:].astype(np.float64) - rows.logits[:, :1]) / 2
             halves = rows.with_logits(np.hstack([-half, half]))
-            found = fit_affine(halves, temperature, ridge, None, *fit[1:])
-        return found._replace(weight=np.diag(found.weight)) if self._mixes else found
+            ridges = self._ridges(rows)._replace(
+                between=None
+            )  # The difference has one weight.
+            found = fit_affine(halves, ridges, replace(start, near=None))
+        else:
+            found = AffineMap(np.full(2, 1 / start.temperature), np.zeros(2))
+        if self._mixes:
+            return found._replace(weight=np.diag(found.weight))
+        return found
 
     def _ridges(self, rows: Rows) -> Ridges:
-        holds = isinstance(self.penalty, Real) and 0 < float(self.penalty) < np.inf
-        way_out = "1 is the paper's penalty; a smaller one trusts the data more"
         check(
-            holds, "penalty to be a finite number above 0", repr(self.penalty), way_out
+            isinstance(self.penalty, Real) and 0 < float(self.penalty) < np.inf,
+            "penalty to be a finite number above 0",
+            got=repr(self.penalty),
+            way_out="1 is the paper's penalty; a smaller one trusts the data more",
         )
         n, c = rows.logits.shape
         own = self.penalty * c / n
-        return Ridges(own, own, own * (c - 1) if self._mixes else None)
+        return Ridges(own=own, bias=own, between=own * (c - 1) if self._mixes else None)
 
 
 class StructuredMatrixScaling(StructuredVectorScaling):

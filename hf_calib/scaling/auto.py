@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,7 +26,14 @@ from hf_calib.scaling._base import (
     softmax_in_place,
 )
 from hf_calib.scaling.affine import AffineMap, AffineScaling
-from hf_calib.scaling.newton import LEFT_TO_GAIN, Ridges, Rows, ScaledLoss, fit_affine
+from hf_calib.scaling.newton import (
+    LEFT_TO_GAIN,
+    Ridges,
+    Rows,
+    ScaledLoss,
+    Start,
+    fit_affine,
+)
 from hf_calib.scaling.saved_map import method_of
 
 _MATRIX_COST = 5e8  # N C^2 above which a fit of a matrix would take seconds.
@@ -35,7 +41,8 @@ _CHOSEN_ON = 20_000  # The rows used: enough to detect 0.001 nats.
 _ROUGHLY = 1e-5  # The distance to the minimum of the fits in folds, in nats per row.
 # With few rows, candidates with many parameters look best by chance, and standard errors miss the rare row that is
 # wrong with high confidence. By benchmarks/choice_rules.py no setting ends more than .002 nats above the temperature.
-_STANDARD_ERRORS, _OF_FREE_MAPS = 2, 3
+_STANDARD_ERRORS = 2
+_OF_FREE_MAPS = 3
 _MANY = 1000  # From this number of rows, all candidates need the same margin.
 _ENOUGH = 300  # From this number of rows, the logits may stay uncalibrated.
 _FIRM = "(penalty=1)"  # With this penalty the fit is never far from a temperature.
@@ -58,7 +65,7 @@ _OF_GROUPS = (
 class _Candidate:
     """A candidate and its results in the cross-validation."""
 
-    scaler: Any  # It can be folded; None means no calibration.
+    scaler: affine.Solvable | None  # It can be folded; None means no calibration.
     n_parameters: int
     left_out: str | None = None
     losses: FloatArray | None = None  # (N,)
@@ -73,27 +80,28 @@ class _Candidate:
             else f"{self.method}(penalty={self.penalty:g})"
         )
 
-    def solve(self, *fit: Any) -> AffineMap:
-        return (
-            AffineMap(np.array(1.0)) if self.scaler is None else self.scaler.solve(*fit)
-        )
+    def solve(self, rows: Rows, start: Start) -> AffineMap:
+        if self.scaler is None:
+            return AffineMap(np.array(1.0))
+        return self.scaler.solve(rows, start)
 
     def judged(self, of_temperature: FloatArray, choice: str) -> dict[str, Any]:
         """The candidate's entry in `results_`."""
-        losses = (
-            () if self.losses is None else (self.losses, self.losses - of_temperature)
-        )
-        numbers = [number for each in losses for number in _mean_and_error(each)]
-        names = ("nll", "standard_error", "difference", "difference_standard_error")
-        about = {
+        nll = None
+        nll_error = None
+        difference = None
+        difference_error = None
+        if self.losses is not None:
+            nll, nll_error = _mean_and_error(self.losses)
+            difference, difference_error = _mean_and_error(self.losses - of_temperature)
+        return {
             "method": self.method,
             "penalty": self.penalty,
             "n_parameters": self.n_parameters,
-        }
-        found = dict(zip_longest(names, numbers))
-        return {
-            **about,
-            **found,
+            "nll": nll,
+            "standard_error": nll_error,
+            "difference": difference,
+            "difference_standard_error": difference_error,
             "chosen": self.name == choice,
             "left_out": self.left_out,
         }
@@ -134,11 +142,12 @@ class AutoScaling(AffineScaling):
     def __repr__(self, *args: Any) -> str:
         """Return the settings and, once fitted, the choice, with T if it is a temperature."""
         settings = super().__repr__(*args)
-        choice = getattr(self, "choice_", "")
-        temperature = (
-            f", T = {1 / float(self.weight_):.4g}" if choice == "temperature" else ""
-        )
-        return f"{settings}: {choice}{temperature}" if choice else settings
+        choice = getattr(self, "choice_", None)
+        if choice is None:
+            return settings
+        if choice == "temperature":
+            return f"{settings}: {choice}, T = {1 / float(self.weight_):.4g}"
+        return f"{settings}: {choice}"
 
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> AutoScaling:
         """Select the calibrator and fit it."""
@@ -153,106 +162,130 @@ class AutoScaling(AffineScaling):
         # learns these frequencies would look better than it is on other rows.
         rng = check_draws(1, self.random_state, seed_name="random_state")
         folds = rng.permutation(np.arange(n) % min(self.n_folds, n))
-        sample = (
-            rng.choice(n, _CHOSEN_ON, replace=False) if n > _CHOSEN_ON else slice(None)
-        )
+        sample: Any = slice(None)
+        if n > _CHOSEN_ON:
+            sample = rng.choice(n, _CHOSEN_ON, replace=False)
         families = _candidates(rows)
         _cross_validate(families, rows[sample], folds[sample])
-        candidates = {each.name: each for family in families for each in family}
+
+        candidates = {
+            candidate.name: candidate for family in families for candidate in family
+        }
         losses = {
-            name: each.losses
-            for name, each in candidates.items()
-            if each.losses is not None
+            name: candidate.losses
+            for name, candidate in candidates.items()
+            if candidate.losses is not None
         }
         self.choice_ = choose(losses)
         self.results_ = [
-            each.judged(losses["temperature"], self.choice_)
-            for each in candidates.values()
+            candidate.judged(losses["temperature"], self.choice_)
+            for candidate in candidates.values()
         ]
         chosen = candidates[self.choice_]
         if n > _CHOSEN_ON:  # Fits of all rows need less of an additional temperature.
             _cross_validate([[chosen]], rows, folds)
+
         loss = ScaledLoss(rows)
         temperature = loss.best_temperature()
         loss.warn(temperature)
-        found = chosen.solve(rows, temperature, None, LEFT_TO_GAIN)
-        on_top = AffineMap(np.array(1 / chosen.on_top), np.zeros(rows.logits.shape[1]))
-        self.weight_, self.bias_ = found.then(on_top)  # type: ignore[assignment]
+        found = chosen.solve(rows, Start(temperature))
+        n_classes = rows.logits.shape[1]
+        on_top = AffineMap(np.array(1 / chosen.on_top), np.zeros(n_classes))
+        both = found.then(on_top)
+        self.weight_ = both.weight
+        self.bias_ = both.bias  # type: ignore[assignment]
         return self
 
 
 def _candidates(rows: Rows) -> list[list[_Candidate]]:
     """Families of candidates, each from the most to the least regularised."""
-    n, c = rows.logits.shape
-    wrong = (
-        rows.logits > 0 if rows.sigmoid else rows.logits.argmax(axis=1)
-    ) != rows.labels
-    n_wrong = np.count_nonzero(wrong if rows.known is None else wrong & rows.known)
-    why_not = no_matrix = None
-    if n == 1:  # A candidate would be evaluated on the row that it was fitted to.
-        why_not = "one row does not tell more than a temperature"
-    elif n_wrong < _FEWEST_WRONG:
-        why_not = f"{n_wrong} wrong rows do not tell more than a temperature"
-    elif n_masked(rows.logits):
-        no_matrix = "it would mix masked classes with the others"
-    elif c == 2:
-        no_matrix = "for two classes it is no more than vector scaling"
-    elif n * c**2 > _MATRIX_COST:
-        no_matrix = f"N C^2 = {n * c**2:.1e} is more than {_MATRIX_COST:.0e}: its fits would take too long"
-    no_matrix = why_not or no_matrix
-    own = 2 if c == 2 and not rows.sigmoid else 2 * c
-    families = [[_Candidate(None, 0)], [_Candidate(affine.TemperatureScaling(), 1)]]
+    c = rows.logits.shape[1]
+    why_no_vector = _too_few_rows(rows)
+    why_no_matrix = why_no_vector or _no_matrix(rows)
+    # The softmax of two classes depends on their difference only.
+    n_of_vector = 2 if c == 2 and not rows.sigmoid else 2 * c
+    n_of_matrix = c * (c + 1)
     vectors = [
-        _Candidate(affine.StructuredVectorScaling(each), own, why_not)
-        for each in _PENALTIES
+        _Candidate(affine.StructuredVectorScaling(penalty), n_of_vector, why_no_vector)
+        for penalty in _PENALTIES
+    ]
+    families = [
+        [_Candidate(None, 0)],
+        [_Candidate(affine.TemperatureScaling(), 1)],
     ]
     if rows.sigmoid:
-        return [
-            *families,
-            [_Candidate(affine.PerLabelTemperatureScaling(), c, why_not)],
-            vectors,
-        ]
-    vectors.append(_Candidate(affine.VectorScaling(), 2 * c, why_not))
-    own = c * (c + 1)
+        by_label = _Candidate(affine.PerLabelTemperatureScaling(), c, why_no_vector)
+        return [*families, [by_label], vectors]
+    vectors.append(_Candidate(affine.VectorScaling(), 2 * c, why_no_vector))
     matrices = [
-        _Candidate(affine.StructuredMatrixScaling(each), own, no_matrix)
-        for each in _PENALTIES
+        _Candidate(affine.StructuredMatrixScaling(penalty), n_of_matrix, why_no_matrix)
+        for penalty in _PENALTIES
     ]
-    return [
-        *families,
-        vectors,
-        matrices,
-        [_Candidate(affine.MatrixScaling(), own, no_matrix)],
-    ]
+    matrix = _Candidate(affine.MatrixScaling(), n_of_matrix, why_no_matrix)
+    return [*families, vectors, matrices, [matrix]]
+
+
+def _too_few_rows(rows: Rows) -> str | None:
+    """The reason why nothing but a temperature is tried, or None."""
+    predicted = rows.logits > 0 if rows.sigmoid else rows.logits.argmax(axis=1)
+    is_wrong = predicted != rows.labels
+    if rows.known is not None:
+        is_wrong &= rows.known
+    n_wrong = np.count_nonzero(is_wrong)
+    if (
+        len(rows) == 1
+    ):  # A candidate would be evaluated on the row that it was fitted to.
+        return "one row does not tell more than a temperature"
+    if n_wrong < _FEWEST_WRONG:
+        return f"{n_wrong} wrong rows do not tell more than a temperature"
+    return None
+
+
+def _no_matrix(rows: Rows) -> str | None:
+    """The reason why no matrix is tried, or None."""
+    n, c = rows.logits.shape
+    if n_masked(rows.logits):
+        return "it would mix masked classes with the others"
+    if c == 2:
+        return "for two classes it is no more than vector scaling"
+    cost = n * c**2
+    if cost > _MATRIX_COST:
+        return f"N C^2 = {cost:.1e} is more than {_MATRIX_COST:.0e}: its fits would take too long"
+    return None
+
+
+class _Split(NamedTuple):
+    """A fold: the masks (N,) of the rows to fit to and of the others."""
+
+    train: NDArray[np.bool_]
+    held_out: NDArray[np.bool_]
 
 
 def _cross_validate(
     families: list[list[_Candidate]], rows: Rows, folds: NDArray[np.int64]
 ) -> None:
     """Find the losses of the candidates; skip those less regularised than a clearly worse one of their family."""
-    splits = list(_parts(folds))
-    temperatures = [ScaledLoss(rows[train]).best_temperature() for train, _ in splits]
-    mapped = np.empty(rows.logits.shape)
+    splits = list(_splits(folds))
+    temperatures = [
+        ScaledLoss(rows[split.train]).best_temperature() for split in splits
+    ]
     for family in families:
         near: list[AffineMap | None] = [None] * len(splits)
-        worse, last = None, None
+        worse: str | None = None
+        last: FloatArray | None = None
         for candidate in family:
-            candidate.left_out = candidate.left_out or worse
+            if worse is not None and candidate.left_out is None:
+                candidate.left_out = worse
             if candidate.left_out is not None:
                 continue
-            for fold, (train, held_out) in enumerate(splits):
-                near[fold] = found = candidate.solve(
-                    rows[train], temperatures[fold], near[fold], _ROUGHLY
-                )
-                mapped[held_out] = found(rows.logits[held_out])
-            scales = np.ones((len(rows), 1))
-            if candidate.method not in ("identity", "temperature"):
-                mapped_rows = rows.with_logits(mapped)
-                for train, held_out in splits:
-                    scales[held_out] = ScaledLoss(mapped_rows[train]).best_temperature(
-                        1.0
-                    )
-                candidate.on_top = ScaledLoss(mapped_rows).best_temperature(1.0)
+            mapped = np.empty(rows.logits.shape)
+            for fold, split in enumerate(splits):
+                # Candidates of one family differ in the penalty only.
+                start = Start(temperatures[fold], near=near[fold], nats=_ROUGHLY)
+                found = candidate.solve(rows[split.train], start)
+                near[fold] = found
+                mapped[split.held_out] = found(rows.logits[split.held_out])
+            scales = _temperatures_on_top(candidate, rows.with_logits(mapped), splits)
             candidate.losses = rows.losses(mapped / scales)
             if last is not None:
                 difference, error = _mean_and_error(candidate.losses - last)
@@ -263,13 +296,28 @@ def _cross_validate(
             last = candidate.losses
 
 
-def _parts(
-    folds: NDArray[np.int64],
-) -> Iterator[tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
-    """The masks of training and held-out rows of each fold; a single row is used for both."""
+def _temperatures_on_top(
+    candidate: _Candidate, mapped: Rows, splits: list[_Split]
+) -> FloatArray:
+    """The additional temperature (N, 1) of each row, fitted to other rows; set that of the candidate."""
+    scales = np.ones((len(mapped), 1))
+    if candidate.method in (
+        "identity",
+        "temperature",
+    ):  # A temperature is found with its own.
+        return scales
+    for split in splits:
+        scales[split.held_out] = ScaledLoss(mapped[split.train]).best_temperature(1.0)
+    candidate.on_top = ScaledLoss(mapped).best_temperature(1.0)
+    return scales
+
+
+def _splits(folds: NDArray[np.int64]) -> Iterator[_Split]:
+    """The folds; a single row is used for both."""
     for fold in range(folds.max() + 1):
         held_out = folds == fold
-        yield (held_out if held_out.all() else ~held_out), held_out
+        train = held_out if held_out.all() else ~held_out
+        yield _Split(train, held_out)
 
 
 def choose(
@@ -280,24 +328,23 @@ def choose(
 
     def upper_end(name: str) -> float:
         difference, error = _mean_and_error(losses[name] - losses["temperature"])
-        k = (
-            _STANDARD_ERRORS
-            if n_rows >= _MANY or name.endswith(_FIRM)
-            else _OF_FREE_MAPS
-        )
-        return difference + (k if standard_errors is None else standard_errors) * error
+        k = standard_errors
+        if k is None:
+            is_safe = n_rows >= _MANY or name.endswith(_FIRM)
+            k = _STANDARD_ERRORS if is_safe else _OF_FREE_MAPS
+        return difference + k * error
 
-    return min(
-        (name for name in losses if name != "identity" or n_rows >= _ENOUGH),
-        key=upper_end,
-    )
+    # With few rows, logits that look calibrated may be so by chance.
+    names = [name for name in losses if name != "identity" or n_rows >= _ENOUGH]
+    return min(names, key=upper_end)
 
 
 def _mean_and_error(values: FloatArray) -> tuple[float, float]:
-    """The mean and its standard error."""
-    return float(values.mean()), float(
-        values.std(ddof=1) / np.sqrt(len(values))
-    ) if len(values) > 1 else 0.0
+    """The mean and its standard error; 0 for one value."""
+    mean = float(values.mean())
+    if len(values) == 1:
+        return mean, 0.0
+    return mean, float(values.std(ddof=1) / np.sqrt(len(values)))
 
 
 class GroupedScaling(LogitScaling):
@@ -344,18 +391,19 @@ class GroupedScaling(LogitScaling):
             "n_folds", self.n_folds, 2, "5 is enough; more folds cost more fits"
         )
         rows = Rows.checked(logits, labels)
-        names = _as_groups(groups, len(rows))
-        names, numbers, self.sizes_ = np.unique(
-            names, return_inverse=True, return_counts=True
+        given = _as_groups(groups, len(rows))
+        names, indices, self.sizes_ = np.unique(
+            given, return_inverse=True, return_counts=True
         )
-        self.groups_, self.n_classes_ = names.tolist(), rows.logits.shape[1]
-        base, penalty = self._chosen(rows, numbers + 1)
+        self.groups_ = names.tolist()
+        self.n_classes_ = rows.logits.shape[1]
+        numbers = indices + 1  # 0 is the map of all rows.
+        base, penalty = self._chosen(rows, numbers)
         choice = "one map for all" if penalty == np.inf else f"penalty={penalty:g}"
         self.choice_ = f"{base}, {choice}" if self.base == "auto" else choice
-        maps = self._maps(rows, numbers + 1, penalty, _common(base, rows), LEFT_TO_GAIN)
-        self.weights_, self.biases_ = (
-            np.stack(each) for each in zip(*maps, strict=True)
-        )
+        maps = self._maps(rows, numbers, penalty, _common(base, rows), LEFT_TO_GAIN)
+        self.weights_ = np.stack([found.weight for found in maps])
+        self.biases_ = np.stack([found.bias for found in maps])  # type: ignore[misc]
         return self
 
     def transform(
@@ -364,14 +412,15 @@ class GroupedScaling(LogitScaling):
         """Return the mapped logits (N, ..., C) in float64; rows of other groups (N,) use the common calibrator."""
         check_is_fitted(self, "weights_")
         rows = as_fitted_logits(logits, self.n_classes_)
-        maps = list(map(AffineMap, self.weights_, self.biases_))
+        maps = [
+            AffineMap(weight, bias)
+            for weight, bias in zip(self.weights_, self.biases_, strict=True)
+        ]
         if groups is None:
             return maps[0](rows)
-        known = {name: number for number, name in enumerate(self.groups_, 1)}
-        numbers = np.array(
-            [known.get(name, 0) for name in _as_groups(groups, len(rows)).tolist()],
-            np.intp,
-        )
+        number_of = {name: number for number, name in enumerate(self.groups_, 1)}
+        given = _as_groups(groups, len(rows)).tolist()
+        numbers = np.array([number_of.get(name, 0) for name in given], np.intp)
         return _mapped(rows, numbers, maps)
 
     def predict_proba(
@@ -385,42 +434,47 @@ class GroupedScaling(LogitScaling):
         rng = check_draws(1, self.random_state, seed_name="random_state")
         if len(rows) > _CHOSEN_ON:  # A sample is enough to select λ.
             sample = rng.choice(len(rows), _CHOSEN_ON, replace=False)
-            rows, numbers = rows[sample], numbers[sample]
-        bases, n = _BASES[:2] if self.base == "auto" else (self.base,), len(rows)
+            rows = rows[sample]
+            numbers = numbers[sample]
+        n = len(rows)
+        bases = _BASES[:2] if self.base == "auto" else (self.base,)
+        base = bases[0]
         if n < 2:
-            return bases[0], np.inf
-        splits = list(_parts(rng.permutation(np.arange(n) % min(self.n_folds, n))))
+            return base, np.inf
+        folds = rng.permutation(np.arange(n) % min(self.n_folds, n))
+        splits = list(_splits(folds))
         commons = {
-            base: [_common(base, rows[train]) for train, _ in splits] for base in bases
+            each: [_common(each, rows[split.train]) for split in splits]
+            for each in bases
         }
 
-        def held_out(base: str, penalty: float) -> FloatArray:
+        def held_out_losses(base: str, penalty: float) -> FloatArray:
             """The loss (N,) of each row with the fits of the other folds."""
             losses = np.empty(n)
-            for (train, test), common in zip(splits, commons[base], strict=True):
+            for (train, held_out), common in zip(splits, commons[base], strict=True):
                 maps = self._maps(
                     rows[train], numbers[train], penalty, common, _ROUGHLY
                 )
-                losses[test] = rows[test].losses(
-                    _mapped(rows.logits[test], numbers[test], maps)
-                )
+                mapped = _mapped(rows.logits[held_out], numbers[held_out], maps)
+                losses[held_out] = rows[held_out].losses(mapped)
             return losses
 
-        base = bases[0]
         if self.base == "auto":
-            gain, error = _mean_and_error(
-                held_out(base, np.inf) - held_out(_BASES[1], np.inf)
-            )
-            base = _BASES[gain > 2 * error]
+            of_temperature = held_out_losses("temperature", np.inf)
+            of_vector = held_out_losses("structured_vector", np.inf)
+            gain, error = _mean_and_error(of_temperature - of_vector)
+            if gain > 2 * error:
+                base = "structured_vector"
         if len(self.groups_) == 1:
             return base, np.inf
-        losses = np.stack([held_out(base, penalty) for penalty in _OF_GROUPS])
-        best = losses[losses.mean(axis=1).argmin()]
-        within = [
-            difference <= error
-            for difference, error in map(_mean_and_error, losses - best)
-        ]
-        return base, _OF_GROUPS[within.index(True)]
+
+        losses = [held_out_losses(base, penalty) for penalty in _OF_GROUPS]
+        best = min(losses, key=np.mean)
+        for penalty, each in zip(_OF_GROUPS, losses, strict=True):
+            difference, error = _mean_and_error(each - best)
+            if difference <= error:  # The best one is at 0 from itself.
+                return base, penalty
+        raise AssertionError("no penalty is within a standard error of the best")
 
     def _maps(
         self,
@@ -432,19 +486,23 @@ class GroupedScaling(LogitScaling):
     ) -> list[AffineMap]:
         """The maps of all rows and of each group, numbered from 1; a group without rows has the common map."""
         maps = [common] * (len(self.groups_) + 1)
+        if penalty == np.inf:
+            return maps
         mapped = rows.with_logits(common(rows.logits))
-        for number in np.unique(numbers) if penalty < np.inf else ():
+        for number in np.unique(numbers):
             own = mapped[numbers == number]
             ridge = penalty * self.n_classes_ / len(own)
-            maps[number] = common.then(
-                fit_affine(own, 1.0, Ridges(ridge, ridge), nats=nats)
+            on_top = fit_affine(
+                own, Ridges(own=ridge, bias=ridge), Start(1.0, nats=nats)
             )
+            maps[number] = common.then(on_top)
         return maps
 
 
 def _common(base: str, rows: Rows) -> AffineMap:
     """The common map of all rows, with a weight and a bias for each class."""
-    found = SCALERS[base].load()().solve(rows, ScaledLoss(rows).best_temperature())
+    temperature = ScaledLoss(rows).best_temperature()
+    found = SCALERS[base].load()().solve(rows, Start(temperature))
     c = rows.logits.shape[1]
     return found.then(AffineMap(np.ones(c), np.zeros(c)))
 
@@ -462,23 +520,23 @@ def _mapped(
 
 def _as_groups(groups: ArrayLike, n: int) -> NDArray[np.str_]:
     names = np.asarray(groups)
-    way_out = "give one name for each row of the logits"
     check(
         names.shape == (n,),
         f"groups to have shape ({n},)",
-        f"shape {names.shape}",
-        way_out,
+        got=f"shape {names.shape}",
+        way_out="give one name for each row of the logits",
     )
-    got = f"dtype {names.dtype}" * (names.dtype.kind not in "Uiu")
+    others = []
     if names.dtype.kind == "O":
-        got = few(
-            sorted(
-                {
-                    type(name).__name__
-                    for name in names
-                    if not isinstance(name, str | int)
-                }
-            )
+        others = sorted(
+            {type(name).__name__ for name in names if not isinstance(name, str | int)}
         )
-    check(not got, "groups to hold words or integers", got, "name each group")
+    elif names.dtype.kind not in "Uiu":
+        others = [f"dtype {names.dtype}"]
+    check(
+        not others,
+        "groups to hold words or integers",
+        got=few(others),
+        way_out="name each group",
+    )
     return names.astype(str)

@@ -1,13 +1,22 @@
 """The affine fit: checked rows of logits with labels, and the weight and bias with the lowest penalised loss.
 
-Newton's steps are solved by conjugate gradients. The preconditioner is the sum of the exact curvature of the weight and
-bias of each class, and an approximation for a matrix: a Kronecker product of one curvature with a number per class.
+With features x = z / unit and scores s = W' x + b (or w * x + b), weights a_n of the rows and ridges f, the loss is
+
+    L = 1/N sum_n a_n (log sum_c exp s_nc - s_ny) + sum_k f_k (theta_k - identity_k)^2.
+
+Its derivatives by the scores of a row are a (p - e_y) and a (diag p - p p'). A direction d of the parameters changes
+the scores by u, and the product of the Hessian with d is, for each row, a p (u - p'u), summed by 1 and by the features.
+
+Newton's steps are solved by conjugate gradients. The preconditioner leaves out what one class has to do with another:
+for each class there is the 2 x 2 block of its own weight and bias, with the sums of p (1 - p) times 1, x and x^2. For a
+matrix, the other weights of a class are added as a Kronecker product: the mean curvature of the features, for all
+classes the same, times the sum of p (1 - p) of the class. Its eigenvectors serve all classes at once.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import isclose
 from typing import Any, NamedTuple
@@ -44,8 +53,6 @@ _MOST_STEPS = 100  # Bisection alone would need about 40.
 _SAMPLE_STEP = 16  # With many rows, every 16th row gives the first guess.
 _MASKED = -1e150  # It replaces -inf, whose product with a weight of 0 would be NaN.
 
-Linear = Callable[[FloatArray], FloatArray]
-
 
 @dataclass(frozen=True)
 class Rows:
@@ -75,11 +82,11 @@ class Rows:
         rows = cls(
             matrix, as_class_labels(labels, matrix), check_weights(weights, len(matrix))
         )
-        return rows[
-            slice(None)
-            if rows.weights is None or rows.weights.all()
-            else rows.weights > 0
-        ]
+        if rows.weights is None:
+            return rows
+        if rows.weights.all():
+            return rows[:]  # The weights get the mean 1.
+        return rows[rows.weights > 0]
 
     def __len__(self) -> int:
         return len(self.logits)
@@ -102,19 +109,23 @@ class Rows:
 
     def two_classes(self, column: int | slice = slice(None)) -> Rows:
         """The known examples of one label or of all labels, as rows of two classes with the logits -z/2 and z/2."""
-        known = slice(None) if self.known is None else self.known[:, column]
-        half = self.logits[:, column][known].ravel().astype(np.float64) / 2
-        return Rows(
-            np.stack([-half, half], axis=1),
-            self.labels[:, column][known].ravel().astype(np.int64),
-        )
+        logits = self.logits[:, column]
+        labels = self.labels[:, column]
+        if self.known is not None:
+            known = self.known[:, column]
+            logits = logits[known]
+            labels = labels[known]
+        half = logits.ravel().astype(np.float64) / 2
+        return Rows(np.stack([-half, half], axis=1), labels.ravel().astype(np.int64))
 
     def losses(self, logits: FloatArray) -> FloatArray:
         """The negative log-likelihood (N,) of each row with other logits."""
         if self.sigmoid:
-            losses = log_expit(np.where(self.labels, logits, -logits))
-            return -losses.sum(axis=1, where=True if self.known is None else self.known)
-        return -log_softmax(logits, axis=1)[np.arange(len(self)), self.labels]
+            of_decisions = log_expit(np.where(self.labels, logits, -logits))
+            counted: Any = True if self.known is None else self.known
+            return -of_decisions.sum(axis=1, where=counted)
+        log_probs = log_softmax(logits, axis=1)
+        return -log_probs[np.arange(len(self)), self.labels]
 
 
 def warn_undetermined(what: str, stacklevel: int) -> None:
@@ -124,28 +135,36 @@ def warn_undetermined(what: str, stacklevel: int) -> None:
     )
 
 
+class Derivatives(NamedTuple):
+    """The value of a function of one number, its slope and its curvature."""
+
+    value: float
+    slope: float
+    curvature: float
+
+
 class ScaledLoss:
     """The mean NLL of rows as a function of beta = 1 / T, with the slopes `drift` at 0 and `shortfall` at infinity."""
 
     def __init__(self, rows: Rows) -> None:
-        self.rows = rows = rows.two_classes() if rows.sigmoid else rows
-        self.largest, self.correct, own, mean = np.empty((4, len(rows)))
-        for part, block in blocks(rows.logits):
-            each, labels = np.arange(len(block)), rows.labels[part]
+        self.rows = rows.two_classes() if rows.sigmoid else rows
+        n = len(self.rows)
+        self.largest = np.empty(n)
+        self.correct = np.empty(n)
+        gap_of_label = np.empty(n)  # The logit of the label minus the largest logit.
+        mean_gap = np.empty(n)
+        for part, block in blocks(self.rows.logits):
+            each = np.arange(len(block))
             predicted = block.argmax(axis=1)
+            labels = self.rows.labels[part]
             self.correct[part] = predicted == labels
             self.largest[part] = block[each, predicted]
             block -= self.largest[part, None]
-            own[part] = block[each, labels]
-            masks, c = block.min() == -np.inf, block.shape[1]
-            mean[part] = (
-                block.mean(axis=1, where=np.isfinite(block))
-                if masks
-                else block @ np.full(c, 1 / c)
-            )
-        self.weights = np.ones(len(rows)) if rows.weights is None else rows.weights
-        self.drift = float((mean - own) @ self.weights) / len(rows)
-        self.shortfall = float(-own @ self.weights) / len(rows)
+            gap_of_label[part] = block[each, labels]
+            mean_gap[part] = _mean_of_finite(block)
+        self.weights = np.ones(n) if self.rows.weights is None else self.rows.weights
+        self.drift = float((mean_gap - gap_of_label) @ self.weights) / n
+        self.shortfall = float(-gap_of_label @ self.weights) / n
         self.is_constant = self.drift == 0 == self.shortfall
 
     def problem(self, temperature: float) -> str | None:
@@ -156,7 +175,9 @@ class ScaledLoss:
             return "every label is ranked first"
         if self.drift >= 0:
             return "labels score no better than the average class"
-        return f"the best one is out of {BOUNDS}" if temperature in BOUNDS else None
+        if temperature in BOUNDS:
+            return f"the best one is out of {BOUNDS}"
+        return None
 
     def warn(self, temperature: float, stacklevel: int = 3) -> None:
         """Warn if the data do not determine T; `stacklevel` 3 is the caller of the method that calls this one."""
@@ -174,21 +195,32 @@ class ScaledLoss:
                 np.maximum(block, _MASKED, out=block)
             yield part, block
 
-    def at(self, beta: float) -> tuple[float, float, float]:
+    def at(self, beta: float) -> Derivatives:
         """The value, the slope and the curvature at beta."""
-        totals = np.zeros(3)
+        value = 0.0
+        slope = 0.0
+        curvature = 0.0
         for part, gaps in self._gaps():
+            weights = self.weights[part]
+            # A product with ones is faster than a sum over rows.
+            ones = np.ones(gaps.shape[1])
             terms = gaps * beta
             np.exp(terms, out=terms)
-            ones = np.ones(gaps.shape[1])
             mass = terms @ ones
             terms *= gaps
             mean = (terms @ ones) / mass
             terms *= gaps
-            weights, variance = self.weights[part], (terms @ ones) / mass - mean**2
-            totals += np.log(mass) @ weights, mean @ weights, variance @ weights
-        value, slope, curvature = (totals / len(self.rows)).tolist()
-        return value + beta * self.shortfall, slope + self.shortfall, curvature
+            variance = (terms @ ones) / mass - mean**2
+            value += float(np.log(mass) @ weights)
+            slope += float(mean @ weights)
+            curvature += float(variance @ weights)
+        n = len(self.rows)
+        # The gaps are measured from the largest logit, and the loss from that of the label.
+        return Derivatives(
+            value=value / n + beta * self.shortfall,
+            slope=slope / n + self.shortfall,
+            curvature=curvature / n,
+        )
 
     def masses(self, betas: FloatArray) -> dict[float, FloatArray]:
         """The softmax denominators (N,) at each beta: the largest probability of a row is 1 / mass."""
@@ -197,13 +229,17 @@ class ScaledLoss:
             beta for beta in found if beta / 2 not in found
         ]  # Other exponentials are squares.
         for part, gaps in self._gaps():
-            ones, powers = np.ones(gaps.shape[1]), np.empty_like(gaps)
-            for beta in roots:
-                np.exp(np.multiply(gaps, beta, out=powers), out=powers)
-                np.dot(powers, ones, out=found[beta][part])
-                while (beta := 2 * beta) in found:
+            ones = np.ones(gaps.shape[1])
+            powers = np.empty_like(gaps)
+            for root in roots:
+                np.multiply(gaps, root, out=powers)
+                np.exp(powers, out=powers)
+                np.dot(powers, ones, out=found[root][part])
+                beta = 2 * root
+                while beta in found:
                     powers *= powers
                     np.dot(powers, ones, out=found[beta][part])
+                    beta *= 2
         return found
 
     def near_masses(self, betas: FloatArray, octaves: int) -> Iterator[FloatArray]:
@@ -212,9 +248,8 @@ class ScaledLoss:
         roots = betas.min() * 2.0 ** (np.arange(4) / 4 - 1)
         nodes = np.outer(2.0 ** np.arange(octaves + 3), roots).ravel()
         samples = -np.append(0, np.geomspace(1e-3, 50, 200)) / betas.min()
-        at_nodes, at_betas = (
-            np.exp(np.outer(samples, numbers)) for numbers in (nodes, betas)
-        )
+        at_nodes = np.exp(np.outer(samples, nodes))
+        at_betas = np.exp(np.outer(samples, betas))
         weights = np.linalg.lstsq(at_nodes, at_betas, rcond=1e-13)[0]
         masses = np.stack([*self.masses(nodes).values()])
         return (row @ masses for row in weights.T)
@@ -229,35 +264,45 @@ class ScaledLoss:
             guess = ScaledLoss(self.rows[::_SAMPLE_STEP]).best_temperature()
         # If each label is ranked first, one more example with an unknown label is added.
         target = self.shortfall or -self.drift / (len(self.rows) + 1)
-        low, high = -np.log(BOUNDS[::-1])
+        least = -np.log(BOUNDS[1])
+        most = -np.log(BOUNDS[0])
         # Without better information, labels are assumed to be about 3 nats ahead.
-        beta = -3 / self.drift if guess is None or guess == BOUNDS[1] else 1 / guess
-        log_beta, step = np.log(beta).clip(low, high), np.inf
+        first = -3 / self.drift if guess is None or guess == BOUNDS[1] else 1 / guess
+        log_beta = np.log(first).clip(least, most)
+        step = np.inf
         for _ in range(_MOST_STEPS):
             beta = np.exp(log_beta)
-            _, slope, curvature = self.at(beta)
-            gap = self.shortfall - slope  # It falls to the target.
-            low, high = (low, log_beta) if gap < target else (log_beta, high)
+            here = self.at(beta)
+            gap = self.shortfall - here.slope  # It falls to the target.
+            if gap < target:
+                most = log_beta
+            else:
+                least = log_beta
             # A Newton step of the logarithms, where the gap is nearly linear, or bisection if it does not shrink.
-            newton = (
-                np.log(gap / target) * gap / (beta * curvature)
-                if min(gap, curvature) > 0
-                else np.inf
-            )
-            pays = low < log_beta + newton < high and abs(newton) < abs(step) / 2
-            step = newton if pays else np.clip((low + high) / 2 - log_beta, -_FAR, _FAR)
+            newton = np.inf
+            if gap > 0 and here.curvature > 0:
+                newton = np.log(gap / target) * gap / (beta * here.curvature)
+            stays_within = least < log_beta + newton < most
+            if stays_within and abs(newton) < abs(step) / 2:
+                step = newton
+            else:
+                step = np.clip((least + most) / 2 - log_beta, -_FAR, _FAR)
             log_beta += step
             if abs(step) <= _SMALL_STEP:
                 break
         found = float(np.exp(-log_beta))
-        return next(
-            (
-                bound
-                for bound in BOUNDS
-                if isclose(found, bound, rel_tol=10 * _SMALL_STEP)
-            ),
-            found,
-        )
+        for bound in BOUNDS:
+            if isclose(found, bound, rel_tol=10 * _SMALL_STEP):
+                return bound
+        return found
+
+
+def _mean_of_finite(block: FloatArray) -> FloatArray:
+    """The mean (N,) of each row over the classes that are not masked."""
+    if block.min() == -np.inf:
+        return block.mean(axis=1, where=np.isfinite(block))
+    n_classes = block.shape[1]
+    return block @ np.full(n_classes, 1 / n_classes)  # This is faster.
 
 
 class Ridges(NamedTuple):
@@ -268,185 +313,152 @@ class Ridges(NamedTuple):
     between: float | None = None
 
 
-def fit_affine(
-    rows: Rows,
-    unit: float,
-    ridges: Ridges,
-    start: AffineMap | None = None,
-    nats: float = LEFT_TO_GAIN,
-) -> AffineMap:
-    """The affine map whose mean loss, with the ridges of a map of logits / unit, is within `nats` of the lowest."""
-    loss = _PenalisedLoss(rows, unit, ridges)
-    theta = loss.parameters(start or AffineMap(np.array(1 / unit)))
-    value, gradient, product, divide = loss(theta)
+@dataclass(frozen=True)
+class Start:
+    """Where the fit of a map begins, and when it may end."""
+
+    temperature: float  # The best temperature of the rows.
+    near: AffineMap | None = (
+        None  # A map of similar rows, as with another penalty; None begins at the temperature.
+    )
+    nats: float = (
+        LEFT_TO_GAIN  # The most that the fit may be above the lowest loss, per row.
+    )
+
+
+def fit_affine(rows: Rows, ridges: Ridges, start: Start) -> AffineMap:
+    """The affine map whose mean loss, with the ridges of a map of logits / temperature, is the lowest."""
+    kind = _VectorLoss if ridges.between is None else _MatrixLoss
+    loss = kind(rows, start.temperature, ridges)
+    theta = loss.parameters(start.near or AffineMap(np.array(1 / start.temperature)))
+    point = loss.at(theta)
     for _ in range(_MAX_STEPS):
-        step, gain = _newton_step(gradient, product, divide, nats)
-        if gain <= nats:
+        step, gain = _newton_step(point, start.nats)
+        if gain <= start.nats:
             return loss.map(theta + step)
         size = 1.0
-        while (trial := loss(theta + size * step))[0] > value - 1e-4 * size * gain:
-            # This is the minimum of the parabola through both values and the slope, which is -2 gain.
-            excess = trial[0] - value + 2 * gain * size
-            parabola = gain * size / excess if np.isfinite(excess) else 0.0
-            size *= min(max(parabola, 0.1), 0.5)
+        trial = loss.at(theta + step)
+        while trial.value > point.value - 1e-4 * size * gain:
+            size *= _shorter(point.value, trial.value, size, gain)
             if size < _LEAST_STEP:
                 return loss.map(theta)
+            trial = loss.at(theta + size * step)
         theta = theta + size * step
-        value, gradient, product, divide = trial
+        point = trial
     return loss.map(theta)
 
 
-def _newton_step(
-    gradient: FloatArray, product: Linear, divide: Linear, nats: float
-) -> tuple[Any, float]:
+def _shorter(value: float, value_there: float, size: float, gain: float) -> float:
+    """The factor by which a step that is too long is shortened: 0.1 to 0.5."""
+    # This is the minimum of the parabola through both values and the slope, which is -2 gain.
+    excess = value_there - value + 2 * gain * size
+    parabola = gain * size / excess if np.isfinite(excess) else 0.0
+    return min(max(parabola, 0.1), 0.5)
+
+
+def _newton_step(point: _Point, nats: float) -> tuple[Any, float]:
     """A Newton step, which is more exact near the minimum, and its decrease of the quadratic model."""
-    step, residual = np.zeros_like(gradient), -gradient
-    direction = divide(residual)
+    step = np.zeros_like(point.gradient)
+    residual = -point.gradient
+    direction = point.divided(residual)
     size = float(np.vdot(residual, direction))
     # The error of an inexact step costs about its square.
     enough = max(size * min(0.1, size), nats**2)
     for _ in range(_MAX_PRODUCTS):
         if size <= enough:
             break
-        curved = product(direction)
+        curved = point.times_hessian(direction)
         curvature = float(np.vdot(direction, curved))
         if curvature <= 0:  # The loss is flat up to rounding.
             break
         step += size / curvature * direction
         residual -= size / curvature * curved
-        divided = divide(residual)
-        last, size = size, float(np.vdot(residual, divided))
+        divided = point.divided(residual)
+        last = size
+        size = float(np.vdot(residual, divided))
         direction = divided + size / last * direction
-    return step, -float(np.vdot(gradient, step)) / 2
+    return step, -float(np.vdot(point.gradient, step)) / 2
+
+
+class _Block(NamedTuple):
+    """Some rows at a point; the features are 0 if masked."""
+
+    weights: FloatArray
+    labels: NDArray[Any]
+    features: FloatArray
+    probs: FloatArray
+    losses: FloatArray
+
+
+class _Moments:
+    """Sums over the rows, by class: of p and of p^2, each times 1, x and x^2."""
+
+    def __init__(self, n_classes: int) -> None:
+        self.sums = np.zeros((3, n_classes))
+        self.squares = np.zeros((3, n_classes))
+
+    def add(self, block: _Block, first: FloatArray) -> None:
+        """Add a block, whose p x are given."""
+        weights = block.weights
+        probs = block.probs
+        self.sums += (
+            weights @ probs,
+            weights @ first,
+            weights @ (first * block.features),
+        )
+        self.squares += (
+            weights @ (probs * probs),
+            weights @ (first * probs),
+            weights @ (first * first),
+        )
+
+    def curvatures(self, n: int) -> FloatArray:
+        """The means of p (1 - p), times 1, x and x^2."""
+        return (self.sums - self.squares) / n
 
 
 class _PenalisedLoss:
     """The mean loss of logits / unit with its ridges, as a function of the rows b and w, or b and W'."""
 
-    def __init__(self, rows: Rows, unit: float, ridges: Ridges) -> None:
-        self.rows, self.unit, self.ridges, self.mixes = (
-            rows,
-            unit,
-            ridges,
-            ridges.between is not None,
-        )
-        c, self.between = rows.logits.shape[1], ridges.between or 0.0
-        own = np.eye(c) if self.mixes else np.ones((1, c))
-        self.identity = np.vstack([np.zeros(c), own])
-        self.factors = np.vstack(
-            [np.full(c, ridges.bias), np.where(own, ridges.own, self.between)]
-        )
-        self.masks = rows.logits.min() == -np.inf
-        # Single precision is enough for the products, unless some directions may be nearly flat.
-        self.narrow: Any = (
-            np.float32 if min(self.between, ridges.bias) > 1e-6 else np.float64
-        )
-        self.weights = np.ones(len(rows)) if rows.weights is None else rows.weights
-
-    def parameters(self, found: AffineMap) -> FloatArray:
-        """The parameters of an affine map of the logits."""
-        weight = found.weight * self.unit
-        own = weight.T if weight.ndim == 2 else weight * self.identity[1:]
-        return np.vstack([found(np.zeros(own.shape[1])), own])
+    def __init__(
+        self,
+        rows: Rows,
+        unit: float,
+        ridges: Ridges,
+        own: FloatArray,
+        factors: FloatArray,
+    ) -> None:
+        self.rows = rows
+        self.unit = unit
+        self.ridges = ridges
+        n_classes = rows.logits.shape[1]
+        # The parameters to which the ridges shrink, and the factor of each square.
+        self.identity = np.vstack([np.zeros(n_classes), own])
+        self.factors = np.vstack([np.full(n_classes, ridges.bias), factors])
+        self._masks = rows.logits.min() == -np.inf
+        self._weights = np.ones(len(rows)) if rows.weights is None else rows.weights
 
     def map(self, theta: FloatArray) -> AffineMap:
         """The affine map of the logits with these parameters."""
-        weight = theta[1:].T if self.mixes else theta[1]
-        return AffineMap(weight / self.unit, theta[0] - theta[0].mean())
+        bias = theta[0] - theta[0].mean()  # A common offset changes no probability.
+        return AffineMap(self._weight(theta) / self.unit, bias)
 
-    def __call__(self, theta: FloatArray) -> tuple[float, FloatArray, Linear, Linear]:
-        """The value, the gradient, the product with the Hessian, and the preconditioner."""
-        n, c = self.rows.logits.shape
-        value: Any = 0.0
-        mixed: Any = 0.0  # p (1 - p) x_i x_j, for the preconditioner of a matrix.
-        sums, squares = np.zeros((2, 3, c))  # Sums of p and of p^2, times 1, x and x^2.
-        gradient = np.zeros_like(theta)
-        kept = []  # They are kept for the products.
-        for weights, labels, features, probs, losses in self._blocks(theta):
-            own = np.arange(len(labels)), labels
-            value += losses @ weights
-            first = probs * features
-            sums += weights @ probs, weights @ first, weights @ (first * features)
-            squares += (
-                weights @ (probs * probs),
-                weights @ (first * probs),
-                weights @ (first * first),
-            )
-            if self.mixes:
-                spread = weights * (1 - np.einsum("nc,nc->n", probs, probs))
-                probs *= weights[:, None]
-                kept.append(
-                    [each.astype(self.narrow) for each in (weights, features, probs)]
-                )
-                mixed += (kept[-1][1] * spread.astype(self.narrow)[:, None]).T @ kept[
-                    -1
-                ][1]
-                probs[own] -= weights
-                gradient[1:] += features.T @ probs
-            else:
-                gradient[1] -= np.bincount(labels, weights * features[own], c)
-                if n * c <= _KEPT:
-                    kept.append([weights, first, probs])
-            gradient[0] -= np.bincount(labels, weights, c)
-        by_class = 1 if self.mixes else 2
-        gradient[:by_class] += sums[:by_class]
+    def _weight(self, theta: FloatArray) -> FloatArray:
+        raise NotImplementedError
 
-        def product(direction: FloatArray) -> FloatArray:
-            if self.mixes:
-                total, narrow = np.zeros_like(direction), direction.astype(self.narrow)
-                for weights, features, mass in kept:
-                    change = features @ narrow[1:]
-                    change += narrow[0]
-                    change -= (np.einsum("nc,nc->n", change, mass) / weights)[:, None]
-                    change *= mass
-                    total[0] += np.ones(len(change), change.dtype) @ change
-                    total[1:] += features.T @ change
-            else:
-                total = direction[0] * sums[:2] + direction[1] * sums[1:]
-                for weights, first, probs in kept or (
-                    (w, x * p, p) for w, _, x, p, _ in self._blocks(theta)
-                ):
-                    change = weights * (probs @ direction[0] + first @ direction[1])
-                    total -= change @ probs, change @ first
-            return total / n + 2 * self.factors * direction
+    def _scores(self, features: FloatArray, theta: FloatArray) -> FloatArray:
+        """The mapped features, without the bias."""
+        raise NotImplementedError
 
-        off = theta - self.identity
-        value = value / n + float(np.vdot(self.factors, np.square(off)))
-        gradient = gradient / n + 2 * self.factors * off
-        return value, gradient, product, self._division((sums - squares) / n, mixed / n)
-
-    def _division(self, moments: FloatArray, mixed: FloatArray) -> Linear:
-        """The preconditioner."""
-        count, first, second = moments
-        bias, own = 2 * self.ridges.bias + count, 2 * self.ridges.own + second
-        determinant = np.maximum(own * bias - first**2, 1e-13 * own * bias)
-        inverse = np.array([[own, -first], [-first, bias]]) / determinant
-        if not self.mixes:
-            return lambda vector: np.einsum("ijc,jc->ic", inverse, vector)
-        eigenvalues, basis = np.linalg.eigh(
-            mixed / max(count.sum(), np.finfo(float).tiny)
-        )
-        scale = np.outer(np.maximum(eigenvalues, 0), count) + 2 * self.between
-
-        def divide(vector: FloatArray) -> FloatArray:
-            bias, own = np.einsum(
-                "ijc,jc->ic", inverse, [vector[0], vector[1:].diagonal()]
-            )
-            return np.vstack(
-                [bias, basis @ ((basis.T @ vector[1:]) / scale) + np.diag(own)]
-            )
-
-        return divide
-
-    def _blocks(self, theta: FloatArray) -> Iterator[tuple[FloatArray, ...]]:
-        """Iterate over weights, labels, features (0 if masked), probabilities and losses of the rows."""
+    def blocks_at(self, theta: FloatArray) -> Iterator[_Block]:
+        """Iterate over the rows at a point."""
         for part, features in blocks(self.rows.logits):
             labels = self.rows.labels[part]
             features *= 1 / self.unit
-            masked = np.isneginf(features) if self.masks else None
+            masked = np.isneginf(features) if self._masks else None
             if masked is not None:
                 features[masked] = 0
-            probs = features @ theta[1:] if self.mixes else features * theta[1]
+            probs = self._scores(features, theta)
             probs += theta[0]
             if masked is not None:
                 probs[masked] = -np.inf
@@ -455,4 +467,224 @@ class _PenalisedLoss:
             np.exp(probs, out=probs)
             mass = probs @ np.ones(probs.shape[1])
             probs *= (1 / mass)[:, None]
-            yield self.weights[part], labels, features, probs, np.log(mass) - own
+            yield _Block(
+                self._weights[part], labels, features, probs, np.log(mass) - own
+            )
+
+
+class _Point:
+    """The penalised loss at certain parameters, for Newton's method."""
+
+    def __init__(
+        self, loss: _PenalisedLoss, theta: FloatArray, total: float, slope: FloatArray
+    ) -> None:
+        self._n = len(loss.rows)
+        self._factors = loss.factors
+        off = theta - loss.identity
+        self.value = total / self._n + float(np.vdot(loss.factors, np.square(off)))
+        self.gradient = slope / self._n + 2 * loss.factors * off
+
+    def times_hessian(self, direction: FloatArray) -> FloatArray:
+        """The product of the Hessian with a direction of the parameters."""
+        return self._product(direction) / self._n + 2 * self._factors * direction
+
+    def _product(self, direction: FloatArray) -> FloatArray:
+        """The sum over the rows, without the ridges."""
+        raise NotImplementedError
+
+    def divided(self, direction: FloatArray) -> FloatArray:
+        """The product of the preconditioner with a direction: about the Hessian's inverse."""
+        raise NotImplementedError
+
+
+def _inverse_blocks(curvatures: FloatArray, ridges: Ridges) -> FloatArray:
+    """The inverses (2, 2, C) of the curvature of each class's bias and own weight."""
+    count, first, second = curvatures
+    bias = 2 * ridges.bias + count
+    own = 2 * ridges.own + second
+    # Rounding may make it 0 for a class whose features are all equal.
+    determinant = np.maximum(own * bias - first**2, 1e-13 * own * bias)
+    return np.array([[own, -first], [-first, bias]]) / determinant
+
+
+# ---- A weight for each class ----
+
+
+class _VectorLoss(_PenalisedLoss):
+    def __init__(self, rows: Rows, unit: float, ridges: Ridges) -> None:
+        own = np.ones((1, rows.logits.shape[1]))
+        super().__init__(rows, unit, ridges, own, factors=own * ridges.own)
+
+    def parameters(self, found: AffineMap) -> FloatArray:
+        """The parameters of an affine map of the logits."""
+        own = found.weight * self.unit * self.identity[1:]
+        return np.vstack([found(np.zeros(own.shape[1])), own])
+
+    def _weight(self, theta: FloatArray) -> FloatArray:
+        return theta[1]
+
+    def _scores(self, features: FloatArray, theta: FloatArray) -> FloatArray:
+        return features * theta[1]
+
+    def at(self, theta: FloatArray) -> _VectorPoint:
+        """The loss with these parameters."""
+        n, n_classes = self.rows.logits.shape
+        moments = _Moments(n_classes)
+        total: Any = 0.0
+        slope = np.zeros_like(theta)
+        kept = []
+        for block in self.blocks_at(theta):
+            total += block.losses @ block.weights
+            first = block.probs * block.features
+            moments.add(block, first)
+            own = block.features[np.arange(len(block.labels)), block.labels]
+            slope[0] -= np.bincount(block.labels, block.weights, n_classes)
+            slope[1] -= np.bincount(block.labels, block.weights * own, n_classes)
+            if n * n_classes <= _KEPT:
+                kept.append((block.weights, first, block.probs))
+        slope += moments.sums[:2]
+        return _VectorPoint(self, theta, total, slope, moments, kept)
+
+
+class _VectorPoint(_Point):
+    def __init__(
+        self,
+        loss: _VectorLoss,
+        theta: FloatArray,
+        total: float,
+        slope: FloatArray,
+        moments: _Moments,
+        kept: list[tuple[FloatArray, FloatArray, FloatArray]],
+    ) -> None:
+        super().__init__(loss, theta, total, slope)
+        self._loss = loss
+        self._theta = theta
+        self._sums = moments.sums
+        self._kept = (
+            kept  # The weights, p x and p of all rows; nothing if there are too many.
+        )
+        self._inverse = _inverse_blocks(moments.curvatures(self._n), loss.ridges)
+
+    def _product(self, direction: FloatArray) -> FloatArray:
+        total = direction[0] * self._sums[:2] + direction[1] * self._sums[1:]
+        for weights, first, probs in self._kept or self._recomputed():
+            change = weights * (probs @ direction[0] + first @ direction[1])
+            total -= change @ probs, change @ first
+        return total
+
+    def _recomputed(self) -> Iterator[tuple[FloatArray, FloatArray, FloatArray]]:
+        for block in self._loss.blocks_at(self._theta):
+            yield block.weights, block.features * block.probs, block.probs
+
+    def divided(self, direction: FloatArray) -> FloatArray:
+        return np.einsum("ijc,jc->ic", self._inverse, direction)
+
+
+# ---- A matrix ----
+
+
+class _MatrixLoss(_PenalisedLoss):
+    def __init__(self, rows: Rows, unit: float, ridges: Ridges) -> None:
+        assert ridges.between is not None
+        own = np.eye(rows.logits.shape[1])
+        super().__init__(
+            rows, unit, ridges, own, factors=np.where(own, ridges.own, ridges.between)
+        )
+        self.between = ridges.between
+        # Single precision is enough for the products, unless some directions may be nearly flat.
+        least_ridge = min(ridges.between, ridges.bias)
+        self._narrow: Any = np.float32 if least_ridge > 1e-6 else np.float64
+
+    def parameters(self, found: AffineMap) -> FloatArray:
+        """The parameters of an affine map of the logits."""
+        weight = found.weight * self.unit
+        own = weight.T if weight.ndim == 2 else weight * self.identity[1:]
+        return np.vstack([found(np.zeros(own.shape[1])), own])
+
+    def _weight(self, theta: FloatArray) -> FloatArray:
+        return theta[1:].T
+
+    def _scores(self, features: FloatArray, theta: FloatArray) -> FloatArray:
+        return features @ theta[1:]
+
+    def at(self, theta: FloatArray) -> _MatrixPoint:
+        """The loss with these parameters."""
+        n_classes = self.rows.logits.shape[1]
+        moments = _Moments(n_classes)
+        total: Any = 0.0
+        mixed: Any = 0.0  # p (1 - p) x_i x_j, of all classes.
+        slope = np.zeros_like(theta)
+        kept = []
+        for block in self.blocks_at(theta):
+            weights = block.weights
+            probs = block.probs
+            total += block.losses @ weights
+            moments.add(block, probs * block.features)
+            spread = weights * (1 - np.einsum("nc,nc->n", probs, probs))
+            probs *= weights[:, None]
+            narrow = _KeptBlock(
+                *(
+                    each.astype(self._narrow)
+                    for each in (weights, block.features, probs)
+                )
+            )
+            kept.append(narrow)
+            mixed += (
+                narrow.features * spread.astype(self._narrow)[:, None]
+            ).T @ narrow.features
+            probs[np.arange(len(block.labels)), block.labels] -= weights
+            slope[0] -= np.bincount(block.labels, weights, n_classes)
+            slope[1:] += block.features.T @ probs
+        slope[0] += moments.sums[0]
+        return _MatrixPoint(self, theta, total, slope, moments, mixed, kept)
+
+
+class _KeptBlock(NamedTuple):
+    """What the products with the Hessian need, in single precision if that is enough."""
+
+    weights: FloatArray
+    features: FloatArray
+    mass: FloatArray  # The probabilities times the weights.
+
+
+class _MatrixPoint(_Point):
+    def __init__(
+        self,
+        loss: _MatrixLoss,
+        theta: FloatArray,
+        total: float,
+        slope: FloatArray,
+        moments: _Moments,
+        mixed: FloatArray,
+        kept: list[_KeptBlock],
+    ) -> None:
+        super().__init__(loss, theta, total, slope)
+        self._kept = kept
+        curvatures = moments.curvatures(self._n)
+        count = curvatures[0]
+        self._inverse = _inverse_blocks(curvatures, loss.ridges)
+        total_count = max(count.sum(), np.finfo(float).tiny)
+        eigenvalues, self._basis = np.linalg.eigh(mixed / self._n / total_count)
+        # Rounding may make eigenvalues negative.
+        self._scale = np.outer(np.maximum(eigenvalues, 0), count) + 2 * loss.between
+
+    def _product(self, direction: FloatArray) -> FloatArray:
+        total = np.zeros_like(direction)
+        for weights, features, mass in self._kept:
+            narrow = direction.astype(mass.dtype)
+            change = features @ narrow[1:]
+            change += narrow[0]
+            mean = np.einsum("nc,nc->n", change, mass) / weights
+            change -= mean[:, None]
+            change *= mass
+            total[0] += np.ones(len(change), change.dtype) @ change
+            total[1:] += features.T @ change
+        return total
+
+    def divided(self, direction: FloatArray) -> FloatArray:
+        weight = direction[1:]
+        bias, own = np.einsum(
+            "ijc,jc->ic", self._inverse, [direction[0], weight.diagonal()]
+        )
+        between = self._basis @ ((self._basis.T @ weight) / self._scale)
+        return np.vstack([bias, between + np.diag(own)])

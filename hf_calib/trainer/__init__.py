@@ -8,7 +8,7 @@ Methods of `Trainer` that `CalibrationMixin` overrides, the reason, and the test
     | `get_batch_samples` | the normalizer of the global batch; rows that accelerate repeats | test_loss_scaling.py |
     | `train` | checks of data and checkpoint; changed arguments | test_training_again.py |
     | `evaluate` | a fit before it, nested evaluations, the name of the dataset | test_evaluation.py |
-    | `evaluation_loop` | the calibration sums of the pass, by `preprocess_logits_for_metrics` | test_evaluation.py |
+    | `evaluation_loop` | the calibration sums of the pass, by the result of `prediction_step` | test_evaluation.py |
     | `save_model` | the gammas and the calibrator next to the model | test_calibration_map.py |
     | `push_to_hub` | the calibrated model in one commit | ../export/test_hub.py |
     | `create_model_card` | the section on calibration | ../cards/test_card.py |

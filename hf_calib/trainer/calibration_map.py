@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
@@ -26,80 +26,94 @@ from hf_calib.scaling.saved_map import (
     map_title,
     method_of,
 )
+from hf_calib.trainer.labels import Problem
+
+if TYPE_CHECKING:
+    from hf_calib.trainer.config import CalibrationConfig
 
 # Entries of calibration.json that a model's config does not have.
 _BESIDE_THE_CONFIG = ("class_names", "base_model", "data", "fingerprint", "metrics")
+
 Array = NDArray[Any]
 
 
-def scaler_of(trainer: Any) -> Any:
-    """The calibrator of a trainer's arguments; for "auto" a temperature if a bias would be lost."""
-    config, model = trainer.calibration_config, trainer.unwrapped_model
+def scaler_of(config: CalibrationConfig, problem: Problem) -> Any:
+    """The calibrator of a configuration, or None; for "auto" a temperature if a bias would be lost."""
     scaler = config.make_scaler()
-    if model is None or not isinstance(scaler, AutoScaling):
+    if problem.model is None or not isinstance(scaler, AutoScaling):
         return scaler
-    options = trainer.answers is not None
-    if config.calibration_method is None and is_causal(model) and not options:
+    # The logits of a few options are rows of a shared head, which can only be divided.
+    if problem.answers is not None:
+        return TemperatureScaling()
+    is_default = config.calibration_method is None
+    if is_default and is_causal(problem.model):
         return None  # For a vocabulary it would take minutes and gigabytes.
-    return (
-        TemperatureScaling()
-        if options or head_loses_bias(model, trainer.n_classes)
-        else scaler
-    )
+    if head_loses_bias(problem.model, problem.n_classes):
+        return TemperatureScaling()
+    return scaler
 
 
 # ---- Checks ----
 
 
-def check_goes_with(scaler: Any, trainer: Any) -> None:
+def check_goes_with(scaler: Any, problem: Problem) -> None:
     """Raise if a calibrator does not fit the problem or the model's head; "auto" is checked after its fit."""
-    check_problem(scaler, trainer.calibration_loss.multi_label)
-    method, model, n_classes = (
-        method_of(scaler, folds=True),
-        trainer.unwrapped_model,
-        trainer.n_classes,
+    check_problem(scaler, problem.multi_label)
+    method = method_of(scaler, folds=True)
+    title = map_title(method)
+    use_a_temperature = "use calibration_method='temperature'"
+
+    needs_bias = FOLDABLE_SCALERS[method].bias or has_bias(scaler)
+    check(
+        not (needs_bias and head_loses_bias(problem.model, problem.n_classes)),
+        f"the model to have a bias in its head for {title}",
+        got=f"{type(problem.model).__name__}, which makes none when it is loaded",
+        way_out=f"{use_a_temperature}, or a model whose head has a bias",
     )
-    title, way_out = map_title(method), "use calibration_method='temperature'"
-    loses = (FOLDABLE_SCALERS[method].bias or has_bias(scaler)) and head_loses_bias(
-        model, n_classes
+
+    plain = without_adapters(problem.model)
+    is_tied = has_tied_head(plain)
+    tied = f"{type(plain).__name__}, whose head is its embedding"
+    # Another row of an embedding or of a vocabulary's head would change other texts, too.
+    has_own_head = not is_tied and problem.answers is None
+    check(
+        method == "temperature" or has_own_head,
+        f"the model to have a head of its own for {title}",
+        got=tied,
+        way_out=use_a_temperature,
     )
-    got = f"{type(model).__name__}, which makes none when it is loaded"
-    requirement = f"the model to have a bias in its head for {title}"
-    check(not loses, requirement, got, f"{way_out}, or a model whose head has a bias")
-    plain = without_adapters(model)
-    tied, got = (
-        has_tied_head(plain),
-        f"{type(plain).__name__}, whose head is its embedding",
+    # The last norm before a tied head is divided instead of the head.
+    check(
+        not is_tied or bool(norms_of_hidden_size(plain)),
+        "the model to have a layer that a temperature can be folded into",
+        got=f"{tied}, and whose norms have no weights",
+        way_out="set calibration_method='none', and divide the logits by a temperature when using the model",
     )
-    own_head = method == "temperature" or not (tied or trainer.answers is not None)
-    check(own_head, f"the model to have a head of its own for {title}", got, way_out)
-    requirement = "the model to have a layer that a temperature can be folded into"
-    way_out = "set calibration_method='none', and divide the logits by a temperature when using the model"
-    folds = not tied or bool(norms_of_hidden_size(plain))
-    check(folds, requirement, f"{got}, and whose norms have no weights", way_out)
 
 
 def check_problem(scaler: Any, multi_label: bool | None) -> None:
     """Raise if a calibrator does not fit the labels, if it is known whether a row has several."""
+    if multi_label is None or _goes_with_labels(scaler, multi_label=multi_label):
+        return
+    others = [
+        name
+        for name, entry in FOLDABLE_SCALERS.items()
+        # Class priors are given, and not fitted.
+        if entry.needs != "priors"
+        and _goes_with_labels(entry.load()(), multi_label=multi_label)
+    ]
+    kind = "multi" if multi_label else "single"
+    check(
+        False,
+        f"the calibration method to be used with a {kind}-label problem",
+        got=repr(method_of(scaler, folds=True)),
+        way_out=f"choose one of {', '.join(others)}",
+    )
 
-    def goes(other: Any) -> bool:
-        return "multi_label" in other.get_params() or other.multi_label == multi_label
 
-    if multi_label is not None and not goes(scaler):
-        fitted = [
-            key for key, entry in FOLDABLE_SCALERS.items() if entry.needs != "priors"
-        ]
-        others = ", ".join(
-            key for key in fitted if goes(FOLDABLE_SCALERS[key].load()())
-        )
-        kind = "multi" if multi_label else "single"
-        requirement = f"the calibration method to be used with a {kind}-label problem"
-        check(
-            False,
-            requirement,
-            repr(method_of(scaler, folds=True)),
-            f"choose one of {others}",
-        )
+def _goes_with_labels(scaler: Any, *, multi_label: bool) -> bool:
+    # Calibrators with this parameter are for both kinds of labels.
+    return "multi_label" in scaler.get_params() or scaler.multi_label == multi_label
 
 
 # ---- Fits ----
@@ -114,28 +128,32 @@ def fit_once(
     """
     if "multi_label" in scaler.get_params():
         scaler.set_params(multi_label=labels.ndim == 2)
-    outcome: list[Any] = [None]
+    numbers: dict[str, Any] | None = None
     failure: Exception | None = None
     if accelerator.is_main_process:
         try:
-            outcome = [vars(scaler.fit(logits, labels))]
-        except Exception as error:
-            failure, outcome = error, [f"{type(error).__name__}: {error}"]
+            numbers = vars(scaler.fit(logits, labels))
+        except Exception as error:  # It is raised once the other processes know of it.
+            failure = error
+    reason = None if failure is None else f"{type(failure).__name__}: {failure}"
+    outcome: list[Any] = [numbers, reason]
     broadcast_object_list(outcome)
     if failure is not None:
         raise failure
-    if isinstance(outcome[0], str):
-        raise RuntimeError(f"The fit on the first process failed: {outcome[0]}")
-    vars(scaler).update(outcome[0])
+    numbers_of_first, reason_of_first = outcome
+    if reason_of_first is not None:
+        raise RuntimeError(f"The fit on the first process failed: {reason_of_first}")
+    vars(scaler).update(numbers_of_first)
 
 
 # ---- Records ----
 
 
-def take(trainer: Any, fitted: SavedMap | None) -> None:
-    """Set the trainer's calibrator and record it in the model's config; None removes it."""
-    trainer.fitted_map, config = fitted, trainer.model_config
-    if fitted is not None and config is not None:
+def record_in_config(config: Any, fitted: SavedMap | None) -> None:
+    """Record a calibrator in a model's config, so that a saved model says how it was calibrated; None removes it."""
+    if config is None:
+        return
+    if fitted is not None:
         about = {
             key: value
             for key, value in fitted.about.items()
@@ -148,12 +166,15 @@ def take(trainer: Any, fitted: SavedMap | None) -> None:
 
 def is_in(fitted: SavedMap | None, path: Path) -> bool:
     """Whether a calibration.json contains this calibrator."""
+    if fitted is None:
+        return False
     try:
         found = load_map(path).scaler
     except ValueError:
         return False
-    folds = fitted is not None and method_of(found) in FOLDABLE_SCALERS
-    return folds and _record(found) == _record(fitted.scaler)  # type: ignore[union-attr]
+    if method_of(found) not in FOLDABLE_SCALERS:  # Others have no record to compare.
+        return False
+    return _record(found) == _record(fitted.scaler)
 
 
 def _record(scaler: Any) -> dict[str, Any]:
@@ -168,12 +189,13 @@ def map_of_checkpoint(
     if not file.is_file():
         return None
     saved = load_map(file)
-    return saved if method_of(saved.scaler) == method_of(scaler, folds=True) else None
+    if method_of(saved.scaler) != method_of(scaler, folds=True):
+        return None  # The method has been changed since.
+    return saved
 
 
 def in_words(scaler: Any) -> str:
     """The calibrator's name, with its temperature if it has one: "auto scaling (temperature), T = 1.234"."""
+    title = saved_map.title_of(scaler)
     temperature = saved_map.temperature_of(scaler)
-    return saved_map.title_of(scaler) + (
-        "" if temperature is None else f", T = {temperature:.3f}"
-    )
+    return title if temperature is None else f"{title}, T = {temperature:.3f}"

@@ -8,25 +8,31 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from sklearn.base import clone
 from transformers import TrainerCallback
+from transformers.trainer_callback import CallbackHandler
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 
 from hf_calib._errors import check, did_you_mean, expected
-from hf_calib.losses import AdaptiveLoss
+from hf_calib.losses import AdaptiveLoss, CalibrationLoss
 from hf_calib.metrics.checks import check_integer
 from hf_calib.scaling import TemperatureScaling
 from hf_calib.scaling.affine import Criterion
 from hf_calib.scaling.saved_map import map_title, method_of
-from hf_calib.trainer.calibration_map import fit_once, scaler_of
-from hf_calib.trainer.evaluation import Evaluation, check_labelled, held_out
+from hf_calib.trainer.calibration_map import fit_once
+from hf_calib.trainer.evaluation import Evaluation, check_labelled
+from hf_calib.trainer.passes import SplitLoaders, run_held_out
 from hf_calib.trainer.saving import load_loss_state, save_loss_state
 
+if TYPE_CHECKING:
+    from hf_calib.trainer.config import CalibrationConfig
+
 STRATEGIES = ("end", "evaluate")
+
 Kind = TypeVar("Kind", bound=TrainerCallback)
 
 
@@ -34,28 +40,27 @@ class CalibrationCallback(TrainerCallback):
     """A callback of a `CalibrationTrainer`, which registers itself, or of a stock trainer, passed with rows."""
 
     def __init__(self, trainer: Any = None, calibration_dataset: Any = None) -> None:
-        way_out = "leave both out for a CalibrationTrainer, which has its own calibration rows"
-        together = (trainer is None) == (calibration_dataset is None)
         check(
-            together,
+            (trainer is None) == (calibration_dataset is None),
             "trainer and calibration_dataset to be given together",
-            "one of them",
-            way_out,
+            got="one of them",
+            way_out="leave both out for a CalibrationTrainer, which has its own calibration rows",
         )
-        self.trainer, self.calibration_dataset = trainer, calibration_dataset
+        self.trainer = trainer
+        self.calibration_dataset = calibration_dataset
         self.is_of_a_stock_trainer = trainer is not None
+        self._loaders: SplitLoaders | None = None  # Those of a stock trainer.
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, **kwargs: Any
     ) -> None:
         if self.trainer is None:
-            got, way_out = (
-                "another trainer",
-                "pass trainer=trainer and calibration_dataset=rows",
-            )
             raise RuntimeError(
                 expected(
-                    type(self).__name__, "be used by a CalibrationTrainer", got, way_out
+                    type(self).__name__,
+                    "be used by a CalibrationTrainer",
+                    got="another trainer",
+                    way_out="pass trainer=trainer and calibration_dataset=rows",
                 )
             )
 
@@ -67,12 +72,14 @@ class CalibrationCallback(TrainerCallback):
             return self.trainer.held_out_pass(
                 n_samples=n_samples, keep_logits=keep_logits
             )
+        if self._loaders is None:
+            self._loaders = SplitLoaders(self.trainer)
+        loader = self._loaders.loader(self.calibration_dataset, n_samples)
         current = Evaluation(
             self.trainer.accelerator, keep_values=math.inf if keep_logits else 0
         )
-        return held_out(
-            self.trainer, self.calibration_dataset, current, n_samples=n_samples
-        )
+        run_held_out(self.trainer, loader, current)
+        return current
 
 
 class AdaFocalCallback(CalibrationCallback):
@@ -106,15 +113,18 @@ class AdaFocalCallback(CalibrationCallback):
         **rows: Any,
     ) -> None:
         super().__init__(**rows)
-        self.every_n_steps, self.n_samples = every_n_steps, n_samples
-        for name in ("every_n_steps", "n_samples"):
-            if getattr(self, name) is not None:
-                check_integer(
-                    name, getattr(self, name), 1, "leave it out for the default"
-                )
+        self.every_n_steps = every_n_steps
+        self.n_samples = n_samples
+        for name, number in (
+            ("every_n_steps", every_n_steps),
+            ("n_samples", n_samples),
+        ):
+            if number is not None:
+                check_integer(name, number, 1, "leave it out for the default")
         names = ("every_n_steps", "schedule", "n_samples")
         self.schedule = check_updates(names, every_n_steps, schedule, n_samples) or {}
-        self._training, self._resumed_at = False, -1
+        self._is_training = False
+        self._resumed_at = -1
 
     @property
     def adaptive_loss(self) -> Any:
@@ -128,73 +138,93 @@ class AdaFocalCallback(CalibrationCallback):
         self, args: Any, state: Any, control: Any, **kwargs: Any
     ) -> None:
         super().on_train_begin(args, state, control)
-        self._training, self._resumed_at = True, state.global_step or -1
+        self._is_training = True
+        self._resumed_at = state.global_step or -1
         if self.is_of_a_stock_trainer:
-            way_out = "pass compute_loss_func=adafocal() to the Trainer"
-            adapts = isinstance(self.adaptive_loss, AdaptiveLoss)
+            loss = self.adaptive_loss
             check(
-                adapts,
+                isinstance(loss, AdaptiveLoss),
                 "compute_loss_func to be a loss that adapts",
-                self.adaptive_loss,
-                way_out,
+                got=loss,
+                way_out="pass compute_loss_func=adafocal() to the Trainer",
             )
-            self.adaptive_loss.to(args.device)
+            loss.to(args.device)
             if state.global_step > 0:
-                load_loss_state(self.adaptive_loss, _checkpoint(args, state))
+                load_loss_state(loss, _checkpoint(args, state))
 
     def update(
         self, done: Evaluation | None = None, *, n_samples: int | None = None
     ) -> None:
         """Update the table and log it, from a given pass, or from a new pass over the held-out rows."""
-        found = (done or self.held_out_pass(n_samples=n_samples)).raw
-        loss, trainer, state = self.adaptive_loss, self.trainer, self.trainer.state
-        check_labelled(found is not None)
-        assert found is not None
-        gaps = found.class_gaps if loss.reads_labels else None
-        progress = state.global_step / max(state.max_steps, 1)
-        loss.update(*found.top_label, class_gaps=gaps, progress=progress)
-        # The numbers of all bins are for figures, which read them here; they are too many for a log line.
+        found = done or self.held_out_pass(n_samples=n_samples)
+        sums = found.raw
+        check_labelled(sums is not None)
+        assert sums is not None
+
+        loss = self.adaptive_loss
+        state = self.trainer.state
+        confidence, correct = sums.top_label
+        loss.update(
+            confidence,
+            correct,
+            class_gaps=sums.class_gaps if loss.reads_labels else None,
+            progress=state.global_step / max(state.max_steps, 1),
+        )
         table = loss.log_values()
+        # The numbers of all bins are for figures, which read them here; they are too many for a log line.
         state.log_history.append(
             {**table, "epoch": state.epoch, "step": state.global_step}
         )
-        gammas = [value for name, value in table.items() if name.startswith("gamma_")]
-        if gammas:
-            due = trainer.control.should_log
-            mean = sum(gammas) / len(gammas)
-            trainer.log(
-                {"gamma_mean": mean, "gamma_min": min(gammas), "gamma_max": max(gammas)}
-            )
-            trainer.control.should_log = (
-                due  # The training loss may still have to be logged.
-            )
+        self._log_gammas(
+            [value for name, value in table.items() if name.startswith("gamma_")]
+        )
+
+    def _log_gammas(self, gammas: list[float]) -> None:
+        """Send the gammas to the trackers in three numbers; some losses have none."""
+        if not gammas:
+            return
+        control = self.trainer.control
+        is_due = control.should_log
+        self.trainer.log(
+            {
+                "gamma_mean": sum(gammas) / len(gammas),
+                "gamma_min": min(gammas),
+                "gamma_max": max(gammas),
+            }
+        )
+        control.should_log = is_due  # The training loss may still have to be logged.
 
     def _interval(self, state: Any) -> int | None:
         """The optimizer steps between updates in the epoch of the last step; None for the default."""
         epoch = max(
             0, math.ceil(state.epoch) - 1
         )  # After the last step of epoch 24 it is 25.0.
-        begun = [steps for first, steps in self.schedule.items() if epoch >= first]
-        return begun[-1] if begun else self.every_n_steps
+        interval = self.every_n_steps
+        for first_epoch, steps in self.schedule.items():  # These are rising.
+            if epoch >= first_epoch:
+                interval = steps
+        return interval
 
     def _is_due(self, state: Any) -> bool:
         """Whether updates are as by default, and there was none at this step for another evaluation set."""
-        last = [
-            entry["step"]
-            for entry in state.log_history[-200:]
-            if "calibration_gap_00" in entry
+        if self._interval(state) is not None:
+            return False
+        updates = [
+            entry for entry in state.log_history[-200:] if "calibration_gap_00" in entry
         ]
-        return self._interval(state) is None and state.global_step not in last
+        return all(entry["step"] != state.global_step for entry in updates)
 
     def on_epoch_begin(
         self, args: Any, state: Any, control: Any, **kwargs: Any
     ) -> None:
         # It is not at the end of an epoch, because a run may be saved and resumed after the last step.
-        by_epochs = args.eval_strategy in (IntervalStrategy.NO, IntervalStrategy.EPOCH)
-        is_end = state.global_step > 0 and (
-            state.epoch == int(state.epoch) or control.should_training_stop
+        if args.eval_strategy not in (IntervalStrategy.NO, IntervalStrategy.EPOCH):
+            return
+        is_whole_epoch = state.epoch == int(state.epoch)
+        is_end_of_epoch = state.global_step > 0 and (
+            is_whole_epoch or control.should_training_stop
         )
-        if by_epochs and is_end and self._is_due(state):
+        if is_end_of_epoch and self._is_due(state):
             self.update()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -203,18 +233,21 @@ class AdaFocalCallback(CalibrationCallback):
             self.update(n_samples=self.n_samples)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # Evaluations after training change nothing. The evaluation at the start of a resumed run was followed by an
-        # update before the run stopped.
-        if (
-            self._training
-            and state.global_step != self._resumed_at
-            and self._is_due(state)
-        ):
-            done = getattr(self.trainer, "last_evaluation", None)
-            at_hand = (
-                done is not None and done.dataset is self.trainer.calibration_split
-            )
-            self.update(done if at_hand else None)
+        # Evaluations after training change nothing.
+        if not self._is_training:
+            return
+        # The evaluation at the start of a resumed run was followed by an update before the run stopped.
+        if state.global_step == self._resumed_at:
+            return
+        if self._is_due(state):
+            self.update(self._evaluation_at_hand())
+
+    def _evaluation_at_hand(self) -> Evaluation | None:
+        """The last evaluation, if it was of the calibration split, which then needs no pass of its own."""
+        done = getattr(self.trainer, "last_evaluation", None)
+        if done is None or done.dataset is not self.trainer.calibration_split:
+            return None
+        return done
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if (
@@ -223,9 +256,10 @@ class AdaFocalCallback(CalibrationCallback):
             save_loss_state(self.adaptive_loss, _checkpoint(args, state))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.on_epoch_begin(args, state, control)
-        self._training = False
+        self.on_epoch_begin(args, state, control)  # The last epoch has no next one.
+        self._is_training = False
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
+            # The table belongs to the weights, which are now those of the best checkpoint.
             load_loss_state(self.adaptive_loss, state.best_model_checkpoint)
 
 
@@ -250,61 +284,91 @@ class CalibrationMapCallback(CalibrationCallback):
     def __init__(self, scaler: Any, *, strategy: str = "end", **rows: Any) -> None:
         super().__init__(**rows)
         check_option("strategy", strategy, STRATEGIES)
+        self.scaler = scaler
+        self.strategy = strategy
         self.title = map_title(method_of(scaler, folds=True))
-        self.scaler, self.strategy, self._last_step = scaler, strategy, -1
         self.fitted: Any = None
+        self._last_step = -1
 
     def before_evaluate(self, step: int) -> None:
         """Run before each evaluation during training; several evaluation sets count as one."""
-        if self.strategy == "evaluate" and (
-            step != self._last_step or self.trainer.fitted_map is None
-        ):
+        if self.strategy != "evaluate":
+            return
+        if step != self._last_step or self.trainer.fitted_map is None:
             self._last_step = step
             self._fit()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer = self.trainer
-        if not self.is_of_a_stock_trainer and trainer.calibration_split is None:
+        if self.is_of_a_stock_trainer:
+            self._fit()
             return
+        if trainer.calibration_split is None:
+            return  # A warning has said so at the start.
         trainer.during_training = False
         self._fit()
-        if trainer.eval_dataset is not None and not self.is_of_a_stock_trainer:
-            way_out = "but its final metrics are not logged. Correct the evaluation set, and call evaluate()."
-            _or_warn(
-                trainer.evaluate, "The evaluation after the training failed", way_out
-            )
+        if trainer.eval_dataset is not None:
+            self._evaluate_at_the_end()
+
+    # No error in the following (NaN logits, a broken row) may end a run of one process, whose model is good. With
+    # several processes there are two kinds. An error of the fit is the same on all of them, see `fit_once`. An error of
+    # a pass may be that of one process, for which the others wait in the next gather: only its end ends them, too.
 
     def _fit(self) -> None:
-        scaler, trainer = clone(self.scaler), self.trainer
+        """Fit a copy of the calibrator to the held-out rows, or warn that it was not fitted."""
+        self.fitted = None
+        if not self.is_of_a_stock_trainer:
+            self.trainer.remove_calibration_map()
+        passed = self._pass_to_fit()
+        if passed is None:
+            return
+        scaler = clone(self.scaler)
+        try:
+            if self.is_of_a_stock_trainer:
+                logits, labels = passed.logits_and_labels()
+                fit_once(self.trainer.accelerator, scaler, logits, labels)
+            else:
+                self.trainer.fit_calibration_map(scaler, passed)
+        except Exception as error:
+            self._warn_not_fitted(error)
+        else:
+            self.fitted = scaler
 
-        def fit() -> Any:
-            if not self.is_of_a_stock_trainer:
-                return trainer.fit_calibration_map(scaler)
-            fit_once(
-                trainer.accelerator,
-                scaler,
-                *self.held_out_pass(keep_logits=True).logits_and_labels(),
+    def _pass_to_fit(self) -> Evaluation | None:
+        try:
+            return self.held_out_pass(keep_logits=True)
+        except Exception as error:
+            if self.trainer.accelerator.num_processes > 1:
+                raise
+            self._warn_not_fitted(error)
+            return None
+
+    def _evaluate_at_the_end(self) -> None:
+        """Log the final metrics, or warn that they are not logged."""
+        try:
+            self.trainer.evaluate()
+        except Exception as error:
+            if self.trainer.accelerator.num_processes > 1:
+                raise
+            _warn(
+                "The evaluation after the training failed",
+                error,
+                "but its final metrics are not logged. Correct the evaluation set, and call evaluate().",
             )
-            return scaler
 
-        way_out = (
-            "and is not calibrated. Correct the cause, and call fit_calibration_map()."
-        )
-        self.fitted = _or_warn(
-            fit, f"{self.title.capitalize()} was not fitted", way_out
+    def _warn_not_fitted(self, error: Exception) -> None:
+        _warn(
+            f"{self.title.capitalize()} was not fitted",
+            error,
+            "and is not calibrated. Correct the cause, and call fit_calibration_map().",
         )
 
 
-def _or_warn(work: Callable[[], Any], failure: str, way_out: str) -> Any:
-    """Run the work, and warn if it fails, because no error here (NaN logits, a broken row) may end a run."""
-    try:
-        return work()
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}".rstrip(".")
-        warnings.warn(
-            f"{failure}: {reason}. The trained model is kept, {way_out}", stacklevel=3
-        )
-        return None
+def _warn(failure: str, error: Exception, way_out: str) -> None:
+    reason = f"{type(error).__name__}: {error}".rstrip(".")
+    warnings.warn(
+        f"{failure}: {reason}. The trained model is kept, {way_out}", stacklevel=4
+    )
 
 
 class TemperatureScalingCallback(CalibrationMapCallback):
@@ -330,75 +394,89 @@ class TemperatureScalingCallback(CalibrationMapCallback):
 # ---- Callbacks of a CalibrationTrainer ----
 
 
-def renew(trainer: Any) -> None:
-    """Replace the earlier callbacks by those of a configuration."""
-    handler, config, scaler = (
-        trainer.callback_handler,
-        trainer.calibration_config,
-        scaler_of(trainer),
-    )
-    wanted: dict[type[TrainerCallback], Any] = {
-        AdaFocalCallback: None,
-        CalibrationMapCallback: None,
-    }
-    if isinstance(trainer.calibration_loss, AdaptiveLoss):
-        updates = {
-            "every_n_steps": config.gamma_update_steps,
-            "n_samples": config.gamma_update_samples,
-        }
-        wanted[AdaFocalCallback] = AdaFocalCallback(
-            **updates, schedule=config.gamma_update_schedule
-        )
-    strategy = {"strategy": config.calibration_strategy}
-    if isinstance(scaler, TemperatureScaling):  # remove_callback gets this class.
-        wanted[CalibrationMapCallback] = TemperatureScalingCallback(
-            criterion=scaler.criterion, **strategy
-        )
-    elif scaler is not None:
-        wanted[CalibrationMapCallback] = CalibrationMapCallback(scaler, **strategy)
-    for kind, callback in wanted.items():
-        earlier = trainer.made_callbacks.get(kind)
-        if earlier is not None and earlier not in handler.callbacks:
-            continue  # The user has removed it.
-        if earlier is not None:
-            handler.callbacks.remove(earlier)
-        is_own = callback is not None and own_callback(trainer, kind) is None
-        trainer.made_callbacks[kind] = callback if is_own else None
-        if is_own:
-            trainer.add_callback(callback)
-    arrange(trainer)
+class OwnCallbacks:
+    """The callbacks of this library in a trainer: those made from its arguments, and those that a user passes.
 
+    A user's callback takes the place of ours of this kind, and one that the user removes stays away.
+    """
 
-def arrange(trainer: Any) -> None:
-    """Keep the last of each of our callbacks, gammas before calibrator, before those that close the log."""
-    callbacks = trainer.callback_handler.callbacks
-    kinds = AdaFocalCallback, CalibrationMapCallback
-    ours = [own for kind in kinds if (own := own_callback(trainer, kind)) is not None]
-    for callback in ours:
-        callback.trainer = trainer
-    callbacks[:] = [
-        *ours,
-        *(callback for callback in callbacks if not isinstance(callback, kinds)),
-    ]
-
-
-def own_callback(trainer: Any, kind: type[Kind]) -> Kind | None:
-    """The last callback of this type in a trainer."""
-    return next(
-        (
-            c
-            for c in reversed(trainer.callback_handler.callbacks)
-            if isinstance(c, kind)
-        ),
-        None,
+    # The gammas are updated before the calibrator is fitted.
+    KINDS: tuple[type[CalibrationCallback], ...] = (
+        AdaFocalCallback,
+        CalibrationMapCallback,
     )
 
+    def __init__(self, trainer: Any, handler: CallbackHandler) -> None:
+        self._trainer = trainer
+        self._handler = handler
+        self._installed: dict[type, TrainerCallback] = {}
+        self._removed_by_user: set[type] = set()
 
-def scaler_to_fit(trainer: Any) -> Any:
-    """A copy of the callback's calibrator, otherwise that of the arguments, otherwise a temperature."""
-    callback = own_callback(trainer, CalibrationMapCallback)
-    scaler = scaler_of(trainer) if callback is None else clone(callback.scaler)
-    return TemperatureScaling() if scaler is None else scaler
+    def find(self, kind: type[Kind]) -> Kind | None:
+        """Return the callback of this kind that acts: the last one."""
+        for callback in reversed(self._handler.callbacks):
+            if isinstance(callback, kind):
+                return callback
+        return None
+
+    def replace(
+        self, kind: type[CalibrationCallback], wanted: CalibrationCallback | None
+    ) -> None:
+        """Put a callback in the place of the one that was installed earlier; with None there is none."""
+        earlier = self._installed.pop(kind, None)
+        if earlier is not None and earlier in self._handler.callbacks:
+            self._handler.callbacks.remove(earlier)
+        elif earlier is not None:
+            self._removed_by_user.add(kind)
+        if (
+            wanted is None
+            or kind in self._removed_by_user
+            or self.find(kind) is not None
+        ):
+            return
+        self._handler.add_callback(wanted)
+        self._installed[kind] = wanted
+
+    def arrange(self) -> None:
+        """Keep the last of each kind, before the callbacks that close the log at the end of a training."""
+        ours = [self.find(kind) for kind in self.KINDS]
+        acting = [callback for callback in ours if callback is not None]
+        for callback in acting:
+            callback.trainer = self._trainer
+        others = [
+            callback
+            for callback in self._handler.callbacks
+            if not isinstance(callback, self.KINDS)
+        ]
+        self._handler.callbacks = [*acting, *others]
+
+
+def gamma_callback(
+    config: CalibrationConfig, loss: CalibrationLoss
+) -> AdaFocalCallback | None:
+    """The callback for a configured loss, if it adapts."""
+    if not isinstance(loss, AdaptiveLoss):
+        return None
+    return AdaFocalCallback(
+        every_n_steps=config.gamma_update_steps,
+        n_samples=config.gamma_update_samples,
+        schedule=config.gamma_update_schedule,  # type: ignore[arg-type]
+    )
+
+
+def map_callback(
+    config: CalibrationConfig, scaler: Any
+) -> CalibrationMapCallback | None:
+    """The callback for a configured calibrator, if there is one."""
+    if scaler is None:
+        return None
+    if isinstance(
+        scaler, TemperatureScaling
+    ):  # This class is what users pass to remove_callback.
+        return TemperatureScalingCallback(
+            criterion=scaler.criterion, strategy=config.calibration_strategy
+        )
+    return CalibrationMapCallback(scaler, strategy=config.calibration_strategy)
 
 
 # ---- Checks of options, also in the arguments ----
@@ -408,34 +486,43 @@ def check_updates(
     names: Sequence[str], steps: Any, schedule: Any, samples: Any
 ) -> dict[int, int] | None:
     """Raise for update settings that do not fit together; return the schedule, whose epochs may be JSON strings."""
-    given = schedule if isinstance(schedule, Mapping) else {}
-    epochs = [
-        int(key) if isinstance(key, str) and key.isdecimal() else key for key in given
-    ]
-    whole = bool(given) and all(
-        type(number) is int for number in [*epochs, *given.values()]
-    )
-    holds = (
-        whole
-        and epochs == sorted(set(epochs))
-        and epochs[0] >= 0
-        and min(given.values()) >= 1
-    )
-    requirement = f"{names[1]} to map whole epochs, rising, at least 0, to whole numbers of steps, at least 1"
-    way_out = 'write {"25": 100, "40": 1} for every 100 steps from epoch 25 on, each step from 40 on'
-    check(schedule is None or holds, requirement, repr(schedule), way_out)
-    alone, got = None in (schedule, steps), f"{names[0]}={steps}"
+    of_steps, of_schedule, of_samples = names
+    read = None if schedule is None else _read_schedule(schedule)
     check(
-        alone, f"{names[1]} to be used without {names[0]}", got, "leave one of them out"
+        schedule is None or read is not None,
+        f"{of_schedule} to map whole epochs, rising, at least 0, to whole numbers of steps, at least 1",
+        got=repr(schedule),
+        way_out='write {"25": 100, "40": 1} for every 100 steps from epoch 25 on, each step from 40 on',
     )
-    by_steps = samples is None or steps is not None or schedule is not None
     check(
-        by_steps,
-        f"{names[2]} to be used with {names[0]} or {names[1]}",
-        "neither",
-        "set one of them",
+        schedule is None or steps is None,
+        f"{of_schedule} to be used without {of_steps}",
+        got=f"{of_steps}={steps}",
+        way_out="leave one of them out",
     )
-    return dict(zip(epochs, given.values(), strict=True)) or None
+    check(
+        samples is None or steps is not None or schedule is not None,
+        f"{of_samples} to be used with {of_steps} or {of_schedule}",
+        got="neither",
+        way_out="set one of them",
+    )
+    return read
+
+
+def _read_schedule(schedule: Any) -> dict[int, int] | None:
+    """The schedule with epochs as numbers; None if it is not a schedule."""
+    if not isinstance(schedule, Mapping) or not schedule:
+        return None
+    read = {}
+    for epoch, steps in schedule.items():
+        # The keys of JSON are strings.
+        first = int(epoch) if isinstance(epoch, str) and epoch.isdecimal() else epoch
+        is_whole = type(first) is int and type(steps) is int  # True is an int, too.
+        if not is_whole or first < 0 or steps < 1 or first in read:
+            return None
+        read[first] = steps
+    is_rising = list(read) == sorted(read)
+    return read if is_rising else None
 
 
 def check_option(name: str, value: object, options: tuple[str, ...]) -> None:
@@ -443,8 +530,8 @@ def check_option(name: str, value: object, options: tuple[str, ...]) -> None:
     check(
         value in options,
         f"{name} to be one of {options}",
-        repr(value),
-        did_you_mean(value, options),
+        got=repr(value),
+        way_out=did_you_mean(value, options),
     )
 
 

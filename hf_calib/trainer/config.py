@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import re
@@ -26,15 +27,20 @@ else:  # HfArgumentParser allows one type per field: strings, which are parsed u
     ClassWeights = list[str] | None
 
 Kind = TypeVar("Kind")
-CALIBRATION_METHODS = (
-    *(key for key, entry in FOLDABLE_SCALERS.items() if entry.needs != "priors"),
-    "none",
-)
+# Class priors are given, and not fitted to a calibration split.
+_FITTED_METHODS = [
+    name for name, entry in FOLDABLE_SCALERS.items() if entry.needs != "priors"
+]
+CALIBRATION_METHODS = (*_FITTED_METHODS, "none")
 _OPTIONS = {
     "temperature_criterion": ("nll", "ece", "adaptive_ece", "none"),
     "calibration_strategy": STRATEGIES,
     "loss_reduction": ("mean", "sum"),
 }
+METRIC_SCHEDULES = (
+    "reduce_lr_on_plateau",
+    "greedy",
+)  # They read metric_for_best_model.
 _MOST = {"n_bins": 10_000, "gamma_update_steps": 10**9, "gamma_update_samples": 10**12}
 
 _saved_with_a_model: ContextVar[bool] = ContextVar("_saved_with_a_model", default=False)
@@ -42,8 +48,10 @@ _saved_with_a_model: ContextVar[bool] = ContextVar("_saved_with_a_model", defaul
 
 def documented(fields: type[Kind]) -> type[Kind]:
     """Add the descriptions in a dataclass's docstring to its fields, as the help of command-line options."""
+    # Python 3.13 removes the indentation of docstrings, and cleandoc does so everywhere.
+    docstring = inspect.cleandoc(fields.__doc__ or "")
     for name, text in re.findall(
-        r"^ {8}(\w+): (.+(?:\n {12}.+)*)", fields.__doc__ or "", re.MULTILINE
+        r"^ {4}(\w+): (.+(?:\n {8}.+)*)", docstring, re.MULTILINE
     ):
         field: Any = fields.__dataclass_fields__.get(name)  # type: ignore[attr-defined]
         if field is not None:
@@ -113,23 +121,23 @@ class CalibrationConfig:
             check_option(name, getattr(self, name), options)
         for name, most in _MOST.items():
             value = getattr(self, name)
-            whole = value is None or (type(value) is int and 1 <= value <= most)
-            requirement = f"{name} to be a whole number, at least 1, at most {most}"
-            check(whole, requirement, repr(value), "leave it out for the default")
+            is_whole = type(value) is int and 1 <= value <= most  # True is an int, too.
+            check(
+                value is None or is_whole,
+                f"{name} to be a whole number, at least 1, at most {most}",
+                got=repr(value),
+                way_out="leave it out for the default",
+            )
         check_flag("gather_batch", self.gather_batch)
-        names = ("gamma_update_steps", "gamma_update_schedule", "gamma_update_samples")
-        schedule = _from_json(self.gamma_update_schedule)
-        updates = self.gamma_update_steps, schedule, self.gamma_update_samples
-        self.gamma_update_schedule = check_updates(names, *updates)
+        self.gamma_update_schedule = check_updates(
+            ("gamma_update_steps", "gamma_update_schedule", "gamma_update_samples"),
+            steps=self.gamma_update_steps,
+            schedule=_from_json(self.gamma_update_schedule),
+            samples=self.gamma_update_samples,
+        )
+        self.class_weights = _read_weights(self.class_weights)
+        # Both raise for what they cannot make.
         self.make_scaler()
-        weights = _plain(self.class_weights)
-        if isinstance(weights, list) and weights != [
-            "balanced"
-        ]:  # Strings come from the command line.
-            weights = [
-                float(each) if isinstance(each, str) else each for each in weights
-            ]
-        self.class_weights = "balanced" if weights == ["balanced"] else weights
         self.make_loss()
 
     def settings(self) -> str:
@@ -141,37 +149,38 @@ class CalibrationConfig:
         self, problem_type: str | None = None, balanced: list[float] | None = None
     ) -> Any:
         """Return the configured `CalibrationLoss` for a model's `problem_type`; with None the labels' dtype decides."""
-        name, kwargs = self.loss, dict(self.loss_kwargs or {})  # type: ignore[arg-type]
+        weights: Any = (
+            balanced if self.class_weights == "balanced" else self.class_weights
+        )
         smoothing = getattr(
             self, "label_smoothing_factor", 0
         )  # From the Trainer's arguments.
         if smoothing != 0:
-            name, kwargs = "label_smoothing", {"smoothing": smoothing}
-        weights: Any = (
-            balanced if self.class_weights == "balanced" else self.class_weights
-        )
+            return make_loss(
+                "label_smoothing",
+                class_weights=weights,
+                problem_type=problem_type,
+                smoothing=smoothing,
+            )
+        given: Any = self.loss_kwargs or {}
         return make_loss(
-            name, class_weights=weights, problem_type=problem_type, **kwargs
+            self.loss, class_weights=weights, problem_type=problem_type, **given
         )
 
     def make_scaler(self) -> Any:
         """Return the configured calibrator, not fitted; None for no calibration."""
-        method, criterion = self.calibration_method, self.temperature_criterion
+        method = self.calibration_method
+        criterion = self.temperature_criterion
         if method is None:
             method = "auto" if criterion == "nll" else "temperature"
         check_option("calibration_method", method, CALIBRATION_METHODS)
-        goes_together = method in ("temperature", "none") or criterion == "nll"
-        requirement = "temperature_criterion to be given with calibration_method='temperature' only"
-        way_out = (
-            "set calibration_method='none' for no calibrator"
-            if criterion == "none"
-            else "leave it out"
-        )
+        wants_none = "set calibration_method='none' for no calibrator"
         check(
-            goes_together,
-            requirement,
-            f"{criterion!r} with calibration_method={method!r}",
-            way_out,
+            criterion == "nll"
+            or method in ("temperature", "none"),  # The default says nothing.
+            "temperature_criterion to be given with calibration_method='temperature' only",
+            got=f"{criterion!r} with calibration_method={method!r}",
+            way_out=wants_none if criterion == "none" else "leave it out",
         )
         if "none" in (method, criterion):
             return None
@@ -205,31 +214,34 @@ class CalibrationTrainingArguments(CalibrationConfig, TrainingArguments):
 
     def __post_init__(self) -> None:
         self.loss_kwargs = read_mapping(self.loss_kwargs)
-        follows_it = self.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
-        needs_metric = self.load_best_model_at_end or follows_it
+        schedule_reads_it = self.lr_scheduler_type in METRIC_SCHEDULES
+        needs_metric = self.load_best_model_at_end or schedule_reads_it
+        # An adaptive loss itself changes between evaluations.
         if (
             needs_metric
             and self.metric_for_best_model is None
             and isinstance(self.make_loss(), AdaptiveLoss)
         ):
             self.metric_for_best_model = "nll"
-        metric = self.metric_for_best_model or ""
-        if self.greater_is_better is None and lower_is_better(metric):
-            self.greater_is_better = (
-                False  # The base class assumes that larger is better except for losses.
-            )
+        # The base class assumes that larger is better except for losses.
+        if self.greater_is_better is None and lower_is_better(
+            self.metric_for_best_model or ""
+        ):
+            self.greater_is_better = False
         TrainingArguments.__post_init__(self)
         self.check_calibration()
         smoothing = self.label_smoothing_factor
-        got = f"label_smoothing_factor={smoothing} with loss={self.loss!r}"
-        way_out = f"use loss='label_smoothing', loss_kwargs={{'smoothing': {smoothing}}} alone"
-        alone = smoothing == 0 or self.loss == "cross_entropy"
-        check(alone, "label smoothing to be used with cross entropy", got, way_out)
+        check(
+            smoothing == 0 or self.loss == "cross_entropy",
+            "label smoothing to be used with cross entropy",
+            got=f"label_smoothing_factor={smoothing} with loss={self.loss!r}",
+            way_out=f"use loss='label_smoothing', loss_kwargs={{'smoothing': {smoothing}}} alone",
+        )
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | (
-            {"hub_token": None} if _saved_with_a_model.get() else {}
-        )
+        if _saved_with_a_model.get():
+            return {**self.__dict__, "hub_token": None}
+        return self.__dict__
 
 
 @contextmanager
@@ -244,20 +256,30 @@ def hub_token_left_out() -> Iterator[None]:
 
 def _plain(value: Any) -> Any:
     """A number or array of NumPy or PyTorch in JSON types; infinity is "inf"."""
-    plain = (
-        value.tolist()
-        if hasattr(value, "tolist")
-        else [*value]
-        if isinstance(value, tuple)
-        else value
-    )
-    return "inf" if isinstance(plain, float) and plain == math.inf else plain
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, tuple):
+        value = list(value)
+    is_infinite = isinstance(value, float) and value == math.inf
+    return "inf" if is_infinite else value
+
+
+def _read_weights(given: Any) -> Any:
+    """Class weights as numbers or "balanced"; the command line gives a list of strings."""
+    weights = _plain(given)
+    if weights == ["balanced"]:
+        return "balanced"
+    if isinstance(weights, list):
+        return [float(each) if isinstance(each, str) else each for each in weights]
+    return weights
 
 
 def _from_json(value: Any) -> Any:
     """A string of the command line parsed as JSON; other strings stay unchanged, and a later check rejects them."""
+    if not isinstance(value, str):
+        return value
     try:
-        return json.loads(value) if isinstance(value, str) else value
+        return json.loads(value)
     except json.JSONDecodeError:
         return value
 
@@ -265,7 +287,12 @@ def _from_json(value: Any) -> Any:
 def read_mapping(value: Any) -> dict[str, Any] | None:
     """Return the mapping of hyperparameters, which is a JSON string on the command line."""
     given = _from_json(value)
-    requirement = "loss_kwargs to be a mapping of hyperparameters, or JSON of one"
-    fits = given is None or isinstance(given, dict)
-    check(fits, requirement, repr(value), "write '{\"name\": value}'")
-    return None if given is None else {key: _plain(item) for key, item in given.items()}
+    if given is None:
+        return None
+    check(
+        isinstance(given, dict),
+        "loss_kwargs to be a mapping of hyperparameters, or JSON of one",
+        got=repr(value),
+        way_out="write '{\"name\": value}'",
+    )
+    return {name: _plain(item) for name, item in given.items()}

@@ -1,30 +1,22 @@
-"""A pass of a trainer's model over a dataset: its calibration sums and, if requested, its logits."""
+"""The calibration sums of a pass over a dataset and, if requested, its logits."""
 
 from __future__ import annotations
 
 import math
-import random
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.data_loader import get_sampler
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import SequentialSampler, Subset
-from transformers import Trainer
-from transformers.trainer_pt_utils import LengthGroupedSampler
-from transformers.trainer_utils import EvalLoopOutput
 
 from hf_calib._compat import full_float32
 from hf_calib._errors import check
-from hf_calib.language_models.label_tokens import is_causal
-from hf_calib.losses import logits_of
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 from hf_calib.metrics.state import LOGGED_METRICS
 from hf_calib.metrics.streaming import StreamingCalibration
@@ -37,7 +29,15 @@ _SUMMED_AT_ONCE = 2**16  # At least this many logits.
 _MAPPED_AT_ONCE = (
     2**20
 )  # It limits the copy of logits for large batches and vocabularies.
+
 Arrays = tuple[NDArray[Any], NDArray[Any]]
+
+
+class Batch(NamedTuple):
+    """Logits (N, ..., C) with labels (N, ...), or with float labels of their shape if multi-label."""
+
+    logits: Tensor
+    labels: Tensor
 
 
 @dataclass(eq=False)
@@ -65,139 +65,184 @@ class Evaluation:
     def __post_init__(self) -> None:
         self.raw: StreamingCalibration | None = None
         self.calibrated: StreamingCalibration | None = None
-        self.rows: list[tuple[Tensor, Tensor]] = []
+        self.rows: list[Batch] = []  # What is kept.
         self.lengths: list[Tensor] = []  # Lengths of the sentences in `rows` of tokens.
-        self._waiting, self._n_waiting = list[tuple[Tensor, Tensor]](), 0
-        self._n_rows, self._share = 0, 1.0  # The share of labelled tokens that is kept.
+        # What compute_loss has read of the batch in hand; `passes.watched` empties it before each batch.
+        self.read_by_the_loss: Batch | None = None
+        # The batches come from this loader. One that is under way already, as that of a training, says nothing of them.
+        self.loader: Any = None
+        self._loader_around = self.accelerator.gradient_state.active_dataloader
+        self._waiting: list[Batch] = []
+        self._n_waiting = 0
+        self._n_rows = 0
+        self._share = 1.0  # The share of labelled tokens that is kept.
+
+    # ---- Batches ----
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
         """Add a batch: logits (N, ..., C) with labels (N, ...), or with float labels of their shape if multi-label."""
-        logits, multi_label = logits.detach(), labels.is_floating_point()
+        logits = logits.detach()
+        multi_label = labels.is_floating_point()
         if self.raw is None:
-            self.raw = StreamingCalibration(n_bins=self.n_bins, multi_label=multi_label)
-            self._random = torch.Generator(labels.device).manual_seed(
-                self.accelerator.process_index
-            )
-            if self.calibration_map is not None:
-                self.calibrated = StreamingCalibration(
-                    n_bins=self.n_bins, multi_label=multi_label
-                )
-                self._mapped = on_device(self.calibration_map.affine_map(), logits)
-            if multi_label and self.keep_values < math.inf:
-                self.keep_values = 0  # No report resamples these.
+            self._begin(logits, multi_label=multi_label)
         if (
             self.keep_values
+            and not self.sample_tokens
             and labels.dim() == 2
-            and not (multi_label or self.sample_tokens)
+            and not multi_label
         ):
-            self.lengths.append(
-                self.accelerator.gather_for_metrics((labels != IGNORE_INDEX).sum(dim=1))
-            )
-        # The last batch is filled up with repeats, so that processes have equal batches.
-        state, n_own = self.accelerator.gradient_state, len(labels)
-        if state.end_of_dataloader and state.remainder > 0:
-            n_own = of_labels.n_own_rows(
-                state.remainder, self.accelerator.process_index, n_own
-            )
+            self._add_lengths(labels)
+
+        # Repeats at the end of the last batch belong to other rows of the dataset.
+        n_own = self._n_own_rows(len(labels))
         rows = logits[:n_own].reshape(-1, logits.shape[-1])
-        targets = labels[:n_own].reshape(rows.shape if multi_label else -1)
-        self._waiting.append((rows, targets))
+        own_labels = labels[:n_own]
+        targets = (
+            own_labels.reshape(rows.shape) if multi_label else own_labels.reshape(-1)
+        )
+        self._waiting.append(Batch(rows, targets))
         self._n_waiting += rows.numel()
-        gathers = (
-            self.keep_values and self.accelerator.num_processes > 1
-        )  # to keep the order
-        if gathers or self._n_waiting >= _SUMMED_AT_ONCE:
+
+        # Logits of several processes are gathered batch by batch, because that is the order of the dataset.
+        keeps_order = self.keep_values > 0 and self.accelerator.num_processes > 1
+        if keeps_order or self._n_waiting >= _SUMMED_AT_ONCE:
             self._sum_up()
+
+    def _begin(self, logits: Tensor, *, multi_label: bool) -> None:
+        """Make the sums, whose kind the first batch decides."""
+        self.raw = StreamingCalibration(n_bins=self.n_bins, multi_label=multi_label)
+        self._random = torch.Generator(logits.device)
+        # Each process draws from its own tokens.
+        self._random.manual_seed(self.accelerator.process_index)
+        if self.calibration_map is not None:
+            self.calibrated = StreamingCalibration(
+                n_bins=self.n_bins, multi_label=multi_label
+            )
+            self._mapped = on_device(self.calibration_map.affine_map(), logits)
+        if multi_label and self.keep_values < math.inf:
+            self.keep_values = 0  # No report resamples these.
+
+    def _add_lengths(self, labels: Tensor) -> None:
+        """Keep the number of labelled tokens of each sentence, by which a report resamples."""
+        n_labelled = (labels != IGNORE_INDEX).sum(dim=1)
+        self.lengths.append(self.accelerator.gather_for_metrics(n_labelled))
+
+    def _n_own_rows(self, n_rows: int) -> int:
+        """Return how many rows of a batch are not repeats, with which accelerate fills up the last batch."""
+        state = self.accelerator.gradient_state
+        active = state.active_dataloader
+        is_of_this_pass = active is self.loader or active is not self._loader_around
+        if is_of_this_pass and state.end_of_dataloader and state.remainder > 0:
+            return of_labels.n_own_rows(
+                state.remainder, self.accelerator.process_index, n_rows
+            )
+        return n_rows
 
     def _sum_up(self) -> None:
         """Add the waiting batches to the sums in one update, which takes no longer than that of a small batch."""
-        if self._waiting and self.raw is not None:
-            rows, targets = (
-                torch.cat(parts) for parts in zip(*self._waiting, strict=True)
-            )
-            self._waiting, self._n_waiting = [], 0
-            self.raw.update(rows, targets)
-            if self.calibrated is not None:
-                step = max(1, _MAPPED_AT_ONCE // rows.shape[1])
-                for chunk, chunk_labels in zip(
-                    rows.split(step), targets.split(step), strict=True
-                ):
-                    self.calibrated.update(self._mapped(chunk), chunk_labels)
-            if self.keep_values:
-                self._keep(rows, targets)
+        if self.raw is None or not self._waiting:
+            return
+        logits, labels = _joined(self._waiting)
+        self._waiting = []
+        self._n_waiting = 0
+        self.raw.update(logits, labels)
+        if self.calibrated is not None:
+            step = max(1, _MAPPED_AT_ONCE // logits.shape[1])
+            for some, their_labels in zip(
+                logits.split(step), labels.split(step), strict=True
+            ):
+                self.calibrated.update(self._mapped(some), their_labels)
+        if self.keep_values:
+            self._keep(logits, labels)
+
+    # ---- Rows that are kept ----
 
     def _keep(self, logits: Tensor, labels: Tensor) -> None:
         """Gather the labelled rows of a batch in the order of the dataset."""
-        known = _labelled(labels)
+        kept = _labelled(labels)
         if self._share < 1:
-            known &= (
-                torch.rand(len(known), generator=self._random, device=known.device)
-                < self._share
-            )
-        logits, labels = logits[known].float(), labels[known]
-        if (
-            self.accelerator.num_processes > 1
-        ):  # Processes have different numbers of rows.
-            pad = partial(self.accelerator.pad_across_processes, pad_index=IGNORE_INDEX)
-            logits, labels = self.accelerator.gather((pad(logits), pad(labels)))
-            known = _labelled(labels)
-            logits, labels = logits[known], labels[known]
-        self.rows.append((logits.cpu(), labels.cpu()))
-        self._n_rows += len(labels)
+            drawn = torch.rand(len(kept), generator=self._random, device=kept.device)
+            kept &= drawn < self._share
+        rows = Batch(logits[kept].float(), labels[kept])
+        if self.accelerator.num_processes > 1:
+            rows = self._gathered(rows)
+        self.rows.append(Batch(rows.logits.cpu(), rows.labels.cpu()))
+        self._n_rows += len(rows.labels)
+
+        n_classes = logits.shape[1]
         if self.sample_tokens:
-            while self._n_rows > min(
-                self.MOST_TOKENS, max(1, self.MOST_LOGITS // logits.shape[1])
-            ):
+            most = min(self.MOST_TOKENS, max(1, self.MOST_LOGITS // n_classes))
+            while self._n_rows > most:
                 self._halve()
-        elif (
-            self._n_rows * max(logits.shape[1], self.VALUES_OF_A_ROW) > self.keep_values
-        ):
-            self.keep_values, self.rows, self.lengths = 0, [], []
+        elif self._n_rows * max(n_classes, self.VALUES_OF_A_ROW) > self.keep_values:
+            # There are too many for a report, and a part of the rows would not be the dataset.
+            self.keep_values = 0
+            self.rows = []
+            self.lengths = []
+
+    def _gathered(self, rows: Batch) -> Batch:
+        """Gather the rows of all processes, which have different numbers of them."""
+        pad = partial(self.accelerator.pad_across_processes, pad_index=IGNORE_INDEX)
+        logits, labels = self.accelerator.gather((pad(rows.logits), pad(rows.labels)))
+        known = _labelled(labels)  # The others are padding.
+        return Batch(logits[known], labels[known])
 
     def _halve(self) -> None:
         """Keep a random half of the tokens, the same on every process, and a smaller share of later tokens."""
         self._share /= 2
-        generator = torch.Generator().manual_seed(int(1 / self._share))
+        n_halvings = int(1 / self._share)
+        generator = torch.Generator().manual_seed(n_halvings)
         kept = torch.rand(self._n_rows, generator=generator) < 0.5
-        parts = kept.split([len(labels) for _, labels in self.rows])
+        sizes = [len(rows.labels) for rows in self.rows]
         self.rows = [
-            (row[part], of[part])
-            for (row, of), part in zip(self.rows, parts, strict=True)
+            Batch(rows.logits[part], rows.labels[part])
+            for rows, part in zip(self.rows, kept.split(sizes), strict=True)
         ]
         self._n_rows = int(kept.sum())
+
+    # ---- Results ----
 
     def finish(self) -> None:
         """Merge the sums of the processes; each calls it once, after the last batch."""
         self._sum_up()
-        for state in self._states():
-            state.all_reduce()
+        for state in (self.raw, self.calibrated):
+            if state is not None:
+                state.all_reduce()
         if self.rows:
-            logits, labels = (
-                torch.cat(parts) for parts in zip(*self.rows, strict=True)
-            )
-            self.rows = [(logits, labels)]
+            self.rows = [_joined(self.rows)]
+        # A pass is kept for longer than its loader.
+        self.loader = None
+        self._loader_around = None
 
     def metrics(self) -> dict[str, float]:
         """Return the calibration metrics of the pass by log key; empty if no batch had labels."""
-        endings = zip(("", "_calibrated"), self._states(), strict=False)
-        found = {
-            f"{self.prefix}_{k}{end}": v
-            for end, state in endings
-            for k, v in _compute(state).items()
-        }
-        temperature = (
-            None if self.calibrated is None else temperature_of(self.calibration_map)
-        )
-        return found | ({} if temperature is None else {"temperature": temperature})
+        found: dict[str, float] = {}
+        if self.raw is not None:
+            for name, value in _compute(self.raw).items():
+                found[f"{self.prefix}_{name}"] = value
+        if self.calibrated is not None:
+            for name, value in _compute(self.calibrated).items():
+                found[f"{self.prefix}_{name}_calibrated"] = value
+            temperature = temperature_of(self.calibration_map)
+            if temperature is not None:
+                found["temperature"] = temperature
+        return found
 
     def logits_and_labels(self) -> Arrays:
         """Return the logits (N, C) float32 and the labels of all rows that are not ignored, if logits were kept.
 
         A multi-label row counts if any of its decisions does; unknown decisions are -100.
         """
-        check_labelled(bool(self.rows) and len(self.rows[0][1]) > 0)
-        logits, labels = self.rows[0]
-        return logits.numpy(), labels.numpy()
+        was_to_keep = self.keep_values > 0 or bool(self.rows)
+        check(
+            was_to_keep or self.raw is None,
+            "the logits of this evaluation to be kept",
+            got="their sums only",
+            way_out="call evaluate(..., keep_logits=True)",
+        )
+        check_labelled(bool(self.rows) and len(self.rows[0].labels) > 0)
+        rows = self.rows[0]
+        return rows.logits.numpy(), rows.labels.numpy()
 
     def predictions(self, names: Mapping[int, str]) -> Predictions:
         """Return `logits_and_labels` with the class names by class index; logits may be NaN.
@@ -205,41 +250,55 @@ class Evaluation:
         For labels of tokens, `sentences` (N,) is the index of each token's sentence.
         """
         logits, labels = self.logits_and_labels()
-        class_names = tuple(str(names.get(i, i)) for i in range(logits.shape[1]))
-        lengths = torch.cat(self.lengths).cpu().numpy() if self.lengths else None
-        sentences = (
-            None if lengths is None else np.repeat(np.arange(len(lengths)), lengths)
+        sentences = None
+        if self.lengths:
+            lengths = torch.cat(self.lengths).cpu().numpy()
+            sentences = np.repeat(np.arange(len(lengths)), lengths)
+        return Predictions(
+            labels,
+            logits=logits,
+            class_names=tuple(
+                str(names.get(index, index)) for index in range(logits.shape[1])
+            ),
+            sentences=sentences,
+            validate=False,  # A model that has diverged has NaN, which the caller reports.
         )
-        about: dict[str, Any] = {"class_names": class_names, "sentences": sentences}
-        return Predictions(labels, logits=logits, **about, validate=False)
 
-    def _states(self) -> list[StreamingCalibration]:
-        return [state for state in (self.raw, self.calibrated) if state is not None]
+
+def _joined(batches: list[Batch]) -> Batch:
+    """All rows of some batches in one."""
+    logits = torch.cat([batch.logits for batch in batches])
+    labels = torch.cat([batch.labels for batch in batches])
+    return Batch(logits, labels)
 
 
 def _labelled(labels: Tensor) -> Tensor:
     """The mask (N,) of rows whose label (N,), or any of (N, C), is not ignored."""
     known = labels != IGNORE_INDEX
-    return known.any(dim=1) if known.dim() == 2 else known
+    if known.dim() == 2:
+        return known.any(dim=1)
+    return known
 
 
 def on_device(mapping: AffineMap, logits: Tensor) -> Callable[[Tensor], Tensor]:
     """The calibrator as a function of logits (N, C) like these, in float32 or their float64; -inf stays -inf."""
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    # There are two steps because the device may not support float64.
-    parts = [
-        None if part is None else torch.as_tensor(part).to(dtype).to(logits.device)
-        for part in mapping
-    ]
+
+    def moved(part: Any) -> Tensor:
+        # There are two steps because the device may not support float64.
+        return torch.as_tensor(part).to(dtype).to(logits.device)
+
+    weight = moved(mapping.weight)
+    bias = None if mapping.bias is None else moved(mapping.bias)
 
     @torch.no_grad()
     def mapped(rows: Tensor) -> Tensor:
-        (weight, bias), wide = parts, rows.to(dtype)
-        assert weight is not None
+        wide = rows.to(dtype)
         if weight.ndim == 2:
             with full_float32():
                 result = wide @ weight.T
         else:
+            # A weight of 0 would make NaN of -inf.
             masked = wide.isneginf()
             result = torch.where(masked, wide, wide.masked_fill(masked, 0) * weight)
         return result if bias is None else result + bias
@@ -248,12 +307,13 @@ def on_device(mapping: AffineMap, logits: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def _compute(state: StreamingCalibration) -> dict[str, float]:
+    """The metrics of the sums; NaN with a warning for logits that are not finite."""
     try:
         return state.compute()
     except ValueError as error:  # The model has diverged; the user decides what to do.
-        logged = "They are logged as NaN. Check the model's logits and the labels."
         warnings.warn(
-            f"This evaluation has no calibration metrics: {error}. {logged}",
+            f"This evaluation has no calibration metrics: {error}. They are logged as NaN. Check the model's logits "
+            "and the labels.",
             stacklevel=2,
         )
         return dict.fromkeys(LOGGED_METRICS, math.nan)
@@ -264,95 +324,6 @@ def check_labelled(found: bool) -> None:
     check(
         found,
         "the calibration split to have labelled examples",
-        "none",
-        "check its label column",
+        got="none",
+        way_out="check its label column",
     )
-
-
-# ---- Passes of a trainer's model ----
-
-
-def run(
-    trainer: Any,
-    current: Evaluation,
-    loop: Callable[..., EvalLoopOutput],
-    loader: Any,
-    loss_only: bool,
-) -> EvalLoopOutput:
-    """Run the trainer's `evaluation_loop`, whose hook for the logits reads each batch."""
-    if isinstance(
-        get_sampler(loader), LengthGroupedSampler
-    ):  # That sampler is for training.
-        loader.set_sampler(SequentialSampler(loader.dataset))
-    hooks = trainer.preprocess_logits_for_metrics, trainer.compute_metrics
-    next_token = is_causal(trainer.accelerator.unwrap_model(trainer.model))
-
-    def take(logits: Any, labels: Any) -> Any:
-        seen = vars(trainer).pop("seen", None)  # Our compute_loss has read this batch.
-        if seen is None and isinstance(labels, Tensor):
-            seen = (
-                logits_of(logits),
-                of_labels.aligned_labels(labels, next_token=next_token),
-            )
-        if seen is not None:
-            current.add(*seen)
-        if loss_only:
-            return torch.zeros(1, device=trainer.accelerator.device)
-        return logits if hooks[0] is None else hooks[0](logits, labels)
-
-    trainer.preprocess_logits_for_metrics = take
-    trainer.compute_metrics = None if loss_only else hooks[1]
-    try:
-        output = loop(loader, prediction_loss_only=False)
-    finally:
-        trainer.preprocess_logits_for_metrics, trainer.compute_metrics = hooks
-    current.finish()
-    return output._replace(predictions=None, label_ids=None) if loss_only else output  # type: ignore[arg-type]
-
-
-def loader_of(trainer: Any, dataset: Any, n_samples: int | None) -> Any:
-    """The loader of a dataset or of a fixed random subset, made once, because accelerate keeps every loader."""
-    made = vars(trainer).setdefault(
-        "loaders_of_splits", {}
-    )  # It keeps the datasets and their ids.
-    if (id(dataset), n_samples) not in made:
-        rows = dataset
-        if n_samples is not None and n_samples < len(dataset):
-            generator = torch.Generator().manual_seed(trainer.args.seed)
-            rows = Subset(
-                dataset,
-                torch.randperm(len(dataset), generator=generator)[:n_samples].tolist(),
-            )
-        # With persistent workers, get_eval_dataloader would return the loader of the evaluation set.
-        made[id(dataset), n_samples] = dataset, trainer.get_test_dataloader(rows)
-    return made[id(dataset), n_samples][1]
-
-
-def held_out(
-    trainer: Any, split: Any, current: Evaluation, *, n_samples: int | None = None
-) -> Evaluation:
-    """Run a pass over a split, or a fixed random subset of it, during training.
-
-    Mode, random states, log and progress bars of the run are unchanged afterwards.
-    """
-    loader, handler = loader_of(trainer, split, n_samples), trainer.callback_handler
-    modes = [(module, module.training) for module in trainer.model.modules()]
-    left = (
-        handler.callbacks,
-        handler.eval_dataloader,
-        random.getstate(),
-        np.random.get_state(),
-    )
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    handler.callbacks = []
-    try:
-        with torch.random.fork_rng(devices=devices):
-            loop = partial(Trainer.evaluation_loop, trainer, description="Calibration")
-            run(trainer, current, loop, loader, loss_only=True)
-    finally:
-        handler.callbacks, handler.eval_dataloader = left[:2]
-        random.setstate(left[2])
-        np.random.set_state(left[3])
-        for module, mode in modes:
-            module.training = mode
-    return current

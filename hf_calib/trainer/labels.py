@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import datasets
@@ -26,6 +26,17 @@ from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 PLACES = "answer_places"  # (N,) in a judge's batch: the position whose logits predict the answer.
 
 
+class Problem(NamedTuple):
+    """What a model predicts, as far as it is known before the first batch."""
+
+    model: Any  # Without wrappers; None if each trial of a search makes its own.
+    n_classes: int | None
+    multi_label: bool | None
+    answers: AnswerOptions | None = (
+        None  # If the classes are a few tokens of a language model.
+    )
+
+
 class Labels(NamedTuple):
     """The labels of a split, flattened."""
 
@@ -36,14 +47,20 @@ class Labels(NamedTuple):
 
 def read_labels(dataset: Any, label_key: str) -> Labels | None:
     """Return the labels of a `datasets.Dataset` from its column; None for other datasets."""
-    columns = dataset.column_names if isinstance(dataset, datasets.Dataset) else ()
-    name = next(
-        (name for name in (label_key, "label", "label_ids") if name in columns), None
-    )
-    if name is None:
+    if not isinstance(dataset, datasets.Dataset):
         return None
-    values = dataset.with_format("arrow")[name][:].combine_chunks()
-    rows, missing = np.arange(len(values)), []
+    # Collators rename the last two.
+    names = [
+        name
+        for name in (label_key, "label", "label_ids")
+        if name in dataset.column_names
+    ]
+    if not names:
+        return None
+    # Arrow reads a column without decoding the others.
+    values = dataset.with_format("arrow")[names[0]][:].combine_chunks()
+    rows = np.arange(len(values))
+    missing = []
     while True:  # Lists have one label per token or class.
         absent = values.is_null().to_numpy(zero_copy_only=False)
         missing.append(rows[absent])
@@ -51,34 +68,46 @@ def read_labels(dataset: Any, label_key: str) -> Labels | None:
             break
         rows = rows[values.value_parent_indices().to_numpy()]
         values = values.flatten()
-    flat = values.drop_null().to_numpy(zero_copy_only=False)
-    return Labels(flat, rows[~absent], np.unique(np.concatenate(missing)))
+    return Labels(
+        values=values.drop_null().to_numpy(zero_copy_only=False),
+        rows=rows[~absent],
+        missing=np.unique(np.concatenate(missing)),
+    )
 
 
-def balanced_weights(trainer: Any) -> list[float]:
-    """Return weights N / (C n_c) of the training split, which give every class the same share of the loss."""
-    found, way_out = (
-        read_labels(trainer.train_dataset, trainer.label_key),
-        "give one number per class",
-    )
-    counted = (
-        np.empty(0) if found is None or trainer.answers is not None else found.values
-    )
-    requirement = "class_weights to be given as numbers where the training split has no class indices"
-    check(counted.dtype.kind in "iu", requirement, "'balanced'", way_out)
-    counted = counted[counted >= 0]
-    counts = np.bincount(counted, minlength=trainer.n_classes or 0)
-    absent = np.flatnonzero(counts == 0).tolist()
-    requirement = (
-        "class_weights to be 'balanced' over classes that the training split has"
-    )
+def check_one_label(batch: Mapping[str, Any], label_names: Sequence[str]) -> None:
+    """Raise for a batch with several labels, of which the loss would train the first one only."""
+    given = [name for name in label_names if batch.get(name) is not None]
     check(
-        not absent and len(counted) > 0,
-        requirement,
-        f"no examples of class {few(absent)}",
-        way_out,
+        len(given) <= 1,
+        "the batches to have one label column",
+        got=few(given),
+        way_out=f"set label_names=[{label_names[0]!r}] if the others are inputs of the model; for several heads with "
+        "losses of their own, use transformers.Trainer or override compute_loss",
     )
-    return (len(counted) / (len(counts) * counts)).tolist()
+
+
+def balanced_weights(labels: Labels | None, n_classes: int | None) -> list[float]:
+    """Return weights N / (C n_c) of the training split, which give every class the same share of the loss."""
+    way_out = "give one number per class"
+    values = np.empty(0) if labels is None else labels.values
+    check(
+        values.dtype.kind in "iu",
+        "class_weights to be given as numbers where the training split has no class indices",
+        got="'balanced'",
+        way_out=way_out,
+    )
+    counted = values[values >= 0]  # The others are ignored.
+    counts = np.bincount(counted, minlength=n_classes or 0)
+    absent = np.flatnonzero(counts == 0).tolist()
+    check(
+        len(counted) > 0 and not absent,
+        "class_weights to be 'balanced' over classes that the training split has",
+        got=f"no examples of class {few(absent)}",
+        way_out=way_out,
+    )
+    weights = len(counted) / (len(counts) * counts)
+    return weights.tolist()
 
 
 def aligned_labels(labels: Tensor, *, next_token: bool) -> Tensor:
@@ -89,10 +118,10 @@ def aligned_labels(labels: Tensor, *, next_token: bool) -> Tensor:
     """
     if next_token and labels.dim() > 1:
         return pad(labels, (0, 1), value=IGNORE_INDEX)[..., 1:]
-    one_column = (
-        labels.dim() == 2 and labels.shape[1] == 1 and not labels.is_floating_point()
-    )
-    return labels.squeeze(1) if one_column else labels
+    # Float labels (N, 1) are one decision per row.
+    if labels.dim() == 2 and labels.shape[1] == 1 and not labels.is_floating_point():
+        return labels.squeeze(1)
+    return labels
 
 
 # ---- Repeated rows, which give all processes equal batches ----
@@ -100,43 +129,56 @@ def aligned_labels(labels: Tensor, *, next_token: bool) -> Tensor:
 
 def n_own_rows(rows_left: int, process: int, size: int) -> int:
     """Return how many of a process's `size` rows in the last batch are not repeats."""
-    return min(max(rows_left - process * size, 0), size)
+    rows_from_here = max(rows_left - process * size, 0)
+    return min(rows_from_here, size)
 
 
 def ignore_repeated_rows(
     batch: Any, key: str, loader: Any, accelerator: Accelerator
 ) -> None:
     """Ignore the rows from the start of the epoch that accelerate adds to the last batch of a loader."""
-    shards = getattr(loader, "batch_sampler", None)
-    is_last = accelerator.gradient_state.end_of_dataloader and key in batch
-    if (
-        not (is_last and isinstance(shards, BatchSamplerShard))
-        or shards.num_processes == 1
-    ):
+    if key not in batch or not accelerator.gradient_state.end_of_dataloader:
         return
-    size = shards.batch_size // (shards.num_processes if shards.split_batches else 1)
+    shards = getattr(loader, "batch_sampler", None)
+    if not isinstance(shards, BatchSamplerShard) or shards.num_processes == 1:
+        return
+    if shards.drop_last or not shards.even_batches:
+        return
+    # With split_batches, the batch size is that of all processes together.
+    size = (
+        shards.batch_size // shards.num_processes
+        if shards.split_batches
+        else shards.batch_size
+    )
     rows_left = len(shards.batch_sampler.sampler) % (size * shards.num_processes)
-    if rows_left and shards.even_batches and not shards.drop_last:
-        n_own, labels = n_own_rows(rows_left, shards.process_index, size), batch[key]
-        labels = labels.clone() if labels.is_floating_point() else labels.long().clone()
-        if len(labels) == size:
-            labels[n_own:] = IGNORE_INDEX
-        elif n_own < size:  # Packed rows without padding each begin at position 0.
-            starts = (
-                (batch["position_ids"][0] == 0).nonzero()
-                if "position_ids" in batch
-                else [0]
-            )
-            labels[:, starts[n_own] if n_own < len(starts) else labels.shape[1] :] = (
-                IGNORE_INDEX
-            )
-        batch[key] = labels
+    if rows_left == 0:
+        return
+
+    n_own = n_own_rows(rows_left, shards.process_index, size)
+    labels = batch[key]
+    # A copy, because a dataset in memory may hand out its own tensor.
+    labels = labels.clone() if labels.is_floating_point() else labels.long().clone()
+    if len(labels) == size:
+        labels[n_own:] = IGNORE_INDEX
+    elif n_own < size:  # The rows are packed into one.
+        labels[:, _start_of_packed_row(batch, n_own, labels.shape[1]) :] = IGNORE_INDEX
+    batch[key] = labels
+
+
+def _start_of_packed_row(batch: Any, index: int, length: int) -> int:
+    """The position at which one of several packed rows begins; the end if there are not as many."""
+    starts = [0]
+    if "position_ids" in batch:
+        is_start = batch["position_ids"][0] == 0
+        starts = is_start.nonzero().flatten().tolist()
+    return starts[index] if index < len(starts) else length
 
 
 def number_of_classes(model: Any) -> int | None:
     """Return the model's number of labels, or the vocabulary size of a language model; None if unknown."""
     model = without_adapters(model)
-    name, config = type(model).__name__, getattr(model, "config", None)
+    name = type(model).__name__
+    config = getattr(model, "config", None)
     if name.endswith(
         "ForMultipleChoice"
     ):  # The classes are the choices of each question.
@@ -153,37 +195,44 @@ class AnswerOptions:
     """Conversion of token labels to option indices, and of a language model's logits to those of the options."""
 
     def __init__(self, model: Any, tokenizer: Any, texts: Sequence[str]) -> None:
-        requirement = "the model to be a causal language model for answer_options"
-        way_out = "load it with AutoModelForCausalLM, or leave answer_options out"
-        check(is_causal(model), requirement, type(model).__name__, way_out)
-        requirement = "processing_class to be a tokenizer for answer_options"
-        way_out = "pass processing_class=tokenizer to the trainer"
-        check(callable(tokenizer), requirement, repr(tokenizer), way_out)
+        check(
+            is_causal(model),
+            "the model to be a causal language model for answer_options",
+            got=type(model).__name__,
+            way_out="load it with AutoModelForCausalLM, or leave answer_options out",
+        )
+        check(
+            callable(tokenizer),
+            "processing_class to be a tokenizer for answer_options",
+            got=repr(tokenizer),
+            way_out="pass processing_class=tokenizer to the trainer",
+        )
         options = option_tokens(tokenizer, texts)
-        self.names, self.tokens = list(options), list(options.values())
+        self.names = list(options)
+        self.tokens = list(options.values())
         self._keeps_positions = keeps_positions(model)
 
     def batch(self, collator: Callable[[Any], Any], rows: Any) -> dict[str, Any]:
         """Return a collated batch with the option (N,) and its place instead of token labels (N, L)."""
         batch = collator(rows)
         labels = batch["labels"]
-        counted = labels != IGNORE_INDEX
-        answered, places = (
-            counted.any(dim=1),
-            counted.long().argmax(dim=1),
-        )  # the first position with a label
+        is_labelled = labels != IGNORE_INDEX
+        is_answered = is_labelled.any(dim=1)
+        places = is_labelled.long().argmax(dim=1)  # The first position with a label.
         is_option = labels.gather(1, places[:, None]) == torch.tensor(self.tokens)
-        right = (counted.sum(dim=1) <= 1) & (is_option.any(dim=1) | ~answered)
-        self._check_one(bool(right.all()), labels[~right].tolist(), "a batch")
-        follows = not (answered & (places == 0)).any()
+
+        has_one_label = is_labelled.sum(dim=1) <= 1
+        is_right = has_one_label & (is_option.any(dim=1) | ~is_answered)
+        self._check_one(bool(is_right.all()), labels[~is_right].tolist(), "a batch")
+        is_first = is_answered & (places == 0)
         check(
-            follows,
+            not is_first.any(),  # No logits predict a row's first token.
             "the answer to follow a prompt",
-            "one that is a row's first token",
-            "add prompts",
+            got="one that is a row's first token",
+            way_out="add prompts",
         )
         batch["labels"] = torch.where(
-            answered, is_option.long().argmax(dim=1), IGNORE_INDEX
+            is_answered, is_option.long().argmax(dim=1), IGNORE_INDEX
         )
         batch[PLACES] = (places - 1).clamp_min(0)
         return batch
@@ -195,25 +244,30 @@ class AnswerOptions:
         if self._keeps_positions:
             inputs["logits_to_keep"], places = places.unique(return_inverse=True)
         rows = torch.arange(len(places), device=places.device)
-        return model(**inputs).logits[rows, places][:, self.tokens]
+        logits = model(**inputs).logits[rows, places]
+        return logits[:, self.tokens]
 
     def check(self, labels: Labels, role: str) -> None:
         """Raise before training unless each row of a split has exactly one option token as its label."""
-        counted = labels.values != IGNORE_INDEX
-        values, rows = labels.values[counted], labels.rows[counted]
-        wrong = ~np.isin(values, self.tokens)
-        wrong[1:] |= rows[1:] == rows[:-1]
-        row = rows[np.argmax(wrong)] if wrong.any() else None
-        self._check_one(
-            row is None, values[rows == row].tolist(), f"row {row} of the {role} split"
-        )
+        is_labelled = labels.values != IGNORE_INDEX
+        values = labels.values[is_labelled]
+        rows = labels.rows[is_labelled]
+        is_wrong = ~np.isin(values, self.tokens)
+        is_wrong[1:] |= rows[1:] == rows[:-1]  # A second label of the same row.
+        if is_wrong.any():
+            row = rows[np.argmax(is_wrong)]
+            self._check_one(
+                False, values[rows == row].tolist(), f"row {row} of the {role} split"
+            )
 
     def _check_one(self, holds: bool, found: list[Any], where: str) -> None:
-        options = ", ".join(
-            f"{t} ({name!r})" for t, name in zip(self.tokens, self.names, strict=True)
+        options = [
+            f"{token} ({name!r})"
+            for token, name in zip(self.tokens, self.names, strict=True)
+        ]
+        check(
+            holds,
+            f"labels to have one token per row, of {', '.join(options)}",
+            got=f"{str(found)[:200]} in {where}",
+            way_out="set the labels of all other tokens to -100",
         )
-        got, way_out = (
-            f"{str(found)[:200]} in {where}",
-            "set the labels of all other tokens to -100",
-        )
-        check(holds, f"labels to have one token per row, of {options}", got, way_out)

@@ -2,38 +2,58 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from sklearn.base import clone
 from torch import Tensor
 from transformers import PreTrainedConfig, Trainer
-from transformers.trainer_utils import EvalLoopOutput
+from transformers.trainer_utils import EvalLoopOutput, SaveStrategy
 
 from hf_calib._compat import load_saved_names
 from hf_calib._errors import check
-from hf_calib.export.folder import check_overwrites_no_original, loaded_from
+from hf_calib._hub import CARD, with_owner
+from hf_calib.cards.card import repair_stock_card, write_card
+from hf_calib.export.folder import (
+    check_overwrites_no_original,
+    loaded_from,
+    save_folded,
+    standalone_copy,
+)
+from hf_calib.export.hub import push_folder
 from hf_calib.language_models.label_tokens import is_causal
 from hf_calib.losses import AdaptiveLoss, CalibrationLoss, all_gather_rows, logits_of
 from hf_calib.metrics.checks import check_type
 from hf_calib.scaling import TemperatureScaling
-from hf_calib.scaling.saved_map import SavedMap, check_finite, temperature_of
+from hf_calib.scaling.saved_map import SavedMap, check_finite, temperature_of, title_of
 from hf_calib.trainer import calibration_map as maps
-from hf_calib.trainer import callbacks, checks, saving
+from hf_calib.trainer import callbacks, checks, passes, results, saving
 from hf_calib.trainer import labels as of_labels
-from hf_calib.trainer.callbacks import CalibrationMapCallback, own_callback
+from hf_calib.trainer.callbacks import (
+    AdaFocalCallback,
+    CalibrationMapCallback,
+    OwnCallbacks,
+)
+from hf_calib.trainer.checks import Splits
 from hf_calib.trainer.config import (
+    METRIC_SCHEDULES,
     CalibrationConfig,
     CalibrationTrainingArguments,
     hub_token_left_out,
 )
-from hf_calib.trainer.evaluation import Evaluation, held_out, run
-from hf_calib.trainer.labels import PLACES, AnswerOptions
-from hf_calib.trainer.saving import load_loss_state, newest_checkpoint
+from hf_calib.trainer.evaluation import Batch, Evaluation
+from hf_calib.trainer.labels import PLACES, AnswerOptions, Problem
+from hf_calib.trainer.results import Results
+from hf_calib.trainer.saving import load_loss_state, newest_checkpoint, raise_everywhere
+
+logger = logging.getLogger(__name__)
 
 
 class CalibrationMixin(Trainer):
@@ -59,6 +79,8 @@ class CalibrationMixin(Trainer):
     example_batch: dict[str, Tensor] | None = None  # A folded head is checked on it.
     said_not_folded = False
     during_training = False  # A callback ends it after the last step.
+    current_pass: Evaluation | None = None  # The pass that is running.
+    _planned_pass: Evaluation | None = None  # What `evaluate` hands to its loop.
     _resume_from: str | None = None
 
     def __init__(
@@ -69,32 +91,31 @@ class CalibrationMixin(Trainer):
         **kwargs: Any,
     ) -> None:
         given: Any = kwargs.get("args", args[1] if len(args) > 1 else None)
-        fits = isinstance(
-            given if calibration is None else calibration, CalibrationConfig
-        )
-        way_out = "replace TrainingArguments by it, or pass calibration=CalibrationConfig(...) with it"
+        config = given if calibration is None else calibration
         check_type(
-            fits,
+            isinstance(config, CalibrationConfig),
             "args to be CalibrationTrainingArguments",
             type(given).__name__,
-            way_out,
+            "replace TrainingArguments by it, or pass calibration=CalibrationConfig(...) with it",
         )
-        self.calibration_config: CalibrationConfig = (
-            given if calibration is None else calibration
-        )
+        self.calibration_config: CalibrationConfig = config
         self.calibration_dataset = calibration_dataset
-        self.made_callbacks: dict[type, Any] = {}
         super().__init__(*args, **kwargs)
+        self.own_callbacks = OwnCallbacks(self, self.callback_handler)
+        self.split_loaders = passes.SplitLoaders(self)
+
         # False if a trainer of another kind makes the labels from its batches.
         self.reads_labels = (
             type(self).logits_and_labels is CalibrationMixin.logits_and_labels
         )
-        if self.reads_labels:  # The model's forward may read them, too.
-            self.label_names = self.label_names or ["labels"]
+        if self.reads_labels and not self.label_names:
+            self.label_names = ["labels"]
         self.label_key = str(self.label_names[0]) if self.label_names else "labels"
         self.model_accepts_loss_kwargs = (
             False  # The Trainer must not infer it from the model.
         )
+
+        # A calibrated copy must not replace the files that the model was loaded from.
         self.originals = set() if self.model is None else loaded_from(self.model)
         options: list[str] | None = getattr(self.args, "answer_options", None)
         if options is not None:
@@ -102,6 +123,7 @@ class CalibrationMixin(Trainer):
                 self.unwrapped_model, self.processing_class, options
             )
             self.data_collator = partial(self.answers.batch, self.data_collator)
+        # There is no event after the Trainer has restored the callbacks and before it calls them.
         handler: Any = self.callback_handler
         handler.on_train_begin = partial(self._begin_training, handler.on_train_begin)
         self._make_loss()
@@ -121,11 +143,14 @@ class CalibrationMixin(Trainer):
         )
 
     @property
+    def splits(self) -> Splits:
+        """The datasets by their role."""
+        return Splits(self.train_dataset, self.calibration_dataset, self.eval_dataset)
+
+    @property
     def calibration_split(self) -> Any:
         """The dataset for gammas and calibrator: `calibration_dataset`, a single evaluation set, or None."""
-        if self.calibration_dataset is not None:
-            return self.calibration_dataset
-        return None if isinstance(self.eval_dataset, dict) else self.eval_dataset
+        return self.splits.held_out
 
     @property
     def unwrapped_model(self) -> Any:
@@ -145,29 +170,91 @@ class CalibrationMixin(Trainer):
             return dict(enumerate(self.answers.names))
         return getattr(self.model_config, "id2label", None) or {}
 
+    @property
+    def problem(self) -> Problem:
+        """What the model predicts, as far as it is known."""
+        return Problem(
+            self.unwrapped_model,
+            self.n_classes,
+            self.calibration_loss.multi_label,
+            self.answers,
+        )
+
+    @property
+    def results(self) -> Results:
+        """What is known of the run now, for records and reports."""
+        return Results(
+            loss=self.calibration_loss,
+            splits=self.splits,
+            n_bins=self.calibration_config.n_bins,
+            n_classes=self.n_classes,
+            class_names=self.class_names,
+            base_model=getattr(self.model_config, "_name_or_path", None),
+            mixed_precision=self.accelerator.mixed_precision,
+            fitted=self.fitted_map,
+            evaluation=self.last_evaluation,
+        )
+
     def _make_loss(self) -> None:
         """Make the configured loss and callbacks."""
-        config, model = self.calibration_config, self.unwrapped_model
+        config = self.calibration_config
+        model = self.unwrapped_model
         self._made_from = config.settings()
         self._next_token = self.answers is None and is_causal(model)
-        options = None if self.answers is None else self.answers.tokens
-        # The problem type of loss and metrics; None if unknown.
-        self.n_classes = (
-            of_labels.number_of_classes(model) if options is None else len(options)
-        )
-        problem_type = getattr(self.model_config, "problem_type", None)
-        balanced = (
-            of_labels.balanced_weights(self)
-            if config.class_weights == "balanced"
-            else None
-        )
-        self.calibration_loss = config.make_loss(problem_type, balanced).to(
-            self.args.device
-        )
+        if self.answers is None:
+            self.n_classes = of_labels.number_of_classes(model)
+        else:
+            self.n_classes = len(self.answers.tokens)
+        self.calibration_loss = config.make_loss(
+            # The problem type of loss and metrics; None if unknown.
+            problem_type=getattr(self.model_config, "problem_type", None),
+            balanced=self._balanced_weights(),
+        ).to(self.args.device)
         if config.gather_batch and self.args.world_size > 1:
             self.calibration_loss.gather = all_gather_rows
-        callbacks.renew(self)
-        checks.check_model(self)
+
+        gammas = callbacks.gamma_callback(config, self.calibration_loss)
+        self.own_callbacks.replace(AdaFocalCallback, gammas)
+        fit = callbacks.map_callback(config, maps.scaler_of(config, self.problem))
+        self.own_callbacks.replace(CalibrationMapCallback, fit)
+        self.own_callbacks.arrange()
+        self._check_model()
+
+    def _balanced_weights(self) -> list[float] | None:
+        """The class weights "balanced", which need the labels of the training split."""
+        if self.calibration_config.class_weights != "balanced":
+            return None
+        labels = None
+        if self.answers is None:  # Otherwise the column has tokens.
+            labels = of_labels.read_labels(self.train_dataset, self.label_key)
+        return of_labels.balanced_weights(labels, self.n_classes)
+
+    def _check_model(self) -> None:
+        """Raise for a model that is not a classifier, and for arguments that do not fit together."""
+        loss = self.calibration_loss
+        checks.check_loss_is_given_once(
+            self.calibration_config.loss, self.compute_loss_func
+        )
+        check(
+            isinstance(loss, AdaptiveLoss)
+            or self.own_callbacks.find(AdaFocalCallback) is None,
+            "AdaFocalCallback to be used with a loss that adapts",
+            got=repr(loss.name),
+            way_out="use loss='adafocal', or leave the callback out",
+        )
+        if self.reads_labels:
+            checks.check_is_classifier(self.problem)
+        fitting = self.own_callbacks.find(CalibrationMapCallback)
+        saves_the_best = self.args.save_strategy == SaveStrategy.BEST
+        schedule_reads_it = self.args.lr_scheduler_type in METRIC_SCHEDULES
+        checks.check_best_metric(
+            self.args.metric_for_best_model,
+            is_used=self.args.load_best_model_at_end
+            or saves_the_best
+            or schedule_reads_it,
+            fits_before_evaluations=fitting is not None
+            and fitting.strategy == "evaluate",
+        )
 
     # ---- Training ----
 
@@ -184,28 +271,26 @@ class CalibrationMixin(Trainer):
         an adaptive loss and the calibrator. If the settings of loss or calibrator have changed, both are made again.
         """
         if resume_from_checkpoint is True:
-            folder, way_out = (
-                self.args.output_dir,
-                "pass resume_from_checkpoint=FOLDER, or train without it",
-            )
+            folder = self.args.output_dir
             resume_from_checkpoint = newest_checkpoint(folder)
-            found = resume_from_checkpoint is not None
             check(
-                found,
+                resume_from_checkpoint is not None,
                 "output_dir to hold a complete checkpoint",
-                f"{folder} with none",
-                way_out,
+                got=f"{folder} with none",
+                way_out="pass resume_from_checkpoint=FOLDER, or train without it",
             )
-        self._resume_from = resume_from_checkpoint or None
+        self._resume_from = (
+            None if resume_from_checkpoint is False else resume_from_checkpoint
+        )
         if self.model_init is None:
             self._set_up_training()
         try:
             with hub_token_left_out():
                 return super().train(self._resume_from, trial, *args, **kwargs)
         finally:
-            self.is_in_train = self.during_training = (
-                False  # This is also set after an error.
-            )
+            # This is also set after an error.
+            self.is_in_train = False
+            self.during_training = False
 
     def _set_up_training(self) -> None:
         """Set loss, calibrator and gammas for the start of a run: new ones, or those of its checkpoint."""
@@ -216,24 +301,68 @@ class CalibrationMixin(Trainer):
             or self._made_from != self.calibration_config.settings()
         ):
             self._make_loss()  # A new model needs a new table.
-        checks.check_data(self)
-        maps.take(self, None)  # Further training invalidates an earlier calibrator.
-        fitting = own_callback(self, CalibrationMapCallback)
-        if self._resume_from is not None and isinstance(
-            self.calibration_loss, AdaptiveLoss
-        ):
-            load_loss_state(self.calibration_loss, self._resume_from)
-        if self._resume_from is not None and fitting is not None:
-            maps.take(self, maps.map_of_checkpoint(self._resume_from, fitting.scaler))
+        self._check_data()
+        self.remove_calibration_map()  # Further training invalidates an earlier calibrator.
+        if self._resume_from is not None and os.path.isdir(
+            self._resume_from
+        ):  # The Trainer refuses all else.
+            self._restore_calibration(self._resume_from)
         self.last_evaluation = None
+
+    def _restore_calibration(self, checkpoint: str) -> None:
+        """Restore the gammas and the calibrator of a checkpoint."""
+        if isinstance(self.calibration_loss, AdaptiveLoss):
+            load_loss_state(self.calibration_loss, checkpoint)
+        fitting = self.own_callbacks.find(CalibrationMapCallback)
+        if fitting is not None:
+            self._set_map(maps.map_of_checkpoint(checkpoint, fitting.scaler))
+
+    def _check_data(self) -> None:
+        """Raise for data on which training would fail later, and warn of splits that make metrics misleading."""
+        self.own_callbacks.arrange()
+        objective = getattr(
+            self, "compute_objective", None
+        )  # The Trainer sets it for a search.
+        if objective is not None:
+            has_own_metrics = self.compute_metrics is not None
+            self.compute_objective = checks.objective_of(
+                objective, has_own_metrics=has_own_metrics
+            )
+
+        fitted = []
+        if self.own_callbacks.find(AdaFocalCallback) is not None:
+            checks.check_gammas_have_rows(self.calibration_loss.name, self.splits)
+            fitted.append("the loss's gammas")
+        if self.reads_labels:
+            self._check_labels()
+        fitting = self.own_callbacks.find(CalibrationMapCallback)
+        if fitting is not None:
+            maps.check_goes_with(fitting.scaler, self.problem)
+            fitted.append(fitting.title)
+
+        if self.is_world_process_zero():
+            if fitted:
+                checks.warn_of_roles(self.splits, " and ".join(fitted))
+            gathers = self.calibration_config.gather_batch
+            checks.warn_of_split_batches(
+                self.calibration_loss, self.args, gathers=gathers
+            )
+
+    def _check_labels(self) -> None:
+        collator_module = str(getattr(self.data_collator, "__module__", ""))
+        wanted = checks.LabelCheck(
+            problem=self.problem,
+            label_key=self.label_key,
+            collator_is_stock=collator_module.startswith("transformers."),
+        )
+        for role, dataset in self.splits.by_name().items():
+            wanted.check(dataset, role)
 
     def _begin_training(self, begin: Callable[..., Any], *given: Any) -> Any:
         """Run the handler's begin event, once the callbacks are those of this run."""
         if self.model_init is not None:  # A trial of a search has set its arguments.
             self._set_up_training()
-        callbacks.arrange(
-            self
-        )  # The Trainer may have restored callbacks from a checkpoint.
+        self.own_callbacks.arrange()  # The Trainer may have restored callbacks from a checkpoint.
         self.during_training = True
         return begin(*given)
 
@@ -259,14 +388,12 @@ class CalibrationMixin(Trainer):
             return batches, None
         if self.calibration_config.loss_reduction == "sum":
             return batches, torch.ones((), device=device)
-        labels = [
-            of_labels.aligned_labels(each, next_token=self._next_token)
-            for each in labels
-        ]
-        counts = [self.calibration_loss.normalizer(each).float() for each in labels]
-        return batches, self.accelerator.reduce(
-            torch.stack(counts).sum(), "sum"
-        ).clamp_min(1e-12)
+        counts = []
+        for each in labels:
+            aligned = of_labels.aligned_labels(each, next_token=self._next_token)
+            counts.append(self.calibration_loss.normalizer(aligned).float())
+        total = self.accelerator.reduce(torch.stack(counts).sum(), "sum")
+        return batches, total.clamp_min(1e-12)  # All rows may be ignored.
 
     def compute_loss(
         self,
@@ -285,52 +412,71 @@ class CalibrationMixin(Trainer):
             return super().compute_loss(
                 model, inputs, return_outputs, num_items_in_batch
             )
-        if not model.training:
+        if model.training:
+            if self.reads_labels and len(self.label_names) > 1:
+                of_labels.check_one_label(inputs, self.label_names)
+        else:
+            num_items_in_batch = None  # The loss of an evaluation batch is its mean.
             loader = self.callback_handler.eval_dataloader
             of_labels.ignore_repeated_rows(
                 inputs, self.label_key, loader, self.accelerator
             )
+
         outputs, logits, labels = self.logits_and_labels(model, inputs)
         logits = logits_of(logits)
-        if self.calibration_loss.multi_label is None:  # The first batch decides.
-            self.calibration_loss.multi_label = labels.is_floating_point()
-            if labels.is_floating_point():
-                self.calibration_loss.check_multi_label()
-                if (
-                    self.model_config is not None
-                ):  # Pipelines read it, and would otherwise apply a softmax.
-                    self.model_config.problem_type = "multi_label_classification"
+        if self.calibration_loss.multi_label is None:
+            self._set_problem_type(multi_label=labels.is_floating_point())
         if self.calibration_loss.multi_label and labels.is_floating_point():
             checks.check_decisions(labels)
         if not model.training:
-            num_items_in_batch = None  # The loss of an evaluation batch is its mean.
-            self.seen = (logits, labels)  # For the current pass.
-            if self.example_batch is None:
-                tensors = {
-                    name: v
-                    for name, v in inputs.items()
-                    if isinstance(v, Tensor) and v.dim()
-                }
-                names = tensors.keys() - {self.label_key, *self.not_for_the_model}
-                self.example_batch = {name: tensors[name][:4].cpu() for name in names}
+            self._remember(inputs, Batch(logits, labels))
+
         loss = self.calibration_loss(
             logits, labels, num_items_in_batch=num_items_in_batch
         )
         if num_items_in_batch is not None:
-            scaled = getattr(
-                self, "loss_is_scaled_for_ga", False
-            )  # transformers < 5.19 has none
-            steps = (
-                1 if scaled else getattr(self, "current_gradient_accumulation_steps", 1)
-            )
-            loss = loss * (self.accelerator.num_processes * steps)
-        if isinstance(
-            outputs, tuple | Tensor
-        ):  # The Trainer reads logits after the loss.
-            outputs = (
-                (loss, *outputs) if isinstance(outputs, tuple) else (loss, outputs)
-            )
-        return (loss, outputs) if return_outputs else loss
+            loss = loss * self._scale_of_micro_batches()
+        if not return_outputs:
+            return loss
+        # The Trainer reads logits after the loss.
+        if isinstance(outputs, tuple):
+            return loss, (loss, *outputs)
+        if isinstance(outputs, Tensor):
+            return loss, (loss, outputs)
+        return loss, outputs
+
+    def _set_problem_type(self, *, multi_label: bool) -> None:
+        """Take the kind of the problem from the first batch, because the model's config does not say it."""
+        self.calibration_loss.multi_label = multi_label
+        if multi_label:
+            self.calibration_loss.check_multi_label()
+            if (
+                self.model_config is not None
+            ):  # Pipelines read it, and would otherwise apply a softmax.
+                self.model_config.problem_type = "multi_label_classification"
+
+    def _remember(self, inputs: dict[str, Any], batch: Batch) -> None:
+        """Give a batch to the pass that is running, and keep some rows of the first one as an example."""
+        if self.current_pass is not None:
+            self.current_pass.read_by_the_loss = batch
+        if self.example_batch is None:
+            not_inputs = {self.label_key, *self.not_for_the_model}
+            self.example_batch = {
+                name: value[:4].cpu()
+                for name, value in inputs.items()
+                # Numbers have no rows.
+                if isinstance(value, Tensor) and value.dim() and name not in not_inputs
+            }
+
+    def _scale_of_micro_batches(self) -> int:
+        """The number of micro-batches over which the Trainer and DDP will average this step's losses."""
+        is_scaled = getattr(
+            self, "loss_is_scaled_for_ga", False
+        )  # transformers < 5.19 has none
+        if is_scaled:
+            return self.accelerator.num_processes
+        steps = getattr(self, "current_gradient_accumulation_steps", 1)
+        return self.accelerator.num_processes * steps
 
     def logits_and_labels(
         self, model: Any, inputs: dict[str, Any]
@@ -339,20 +485,17 @@ class CalibrationMixin(Trainer):
 
         The model is called without labels. Override this method if batches or logits are made in another way.
         """
-        key, way_out = (
-            self.label_key,
-            "check the dataset's label column and the data collator",
-        )
+        labels = inputs.get(self.label_key)
         check(
-            inputs.get(key) is not None,
-            f"the batch to have {key!r}",
-            f"only {sorted(inputs)}",
-            way_out,
+            labels is not None,
+            f"the batch to have {self.label_key!r}",
+            got=f"only {sorted(inputs)}",
+            way_out="check the dataset's label column and the data collator",
         )
-        labels, others = (
-            inputs[key],
-            {name: value for name, value in inputs.items() if name != key},
-        )
+        assert labels is not None
+        others = {
+            name: value for name, value in inputs.items() if name != self.label_key
+        }
         if self.answers is not None:
             logits = self.answers.logits(model, others)
             return {"logits": logits}, logits, labels
@@ -368,62 +511,105 @@ class CalibrationMixin(Trainer):
     def evaluate(
         self,
         eval_dataset: Any = None,
-        *args: Any,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+        *,
         keep_logits: bool = False,
         **kwargs: Any,
     ) -> Any:
         """Evaluate like `Trainer.evaluate`, and add the calibration metrics to the results.
 
-        With `keep_logits`, all logits and labels are kept for `last_evaluation.logits_and_labels()`. For the model card
-        they are also kept if a calibrator is fitted, training has ended, and there are at most 50,000 rows.
+        With `keep_logits`, all logits and labels are kept for `last_evaluation.logits_and_labels()`; of several sets,
+        those of the last one. For the model card they are also kept if a calibrator is fitted, training has ended, and
+        there are at most 50,000 rows.
         """
-        callback = own_callback(self, CalibrationMapCallback)
+        sets: Any = self.eval_dataset
+        dataset = sets if eval_dataset is None else eval_dataset
+        if isinstance(dataset, dict):
+            if keep_logits:
+                kwargs["keep_logits"] = True  # A subclass's evaluate may not have it.
+            metrics: dict[str, Any] = {}
+            for name, rows in dataset.items():
+                # The Trainer keeps the loaders of its own sets by their names.
+                each = name if eval_dataset is None else rows
+                prefix = f"{metric_key_prefix}_{name}"
+                metrics |= self.evaluate(
+                    each, ignore_keys=ignore_keys, metric_key_prefix=prefix, **kwargs
+                )
+            return metrics
+
+        fitting = self.own_callbacks.find(CalibrationMapCallback)
         if (
-            callback is not None
+            fitting is not None
             and self.during_training
             and self.calibration_split is not None
         ):
-            callback.before_evaluate(self.state.global_step)
-        sets: Any = self.eval_dataset
-        dataset = sets if eval_dataset is None else eval_dataset
-        self._asked = (
-            (sets[dataset] if isinstance(dataset, str) else dataset),
-            keep_logits,
-        )
-        return super().evaluate(eval_dataset, *args, **kwargs)
+            fitting.before_evaluate(self.state.global_step)
+        if isinstance(dataset, str):
+            dataset = sets[dataset]
+        self._planned_pass = self._new_pass(dataset, keep_logits=keep_logits)
+        try:
+            return super().evaluate(
+                eval_dataset, ignore_keys, metric_key_prefix, **kwargs
+            )
+        finally:
+            self._planned_pass = None  # Also if it failed before its loop.
 
     def evaluation_loop(
-        self, dataloader: Any, description: str, *args: Any, **kwargs: Any
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
         """Run the Trainer's loop in the order of the rows, and add the calibration metrics."""
-        kwargs |= dict(
-            zip(
-                ("prediction_loss_only", "ignore_keys", "metric_key_prefix"),
-                args,
-                strict=False,
+        current = self._planned_pass or self._new_pass()
+        self._planned_pass = None  # A callback may evaluate something else.
+        current.prefix = metric_key_prefix
+        passes.in_row_order(dataloader)
+        with self._in_pass(current), passes.watched(self, current, dataloader):
+            output = super().evaluation_loop(
+                dataloader,
+                description,
+                prediction_loss_only,
+                ignore_keys,
+                metric_key_prefix,
             )
-        )
-        prefix, loss_only = (
-            kwargs.get("metric_key_prefix", "eval"),
-            kwargs.pop("prediction_loss_only", None),
-        )
-        loss_only = self.args.prediction_loss_only if loss_only is None else loss_only
-        # During training the logits are not needed, and each evaluation would gather them.
-        few = (
-            Evaluation.FEW_VALUES
-            if self.fitted_map is not None and not self.during_training
-            else 0
-        )
-        dataset, keep_logits = vars(self).pop("_asked", (None, False))
-        n_bins, keep = self.calibration_config.n_bins, math.inf if keep_logits else few
-        current = Evaluation(self.accelerator, prefix, n_bins, keep, dataset=dataset)
-        current.calibration_map = self.calibration_map
-        loop = partial(super().evaluation_loop, description=description, **kwargs)
-        output = run(self, current, loop, dataloader, loss_only)
+        current.finish()
         if description == "Evaluation":
             self.last_evaluation = current
         # A metric with this name from the user's compute_metrics takes precedence.
-        return output._replace(metrics=current.metrics() | (output.metrics or {}))
+        metrics = current.metrics() | (output.metrics or {})
+        return output._replace(metrics=metrics)
+
+    def _new_pass(
+        self, dataset: Any = None, *, keep_logits: bool = False
+    ) -> Evaluation:
+        """Make a pass with the calibrator as it is now."""
+        keep_values: float = 0
+        if keep_logits:
+            keep_values = math.inf
+        # During training the logits are not needed, and each evaluation would gather them.
+        elif self.fitted_map is not None and not self.during_training:
+            keep_values = Evaluation.FEW_VALUES
+        return Evaluation(
+            self.accelerator,
+            n_bins=self.calibration_config.n_bins,
+            keep_values=keep_values,
+            dataset=dataset,
+            calibration_map=self.calibration_map,
+        )
+
+    @contextmanager
+    def _in_pass(self, current: Evaluation) -> Iterator[None]:
+        """Within this context `compute_loss` gives its batches to a pass."""
+        outer = self.current_pass  # A hook of the user's may run another pass.
+        self.current_pass = current
+        try:
+            yield
+        finally:
+            self.current_pass = outer
 
     # ---- Calibration ----
 
@@ -435,11 +621,20 @@ class CalibrationMixin(Trainer):
         With `n_samples`, only a fixed random subset of this size is used. `keep_logits` keeps logits and labels; for a
         causal language model, those of a random sample of tokens, at most 20,000 and half a GiB.
         """
-        n_bins, keep = self.calibration_config.n_bins, math.inf if keep_logits else 0
-        current = Evaluation(self.accelerator, "", n_bins, keep, self._next_token)
-        return held_out(self, self.calibration_split, current, n_samples=n_samples)
+        current = Evaluation(
+            self.accelerator,
+            n_bins=self.calibration_config.n_bins,
+            keep_values=math.inf if keep_logits else 0,
+            sample_tokens=self._next_token,
+        )
+        loader = self.split_loaders.loader(self.calibration_split, n_samples)
+        with self._in_pass(current):
+            passes.run_held_out(self, loader, current)
+        return current
 
-    def fit_calibration_map(self, scaler: Any = None) -> Any:
+    def fit_calibration_map(
+        self, scaler: Any = None, held_out: Evaluation | None = None
+    ) -> Any:
         """Fit a calibrator to the calibration split, record it in the config, and use it in all later evaluations.
 
         The model's weights do not change; `save_calibrated_model` folds the calibrator into the saved copy. If the fit
@@ -448,32 +643,44 @@ class CalibrationMixin(Trainer):
         Args:
             scaler: a foldable calibrator of `SCALERS`, which is fitted in place and returned. None uses a copy of that
                 of the `CalibrationMapCallback`, otherwise that of the arguments, otherwise a temperature.
+            held_out: a `held_out_pass` with logits; None runs one.
 
         Raises:
             TypeError, ValueError: if the calibrator cannot be folded, or does not fit the split or the model.
         """
-        requirement = "calibration_dataset to be given to fit a calibrator"
         check(
             self.calibration_split is not None,
-            requirement,
-            "none",
-            "pass it to the trainer",
+            "calibration_dataset to be given to fit a calibrator",
+            got="none",
+            way_out="pass it to the trainer",
         )
-        scaler = callbacks.scaler_to_fit(self) if scaler is None else scaler
-        maps.check_goes_with(scaler, self)
-        maps.take(self, None)
-        logits, labels = self.held_out_pass(keep_logits=True).logits_and_labels()
+        if scaler is None:
+            scaler = self._scaler_to_fit()
+        maps.check_goes_with(scaler, self.problem)
+        self.remove_calibration_map()
+        if held_out is None:
+            held_out = self.held_out_pass(keep_logits=True)
+        logits, labels = held_out.logits_and_labels()
         maps.check_problem(scaler, labels.ndim == 2)
         maps.fit_once(self.accelerator, scaler, logits, labels)
         split = "calibration" if self.calibration_dataset is not None else "evaluation"
         self.use_calibration_map(scaler, split=split, n_examples=len(labels))
         return scaler
 
+    def _scaler_to_fit(self) -> Any:
+        """A copy of the callback's calibrator, otherwise that of the arguments, otherwise a temperature."""
+        fitting = self.own_callbacks.find(CalibrationMapCallback)
+        if fitting is not None:
+            return clone(fitting.scaler)
+        configured = maps.scaler_of(self.calibration_config, self.problem)
+        return TemperatureScaling() if configured is None else configured
+
     def fit_temperature(self, scaling: TemperatureScaling | None = None) -> float:
         """Fit a temperature like `fit_calibration_map`, by default that of the callback or by the NLL; return T > 0."""
-        own = callbacks.scaler_to_fit(self) if scaling is None else scaling
-        scaling = own if isinstance(own, TemperatureScaling) else TemperatureScaling()
-        return float(self.fit_calibration_map(scaling).temperature_)
+        own = self._scaler_to_fit() if scaling is None else scaling
+        if not isinstance(own, TemperatureScaling):
+            own = TemperatureScaling()
+        return float(self.fit_calibration_map(own).temperature_)
 
     def use_calibration_map(self, scaler: Any, *, split: str, n_examples: int) -> None:
         """Use a calibrator that was fitted elsewhere, for example to out-of-fold logits.
@@ -485,11 +692,19 @@ class CalibrationMixin(Trainer):
         Raises:
             TypeError, ValueError: if it cannot be folded, has NaN, or does not fit the problem or the model.
         """
-        maps.check_goes_with(scaler, self)
+        maps.check_goes_with(scaler, self.problem)
         check_finite(scaler)
-        maps.take(
-            self, SavedMap(scaler, saving.about_map(self, scaler, split, n_examples))
+        self._set_map(
+            SavedMap(scaler, results.about_map(self.results, scaler, split, n_examples))
         )
+
+    def remove_calibration_map(self) -> None:
+        """Use no calibrator, until one is fitted."""
+        self._set_map(None)
+
+    def _set_map(self, fitted: SavedMap | None) -> None:
+        self.fitted_map = fitted
+        maps.record_in_config(self.model_config, fitted)
 
     # ---- Saving ----
 
@@ -498,15 +713,31 @@ class CalibrationMixin(Trainer):
     ) -> None:
         """Save the model as trained, like `Trainer`, and the calibrator next to it; see `save_calibrated_model`."""
         if not _internal_call:
-            saving.warn_not_folded(self)
+            self._warn_not_folded()
         with hub_token_left_out():
             super().save_model(output_dir, _internal_call=True)
         if self.args.should_save:
-            saving.save_beside(self, Path(output_dir or self.args.output_dir))
+            folder = Path(output_dir or self.args.output_dir)
+            saving.save_beside(folder, self.calibration_loss, self.fitted_map)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(
                 commit_message="Model save", revision=self.args.hub_revision
             )
+
+    def _warn_not_folded(self) -> None:
+        """Log once that a model is saved as trained although there is a calibrator."""
+        if (
+            self.fitted_map is None
+            or self.said_not_folded
+            or not self.is_world_process_zero()
+        ):
+            return
+        self.said_not_folded = True
+        logger.warning(
+            "save_model writes the model as trained, without its %s: a pipeline that loads it is not "
+            "calibrated. Use save_calibrated_model(output_dir) for the calibrated model.",
+            title_of(self.calibration_map),
+        )
 
     def save_calibrated_model(self, output_dir: str | os.PathLike[str]) -> None:
         """Save a copy of the model with the calibrator folded into its head.
@@ -522,7 +753,37 @@ class CalibrationMixin(Trainer):
         check_overwrites_no_original(
             output_dir, self.originals | loaded_from(self.model)
         )
-        saving.save_calibrated(self, output_dir)
+        self._save_calibrated(output_dir)
+
+    def _save_calibrated(self, output_dir: str | os.PathLike[str]) -> None:
+        """Save the model with the folded calibrator, over anything: a push replaces the files of the run."""
+        fitted = self.fitted_map
+        is_configured = self.calibration_config.make_scaler() is not None
+        check(
+            fitted is not None,
+            "a calibrator to be fitted",
+            got="none yet" if is_configured else "none configured",
+            way_out="train with a calibration_dataset, or call fit_calibration_map()",
+        )
+        assert fitted is not None
+        state_dict = None
+        if (
+            self.is_fsdp_enabled or self.is_deepspeed_enabled
+        ):  # Each process has a part of the weights.
+            state_dict = self.accelerator.get_state_dict(self.model_wrapped)
+
+        def save() -> None:
+            save_folded(
+                standalone_copy(self.unwrapped_model, state_dict),
+                fitted.scaler,
+                output_dir,
+                batch=self.example_batch,
+                processing_class=self.processing_class
+                or getattr(self.data_collator, "tokenizer", None),
+                about={**fitted.about, **results.measured(self.results)},
+            )
+
+        raise_everywhere(save, here=self.args.should_save)
 
     def push_to_hub(
         self, commit_message: str | None = "End of training", *where: Any, **kwargs: Any
@@ -534,20 +795,56 @@ class CalibrationMixin(Trainer):
         `blocking`, `token`, `revision` and `private` are those of `Trainer.push_to_hub`; `create_pr=True` opens a pull
         request, and all other arguments are for `create_model_card`. Return the commit, or a future of it.
         """
-        kwargs |= dict(
-            zip(("blocking", "token", "revision", "private"), where, strict=False)
-        )
+        names = ("blocking", "token", "revision", "private")
+        kwargs |= dict(zip(names, where, strict=False))
         if self.fitted_map is not None:
-            return saving.push(self, commit_message, kwargs)
-        way_out = "train with a calibration_dataset, or push without create_pr"
-        is_push = not kwargs.pop("create_pr", False)
-        check(is_push, "a calibrator to be fitted for create_pr", "none", way_out)
+            return self._push_calibrated(commit_message, kwargs)
+        create_pr = kwargs.pop("create_pr", False)
+        check(
+            not create_pr,
+            "a calibrator to be fitted for create_pr",
+            got="none",
+            way_out="train with a calibration_dataset, or push without create_pr",
+        )
         return super().push_to_hub(commit_message, **kwargs)
+
+    def _push_calibrated(self, message: str | None, given: dict[str, Any]) -> Any:
+        """Save the calibrated model and its card in the output folder, and push it in one commit."""
+        folder = self.args.output_dir
+        settings = saving.push_settings(message, given, self.args)
+        self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        repo_id = (
+            self.hub_model_id or self.args.hub_model_id or Path(folder).absolute().name
+        )
+        running = getattr(self, "push_in_progress", None)
+        if running is not None:  # A push of the Trainer reads the same folder.
+            running.wait_until_done()
+        self._save_calibrated(folder)
+
+        def upload() -> Any:
+            # The name needs its owner, so that the card's code works.
+            hub_model_id: Any = with_owner(repo_id, settings.token)
+            self.hub_model_id = hub_model_id
+            if isinstance(self.calibration_loss, AdaptiveLoss):
+                saving.save_loss_state(self.calibration_loss, folder)
+            model_tags = getattr(self.model, "model_tags", None)
+            self.create_model_card(**saving.card_settings(given, repo_id, model_tags))
+            return push_folder(folder, hub_model_id, **settings._asdict())
+
+        return raise_everywhere(upload, here=self.is_world_process_zero())
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write the Trainer's model card; with a calibrator, add its section and write the report in `calibration`."""
         super().create_model_card(*args, **kwargs)
-        saving.complete_card(self)
+        if not self.is_world_process_zero():
+            return
+        folder = Path(self.args.output_dir)
+        base_model = getattr(self.model_config, "_name_or_path", None)
+        is_calibrated = self.fitted_map is not None
+        repair_stock_card(folder / CARD, base_model, is_calibrated=is_calibrated)
+        if is_calibrated:
+            results.write_results(self.results, folder)
+            write_card(folder, repo_id=self.hub_model_id or self.args.hub_model_id)
 
 
 class CalibrationTrainer(CalibrationMixin):

@@ -21,7 +21,7 @@ from hf_calib.data.images import decode_at
 from hf_calib.experiments.reported_training import results_table
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.trainer.calibration_map import in_words
-from hf_calib.trainer.saving import report_on
+from hf_calib.trainer.results import report_on
 from papers.pixels import decode_images, model_inputs, stacked_pixels
 
 if TYPE_CHECKING:
@@ -160,7 +160,11 @@ def write_ten_crop_report(
         or None
     )
     test = Predictions(labels, logits=logits, class_names=names, validate=False)
-    report = report_on(trainer, test, scaler, name) if finite else None
+    report = (
+        report_on(test, name, trainer.calibration_config.n_bins, scaler)
+        if finite
+        else None
+    )
     if report is None:
         why = "some of the model's logits are NaN or infinite on them, or several labels per row are soft"
         way_out = "Train with a smaller learning rate, or in higher precision."

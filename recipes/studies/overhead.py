@@ -18,7 +18,6 @@ from records import kind_of_intervals, over_seeds, write_record
 
 from hf_calib import AdaFocalCallback
 from hf_calib.plots import save_figure
-from hf_calib.trainer.callbacks import own_callback
 
 PAPER = {
     "epoch_ms": 79_123,
@@ -68,7 +67,7 @@ def measured(trainer):
         if not module.training:
             held_out_rows += len(output.logits)
 
-    callback = own_callback(trainer, AdaFocalCallback)
+    callback = trainer.own_callbacks.find(AdaFocalCallback)
     if callback is not None:
         callback.update = timed("update", callback.update)
     trainer.training_step = timed("step", trainer.training_step)

@@ -13,7 +13,6 @@ from datasets import IterableDataset
 from transformers import TrainingArguments
 
 from hf_calib import CalibrationTrainer
-from hf_calib.trainer.checks import check_data
 from tests.helpers.tiny import (
     N_LABELS,
     arguments,
@@ -68,7 +67,7 @@ ROLES = {
 @pytest.mark.parametrize("roles", ROLES)
 def test_one_warning_where_a_split_plays_two_roles(roles: str, tmp_path: Path) -> None:
     trainer = trainer_of(roles, tmp_path)
-    found, wanted = warned(lambda: check_data(trainer)), ROLES[roles]
+    found, wanted = warned(lambda: trainer._check_data()), ROLES[roles]
     assert len(found) == (wanted is not None)
     assert wanted is None or re.match(wanted, found[0])
 
@@ -211,4 +210,4 @@ def test_a_penalty_that_depends_on_the_batch_says_so_once(tmp_path: Path) -> Non
         {"loss": "focal", "gradient_accumulation_steps": 2},
     ):
         trainer = trainer_of("abc", tmp_path, **settings)
-        assert warned(lambda: check_data(trainer)) == []  # noqa: B023
+        assert warned(lambda: trainer._check_data()) == []  # noqa: B023

@@ -1,0 +1,172 @@
+"""Passes of a trainer's model over a dataset, our `CalibrationTrainer`'s or a stock one's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.data_loader import get_sampler
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, SequentialSampler, Subset
+from transformers import Trainer
+from transformers.trainer_callback import CallbackHandler
+from transformers.trainer_pt_utils import LengthGroupedSampler
+
+from hf_calib.language_models.label_tokens import is_causal
+from hf_calib.losses import logits_of
+from hf_calib.trainer import labels as of_labels
+from hf_calib.trainer.evaluation import Batch, Evaluation
+
+
+class WatchedStep:
+    """A trainer's `prediction_step` that also adds each batch to a pass."""
+
+    def __init__(
+        self, step: Callable[..., Any], current: Evaluation, *, next_token: bool
+    ) -> None:
+        self.step = step
+        self._current = current
+        self._next_token = next_token
+
+    def __call__(
+        self,
+        model: Any,
+        inputs: Any,
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> Any:
+        self._current.read_by_the_loss = None
+        # Without the logits there are no metrics.
+        loss, logits, labels = self.step(model, inputs, False, ignore_keys=ignore_keys)
+        batch = self._current.read_by_the_loss
+        if batch is None and isinstance(
+            labels, Tensor
+        ):  # A compute_loss of another trainer.
+            aligned = of_labels.aligned_labels(labels, next_token=self._next_token)
+            batch = Batch(logits_of(logits), aligned)
+        if batch is not None:
+            self._current.add(batch.logits, batch.labels)
+        if prediction_loss_only:
+            return loss, None, None
+        return loss, logits, labels
+
+
+@contextmanager
+def watched(trainer: Trainer, current: Evaluation, loader: Any) -> Iterator[None]:
+    """Within this context the batches of the trainer's `evaluation_loop` over a loader are added to a pass.
+
+    `prediction_step` is the only place where the stock loop has the logits of a batch, also if only its loss is wanted.
+    It is replaced on this object, and not overridden, so that a stock trainer and a subclass with a `prediction_step`
+    of its own have the metrics, too. The hooks that belong to the user are not touched.
+    """
+    current.loader = loader
+    outer = trainer.prediction_step
+    # Within another pass, only this one has the batches.
+    step = outer.step if isinstance(outer, WatchedStep) else outer
+    next_token = is_causal(trainer.accelerator.unwrap_model(trainer.model))
+    own = vars(trainer)
+    is_a_method = "prediction_step" not in own
+    own["prediction_step"] = WatchedStep(step, current, next_token=next_token)
+    try:
+        yield
+    finally:
+        if is_a_method:
+            del own["prediction_step"]
+        else:
+            own["prediction_step"] = outer
+        current.read_by_the_loss = None
+
+
+def in_row_order(loader: Any) -> None:
+    """Let a loader read its rows in their order, if it has them in the order for training."""
+    # Other iterables of batches, such as a list, have no sampler.
+    if isinstance(loader, DataLoader) and isinstance(
+        get_sampler(loader), LengthGroupedSampler
+    ):
+        in_order: Any = SequentialSampler(loader.dataset)  # type: ignore[arg-type]
+        loader.set_sampler(in_order)  # type: ignore[attr-defined]
+
+
+class SplitLoaders:
+    """The loaders of a trainer's held-out splits and their random subsets.
+
+    Each is made once, because accelerate keeps every loader.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        # The datasets are kept, so that no other one gets their ids.
+        self._made: dict[tuple[int, int | None], tuple[Any, Any]] = {}
+
+    def loader(self, dataset: Any, n_samples: int | None = None) -> Any:
+        """Return the loader of a dataset, or of a fixed random subset of this size."""
+        key = (id(dataset), n_samples)
+        if key not in self._made:
+            rows = dataset
+            if n_samples is not None and n_samples < len(dataset):
+                generator = torch.Generator().manual_seed(self._trainer.args.seed)
+                order = torch.randperm(len(dataset), generator=generator)
+                rows = Subset(dataset, order[:n_samples].tolist())
+            # With persistent workers, get_eval_dataloader would return the loader of the evaluation set.
+            self._made[key] = (dataset, self._trainer.get_test_dataloader(rows))
+        _, loader = self._made[key]
+        return loader
+
+
+def run_held_out(trainer: Trainer, loader: Any, current: Evaluation) -> None:
+    """Run a pass over held-out rows in the midst of a training, which it leaves unchanged."""
+    in_row_order(loader)
+    with (
+        _modes_kept(trainer.model),
+        _random_states_kept(),
+        _without_callbacks(trainer.callback_handler),
+        watched(trainer, current, loader),
+    ):
+        # The stock loop, since this is no evaluation that an overridden one has to report.
+        Trainer.evaluation_loop(
+            trainer, loader, description="Calibration", prediction_loss_only=True
+        )
+    current.finish()
+
+
+@contextmanager
+def _modes_kept(model: nn.Module | None) -> Iterator[None]:
+    """Restore the mode of each module, because some may be frozen in the mode of evaluation."""
+    assert model is not None
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, is_training in modes:
+            module.training = is_training
+
+
+@contextmanager
+def _random_states_kept() -> Iterator[None]:
+    """Restore all generators that a dataset or a model may draw from, so that the run stays reproducible."""
+    of_python = random.getstate()
+    of_numpy = np.random.get_state()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+
+
+@contextmanager
+def _without_callbacks(handler: CallbackHandler) -> Iterator[None]:
+    """Keep log and progress bars of the run unchanged."""
+    callbacks = handler.callbacks
+    loader = handler.eval_dataloader
+    handler.callbacks = []
+    try:
+        yield
+    finally:
+        handler.callbacks = callbacks
+        handler.eval_dataloader = loader

@@ -1,0 +1,312 @@
+"""Passes over a dataset: what they are told, what they leave behind, and errors before and after the training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import BertConfig, BertModel, BertPreTrainedModel, Trainer
+from transformers.modeling_outputs import SequenceClassifierOutput
+
+from hf_calib import CalibrationTrainer, TemperatureScalingCallback
+from tests.helpers.gloo_pair import run_on_two
+from tests.helpers.tiny import arguments, logged, sequences, tiny_bert, tiny_trainer
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_the_logits_of_several_sets_are_kept(given: bool, tmp_path: Path) -> None:
+    model = tiny_bert()
+    sets = {"a": sequences(model, 9), "b": sequences(model, 13, seed=2)}
+    trainer = CalibrationTrainer(
+        model, arguments(tmp_path), eval_dataset=None if given else sets
+    )
+    metrics = trainer.evaluate(sets if given else None, keep_logits=True)
+    assert {"eval_a_ece", "eval_b_ece"} < set(metrics)
+    logits, _ = trainer.last_evaluation.logits_and_labels()
+    assert len(logits) == 13
+
+
+def test_a_subclass_may_have_an_evaluate_without_our_keyword(tmp_path: Path) -> None:
+    class Mine(CalibrationTrainer):
+        def evaluate(
+            self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"
+        ):  # type: ignore[no-untyped-def, override]
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+
+    model = tiny_bert()
+    metrics = Mine(model, arguments(tmp_path)).evaluate({"a": sequences(model, 9)})
+    assert "eval_a_ece" in metrics
+
+
+def test_logits_that_were_not_kept_are_named_as_the_cause(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path)
+    trainer.evaluate()
+    with pytest.raises(
+        ValueError, match=r"expected the logits .* to be kept, .*keep_logits=True"
+    ):
+        trainer.last_evaluation.logits_and_labels()
+
+
+def test_a_loss_outside_an_evaluation_is_in_none(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path)
+    rows = sequences(trainer.model, 8)
+    batch = trainer.data_collator([rows[i] for i in range(8)])
+    trainer.model.eval()
+    trainer.compute_loss(trainer.model, batch)
+    assert not any(
+        "ece" in key for key in trainer.predict(rows.remove_columns("label")).metrics
+    )
+
+
+def test_an_evaluation_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path)
+    with pytest.raises(ValueError, match="input_ids"):
+        trainer.evaluate(
+            trainer.eval_dataset.remove_columns("input_ids"), keep_logits=True
+        )
+    assert trainer.current_pass is None
+    assert "prediction_step" not in vars(trainer)
+    trainer.evaluate()
+    assert trainer.last_evaluation.rows == []
+    assert trainer.last_evaluation.dataset is trainer.eval_dataset
+
+
+def test_an_evaluation_that_fails_before_its_loop_plans_nothing(tmp_path: Path) -> None:
+    model = tiny_bert()
+    trainer = CalibrationTrainer(model, arguments(tmp_path))
+    with pytest.raises(ValueError, match="evaluation requires an eval_dataset"):
+        trainer.evaluate(keep_logits=True)
+    loader = trainer.get_eval_dataloader(sequences(model, 8))
+    trainer.evaluation_loop(loader, "Evaluation")
+    assert trainer.last_evaluation.rows == []
+
+
+def test_a_callback_that_the_user_removed_stays_away(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, max_steps=1)
+    trainer.remove_callback(TemperatureScalingCallback)
+    for n_bins in (10, 12):  # The callbacks are made again for changed settings.
+        trainer.args.n_bins = n_bins
+        trainer.train()
+        assert trainer.temperature is None
+
+
+def test_a_pass_within_a_pass_counts_its_own_rows(tmp_path: Path) -> None:
+    model = tiny_bert()
+    rows, others = sequences(model, 20), sequences(model, 7, seed=2)
+    found: dict[str, Any] = {}
+
+    def own_metric(prediction: Any) -> dict[str, float]:
+        if "nested" not in found:
+            found["nested"] = True
+            found.update(trainer.predict(others, metric_key_prefix="other").metrics)
+        return {}
+
+    def within(logits: Any, labels: Any) -> Any:
+        if "held out" not in found and trainer.current_pass is not None:
+            found["held out"] = trainer.held_out_pass()
+        return logits
+
+    trainer = CalibrationTrainer(
+        model,
+        arguments(tmp_path),
+        eval_dataset=rows,
+        calibration_dataset=others,
+        compute_metrics=own_metric,
+        preprocess_logits_for_metrics=within,
+    )
+    trainer.evaluate()
+    assert "other_ece" in found
+    assert len(found["held out"].raw.top_label.correct) == 7
+    assert len(trainer.last_evaluation.raw.top_label.correct) == 20
+
+
+class OwnStep(CalibrationTrainer):
+    """A prediction_step of its own."""
+
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):  # type: ignore[no-untyped-def]
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad():
+            outputs = model(**inputs)
+        return outputs.loss, outputs.logits, inputs["labels"]
+
+
+def test_a_prediction_step_of_a_subclass_has_the_metrics(tmp_path: Path) -> None:
+    model = tiny_bert()
+    rows = sequences(model, 20)
+    ours = CalibrationTrainer(model, arguments(tmp_path)).evaluate(rows)
+    assert (
+        OwnStep(model, arguments(tmp_path)).evaluate(rows)["eval_ece"]
+        == ours["eval_ece"]
+    )
+
+
+def test_a_prediction_step_that_was_set_on_the_trainer_is_called_and_stays(
+    tmp_path: Path,
+) -> None:
+    trainer = tiny_trainer(tmp_path)
+    theirs = trainer.prediction_step
+    calls = []
+
+    def own_step(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return theirs(*args, **kwargs)
+
+    trainer.prediction_step = own_step
+    trainer.evaluate()
+    assert calls
+    assert trainer.prediction_step is own_step
+
+
+class ListOfBatches(CalibrationTrainer):
+    """Its loader for evaluations is a list."""
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        return list(super().get_eval_dataloader(eval_dataset))
+
+
+def test_a_list_of_batches_is_a_loader(tmp_path: Path) -> None:
+    """Also at the end of an epoch, when the last batch of the training is the last one that accelerate knows of."""
+    model = tiny_bert()
+    settings = {
+        "eval_strategy": "epoch",
+        "num_train_epochs": 2,
+        "calibration_method": "none",
+    }
+    args = arguments(tmp_path, per_device_train_batch_size=4, **settings)
+    trainer = ListOfBatches(
+        model,
+        args,
+        train_dataset=sequences(model, 10),
+        eval_dataset=sequences(model, 24, seed=3),
+    )
+    trainer.train()
+    assert len(trainer.last_evaluation.raw.top_label.correct) == 24
+    assert len(logged(trainer, "eval_ece")) == 2
+
+
+# ---- Several label columns ----
+
+
+class TwoHeads(BertPreTrainedModel):
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.bert = BertModel(config)
+        self.first = nn.Linear(config.hidden_size, 4)
+        self.second = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        labels: Any = None,
+        labels_2: Any = None,
+    ) -> Any:
+        hidden = self.bert(input_ids, attention_mask).pooler_output
+        loss = None
+        if labels is not None:
+            cross_entropy = nn.functional.cross_entropy
+            loss = cross_entropy(self.first(hidden), labels) + cross_entropy(
+                self.second(hidden), labels_2
+            )
+        return SequenceClassifierOutput(loss=loss, logits=self.first(hidden))
+
+
+def test_two_label_columns_are_refused_before_the_first_step(tmp_path: Path) -> None:
+    model = TwoHeads(tiny_bert().config)
+    rows = [{**row, "labels_2": 1} for row in sequences(model, 16)]
+    settings = {"calibration_method": "none", "num_train_epochs": 1}
+    trainer = CalibrationTrainer(
+        model, arguments(tmp_path, **settings), train_dataset=rows
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"one label column, got labels, labels_2; set label_names=\['labels'\]",
+    ):
+        trainer.train()
+    assert trainer.state.global_step == 0
+    # As an input, which this model ignores without labels.
+    args = arguments(tmp_path, label_names=["labels"], **settings)
+    CalibrationTrainer(model, args, train_dataset=rows).train()
+
+
+# ---- Checkpoints ----
+
+
+def test_the_best_model_by_a_metric_that_comes_too_late_is_refused(
+    tmp_path: Path,
+) -> None:
+    model = tiny_bert()
+    best = {
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "eval_nll_calibrated",
+        "eval_strategy": "epoch",
+        "save_strategy": "epoch",
+    }
+    rows = {"eval_dataset": sequences(model, 8)}
+    message = "expected metric_for_best_model to be a metric of each evaluation, got 'eval_nll_calibrated'"
+    with pytest.raises(ValueError, match=message):
+        CalibrationTrainer(model, arguments(tmp_path, **best), **rows)
+    fitting = TemperatureScalingCallback(strategy="evaluate")
+    CalibrationTrainer(model, arguments(tmp_path, **best), callbacks=[fitting], **rows)
+    CalibrationTrainer(
+        model, arguments(tmp_path, calibration_strategy="evaluate", **best), **rows
+    )
+    CalibrationTrainer(
+        model, arguments(tmp_path, **{**best, "load_best_model_at_end": False}), **rows
+    )
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "adafocal"])
+@pytest.mark.parametrize("folder", ["", "nowhere"])
+def test_a_checkpoint_that_is_no_folder_is_refused_as_by_the_stock_trainer(
+    folder: str, loss: str, tmp_path: Path
+) -> None:
+    ours = tiny_trainer(tmp_path, loss=loss)
+    stock = Trainer(tiny_bert(), arguments(tmp_path), train_dataset=ours.train_dataset)
+    for trainer in (ours, stock):
+        with pytest.raises(ValueError, match="Can't find a valid checkpoint at"):
+            trainer.train(resume_from_checkpoint=folder)
+
+
+# ---- Errors of one process ----
+
+
+class Broken(torch.utils.data.Dataset[Any]):
+    """Rows of which the last one cannot be read."""
+
+    def __init__(self) -> None:
+        self.rows = sequences(tiny_bert(), 16, seed=2)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        if index == len(self) - 1:
+            raise OSError("a broken row")
+        return self.rows[index]
+
+
+def fit_to_broken_rows(rank: int, folder: Path) -> None:
+    trainer = tiny_trainer(
+        folder / "out", max_steps=1, calibration_method="temperature"
+    )
+    trainer.calibration_dataset = Broken()
+    try:
+        trainer.train()
+        outcome = "no error"
+    except Exception as error:
+        outcome = f"{type(error).__name__}: {error}"
+    (folder / f"{rank}.txt").write_text(outcome)
+    assert (
+        outcome == "no error"
+    )  # Otherwise this ends the process, for which the other one waits.
+
+
+def test_an_error_of_one_process_at_the_end_is_raised(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"process . ended with 1"):
+        run_on_two(fit_to_broken_rows, tmp_path, seconds=60)
+    assert (tmp_path / "1.txt").read_text() == "OSError: a broken row"
