@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from numpy.typing import NDArray
 
-from hf_calib._errors import check
+from hf_calib._errors import check, few
 from hf_calib.export.heads import has_tied_head, head_loses_bias, norms_of_hidden_size
 from hf_calib.language_models.label_tokens import is_causal, without_adapters
 from hf_calib.scaling import (
@@ -58,8 +58,8 @@ def scaler_of(config: CalibrationConfig, problem: Problem) -> Any:
 
 def check_goes_with(scaler: Any, problem: Problem) -> None:
     """Raise if a calibrator does not fit the problem or the model's head; "auto" is checked after its fit."""
-    check_problem(scaler, problem.multi_label)
     method = method_of(scaler, folds=True)
+    check_problem(scaler, problem.multi_label)
     title = map_title(method)
     use_a_temperature = "use calibration_method='temperature'"
 
@@ -88,6 +88,32 @@ def check_goes_with(scaler: Any, problem: Problem) -> None:
         "the model to have a layer that a temperature can be folded into",
         got=f"{tied}, and whose norms have no weights",
         way_out="set calibration_method='none', and divide the logits by a temperature when using the model",
+    )
+
+
+def check_fitted(scaler: Any, problem: Problem) -> None:
+    """Raise for a calibrator that was fitted to other labels or classes than the problem's, or has NaN."""
+    saved_map.check_finite(scaler)
+    multi_label = problem.multi_label
+    check(
+        multi_label is None or scaler.multi_label == multi_label,
+        f"scaler to be fitted with multi_label={multi_label}",
+        got=f"multi_label={scaler.multi_label}",
+        way_out="fit it to the labels of this problem",
+    )
+    if problem.n_classes is not None:
+        check_size(scaler, problem.n_classes)
+
+
+def check_size(scaler: Any, n_classes: int) -> None:
+    """Raise for a calibrator that was fitted to logits of another number of classes."""
+    arrays = [array for array in scaler.affine_map() if array is not None]
+    sizes = {size for array in arrays for size in array.shape}
+    check(
+        sizes <= {n_classes},
+        f"scaler to be fitted on {n_classes} classes",
+        got=few(sorted(sizes)),
+        way_out="fit it to the logits of this model",
     )
 
 

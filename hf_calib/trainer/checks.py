@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import warnings
-from collections.abc import Callable
-from operator import itemgetter
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
+import datasets
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers.trainer_utils import default_compute_objective
 
-from hf_calib._errors import check, did_you_mean
+from hf_calib._errors import check, did_you_mean, few
 from hf_calib._text import counted
 from hf_calib.language_models.label_tokens import is_causal, without_adapters
 from hf_calib.losses import CalibrationLoss
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
-from hf_calib.metrics.state import LOGGED_METRICS
-from hf_calib.trainer.labels import Labels, Problem, read_labels
+from hf_calib.metrics.checks import check_type
+from hf_calib.metrics.state import LOGGED_METRICS, lower_is_better
+from hf_calib.trainer.first_rows import has_rows, is_multi_label
+from hf_calib.trainer.labels import Labels, Problem, first_missing, read_labels
 
 _DECISIONS = "give 0 or 1 per class, or -100 to ignore a decision"
+_CALIBRATED = "_calibrated"
+_ADD_METRICS = {"evaluate", "evaluation_loop", "on_evaluate"}
+_OF_THE_TRAINER = (
+    "eval_loss",
+    "eval_runtime",
+    "eval_samples_per_second",
+    "eval_steps_per_second",
+)
 
 
 class Splits(NamedTuple):
@@ -76,7 +87,15 @@ def check_loss_is_given_once(
 def check_is_classifier(problem: Problem) -> None:
     """Raise for a model that is neither a classifier nor a causal language model."""
     model = problem.model
-    generates = getattr(without_adapters(model), "can_generate", bool)()
+    plain = without_adapters(model)
+    inputs = inspect.signature(plain.forward).parameters
+    check(
+        "start_positions" not in inputs,
+        "the model to be a classifier or a causal language model",
+        got=f"{type(model).__name__}, which answers with the start and end of a span",
+        way_out="use transformers.Trainer",
+    )
+    generates = getattr(plain, "can_generate", bool)()
     check(
         is_causal(model) or not generates,
         "the model to be a classifier or a causal language model",
@@ -91,38 +110,112 @@ def check_is_classifier(problem: Problem) -> None:
     )
 
 
-def check_best_metric(
-    metric: str | None, *, is_used: bool, fits_before_evaluations: bool
-) -> None:
-    """Raise for a metric of the calibrator that selects a checkpoint, but would be computed only at the end."""
-    if metric is None or not is_used or fits_before_evaluations:
+def check_number_of_weights(weights: Tensor | None, n_classes: int | None) -> None:
+    """Raise unless there is a class weight for each class, if their number is known."""
+    n_weights = n_classes if weights is None else len(weights)
+    check(
+        n_classes is None or n_weights == n_classes,
+        f"class_weights to have one entry for each of the {n_classes} classes",
+        got=n_weights,
+        way_out="give them in the order of the model's labels",
+    )
+
+
+def check_smoothing_is_read(args: Any, config: Any) -> None:
+    """Raise for the Trainer's label smoothing with a separate configuration, which has its own."""
+    smoothing = args.label_smoothing_factor
+    check(
+        smoothing == 0 or config is args,
+        "label_smoothing_factor to be 0 with calibration=CalibrationConfig(...)",
+        got=smoothing,
+        way_out=f"use loss='label_smoothing', loss_kwargs={{'smoothing': {smoothing}}} there",
+    )
+
+
+# ---- Metrics by name ----
+
+
+class LoggedMetrics(NamedTuple):
+    """The metrics that each evaluation of a run has, as far as they are known."""
+
+    evaluation: Any  # One dataset, several by name, or None.
+    has_calibrated: bool  # A calibrator is fitted before each evaluation.
+    has_others: bool  # A user computes further metrics, whose names are not known.
+
+    def check(
+        self, name: str, argument: str, wanted: str = "a metric of each evaluation"
+    ) -> None:
+        """Raise for a log key, such as "eval_nll", that no evaluation will have."""
+        metric = name
+        if isinstance(self.evaluation, dict) and self.evaluation:
+            metric = self._without_set(name, argument)
+        known = [f"eval_{key}" for key in LOGGED_METRICS]
+        calibrated = [f"{key}{_CALIBRATED}" for key in known]
+        check(
+            metric in (*known, *calibrated, *_OF_THE_TRAINER) or self.has_others,
+            f"{argument} to be {wanted}",
+            got=repr(name),
+            way_out=did_you_mean(metric, [*known, *calibrated]),
+        )
+        check(
+            metric not in calibrated or self.has_calibrated,
+            f"{argument} to be {wanted}",
+            got=f"{name!r}, which is computed after the training only, if there is a calibrator",
+            way_out=f"set calibration_strategy='evaluate', or {argument}={name.removesuffix(_CALIBRATED)!r}",
+        )
+
+    def _without_set(self, name: str, argument: str) -> str:
+        """The key of a metric without the name of its evaluation set, which it has to have."""
+        sets = [key for key in self.evaluation if name.startswith(f"eval_{key}_")]
+        first = next(iter(self.evaluation))
+        metric = name.removeprefix("eval_")
+        check(
+            bool(sets),
+            f"{argument} to begin with the name of an evaluation set ({few(list(self.evaluation))})",
+            got=repr(name),
+            way_out=f"set it to 'eval_{first}_{metric}', for example",
+        )
+        longest = max(sets, key=len)
+        return "eval_" + metric.removeprefix(f"{longest}_")
+
+
+def may_have_other_metrics(trainer: Any) -> bool:
+    """Whether a function, subclass or callback of the user's may add metrics, whose names are then not known."""
+    callbacks = map(type, trainer.callback_handler.callbacks)
+    kinds = [kind for each in (type(trainer), *callbacks) for kind in each.__mro__]
+    adding = [kind for kind in kinds if _ADD_METRICS & vars(kind).keys()]
+    theirs = [
+        kind
+        for kind in adding
+        if not kind.__module__.startswith(("hf_calib.", "transformers."))
+    ]
+    return trainer.compute_metrics is not None or bool(theirs)
+
+
+class Objective(NamedTuple):
+    """The objective of a hyperparameter search that is a metric's name."""
+
+    name: str
+
+    def __call__(self, metrics: Mapping[str, float]) -> float:
+        return metrics[self.name]
+
+
+def check_direction(name: str, trial: Any) -> None:
+    """Raise for a search in which the metric gets worse, if its backend tells; that of a user's metric is not known."""
+    study = getattr(trial, "study", None)  # Optuna's; the others have none.
+    is_accuracy = re.search(rf"_accuracy({_CALIBRATED})?$", name) is not None
+    is_known = is_accuracy or name.endswith("_loss") or lower_is_better(name)
+    if study is None or not is_known:
         return
-    # Several evaluation sets have their names before that of the metric.
-    is_of_calibrator = any(
-        metric.endswith(f"{name}_calibrated") for name in LOGGED_METRICS
-    )
+    right = "maximize" if is_accuracy else "minimize"
+    asked = [direction.name.lower() for direction in study.directions]
     check(
-        not is_of_calibrator,
-        "metric_for_best_model to be a metric of each evaluation",
-        got=f"{metric!r}, which is computed after the training only",
-        way_out=f"set calibration_strategy='evaluate', or metric_for_best_model={metric.removesuffix('_calibrated')!r}",
+        asked == [right],
+        f"direction to be {right!r} for {name}",
+        got=few([repr(each) for each in asked]),
+        way_out="pass a function of the metrics as compute_objective for another aim",
     )
-
-
-def objective_of(given: Any, *, has_own_metrics: bool) -> Any:
-    """Return the objective of a hyperparameter search by name; the default is the NLL instead of the Trainer's sum."""
-    name = "eval_nll" if given is default_compute_objective else given
-    if not isinstance(name, str):
-        return given
-    known = [f"eval_{key}" for key in LOGGED_METRICS]
-    known += [f"{key}_calibrated" for key in known]
-    check(
-        name in known or name == "eval_loss" or has_own_metrics,
-        "compute_objective to be a function of an evaluation's metrics, or the name of one",
-        got=repr(name),
-        way_out=did_you_mean(name, known),
-    )
-    return itemgetter(name)
 
 
 # ---- Labels ----
@@ -135,6 +228,7 @@ class LabelCheck(NamedTuple):
     label_key: str
     # A user's collator or the transform of a dataset may change the labels later.
     collator_is_stock: bool
+    labels_of_rows: Callable[[Any, str, list[int]], list[Tensor]]  # As they arrive.
 
     def check(self, dataset: Any, role: str) -> None:
         """Raise for labels that are missing, names or out of range, if the dataset has a label column."""
@@ -150,54 +244,134 @@ class LabelCheck(NamedTuple):
                 got=f"None in row {found.missing[0]} ({counted(n_missing, 'such row')})",
                 way_out="label these rows, drop them, or give -100 to ignore them",
             )
-        has_transform = dataset.format["type"] == "custom"
-        if len(found.values) == 0 or has_transform:
+        has_transform = (
+            isinstance(dataset, datasets.Dataset) and dataset.format["type"] == "custom"
+        )
+        if len(found.values) == 0:
             return
         first = found.values[0]
         check(
-            not isinstance(first, str),
+            has_transform or not isinstance(first, str),
             f"{requirement} class indices",
-            got=f"{first!r} in row {found.rows[0]}",
+            got=f"{str(first)!r} in row {found.rows[0]}",
             way_out="number them: dataset.class_encode_column('label'), the same names in each split",
         )
         is_number = found.values.dtype.kind in "iuf"
         if not is_number:
             return
-        if self.problem.answers is not None:
+        if self.problem.answers is None:
+            is_stock = self.collator_is_stock and not has_transform
+            self._check_range(found, dataset, role, is_stock=is_stock)
+        elif not has_transform:
             self.problem.answers.check(found, role)
-        elif self.collator_is_stock:
-            self._check_range(found, role)
 
-    def _check_range(self, found: Labels, role: str) -> None:
-        """Raise for the first label that is out of range."""
-        multi_label = self.problem.multi_label
-        if multi_label is None:  # The first batch would decide like this.
-            multi_label = found.values.dtype.kind == "f"
-        if not multi_label:
-            n_classes = self.problem.n_classes
-            fits = found.values >= 0
+    def _check_range(
+        self, found: Labels, dataset: Any, role: str, *, is_stock: bool
+    ) -> None:
+        """Raise for the first label that is out of range, unless its row arrives with others."""
+        fits = self._fits(found.values, role)
+        if fits.all():
+            return
+        rows = found.rows[~fits]
+        arriving = self.labels_of_rows(dataset, role, [int(rows[0])])
+        if not arriving and not is_stock:
+            return
+        if arriving and self._fits(arriving[0].numpy(), role).all():
+            return
+        multi_label = self._is_multi_label(found.values)
+        requirement = f"in [0, {self.problem.n_classes})"
+        way_out = "set num_labels when the model is loaded, or relabel"
+        if multi_label:
+            requirement = "0 or 1" if role == "calibration" else "in [0, 1]"
+            way_out = _DECISIONS
+        n_rows = len(np.unique(rows))
+        check(
+            False,
+            f"labels of the {role} split to be {requirement}",
+            got=f"{found.values[~fits][0]} in row {rows[0]} ({counted(n_rows, 'such row')})",
+            way_out=way_out,
+        )
+
+    def _is_multi_label(self, values: NDArray[Any]) -> bool:
+        if self.problem.multi_label is None:  # The first batch would decide like this.
+            return values.dtype.kind == "f"
+        return self.problem.multi_label
+
+    def _fits(self, values: NDArray[Any], role: str) -> NDArray[np.bool_]:
+        """Whether each label is in range or ignored."""
+        n_classes = self.problem.n_classes
+        if not self._is_multi_label(values):
+            fits = values >= 0
             if n_classes:
-                fits &= found.values < n_classes
-            requirement = f"in [0, {n_classes})"
-            way_out = "set num_labels when the model is loaded, or relabel"
+                fits &= values < n_classes
         elif role == "calibration":  # Calibrator and gammas are fitted to decisions.
-            fits = np.isin(found.values, (0, 1))
-            requirement = "0 or 1"
-            way_out = _DECISIONS
+            fits = np.isin(values, (0, 1))
         else:
-            fits = (found.values >= 0) & (found.values <= 1)
-            requirement = "in [0, 1]"
-            way_out = _DECISIONS
-        is_wrong: NDArray[np.bool_] = ~fits & (found.values != IGNORE_INDEX)
-        if is_wrong.any():
-            rows = found.rows[is_wrong]
-            n_rows = len(np.unique(rows))
-            check(
-                False,
-                f"labels of the {role} split to be {requirement}",
-                got=f"{found.values[is_wrong][0]} in row {rows[0]} ({counted(n_rows, 'such row')})",
-                way_out=way_out,
-            )
+            fits = (values >= 0) & (values <= 1)
+        return fits | (values == IGNORE_INDEX)
+
+
+def check_kind(batch: Any, role: str, label_key: str, multi_label: bool | None) -> None:
+    """Raise for a batch whose labels are of another kind than the problem."""
+    kind = is_multi_label(batch, label_key)
+    if kind is None or multi_label is None or kind == multi_label:
+        return
+    wanted = "class indices, for a single-label model"
+    got = "one float per class"
+    if multi_label:
+        wanted = "one float per class, for a multi-label model"
+        got = "integers"
+    type_of_labels = "multi" if kind else "single"
+    check(
+        False,
+        f"labels of the {role} split to be {wanted}",
+        got=got,
+        way_out=f"convert them, or set the model's problem_type to '{type_of_labels}_label_classification'",
+    )
+
+
+def check_inputs(dataset: Any, role: str, inputs: Collection[str]) -> None:
+    """Raise for a row without a value in an input column of the model, if the dataset has its rows in memory."""
+    for name in inputs:
+        row = first_missing(dataset, name)
+        check(
+            row is None,
+            f"the {role} split to have a value for {name!r} in every row",
+            got=f"None in row {row}",
+            way_out="drop these rows, or fill them in",
+        )
+
+
+def check_calibration_split(
+    dataset: Any, batch: Any, label_key: str, n_samples: int | None
+) -> None:
+    """Raise for held-out rows that gammas and calibrator cannot be fitted to; `batch` has the first ones."""
+    check_type(
+        n_samples is None or has_rows(dataset),
+        "calibration_dataset to have rows by their index for gamma_update_samples",
+        got=f"{type(dataset).__name__}, which has no length",
+        way_out="leave gamma_update_samples out",
+    )
+    check(
+        not hasattr(dataset, "__len__") or len(dataset) > 0,
+        "the calibration split to have examples",
+        got="none",
+        way_out="hold some examples out, or leave calibration_dataset out",
+    )
+    way_out = "check its label column, or set calibration_method='none'"
+    check(
+        batch is None or batch.get(label_key) is not None,
+        "the calibration split to have labels",
+        got=f"batches of {few(sorted(batch or ()))}",
+        way_out=way_out,
+    )
+    found = read_labels(dataset, label_key)
+    check(
+        found is None or bool((found.values != IGNORE_INDEX).any()),
+        "labels of the calibration split to be given",
+        got="-100 in every row",
+        way_out=way_out,
+    )
 
 
 def check_decisions(labels: Tensor) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from transformers import TrainingArguments
 
-from hf_calib._errors import check
+from hf_calib._errors import check, few
 from hf_calib.losses import AdaptiveLoss, make_loss
 from hf_calib.metrics.checks import check_flag
 from hf_calib.metrics.state import lower_is_better
@@ -152,19 +152,21 @@ class CalibrationConfig:
         weights: Any = (
             balanced if self.class_weights == "balanced" else self.class_weights
         )
-        smoothing = getattr(
-            self, "label_smoothing_factor", 0
-        )  # From the Trainer's arguments.
-        if smoothing != 0:
-            return make_loss(
-                "label_smoothing",
-                class_weights=weights,
-                problem_type=problem_type,
-                smoothing=smoothing,
-            )
+        name = self.loss
         given: Any = self.loss_kwargs or {}
+        # The Trainer's argument, which a separate configuration does not have.
+        smoothing = getattr(self, "label_smoothing_factor", 0)
+        if smoothing != 0:
+            check(
+                name == "cross_entropy",
+                "label smoothing to be used with cross entropy",
+                got=f"label_smoothing_factor={smoothing} with loss={name!r}",
+                way_out=f"use loss='label_smoothing', loss_kwargs={{'smoothing': {smoothing}}} alone",
+            )
+            name = "label_smoothing"
+            given = {"smoothing": smoothing}
         return make_loss(
-            self.loss, class_weights=weights, problem_type=problem_type, **given
+            name, class_weights=weights, problem_type=problem_type, **given
         )
 
     def make_scaler(self) -> Any:
@@ -214,6 +216,7 @@ class CalibrationTrainingArguments(CalibrationConfig, TrainingArguments):
 
     def __post_init__(self) -> None:
         self.loss_kwargs = read_mapping(self.loss_kwargs)
+        self.class_weights = _read_weights(self.class_weights)
         schedule_reads_it = self.lr_scheduler_type in METRIC_SCHEDULES
         needs_metric = self.load_best_model_at_end or schedule_reads_it
         # An adaptive loss itself changes between evaluations.
@@ -230,13 +233,6 @@ class CalibrationTrainingArguments(CalibrationConfig, TrainingArguments):
             self.greater_is_better = False
         TrainingArguments.__post_init__(self)
         self.check_calibration()
-        smoothing = self.label_smoothing_factor
-        check(
-            smoothing == 0 or self.loss == "cross_entropy",
-            "label smoothing to be used with cross entropy",
-            got=f"label_smoothing_factor={smoothing} with loss={self.loss!r}",
-            way_out=f"use loss='label_smoothing', loss_kwargs={{'smoothing': {smoothing}}} alone",
-        )
 
     def __getstate__(self) -> dict[str, Any]:
         if _saved_with_a_model.get():
@@ -266,12 +262,30 @@ def _plain(value: Any) -> Any:
 
 def _read_weights(given: Any) -> Any:
     """Class weights as numbers or "balanced"; the command line gives a list of strings."""
+    if given is None:
+        return None
     weights = _plain(given)
-    if weights == ["balanced"]:
+    if weights in ("balanced", ["balanced"]):
         return "balanced"
-    if isinstance(weights, list):
-        return [float(each) if isinstance(each, str) else each for each in weights]
-    return weights
+    try:
+        numbers = _floats(weights)
+    except (TypeError, ValueError):
+        numbers = []
+    check(
+        bool(numbers),
+        "class_weights to be numbers, or 'balanced'",
+        got=few([repr(given)]),
+        way_out="give one number per class, in the order of the model's labels",
+    )
+    return numbers
+
+
+def _floats(values: Any) -> list[float]:
+    """A list of numbers, also as strings."""
+    # Neither a mapping's keys nor a flag is a weight.
+    if not isinstance(values, list) or any(isinstance(each, bool) for each in values):
+        raise TypeError
+    return [float(each) for each in values]
 
 
 def _from_json(value: Any) -> Any:

@@ -24,6 +24,7 @@ from hf_calib.predictions.predictions import Predictions
 from hf_calib.scaling.affine import AffineMap
 from hf_calib.scaling.saved_map import temperature_of
 from hf_calib.trainer import labels as of_labels
+from hf_calib.trainer.calibration_map import check_size
 
 _SUMMED_AT_ONCE = 2**16  # At least this many logits.
 _MAPPED_AT_ONCE = (
@@ -107,6 +108,9 @@ class Evaluation:
         keeps_order = self.keep_values > 0 and self.accelerator.num_processes > 1
         if keeps_order or self._n_waiting >= _SUMMED_AT_ONCE:
             self._sum_up()
+        else:
+            # Until then a hook of the user's may work in place, and a model may reuse the memory of its outputs.
+            self._waiting[-1] = Batch(rows.clone(), targets.clone())
 
     def _begin(self, logits: Tensor, *, multi_label: bool) -> None:
         """Make the sums, whose kind the first batch decides."""
@@ -118,6 +122,7 @@ class Evaluation:
             self.calibrated = StreamingCalibration(
                 n_bins=self.n_bins, multi_label=multi_label
             )
+            check_size(self.calibration_map, logits.shape[-1])
             self._mapped = on_device(self.calibration_map.affine_map(), logits)
         if multi_label and self.keep_values < math.inf:
             self.keep_values = 0  # No report resamples these.

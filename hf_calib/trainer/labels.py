@@ -46,19 +46,36 @@ class Labels(NamedTuple):
 
 
 def read_labels(dataset: Any, label_key: str) -> Labels | None:
-    """Return the labels of a `datasets.Dataset` from its column; None for other datasets."""
-    if not isinstance(dataset, datasets.Dataset):
+    """Return the labels of a `datasets.Dataset` from its column, or of a list of rows; None for other datasets."""
+    if isinstance(dataset, datasets.Dataset):
+        columns: Any = dataset.column_names
+    elif are_rows(dataset):
+        columns = dataset[0]
+    else:
         return None
     # Collators rename the last two.
-    names = [
-        name
-        for name in (label_key, "label", "label_ids")
-        if name in dataset.column_names
-    ]
+    names = [name for name in (label_key, "label", "label_ids") if name in columns]
     if not names:
         return None
+    if isinstance(dataset, datasets.Dataset):
+        return _labels_of_column(dataset, names[0])
+    return _labels_of_rows([row.get(names[0]) for row in dataset])
+
+
+def is_in_memory(dataset: Any) -> bool:
+    """Whether rows and columns of a dataset can be read at any time."""
+    return isinstance(dataset, datasets.Dataset) or are_rows(dataset)
+
+
+def are_rows(dataset: Any) -> bool:
+    """Whether a dataset is a list of rows by their column's names."""
+    is_list = isinstance(dataset, list | tuple) and len(dataset) > 0
+    return is_list and all(isinstance(row, Mapping) for row in dataset)
+
+
+def _labels_of_column(dataset: datasets.Dataset, name: str) -> Labels:
     # Arrow reads a column without decoding the others.
-    values = dataset.with_format("arrow")[names[0]][:].combine_chunks()
+    values = dataset.with_format("arrow")[name][:].combine_chunks()
     rows = np.arange(len(values))
     missing = []
     while True:  # Lists have one label per token or class.
@@ -75,20 +92,51 @@ def read_labels(dataset: Any, label_key: str) -> Labels | None:
     )
 
 
-def check_one_label(batch: Mapping[str, Any], label_names: Sequence[str]) -> None:
-    """Raise for a batch with several labels, of which the loss would train the first one only."""
-    given = [name for name in label_names if batch.get(name) is not None]
+def _labels_of_rows(labels: list[Any]) -> Labels:
+    is_missing = np.array([label is None for label in labels])
+    given = [np.asarray(label).ravel() for label in labels if label is not None]
+    sizes = [len(array) for array in given]
+    return Labels(
+        values=np.concatenate(given) if given else np.empty(0),
+        rows=np.repeat(np.flatnonzero(~is_missing), sizes),
+        missing=np.flatnonzero(is_missing),
+    )
+
+
+def first_missing(dataset: Any, name: str) -> int | None:
+    """The first row with None in a column that others have; None if there is none, or the rows are not in memory."""
+    if are_rows(dataset):
+        absent = np.array([row.get(name) is None for row in dataset])
+    elif isinstance(dataset, datasets.Dataset) and name in dataset.column_names:
+        if dataset.data.column(name).null_count == 0:
+            return None
+        column = dataset.with_format("arrow")[name][:]
+        absent = column.is_null().to_numpy(zero_copy_only=False)
+    else:
+        return None
+    return int(absent.argmax()) if absent.any() and not absent.all() else None
+
+
+def check_one_label(label_names: Sequence[str]) -> None:
+    """Raise for several label columns: losses and metrics are of one, and the Trainer evaluates all or none."""
     check(
-        len(given) <= 1,
-        "the batches to have one label column",
-        got=few(given),
+        len(label_names) <= 1,
+        "label_names to name one label column",
+        got=few(label_names),
         way_out=f"set label_names=[{label_names[0]!r}] if the others are inputs of the model; for several heads with "
         "losses of their own, use transformers.Trainer or override compute_loss",
     )
 
 
-def balanced_weights(labels: Labels | None, n_classes: int | None) -> list[float]:
-    """Return weights N / (C n_c) of the training split, which give every class the same share of the loss."""
+def balanced_weights(
+    labels: Labels | None,
+    n_classes: int | None,
+    arriving: Callable[[list[int]], list[Tensor]],
+) -> list[float]:
+    """Return weights N / (C n_c) of the training split, which give every class the same share of the loss.
+
+    `arriving` gives the labels of rows as the batches will have them, or none if that is not known.
+    """
     way_out = "give one number per class"
     values = np.empty(0) if labels is None else labels.values
     check(
@@ -97,8 +145,15 @@ def balanced_weights(labels: Labels | None, n_classes: int | None) -> list[float
         got="'balanced'",
         way_out=way_out,
     )
+    assert labels is not None
     counted = values[values >= 0]  # The others are ignored.
     counts = np.bincount(counted, minlength=n_classes or 0)
+    check(
+        not n_classes or len(counts) == n_classes,
+        f"class_weights to be 'balanced' over labels in [0, {n_classes})",
+        got=f"label {len(counts) - 1} in the training split",
+        way_out="relabel, or set num_labels when the model is loaded",
+    )
     absent = np.flatnonzero(counts == 0).tolist()
     check(
         len(counted) > 0 and not absent,
@@ -106,8 +161,29 @@ def balanced_weights(labels: Labels | None, n_classes: int | None) -> list[float
         got=f"no examples of class {few(absent)}",
         way_out=way_out,
     )
+    # One row of each class shows whether the labels are changed before the model sees them.
+    _, first = np.unique(values, return_index=True)
+    rows = np.unique(labels.rows[first]).tolist()
+    for row, found in zip(rows, arriving(rows), strict=False):
+        own = values[labels.rows == row]
+        theirs = found.flatten().numpy()
+        check(
+            _are_the_same(own, theirs),
+            "class_weights to be given as numbers where a transform or collator changes the labels",
+            got=f"'balanced', and labels {few(own.tolist())} of row {row}, which arrive as {few(theirs.tolist())}",
+            way_out=way_out,
+        )
     weights = len(counted) / (len(counts) * counts)
     return weights.tolist()
+
+
+def _are_the_same(labels: NDArray[Any], arriving: NDArray[Any]) -> bool:
+    """Whether labels are unchanged, except that a collator may repeat, cut or ignore those of tokens."""
+    ours = labels[labels != IGNORE_INDEX]
+    theirs = arriving[arriving != IGNORE_INDEX]
+    if len(ours) == len(theirs):
+        return np.array_equal(ours, theirs)
+    return len(theirs) > 0 and set(theirs.tolist()) <= set(ours.tolist())
 
 
 def aligned_labels(labels: Tensor, *, next_token: bool) -> Tensor:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,11 +26,17 @@ class WatchedStep:
     """A trainer's `prediction_step` that also adds each batch to a pass."""
 
     def __init__(
-        self, step: Callable[..., Any], current: Evaluation, *, next_token: bool
+        self,
+        step: Callable[..., Any],
+        current: Evaluation,
+        *,
+        next_token: bool,
+        label_names: Sequence[str],
     ) -> None:
         self.step = step
         self._current = current
         self._next_token = next_token
+        self._label_names = label_names
 
     def __call__(
         self,
@@ -40,6 +46,8 @@ class WatchedStep:
         ignore_keys: list[str] | None = None,
     ) -> Any:
         self._current.read_by_the_loss = None
+        if any(inputs.get(name) is not None for name in self._label_names):
+            of_labels.check_one_label(self._label_names)
         # Without the logits there are no metrics.
         loss, logits, labels = self.step(model, inputs, False, ignore_keys=ignore_keys)
         batch = self._current.read_by_the_loss
@@ -70,7 +78,14 @@ def watched(trainer: Trainer, current: Evaluation, loader: Any) -> Iterator[None
     next_token = is_causal(trainer.accelerator.unwrap_model(trainer.model))
     own = vars(trainer)
     is_a_method = "prediction_step" not in own
-    own["prediction_step"] = WatchedStep(step, current, next_token=next_token)
+    # A trainer of another kind makes the labels from its batches.
+    reads_labels = getattr(trainer, "reads_labels", True)
+    own["prediction_step"] = WatchedStep(
+        step,
+        current,
+        next_token=next_token,
+        label_names=trainer.label_names if reads_labels else (),
+    )
     try:
         yield
     finally:
@@ -91,6 +106,16 @@ def in_row_order(loader: Any) -> None:
         loader.set_sampler(in_order)  # type: ignore[attr-defined]
 
 
+class MadeLoader(NamedTuple):
+    """A loader, and what it was made with."""
+
+    loader: Any
+    settings: list[Any]
+    # These are kept, so that no others get their ids.
+    dataset: Any
+    collator: Any
+
+
 class SplitLoaders:
     """The loaders of a trainer's held-out splits and their random subsets.
 
@@ -99,22 +124,39 @@ class SplitLoaders:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        # The datasets are kept, so that no other one gets their ids.
-        self._made: dict[tuple[int, int | None], tuple[Any, Any]] = {}
+        self._made: dict[tuple[int, int | None], MadeLoader] = {}
 
     def loader(self, dataset: Any, n_samples: int | None = None) -> Any:
         """Return the loader of a dataset, or of a fixed random subset of this size."""
         key = (id(dataset), n_samples)
-        if key not in self._made:
+        made = self._made.get(key)
+        settings = self._settings(dataset)
+        if made is None or made.settings != settings:
             rows = dataset
             if n_samples is not None and n_samples < len(dataset):
                 generator = torch.Generator().manual_seed(self._trainer.args.seed)
                 order = torch.randperm(len(dataset), generator=generator)
                 rows = Subset(dataset, order[:n_samples].tolist())
             # With persistent workers, get_eval_dataloader would return the loader of the evaluation set.
-            self._made[key] = (dataset, self._trainer.get_test_dataloader(rows))
-        _, loader = self._made[key]
-        return loader
+            loader = self._trainer.get_test_dataloader(rows)
+            collator = self._trainer.data_collator
+            made = MadeLoader(loader, settings, dataset, collator)
+            self._made[key] = made
+        return made.loader
+
+    def _settings(self, dataset: Any) -> list[Any]:
+        """What a loader is made with, apart from the rows: the collator, and arguments that may be changed later."""
+        args = self._trainer.args
+        return [
+            id(self._trainer.data_collator),
+            # Its transform, for example, which a loader copies.
+            getattr(dataset, "format", None),
+            args.eval_batch_size,
+            args.dataloader_drop_last,
+            args.dataloader_num_workers,
+            args.remove_unused_columns,
+            args.seed,
+        ]
 
 
 def run_held_out(trainer: Trainer, loader: Any, current: Evaluation) -> None:
@@ -122,7 +164,7 @@ def run_held_out(trainer: Trainer, loader: Any, current: Evaluation) -> None:
     in_row_order(loader)
     with (
         _modes_kept(trainer.model),
-        _random_states_kept(),
+        random_states_kept(),
         _without_callbacks(trainer.callback_handler),
         watched(trainer, current, loader),
     ):
@@ -146,7 +188,7 @@ def _modes_kept(model: nn.Module | None) -> Iterator[None]:
 
 
 @contextmanager
-def _random_states_kept() -> Iterator[None]:
+def random_states_kept() -> Iterator[None]:
     """Restore all generators that a dataset or a model may draw from, so that the run stays reproducible."""
     of_python = random.getstate()
     of_numpy = np.random.get_state()

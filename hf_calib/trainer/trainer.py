@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import os
@@ -15,7 +16,11 @@ import torch
 from sklearn.base import clone
 from torch import Tensor
 from transformers import PreTrainedConfig, Trainer
-from transformers.trainer_utils import EvalLoopOutput, SaveStrategy
+from transformers.trainer_utils import (
+    EvalLoopOutput,
+    SaveStrategy,
+    default_compute_objective,
+)
 
 from hf_calib._compat import load_saved_names
 from hf_calib._errors import check
@@ -28,11 +33,11 @@ from hf_calib.export.folder import (
     standalone_copy,
 )
 from hf_calib.export.hub import push_folder
-from hf_calib.language_models.label_tokens import is_causal
+from hf_calib.language_models.label_tokens import is_causal, without_adapters
 from hf_calib.losses import AdaptiveLoss, CalibrationLoss, all_gather_rows, logits_of
 from hf_calib.metrics.checks import check_type
 from hf_calib.scaling import TemperatureScaling
-from hf_calib.scaling.saved_map import SavedMap, check_finite, temperature_of, title_of
+from hf_calib.scaling.saved_map import SavedMap, temperature_of, title_of
 from hf_calib.trainer import calibration_map as maps
 from hf_calib.trainer import callbacks, checks, passes, results, saving
 from hf_calib.trainer import labels as of_labels
@@ -49,6 +54,7 @@ from hf_calib.trainer.config import (
     hub_token_left_out,
 )
 from hf_calib.trainer.evaluation import Batch, Evaluation
+from hf_calib.trainer.first_rows import first_batch, is_multi_label, labels_of_rows
 from hf_calib.trainer.labels import PLACES, AnswerOptions, Problem
 from hf_calib.trainer.results import Results
 from hf_calib.trainer.saving import load_loss_state, newest_checkpoint, raise_everywhere
@@ -82,6 +88,7 @@ class CalibrationMixin(Trainer):
     current_pass: Evaluation | None = None  # The pass that is running.
     _planned_pass: Evaluation | None = None  # What `evaluate` hands to its loop.
     _resume_from: str | None = None
+    _trial_of_search: Any = None
 
     def __init__(
         self,
@@ -127,6 +134,7 @@ class CalibrationMixin(Trainer):
         handler: Any = self.callback_handler
         handler.on_train_begin = partial(self._begin_training, handler.on_train_begin)
         self._make_loss()
+        self._check_model()
 
     # ---- Set-up ----
 
@@ -199,7 +207,7 @@ class CalibrationMixin(Trainer):
         """Make the configured loss and callbacks."""
         config = self.calibration_config
         model = self.unwrapped_model
-        self._made_from = config.settings()
+        self._made_from = self._settings()
         self._next_token = self.answers is None and is_causal(model)
         if self.answers is None:
             self.n_classes = of_labels.number_of_classes(model)
@@ -218,7 +226,15 @@ class CalibrationMixin(Trainer):
         fit = callbacks.map_callback(config, maps.scaler_of(config, self.problem))
         self.own_callbacks.replace(CalibrationMapCallback, fit)
         self.own_callbacks.arrange()
-        self._check_model()
+
+    def _settings(self) -> list[Any]:
+        """What loss and callbacks are made from."""
+        config = self.calibration_config
+        made_from: list[Any] = [config.settings()]
+        if config.class_weights == "balanced":
+            # They are counted in these rows, as they arrive.
+            made_from += [id(self.train_dataset), id(self.data_collator)]
+        return made_from
 
     def _balanced_weights(self) -> list[float] | None:
         """The class weights "balanced", which need the labels of the training split."""
@@ -227,7 +243,8 @@ class CalibrationMixin(Trainer):
         labels = None
         if self.answers is None:  # Otherwise the column has tokens.
             labels = of_labels.read_labels(self.train_dataset, self.label_key)
-        return of_labels.balanced_weights(labels, self.n_classes)
+        arriving = partial(labels_of_rows, self, self.train_dataset, "training")
+        return of_labels.balanced_weights(labels, self.n_classes, arriving)
 
     def _check_model(self) -> None:
         """Raise for a model that is not a classifier, and for arguments that do not fit together."""
@@ -244,17 +261,48 @@ class CalibrationMixin(Trainer):
         )
         if self.reads_labels:
             checks.check_is_classifier(self.problem)
-        fitting = self.own_callbacks.find(CalibrationMapCallback)
+            checks.check_number_of_weights(loss.class_weights, self.n_classes)
+        if type(self).compute_loss is CalibrationMixin.compute_loss:
+            checks.check_smoothing_is_read(self.args, self.calibration_config)
+
         saves_the_best = self.args.save_strategy == SaveStrategy.BEST
         schedule_reads_it = self.args.lr_scheduler_type in METRIC_SCHEDULES
-        checks.check_best_metric(
-            self.args.metric_for_best_model,
-            is_used=self.args.load_best_model_at_end
-            or saves_the_best
-            or schedule_reads_it,
-            fits_before_evaluations=fitting is not None
-            and fitting.strategy == "evaluate",
+        is_used = (
+            self.args.load_best_model_at_end or saves_the_best or schedule_reads_it
         )
+        best = self.args.metric_for_best_model
+        if is_used and best is not None:
+            # The Trainer adds the prefix, too.
+            key = best if best.startswith("eval_") else f"eval_{best}"
+            self._logged_metrics.check(key, "metric_for_best_model")
+
+    @property
+    def _logged_metrics(self) -> checks.LoggedMetrics:
+        """The metrics of evaluations, as far as they are known."""
+        fitting = self.own_callbacks.find(CalibrationMapCallback)
+        fits_before = fitting is not None and fitting.strategy == "evaluate"
+        # A search without evaluations during training has one at the end.
+        fits_at_the_end = fitting is not None and self.args.eval_strategy == "no"
+        has_split = self.calibration_split is not None
+        return checks.LoggedMetrics(
+            self.eval_dataset,
+            has_calibrated=has_split and (fits_before or fits_at_the_end),
+            has_others=checks.may_have_other_metrics(self),
+        )
+
+    def _take_objective(self, trial: Any) -> None:
+        """Read the objective of a search's trial by its name; by default it is the NLL instead of the Trainer's sum."""
+        objective: Any = self.compute_objective
+        if objective is default_compute_objective:
+            objective = "eval_nll"
+        if isinstance(objective, str):
+            objective = checks.Objective(objective)
+            self.compute_objective = objective
+        # Each trial has settings of its own.
+        if isinstance(objective, checks.Objective):
+            wanted = "a function of an evaluation's metrics, or the name of one"
+            self._logged_metrics.check(objective.name, "compute_objective", wanted)
+            checks.check_direction(objective.name, trial)
 
     # ---- Training ----
 
@@ -282,6 +330,7 @@ class CalibrationMixin(Trainer):
         self._resume_from = (
             None if resume_from_checkpoint is False else resume_from_checkpoint
         )
+        self._trial_of_search = trial
         if self.model_init is None:
             self._set_up_training()
         try:
@@ -296,11 +345,11 @@ class CalibrationMixin(Trainer):
         """Set loss, calibrator and gammas for the start of a run: new ones, or those of its checkpoint."""
         load_saved_names(self.model)
         self.calibration_config.check_calibration()
-        if (
-            self.model_init is not None
-            or self._made_from != self.calibration_config.settings()
-        ):
+        if self.model_init is not None or self._made_from != self._settings():
             self._make_loss()  # A new model needs a new table.
+        self._check_model()  # Arguments may have changed since it was made.
+        if self._trial_of_search is not None:
+            self._take_objective(self._trial_of_search)
         self._check_data()
         self.remove_calibration_map()  # Further training invalidates an earlier calibrator.
         if self._resume_from is not None and os.path.isdir(
@@ -315,30 +364,27 @@ class CalibrationMixin(Trainer):
             load_loss_state(self.calibration_loss, checkpoint)
         fitting = self.own_callbacks.find(CalibrationMapCallback)
         if fitting is not None:
-            self._set_map(maps.map_of_checkpoint(checkpoint, fitting.scaler))
+            saved = maps.map_of_checkpoint(checkpoint, fitting.scaler)
+            if saved is not None:
+                maps.check_fitted(saved.scaler, self.problem)
+            self._set_map(saved)
 
     def _check_data(self) -> None:
         """Raise for data on which training would fail later, and warn of splits that make metrics misleading."""
         self.own_callbacks.arrange()
-        objective = getattr(
-            self, "compute_objective", None
-        )  # The Trainer sets it for a search.
-        if objective is not None:
-            has_own_metrics = self.compute_metrics is not None
-            self.compute_objective = checks.objective_of(
-                objective, has_own_metrics=has_own_metrics
-            )
-
+        gammas = self.own_callbacks.find(AdaFocalCallback)
+        fitting = self.own_callbacks.find(CalibrationMapCallback)
         fitted = []
-        if self.own_callbacks.find(AdaFocalCallback) is not None:
+        if gammas is not None:
             checks.check_gammas_have_rows(self.calibration_loss.name, self.splits)
             fitted.append("the loss's gammas")
+        if fitting is not None:
+            fitted.append(fitting.title)
         if self.reads_labels:
-            self._check_labels()
-        fitting = self.own_callbacks.find(CalibrationMapCallback)
+            of_labels.check_one_label(self.label_names)
+            self._check_rows(fits=bool(fitted))
         if fitting is not None:
             maps.check_goes_with(fitting.scaler, self.problem)
-            fitted.append(fitting.title)
 
         if self.is_world_process_zero():
             if fitted:
@@ -348,15 +394,37 @@ class CalibrationMixin(Trainer):
                 self.calibration_loss, self.args, gathers=gathers
             )
 
-    def _check_labels(self) -> None:
+    def _check_rows(self, *, fits: bool) -> None:
+        """Raise for rows or labels that the model, the loss or a fit cannot read."""
+        key = self.label_key
+        forward = without_adapters(self.unwrapped_model).forward
+        labels_of_all = {key, "label", "label_ids"}
+        inputs = inspect.signature(forward).parameters.keys() - labels_of_all
         collator_module = str(getattr(self.data_collator, "__module__", ""))
-        wanted = checks.LabelCheck(
+        labels = checks.LabelCheck(
             problem=self.problem,
-            label_key=self.label_key,
+            label_key=key,
             collator_is_stock=collator_module.startswith("transformers."),
+            labels_of_rows=partial(labels_of_rows, self),
         )
+        gammas = self.own_callbacks.find(AdaFocalCallback)
+        n_samples = None if gammas is None else gammas.n_samples
+        multi_label = self.problem.multi_label
         for role, dataset in self.splits.by_name().items():
-            wanted.check(dataset, role)
+            checks.check_inputs(dataset, role, inputs)
+            labels.check(dataset, role)
+            is_fitted_to = (
+                fits and dataset is not None and dataset is self.calibration_split
+            )
+            # Other datasets may change when they are read, as an epoch does.
+            if not is_fitted_to and not of_labels.is_in_memory(dataset):
+                continue
+            batch = first_batch(self, dataset, role)
+            if is_fitted_to:
+                checks.check_calibration_split(dataset, batch, key, n_samples)
+            checks.check_kind(batch, role, key, multi_label)
+            if multi_label is None:  # As the first batch of the training will decide.
+                multi_label = is_multi_label(batch, key)
 
     def _begin_training(self, begin: Callable[..., Any], *given: Any) -> Any:
         """Run the handler's begin event, once the callbacks are those of this run."""
@@ -412,10 +480,7 @@ class CalibrationMixin(Trainer):
             return super().compute_loss(
                 model, inputs, return_outputs, num_items_in_batch
             )
-        if model.training:
-            if self.reads_labels and len(self.label_names) > 1:
-                of_labels.check_one_label(inputs, self.label_names)
-        else:
+        if not model.training:
             num_items_in_batch = None  # The loss of an evaluation batch is its mean.
             loader = self.callback_handler.eval_dataloader
             of_labels.ignore_repeated_rows(
@@ -664,7 +729,8 @@ class CalibrationMixin(Trainer):
         maps.check_problem(scaler, labels.ndim == 2)
         maps.fit_once(self.accelerator, scaler, logits, labels)
         split = "calibration" if self.calibration_dataset is not None else "evaluation"
-        self.use_calibration_map(scaler, split=split, n_examples=len(labels))
+        problem = self.problem._replace(multi_label=labels.ndim == 2)
+        self._use_map(scaler, problem, split, len(labels))
         return scaler
 
     def _scaler_to_fit(self) -> Any:
@@ -692,11 +758,27 @@ class CalibrationMixin(Trainer):
         Raises:
             TypeError, ValueError: if it cannot be folded, has NaN, or does not fit the problem or the model.
         """
-        maps.check_goes_with(scaler, self.problem)
-        check_finite(scaler)
-        self._set_map(
-            SavedMap(scaler, results.about_map(self.results, scaler, split, n_examples))
-        )
+        problem = self.problem
+        if problem.multi_label is None and self.reads_labels:
+            problem = problem._replace(multi_label=self._has_several_labels())
+        maps.check_goes_with(scaler, problem)
+        self._use_map(scaler, problem, split, n_examples)
+
+    def _use_map(
+        self, scaler: Any, problem: Problem, split: str, n_examples: int
+    ) -> None:
+        maps.check_fitted(scaler, problem)
+        about = results.about_map(self.results, scaler, split, n_examples)
+        self._set_map(SavedMap(scaler, about))
+
+    def _has_several_labels(self) -> bool | None:
+        """Whether the rows have one float per class, by the first split with labels; None if it cannot be told."""
+        for role, dataset in self.splits.by_name().items():
+            batch = None if dataset is None else first_batch(self, dataset, role)
+            kind = is_multi_label(batch, self.label_key)
+            if kind is not None:
+                return kind
+        return None
 
     def remove_calibration_map(self) -> None:
         """Use no calibrator, until one is fitted."""

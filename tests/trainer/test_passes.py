@@ -13,7 +13,14 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 from hf_calib import CalibrationTrainer, TemperatureScalingCallback
 from tests.helpers.gloo_pair import run_on_two
-from tests.helpers.tiny import arguments, logged, sequences, tiny_bert, tiny_trainer
+from tests.helpers.tiny import (
+    arguments,
+    logged,
+    sequences,
+    tagged,
+    tiny_bert,
+    tiny_trainer,
+)
 
 
 @pytest.mark.parametrize("given", [True, False])
@@ -310,3 +317,148 @@ def test_an_error_of_one_process_at_the_end_is_raised(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"process . ended with 1"):
         run_on_two(fit_to_broken_rows, tmp_path, seconds=60)
     assert (tmp_path / "1.txt").read_text() == "OSError: a broken row"
+
+
+# ---- What a user's code changes in place ----
+
+
+def measured(
+    trainer_of: Any, rows: Any, folder: Path, **hooks: Any
+) -> tuple[dict[str, float], Any, Any]:
+    """The metrics of an evaluation, and the logits and labels that it kept."""
+    hooks.setdefault("compute_metrics", lambda _: {})  # Hooks are for these metrics.
+    trainer = CalibrationTrainer(trainer_of, arguments(folder), **hooks)
+    metrics = trainer.evaluate(rows, keep_logits=True)
+    timed = ("runtime", "per_second", "time")
+    kept = {key: value for key, value in metrics.items() if not key.endswith(timed)}
+    return kept, *trainer.last_evaluation.logits_and_labels()
+
+
+def logits_in_place(logits: Any, labels: Any) -> Any:
+    return logits.sub_(5 * torch.arange(4)).argmax(-1)
+
+
+def labels_in_place(logits: Any, labels: Any) -> Any:
+    labels[labels == -100] = 0
+    labels.clamp_(max=1)
+    return logits
+
+
+def arrays_in_place(prediction: Any) -> dict[str, float]:
+    prediction.predictions[...] = 0
+    prediction.label_ids[...] = 0
+    return {}
+
+
+@pytest.mark.parametrize("kind", ["Sequence", "Token"])
+@pytest.mark.parametrize(
+    "hook",
+    [
+        {"preprocess_logits_for_metrics": logits_in_place},
+        {"preprocess_logits_for_metrics": labels_in_place},
+        {"compute_metrics": arrays_in_place},
+    ],
+)
+def test_hooks_that_work_in_place_change_no_metric(
+    kind: str, hook: dict[str, Any], tmp_path: Path
+) -> None:
+    model = tiny_bert(kind)
+    rows = (sequences if kind == "Sequence" else tagged)(model, 20)
+    metrics, logits, labels = measured(model, rows, tmp_path)
+    found, its_logits, its_labels = measured(model, rows, tmp_path, **hook)
+    assert found == metrics
+    assert (its_logits == logits).all()
+    assert (its_labels == labels).all()
+
+
+class OneBuffer(nn.Module):
+    """It writes the logits of each batch into the same memory."""
+
+    def __init__(self, *, reuses: bool) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.rows = nn.Embedding(64, 4)
+        self.buffer = torch.zeros(8, 4)
+        self.reuses = reuses
+
+    def forward(self, input_ids: Any) -> Any:
+        logits = self.rows.weight[input_ids].sum(1).detach()
+        if not self.reuses:
+            return logits
+        return self.buffer[: len(logits)].copy_(logits)
+
+
+def test_a_model_may_reuse_the_memory_of_its_outputs(tmp_path: Path) -> None:
+    rows = sequences(tiny_bert(), 20)
+    usual, logits, _ = measured(OneBuffer(reuses=False), rows, tmp_path)
+    reused, its_logits, _ = measured(OneBuffer(reuses=True), rows, tmp_path)
+    assert reused == usual
+    assert (its_logits == logits).all()
+
+
+# ---- The loader of the calibration split ----
+
+
+def test_the_calibration_pass_follows_what_is_replaced(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path)
+    collate = trainer.data_collator
+
+    def labelled_zero(rows: Any) -> Any:
+        batch = collate(rows)
+        return {**batch, "labels": torch.zeros_like(batch["labels"])}
+
+    def labels() -> Any:
+        return trainer.held_out_pass(keep_logits=True).logits_and_labels()[1]
+
+    assert labels().any()
+    trainer.data_collator = labelled_zero
+    assert not labels().any()
+    trainer.data_collator = collate
+
+    sizes: list[int] = []
+    hook = trainer.model.register_forward_pre_hook(
+        lambda _, args, given: sizes.append(len(given["input_ids"])), with_kwargs=True
+    )
+    trainer.args.per_device_eval_batch_size = 40
+    assert len(labels()) == 40
+    hook.remove()
+    assert sizes == [40]
+
+    def transform(rows: dict[str, Any]) -> dict[str, Any]:
+        return {**rows, "label": [3] * len(rows["label"])}
+
+    trainer.calibration_dataset.set_transform(transform)
+    assert (labels() == 3).all()
+    trainer.calibration_dataset = sequences(trainer.model, 7, seed=9)
+    assert len(labels()) == 7
+
+
+# ---- Several label columns in evaluations ----
+
+
+def own_loss(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
+    return outputs.logits.sum()
+
+
+@pytest.mark.parametrize("loss", [None, own_loss])
+@pytest.mark.parametrize("second", ["labels_2", "labels_3"])
+def test_two_label_columns_have_no_metrics_and_are_refused(
+    loss: Any, second: str, tmp_path: Path
+) -> None:
+    """Also if the batches have one of them only, for which the Trainer evaluates nothing."""
+    model = TwoHeads(tiny_bert().config)
+    rows = [{**row, "labels_2": 1} for row in sequences(model, 8)]
+    args = arguments(
+        tmp_path, label_names=["labels", second], calibration_method="none"
+    )
+    trainer = CalibrationTrainer(
+        model, args, train_dataset=rows, compute_loss_func=loss
+    )
+    message = rf"one label column, got labels, {second}; set label_names=\['labels'\]"
+    with pytest.raises(ValueError, match=message):
+        trainer.train()
+    with pytest.raises(ValueError, match=message):
+        trainer.evaluate(rows)
+    unlabelled = [{"input_ids": row["input_ids"]} for row in rows]
+    assert len(trainer.predict(unlabelled).predictions) == 8

@@ -1,0 +1,509 @@
+"""Rows, metrics' names and settings that would fail late or mislead are refused before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+import torch
+import transformers
+from datasets import Dataset
+from transformers import TrainerCallback, TrainingArguments, default_data_collator
+
+from hf_calib import CalibrationTrainer
+from hf_calib.scaling import (
+    AutoScaling,
+    MatrixScaling,
+    TemperatureScaling,
+    VectorScaling,
+)
+from hf_calib.trainer import CalibrationConfig, CalibrationMixin
+from tests.helpers.tiny import TEXT, arguments, sequences, tiny_bert, tiny_trainer
+from tests.helpers.trained import Network, images
+
+BEST: dict[str, Any] = {
+    "load_best_model_at_end": True,
+    "eval_strategy": "epoch",
+    "save_strategy": "epoch",
+}
+
+
+def refuses_to_train(trainer: Any, message: str, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match=message):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+# ---- Rows ----
+
+
+def with_none(index: int, column: str) -> Callable[[Dataset], Any]:
+    def changed(rows: Dataset) -> Dataset:
+        values = rows.to_list()
+        values[index] = {**values[index], column: None}
+        return Dataset.from_list(values)
+
+    return changed
+
+
+def as_list(change: Callable[[Dataset], Any]) -> Callable[[Dataset], Any]:
+    return lambda rows: change(rows).to_list()
+
+
+def as_stream(change: Callable[[Dataset], Any]) -> Callable[[Dataset], Any]:
+    return lambda rows: change(rows).to_iterable_dataset()
+
+
+def without_labels(rows: Dataset) -> Dataset:
+    return rows.remove_columns("label")
+
+
+def all_ignored(rows: Dataset) -> Dataset:
+    return rows.map(lambda row: {"label": -100})
+
+
+def one_float_per_class(rows: Dataset) -> Dataset:
+    several = [[1.0, 0.0, 0.0, 0.0]] * len(rows)
+    return rows.remove_columns("label").add_column("label", several)
+
+
+NO_LABELS = "expected the calibration split to have labels, got batches of input_ids"
+NO_INPUT = (
+    "calibration split to have a value for 'input_ids' in every row, got None in row 30"
+)
+NO_BATCH = "the first rows of the calibration split to be made a batch, got"
+IGNORED = "labels of the calibration split to be given, got -100 in every row"
+KIND = "labels of the calibration split to be class indices, for a single-label model"
+ROWS: dict[str, tuple[Callable[[Dataset], Any], str]] = {
+    "no labels": (without_labels, NO_LABELS),
+    "no labels, list": (as_list(without_labels), NO_LABELS),
+    "no labels, stream": (as_stream(without_labels), NO_LABELS),
+    "None in the inputs": (with_none(30, "input_ids"), NO_INPUT),
+    "None in the inputs, list": (as_list(with_none(30, "input_ids")), NO_INPUT),
+    "None in the inputs, stream": (as_stream(with_none(3, "input_ids")), NO_BATCH),
+    "None in the labels, list": (
+        as_list(with_none(30, "label")),
+        r"given in every row, got None in row 30 \(1 such row\)",
+    ),
+    "all ignored": (all_ignored, IGNORED),
+    "all ignored, list": (as_list(all_ignored), IGNORED),
+    "another kind": (one_float_per_class, KIND),
+    "another kind, stream": (as_stream(one_float_per_class), KIND),
+    "out of range, list": (
+        lambda rows: [{**row, "label": 7} for row in rows],
+        r"labels of the calibration split to be in \[0, 4\), got 7 in row 0 \(40 such",
+    ),
+    "empty": (lambda rows: rows.select([]), "calibration split to have examples"),
+    "empty list": (lambda rows: [], "calibration split to have examples, got none"),
+}
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_calibration_rows_that_cannot_be_fitted_to_are_refused(
+    case: str, tmp_path: Path
+) -> None:
+    change, message = ROWS[case]
+    trainer = tiny_trainer(tmp_path, calibration_method="temperature")
+    trainer.calibration_dataset = change(trainer.calibration_dataset)
+    refuses_to_train(trainer, message, ValueError)
+
+
+def test_rows_are_not_read_for_a_fit_that_there_is_not(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, calibration_method="none", max_steps=1)
+    trainer.calibration_dataset = without_labels(trainer.calibration_dataset)
+    trainer.train()
+
+
+def test_a_random_subset_of_a_stream_is_refused(tmp_path: Path) -> None:
+    updates = {"gamma_update_steps": 1, "gamma_update_samples": 4}
+    trainer = tiny_trainer(tmp_path, loss="adafocal", **updates)
+    trainer.calibration_dataset = trainer.calibration_dataset.to_iterable_dataset()
+    message = "rows by their index for gamma_update_samples, got IterableDataset, .*leave gamma_update_samples out"
+    refuses_to_train(trainer, message, TypeError)
+
+
+def test_looking_at_the_rows_changes_nothing_of_the_training(tmp_path: Path) -> None:
+    def augmented(rows: dict[str, Any]) -> dict[str, Any]:
+        torch.rand(1)
+        np.random.rand(1)
+        return rows
+
+    trainer = tiny_trainer(tmp_path, max_steps=1)
+    trainer.calibration_dataset.set_transform(augmented)
+    torch.manual_seed(0)
+    np.random.seed(0)
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index]
+    trainer._check_data()
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.array_equal(np.random.get_state()[1], before[1])  # type: ignore[index]
+
+
+def renumbered(rows: Any) -> Any:
+    batch = default_data_collator(rows)
+    batch["labels"] = (batch["labels"] + 1) % 4
+    return batch
+
+
+def merged(rows: Any) -> Any:
+    batch = default_data_collator(rows)
+    batch["labels"][batch["labels"] == 3] = 2
+    return batch
+
+
+def test_labels_that_the_collator_brings_into_range_are_not_refused(
+    tmp_path: Path,
+) -> None:
+    def from_one(rows: Any) -> Any:
+        batch = default_data_collator(rows)
+        batch["labels"] -= 1
+        return batch
+
+    model = tiny_bert()
+    rows = sequences(model, 8).map(lambda row: {"label": row["label"] + 1})
+    settings = {"calibration_method": "none", "max_steps": 1}
+    for collate in (from_one, renumbered):
+        args = arguments(tmp_path, **settings)
+        CalibrationTrainer(
+            model, args, train_dataset=rows, data_collator=collate
+        ).train()
+    trainer = CalibrationTrainer(
+        model,
+        arguments(tmp_path, **settings),
+        train_dataset=rows,
+        data_collator=lambda rows: default_data_collator(rows),
+    )
+    message = r"labels of the training split to be in \[0, 4\), got 4 in row"
+    refuses_to_train(trainer, message, ValueError)
+
+
+# ---- Class weights ----
+
+
+def balanced(folder: Path, rows: Any = None, collate: Any = None) -> Any:
+    model = tiny_bert()
+    return CalibrationTrainer(
+        model,
+        arguments(folder, class_weights="balanced", calibration_method="none"),
+        train_dataset=sequences(model, 40) if rows is None else rows,
+        data_collator=collate,
+    )
+
+
+CHANGED = "class_weights to be given as numbers where a transform or collator changes"
+
+
+def test_balanced_weights_of_labels_that_change_are_refused(tmp_path: Path) -> None:
+    rows = sequences(tiny_bert(), 40)
+
+    def transform(batch: dict[str, Any]) -> dict[str, Any]:
+        return {**batch, "label": [3 - label for label in batch["label"]]}
+
+    with pytest.raises(ValueError, match=CHANGED):
+        balanced(tmp_path, collate=renumbered)
+    with pytest.raises(ValueError, match=CHANGED):
+        balanced(tmp_path, collate=merged)
+    with pytest.raises(ValueError, match=CHANGED):
+        balanced(tmp_path, rows.with_transform(transform))
+    same = balanced(tmp_path, collate=lambda rows: default_data_collator(rows))
+    found = same.calibration_loss.class_weights
+    n_of_class = torch.tensor(rows["label"]).bincount()
+    torch.testing.assert_close(found, 40 / (4 * n_of_class.float()))
+    of_list = balanced(tmp_path, rows.to_list())
+    torch.testing.assert_close(of_list.calibration_loss.class_weights, found)
+
+
+def test_balanced_weights_follow_a_change_of_collator_or_rows(tmp_path: Path) -> None:
+    trainer = balanced(tmp_path)
+    trainer.data_collator = renumbered
+    refuses_to_train(trainer, CHANGED, ValueError)
+    trainer = balanced(tmp_path)
+    trainer.args.max_steps = 1
+    others = sequences(trainer.model, 60, seed=5)
+    trainer.train_dataset = others
+    trainer.train()
+    n_of_class = torch.tensor(others["label"]).bincount()
+    found = trainer.calibration_loss.class_weights
+    torch.testing.assert_close(found, 60 / (4 * n_of_class.float()))
+
+
+def test_balanced_weights_need_as_many_classes_as_the_model(tmp_path: Path) -> None:
+    rows = sequences(tiny_bert(), 40).map(lambda row: {"label": row["label"] + 1})
+    message = r"'balanced' over labels in \[0, 4\), got label 4 in the training split"
+    with pytest.raises(ValueError, match=message):
+        balanced(tmp_path, rows)
+
+
+@pytest.mark.parametrize("weights", [[1, 2], [1.0] * 5])
+def test_another_number_of_class_weights_is_named_as_such(
+    weights: list[float], tmp_path: Path
+) -> None:
+    message = f"class_weights to have one entry for each of the 4 classes, got {len(weights)}; "
+    with pytest.raises(ValueError, match=message):
+        tiny_trainer(tmp_path, class_weights=weights)
+    trainer = CalibrationTrainer(
+        Network(),
+        arguments(tmp_path, class_weights=[1.0, 2.0], calibration_method="none"),
+        train_dataset=images(8),
+    )
+    with pytest.raises(ValueError, match="give class_weights one entry per class"):
+        trainer.train()
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        [1, "a", 1],
+        ["balanced", "1"],
+        [1, None, 1],
+        [1, True, 1],
+        [[1, 2], [3, 4]],
+        {0: 1.0},
+        "[1, 2]",
+        "1",
+        3,
+        [],
+    ],
+)
+def test_class_weights_that_are_not_numbers_are_named_as_such(
+    weights: Any, tmp_path: Path
+) -> None:
+    message = "expected class_weights to be numbers, or 'balanced', got .*; give one number per class"
+    with pytest.raises(ValueError, match=message):
+        CalibrationConfig(class_weights=weights)
+    with pytest.raises(ValueError, match=message):
+        arguments(tmp_path, class_weights=weights)
+
+
+def test_balanced_of_the_command_line_goes_with_the_best_model(tmp_path: Path) -> None:
+    words = ["balanced"]
+    assert arguments(tmp_path, class_weights=words, **BEST).class_weights == "balanced"
+
+
+# ---- Models ----
+
+
+def test_span_models_are_refused_at_construction(tmp_path: Path) -> None:
+    model = transformers.BertForQuestionAnswering(transformers.BertConfig(**TEXT))
+    message = (
+        "got BertForQuestionAnswering, which answers with the start and end of a span"
+    )
+    with pytest.raises(ValueError, match=message):
+        CalibrationTrainer(model, arguments(tmp_path))
+
+
+# ---- Label smoothing ----
+
+
+SMOOTHING = r"label smoothing to be used with cross entropy, got label_smoothing_factor=0\.1 with loss='focal'"
+
+
+def test_smoothing_that_is_set_later_does_not_replace_the_loss(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, loss="focal")
+    trainer.args.label_smoothing_factor = 0.1
+    refuses_to_train(trainer, SMOOTHING, ValueError)
+    trainer = tiny_trainer(tmp_path, label_smoothing_factor=0.1)
+    trainer.args.loss = "focal"
+    refuses_to_train(trainer, SMOOTHING, ValueError)
+
+
+def test_smoothing_of_arguments_beside_a_configuration_is_refused(
+    tmp_path: Path,
+) -> None:
+    class Mine(CalibrationMixin, transformers.Trainer):
+        pass
+
+    args = TrainingArguments(
+        str(tmp_path), report_to="none", use_cpu=True, label_smoothing_factor=0.1
+    )
+    message = r"label_smoothing_factor to be 0 with calibration=Cal.*, got 0\.1; use loss='label_smoothing'"
+    with pytest.raises(ValueError, match=message):
+        Mine(tiny_bert(), args, calibration=CalibrationConfig())
+
+
+# ---- Names of metrics ----
+
+
+def evaluating(folder: Path, *, sets: bool = False, **given: Any) -> Any:
+    model = tiny_bert()
+    rows = sequences(model, 8)
+    callbacks = given.pop("callbacks", None)
+    compute_metrics = given.pop("compute_metrics", None)
+    return CalibrationTrainer(
+        model,
+        arguments(folder, **{**BEST, **given}),
+        train_dataset=sequences(model, 4),
+        eval_dataset={"a": rows, "a_b": rows} if sets else rows,
+        calibration_dataset=sequences(model, 12, seed=2),
+        compute_metrics=compute_metrics,
+        callbacks=callbacks,
+    )
+
+
+@pytest.mark.parametrize(
+    ("metric", "sets", "message"),
+    [
+        ("nnl", False, "got 'eval_nnl'; did you mean 'eval_nll'"),
+        ("f1", False, "metric_for_best_model to be a metric of each evaluation"),
+        ("a_nll", False, "got 'eval_a_nll'"),
+        ("nll_calibrated", False, "set calibration_strategy='evaluate', or metric_for"),
+        (None, True, r"name of an evaluation set \(a, a_b\), got 'eval_loss'"),
+        ("nll", True, "got 'eval_nll'; set it to 'eval_a_nll', for example"),
+        ("b_nll", True, "to begin with the name of an evaluation set"),
+        ("a_b_nnl", True, "to be a metric of each evaluation, got 'eval_a_b_nnl'"),
+        ("a_b_nll_calibrated", True, "or metric_for_best_model='eval_a_b_nll'"),
+    ],
+)
+def test_a_metric_that_no_evaluation_has_cannot_select_the_model(
+    metric: str | None, sets: bool, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        evaluating(tmp_path, metric_for_best_model=metric, sets=sets)
+    later = evaluating(
+        tmp_path, metric_for_best_model="a_nll" if sets else "nll", sets=sets
+    )
+    later.args.metric_for_best_model = metric or "loss"
+    refuses_to_train(later, message, ValueError)
+
+
+def test_the_default_metric_of_an_adaptive_loss_needs_one_evaluation_set(
+    tmp_path: Path,
+) -> None:
+    message = "name of an evaluation set .*, got 'eval_nll'; set it to 'eval_a_nll'"
+    with pytest.raises(ValueError, match=message):
+        evaluating(tmp_path, loss="adafocal", sets=True)
+    evaluating(tmp_path, loss="adafocal", sets=True, metric_for_best_model="a_nll")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"lr_scheduler_type": "reduce_lr_on_plateau"},
+        {"save_strategy": "best", "eval_strategy": "epoch"},
+    ],
+)
+def test_other_readers_of_the_metric_are_known(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    unused = {"load_best_model_at_end": False, "save_strategy": "no"}
+    unused |= {"metric_for_best_model": "nnl"}
+    evaluating(tmp_path, **unused)
+    with pytest.raises(ValueError, match="did you mean 'eval_nll'"):
+        evaluating(tmp_path, **{**unused, **settings})
+
+
+def test_metrics_of_the_user_are_not_refused(tmp_path: Path) -> None:
+    class Adds(TrainerCallback):
+        def on_evaluate(self, *given: Any, metrics: Any = None, **kwargs: Any) -> None:
+            metrics["eval_f1"] = 1.0
+
+    found = {"metric_for_best_model": "f1"}
+    by_callback = evaluating(tmp_path, callbacks=[Adds()], **found)
+    by_function = evaluating(tmp_path, compute_metrics=lambda _: {"f1": 1.0}, **found)
+    for trainer in (by_callback, by_function):
+        trainer.train()
+        assert trainer.state.best_metric == 1.0
+
+
+def search(folder: Path, objective: Any, space: Any = None, **given: Any) -> Any:
+    optuna.logging.set_verbosity(optuna.logging.CRITICAL)
+    direction = given.pop("direction", "minimize")
+    model = tiny_bert()
+    rows = sequences(model, 8)
+    sets = {"a": rows, "b": rows}
+    trainer = CalibrationTrainer(
+        model_init=lambda: tiny_bert(),
+        args=arguments(folder, **{"eval_strategy": "epoch", "max_steps": 1, **given}),
+        train_dataset=sequences(model, 4),
+        eval_dataset=sets if objective == "of sets" else rows,
+        calibration_dataset=sequences(model, 12, seed=2),
+    )
+    return trainer.hyperparameter_search(
+        space or (lambda trial: {}),
+        None if objective == "of sets" else objective,
+        n_trials=1,
+        backend="optuna",
+        direction=direction,
+    )
+
+
+@pytest.mark.parametrize(
+    ("objective", "given", "message"),
+    [
+        ("eval_accuracy", {}, "direction to be 'maximize' for eval_accuracy, got 'min"),
+        ("eval_nll", {"direction": "maximize"}, "direction to be 'minimize' for eval_"),
+        ("eval_loss", {"direction": "maximize"}, "direction to be 'minimize'"),
+        ("eval_nll_calibrated", {}, "set calibration_strategy='evaluate', or compute_"),
+        (
+            "eval_nll_calibrated",
+            {"calibration_method": "none", "eval_strategy": "no"},
+            "if there is a calibrator",
+        ),
+        ("of sets", {}, r"evaluation set \(a, b\), got 'eval_nll'"),
+    ],
+)
+def test_an_objective_that_makes_no_sense_is_refused(
+    objective: str, given: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        search(tmp_path, objective, **given)
+
+
+def test_objectives_in_their_direction_are_searched(tmp_path: Path) -> None:
+    best = search(tmp_path, "eval_accuracy", direction="maximize")
+    assert 0 <= best.objective <= 1
+    by_a_function = search(tmp_path, lambda metrics: metrics["eval_accuracy"])
+    assert by_a_function.objective == best.objective
+
+
+def test_a_trial_that_sets_smoothing_does_not_replace_the_loss(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=SMOOTHING):
+        search(tmp_path, None, lambda _: {"label_smoothing_factor": 0.1}, loss="focal")
+
+
+# ---- Calibrators from elsewhere ----
+
+
+RNG = np.random.default_rng(0)
+FOUR = RNG.normal(size=(60, 4))
+FIVE = RNG.normal(size=(60, 5))
+CLASSES = RNG.integers(4, size=60)
+DECISIONS = RNG.integers(2, size=(60, 4))
+
+
+@pytest.mark.parametrize("kind", [VectorScaling, MatrixScaling])
+def test_a_calibrator_of_other_classes_is_refused(kind: Any, tmp_path: Path) -> None:
+    scaler = kind().fit(FIVE, CLASSES)
+    message = "expected scaler to be fitted on 4 classes, got 5"
+    trainer = tiny_trainer(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        trainer.use_calibration_map(scaler, split="a", n_examples=60)
+    # A network that does not say its classes.
+    other = CalibrationTrainer(Network(), arguments(tmp_path), eval_dataset=images(4))
+    other.use_calibration_map(scaler, split="a", n_examples=60)
+    with pytest.raises(ValueError, match=message):
+        other.evaluate()
+
+
+@pytest.mark.parametrize("kind", [TemperatureScaling, AutoScaling])
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_calibrator_of_another_kind_of_labels_is_refused(
+    kind: Any, is_known: bool, tmp_path: Path
+) -> None:
+    of_several = kind(multi_label=True).fit(FOUR, DECISIONS)
+    of_one = kind().fit(FOUR, CLASSES)
+    several = {"problem_type": "multi_label_classification"}
+    one = {"problem_type": "single_label_classification"}
+    for labels, scaler, got in ((several, of_one, False), (one, of_several, True)):
+        rows = sequences(tiny_bert(**labels), 8)
+        model = tiny_bert(**labels) if is_known else tiny_bert()
+        trainer = CalibrationTrainer(model, arguments(tmp_path), eval_dataset=rows)
+        message = (
+            f"scaler to be fitted with multi_label={not got}, got multi_label={got}"
+        )
+        with pytest.raises(ValueError, match=message):
+            trainer.use_calibration_map(scaler, split="a", n_examples=60)
+        assert trainer.calibration_map is None
