@@ -443,9 +443,7 @@ class CalibrationLoss(nn.Module):
     def normalizer(self, labels: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Return the divisor of the mean: the number of rows not ignored, or the sum of their class weights."""
         if self.class_weights is not None and not labels.is_floating_point():
-            n_weights = len(self.class_weights)
-            way_out = "give class_weights one entry per class, or relabel"
-            check_labels(labels.flatten(), n_weights, way_out)
+            check_labels(labels.flatten(), len(self.class_weights))
         return self._row_weights(labels).sum(dtype=dtype)
 
     def _row_weights(self, labels: Tensor) -> Tensor:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,8 +15,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME
 
-from hf_calib._errors import InputValueError, check, expected
+from hf_calib._errors import InputValueError, check, expected, few, printable
 from hf_calib._files import whole_file
 from hf_calib.cards.facts import REPORT_FOLDER
 from hf_calib.export.folder import LOSS_STATE_NAME, PUSHED_LOSS_STATE
@@ -23,6 +26,26 @@ from hf_calib.scaling.saved_map import MAP_NAME, SavedMap, save_map
 from hf_calib.trainer.calibration_map import is_in
 
 REPORT = f"{REPORT_FOLDER}/report.json"
+_OTHER_CHECKPOINT = (
+    "resume from another checkpoint, or train without resume_from_checkpoint"
+)
+# What the Trainer writes with torch.save, as zip archives.
+_ARCHIVES = (
+    "optimizer.pt",
+    "optimizer.bin",
+    "scheduler.pt",
+    "scaler.pt",
+    "rng_state*.pth",
+    "pytorch_model*.bin",
+    "adapter_model.bin",
+)
+# What they need, so that the Trainer can read them.
+_ENTRIES = {
+    TRAINER_STATE_NAME: ("global_step", int),
+    SAFE_WEIGHTS_INDEX_NAME: ("weight_map", dict),
+    WEIGHTS_INDEX_NAME: ("weight_map", dict),
+}
+_LARGEST_TABLE = 2**24  # In bytes: 10,000 bins, and gaps of two million classes.
 
 
 # ---- Checkpoints ----
@@ -38,14 +61,13 @@ def save_loss_state(loss: AdaptiveLoss, directory: str | os.PathLike[str]) -> No
 
 def load_loss_state(loss: AdaptiveLoss, directory: str | os.PathLike[str]) -> None:
     """Restore the table of `save_loss_state`, also from the place of a push, if it is of the same loss."""
-    way_out = "resume from another checkpoint, or train without resume_from_checkpoint"
     places = [Path(directory, LOSS_STATE_NAME), Path(directory, PUSHED_LOSS_STATE)]
     files = [path for path in places if path.is_file()]
     check(
         bool(files),
         f"checkpoint {directory} to hold {LOSS_STATE_NAME}",
         got="no such file, without which the loss would start over",
-        way_out=way_out,
+        way_out=_OTHER_CHECKPOINT,
     )
     try:
         loss.load_state_dict(_table_of(loss, files[0]))
@@ -62,19 +84,24 @@ def load_loss_state(loss: AdaptiveLoss, directory: str | os.PathLike[str]) -> No
             expected(
                 str(files[0]),
                 f"hold the table of loss {loss.name!r} with {loss.hyperparameters}",
-                got=" ".join(str(error).split()),  # On one line.
-                way_out=way_out,
+                got=printable(error)[:500],
+                way_out=_OTHER_CHECKPOINT,
             )
         ) from error
 
 
 def _table_of(loss: AdaptiveLoss, path: Path) -> dict[str, Any]:
     """Read a table; raise ValueError if it is of another loss."""
+    size = path.stat().st_size
+    if size > _LARGEST_TABLE:
+        raise ValueError(f"a file of {size:,} bytes")
     with safe_open(path, "pt") as file:
         recorded = file.metadata() or {}
         table = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     ours = json.loads(json.dumps(loss.hyperparameters))  # In the types of JSON.
-    theirs = json.loads(recorded["hyperparameters"])
+    theirs = json.loads(recorded.get("hyperparameters", "null"))
+    if "loss" not in recorded or not isinstance(theirs, dict):
+        raise ValueError("a file that does not say its loss")
     # A hyperparameter or tensor that is missing there was introduced after the file was written.
     differing = [name for name, value in theirs.items() if ours.get(name) != value]
     if recorded["loss"] != loss.name or differing:
@@ -83,21 +110,120 @@ def _table_of(loss: AdaptiveLoss, path: Path) -> dict[str, Any]:
 
 
 def newest_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
-    """The newest complete checkpoint, whose last file is the Trainer's state; None if there is none."""
-    by_step: dict[int, Path] = {}
-    for path in Path(output_dir).glob(
-        f"{PREFIX_CHECKPOINT_DIR}-*/{TRAINER_STATE_NAME}"
-    ):
-        number = path.parent.name.rpartition("-")[2]
-        if number.isdecimal():
-            by_step[int(number)] = path
-    for step in sorted(by_step, reverse=True):
-        try:
-            json.loads(by_step[step].read_text(encoding="utf-8"))
-        except ValueError:  # The file is incomplete.
-            continue
-        return str(by_step[step].parent)
+    """The newest complete checkpoint; None if there is none."""
+    for path in _checkpoints(Path(output_dir)):
+        if _problem(path) is None:
+            return str(path)
     return None
+
+
+def checkpoint_to_resume(output_dir: str | os.PathLike[str]) -> str:
+    """The newest complete checkpoint, with a warning that names newer ones; raise like the Trainer if there is none."""
+    incomplete = []
+    for path in _checkpoints(Path(output_dir)):
+        problem = _problem(path)
+        if problem is not None:
+            incomplete.append(f"{path.name} ({problem})")
+            continue
+        if incomplete:
+            warnings.warn(
+                f"Incomplete: {', '.join(incomplete)}. Training resumes from {path}, the newest complete checkpoint, "
+                "and repeats the steps since. Pass resume_from_checkpoint=FOLDER to choose another one.",
+                stacklevel=3,
+            )
+        return str(path)
+    found = f"; incomplete: {few(incomplete)}" if incomplete else ""
+    raise InputValueError(
+        f"No valid checkpoint found in output directory ({output_dir}){found}"
+    )
+
+
+def check_complete(checkpoint: str | os.PathLike[str]) -> None:
+    """Raise for a checkpoint that was not written to its end, or was cut short since; name the one before it."""
+    path = Path(checkpoint)
+    problem = _problem(path)
+    if problem is None:
+        return
+    siblings = _checkpoints(path.parent)
+    earlier = siblings[siblings.index(path) + 1 :] if path in siblings else []
+    whole = [each for each in earlier if _problem(each) is None]
+    way_out = _OTHER_CHECKPOINT
+    if whole:
+        way_out = f"resume from {whole[0]}, the complete checkpoint before it"
+    check(
+        False,
+        "resume_from_checkpoint to be a complete checkpoint",
+        got=f"{path} ({problem})",
+        way_out=way_out,
+    )
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, the newest first: by the number of their step, not by their name."""
+    by_step: dict[int, Path] = {}
+    for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+        step = path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
+        if step.isdecimal() and path.is_dir():
+            by_step[int(step)] = path
+    return [by_step[step] for step in sorted(by_step, reverse=True)]
+
+
+def _problem(checkpoint: Path) -> str | None:
+    """The reason why a checkpoint is incomplete; None for a complete one. The Trainer's state is written last."""
+    if not (checkpoint / TRAINER_STATE_NAME).is_file():
+        return f"{TRAINER_STATE_NAME} is missing"
+    paths = sorted(checkpoint.iterdir())
+    damaged = [path.name for path in paths if path.is_file() and _is_damaged(path)]
+    if damaged:
+        return f"{few(damaged)} cut short or damaged"
+    names = {path.name for path in paths}
+    # Adapters, and the shards of FSDP, may be in folders of their own.
+    has_weights = any(path.is_dir() or path.match("*model*.*") for path in paths)
+    if not has_weights:
+        return "the model's weights are missing"
+    for index in (SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME):
+        if index in names:
+            missing = _shards(checkpoint / index) - names
+            if missing:
+                return f"{few(sorted(missing))} missing"
+    # With save_only_model there are none of these. FSDP and DeepSpeed have folders of their own.
+    has_states = any(name.startswith(("scheduler.", "rng_state")) for name in names)
+    has_optimizer = any(
+        name.startswith(("optimizer", "global_step")) or name.endswith("-optimizer.pt")
+        for name in names
+    )
+    if has_states and not has_optimizer:
+        return "the optimizer's state is missing"
+    if "optimizer.pt" in names and "scheduler.pt" not in names:
+        return "scheduler.pt is missing"
+    return None
+
+
+def _is_damaged(path: Path) -> bool:
+    """Whether a file that the Trainer has written cannot be read, by its head or its end."""
+    try:
+        if path.suffix == ".json":
+            record = json.loads(path.read_text(encoding="utf-8"))
+            entry = _ENTRIES.get(path.name)
+            return entry is not None and not isinstance(record[entry[0]], entry[1])
+        if path.suffix == ".safetensors":
+            with safe_open(
+                path, "pt"
+            ):  # It compares the file's length with its header.
+                pass
+        elif any(path.match(pattern) for pattern in _ARCHIVES):
+            return not zipfile.is_zipfile(path)
+    except (OSError, ValueError, LookupError, TypeError, SafetensorError):
+        return True
+    except RecursionError:  # JSON nested thousands of times.
+        return True
+    return False
+
+
+def _shards(index: Path) -> set[str]:
+    """The files of the weights that an index names."""
+    record = json.loads(index.read_text(encoding="utf-8"))
+    return {str(name) for name in record["weight_map"].values()}
 
 
 # ---- Models ----

@@ -57,7 +57,12 @@ from hf_calib.trainer.evaluation import Batch, Evaluation
 from hf_calib.trainer.first_rows import first_batch, is_multi_label, labels_of_rows
 from hf_calib.trainer.labels import PLACES, AnswerOptions, Problem
 from hf_calib.trainer.results import Results
-from hf_calib.trainer.saving import load_loss_state, newest_checkpoint, raise_everywhere
+from hf_calib.trainer.saving import (
+    check_complete,
+    checkpoint_to_resume,
+    load_loss_state,
+    raise_everywhere,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -319,14 +324,9 @@ class CalibrationMixin(Trainer):
         an adaptive loss and the calibrator. If the settings of loss or calibrator have changed, both are made again.
         """
         if resume_from_checkpoint is True:
-            folder = self.args.output_dir
-            resume_from_checkpoint = newest_checkpoint(folder)
-            check(
-                resume_from_checkpoint is not None,
-                "output_dir to hold a complete checkpoint",
-                got=f"{folder} with none",
-                way_out="pass resume_from_checkpoint=FOLDER, or train without it",
-            )
+            resume_from_checkpoint = checkpoint_to_resume(self.args.output_dir)
+        elif resume_from_checkpoint and os.path.isdir(resume_from_checkpoint):
+            check_complete(resume_from_checkpoint)
         self._resume_from = (
             None if resume_from_checkpoint is False else resume_from_checkpoint
         )
@@ -352,9 +352,8 @@ class CalibrationMixin(Trainer):
             self._take_objective(self._trial_of_search)
         self._check_data()
         self.remove_calibration_map()  # Further training invalidates an earlier calibrator.
-        if self._resume_from is not None and os.path.isdir(
-            self._resume_from
-        ):  # The Trainer refuses all else.
+        # The Trainer itself refuses what is not a folder.
+        if self._resume_from is not None and os.path.isdir(self._resume_from):
             self._restore_calibration(self._resume_from)
         self.last_evaluation = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import warnings
@@ -288,10 +289,104 @@ def test_a_checkpoint_of_another_loss_is_refused(
 
 
 def test_nothing_to_resume_from_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match="expected output_dir to hold a complete checkpoint"
-    ):
-        tiny_trainer(tmp_path / "nowhere").train(resume_from_checkpoint=True)
+    """In the words of the stock Trainer, which other programs may look for."""
+    (tmp_path / "checkpoint-x").mkdir()
+    ours = tiny_trainer(tmp_path)
+    stock = Trainer(ours.model, ours.args, train_dataset=ours.train_dataset)
+    for trainer in (stock, ours):
+        message = "^No valid checkpoint found in output directory "
+        with pytest.raises(ValueError, match=message + re.escape(f"({tmp_path})")):
+            trainer.train(resume_from_checkpoint=True)
+
+
+# ---- Incomplete checkpoints ----
+
+
+def cut(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def of_another_kind(path: Path) -> None:
+    path.write_text("[]")
+
+
+INCOMPLETE: dict[str, tuple[str, Callable[[Path], Any], str]] = {
+    f"{name}, {change.__name__}": (name, change, f"{name} cut short or damaged")
+    for name in (
+        "model.safetensors",
+        "optimizer.pt",
+        "scheduler.pt",
+        "rng_state.pth",
+        "trainer_state.json",
+        LOSS_STATE_NAME,
+    )
+    for change in (cut, emptied)
+}
+INCOMPLETE |= {
+    "no state": ("trainer_state.json", Path.unlink, "trainer_state.json is missing"),
+    "not a state": (
+        "trainer_state.json",
+        of_another_kind,
+        "trainer_state.json cut short or damaged",
+    ),
+    "no optimizer": ("optimizer.pt", Path.unlink, "the optimizer's state is missing"),
+    "no scheduler": ("scheduler.pt", Path.unlink, "scheduler.pt is missing"),
+    "no weights": ("model.safetensors", Path.unlink, "the model's weights are missing"),
+}
+
+
+@pytest.mark.parametrize("case", INCOMPLETE)
+def test_incomplete_checkpoints_are_skipped(case: str, checkpoint: Path) -> None:
+    name, change, problem = INCOMPLETE[case]
+    newer = checkpoint.with_name("checkpoint-4")
+    change(newer / name)
+    assert newest_checkpoint(checkpoint.parent) == str(checkpoint)
+    trainer = tiny_trainer(checkpoint.parent, **ADAPTIVE, **SAVED)
+    with pytest.raises(ValueError, match="resume_from_checkpoint to be a comp") as told:
+        trainer.train(resume_from_checkpoint=str(newer))
+    assert f"got {newer} ({problem}); resume from {checkpoint}, the" in str(told.value)
+    change(checkpoint / name)
+    assert newest_checkpoint(checkpoint.parent) is None
+    with pytest.raises(ValueError, match=r"^No valid checkpoint found in") as told:
+        trainer.train(resume_from_checkpoint=True)
+    assert f"incomplete: checkpoint-4 ({problem}), checkpoint-2 (" in str(told.value)
+
+
+def test_a_run_resumes_from_the_newest_complete_checkpoint_and_says_so(
+    checkpoint: Path,
+) -> None:
+    cut(checkpoint.with_name("checkpoint-4") / "optimizer.pt")
+    trainer = tiny_trainer(checkpoint.parent, **ADAPTIVE, **SAVED)
+    message = (
+        r"Incomplete: checkpoint-4 \(optimizer.pt cut .* resumes from .*point-2, the"
+    )
+    with pytest.warns(UserWarning, match=message):
+        trainer.train(resume_from_checkpoint=True)
+    steps = [entry["step"] for entry in trainer.state.log_history if "loss" in entry]
+    assert steps == [1, 2, 3, 4]
+
+
+def test_checkpoints_are_ordered_by_their_steps(checkpoint: Path) -> None:
+    for step in (9, 10):
+        shutil.copytree(checkpoint, checkpoint.with_name(f"checkpoint-{step}"))
+    newest = checkpoint.with_name("checkpoint-10")
+    assert newest_checkpoint(checkpoint.parent) == str(newest)
+    shutil.copytree(checkpoint, checkpoint.with_name("checkpoint-11-old"))
+    checkpoint.with_name("checkpoint-12").write_text("a file")
+    assert newest_checkpoint(checkpoint.parent) == str(newest)
+
+
+def test_a_checkpoint_of_the_model_only_is_complete(tmp_path: Path) -> None:
+    settings = {**SAVED, "save_only_model": True, "calibration_method": "none"}
+    tiny_trainer(tmp_path, **settings).train()
+    resumed = tiny_trainer(tmp_path, **settings, num_train_epochs=2)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 8
 
 
 def test_the_best_checkpoint_that_is_loaded_is_of_this_run(checkpoint: Path) -> None:

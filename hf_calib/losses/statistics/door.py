@@ -74,11 +74,7 @@ def row_statistics(
     return dict(zip(statistics, values, strict=True))
 
 
-def check_labels(
-    labels: Tensor,
-    n_classes: int,
-    way_out: str = "set the model's num_labels, or relabel",
-) -> None:
+def check_labels(labels: Tensor, n_classes: int) -> None:
     """Raise if a label (N,) is neither a class nor ignored, and name it; a GPU asserts without being waited for."""
     wrong = (labels != IGNORE_INDEX) & ((labels < 0) | (labels >= n_classes))
     requirement = f"labels to be in [0, {n_classes}) or {IGNORE_INDEX}"
@@ -87,7 +83,9 @@ def check_labels(
     elif bool(wrong.any()):
         row = int(wrong.nonzero()[0])
         got = f"{int(labels[row])} in row {row}"
-        raise InputValueError(f"expected {requirement}, got {got}; {way_out}")
+        raise InputValueError(
+            f"expected {requirement}, got {got}; set the model's num_labels, or relabel"
+        )
 
 
 def decision_statistics(
