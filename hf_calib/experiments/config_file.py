@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple, NoReturn, get_args, get_origin, get_type_hints
 
 import torch
 import yaml
@@ -60,24 +60,87 @@ def parse_arguments(
     types = list(dataclass_types)
     if argv is None:
         sys.excepthook = _say_input_errors
-    of_files = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    of_files = _Strict(add_help=False, allow_abbrev=False)
     of_files.add_argument("--config", action="append", type=Path, default=[])
     files, rest = of_files.parse_known_args(argv)
-    known = {
-        each.name: each.default for kind in types for each in fields(kind) if each.init
-    }
+    known = _arguments_of(types)
     from_files = [word for path in files.config for word in _as_argv(path, known)]
-    return HfArgumentParser(types).parse_args_into_dataclasses(args=from_files + rest)
+    *found, unknown = _Arguments(types).parse_args_into_dataclasses(
+        args=from_files + rest, return_remaining_strings=True
+    )
+    if unknown:
+        name = unknown[0].lstrip("-").partition("=")[0]
+        check(
+            False,
+            "the arguments to be those of the script",
+            got=printable(unknown[0])[:100],
+            way_out=did_you_mean(name, known),
+        )
+    return tuple(found)
+
+
+class Argument(NamedTuple):
+    """What a dataclass says of one of its fields."""
+
+    default: Any
+    takes_several: bool
+
+
+def _arguments_of(types: Iterable[Any]) -> dict[str, Argument]:
+    """The fields of dataclasses by name."""
+    found = {}
+    for kind in types:
+        hints = get_type_hints(kind)
+        for each in fields(kind):
+            if each.init:
+                of = hints[each.name]
+                is_list = list in (get_origin(of), *map(get_origin, get_args(of)))
+                found[each.name] = Argument(each.default, takes_several=is_list)
+    return found
+
+
+class _Strict(argparse.ArgumentParser):
+    """A parser whose errors are ours: one line, without the list of all options."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputValueError(
+            expected(
+                "the arguments",
+                "be those of the script",
+                got=printable(message)[:300],
+                way_out="--help lists them",
+            )
+        )
+
+
+class _Arguments(_Strict, HfArgumentParser):
+    pass
 
 
 class _Values(yaml.SafeLoader):
     """YAML loader in which 2e-5 is a number, and names are strings without repeats."""
+
+    _depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        # A few aliases of aliases stand for billions of values.
+        if self.check_event(yaml.AliasEvent):
+            alias = self.get_event().anchor
+            raise yaml.YAMLError(f"an alias, *{alias}: write its value instead")
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise yaml.YAMLError(f"lists or mappings in more than {_DEEPEST} others")
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
     def construct_mapping(
         self, node: yaml.MappingNode, deep: bool = False
     ) -> dict[Any, Any]:
         found: dict[Any, Any] = {}
         for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.YAMLError("a name that is a list or a mapping")
             if key.value in found:
                 raise yaml.YAMLError(
                     f"{key.value!r} is there twice, of which one would be lost"
@@ -86,6 +149,8 @@ class _Values(yaml.SafeLoader):
         return found
 
 
+_DEEPEST = 20
+_LARGEST_FILE = 2**15  # In bytes; half a second for the reader.
 _TRUE = ("true", "yes")
 _NUMBER = re.compile(r"[-+]?\d+\.?\d*e[-+]?\d+$", re.IGNORECASE)
 _Values.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))
@@ -99,29 +164,45 @@ def read_config(path: Path) -> dict[str, Any]:
         str(path),
         "check the path",
     )
+    size = path.stat().st_size
+    check(
+        size <= _LARGEST_FILE,
+        f"{path} to have at most {_LARGEST_FILE:,} bytes",
+        got=f"{size:,}",
+        way_out="name a file of arguments",
+    )
     try:
-        text = path.read_text(encoding="utf-8")
-        words, values = yaml.load(text, yaml.BaseLoader), yaml.load(text, _Values)
+        loader = _Values(path.read_text(encoding="utf-8"))
+        node: Any = loader.get_single_node()
+        values = None if node is None else loader.construct_document(node)
     except (yaml.YAMLError, ValueError, OSError) as error:
         raise InputValueError(
-            expected(str(path), "be YAML", error, "correct the file")
+            expected(str(path), "be YAML", printable(error)[:300], "correct the file")
         ) from error
-    got = type(values).__name__
-    check(
-        isinstance(words, dict),
-        f"{path} to hold `name: value` lines",
-        got,
-        "see recipes/configs",
-    )
+    if not isinstance(values, dict):
+        got = type(values).__name__
+        requirement = "hold `name: value` lines"
+        raise InputValueError(
+            expected(str(path), requirement, got, "see recipes/configs")
+        )
     kept = {
         name: value
         for name, value in values.items()
         if value is None or isinstance(value, dict)
     }
-    return words | json.loads(json.dumps(kept, default=str))
+    return _words(node) | json.loads(json.dumps(kept, default=str))
 
 
-def _as_argv(path: Path, known: Mapping[str, Any]) -> list[str]:
+def _words(node: yaml.Node) -> Any:
+    """A value as it stands in the file."""
+    if isinstance(node, yaml.SequenceNode):
+        return [_words(item) for item in node.value]
+    if isinstance(node, yaml.MappingNode):
+        return {name.value: _words(item) for name, item in node.value}
+    return node.value
+
+
+def _as_argv(path: Path, arguments: Mapping[str, Argument]) -> list[str]:
     """The lines of a file as typed, without 16 bits if no accelerator of this machine supports them."""
     argv: list[str] = []
     can_compute = {
@@ -129,17 +210,20 @@ def _as_argv(path: Path, known: Mapping[str, Any]) -> list[str]:
         "fp16": torch.accelerator.is_available,
     }
     for name, value in read_config(path).items():
-        way_out = "" if name in known else did_you_mean(name, known)
         check(
-            name in known,
+            name in arguments,
             f"keys of {path} to be arguments of the script",
-            name,
-            way_out,
+            printable(name)[:100],
+            "" if name in arguments else did_you_mean(name, arguments),
         )
-        if value is None:
-            way_out = "leave the line out for the default"
+        if isinstance(value, list):
+            argv += [f"--{name}", *_several(name, value, arguments[name], path)]
+        elif value is None:
             check(
-                known[name] is None, f"{path} to give {name} a value", "none", way_out
+                arguments[name].default is None,
+                f"{path} to give {name} a value",
+                "none",
+                "leave the line out for the default",
             )
         elif (
             name in can_compute
@@ -151,13 +235,31 @@ def _as_argv(path: Path, known: Mapping[str, Any]) -> list[str]:
                 f"those of a GPU; --{name} true insists on it.",
                 file=sys.stderr,
             )
-        elif isinstance(value, list):
-            argv += [f"--{name}", *value]
+        elif isinstance(value, dict):
+            argv.append(f"--{name}={json.dumps(value)}")
         else:
-            argv.append(
-                f"--{name}={json.dumps(value) if isinstance(value, dict) else value}"
-            )
+            argv.append(f"--{name}={value}")
     return argv
+
+
+def _several(name: str, values: list[Any], argument: Argument, path: Path) -> list[str]:
+    """The words of a list; raise if the argument is one value, or an item is not a word."""
+    check(
+        argument.takes_several,
+        f"{name} in {path} to be one value",
+        got=f"a list of {len(values)}",
+        way_out="write one value",
+    )
+    are_words = all(
+        isinstance(each, str) and not each.startswith("--") for each in values
+    )
+    check(
+        bool(values) and are_words,
+        f"{name} in {path} to be a list of numbers or words",
+        got=printable(values)[:200],
+        way_out="leave the line out for the default",
+    )
+    return values
 
 
 def _say_input_errors(

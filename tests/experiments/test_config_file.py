@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from hf_calib import CalibrationTrainingArguments
-from hf_calib.experiments.config_file import parse_arguments
+from hf_calib._errors import InputError
+from hf_calib.experiments.config_file import parse_arguments, read_config
 
 
 @dataclass
@@ -202,3 +206,107 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
             ValueError, match=f"--config to name an existing YAML file, got {path}"
         ):
             parse_arguments(KINDS, ["--config", path])
+
+
+# ---- Files that are damaged, or made to do harm ----
+
+
+def aliases_of(first: str, n_levels: int) -> str:
+    """Lines of which each names the one before it twice."""
+    lines = [f"a0: &a0 {first}"]
+    lines += [f"a{i}: &a{i} {{x: *a{i - 1}, y: *a{i - 1}}}" for i in range(1, n_levels)]
+    return "\n".join(lines)
+
+
+HARMFUL = {
+    "aliases of mappings": (aliases_of("{x: 1}", 30), "got an alias, \\*a0: write its"),
+    "aliases of lists": ("a: &a [1]\nb: [*a, *a]", "got an alias, \\*a: write its"),
+    "an alias of a word": ("suffix: &l x\nrun_name: *l", "got an alias, \\*l: write"),
+    "itself": ("a: &a [*a]", "got an alias, \\*a: write its value instead"),
+    "nested lists": (
+        "suffix: " + "[" * 10_000,
+        "got lists or mappings in more than 20",
+    ),
+    "nested mappings": (
+        "suffix: " + "{a: " * 5000,
+        "lists or mappings in more than 20",
+    ),
+    "large": ("# " + "x" * 100_000, "to have at most 32,768 bytes, got 100,002"),
+    "names that are lists": ("? [a, b]\n: 1", "got a name that is a list or a mapping"),
+    "nested repeats": ("loss_kwargs: {a: 1, a: 2}", "'a' is there twice"),
+    "two documents": ("suffix: a\n---\nsuffix: b", "got expected a single document"),
+    "a long number": ("seed: " + "9" * 5000, "to be YAML, got Exceeds the limit"),
+    "a name in lines": ('"a\\nb\\e[2J": 1', "got a b \\[2J; known: "),
+    "lists in lists": (
+        "sizes: [[1], [2]]",
+        r"numbers or words, got \[\['1'\], \['2'\]\]",
+    ),
+    "mappings in lists": (
+        "sizes: [{a: 1}]",
+        "list of numbers or words, got .*'a': '1'",
+    ),
+    "several for one": (
+        "loss: [focal, brier]",
+        "to be one value, got a list of 2; wri",
+    ),
+    "options in a list": ("tags: ['--loss', focal]", "numbers or words, got .*--loss"),
+    "an empty list": ("tags: []", "to be a list of numbers or words, got"),
+}
+
+
+@pytest.mark.parametrize("case", HARMFUL)
+def test_a_file_made_to_do_harm_is_refused_in_a_line(case: str, tmp_path: Path) -> None:
+    text, message = HARMFUL[case]
+    started = time.process_time()
+    with pytest.raises(ValueError, match=message) as told:
+        parsed(tmp_path, text)
+    assert time.process_time() - started < 1
+    assert str(told.value).isprintable()
+
+
+@settings(
+    max_examples=60,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    place=st.integers(0, len(CONFIG)),
+    length=st.integers(0, 40),
+    other=st.text("a:*&[]{}!|>?-'\"# \n\t\x00\u202e0", max_size=8)
+    | st.text(max_size=4),
+)
+def test_a_damaged_file_is_read_or_refused_in_a_line(
+    place: int, length: int, other: str, tmp_path: Path
+) -> None:
+    text = CONFIG.format(folder="out")
+    path = tmp_path / "config.yaml"
+    damaged = text[:place] + other + text[place + length :]
+    path.write_text(damaged, encoding="utf-8", errors="replace")
+    said = ""
+    try:
+        read_config(path)
+    except InputError as error:
+        said = str(error)
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["n_bin=3"], "got n_bin=3; did you mean 'n_bins'"),
+        (["--nbins", "3"], "got --nbins; did you mean 'n_bins'"),
+        (["--n_bins", "x"], "got argument --n_bins.*: invalid int value: 'x'; --help"),
+        (["--n_bins"], "got argument --n_bins.*: expected one argument; --help lists"),
+        (["--loss", "focal", "brier"], "be those of the script, got brier; "),
+        (["--config"], "argument --config: expected one argument; --help lists them"),
+    ],
+)
+def test_typed_arguments_that_are_wrong_are_refused_in_a_line(
+    words: list[str], message: str, tmp_path: Path
+) -> None:
+    needed = ["--dataset", "x", "--output_dir", str(tmp_path), "--report_to", "none"]
+    with pytest.raises(InputError, match=message) as told:
+        parse_arguments(KINDS, [*needed, *words])
+    assert str(told.value).isprintable()

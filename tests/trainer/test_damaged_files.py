@@ -24,7 +24,7 @@ from tests.helpers.tiny import tiny_trainer
 drawn = settings(
     max_examples=40,
     derandomize=True,
-    deadline=1000,
+    deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
