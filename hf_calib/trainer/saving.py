@@ -39,12 +39,7 @@ _ARCHIVES = (
     "pytorch_model*.bin",
     "adapter_model.bin",
 )
-# What they need, so that the Trainer can read them.
-_ENTRIES = {
-    TRAINER_STATE_NAME: ("global_step", int),
-    SAFE_WEIGHTS_INDEX_NAME: ("weight_map", dict),
-    WEIGHTS_INDEX_NAME: ("weight_map", dict),
-}
+_MAPPINGS = (TRAINER_STATE_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME)
 _LARGEST_TABLE = 2**24  # In bytes: 10,000 bins, and gaps of two million classes.
 
 
@@ -177,21 +172,19 @@ def _problem(checkpoint: Path) -> str | None:
     if damaged:
         return f"{few(damaged)} cut short or damaged"
     names = {path.name for path in paths}
-    # Adapters, and the shards of FSDP, may be in folders of their own.
-    has_weights = any(path.is_dir() or path.match("*model*.*") for path in paths)
-    if not has_weights:
-        return "the model's weights are missing"
     for index in (SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME):
         if index in names:
             missing = _shards(checkpoint / index) - names
             if missing:
                 return f"{few(sorted(missing))} missing"
-    # With save_only_model there are none of these. FSDP and DeepSpeed have folders of their own.
+    # With save_only_model there are none of these.
     has_states = any(name.startswith(("scheduler.", "rng_state")) for name in names)
-    has_optimizer = any(
-        name.startswith(("optimizer", "global_step")) or name.endswith("-optimizer.pt")
-        for name in names
-    )
+    # Adapters, and the shards of FSDP and DeepSpeed, may be in folders of their own.
+    has_folders = any(path.is_dir() for path in paths)
+    has_weights = has_folders or any(path.match("*model*.*") for path in paths)
+    has_optimizer = has_folders or any("optimizer." in name for name in names)
+    if has_states and not has_weights:
+        return "the model's weights are missing"
     if has_states and not has_optimizer:
         return "the optimizer's state is missing"
     if "optimizer.pt" in names and "scheduler.pt" not in names:
@@ -204,12 +197,12 @@ def _is_damaged(path: Path) -> bool:
     try:
         if path.suffix == ".json":
             record = json.loads(path.read_text(encoding="utf-8"))
-            entry = _ENTRIES.get(path.name)
-            return entry is not None and not isinstance(record[entry[0]], entry[1])
+            if path.name in (SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME):
+                record = record["weight_map"]
+            return path.name in _MAPPINGS and not isinstance(record, dict)
         if path.suffix == ".safetensors":
-            with safe_open(
-                path, "pt"
-            ):  # It compares the file's length with its header.
+            # It compares the file's length with its header.
+            with safe_open(path, "pt"):
                 pass
         elif any(path.match(pattern) for pattern in _ARCHIVES):
             return not zipfile.is_zipfile(path)
