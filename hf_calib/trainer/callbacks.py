@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from hf_calib.trainer.config import CalibrationConfig
 
 STRATEGIES = ("end", "evaluate")
+# Of the tables in the log: 160 of 15 bins, or some 400 kB in each checkpoint.
+_MOST_NUMBERS = 10_000
+_A_GAP = "calibration_gap_00"  # An entry of each table.
 
 Kind = TypeVar("Kind", bound=TrainerCallback)
 
@@ -87,7 +90,8 @@ class AdaFocalCallback(CalibrationCallback):
 
     By default it updates at each evaluation, or after each epoch if there are no evaluations. Frequent updates help
     short runs (AdaFocal, appendix I). The table is in every checkpoint, and in `trainer.state.log_history` for
-    `hf_calib.plots.gamma_dynamics`. Trackers and the console get `gamma_mean`, `gamma_min` and `gamma_max`.
+    `hf_calib.plots.gamma_dynamics`; of a long run, 160 updates at nearly equal distances stay there. Trackers and the
+    console get `gamma_mean`, `gamma_min` and `gamma_max` of each.
 
     Args:
         every_n_steps: number of optimizer steps between updates, at least 1, instead of the default.
@@ -178,6 +182,7 @@ class AdaFocalCallback(CalibrationCallback):
         self._log_gammas(
             [value for name, value in table.items() if name.startswith("gamma_")]
         )
+        _thin_out(state.log_history, most=max(2, _MOST_NUMBERS // len(table)))
 
     def _log_gammas(self, gammas: list[float]) -> None:
         """Send the gammas to the trackers in three numbers; some losses have none."""
@@ -209,9 +214,7 @@ class AdaFocalCallback(CalibrationCallback):
         """Whether updates are as by default, and there was none at this step for another evaluation set."""
         if self._interval(state) is not None:
             return False
-        updates = [
-            entry for entry in state.log_history[-200:] if "calibration_gap_00" in entry
-        ]
+        updates = [entry for entry in state.log_history[-200:] if _A_GAP in entry]
         return all(entry["step"] != state.global_step for entry in updates)
 
     def on_epoch_begin(
@@ -261,6 +264,23 @@ class AdaFocalCallback(CalibrationCallback):
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
             # The table belongs to the weights, which are now those of the best checkpoint.
             load_loss_state(self.adaptive_loss, state.best_model_checkpoint)
+
+
+def _thin_out(log_history: list[dict[str, Any]], most: int) -> None:
+    """Keep so many of the tables, at nearly equal distances: the whole log is in each checkpoint."""
+    places = [place for place, entry in enumerate(log_history) if _A_GAP in entry]
+    while len(places) > most:
+        steps = [log_history[place]["step"] for place in places]
+        # Each table between two others leaves a gap of this width. The first and the last stay.
+        pairs = zip(steps[:-2], steps[2:], strict=True)
+        widths = [after - before for before, after in pairs]
+        leaves = 1 + widths.index(min(widths))
+        start = places[leaves]
+        next_entry = log_history[start + 1]
+        end = start + 2 if "gamma_mean" in next_entry else start + 1
+        del log_history[start:end]
+        later = [place - (end - start) for place in places[leaves + 1 :]]
+        places = places[:leaves] + later
 
 
 class CalibrationMapCallback(CalibrationCallback):

@@ -472,3 +472,48 @@ def test_a_calibration_split_without_labels_is_refused(
         trainer.fit_temperature()
     with pytest.raises(ValueError, match="expected"):
         trainer.train()
+
+
+def updated_each_step(folder: Path, **settings: Any) -> Any:
+    """Tables of 1,001 numbers, of which 9 are kept."""
+    model = tiny_bert()
+    args = arguments(
+        folder,
+        loss="adafocal",
+        loss_kwargs={"n_bins": 250},
+        gamma_update_steps=1,
+        max_steps=24,
+        calibration_method="none",
+        logging_strategy="no",
+        save_strategy="steps",
+        save_steps=16,
+        **settings,
+    )
+    return CalibrationTrainer(
+        model,
+        args,
+        train_dataset=sequences(model, 4),
+        calibration_dataset=sequences(model, 8, seed=2),
+    )
+
+
+def test_the_log_of_a_long_training_stays_small(tmp_path: Path) -> None:
+    trainer = updated_each_step(tmp_path)
+    trainer.train()
+    log = trainer.state.log_history
+    steps = [entry["step"] for entry in log if "gamma_00" in entry]
+    assert len(steps) == 9
+    assert (steps[0], steps[-1]) == (1, 24)
+    assert np.diff(steps).max() <= 4
+    assert [entry["step"] for entry in log if "gamma_mean" in entry] == steps
+    n_numbers = 9 * 1003 + 9 * 5
+    assert sum(map(len, log)) < n_numbers + 20
+    gamma_dynamics(log)
+
+    resumed = updated_each_step(tmp_path)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-16"))
+    ours, theirs = (
+        [entry for entry in each.state.log_history if "gamma_00" in entry]
+        for each in (resumed, trainer)
+    )
+    assert ours == theirs
