@@ -9,7 +9,7 @@ import datasets
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.data_loader import BatchSamplerShard
+from accelerate.data_loader import BatchSamplerShard, DataLoaderDispatcher
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
@@ -215,23 +215,27 @@ def ignore_repeated_rows(
     """Ignore the rows from the start of the epoch that accelerate adds to the last batch of a loader."""
     if key not in batch or not accelerator.gradient_state.end_of_dataloader:
         return
-    shards = getattr(loader, "batch_sampler", None)
-    if not isinstance(shards, BatchSamplerShard) or shards.num_processes == 1:
-        return
-    if shards.drop_last or not shards.even_batches:
-        return
-    # With split_batches, the batch size is that of all processes together.
-    size = (
-        shards.batch_size // shards.num_processes
-        if shards.split_batches
-        else shards.batch_size
-    )
-    rows_left = len(shards.batch_sampler.sampler) % (size * shards.num_processes)
-    if rows_left == 0:
+    labels = batch[key]
+    if isinstance(loader, DataLoaderDispatcher):
+        # After a resumption another loader of this kind is active.
+        rows_left = accelerator.gradient_state.remainder
+        size = len(labels)
+        process = accelerator.process_index
+    else:
+        shards = getattr(loader, "batch_sampler", None)
+        if not isinstance(shards, BatchSamplerShard) or shards.num_processes == 1:
+            return
+        if shards.drop_last or not shards.even_batches:
+            return
+        size = shards.batch_size
+        if shards.split_batches:  # It is that of all processes together.
+            size //= shards.num_processes
+        rows_left = len(shards.batch_sampler.sampler) % (size * shards.num_processes)
+        process = shards.process_index
+    if rows_left <= 0:
         return
 
-    n_own = n_own_rows(rows_left, shards.process_index, size)
-    labels = batch[key]
+    n_own = n_own_rows(rows_left, process, size)
     # A copy, because a dataset in memory may hand out its own tensor.
     labels = labels.clone() if labels.is_floating_point() else labels.long().clone()
     if len(labels) == size:

@@ -28,6 +28,8 @@ CASES: dict[str, dict[str, Any]] = {
     "focal weighted": {"loss": "focal", "class_weights": CLASS_WEIGHTS},
     "focal summed": {"loss": "focal", "loss_reduction": "sum", "learning_rate": 2e-4},
     "adafocal": {"loss": "adafocal", "loss_kwargs": {"n_bins": 5}, **UPDATED},
+    "dispatched": {"accelerator_config": {"dispatch_batches": True}},
+    "stream": {"max_steps": 4},
     "tokens cross_entropy weighted": {
         "loss": "cross_entropy",
         "class_weights": CLASS_WEIGHTS,
@@ -69,11 +71,14 @@ def make_trainer(
     }
     held_out = (
         {"calibration_dataset": data(model, 12, seed=2)}
-        if settings["loss"] == "adafocal"
+        if settings.get("loss") == "adafocal"
         else {}
     )
+    rows = data(model, n)
+    if name == "stream":
+        rows = rows.to_iterable_dataset()
     args = arguments(folder, **settings)
-    return CalibrationTrainer(model, args, train_dataset=data(model, n), **held_out)
+    return CalibrationTrainer(model, args, train_dataset=rows, **held_out)
 
 
 def run(

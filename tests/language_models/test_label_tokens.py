@@ -100,6 +100,24 @@ def test_and_back_with_a_temperature(name: str, tmp_path: Path) -> None:
     assert not again.config.tie_word_embeddings
 
 
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_neither_way_changes_the_model_that_is_given(is_tied: bool) -> None:
+    model = language_model(tie_word_embeddings=is_tied)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    config = model.config.to_dict()
+    classifier = label_token_classifier(model, tokenizer(), LABELS)
+    with torch.no_grad():
+        classifier.score.weight *= 3
+    again = to_language_model(classifier, model)
+    assert not torch.equal(
+        again.get_output_embeddings().weight, before["lm_head.weight"]
+    )
+    assert model.config.to_dict() == config
+    assert model.get_output_embeddings() is not again.get_output_embeddings()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
 def test_soft_capped_heads_are_refused_with_a_way_out() -> None:
     torch.manual_seed(0)
     model = Gemma2ForCausalLM(Gemma2Config(**{**DECODER, "head_dim": 8})).eval()

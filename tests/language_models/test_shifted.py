@@ -52,6 +52,23 @@ def test_labels_that_are_shifted_already_and_the_count_of_a_global_batch() -> No
     torch.testing.assert_close(sum(parts), whole)
 
 
+@pytest.mark.parametrize("name", ["cross_entropy", "focal"])
+def test_the_mean_is_over_the_class_weights(name: str) -> None:
+    logits, labels = rows()
+    weights = torch.arange(1.0, 12.0)
+    loss = make_loss(name, class_weights=weights)
+    ours = for_causal_lm(loss)(logits, labels)
+    shifted = logits[:, :-1].flatten(0, 1)
+    wanted = labels[:, 1:].flatten()
+    if name == "cross_entropy":
+        theirs = torch.nn.functional.cross_entropy(shifted, wanted, weights.double())
+        torch.testing.assert_close(ours, theirs)
+    known = wanted != -100
+    each = make_loss(name)(shifted, wanted, reduction="none")[known]
+    own = weights[wanted[known]]
+    torch.testing.assert_close(ours, (each * own).sum() / own.sum())
+
+
 def test_cross_entropy_is_the_models_own_loss() -> None:
     model = language_model()
     ids = torch.tensor([[5, 9, 30, 12], [17, 6, 44, 10]])

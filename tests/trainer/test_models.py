@@ -10,12 +10,18 @@ import pytest
 import torch
 from datasets import Dataset
 from torch import nn
-from transformers import DataCollatorForTokenClassification
+from transformers import (
+    BertConfig,
+    BertForMultipleChoice,
+    DataCollatorForTokenClassification,
+    Trainer,
+)
 
 from hf_calib import CalibrationTrainer
 from tests.helpers.evaluations import NAMES
 from tests.helpers.tiny import (
     N_LABELS,
+    TEXT,
     arguments,
     assert_same,
     last_evaluation,
@@ -117,6 +123,37 @@ def test_the_loss_is_computed_in_float32(tmp_path: Path) -> None:
     batch = {"input_ids": torch.arange(5, 13)[None], "labels": torch.tensor([1])}
     loss, outputs = trainer.compute_loss(trainer.model, batch, return_outputs=True)
     assert (loss.dtype, outputs.logits.dtype) == (torch.float32, torch.bfloat16)
+
+
+def test_multiple_choice_trains_as_with_the_stock_trainer(tmp_path: Path) -> None:
+    """The choices of a question are its classes; their common head cannot hold a calibrator."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(5, 64, (24, 3, 8), generator=generator)
+    labels = torch.randint(3, (24,), generator=generator)
+    rows = [
+        {"input_ids": row, "labels": label}
+        for row, label in zip(ids, labels.tolist(), strict=True)
+    ]
+
+    def training(kind: type[Trainer], **given: Any) -> Any:
+        torch.manual_seed(0)
+        model = BertForMultipleChoice(BertConfig(**TEXT))
+        args = arguments(tmp_path, optim="sgd", max_steps=3)
+        trainer = kind(model, args, train_dataset=rows[:12], **given)
+        trainer.train()
+        return trainer
+
+    stock = training(Trainer)
+    ours = training(
+        CalibrationTrainer, eval_dataset=rows[12:18], calibration_dataset=rows[18:]
+    )
+    assert logged(ours, "loss") == pytest.approx(logged(stock, "loss"), rel=1e-6)
+    assert ours.temperature is not None
+    assert "eval_nll_calibrated" in ours.evaluate()
+    with pytest.raises(
+        ValueError, match="linear head whose division divides the logits"
+    ):
+        ours.save_calibrated_model(tmp_path / "calibrated")
 
 
 @pytest.mark.parametrize(

@@ -101,3 +101,14 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
         match="compute_loss_func to be a loss that adapts, got None; pass compute",
     ):
         trainer.train()
+
+
+def test_an_update_at_a_step_does_not_keep_its_loss_out_of_the_log(
+    tmp_path: Path,
+) -> None:
+    trainer, _ = stock(tmp_path, gamma_update_steps=1)
+    trainer.args.max_steps = 3
+    trainer.train()
+    log = trainer.state.log_history
+    assert [entry["step"] for entry in log if "gamma_00" in entry] == [1, 2, 3]
+    assert [entry["step"] for entry in log if "loss" in entry] == [1, 2, 3]
