@@ -954,7 +954,7 @@ class CalibrationTrainer(CalibrationMixin):
     Notes:
         Checkpoints have the model as trained and, separately, the calibrator, which a resumed run restores. A head
         without a bias (GPT-2's) cannot hold a calibrator with a bias. Rows that accelerate repeats to fill the last
-        batch of an epoch on several processes are ignored, except in streams.
+        batch of an epoch on several processes are ignored, except in streams with `dispatch_batches=False`.
 
         A subclass with its own `compute_loss` returns the mean over its micro-batch, which is averaged over
         accumulation steps and processes; set `loss_is_scaled_for_ga=True` if the loss is already normalised.
