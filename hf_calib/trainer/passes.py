@@ -78,13 +78,14 @@ def watched(trainer: Trainer, current: Evaluation, loader: Any) -> Iterator[None
     next_token = is_causal(trainer.accelerator.unwrap_model(trainer.model))
     own = vars(trainer)
     is_a_method = "prediction_step" not in own
-    # A trainer of another kind makes the labels from its batches.
-    reads_labels = getattr(trainer, "reads_labels", True)
+    # Another compute_loss may read several labels.
+    ours = ("has_own_loss", "reads_labels")
+    reads_one = all(getattr(trainer, name, False) for name in ours)
     own["prediction_step"] = WatchedStep(
         step,
         current,
         next_token=next_token,
-        label_names=trainer.label_names if reads_labels else (),
+        label_names=trainer.label_names if reads_one else (),
     )
     try:
         yield

@@ -156,6 +156,11 @@ class CalibrationMixin(Trainer):
         )
 
     @property
+    def has_own_loss(self) -> bool:
+        """Whether the loss is that of this class; another `compute_loss` may read other labels."""
+        return type(self).compute_loss is CalibrationMixin.compute_loss
+
+    @property
     def splits(self) -> Splits:
         """The datasets by their role."""
         return Splits(self.train_dataset, self.calibration_dataset, self.eval_dataset)
@@ -267,7 +272,7 @@ class CalibrationMixin(Trainer):
         if self.reads_labels:
             checks.check_is_classifier(self.problem)
             checks.check_number_of_weights(loss.class_weights, self.n_classes)
-        if type(self).compute_loss is CalibrationMixin.compute_loss:
+        if self.has_own_loss:
             checks.check_smoothing_is_read(self.args, self.calibration_config)
 
         saves_the_best = self.args.save_strategy == SaveStrategy.BEST
@@ -380,8 +385,7 @@ class CalibrationMixin(Trainer):
         if fitting is not None:
             fitted.append(fitting.title)
         if self.reads_labels:
-            of_labels.check_one_label(self.label_names)
-            self._check_rows(fits=bool(fitted))
+            self._check_rows(fits=bool(fitted) and self.has_own_loss)
         if fitting is not None:
             maps.check_goes_with(fitting.scaler, self.problem)
 
@@ -441,7 +445,7 @@ class CalibrationMixin(Trainer):
         if self.compute_loss_func is not None:
             return batches, count
         # Another compute_loss may not support ignored rows.
-        if batches and type(self).compute_loss is CalibrationMixin.compute_loss:
+        if batches and self.has_own_loss:
             loader = self.callback_handler.train_dataloader
             of_labels.ignore_repeated_rows(
                 batches[-1], self.label_key, loader, self.accelerator
@@ -475,6 +479,8 @@ class CalibrationMixin(Trainer):
         loss_reduction="sum"; see `get_batch_samples`), times the number of processes, over which DDP averages, and the
         accumulation steps if the Trainer divides by them. Without `num_items_in_batch` it is the mean of this batch.
         """
+        if self.reads_labels:
+            of_labels.check_one_label(self.label_names)
         if self.compute_loss_func is not None:
             return super().compute_loss(
                 model, inputs, return_outputs, num_items_in_batch

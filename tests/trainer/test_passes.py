@@ -462,3 +462,20 @@ def test_two_label_columns_have_no_metrics_and_are_refused(
         trainer.evaluate(rows)
     unlabelled = [{"input_ids": row["input_ids"]} for row in rows]
     assert len(trainer.predict(unlabelled).predictions) == 8
+
+
+def test_a_compute_loss_of_ones_own_may_read_two_label_columns(tmp_path: Path) -> None:
+    class Stock(CalibrationTrainer):
+        def compute_loss(self, model, inputs, return_outputs=False, **kwargs):  # type: ignore[no-untyped-def]
+            outputs = model(**inputs)
+            return (outputs.loss, outputs) if return_outputs else outputs.loss
+
+    model = TwoHeads(tiny_bert().config)
+    before = model.second.weight.clone()
+    rows = [{**row, "labels_2": 1} for row in sequences(model, 8)]
+    args = arguments(tmp_path, max_steps=1, calibration_method="none")
+    trainer = Stock(model, args, train_dataset=rows)
+    trainer.train()
+    assert not torch.equal(model.second.weight, before)
+    _, second = trainer.predict(rows).label_ids
+    assert second.tolist() == [1] * 8
