@@ -41,7 +41,13 @@ METRIC_SCHEDULES = (
     "reduce_lr_on_plateau",
     "greedy",
 )  # They read metric_for_best_model.
-_MOST = {"n_bins": 10_000, "gamma_update_steps": 10**9, "gamma_update_samples": 10**12}
+_WHOLE = {
+    "n_bins": (1, 10_000),
+    "gamma_update_steps": (1, 10**9),
+    "gamma_update_samples": (1, 10**12),
+    "seed": (0, 2**32 - 1),  # NumPy takes no others.
+    "data_seed": (0, 2**63 - 1),
+}
 
 _saved_with_a_model: ContextVar[bool] = ContextVar("_saved_with_a_model", default=False)
 
@@ -119,12 +125,13 @@ class CalibrationConfig:
         self.loss_kwargs = read_mapping(self.loss_kwargs)
         for name, options in _OPTIONS.items():
             check_option(name, getattr(self, name), options)
-        for name, most in _MOST.items():
-            value = getattr(self, name)
-            is_whole = type(value) is int and 1 <= value <= most  # True is an int, too.
+        for name, (least, most) in _WHOLE.items():
+            value = getattr(self, name, None)  # A separate configuration has no seeds.
+            is_whole = type(value) is int and least <= value <= most
+            may_be_none = name != "n_bins"
             check(
-                value is None or is_whole,
-                f"{name} to be a whole number, at least 1, at most {most}",
+                is_whole or (value is None and may_be_none),
+                f"{name} to be a whole number, at least {least}, at most {most}",
                 got=repr(value),
                 way_out="leave it out for the default",
             )

@@ -286,3 +286,16 @@ def test_arguments_saved_with_a_model_have_no_token(tmp_path: Path) -> None:
         loaded = torch.load(path, weights_only=False)
         assert (loaded.hub_token, loaded.num_train_epochs) == (None, 1)
     assert trainer.args.hub_token == "hf_secret"
+
+
+@pytest.mark.parametrize("name", ["seed", "data_seed"])
+@pytest.mark.parametrize("value", ["a", 1.5, -1, 2**63, True])
+def test_seeds_are_whole_numbers(name: str, value: Any, tmp_path: Path) -> None:
+    message = f"{name} to be a whole number, at least 0, at most .*, got"
+    with pytest.raises(ValueError, match=message):
+        arguments(tmp_path, **{name: value})
+
+
+def test_the_number_of_bins_is_needed(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"n_bins to be a whole number, .*got None"):
+        arguments(tmp_path, n_bins=None)
