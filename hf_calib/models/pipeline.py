@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -150,17 +151,37 @@ def scaler_beside(
     return saved.scaler
 
 
-def _with(plain: Any, kind: Any, **more: Any) -> Any:
+def _with(plain: Any, kind: type, **more: Any) -> Any:
     """A pipeline of transformers, with our methods overriding its own."""
-    own: Any = type(
-        f"{kind.__name__[1:]}{type(plain).__name__}", (kind, type(plain)), {}
-    )
-    made = own.__new__(own)
+    bases = getattr(plain, "bases", (type(plain),))
+    made = _of_classes(kind, *bases)
     vars(made).update(vars(plain), **more)
     return made
 
 
-class _Prompted:
+@cache
+def _class_of(*bases: type) -> type:
+    name = "".join(base.__name__.lstrip("_") for base in bases)
+    return type(name, bases, {"bases": bases})
+
+
+def _of_classes(*bases: type) -> Any:
+    """A pipeline without attributes, whose class has these bases."""
+    own: Any = _class_of(*bases)
+    return own.__new__(own)
+
+
+class _Overriding:
+    """Methods over those of a pipeline of transformers, or of a `pipeline_class` of the user's."""
+
+    bases: tuple[type, ...]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The class has no name in a module, by which pickle would find it in another process.
+        return _of_classes, self.bases, vars(self)
+
+
+class _Prompted(_Overriding):
     """Methods that render prompts in a pipeline of texts."""
 
     prompt: PromptTemplate
@@ -181,7 +202,7 @@ class _Prompted:
         return super().preprocess(text, **options)  # type: ignore[misc]
 
 
-class _Calibrated:
+class _Calibrated(_Overriding):
     """Methods that replace a pipeline's logits by those of the calibrated probabilities."""
 
     scaler: Scaler
