@@ -29,7 +29,7 @@ def expected(argument: str, requirement: str, got: object, way_out: str) -> str:
     >>> expected("gamma", "be at least 0", -1.0, "use inverse_focal for a negative gamma")
     'expected gamma to be at least 0, got -1.0; use inverse_focal for a negative gamma'
     """
-    return f"expected {argument} to {requirement}, got {got}; {way_out}"
+    return _message(f"{argument} to {requirement}", got, way_out)
 
 
 def check(holds: bool, requirement: str, got: object, way_out: str) -> None:
@@ -40,7 +40,13 @@ def check(holds: bool, requirement: str, got: object, way_out: str) -> None:
     hf_calib._errors.InputValueError: expected gamma to be at least 0, got -1.0; use inverse_focal for a negative gamma
     """
     if not holds:
-        raise InputValueError(f"expected {requirement}, got {got}; {way_out}")
+        raise InputValueError(_message(requirement, got, way_out))
+
+
+def _message(requirement: str, got: object, way_out: str) -> str:
+    # Each part may quote the data: a message stays one line of a readable length in any terminal.
+    parts = [cut(printable(part)) for part in (requirement, got, way_out)]
+    return "expected {}, got {}; {}".format(*parts)
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
@@ -66,11 +72,17 @@ def few(values: Sequence[object]) -> str:
     >>> few(["a", "b", "c", "d", "e", "f"])
     'a, b, c, d, e, ...'
     """
-    shown = [
-        text if len(text) <= 200 else f"{text[:197]}..."
-        for text in map(str, values[:5])
-    ]
+    shown = [cut(printable(value), 200) for value in values[:5]]
     return ", ".join(shown) + (", ..." if len(values) > 5 else "")
+
+
+def cut(text: str, most: int = 1000) -> str:
+    """A text of at most so many characters.
+
+    >>> cut("abcdefgh", 7)
+    'abcd...'
+    """
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def printable(text: object) -> str:
@@ -79,9 +91,19 @@ def printable(text: object) -> str:
     >>> printable("no such\tcolumn\n\x1b[2J\u202egone")
     'no such column [2J gone'
     """
-    return " ".join(
-        "".join(letter if letter.isprintable() else " " for letter in str(text)).split()
+    return " ".join(visible(str(text).replace("\n", " ")).split())
+
+
+def visible(text: str) -> str:
+    r"""A text whose lines and spaces stay, with a space for each character that a terminal would obey.
+
+    >>> visible("a  b\n\x1b[2Jc\u202e")
+    'a  b\n [2Jc '
+    """
+    shown = (
+        letter if letter.isprintable() or letter == "\n" else " " for letter in text
     )
+    return "".join(shown)
 
 
 def look_alikes(names: Iterable[str], others: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from dataclasses import MISSING, field
 from pathlib import Path
 from typing import Any
 
-from hf_calib._errors import check, few
+from hf_calib._errors import check, few, visible
 
 _EVERY_MARK = r"[\\`*_{}\[\]()#+!|~]"
 # An underscore within a word, a sign before a number and brackets without an address are no markup.
@@ -23,7 +23,7 @@ def escape(text: str, marks: str = _EVERY_MARK) -> str:
     a\|b &lt;script&gt; \[x\]\(y\)
     """
     text = (
-        " ".join(text.splitlines())
+        visible(" ".join(text.splitlines()))
         .replace("&", "&amp;")
         .replace("<", "&lt;")
         .replace(">", "&gt;")

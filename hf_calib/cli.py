@@ -21,7 +21,14 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from hf_calib._errors import InputError, InputOSError, check, expected, printable
+from hf_calib._errors import (
+    InputError,
+    InputOSError,
+    check,
+    expected,
+    printable,
+    visible,
+)
 from hf_calib.commands import options
 from hf_calib.commands.console import Done
 from hf_calib.models.reading import Names
@@ -195,7 +202,8 @@ def _telling() -> Iterator[
         nonlocal timer
         timer.cancel()
         timer = threading.Timer(
-            _PATIENCE, lambda: print(f"{stage} ...", file=sys.stderr, flush=True)
+            _PATIENCE,
+            lambda: print(f"{printable(stage)} ...", file=sys.stderr, flush=True),
         )
         timer.daemon = True
         timer.start()
@@ -221,9 +229,9 @@ def _print(parts: Iterable[Any], *, show_all: bool) -> None:
     try:
         for part in parts:
             if isinstance(part, str):
-                screen.print(part, markup=False, highlight=False)
+                screen.print(visible(part), markup=False, emoji=False, highlight=False)
             elif isinstance(part, list):
-                print(*part, sep="\n")
+                print(*map(visible, part), sep="\n")
             else:
                 getattr(
                     part, "document" if show_all else "short", lambda part=part: part
