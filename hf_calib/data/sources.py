@@ -23,6 +23,7 @@ _READERS: dict[str, tuple[str, dict[str, object]]] = {
     ".jsonl": ("json", {}),
     ".parquet": ("parquet", {}),
 }
+_OF_NO_ROWS = ("corresponds to no data", "at least one example")
 _CALIBRATION_NAMES = ("calibration", "validation", "valid", "val", "dev")
 
 
@@ -121,14 +122,14 @@ def load_file(
             kind, data_files=str(path), split="train", cache_dir=cache_dir, **options
         )
     except (StopIteration, DatasetGenerationError, OSError, ValueError) as error:
+        cause = error.__cause__ or error
         # These are the errors of datasets for an empty json file, and for a csv file with names only.
-        no_rows = isinstance(error, StopIteration) or "corresponds to no data" in str(
-            error
+        no_rows = isinstance(error, StopIteration) or any(
+            words in f"{error} {cause}" for words in _OF_NO_ROWS
         )
         check(
             not no_rows, f"{argument} to have rows", f"none in {path}", "check the file"
         )
-        cause = error.__cause__ or error
         way_out = f"{type(cause).__name__}: {cause}"
         raise InputValueError(
             expected(argument, f"be readable as {kind}", path, way_out)
