@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_calib._errors import check, few
 from hf_calib._hub import check_destination, with_owner
+from hf_calib._records import read_json
 from hf_calib._text import counted
 from hf_calib.cards import write_card
 from hf_calib.cards.card import usage_lines
@@ -26,11 +27,12 @@ from hf_calib.export.folder import (
 )
 from hf_calib.export.heads import head_loses_bias
 from hf_calib.export.hub import Changes, push_folder
-from hf_calib.models.classifier import load_trained, task_of
+from hf_calib.models.classifier import CONFIG_KINDS, load_trained, task_of
 from hf_calib.models.prompts import KEY as PROMPT
 from hf_calib.scaling import FOLDABLE_SCALERS
 from hf_calib.scaling.saved_map import (
     MAP_NAME,
+    check_in_weights,
     has_bias,
     load_map,
     method_of,
@@ -48,11 +50,13 @@ def run(options: Push, running: Running) -> Done:
     folder, repo = options.folder, options.repo
     check_destination(repo, options.revision)
     has_config = (folder / CONFIG).is_file()
-    config = (
-        json.loads((folder / CONFIG).read_text(encoding="utf-8")) if has_config else {}
-    )
-    folded = bool(recorded_in(config).get("folded"))
-    saved = load_map(folder) if (folder / MAP_NAME).is_file() and not folded else None
+    config = read_json(folder / CONFIG, CONFIG_KINDS) if has_config else {}
+    recorded = recorded_in(config)
+    folded = bool(recorded.get("folded"))
+    saved = load_map(folder) if (folder / MAP_NAME).is_file() else None
+    if folded:
+        check_in_weights(saved, recorded, str(folder))
+        saved = None
     is_calibrated = folded or saved is not None
     notes = _warned_of(folder, is_calibrated or not has_config, options.no_fold)
     announced: list[Changes] = []  # the last are those of the commit
@@ -181,7 +185,7 @@ def _write_folded(
     # A report on the model with its calibrator next to it is also one on the model with it folded in.
     path = target / REPORT_FOLDER / "report.json"
     if path.is_file():
-        report = json.loads(path.read_text(encoding="utf-8"))
+        report = read_json(path, {"about": dict})
         if report["about"].get("fingerprint") == saved.about.get("fingerprint"):
             report["about"]["fingerprint"] = weights
             path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

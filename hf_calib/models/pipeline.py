@@ -30,6 +30,7 @@ from hf_calib.scaling.auto import GroupedScaling
 from hf_calib.scaling.saved_map import (
     MAP_NAME,
     SavedMap,
+    check_in_weights,
     download,
     load_map,
     method_of,
@@ -146,6 +147,7 @@ def scaler_beside(
         return None
     # The config belongs to the weights; calibration.json may be from before folding or unfolding.
     if recorded.get("folded") and method_of(saved.scaler) in FOLDABLE_SCALERS:
+        check_in_weights(saved, recorded, place)
         return None
     _check_goes_with(saved.scaler, config, place)
     return saved.scaler

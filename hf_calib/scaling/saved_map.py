@@ -20,9 +20,11 @@ from hf_calib._errors import (
     check,
     did_you_mean,
     expected,
+    few,
     printable,
 )
 from hf_calib._files import whole_file
+from hf_calib._records import check_record, count, digest, number, positive
 from hf_calib.metrics.checks import as_array
 from hf_calib.scaling import FOLDABLE_SCALERS, SCALERS
 
@@ -36,6 +38,31 @@ PACKAGES = (
     "scikit-learn",
 )  # Their versions are saved.
 _OWN = {"method", "settings", "parameters", "weight", "bias", "date", "versions"}
+
+
+ROWS_KINDS = {
+    **dict.fromkeys(("name?", "split?", "part?", "autocast?", "fingerprint?"), str),
+    **dict.fromkeys(("n?", "seen?", "n_bins?"), count),
+    "options?": [str],
+}
+# The entries about a calibrator that are read from calibration.json and from a model's config; others are free.
+RECORD_KINDS = {
+    **dict.fromkeys(("method?", "choice?", "criterion?", "split?", "date?"), str),
+    **dict.fromkeys(("loss?", "base_model?", "scaler?"), str),
+    **dict.fromkeys(("fingerprint?", "sha256?"), digest),
+    "head?": [str],
+    "class_names?": [str],
+    "folded?": bool,
+    "n_examples?": count,
+    "temperature?": positive,
+    "temperatures?": [positive],
+    "parameters?": dict,
+    "loss_kwargs?": dict,
+    "versions?": {str: str},
+    "vllm_pooler_config?": {str: number},
+    "data?": {str: ROWS_KINDS},
+    "metrics?": {**ROWS_KINDS, "before?": {str: number}, "after?": {str: number}},
+}
 
 
 class SavedMap(NamedTuple):
@@ -80,6 +107,7 @@ def load_map(path: str | os.PathLike[str]) -> SavedMap:
     """Load a calibrator from a file of `save_map` or the calibration.json of a folder; ValueError for other files."""
     try:
         record = json.loads(_file(path).read_bytes())
+        check_record(MAP_NAME, record, RECORD_KINDS)
         about = {key: value for key, value in record.items() if key not in _OWN}
         return SavedMap(_from_record(record), about)
     except Exception as error:  # A damaged or foreign file may cause any error.
@@ -250,7 +278,24 @@ def recorded_in(config: Any) -> dict[str, Any]:
         if isinstance(config, Mapping)
         else getattr(config, "calibration", None)
     )
-    return dict(found) if isinstance(found, Mapping) else {}
+    record = dict(found) if isinstance(found, Mapping) else {}
+    check_record("calibration in the model's config", record, RECORD_KINDS)
+    return record
+
+
+def check_in_weights(
+    saved: SavedMap | None, recorded: Mapping[str, Any], place: str
+) -> None:
+    """Raise if the file beside a folded model has another calibrator than the model's config, which can be folded."""
+    if saved is None or method_of(saved.scaler) not in FOLDABLE_SCALERS:
+        return
+    found = {"method": method_of(saved.scaler), **config_record(saved.scaler)}
+    wanted = {key: recorded[key] for key in found if key in recorded}
+    is_same = all(found[key] == value for key, value in wanted.items())
+    requirement = f"{MAP_NAME} in {place} to be of the calibrator in the weights"
+    got = f"{few([f'{key} {found[key]}' for key in wanted])}, not as in config.json"
+    way_out = "remove the file, or save the calibrated model again"
+    check(is_same, requirement, got, way_out)
 
 
 def has_bias(scaler: Any) -> bool:
