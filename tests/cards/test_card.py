@@ -295,11 +295,8 @@ def test_text_of_calibration_json_is_no_markup(folder: Path) -> None:
         "n": 3,
     }
     entries: dict[str, Any] = {
-        **dict.fromkeys(
-            ("loss", "criterion", "split", "method", "base_model", "date"), HOSTILE
-        ),
+        **dict.fromkeys(("loss", "criterion", "split", "base_model", "date"), HOSTILE),
         "loss_kwargs": {HOSTILE: HOSTILE},
-        "parameters": {"choice": HOSTILE},
         "data": {"train": rows, "calibration": rows, "test": rows},
         "versions": {"torch": HOSTILE, HOSTILE: "1"},
     }
@@ -313,6 +310,14 @@ def test_text_of_calibration_json_is_no_markup(folder: Path) -> None:
         assert not {"\u202e", "\x1b"} & set(
             card_of(folder).text
         )  # marks that are not seen
+
+
+def test_a_calibrator_that_cannot_be_loaded_is_not_described(folder: Path) -> None:
+    change(folder / "calibration.json", method=HOSTILE)
+    (folder / "calibration" / "report.json").unlink()
+    with pytest.warns(UserWarning, match="leaves out .*method to be a scaler"):
+        write_card(folder, repo_id="me/x", license="mit")
+    assert "Owned" not in card_of(folder).text
 
 
 def test_text_of_report_config_and_decisions_is_no_markup(folder: Path) -> None:

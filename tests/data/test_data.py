@@ -6,6 +6,7 @@ import gzip
 import io
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -385,6 +386,47 @@ def test_drawn_rows_keep_shares_and_leave_every_class_a_row(seed: int) -> None:
 def test_sizes_that_leave_nothing_are_refused(size: object) -> None:
     with pytest.raises(ValueError, match=r"^expected size to "):
         split_calibration(numbered([0, 1] * 5), size=size)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        *(
+            ({name: size}, f"{name} to be a fraction in .* got {size}")
+            for name in ("calibration_size", "test_size")
+            for size in (0.0, 1.0, 1.5, -1, 0, float("nan"), float("inf"), 2000.5)
+        ),
+        ({"calibration_size": None}, "calibration_size to be a number, got None"),
+        ({"calibration_size": True}, "calibration_size to be a number, got True"),
+        ({"test_size": "0.1"}, "test_size to be a number, got '0.1'"),
+        ({"max_test_samples": 0}, "max_test_samples to be at least 1, got 0"),
+        ({"max_train_samples": 1.5}, "max_train_samples to be an integer, got 1.5"),
+        ({"max_calibration_samples": True}, "max_calibration_samples to be an integer"),
+        ({"split_seed": -1}, "split_seed to be at least 0, got -1"),
+        ({"split_seed": 0.5}, "split_seed to be an integer, got 0.5"),
+    ],
+)
+def test_sizes_and_seeds_are_checked_before_data_are_read(
+    options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"^expected {words}"):
+        DataArguments(dataset="docstrings", **options)
+
+
+def test_a_size_is_a_fraction_or_rows_and_is_drawn_with_the_seed(
+    tmp_path: Path,
+) -> None:
+    numbered([0, 1] * 100)["train"].to_parquet(tmp_path / "rows.parquet")
+    path = str(tmp_path / "rows.parquet")
+
+    def drawn(size: float, seed: int = 0) -> list[str]:
+        given: Any = {"calibration_size": size, "split_seed": seed}
+        arguments = DataArguments(train_file=path, test_file=path, **given)
+        return list(load_data(arguments)["calibration"]["text"])
+
+    assert drawn(0.1, 1) == drawn(20, 1) == drawn(20.0, 1) == drawn(np.int64(20), 1)
+    assert len(drawn(0.1)) == 20
+    assert drawn(20, 1) != drawn(20, 2)
 
 
 def test_subsets_are_reproducible_nested_and_of_the_seed_of_the_splits(

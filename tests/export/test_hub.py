@@ -245,7 +245,10 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "cut weights": (break_weights, WHOLE),
     "shard missing": (shard_missing, "got no model-2-of-2.safetensors"),
-    "bad card": (lambda f: (f / "README.md").write_text("---\n a: [\n---\n"), WHOLE),
+    "bad card": (
+        lambda f: (f / "README.md").write_text("---\n a: [\n---\n"),
+        "README.md to have metadata that can be read",
+    ),
     "link to nothing": (
         lambda f: (f / "a.txt").symlink_to(f / "b"),
         "be a file, got a link to nothing; remove",

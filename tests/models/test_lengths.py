@@ -122,13 +122,12 @@ def test_tokens_have_the_same_limits(tmp_path: Path) -> None:
 def test_padding_on_either_side_changes_no_token(side: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = transformers.LlamaForTokenClassification(transformers.LlamaConfig(**LLAMA))
-    words = tokenizer()
-    words.padding_side = side
-    folder = saved(tmp_path, model, words)
+    folder = saved(tmp_path, model)
     sentences = [["w1", "w2", "w3", "w4", "w5"], ["w6"], ["w7", "w8"]]
     tags = [["LABEL_0"] * len(sentence) for sentence in sentences]
     rows = Dataset.from_dict({"text": sentences, "label": tags})
     classifier = load_classifier(folder, "token")
+    classifier.processing_class.padding_side = side
     found = predict(classifier, rows, batch_size=3).as_logits()
     alone = [
         predict(classifier, rows.select([i])).as_logits() for i in range(len(rows))
