@@ -151,7 +151,7 @@ def task_of(config: Mapping[str, Any]) -> Task | None:
 # The errors of broken or missing files; a RuntimeError means weights of another shape, an AttributeError or TypeError
 # a config of other types.
 _UNLOADABLE = (
-    *(OSError, ValueError, KeyError, ImportError, EOFError, RuntimeError),
+    *(OSError, ValueError, LookupError, ImportError, EOFError, RuntimeError),
     *(AttributeError, TypeError),
     *(SafetensorError, pickle.UnpicklingError),
 )
