@@ -187,7 +187,13 @@ def check_destination(
         repr(revision),
         "leave it out for main",
     )
-    found = (token or get_token() or "").strip()
+    try:
+        found = (token or get_token() or "").strip()
+    except errors.OIDCError as error:
+        got = f"none ({error})"
+        raise InputValueError(
+            expected("the token", "be given", got, _NEW_TOKEN)
+        ) from None
     check(found != "", "a token to be given for the push", "none", _NEW_TOKEN)
     # Other tokens cannot be sent in a header, and the error would quote them.
     is_plain = re.fullmatch(r"[!-~]+", found) is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -337,6 +338,51 @@ def numbered(labels: list[int]) -> DatasetDict:
         {"text": [str(i) for i in range(len(labels))], "label": labels}
     )
     return DatasetDict({"train": rows, "test": rows.select([0])})
+
+
+@pytest.mark.parametrize("names", [["a", "b"], ["x", "y"]])
+def test_ids_of_class_labels_in_another_order_are_not_given_names(
+    names: list[str],
+) -> None:
+    """The ids of one of the splits would mean other classes."""
+    splits = {
+        split: Dataset.from_dict(
+            {"text": ["u", "v"], "label": [0, 1]},
+            features=Features(
+                {"text": Value("string"), "label": ClassLabel(names=own)}
+            ),
+        )
+        for split, own in (("train", ["a", "b"]), ("test", ["b", "a"]))
+    }
+    choose = partial(choose_columns, DatasetDict(splits), text_column="text")
+    with pytest.raises(ValueError, match="classes of split 'test' to be those of the"):
+        choose(class_names=names)
+    assert choose()["test"]["label"][:] == [1, 0]
+
+
+def test_as_many_classes_are_named_as_there_are() -> None:
+    feature = ClassLabel(names=["a", "b"])
+    rows = Dataset.from_dict(
+        {"text": ["u", "v"], "label": [0, 1], "a": [0, 1], "b": [1, 1]},
+        features=Features(
+            {
+                "text": Value("string"),
+                "label": feature,
+                "a": Value("int64"),
+                "b": Value("int64"),
+            }
+        ),
+    )
+    choose = partial(
+        choose_columns,
+        DatasetDict({"train": rows, "test": rows}),
+        text_column="text",
+        class_names=["a", "b", "c"],
+    )
+    with pytest.raises(ValueError, match=r"as many as class_names \(3\), got 2: a, b"):
+        choose()
+    with pytest.raises(ValueError, match=r"class_names to be the label_columns \(a, b"):
+        choose(multi_label=True, label_columns=["a", "b"])
 
 
 @pytest.mark.parametrize(

@@ -307,6 +307,10 @@ def test_names_and_tokens_are_checked_before_anything_is_sent(
         match=r"expected a token to be given for the push, got none; .*hf auth login",
     ):
         push_folder(model, REPO)
+    with monkeypatch.context() as of_a_pipeline:  # It has no identity to show.
+        of_a_pipeline.setenv("HF_OIDC_RESOURCE", REPO)
+        with pytest.raises(InputValueError, match="expected the token to be given"):
+            push_folder(model, REPO)
     assert hub.requests == []
     push_folder(model, REPO, token=f" {TOKEN}\n")  # as it is read from a file
     assert {token for _, path, token in hub.requests if "yaml" not in path} == {
