@@ -71,7 +71,9 @@ def wrong_entry(record: Mapping[str, Any], kinds: Mapping[Any, Any]) -> str | No
 def check_record(what: str, record: Any, kinds: Mapping[Any, Any]) -> None:
     """Raise ValueError unless this is a record with entries of these kinds."""
     is_record = isinstance(record, Mapping)
-    check(is_record, f"{what} to hold an object", type(record).__name__, _SAVE_AGAIN)
+    check(
+        is_record, f"{what} to hold a JSON object", type(record).__name__, _SAVE_AGAIN
+    )
     wrong = wrong_entry(record, kinds)
     got = "" if wrong is None else f"{record.get(wrong)!r:.100}"
     check(wrong is None, f"{what} to hold a valid {wrong!r}", got, _SAVE_AGAIN)
@@ -94,6 +96,6 @@ def read_json(path: Path, kinds: Mapping[Any, Any]) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         record = {}
         reason = f"{type(error).__name__}: {printable(error)[:200]}"
-    check(not reason, f"{path} to be a JSON file of a model", reason, _SAVE_AGAIN)
+    check(not reason, f"{path} to hold a JSON object", reason, _SAVE_AGAIN)
     check_record(str(path), record, kinds)
     return record

@@ -51,6 +51,9 @@ def run(options: Push, running: Running) -> Done:
     check_destination(repo, options.revision)
     has_config = (folder / CONFIG).is_file()
     config = read_json(folder / CONFIG, CONFIG_KINDS) if has_config else {}
+    report = folder / REPORT_FOLDER / "report.json"
+    if report.is_file():
+        read_json(report, {})
     recorded = recorded_in(config)
     folded = bool(recorded.get("folded"))
     saved = load_map(folder) if (folder / MAP_NAME).is_file() else None

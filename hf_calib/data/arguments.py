@@ -222,7 +222,7 @@ def rows_or_share(name: str, size: Any) -> float | int:
     # 1.0 may be meant as all rows.
     is_count = isinstance(size, Integral) or (size > 1 and float(size).is_integer())
     fits = 0 < size < 1 or (is_count and size >= 1)
-    requirement = f"{name} to be a fraction in (0, 1) or a whole number of rows"
+    requirement = f"{name} to be a fraction below 1, or a number of rows from 2"
     check(fits, requirement, repr(size), way_out)
     return int(size) if is_count else float(size)
 

@@ -116,14 +116,14 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
         prompt.check(plain.tokenizer)
         plain = _with(plain, _Prompted, prompt=prompt)
     place = place if isinstance(place, str) else plain.model.name_or_path
-    scaler = scaler_beside(place, config, saved=saved, **where)
+    scaler = calibrator_in_use(place, config, saved=saved, **where)
     if scaler is not None:
         plain = _with(plain, _Calibrated, scaler=scaler)
         plain.check_function(plain._postprocess_params.pop("function_to_apply", None))
     return plain
 
 
-def scaler_beside(
+def calibrator_in_use(
     place: str,
     config: PreTrainedConfig,
     *,

@@ -195,12 +195,11 @@ class TextClassifier(Classifier):
             for name, module in self.model.named_modules()
         )
         most = self.positions if is_table else None
-        fits = least <= reading.max_length <= (most or math.inf)
-        requirement = f"max_length to be at least {least}"
-        if most is not None:
-            requirement += f" and at most {most:,}, the positions of the model"
+        given = reading.max_length
         way_out = "leave it out for the default"
-        check(fits, requirement, reading.max_length, way_out)
+        check(given >= least, f"max_length to be at least {least}", given, way_out)
+        requirement = f"max_length to be at most {most}, the positions of the model"
+        check(most is None or given <= most, requirement, given, way_out)
 
     @property
     def longest(self) -> int | None:

@@ -438,7 +438,10 @@ def test_sizes_that_leave_nothing_are_refused(size: object) -> None:
     ("options", "words"),
     [
         *(
-            ({name: size}, f"{name} to be a fraction in .* got {size}")
+            (
+                {name: size},
+                f"{name} to be a fraction below 1, or a number .* got {size}",
+            )
             for name in ("calibration_size", "test_size")
             for size in (0.0, 1.0, 1.5, -1, 0, float("nan"), float("inf"), 2000.5)
         ),

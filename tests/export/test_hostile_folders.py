@@ -161,6 +161,15 @@ def test_a_file_of_another_temperature_than_the_weights(folder: Path, hub: Hub) 
     assert hf_calib.pipeline("text-classification", folder)
 
 
+@pytest.mark.parametrize("content", ["{", "5", DEEP])
+def test_a_damaged_report_is_not_pushed(content: str, folder: Path, hub: Hub) -> None:
+    (folder / "calibration" / "report.json").write_text(content)
+    assert_refused(call("push", folder, "me/model"), "report.json to hold a JSON obj")
+    assert not hub.requests
+    with pytest.warns(UserWarning, match="leaves out report.json"):
+        write_card(folder, repo_id="me/x", license="mit")
+
+
 @pytest.mark.parametrize(
     "content", ["{", "[1]", "", '{"a": "\udcff"}', DEEP, WIDE, '{"auto_map": 5}']
 )
@@ -174,7 +183,7 @@ def test_a_damaged_config_is_not_pushed(content: str, folder: Path, hub: Hub) ->
 
 @pytest.mark.parametrize(
     "content",
-    ["{", "5", "{}", DEEP, *(json.dumps({**REPORT, key: "x\x1b"}) for key in REPORT)],
+    ["{}", *(json.dumps({**REPORT, key: "x\x1b"}) for key in REPORT)],
 )
 def test_a_damaged_report_is_left_out_of_the_card(
     content: str, folder: Path, hub: Hub

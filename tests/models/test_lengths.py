@@ -76,9 +76,7 @@ def test_no_text_is_longer_than_a_table_of_positions(kind: str, tmp_path: Path) 
             num_labels=N_LABELS,
         )
         model = transformers.BartForSequenceClassification(config)
-    words = (
-        "max_length to be at least 1 and at most 16, the positions of the model, got 17"
-    )
+    words = "max_length to be at most 16, the positions of the model, got 17"
     refused(saved(tmp_path, model), words, max_length=17)
 
 
@@ -97,12 +95,10 @@ def test_rotary_positions_have_no_end(tmp_path: Path) -> None:
 def test_a_text_keeps_a_token_besides_the_marks_of_its_ends(tmp_path: Path) -> None:
     """Tokenizers do not cut at all where the marks alone are too many."""
     folder = saved(tmp_path, tiny_bert(), with_ends())
-    refused(
-        folder, "max_length to be at least 3 and at most 16, .* got 2", max_length=2
-    )
+    refused(folder, "max_length to be at least 3, got 2", max_length=2)
     refused(
         folder,
-        "max_length to be at least 4 and at most 16, .* got 3",
+        "max_length to be at least 4, got 3",
         max_length=3,
         text_pair_column="second",
     )
@@ -113,8 +109,8 @@ def test_tokens_have_the_same_limits(tmp_path: Path) -> None:
     folder = saved(tmp_path, tiny_bert("Token"))
     classifier = load_classifier(folder, "token")
     rows = Dataset.from_dict({"text": [["w1"] * 20], "label": [["LABEL_0"] * 20]})
-    for length in (0, 17):
-        with pytest.raises(ValueError, match=f"at most 16, .* got {length}"):
+    for length, words in ((0, "at least 1, got 0"), (17, "at most 16, .* got 17")):
+        with pytest.raises(ValueError, match=words):
             predict(classifier, rows, max_length=length)
 
 
