@@ -244,14 +244,10 @@ def test_metadata_of_other_types_are_left_out(folder: Path) -> None:
     assert "Mine." in (folder / "README.md").read_text()
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["n", "name", "ece", "before"]), inner)
-    ),
-    max_leaves=5,
-)
+NAMES = st.sampled_from(["n", "name", "ece", "before"])
+LEAF = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+FLAT = LEAF | st.lists(LEAF, max_size=3) | st.dictionaries(NAMES, LEAF)
+JSON = FLAT | st.lists(FLAT, max_size=3) | st.dictionaries(NAMES, FLAT)
 
 
 @given(st.dictionaries(st.sampled_from([key[:-1] for key in RECORD_KINDS]), JSON))
