@@ -113,7 +113,7 @@ def label_smoothing(
     r"""Label smoothing: cross entropy with labels that give a share ε to all classes equally.
 
     It is the simplest way to limit over-confidence, and is the same for every example; `focal` depends on p_y. As in
-    PyTorch, ε / C also goes to the label; unlike PyTorch, class weights multiply the whole loss of an example.
+    PyTorch, ε / C also goes to the label, and class weights multiply the log p_j of their classes.
 
     $$L = -(1 - \varepsilon) \log p_y - \frac{\varepsilon}{C} \sum_j \log p_j$$
 

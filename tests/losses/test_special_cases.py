@@ -70,6 +70,51 @@ def test_pytorchs_losses_and_labels_of_any_integer_type(reduction: str) -> None:
         assert_close(ours(logits, labels, reduction=reduction), wanted, **EXACT)
 
 
+@every_width
+@pytest.mark.parametrize("smoothing", [0, 0.1, 0.7, 1])
+def test_class_weights_with_label_smoothing_are_pytorchs(
+    smoothing: float, width: int
+) -> None:
+    """The weight of a class belongs to its own log-probability, also to that of its share of every label."""
+    logits, labels = random_batch(24, width)
+    labels[[3, 20]] = -100
+    weights = torch.linspace(0.2, 3, width, dtype=torch.float64)
+    loss = make_loss("label_smoothing", smoothing=smoothing, class_weights=weights)
+
+    def pytorchs(logits: torch.Tensor, labels: torch.Tensor, **given: str) -> Any:
+        weight = loss.class_weights.to(logits)
+        return F.cross_entropy(
+            logits, labels, weight=weight, label_smoothing=smoothing, **given
+        )
+
+    for reduction in ("mean", "sum", "none"):
+        ours = value_and_gradient(loss, logits, labels, reduction=reduction)
+        wanted = value_and_gradient(pytorchs, logits, labels, reduction=reduction)
+        assert_close(ours, wanted, **EXACT)
+    # Micro-batches divided by the normalizer of all are the mean of all.
+    items = loss.normalizer(labels, torch.float64)
+    parts = [
+        loss(logits[rows], labels[rows], num_items_in_batch=items)
+        for rows in (slice(5), slice(5, None))
+    ]
+    assert_close(sum(parts), pytorchs(logits, labels), **EXACT)
+    only_ignored = torch.full_like(labels, -100)
+    value, gradient = value_and_gradient(loss, logits, only_ignored)
+    assert value == 0
+    assert not gradient.any()
+
+
+def test_class_weights_with_label_smoothing_by_hand() -> None:
+    logits = torch.tensor([[1.0, 2.0, 0.5], [0.3, -1.0, 0.8]], dtype=torch.float64)
+    loss = make_loss("label_smoothing", smoothing=0.1, class_weights=[1, 2, 3])
+    log_p = logits.log_softmax(1)
+    shares = 0.1 / 3 * (torch.tensor([1.0, 2.0, 3.0]) * log_p).sum(1)
+    own = 0.9 * torch.stack([2 * log_p[0, 1], 3 * log_p[1, 2]])
+    assert_close(
+        loss(logits, torch.tensor([1, 2])), -(own + shares).sum() / 5, **EXACT
+    )
+
+
 @pytest.mark.parametrize("n_classes", [2, 3, 9, 9000])
 @pytest.mark.parametrize(
     "rival", ["next", "second", "third", "mean2", "mean3", "mean_all", 0.95]
