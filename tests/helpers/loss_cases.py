@@ -191,7 +191,7 @@ def calfocal(t: Row, per_sample: bool = False) -> Tensor:
 
 
 def label_smoothing(t: Row, smoothing: float = 0.05) -> Tensor:
-    """As in PyTorch, the weight of a class stands before its own log-probability; here it is relative to the label's."""
+    """As in PyTorch, the weight of a class stands before its own log-probability, here over the label's."""
     relative = t.weights / t.weights[t.column]
     return (1 - smoothing) * t.ce - smoothing * (relative * t.log_p).mean(1)
 

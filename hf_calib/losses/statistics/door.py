@@ -100,9 +100,9 @@ def decision_statistics(
 ) -> tuple[dict[Statistic, Tensor], Tensor]:
     """The statistics, each (2 * N * C,), of both outcomes of logits and labels (N, C) in [0, 1].
 
-    `LogProbs` is (2 * N * C, 2). A label applies with probability sigmoid(z), so a decision is a row with two outcomes. The second result is the
-    share that the label gives to each outcome: a soft label is the mean of its outcomes, and an ignored label has no
-    shares.
+    `LogProbs` is (2 * N * C, 2). A label applies with probability sigmoid(z), so a decision is a row with two outcomes.
+    The second result is the share that the label gives to each outcome: a soft label is the mean of its outcomes, and
+    an ignored label has no shares.
     """
     # A masked label (-inf) must not become 0 * inf.
     z = logits.to(wide(logits)).reshape(-1).clamp(-1e30, 1e30)
