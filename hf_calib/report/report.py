@@ -297,7 +297,7 @@ class CalibrationReport:
         )
         notes += [
             "The sums are over all rows and exact. The adaptive ECE and the area under the risk-coverage curve are "
-            "from counts of confidences in 98,304 cells; confidences in one cell count as equal.",
+            "from counts of confidences in 105,728 cells; confidences in one cell count as equal.",
             f"Left out, because they need all rows at once or have no weighted form: {missing}.",
         ]
         if state.weighted:
