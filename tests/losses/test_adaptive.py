@@ -275,3 +275,21 @@ def test_every_table_of_an_update_can_be_loaded(
         loss.update(confidences, correct, class_gaps=[0.5, 0.1], progress=1.0)
     other.load_state_dict(loss.state_dict())
     assert_close(table_of(other), table_of(loss), **SAME)
+
+
+def test_ece_ce_has_no_bin_gap_where_p_is_1() -> None:
+    """As in the authors' code, whose last equal-width bin is open above."""
+    loss = make_loss("ece_ce", n_bins=2)
+    loss.update([0.6, 0.95, 0.9], [0, 1, 0], class_gaps=[0.1, 0.3], progress=1.0)
+    last_bin, last_mass = loss.bin_gaps[1].abs(), loss.gaps[1].abs()
+    assert min(last_bin, last_mass) > 0.05
+    for gap, bin_gap in ((25.0, 0.0), (3.0, last_bin)):
+        # The other class has a gradient, even if the loss is 0.
+        batch = torch.tensor([[gap, 0.0]]), torch.tensor([0])
+        slopes = [
+            value_and_gradient(each, *batch)[1][0, 1]
+            for each in (loss, make_loss("cross_entropy"))
+        ]
+        weight = slopes[0] / slopes[1]
+        wanted = (bin_gap + last_mass + 2 * 0.1) / 3
+        assert weight.item() == pytest.approx(float(wanted), rel=1e-5)
