@@ -41,6 +41,7 @@ from hf_calib.scaling.newton import (
     fit_affine,
     warn_undetermined,
 )
+from hf_calib.scaling.saved_map import Fitted, Parameters
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -50,6 +51,8 @@ Criterion = Literal["nll", "ece", "adaptive_ece"]
 PAPERS_GRID = np.arange(1, 101) / 10
 _MANY_CLASSES = 32  # Exponentials then take most of the time.
 _MASSES = 2**20  # The most in memory at the same time.
+_VECTOR = {"weight_": Fitted(("C",)), "bias_": Fitted(("C",))}
+_MATRIX = {"weight_": Fitted(("CC",)), "bias_": Fitted(("C",))}
 RIDGE = 1e-6  # For parameters without a penalty, which the data may not determine.
 
 
@@ -89,18 +92,22 @@ class TemperatureScaling(AffineScaling):
     Args:
         criterion: "nll", the negative log-likelihood, solved exactly (Guo et al. 2017), or the noisier calibration
             error with equal-width ("ece") or equal-mass bins ("adaptive_ece") on a grid, as in Mukhoti et al. 2020.
-        grid: (G,) temperatures > 0, of which the first best is selected; None: 0.1, 0.2, ..., 10, but no grid for
-            "nll".
+        grid: (G,) temperatures in [1e-5, 1e5], of which the first best is selected; None: 0.1, 0.2, ..., 10, but no
+            grid for "nll".
         n_bins: number of bins of the calibration errors.
 
     Attributes:
-        temperature_: T, a float, in [1e-5, 1e5] unless a grid is given.
+        temperature_: T, a float, in [1e-5, 1e5].
 
     >>> logits = np.array([[4.0, 0.0], [4.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
     >>> scaler = TemperatureScaling().fit(logits, [0, 0, 0, 0])
     >>> round(scaler.temperature_, 4)  # 3 of 4 are correct, and p = 3/4 needs z / T = log 3.
     3.641
     """
+
+    _fitted: ClassVar[Parameters] = {
+        "temperature_": Fitted(low=BOUNDS[0], high=BOUNDS[1])
+    }
 
     def __init__(
         self,
@@ -125,10 +132,10 @@ class TemperatureScaling(AffineScaling):
         check_choice("criterion", self.criterion, get_args(Criterion))
         check_n_bins(self.n_bins)
         grid = as_floats("grid", PAPERS_GRID if self.grid is None else self.grid)
-        is_temperature = (grid > 0) & (grid < np.inf)
+        is_temperature = (grid >= BOUNDS[0]) & (grid <= BOUNDS[1])
         check(
             grid.ndim == 1 and grid.size > 0 and bool(is_temperature.all()),
-            "grid to be a sequence of finite temperatures > 0",
+            f"grid to be a sequence of finite temperatures > 0, in {BOUNDS}",
             got=self.grid,
             way_out="use for example numpy.arange(1, 101) / 10",
         )
@@ -202,6 +209,10 @@ class PerLabelTemperatureScaling(AffineScaling):
     """
 
     multi_label = True
+    _fitted: ClassVar[Parameters] = {
+        "temperatures_": Fitted(("C",), *BOUNDS),
+        "shared_temperature_": Fitted(("",), *BOUNDS),
+    }
 
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> PerLabelTemperatureScaling:
         """Find the temperatures."""
@@ -301,6 +312,8 @@ class VectorScaling(AffineScaling, LinearFit):
     array([0.3333, 0.6667])
     """
 
+    _fitted: ClassVar[Parameters] = _VECTOR
+
 
 class PenalisedMatrixFit(LinearFit):
     """Base class of full matrices over features of the logits, with ODIR penalties."""
@@ -357,6 +370,8 @@ class MatrixScaling(AffineScaling, PenalisedMatrixFit):
     array([-1.1,  0.9,  0.8])
     """
 
+    _fitted: ClassVar[Parameters] = _MATRIX
+
 
 class DirichletScaling(PenalisedMatrixFit):
     r"""Map the log-probabilities by a full matrix and an offset (Kull et al. 2019, section 2).
@@ -370,6 +385,8 @@ class DirichletScaling(PenalisedMatrixFit):
     >>> np.allclose(scaler.predict_proba(logits), scaler.predict_proba(np.add(logits, 100)))
     True
     """
+
+    _fitted: ClassVar[Parameters] = _MATRIX
 
     def transform(self, logits: ArrayLike) -> FloatArray:
         """Return the mapped log-probabilities in float64; logits of any shape that ends in C."""
@@ -399,6 +416,7 @@ class StructuredVectorScaling(AffineScaling, LinearFit):
     """
 
     _from_temperature = True
+    _fitted: ClassVar[Parameters] = _VECTOR
 
     def __init__(self, penalty: float = 1.0, *, multi_label: bool = False) -> None:
         self.penalty = penalty
@@ -471,6 +489,7 @@ class StructuredMatrixScaling(StructuredVectorScaling):
     """
 
     _mixes = True
+    _fitted: ClassVar[Parameters] = _MATRIX
 
     def __init__(self, penalty: float = 1.0) -> None:
         self.penalty = penalty

@@ -400,6 +400,23 @@ class TestOddInput:
         assert not hasattr(MAKE[name](), "classes_")
 
 
+@pytest.mark.parametrize("name", FITTED)
+def test_the_repr_of_a_fitted_scaler_shows_its_parameters(name: str) -> None:
+    scaler = fitted(name)
+    shown = repr(scaler)
+    assert shown.startswith(repr(MAKE[name]()))
+    assert "\n" not in shown
+    assert len(shown) < 500
+    if name.startswith("AutoScaling"):  # its results would be too long
+        assert scaler.choice_ in shown
+        return
+    for parameter, value in vars(scaler).items():
+        if parameter.endswith("_"):
+            first = np.ravel(value)[0]
+            assert f"{parameter}=" in shown
+            assert isinstance(value, np.ndarray) or f"={first:.6g}" in shown
+
+
 def test_several_labels_a_row_are_predicted_as_0_and_1() -> None:
     for name in ("TemperatureScaling-multi_label", "PerLabelTemperatureScaling"):
         logits, _ = sampled(name)
