@@ -141,7 +141,7 @@ class RecordingRows(Rows):
 
     def _read(self, statistic: Statistic) -> Tensor:
         if statistic not in self.read:
-            shape = (2,)
+            shape: tuple[int, ...] = (2,)
             if isinstance(statistic, defined.LogProbs):
                 weights = self.table.class_weights
                 shape = (2, 2 if weights is None else len(weights))

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 N_CLASSES = Fitted(low=2, high=1e6, kind=int)
-SHARES = {"low": 0.0, "high": 1.0}
 _LARGEST = 1e100  # Its square is finite.
 _LARGEST_MIXED = 1e12  # A matrix spreads the rounding of each logit to all.
 

@@ -19,8 +19,9 @@ from sklearn.utils.validation import check_is_fitted
 from hf_calib._errors import check, few
 from hf_calib.metrics.checks import (
     FloatArray,
-    as_floats,
+    as_array,
     check_choice,
+    check_kind,
     check_n_bins,
     row_chunks,
 )
@@ -53,7 +54,12 @@ _MANY_CLASSES = 32  # Exponentials then take most of the time.
 _MASSES = 2**20  # The most in memory at the same time.
 _VECTOR = {"weight_": Fitted(("C",)), "bias_": Fitted(("C",))}
 _MATRIX = {"weight_": Fitted(("CC",)), "bias_": Fitted(("C",))}
+_MOST_PENALTY: Any = 1e100  # Its products are finite.
 RIDGE = 1e-6  # For parameters without a penalty, which the data may not determine.
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 class Solvable(LogitScaling):
@@ -131,13 +137,16 @@ class TemperatureScaling(AffineScaling):
         """Find the temperature; weights (N,) are allowed for "nll" and one label per row."""
         check_choice("criterion", self.criterion, get_args(Criterion))
         check_n_bins(self.n_bins)
-        grid = as_floats("grid", PAPERS_GRID if self.grid is None else self.grid)
+        grid = as_array("grid", PAPERS_GRID if self.grid is None else self.grid)
+        way_out = "use for example numpy.arange(1, 101) / 10"
+        check_kind(grid, "fiu", "grid to hold real numbers", way_out)
+        grid = grid.astype(np.float64)
         is_temperature = (grid >= BOUNDS[0]) & (grid <= BOUNDS[1])
         check(
             grid.ndim == 1 and grid.size > 0 and bool(is_temperature.all()),
             f"grid to be a sequence of finite temperatures > 0, in {BOUNDS}",
             got=self.grid,
-            way_out="use for example numpy.arange(1, 101) / 10",
+            way_out=way_out,
         )
         takes_weights = self.criterion == "nll" and not self.multi_label
         check(
@@ -331,9 +340,8 @@ class PenalisedMatrixFit(LinearFit):
 
     def _ridges(self, rows: Rows) -> Ridges:
         for name, value in self.get_params().items():
-            is_penalty = isinstance(value, Real) and 0 <= float(value) < np.inf
             check(
-                value is None or is_penalty,
+                value is None or (_is_number(value) and 0 <= value <= _MOST_PENALTY),
                 f"{name} to be a finite number of at least 0",
                 got=repr(value),
                 way_out="None uses a default that depends on the numbers of classes and examples",
@@ -465,7 +473,7 @@ class StructuredVectorScaling(AffineScaling, LinearFit):
 
     def _ridges(self, rows: Rows) -> Ridges:
         check(
-            isinstance(self.penalty, Real) and 0 < float(self.penalty) < np.inf,
+            _is_number(self.penalty) and 0 < self.penalty <= _MOST_PENALTY,
             "penalty to be a finite number above 0",
             got=repr(self.penalty),
             way_out="1 is the paper's penalty; a smaller one trusts the data more",

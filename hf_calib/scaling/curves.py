@@ -22,7 +22,6 @@ from hf_calib.metrics.checks import (
 from hf_calib.metrics.sums import quantile_edges, uniform_edges
 from hf_calib.scaling._base import (
     N_CLASSES,
-    SHARES,
     Scaler,
     as_fitted_logits,
     blocks,
@@ -108,8 +107,8 @@ class HistogramBinning(ClassProbabilityScaling):
 
     _fitted: ClassVar[Parameters] = {
         "n_classes_": N_CLASSES,
-        "edges_": Fitted(("CE",), **SHARES, rises=True),
-        "frequencies_": Fitted(("CM",), **SHARES),
+        "edges_": Fitted(("CE",), 0, 1, rises=True),
+        "frequencies_": Fitted(("CM",), 0, 1),
     }
 
     def __init__(self, n_bins: int = 15, *, binning: Binning = "uniform") -> None:
@@ -173,8 +172,8 @@ class IsotonicScaling(ClassProbabilityScaling):
     _fitted: ClassVar[Parameters] = {
         "n_classes_": N_CLASSES,
         "sizes_": Fitted(("K",), 1, kind=int),
-        "knots_": Fitted(("S",), **SHARES),
-        "frequencies_": Fitted(("S",), **SHARES),
+        "knots_": Fitted(("S",), 0, 1),
+        "frequencies_": Fitted(("S",), 0, 1),
     }
 
     def __init__(self, multiclass: Multiclass = "one_vs_rest") -> None:
@@ -245,8 +244,8 @@ class SplineScaling(Scaler):
 
     _fitted: ClassVar[Parameters] = {
         "n_classes_": N_CLASSES,
-        "scores_": Fitted(("S",), **SHARES, rises=True),
-        "accuracies_": Fitted(("S",), **SHARES),
+        "scores_": Fitted(("S",), 0, 1, rises=True),
+        "accuracies_": Fitted(("S",), 0, 1),
     }
 
     def __init__(self, *, n_knots: int = 6) -> None:
@@ -334,7 +333,7 @@ class EnsembleTemperatureScaling(Scaler):
     _fitted: ClassVar[Parameters] = {
         "n_classes_": N_CLASSES,
         "temperature_": Fitted(("",), BOUNDS[0] / _FARTHEST, BOUNDS[1] * _FARTHEST),
-        "weights_": Fitted(("W",), **SHARES),
+        "weights_": Fitted(("W",), 0, 1),
     }
 
     def _is_sound(self) -> bool:
