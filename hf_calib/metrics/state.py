@@ -358,7 +358,6 @@ class CalibrationState:
 
     def compute(self) -> dict[str, float]:
         """Return all metrics in the order of `LOGGED_METRICS`: nll in nats, brier in [0, 2], the others fractions."""
-        self.top_label.n_rows()  # It raises if there are none.
         ranked = self.equal_mass_bins()
         return self.compute_with(binned_error(ranked, ranked.counts.sum()))
 
@@ -378,15 +377,16 @@ class CalibrationState:
     @property
     def top_label(self) -> GroupSums:
         """Return the sums of all rows as one group: by confidence bin, and of the proper scores."""
+        self._check_has_rows()
         bins = self.sums["bins"].sum(axis=1, keepdims=True)
-        got = "only rows of weight 0" if self.n_rows else "none"
-        check(
-            bool(bins[1].any()),
-            "the state to have rows",
-            got,
-            "update it with predictions first",
-        )
         return GroupSums(bins, self.sums["scores"])
+
+    def _check_has_rows(self) -> None:
+        """Raise unless there are rows of a weight above 0."""
+        got = "only rows of weight 0" if self.n_rows else "none"
+        way_out = "update it with predictions first"
+        has_rows = bool(self.sums["bins"][1].any())
+        check(has_rows, "the state to have rows", got, way_out)
 
     @property
     def n_rows(self) -> int:
@@ -406,6 +406,7 @@ class CalibrationState:
 
     def equal_mass_bins(self) -> BinSums:
         """Return the sums (M,) of bins with equal shares of the rows; edges are between cells."""
+        self._check_has_rows()
         below = np.pad(np.cumsum(self.sums["cells"], axis=1), [(0, 0), (1, 0)])
         n = below[0, -1]
         ranks = np.arange(1, self.n_bins) * n / self.n_bins
@@ -438,6 +439,7 @@ class CalibrationState:
 
     def _from_the_top(self) -> FloatArray:
         """The numbers of rows and of errors (2, cells) of the cells with rows, the most confident first."""
+        self._check_has_rows()
         counts, _, right = self.sums["cells"][:, ::-1]
         return np.stack([counts, counts - right])[:, counts > 0]
 
@@ -450,6 +452,7 @@ class CalibrationState:
         check(
             self.by_class, "classes to be few enough for classwise sums", got, way_out
         )
+        self._check_has_rows()
         return BinSums(*self.sums["class_bins"])
 
     def classes(self) -> FloatArray:

@@ -302,6 +302,14 @@ class LinearFit(Solvable):
             self._from_temperature or temperature not in BOUNDS
         ):  # Otherwise the temperature is not used.
             loss.warn(temperature, stacklevel=4)
+        absent = np.flatnonzero(
+            np.isin(np.arange(len(self.bias_)), rows.labels, invert=True)
+        )
+        # The ridges of the structured maps keep such a class near the temperature.
+        if not self._from_temperature and len(absent):
+            classes = "class" if len(absent) == 1 else "classes"
+            what = f"the parameters of {classes} {few(absent.tolist())}"
+            warn_undetermined(f"{what}: no row has this label", stacklevel=4)
         return self
 
     def _ridges(self, rows: Rows) -> Ridges:

@@ -302,8 +302,16 @@ class TestRefused:
         ):
             state.merge(CalibrationState(n_classes=3, n_bins=10))
         zero = state_of(np.eye(3), np.arange(3), np.zeros(3))
-        with pytest.raises(InputError, match="got only rows of weight 0"):
-            zero.compute()
+        for method in ("compute", "equal_mass_bins", "risk_coverage", "class_bins"):
+            with pytest.raises(InputError, match="have rows, got only rows of weight"):
+                getattr(zero, method)()
+        empty = CalibrationState(n_classes=3)
+        for method in (
+            *("compute", "equal_mass_bins", "risk_coverage", "class_bins", "classes"),
+            "area_under_risk_coverage",
+        ):
+            with pytest.raises(InputError, match="the state to have rows, got none"):
+                getattr(empty, method)()
 
     def test_bytes_that_are_no_state(self) -> None:
         good = state_of(np.eye(2), np.arange(2)).to_bytes()
