@@ -147,6 +147,9 @@ def load_map(path: str | os.PathLike[str]) -> SavedMap:
     try:
         _check_size(_file(path).stat().st_size)
         record = json.loads(_file(path).read_bytes())
+        is_object = isinstance(record, dict)
+        got = type(record).__name__
+        check(is_object, "the file to be a JSON object", got, "take it unchanged")
         about = {key: value for key, value in record.items() if key not in _OWN}
         return SavedMap(_from_record(record), about)
     except Exception as error:  # A damaged or foreign file may cause any error.
@@ -218,7 +221,8 @@ def _as_record(scaler: Any) -> Any:
 
 def _from_record(record: dict[str, Any]) -> Any:
     """The calibrator of a record of `_as_record`; any other record raises some error."""
-    method, settings = record["method"], dict(record["settings"])
+    method = record.get("method")
+    settings = {**record["settings"]}
     check(
         method in SCALERS,
         "method to be a scaler",
