@@ -201,7 +201,7 @@ def make_loss(
         >>> make_loss("focal", gamma=2.0)(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
         tensor(0.0875)
     """
-    if name not in LOSSES:
+    if name not in [*LOSSES]:  # The name may be unhashable.
         raise InputValueError(
             expected(
                 "loss", "be a name in LOSSES", repr(name), did_you_mean(name, LOSSES)
@@ -240,7 +240,7 @@ class CalibrationLoss(nn.Module):
             else way_out
         )
         check(
-            problem_type in PROBLEM_TYPES,
+            problem_type in [*PROBLEM_TYPES],
             f"problem_type to be one of {known}",
             repr(problem_type),
             way_out,

@@ -221,7 +221,7 @@ def _as_record(scaler: Any) -> Any:
 
 def _from_record(record: dict[str, Any]) -> Any:
     """The calibrator of a record of `_as_record`; any other record raises some error."""
-    method = record.get("method")
+    method: Any = record.get("method")
     settings = {**record["settings"]}
     check(
         method in SCALERS,

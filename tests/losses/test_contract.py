@@ -364,6 +364,10 @@ UNKNOWN_OR_AT_ODDS: list[tuple[str, dict[str, Any], str]] = [
         {"gama": 1.0},
         r"of loss 'focal', got 'gama'; it has: gamma=3.0 \(did you mean 'gam",
     ),
+    ("focal", {"problem_type": ["x"]}, "problem_type to be one of"),
+    ("focal", {"problem_type": True}, "problem_type to be one of"),
+    (["focal"], {}, "expected loss to be a name in LOSSES"),  # type: ignore[list-item]
+    (None, {}, "expected loss to be a name in LOSSES"),  # type: ignore[list-item]
     ("focal", {"weight": [1.0, 2.0]}, r"\(did you mean 'class_weights'\?\)"),
     ("flsd", {"gammas": (5, 4, 3)}, "one entry more than thresholds, got 3 for 1"),
     (
