@@ -88,18 +88,18 @@ def test_an_update_that_never_comes_is_warned_of_once() -> None:
     expecting, adapted = make_loss("adafocal"), make_loss("adafocal")
     adapted.update([0.5, 0.9], [1, 0])
     expecting.expect_updates()  # as the callback of a trainer does
-    for name in TABLES:
+    for name in ("adafocal", "ece_ce"):
         for passed in (logits, outputs):
             loss = make_loss(name)
             with warnings.catch_warnings(record=True) as found:
                 warnings.simplefilter("always")
-                for _ in range(150):
+                for _ in range(101):
                     expecting(passed, labels)
                     adapted(passed, labels)
                     with torch.no_grad():  # an evaluation
                         loss(passed, labels)
                 assert not found
-                for _ in range(250):
+                for _ in range(201):
                     loss(passed, labels)
             (warning,) = found
             assert warning.filename == __file__
