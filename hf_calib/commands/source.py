@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -54,6 +55,9 @@ class Source:
     running: Running
     notes: list[str] = field(default_factory=list)
     found: dict[str, Predictions] = field(default_factory=dict)
+    beside: Any = (
+        None  # the calibrator next to the model that `hf_calib.pipeline` applies
+    )
 
     def predictions(self, name: str = "data") -> Predictions:
         """Of a set with labels, read or predicted once."""
@@ -63,6 +67,14 @@ class Source:
 
     def _predict(self, name: str) -> Predictions:
         raise NotImplementedError
+
+    def served(self, name: str = "data") -> Predictions:
+        """The predictions of a set as served, by the calibrator next to the model if there is one."""
+        found = self.predictions(name)
+        if self.beside is None:
+            return found
+        probs = self.beside.predict_proba(found.as_logits())
+        return replace(found, logits=None, probs=probs)
 
     def tested(self) -> Predictions | None:
         """Of the test data; None without any."""
@@ -152,6 +164,7 @@ class ModelSource(Source):
         self.classifier = load_classifier(
             self.model, self.task, trust_remote_code=trusted, class_names=names
         )
+        self._find_calibrator()
         for name, each in self.sets.items():
             self.running.stages(f"checking {counted(len(self.rows[name]), 'row')}")
             how: Any = {"name": each.data, "labelled": each.labelled}
@@ -168,6 +181,15 @@ class ModelSource(Source):
             "batch_size": self.reading.batch_size,
             "on_progress": self.running.progress,
         }
+
+    def _find_calibrator(self) -> None:
+        """Find the calibrator that is served with the model, and note where it is missing."""
+        from hf_calib.models.pipeline import calibrator_in_use
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            self.beside = calibrator_in_use(self.model, self.classifier.model.config)
+        self.notes += [str(each.message) for each in caught]
 
     def size(self) -> tuple[tuple[str, ...], int]:
         return self.classifier.class_names, len(self.rows["data"])

@@ -114,23 +114,35 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
         prompt.check(plain.tokenizer)
         plain = _with(plain, _Prompted, prompt=prompt)
     place = place if isinstance(place, str) else plain.model.name_or_path
-    saved = saved or _map_beside(place, where)
-    recorded = recorded_in(config)
-    if saved is None and recorded.get("folded") is False:
-        warnings.warn(
-            f"The config of {place} says that its {recorded.get('method')} calibrator is not in the weights, "
-            f"and {MAP_NAME} was not found. The pipeline is not calibrated. Look for that file.",
-            UserWarning,
-            stacklevel=2,
-        )
-    # The config belongs to the weights; calibration.json may be from before folding or unfolding.
-    if saved is not None and not (
-        recorded.get("folded") and method_of(saved.scaler) in FOLDABLE_SCALERS
-    ):
-        _check_goes_with(saved.scaler, config, place)
-        plain = _with(plain, _Calibrated, scaler=saved.scaler)
+    scaler = _in_use(saved or _map_beside(place, where), config, place)
+    if scaler is not None:
+        plain = _with(plain, _Calibrated, scaler=scaler)
         plain.check_function(plain._postprocess_params.pop("function_to_apply", None))
     return plain
+
+
+def calibrator_in_use(place: str, config: PreTrainedConfig) -> Any:
+    """Return the calibrator next to a model that its `pipeline` applies; None without one."""
+    return _in_use(_map_beside(place, {}), config, place)
+
+
+def _in_use(saved: SavedMap | None, config: PreTrainedConfig, place: str) -> Any:
+    """The calibrator that is applied to the logits of a model with this config; or None."""
+    recorded = recorded_in(config)
+    if saved is None:
+        if recorded.get("folded") is False:
+            warnings.warn(
+                f"The config of {place} says that its {recorded.get('method')} calibrator is not in the weights, "
+                f"and {MAP_NAME} was not found. The pipeline is not calibrated. Look for that file.",
+                UserWarning,
+                stacklevel=3,
+            )
+        return None
+    # The config belongs to the weights; calibration.json may be from before folding or unfolding.
+    if recorded.get("folded") and method_of(saved.scaler) in FOLDABLE_SCALERS:
+        return None
+    _check_goes_with(saved.scaler, config, place)
+    return saved.scaler
 
 
 def _with(plain: Any, kind: Any, **more: Any) -> Any:

@@ -79,17 +79,25 @@ class DecisionSection(ReportSection):
     curves: Mapping[str, PromiseCurve] = field(
         default_factory=dict
     )  # of an `AbstainRule`
-    n_folds: int = (
-        0  # the folds of the cross-fitting that measured it; 0 if other rows did
-    )
+    of_fit: bool = False  # whether the results are from the rows of the fit
+    n_shared: int = 0  # of other rows, the number that are among those of the fit
 
     def sentences(self) -> list[str]:
-        crossed = f"on the same rows by cross-fitting: in {self.n_folds} folds, each row by a rule fitted without it"
-        where = crossed if self.n_folds else "on other rows"
-        fitted = (
-            f"It was fitted on {counted(self.n_fitted, 'row')}, and measured {where}."
-        )
+        if self.n_fitted == 0:
+            fitted = "Nothing of it was fitted."
+        else:
+            where = "other rows"
+            if self.of_fit:
+                where = "the same rows, with intervals for this rule on new inputs"
+            elif self.n_shared:
+                where = f"rows of which {self.n_shared:,} are the same"
+            rows = counted(self.n_fitted, "row")
+            fitted = f"It was fitted on {rows}, and measured on {where}."
         sentences = [f"The rule {self.promise}. {fitted}"]
+        if self.of_fit and "accuracy" in self.before:
+            sentences.append(
+                "The lower end of the accuracy is the promise; the value is that of the rows of the fit."
+            )
         if "answered" in self.before and "accuracy" not in self.before:
             sentences.append("No input is answered.")
         if "saving" in self.before:

@@ -113,7 +113,7 @@ def test_an_onnx_graph_gives_the_folded_models_probabilities(
     assert exported["n_rows"] == 3 + 1 + 5 + 32
     (note,) = exported["notes"]
     assert note.startswith(
-        "decisions.json: its rule was fitted on probabilities of other weights"
+        "one whose rule was fitted on probabilities of other weights"
     )
     assert exported["n_bytes"] == (output / "model.onnx").stat().st_size
     assert names_in(output) == {
