@@ -157,10 +157,9 @@ class Measured(Rows):
         "validation",
     )
     test_data: str | None = option(
-        "Other labelled rows, to measure on; by default parts of the data."
+        "Other labelled rows, to measure on; by default a half of the data, or for a rule its own rows."
     )
     test_split: str = option("Split of the test data.", "test")
-    seed: int = option("Seed for drawing parts of the data.", 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +182,7 @@ class Calibrate(Measured):
     criterion: Literal["nll", "ece", "adaptive_ece"] | None = option(
         "What a temperature minimises."
     )
+    seed: int = option("Seed for drawing the half of the data to fit on.", 0)
 
 
 @dataclass(frozen=True, kw_only=True)
