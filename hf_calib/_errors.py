@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
@@ -23,13 +24,27 @@ class InputOSError(InputError, OSError):
     """A file or folder that cannot be written: a full disk, a missing permission, a name that is too long."""
 
 
+def without_secrets(text: str) -> str:
+    """Leave out the passwords and the queries of addresses, which may hold tokens.
+
+    >>> without_secrets("s3://me:secret@host/a.csv, https://host/b.csv?token=secret")
+    's3://***@host/a.csv, https://host/b.csv?***'
+    """
+    text = re.sub(r"(://)[^/\s]+@", r"\1***@", text)
+    # Drivers name an address without its protocol.
+    text = re.sub(r"[^/\s:@'\"]+:[^/\s'\"]+@", "***@", text)
+    return re.sub(r"(://[^\s?]*\?)[^\s,;)'\"]+", r"\1***", text)
+
+
 def expected(argument: str, requirement: str, got: object, way_out: str) -> str:
     """Word an error message.
 
     >>> expected("gamma", "be at least 0", -1.0, "use inverse_focal for a negative gamma")
     'expected gamma to be at least 0, got -1.0; use inverse_focal for a negative gamma'
     """
-    return f"expected {argument} to {requirement}, got {got}; {way_out}"
+    return without_secrets(
+        f"expected {argument} to {requirement}, got {got}; {way_out}"
+    )
 
 
 def check(holds: bool, requirement: str, got: object, way_out: str) -> None:
@@ -40,7 +55,8 @@ def check(holds: bool, requirement: str, got: object, way_out: str) -> None:
     hf_calib._errors.InputValueError: expected gamma to be at least 0, got -1.0; use inverse_focal for a negative gamma
     """
     if not holds:
-        raise InputValueError(f"expected {requirement}, got {got}; {way_out}")
+        message = f"expected {requirement}, got {got}; {way_out}"
+        raise InputValueError(without_secrets(message))
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
@@ -68,7 +84,7 @@ def few(values: Sequence[object]) -> str:
     """
     shown = [
         text if len(text) <= 200 else f"{text[:197]}..."
-        for text in map(str, values[:5])
+        for text in map(without_secrets, map(str, values[:5]))
     ]
     return ", ".join(shown) + (", ..." if len(values) > 5 else "")
 
@@ -79,9 +95,8 @@ def printable(text: object) -> str:
     >>> printable("no such\tcolumn\n\x1b[2J\u202egone")
     'no such column [2J gone'
     """
-    return " ".join(
-        "".join(letter if letter.isprintable() else " " for letter in str(text)).split()
-    )
+    shown = "".join(letter if letter.isprintable() else " " for letter in str(text))
+    return without_secrets(" ".join(shown.split()))
 
 
 def look_alikes(names: Iterable[str], others: Iterable[str]) -> str:

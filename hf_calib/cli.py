@@ -212,7 +212,8 @@ def _telling() -> Iterator[
         nonlocal timer
         timer.cancel()
         timer = threading.Timer(
-            _PATIENCE, lambda: print(f"{stage} ...", file=sys.stderr, flush=True)
+            _PATIENCE,
+            lambda: print(f"{printable(stage)} ...", file=sys.stderr, flush=True),
         )
         timer.daemon = True
         timer.start()

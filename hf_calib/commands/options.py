@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from hf_calib._errors import did_you_mean
+from hf_calib._errors import did_you_mean, without_secrets
 from hf_calib._text import option, short_names
 from hf_calib.metrics.checks import check_type
 from hf_calib.models.reading import Names, Reading, RowSet, option_value
@@ -109,7 +109,7 @@ class Rows(Command, Reading):
         }
         others = getattr(self, "ood_data", None) or []
         given |= {
-            f"ood_data {name}": data
+            f"ood_data {without_secrets(name)}": data
             for name, data in zip(short_names(others), others, strict=True)
         }
         found = {}

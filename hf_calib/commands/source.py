@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from numpy.typing import NDArray
 
-from hf_calib._errors import check, few
+from hf_calib._errors import check, few, without_secrets
 from hf_calib._text import counted, plain_name
 from hf_calib.models.reading import Reading, RowSet
 from hf_calib.predictions.one_pass import OnRows, draw_sample, ignore_rows
@@ -25,6 +25,7 @@ from hf_calib.predictions.predictions import (
     is_predictions,
     rows_in_both,
     suffix_of,
+    without_query,
 )
 from hf_calib.predictions.table import MOST_ROWS_HELD, open_predictions
 
@@ -155,7 +156,7 @@ class ModelSource(Source):
     def __post_init__(self) -> None:
         from hf_calib.models.classifier import load_classifier
 
-        self.rows, self.inputs = {}, {}
+        self.rows, self.inputs, self.columns = {}, {}, {}
         for name, each in self.sets.items():
             self.running.stages(f"reading {each.data}")
             self.rows[name] = each.load()
@@ -167,6 +168,8 @@ class ModelSource(Source):
         self._find_calibrator()
         for name, each in self.sets.items():
             self.running.stages(f"checking {counted(len(self.rows[name]), 'row')}")
+            if each.labelled:
+                self.columns[name] = self.reading.columns(self.rows[name])
             how: Any = {"name": each.data, "labelled": each.labelled}
             self.inputs[name] = self.classifier.encode(
                 self.rows[name], self.reading, **how
@@ -196,7 +199,7 @@ class ModelSource(Source):
 
     def _predict(self, name: str) -> Predictions:
         found = self.classifier.predict(self.inputs[name], **self._batches)
-        return self.reading.with_columns(found, self.rows[name])
+        return replace(found, **self.columns[name])
 
     def logits(self, name: str) -> NDArray[Any]:
         return self.classifier.logits(self.inputs[name], **self._batches)
@@ -269,7 +272,7 @@ def name_of(source: str) -> str:
     if is_predictions(source):
         parts = [
             part
-            for part in re.split(r"[\\/]+", source)
+            for part in re.split(r"[\\/]+", without_secrets(without_query(source)))
             if part and not re.search(r"[*?\[]", part)
         ]
         last = parts[-1] if parts else "predictions"

@@ -126,7 +126,7 @@ def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
             )
     if test_size is not None:
         dataset = draw_test(
-            dataset, size=rows_or_share(test_size), seed=args.split_seed
+            dataset, size=rows_or_share("test_size", test_size), seed=args.split_seed
         )
     return held_out(dataset, args)
 
@@ -151,7 +151,8 @@ def held_out(
     dataset: DatasetDict, args: DataArguments, *, stratify: bool = True
 ) -> DatasetDict:
     """Return the splits with one for calibration, each with at most the given number of rows."""
-    size, source = rows_or_share(args.calibration_size), args.calibration_from
+    size = rows_or_share("calibration_size", args.calibration_size)
+    source = args.calibration_from
     dataset = split_calibration(
         dataset, size=size, seed=args.split_seed, stratify=stratify, source=source
     )
@@ -193,9 +194,14 @@ def _checked_images(rows: Dataset, name: str) -> Dataset:
     return concatenate_datasets([rows, places], axis=1)
 
 
-def rows_or_share(size: float) -> float | int:
+def rows_or_share(argument: str, size: float) -> float | int:
     """Return a size for the splits: a number of rows if it is at least 1, otherwise a fraction."""
-    return int(size) if size >= 1 else size
+    if size < 1:
+        return size
+    is_whole = size >= 2 and float(size).is_integer()
+    requirement = f"{argument} to be a fraction below 1, or a number of rows from 2"
+    check(is_whole, requirement, size, "0.1 is a tenth, and 100 are 100 rows")
+    return int(size)
 
 
 def label_maps(dataset: DatasetDict) -> dict[str, Any]:

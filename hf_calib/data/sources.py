@@ -168,8 +168,11 @@ def _refusals(
     """A context that explains the errors of the Hub and of `datasets` in one sentence."""
     try:
         yield
-    except (OSError, ValueError, LookupError, ImportError, RuntimeError) as error:
-        cause = " ".join(str(error).split())
+    except (
+        *(OSError, ValueError, LookupError, ImportError, RuntimeError),
+        DatasetGenerationError,
+    ) as error:
+        cause = " ".join(str(error).split())[:600]
         raise InputValueError(
             expected(argument, requirement, f"{source} ({cause})", way_out)
         ) from error

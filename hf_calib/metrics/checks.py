@@ -16,6 +16,7 @@ from hf_calib._errors import (
     check,
     did_you_mean,
     expected,
+    without_secrets,
 )
 
 FloatArray = NDArray[np.float64]
@@ -81,7 +82,8 @@ def as_floats(argument: str, values: ArrayLike) -> FloatArray:
 def check_type(holds: bool, requirement: str, got: object, way_out: str) -> None:
     """Raise like `check`, with a TypeError."""
     if not holds:
-        raise InputTypeError(f"expected {requirement}, got {got}; {way_out}")
+        message = f"expected {requirement}, got {got}; {way_out}"
+        raise InputTypeError(without_secrets(message))
 
 
 def check_kind(array: NDArray[Any], kinds: str, requirement: str, way_out: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoTokenizer
 
 from hf_calib._errors import InputTypeError, check, expected
@@ -24,6 +24,7 @@ from hf_calib.models.reading import Reading, column_of
 _LEAST_VOCABULARY = 0.5  # As a fraction of the model's.
 _MOST_UNKNOWN = 0.5  # As a fraction of the tokens.
 _ROWS_CHECKED = 10_000
+_POSITIONS = ("position_embeddings", "wpe", "embed_positions")  # the tables' names
 _SAVE_ITS_TOKENIZER = (
     "save the tokenizer that the model was trained with into the model's folder"
 )
@@ -115,9 +116,7 @@ class TextClassifier(Classifier):
 
     def encode_inputs(self, rows: Dataset, reading: Reading, *, name: str) -> Encoded:
         """Check and tokenize texts."""
-        way_out = "leave it out for the default"
-        enough = reading.max_length is None or reading.max_length >= 1
-        check(enough, "max_length to be at least 1", reading.max_length, way_out)
+        self.check_length(reading.max_length)
         texts = _texts(rows, reading)
         tokens = self.tokenize(texts, reading.max_length)
         empty = [i for i, row in enumerate(tokens) if not row["input_ids"]]
@@ -132,6 +131,21 @@ class TextClassifier(Classifier):
         ]
         note = f"{len(blank):,} of {len(texts):,} texts are empty, the first in row {sum(blank[:1])}."
         return Encoded(tokens, note=note if blank else None)
+
+    def check_length(self, max_length: int | None) -> None:
+        """Raise for a number of tokens that the model has no positions for."""
+        if max_length is None:
+            return
+        way_out = "leave it out for the default"
+        check(max_length >= 1, "max_length to be at least 1", max_length, way_out)
+        # Models with relative positions have no table of them, and read longer texts.
+        has_table = any(
+            isinstance(each, nn.Embedding) and name.endswith(_POSITIONS)
+            for name, each in self.model.named_modules()
+        )
+        most = self._n_positions if has_table else None
+        requirement = f"max_length to be at most {most}, the positions of the model"
+        check(most is None or max_length <= most, requirement, max_length, way_out)
 
     def check_known_words(self, tokens: Sequence[dict[str, list[int]]]) -> None:
         """Raise if the tokenizer does not know the texts, or the model does not know its ids."""
@@ -186,6 +200,15 @@ class TextClassifier(Classifier):
     @property
     def longest(self) -> int | None:
         """The largest number of tokens that the model can read; None if unknown."""
+        limits = (self.tokenizer.model_max_length, self._n_positions)
+        return min(
+            (limit for limit in limits if limit is not None and 0 < limit < 1_000_000),
+            default=None,
+        )
+
+    @property
+    def _n_positions(self) -> int | None:
+        """The number of positions of the model for tokens of a text; None if its config has none."""
         positions = getattr(self.model.config, "max_position_embeddings", None)
         if positions is not None:
             # RoBERTa and similar models reserve positions: those of a text start after the padding token's.
@@ -198,11 +221,7 @@ class TextClassifier(Classifier):
             positions -= max(
                 (index + 1 for index in found if index is not None), default=0
             )
-        limits = (self.tokenizer.model_max_length, positions)
-        return min(
-            (limit for limit in limits if limit is not None and 0 < limit < 1_000_000),
-            default=None,
-        )
+        return positions
 
     def served(self, rows: Dataset, reading: Reading, *, name: str) -> Served:
         """Return texts (pairs as dicts), truncated as here; a plain pipeline gets rendered prompts."""

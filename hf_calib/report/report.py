@@ -347,7 +347,7 @@ class CalibrationReport:
             of_slices = (
                 f"Confidence minus accuracy of each slice, with {level} intervals."
             )
-            captions |= {f"slices_{each.column}": of_slices for each in self.slices}
+            captions |= {each.figure_name: of_slices for each in self.slices}
             blocks.append(Section("Figures", [Figures(images, captions)]))
         links = {measure.title: measure.page for measure in MEASURES.values()}
         found = self.metric_table()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -381,6 +383,14 @@ class SliceSection(ReportSection):
         return f"By {self.column}"
 
     @property
+    def figure_name(self) -> str:
+        """The name of the figure's file, in which a column's slash would be a folder."""
+        plain = re.sub(r"[^\w.-]", "_", self.column)[:100]
+        if plain != self.column:
+            plain += f"-{crc32(self.column.encode()):08x}"
+        return f"slices_{plain}"
+
+    @property
     def differing(self) -> str:
         """The number of slices that differ, in words; "" if there are none."""
         n_found = sum(each.differs for each in self.slices)
@@ -428,7 +438,7 @@ class SliceSection(ReportSection):
         figure = slice_diagram(
             [each.name for each in shown], gaps, differ, column=self.column
         )
-        return {f"slices_{self.column}": figure}
+        return {self.figure_name: figure}
 
 
 def slice_section(sums: SliceSums, settings: Settings) -> SliceSection:
