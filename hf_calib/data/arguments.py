@@ -198,7 +198,8 @@ def rows_or_share(argument: str, size: float) -> float | int:
     """Return a size for the splits: a number of rows if it is at least 1, otherwise a fraction."""
     if size < 1:
         return size
-    is_whole = size >= 2 and float(size).is_integer()
+    # On a command line 1 is 1.0, which may mean all rows.
+    is_whole = isinstance(size, int) or (size >= 2 and float(size).is_integer())
     requirement = f"{argument} to be a fraction below 1, or a number of rows from 2"
     check(is_whole, requirement, size, "0.1 is a tenth, and 100 are 100 rows")
     return int(size)

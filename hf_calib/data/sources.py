@@ -172,7 +172,11 @@ def _refusals(
         *(OSError, ValueError, LookupError, ImportError, RuntimeError),
         DatasetGenerationError,
     ) as error:
-        cause = " ".join(str(error).split())[:600]
+        # An error about the files of a folder says what is wrong in its cause.
+        said: BaseException = error
+        if isinstance(error, DatasetGenerationError):
+            said = error.__cause__ or error
+        cause = " ".join(str(said).split())[:600]
         raise InputValueError(
             expected(argument, requirement, f"{source} ({cause})", way_out)
         ) from error

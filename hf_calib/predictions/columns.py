@@ -208,7 +208,7 @@ def check_slices(name: str, kind: Any) -> None:
 def _check_once(names: Sequence[str], name: str) -> None:
     """Raise if several columns that are read have one name."""
     requirement = "the columns of a table to have different names"
-    got = f"several named {name!r}"
+    got = f"a file that contained multiple columns named {name}"
     check(names.count(name) == 1, requirement, got, "rename or remove all but one")
 
 

@@ -386,7 +386,8 @@ def _check_ending(name: str) -> None:
     """Raise for a file whose name does not say how it is read."""
     way_out = "write the predictions in one of these formats"
     requirement = f"predictions to end in {', '.join(FORMATS)}"
-    check(suffix_of(name) is not None, requirement, name, way_out)
+    got = f"{name}, which has another ending"
+    check(suffix_of(name) is not None, requirement, got, way_out)
     # Readers of compressed files know the ending in lower case only.
     is_known = not name.lower().endswith(".gz") or name.endswith(".gz")
     requirement = "the name of a compressed file to end in .gz"
@@ -562,7 +563,7 @@ def _readable(file: File) -> Iterator[None]:
         twice = re.search(r"multiple columns named ([^;]+)", words)
         if twice:
             requirement = f"the columns of {file.name} to have different names"
-            got = f"several named {twice[1]!r}"
+            got = f"a file that contained multiple columns named {twice[1]}"
             check(False, requirement, got, "rename or remove all but one")
         requirement = (
             f"be readable as {str(suffix_of(file.name) or '')[1:]}".removesuffix(" as ")

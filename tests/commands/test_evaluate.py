@@ -185,5 +185,6 @@ class TestRowsOfAModel:
         data = ("--data", tmp_path / "rows")
         refused = call("evaluate", workplace / "model", *data)
         assert_refused(
-            refused, "expected data to have a split 'test', got .*same columns"
+            refused,
+            "expected data to have a split 'test', got .*column names don't match",
         )

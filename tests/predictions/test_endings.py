@@ -36,7 +36,7 @@ TABLE = pandas.DataFrame(
 @pytest.mark.parametrize("name", ["exists.json", "exists.dat", "exists.pkl", "exists"])
 def test_an_existing_file_is_refused_by_its_ending(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("{}")
-    message = rf"expected predictions to end in \.npz, .*, got {name}; write"
+    message = rf"expected predictions to end in \.npz, .*, got {name}, which has another ending; write"
     with pytest.raises(InputError, match=message):
         open_predictions(tmp_path / name)
     assert_refused(call("evaluate", tmp_path / name), message)
