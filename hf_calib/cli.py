@@ -276,21 +276,23 @@ def _with_options(
 ) -> str:
     """An error with the names of options as they are typed, in place of Python's arguments."""
     for each in kind.options():
-        # A file of predictions may hold an array class_names, which is no option.
-        is_read = each.name != "class_names" or bool(
-            chosen.get("class_names") or chosen.get("data")
+        # Files hold arrays of these names, which are no options.
+        is_array = each.name == "soft_labels" or (
+            each.name == "class_names"
+            and not chosen.get("class_names")
+            and not chosen.get("data")
         )
-        if "argument" in each.metadata or not is_read:
+        if "argument" in each.metadata:
             continue
         typed = f"--{each.metadata.get('name', each.name.replace('_', '-'))}"
-        if "_" in each.name:
+        if "_" in each.name and not is_array:
             # Within quotes or a path it is a value.
             name = rf"(?<![\w'\"./=-]){each.name}(?![\w'\"/=(-]|\.\w)"
             message = re.sub(name, typed, message)
-        # A short name is also a word, but not in the place of the argument.
-        message = message.replace(
-            f"expected {each.name} to be one of", f"expected {typed} to be one of"
-        )
+        # Other names are also words, but not in the place of the argument.
+        requirement = "to name an existing file" if is_array else "to be one of"
+        said = f"expected {each.name} {requirement}"
+        message = message.replace(said, f"expected {typed} {requirement}")
     return message
 
 

@@ -159,6 +159,8 @@ def test_all_options_are_shown_on_demand(command: str) -> None:
         ("model --data data.csv --label-column t", "expected --label-column to be one"),
         ("model --data data.csv --by t", "expected --by to be one of text, label"),
         ("data.npz --ood-data=", "expected --ood-data to be texts"),
+        ("data.npz --soft-labels no.npz", "expected --soft-labels to name an existing"),
+        ("data.npz --soft-labels data.npz", "to hold the array soft_labels or probs"),
         ("data.npz --n-bins 0", "expected --n-bins to be at least 1"),
         ("class_names.csv", "got class_names.csv, where"),
         ("names.npz", "expected class_names to hold 4 names"),

@@ -236,7 +236,7 @@ def test_what_is_refused(
         ((bare, out, "--data", tmp_path / "no.csv"), "expected data"),
         (
             (bare, out, "--data", rows, "--text-column", "body"),
-            "text_column to be one of text, label",
+            "--text-column to be one of text, label",
         ),
         ((bare, bare), "expected output to be a new or an empty folder"),
         (
