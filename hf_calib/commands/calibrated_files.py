@@ -56,8 +56,8 @@ def check_files(
     target = options.output / "predictions"
     got = "a link" if target.is_symlink() else ""
     check(not got, f"{target} to be a folder of its own", got, "remove the link")
-    names = [] if is_held else [str(_written(file)) for file in applied.files]
-    twice = [name for name, times in Counter(names).items() if times > 1]
+    targets = [] if is_held else [str(_written(file)) for file in applied.files]
+    twice = [name for name, times in Counter(targets).items() if times > 1]
     requirement = "the calibrated files to have different names"
     way_out = "calibrate files of one name apart"
     check(not twice, requirement, f"several for {few(twice)}", way_out)

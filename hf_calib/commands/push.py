@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_calib._errors import check, few
+from hf_calib._errors import InputValueError, check, expected, few, printable
 from hf_calib._hub import check_destination, with_owner
 from hf_calib._text import counted
 from hf_calib.cards import write_card
@@ -38,6 +38,8 @@ from hf_calib.scaling.saved_map import (
     title_of,
 )
 
+_REPORT = Path(REPORT_FOLDER, "report.json")
+
 if TYPE_CHECKING:
     from hf_calib.commands.options import Push
     from hf_calib.commands.source import Running
@@ -48,9 +50,9 @@ def run(options: Push, running: Running) -> Done:
     folder, repo = options.folder, options.repo
     check_destination(repo, options.revision)
     has_config = (folder / CONFIG).is_file()
-    config = (
-        json.loads((folder / CONFIG).read_text(encoding="utf-8")) if has_config else {}
-    )
+    config = _object_in(folder / CONFIG) if has_config else {}
+    if (folder / _REPORT).is_file():
+        _object_in(folder / _REPORT)
     folded = bool(recorded_in(config).get("folded"))
     saved = load_map(folder) if (folder / MAP_NAME).is_file() and not folded else None
     is_calibrated = folded or saved is not None
@@ -123,6 +125,20 @@ def run(options: Push, running: Running) -> Done:
     )
 
 
+def _object_in(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of the folder."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError(f"a {type(found).__name__}")
+    except (OSError, ValueError, RecursionError) as error:
+        requirement = "hold a JSON object"
+        got = printable(str(error)[:1000])[:300]
+        way_out = "save the model or the report again, or remove the file"
+        raise InputValueError(expected(str(path), requirement, got, way_out)) from error
+    return found
+
+
 def _warned_of(folder: Path, is_calibrated: bool, no_fold: bool) -> list[str]:
     """Warnings that what is pushed is not calibrated, which is refused without no_fold."""
     if (folder / ADAPTER_CONFIG).is_file():
@@ -179,10 +195,12 @@ def _write_folded(
         about=saved.about,
     )
     # A report on the model with its calibrator next to it is also one on the model with it folded in.
-    path = target / REPORT_FOLDER / "report.json"
+    path = target / _REPORT
     if path.is_file():
-        report = json.loads(path.read_text(encoding="utf-8"))
-        if report["about"].get("fingerprint") == saved.about.get("fingerprint"):
-            report["about"]["fingerprint"] = weights
+        report = _object_in(path)
+        about = report.get("about")
+        before = saved.about.get("fingerprint")
+        if isinstance(about, dict) and about.get("fingerprint") == before:
+            about["fingerprint"] = weights
             path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return ""

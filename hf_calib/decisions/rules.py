@@ -155,6 +155,11 @@ class Rule(ABC):
             )
             return _as_served(decisions.probs), decisions.true
         rows, targets = checks.check_probs_and_labels(probs, labels)
+        way_out = "for one probability p of the second of two classes, np.stack([1 - p, p], axis=1)"
+        several = rows.shape[1] >= 2
+        check(
+            several, "probs to have at least 2 classes", f"shape {rows.shape}", way_out
+        )
         return _as_served(rows), targets
 
 

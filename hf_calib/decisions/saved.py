@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
+from numbers import Real
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,6 +27,7 @@ from hf_calib.decisions.rules import (
     PredictionSets,
     Rule,
 )
+from hf_calib.metrics.checks import check_type
 from hf_calib.metrics.sums import Interval
 
 DECISIONS = "decisions.json"
@@ -136,7 +138,14 @@ class Decisions:
     calibrator: str | None = None
 
     def __post_init__(self) -> None:
-        names, n_classes = tuple(map(str, self.class_names)), self.rule.n_classes
+        got = type(self.rule).__name__
+        way_out = "pass a rule of hf_calib.decisions"
+        check_type(isinstance(self.rule, Rule), "rule to be fitted", got, way_out)
+        is_list = not isinstance(self.class_names, str)
+        way_out = "write a tuple of names"
+        check_type(is_list, "class_names to be several", self.class_names, way_out)
+        names = tuple(map(str, self.class_names))
+        n_classes = self.rule.n_classes
         object.__setattr__(self, "class_names", names)
         way_out = "name each of the model's classes once, in its order"
         named = len(names) == len(set(names)) == n_classes
@@ -170,8 +179,15 @@ class Decisions:
             isinstance(row, list) and all(isinstance(entry, Mapping) for entry in row)
         ):
             return row
-        found = {entry.get("label"): entry.get("score") for entry in row}
+        found = {str(entry.get("label")): entry.get("score") for entry in row}
         got = few([f"{label}: {score}" for label, score in found.items()])
+        are_numbers = all(
+            isinstance(score, Real) and not isinstance(score, bool)
+            for score in found.values()
+        )
+        way_out = "pass the output of the pipeline unchanged"
+        requirement = "the scores of the outputs to be numbers"
+        check_type(are_numbers, requirement, f"{got} for text {text}", way_out)
         names = self.class_names
         requirement = f"the outputs to score each of the model's {len(names)} classes ({few(names)})"
         way_out = "call the pipeline with top_k=None; check that the decisions are this model's"

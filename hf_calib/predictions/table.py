@@ -374,7 +374,7 @@ def _files_of(filesystem: Any, root: str) -> Iterator[File]:
                 "a folder",
                 "name the folder above it",
             )
-            constants = tuple(
+            constants: Any = tuple(
                 tuple(each.split("=", 1))
                 for each in name.split("/")[:-1]
                 if "=" in each

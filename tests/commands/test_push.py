@@ -217,3 +217,16 @@ def test_folders_that_are_refused_before_anything_is_sent(
     assert re.search(message, line), line
     assert hub.requests == []
     assert contents(unfolded) == before
+
+
+@pytest.mark.parametrize("name", ["config.json", "calibration/report.json"])
+@pytest.mark.parametrize("content", ["{", "[]", '"text"', "[" * 100_000, "\x00"])
+def test_a_damaged_file_is_one_line(
+    name: str, content: str, unfolded: Path, hub: Hub
+) -> None:
+    path = unfolded / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(content)
+    result = call(unfolded, "me/model")
+    commands.assert_refused(result, f"{name} to hold a JSON object, got")
+    assert not hub.files

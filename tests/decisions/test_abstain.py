@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import binom
 
 from hf_calib._errors import InputError, InputValueError
-from hf_calib.decisions import AbstainRule
+from hf_calib.decisions import AbstainRule, PredictionSets
 
 SIZE = 200_000  # of finite populations: how often a rule is right in them is known, not estimated
 
@@ -256,6 +256,12 @@ ZEROS = np.zeros(100, dtype=int)
 def test_options(options: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         AbstainRule(**options)
+
+
+@pytest.mark.parametrize("rule", [AbstainRule(accuracy=0.9), PredictionSets()])
+def test_probabilities_of_one_class(rule: AbstainRule | PredictionSets) -> None:
+    with pytest.raises(InputValueError, match="probs to have at least 2 classes, got"):
+        rule.fit(np.ones((100, 1)), ZEROS)
 
 
 def test_an_accuracy_that_so_few_rows_cannot_promise() -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from scipy.special import softmax
 from transformers import pipeline
 
-from hf_calib._errors import InputValueError
+from hf_calib._errors import InputTypeError, InputValueError
 from hf_calib.decisions import (
     AbstainRule,
     CostRule,
@@ -126,6 +126,22 @@ def test_a_pipeline_that_gives_the_best_class_only(classify: Any) -> None:
     message = r"outputs to score each of the model's 4 classes \(art, law, film, sport\), got 1 .*top_k=None"
     with pytest.raises(InputValueError, match=message):
         Decisions(RULES["abstain"], NAMES)(pipe(["w1 w2"]))
+
+
+@pytest.mark.parametrize("score", [None, "0.5", True, [0.5]])
+def test_scores_that_are_no_numbers(score: Any) -> None:
+    output = [[{"label": name, "score": score} for name in NAMES]]
+    with pytest.raises(
+        InputTypeError, match="scores of the outputs to be numbers, got"
+    ):
+        Decisions(RULES["abstain"], NAMES)(output)
+
+
+@pytest.mark.parametrize("label", [None, 3, ["art"], {}])
+def test_labels_that_are_no_names(label: Any) -> None:
+    output = [[{"label": label, "score": 0.5}, {"label": "art", "score": 0.5}]]
+    with pytest.raises(InputValueError, match="score each of the model's 4 classes"):
+        Decisions(RULES["abstain"], NAMES)(output)
 
 
 def test_a_model_of_other_classes(classify: Any) -> None:
@@ -358,6 +374,10 @@ def test_a_rule_that_is_not_fitted_or_has_other_classes() -> None:
         InputValueError, match="expected class_names to be 4 different names, got art"
     ):
         Decisions(RULES["abstain"], ("art",))
+    with pytest.raises(InputTypeError, match="expected class_names to be several, got"):
+        Decisions(RULES["abstain"], "abcd")  # type: ignore[arg-type]
+    with pytest.raises(InputTypeError, match="expected rule to be fitted, got str"):
+        Decisions("abstain", NAMES)  # type: ignore[arg-type]
 
 
 def test_sentences() -> None:
