@@ -6,16 +6,25 @@ import json
 import tempfile
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_calib._errors import InputValueError, check, expected, few, printable
+from hf_calib._errors import (
+    InputError,
+    InputValueError,
+    check,
+    expected,
+    few,
+    printable,
+)
 from hf_calib._hub import check_destination, with_owner
 from hf_calib._text import counted
 from hf_calib.cards import write_card
 from hf_calib.cards.card import usage_lines
 from hf_calib.cards.facts import REPORT_FOLDER
 from hf_calib.commands.console import Done
+from hf_calib.decisions import Decisions
 from hf_calib.decisions.saved import DECISIONS, OUTDATED
 from hf_calib.export.folder import (
     ADAPTER_CONFIG,
@@ -79,7 +88,7 @@ def run(options: Push, running: Running) -> Done:
                 notes.append(
                     f"{why}. A plain transformers pipeline is not calibrated; hf_calib.pipeline is."
                 )
-            elif (folder / DECISIONS).is_file():
+            elif (folder / DECISIONS).is_file() and not (made / DECISIONS).is_file():
                 notes.append(OUTDATED)
         if is_calibrated:
             with warnings.catch_warnings(record=True) as caught:
@@ -123,6 +132,17 @@ def run(options: Push, running: Running) -> Done:
         record,
         notes,
     )
+
+
+def _rule_of_served(folder: Path) -> Decisions | None:
+    """The rule in a folder, if it is for the probabilities with the calibrator next to the model."""
+    if not (folder / DECISIONS).is_file():
+        return None
+    try:
+        found = Decisions.from_pretrained(folder)
+    except InputError:  # The card says what is wrong with it.
+        return None
+    return found if found.calibrator is not None else None
 
 
 def _object_in(path: Path) -> dict[str, Any]:
@@ -194,6 +214,9 @@ def _write_folded(
         processing_class=None,
         about=saved.about,
     )
+    rule = _rule_of_served(folder)
+    if rule is not None:
+        replace(rule, fingerprint=weights, calibrator=None).save(target)
     # A report on the model with its calibrator next to it is also one on the model with it folded in.
     path = target / _REPORT
     if path.is_file():
