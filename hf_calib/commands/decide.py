@@ -189,7 +189,7 @@ def read_costs(path: Path) -> Callable[[Sequence[str]], Rule]:
 
 
 def _measure(source: FileSource | ModelSource, rule: Rule, options: Decide) -> Decided:
-    """Fit the rule in place, and measure it on the test data; without any, on the rows of the fit."""
+    """Fit the rule in place, and measure it on the test data, or else on the rows of the fit."""
     found = source.served()
     of_fit = "test_data" not in source.sets
     measured = found if of_fit else source.served("test_data")

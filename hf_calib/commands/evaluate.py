@@ -97,7 +97,7 @@ def _measure(
 
 
 def _elsewhere(source: FileSource | ModelSource, name: str) -> OodSection:
-    """The section on inputs of none of the classes, also as a calibrator next to the model serves them."""
+    """The section on inputs of none of the classes, also after a calibrator next to the model."""
     own = source.predictions()
     before = (own.as_logits(), source.logits(name))
     after = None

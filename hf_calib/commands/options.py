@@ -157,7 +157,7 @@ class Measured(Rows):
         "validation",
     )
     test_data: str | None = option(
-        "Other labelled rows, to measure on; by default a half of the data, or for a rule its own rows."
+        "Other labelled rows, to measure on; by default half of the data, for a rule its own rows."
     )
     test_split: str = option("Split of the test data.", "test")
 

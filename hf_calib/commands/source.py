@@ -70,7 +70,7 @@ class Source:
         raise NotImplementedError
 
     def served(self, name: str = "data") -> Predictions:
-        """The predictions of a set as served, by the calibrator next to the model if there is one."""
+        """The predictions of a set as served, by a calibrator next to the model if there is one."""
         found = self.predictions(name)
         if self.beside is None:
             return found

@@ -175,8 +175,8 @@ def share_of_any_threshold(
 ) -> Interval:
     r"""Return the fraction of N values that are true, where true means above a chosen threshold.
 
-    The threshold was chosen on these values, so an interval for a fixed one would not hold. This one
-    holds for all thresholds at once,
+    The threshold was chosen on these values, so an interval for a fixed one would not hold. This
+    one holds for all thresholds at once,
 
     $$\sup_t |F_N(t) - F(t)| \le \sqrt{\ln(2 / \alpha) / (2 N)},$$
 

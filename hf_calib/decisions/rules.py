@@ -88,8 +88,8 @@ class Rule(ABC):
     def measure_fit(self, probs: ArrayLike, labels: ArrayLike) -> Results:
         """Return what the rows of the fit say about this very rule on new inputs.
 
-        Cross-fitting would measure other rules: a threshold jumps, so a rule may answer nothing in every
-        fold and a fifth of the inputs once it is fitted to all rows.
+        Cross-fitting would measure other rules: a threshold jumps, so a rule may answer nothing in
+        every fold and a fifth of the inputs once it is fitted to all rows.
         """
         return self.measure(probs, labels)
 

@@ -117,7 +117,7 @@ class Decisions:
     Args:
         rule: a rule fitted to probabilities as the model serves them.
         class_names: C names in the model's order.
-        measured, n_measured: results of `rule.measure` or `rule.measure_fit`, and the number of rows.
+        measured, n_measured: results of `rule.measure` or `measure_fit`, and the number of rows.
         fingerprint: hash of the model's weights by `hf_calib.export.folder.fingerprint`; None if unknown.
         of_fit: whether the rule was fitted on rows that the results are from.
         calibrator: hash of the calibrator next to the model by `calibrator_of`; None without one.
@@ -235,9 +235,9 @@ class Decisions:
     ) -> Decisions:
         """Load the decisions.json of a model with the same classes, weights and calibrator.
 
-        The model is a folder or, if there is none with this name, a repository on the Hub. `revision`
-        is a branch, tag or commit; `token` is None for the stored token. Weights are compared by the
-        fingerprint in calibration.json.
+        The model is a folder or, if there is none with this name, a repository on the Hub.
+        `revision` is a branch, tag or commit; `token` is None for the stored token. Weights are
+        compared by the fingerprint in calibration.json.
         """
         with _loadable(name):
             folder = _folder_of(name, revision=revision, token=token)

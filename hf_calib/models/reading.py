@@ -157,7 +157,7 @@ class Reading:
         return {name: getattr(self, name) for name in names} | {"by": self.by or ()}
 
     def columns(self, rows: Dataset) -> dict[str, Any]:
-        """Return the slices and the weights of rows, as the arguments `by` and `weights` of their predictions."""
+        """Return the slices and weights of rows, as the arguments of their predictions."""
         from hf_calib.predictions.columns import check_slices, numbers_of
 
         by = {}

@@ -208,7 +208,7 @@ class TextClassifier(Classifier):
 
     @property
     def _n_positions(self) -> int | None:
-        """The number of positions of the model for tokens of a text; None if its config has none."""
+        """The number of positions of the model for a text; None if its config has none."""
         positions = getattr(self.model.config, "max_position_embeddings", None)
         if positions is not None:
             # RoBERTa and similar models reserve positions: those of a text start after the padding token's.

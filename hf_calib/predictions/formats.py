@@ -44,7 +44,7 @@ def load_arrays(path: str, argument: str, *, labelled: bool = True) -> Predictio
 
 
 def _in_native_order(array: NDArray[Any]) -> NDArray[Any]:
-    """The numbers of an array that another kind of machine may have written, in this one's byte order."""
+    """The array of another kind of machine in this one's byte order."""
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
@@ -123,7 +123,7 @@ _WAY_OUT = "log a multiple-choice task"
 
 
 def rows_of_log(file: TextIO) -> list[Any] | None:
-    """The rows of a log of lm-evaluation-harness, a line each or one list of old versions; None for other files."""
+    """The rows of a log of lm-evaluation-harness, in lines or a list; None for other files."""
     first = next((line for line in file if line.strip()), "null")
     file.seek(0)
     is_list = first.lstrip().startswith("[")
@@ -182,7 +182,7 @@ def read_log(rows: list[Any], name: str, scores: OptionScores = "sum") -> Predic
 
 
 def _answers(arguments: Any, place: int) -> list[str]:
-    """The texts of the answers, of a dictionary, or of the pairs of context and answer of old versions."""
+    """The answers in a dictionary, or in the pairs of context and answer of old versions."""
     pairs = list(arguments.values()) if isinstance(arguments, dict) else arguments
     try:
         texts = [pair["arg_1"] if isinstance(pair, dict) else pair[1] for pair in pairs]

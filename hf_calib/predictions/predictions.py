@@ -179,11 +179,12 @@ class Predictions:
         )
 
     def fit_calibrator(self, scaler: Any) -> list[str]:
-        """Fit a calibrator in place, with the rows' weights if there are any, and return the fit's warnings.
+        """Fit a calibrator in place, with the rows' weights if any, and return the fit's warnings.
 
         Raises:
-            ValueError: if a label has probability 0. It has no logarithm, and the number in its place would
-                decide the fit: with 1e-38, four such rows of 2,000 make a temperature 1.70 instead of 0.96.
+            ValueError: if a label has probability 0. It has no logarithm, and the number in its
+                place would decide the fit: with 1e-38, four such rows of 2,000 make a temperature
+                1.70 instead of 0.96.
         """
         notes = self._notes_on_zeros()
         if self.kind.sigmoid and "multi_label" in scaler.get_params():
@@ -195,7 +196,7 @@ class Predictions:
         return [*notes, *(str(each.message) for each in caught)]
 
     def _notes_on_zeros(self) -> list[str]:
-        """A note on probabilities that count as 1e-38 in a fit; raise if some are those of labels."""
+        """A note on probabilities that count as 1e-38 in a fit; raise if some are of labels."""
         if self.probs is None:
             return []
         is_zero = self.probs < _SMALLEST_PROBABILITY
@@ -215,8 +216,8 @@ class Predictions:
         if n_zero == 0:
             return []
         return [
-            f"{n_zero:,} of the {len(self):,} rows to fit on have probabilities of 0, which count as 1e-38. "
-            "Logits, or probabilities with more digits, give a better fit."
+            f"{n_zero:,} of the {len(self):,} rows to fit on have probabilities of 0, "
+            "which count as 1e-38. Logits, or probabilities with more digits, give a better fit."
         ]
 
     def select(self, rows: NDArray[Any] | slice) -> Predictions:
@@ -395,7 +396,7 @@ def label_ids(
 def suffix_of(path: str) -> str | None:
     """Return the suffix of a name without .gz if it is one of `FORMATS`, otherwise None.
 
-    >>> suffix_of("s3://bucket/part-0.CSV.gz"), suffix_of("me/model"), suffix_of("https://host/a.csv?download=true")
+    >>> suffix_of("s3://bucket/part-0.CSV.gz"), suffix_of("me/model"), suffix_of("https://x/a.csv?y=z")
     ('.csv', None, '.csv')
     """
     name = without_query(path).lower().removesuffix(".gz")
@@ -403,7 +404,7 @@ def suffix_of(path: str) -> str | None:
 
 
 def without_query(path: str) -> str:
-    """Return an address without what follows a question mark, which is not a part of the file's name."""
+    """Return an address without its query, which is not a part of the file's name."""
     is_web = path.startswith(("http://", "https://"))
     return path.partition("?")[0] if is_web else path
 

@@ -345,7 +345,7 @@ def _find(sources: Sequence[str]) -> tuple[Any, tuple[File, ...]]:
 
 
 def _files_of(filesystem: Any, root: str) -> Iterator[File]:
-    """The files of one source: the one that is named, or those in a folder or of a glob that are read."""
+    """The files of one source: the named one, or those of a folder or a glob that are read."""
     glob = re.search(r"[*?\[]", without_query(root))
     is_folder = filesystem.isdir(root)
     is_named = False
@@ -483,7 +483,7 @@ def _schema(file: File, fragment: Fragment, texts: set[str | None]) -> Schema:
 def _widest(
     schema: Schema, names: Sequence[str], fragments: Sequence[Fragment]
 ) -> Schema:
-    """The schema with numbers of a type that holds those of all files, in whatever order these are read."""
+    """The schema with numbers of a type that holds those of all files, in any order."""
     import pyarrow
     from pyarrow import types
 

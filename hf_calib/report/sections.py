@@ -98,7 +98,7 @@ class DecisionSection(ReportSection):
         sentences = [f"The rule {self.promise}. {fitted}"]
         if self.of_fit and "accuracy" in self.before:
             sentences.append(
-                "The lower end of the accuracy is the promise; the value is that of the rows of the fit."
+                "The lower end of the accuracy is the promise; its value is that of the fit's rows."
             )
         if "answered" in self.before and "accuracy" not in self.before:
             sentences.append("No input is answered.")
