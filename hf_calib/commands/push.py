@@ -6,10 +6,11 @@ import json
 import tempfile
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_calib._errors import check, few
+from hf_calib._errors import InputError, check, few
 from hf_calib._hub import check_destination, with_owner
 from hf_calib._records import read_json
 from hf_calib._text import counted
@@ -17,6 +18,7 @@ from hf_calib.cards import write_card
 from hf_calib.cards.card import usage_lines
 from hf_calib.cards.facts import REPORT_FOLDER
 from hf_calib.commands.console import Done
+from hf_calib.decisions import Decisions
 from hf_calib.decisions.saved import DECISIONS, OUTDATED
 from hf_calib.export.folder import (
     ADAPTER_CONFIG,
@@ -40,6 +42,8 @@ from hf_calib.scaling.saved_map import (
     title_of,
 )
 
+_REPORT = Path(REPORT_FOLDER, "report.json")
+
 if TYPE_CHECKING:
     from hf_calib.commands.options import Push
     from hf_calib.commands.source import Running
@@ -51,9 +55,8 @@ def run(options: Push, running: Running) -> Done:
     check_destination(repo, options.revision)
     has_config = (folder / CONFIG).is_file()
     config = read_json(folder / CONFIG, CONFIG_KINDS) if has_config else {}
-    report = folder / REPORT_FOLDER / "report.json"
-    if report.is_file():
-        read_json(report, {})
+    if (folder / _REPORT).is_file():
+        read_json(folder / _REPORT, {})
     recorded = recorded_in(config)
     folded = bool(recorded.get("folded"))
     saved = load_map(folder) if (folder / MAP_NAME).is_file() else None
@@ -84,7 +87,7 @@ def run(options: Push, running: Running) -> Done:
                 notes.append(
                     f"{why}. A plain transformers pipeline is not calibrated; hf_calib.pipeline is."
                 )
-            elif (folder / DECISIONS).is_file():
+            elif (folder / DECISIONS).is_file() and not (made / DECISIONS).is_file():
                 notes.append(OUTDATED)
         if is_calibrated:
             with warnings.catch_warnings(record=True) as caught:
@@ -128,6 +131,17 @@ def run(options: Push, running: Running) -> Done:
         record,
         notes,
     )
+
+
+def _rule_of_served(folder: Path) -> Decisions | None:
+    """The rule in a folder, if it is for the probabilities with the calibrator next to the model."""
+    if not (folder / DECISIONS).is_file():
+        return None
+    try:
+        found = Decisions.from_pretrained(folder)
+    except InputError:  # The card says what is wrong with it.
+        return None
+    return found if found.calibrator is not None else None
 
 
 def _warned_of(folder: Path, is_calibrated: bool, no_fold: bool) -> list[str]:
@@ -185,8 +199,11 @@ def _write_folded(
         processing_class=None,
         about=saved.about,
     )
+    rule = _rule_of_served(folder)
+    if rule is not None:
+        replace(rule, fingerprint=weights, calibrator=None).save(target)
     # A report on the model with its calibrator next to it is also one on the model with it folded in.
-    path = target / REPORT_FOLDER / "report.json"
+    path = target / _REPORT
     if path.is_file():
         report = read_json(path, {"about": dict})
         if report["about"].get("fingerprint") == saved.about.get("fingerprint"):

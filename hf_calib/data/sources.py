@@ -169,8 +169,15 @@ def _refusals(
     """A context that explains the errors of the Hub and of `datasets` in one sentence."""
     try:
         yield
-    except (OSError, ValueError, LookupError, ImportError, RuntimeError) as error:
-        cause = " ".join(str(error).split())
+    except (
+        *(OSError, ValueError, LookupError, ImportError, RuntimeError),
+        DatasetGenerationError,
+    ) as error:
+        # An error about the files of a folder says what is wrong in its cause.
+        said: BaseException = error
+        if isinstance(error, DatasetGenerationError):
+            said = error.__cause__ or error
+        cause = " ".join(str(said).split())[:600]
         raise InputValueError(
             expected(argument, requirement, f"{source} ({cause})", way_out)
         ) from error

@@ -16,6 +16,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from PIL import Image
 from transformers import ConvNextImageProcessorPil, ViTImageProcessorPil
 
+from hf_calib._errors import InputError
 from hf_calib.data import (
     DataArguments,
     ImageTransform,
@@ -28,6 +29,7 @@ from hf_calib.data import (
     load_splits,
     split_calibration,
 )
+from hf_calib.data.arguments import rows_or_share
 from hf_calib.data.splits import draw_rows
 
 # --- the built-in text set ---------------------------------------------------------------------------
@@ -703,3 +705,15 @@ def test_a_wrong_crop_deep_and_no_images_are_refused() -> None:
         ImageTransform(RAW)({"image": [gradient_image(8, 8).convert("F")]})
     with pytest.raises(ValueError, match=r"got label; .* remove_unused_columns=False"):
         ImageTransform(RAW)({"label": [1]})
+
+
+@pytest.mark.parametrize("size", [1.0, 1.5, 2.5, 99.9])
+def test_a_size_that_is_neither_a_fraction_nor_a_number_of_rows(size: float) -> None:
+    message = "expected calibration_size to be a fraction below 1, or a number of rows from 2, got"
+    with pytest.raises(InputError, match=message):
+        rows_or_share("calibration_size", size)
+
+
+def test_sizes() -> None:
+    found = [rows_or_share("calibration_size", size) for size in (0.1, 1, 2.0, 100)]
+    assert found == [0.1, 1, 2, 100]
