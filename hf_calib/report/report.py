@@ -47,7 +47,8 @@ _FIRST = (
     "macro_ece",
 )
 _CAPTIONS = {
-    "reliability": "Reliability in bins: accuracy against confidence, and the share of examples in each bin.",
+    "reliability": "Reliability in bins: accuracy against confidence, and the share of examples in each bin. Bins of "
+    "fewer than 10 examples are faded.",
     "smooth_reliability": "Reliability without bins: smoothed accuracy with a bootstrap band.",
     "corp": "Reliability by isotonic regression (CORP); even a calibrated model leaves the pointwise band somewhere.",
     "confidence_histogram": "Confidences of correct predictions (up) and of wrong predictions (down).",

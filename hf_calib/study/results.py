@@ -165,7 +165,8 @@ class StudyResults:
     def detectable(self) -> dict[str, float]:
         """Return the true differences in NLL and in ECE that the study would have found in 80% of cases.
 
-        It is infinite if no difference that is possible would have been found. They use the mean variances of the comparisons of other losses with the baseline, if there are any.
+        It is infinite if no difference that is possible would have been found. They use the mean variances of the
+        comparisons of other losses with the baseline, if there are any.
         """
         found = {}
         for metric in MAIN_METRICS:

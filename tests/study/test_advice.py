@@ -106,8 +106,8 @@ CASES: dict[str, tuple[StudyResults, list[str], list[str]]] = {
     "one seed, and the baseline is the lowest beyond chance": (
         results(LOW, dict.fromkeys((CE_RAW, FOCAL_RAW, FOCAL), 0.01), n_seeds=1),
         [
-            "Use cross_entropy with temperature: all that are compared with it have a higher NLL beyond chance on these "
-            "test rows.",
+            "Use cross_entropy with temperature: all that are compared with it have a higher NLL beyond chance on "
+            "these test rows.",
             "With one seed, intervals cover the test rows only, and another run may change",
             "With one seed, intervals and p-values cover the test rows only",
         ],
