@@ -204,7 +204,7 @@ def _fade(axes: Axes, n_rows: FloatArray) -> None:
         for bar, alpha in zip(container, opacity.tolist(), strict=True):
             bar.set_alpha(alpha)
     (lines,) = axes.collections
-    lines.set_alpha(opacity)
+    lines.set_alpha(opacity.tolist())
 
 
 def _draw_counts(axes: Axes, sums: BinSums) -> None:
