@@ -11,7 +11,12 @@ from numpy.typing import ArrayLike
 from scipy.special import ndtri
 
 from hf_calib._errors import check
-from hf_calib.metrics.checks import FloatArray, check_n_bins, check_probs_and_labels
+from hf_calib.metrics.checks import (
+    FloatArray,
+    check_integer,
+    check_n_bins,
+    check_probs_and_labels,
+)
 from hf_calib.metrics.multi_label import check_decisions, label_bins
 from hf_calib.metrics.sums import (
     BinSums,
@@ -343,6 +348,7 @@ def class_reliability_grid(
     checked, targets = check_probs_and_labels(probs, labels)
     names = style.check_class_names(class_names, checked.shape[1])
     n_bins = check_n_bins(n_bins)
+    check_integer("max_classes", max_classes, 1, "12 is the default")
     tops = [
         TopLabel(*np.array([checked[:, c], targets == c], np.float64))
         for c in range(len(names))
@@ -398,6 +404,7 @@ def label_reliability_grid(
     decisions = check_decisions(probs, labels)
     names = style.check_class_names(class_names, decisions.probs.shape[1])
     sums = label_bins(decisions, check_n_bins(n_bins))
+    check_integer("max_labels", max_labels, 1, "12 is the default")
     return classes_of_sums(
         sums, names, max_classes=max_labels, title=title, words=_OF_LABELS
     )

@@ -302,7 +302,7 @@ def significant_runs(rows: Sequence[BinRow], alpha: float) -> list[BinRow]:
 
 
 def warn(report: CalibrationReport) -> Iterator[str]:
-    """Caveats: few examples, absent or rare classes, two classes."""
+    """Caveats: few examples, absent or rare classes, one bin, two classes."""
     before, several = report.before, report.multi_label
     if before.state is None and not several and report.n_examples < _FEW_EXAMPLES:
         caveat = "binned errors are noisy and biased upwards. Use the debiased and smooth errors, and the intervals"
@@ -319,6 +319,8 @@ def warn(report: CalibrationReport) -> Iterator[str]:
         kinds.setdefault(what, []).append(_named(row))
     for what, names in kinds.items():
         yield f"{_listed(names)} {'has' if len(names) == 1 else 'have'} {what}."
+    if len(before.bins) == 1 and not several:
+        yield "All confidences lie in one bin: a reliability diagram shows one point, and an ECE only the overall gap."
     if len(report.class_names) == 2 and not several:
         yield "With two classes, the confidence is the probability of the predicted class, not of the positive class."
 

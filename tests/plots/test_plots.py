@@ -147,6 +147,15 @@ def test_what_does_not_fit_is_refused(
         OF_PANELS[kind](panels)
 
 
+@pytest.mark.parametrize("most", [0, -1, 2.5, True])
+def test_a_number_of_panels_that_none_can_have_is_refused(most: Any) -> None:
+    probs = [[0.9, 0.1], [0.2, 0.8]]
+    with pytest.raises((ValueError, TypeError), match="expected max_classes to be "):
+        plots.class_reliability_grid(probs, [0, 1], max_classes=most)
+    with pytest.raises((ValueError, TypeError), match="expected max_labels to be "):
+        plots.label_reliability_grid(probs, [[0, 1], [1, 0]], max_labels=most)
+
+
 def test_other_columns_and_names_are_refused() -> None:
     with pytest.raises(
         ValueError, match=r"every row to have the same columns, got \['b'\] in 'after'"

@@ -446,6 +446,14 @@ def test_classes_are_judged_together(fields: dict[str, float]) -> None:
     assert '"film"' not in said
 
 
+def test_confidences_in_one_bin_are_pointed_out() -> None:
+    words = "All confidences lie in one bin"
+    assert words in " ".join(calibrated_by_hand().warnings)
+    probs, labels = predictions(200, 3)
+    report = calibration_report(probs, labels, n_resamples=1)
+    assert words not in " ".join(report.warnings)
+
+
 def calibrated_by_hand() -> CalibrationReport:
     """Nothing in it is beyond chance, whatever else is put in."""
     probs = np.tile([0.7, 0.3], (200, 1))
