@@ -2,7 +2,7 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-slow test-deep test-machines test-trainers test-kernels test-engines test-gpu check docs docs-links test-oldest mutants bench studies clean
+.PHONY: setup demo test test-slow test-deep test-machines test-trainers test-kernels test-engines test-gpu check docs docs-links test-oldest test-python mutants bench studies clean
 
 setup: $(VENV)/installed
 
@@ -102,12 +102,25 @@ test-gpu:
 	.venv-kernels/bin/python $(PIP_INSTALL) triton
 	touch $@
 
+# The oldest `datasets` leaves csv files open.
 test-oldest: .venv-oldest/installed
-	.venv-oldest/bin/python -m pytest tests
+	.venv-oldest/bin/python -m pytest tests -W "ignore:unclosed file:ResourceWarning" \
+	    -W ignore::pytest.PytestUnraisableExceptionWarning
 
 .venv-oldest/installed: pyproject.toml constraints-oldest.txt
 	python3 -m venv .venv-oldest
 	.venv-oldest/bin/python $(PIP_INSTALL:constraints.txt=constraints-oldest.txt) --editable ".[dev]"
+	touch $@
+
+# The quick tests on another Python, with the newest packages that there are for it: `make test-python PYTHON=python3.13`.
+PYTHON ?= python3
+OTHER := .venv-$(notdir $(PYTHON))
+test-python: $(OTHER)/installed
+	$(OTHER)/bin/python -m pytest tests hf_calib
+
+$(OTHER)/installed: pyproject.toml
+	$(PYTHON) -m venv $(OTHER)
+	$(OTHER)/bin/python $(filter-out --constraint constraints.txt,$(PIP_INSTALL)) --editable ".[dev]"
 	touch $@
 
 # Wrong lines in MODULE (files or folders), SAMPLE of them: which does no test notice?
@@ -147,4 +160,4 @@ studies: setup
 	    $(if $(CIFAR10),--dataset "$(CIFAR10)" --image_column image) && echo "traced_resnet: $$(($$(date +%s) - began)) s"
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-bench .venv-trainers .venv-kernels .venv-engines demo_output outputs build docs/_build docs/auto_gallery *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-oldest .venv-python* .venv-bench .venv-trainers .venv-kernels .venv-engines demo_output outputs build docs/_build docs/auto_gallery *.egg-info .pytest_cache .mypy_cache .ruff_cache

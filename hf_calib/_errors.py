@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
@@ -23,13 +24,25 @@ class InputOSError(InputError, OSError):
     """A file or folder that cannot be written: a full disk, a missing permission, a name that is too long."""
 
 
+def without_secrets(text: str) -> str:
+    """Leave out the passwords and the queries of addresses, which may hold tokens.
+
+    >>> without_secrets("s3://me:secret@host/a.csv, https://host/b.csv?token=secret")
+    's3://***@host/a.csv, https://host/b.csv?***'
+    """
+    text = re.sub(r"(://)[^/\s]+@", r"\1***@", text)
+    # Drivers name an address without its protocol.
+    text = re.sub(r"[^/\s:@'\"]+:[^/\s'\"]+@", "***@", text)
+    return re.sub(r"(://[^\s?]*\?)[^\s,;)'\"]+", r"\1***", text)
+
+
 def expected(argument: str, requirement: str, got: object, way_out: str) -> str:
     """Word an error message.
 
     >>> expected("gamma", "be at least 0", -1.0, "use inverse_focal for a negative gamma")
     'expected gamma to be at least 0, got -1.0; use inverse_focal for a negative gamma'
     """
-    return f"expected {argument} to {requirement}, got {got}; {way_out}"
+    return message_of(f"{argument} to {requirement}", got, way_out)
 
 
 def check(holds: bool, requirement: str, got: object, way_out: str) -> None:
@@ -40,7 +53,14 @@ def check(holds: bool, requirement: str, got: object, way_out: str) -> None:
     hf_calib._errors.InputValueError: expected gamma to be at least 0, got -1.0; use inverse_focal for a negative gamma
     """
     if not holds:
-        raise InputValueError(f"expected {requirement}, got {got}; {way_out}")
+        raise InputValueError(message_of(requirement, got, way_out))
+
+
+def message_of(requirement: str, got: object, way_out: str) -> str:
+    """Word an error message whose requirement names its argument."""
+    # Each part may quote the data: a message stays one line of a readable length in any terminal.
+    parts = [cut(printable(part)) for part in (requirement, got, way_out)]
+    return "expected {}, got {}; {}".format(*parts)
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
@@ -66,22 +86,39 @@ def few(values: Sequence[object]) -> str:
     >>> few(["a", "b", "c", "d", "e", "f"])
     'a, b, c, d, e, ...'
     """
-    shown = [
-        text if len(text) <= 200 else f"{text[:197]}..."
-        for text in map(str, values[:5])
-    ]
+    shown = [cut(printable(value), 200) for value in values[:5]]
     return ", ".join(shown) + (", ..." if len(values) > 5 else "")
 
 
+def cut(text: str, most: int = 1000) -> str:
+    """A text of at most so many characters.
+
+    >>> cut("abcdefgh", 7)
+    'abcd...'
+    """
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 def printable(text: object) -> str:
-    r"""A text as one line, without the control characters that a terminal would obey.
+    r"""A text as one line, without secrets and the control characters that a terminal would obey.
 
     >>> printable("no such\tcolumn\n\x1b[2J\u202egone")
     'no such column [2J gone'
     """
-    return " ".join(
-        "".join(letter if letter.isprintable() else " " for letter in str(text)).split()
+    shown = visible(str(text).replace("\n", " "))
+    return without_secrets(" ".join(shown.split()))
+
+
+def visible(text: str) -> str:
+    r"""A text whose lines and spaces stay, with a space for each character that a terminal would obey.
+
+    >>> visible("a  b\n\x1b[2Jc\u202e")
+    'a  b\n [2Jc '
+    """
+    shown = (
+        letter if letter.isprintable() or letter == "\n" else " " for letter in text
     )
+    return "".join(shown)
 
 
 def look_alikes(names: Iterable[str], others: Iterable[str]) -> str:

@@ -9,24 +9,37 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import yaml
 from huggingface_hub import (
     CommitInfo,
     CommitOperationAdd,
     CommitOperationDelete,
     HfApi,
+    ModelCard,
     errors,
     get_token,
 )
 from huggingface_hub.utils import validate_repo_id
 
-from hf_calib._errors import InputError, InputOSError, InputValueError, check, expected
+from hf_calib._errors import (
+    InputError,
+    InputOSError,
+    InputValueError,
+    check,
+    expected,
+    printable,
+)
 
 logger = logging.getLogger(__name__)
 
 CARD = "README.md"
 
+_YAML: Any = getattr(
+    yaml, "CSafeLoader", yaml.SafeLoader
+)  # The former is 20 times faster.
+_DEEPEST = 20  # Results of a model are at level 7.
 _PAUSES = (1, 2, 4, 8)  # seconds before a push is tried again
 _OTHERS_WERE_FASTER = {409, 412}
 _MAY_PASS = {None, 429, 500, 502, 503, 504}
@@ -47,6 +60,40 @@ _REFUSALS: dict[int | None, tuple[str, str]] = {
     ),
 }
 _Result = TypeVar("_Result")
+
+
+def read_card(path: Path, *, is_ours: bool = True) -> Any:
+    """Read a model card; raise ValueError if its metadata cannot be read, or are built to take memory.
+
+    In the card of another model, results of another form do not matter.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")  # Notepad writes a byte-order mark.
+        _check_metadata(text)
+        return ModelCard(text, ignore_metadata_errors=not is_ours)
+    except OSError:
+        raise
+    except (
+        Exception
+    ) as error:  # YAML and the checks of the metadata raise different errors.
+        got = f"{path} ({printable(error)[:300]})"
+        way_out = "correct the lines between the two ---, or move the file away for a new card"
+        raise InputValueError(
+            expected(CARD, "have metadata that can be read", got, way_out)
+        ) from error
+
+
+def _check_metadata(text: str) -> None:
+    """Raise for aliases, with which a few lines can stand for millions, and for lists within many others."""
+    found = re.match(r"\s*---\s*\n(.*?)\n---", text, re.DOTALL)
+    depth = 0
+    for event in yaml.parse("" if found is None else found[1], _YAML):
+        way_out = "write it out"
+        is_plain = not isinstance(event, yaml.AliasEvent)
+        check(is_plain, "metadata without references", "an alias (*)", way_out)
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        check(depth <= _DEEPEST, "metadata of few levels", "deeper ones", way_out)
 
 
 class Destination(NamedTuple):
@@ -140,7 +187,13 @@ def check_destination(
         repr(revision),
         "leave it out for main",
     )
-    found = (token or get_token() or "").strip()
+    try:
+        found = (token or get_token() or "").strip()
+    except errors.OIDCError as error:
+        got = f"none ({error})"
+        raise InputValueError(
+            expected("the token", "be given", got, _NEW_TOKEN)
+        ) from None
     check(found != "", "a token to be given for the push", "none", _NEW_TOKEN)
     # Other tokens cannot be sent in a header, and the error would quote them.
     is_plain = re.fullmatch(r"[!-~]+", found) is not None

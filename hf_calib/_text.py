@@ -9,7 +9,7 @@ from dataclasses import MISSING, field
 from pathlib import Path
 from typing import Any
 
-from hf_calib._errors import check, few
+from hf_calib._errors import check, few, visible, without_secrets
 
 _EVERY_MARK = r"[\\`*_{}\[\]()#+!|~]"
 # An underscore within a word, a sign before a number and brackets without an address are no markup.
@@ -23,7 +23,7 @@ def escape(text: str, marks: str = _EVERY_MARK) -> str:
     a\|b &lt;script&gt; \[x\]\(y\)
     """
     text = (
-        " ".join(text.splitlines())
+        visible(" ".join(text.splitlines()))
         .replace("&", "&amp;")
         .replace("<", "&lt;")
         .replace(">", "&gt;")
@@ -80,6 +80,7 @@ def plain_name(name: str) -> str:
     """
     if is_hub_name(name):
         return name
+    name = without_secrets(name)
     parts = [part for part in re.split(r"[\\/]+", name) if part not in ("", ".", "..")]
     return parts[-1] if parts else ""
 

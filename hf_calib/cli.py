@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING
 from errno import EPIPE
@@ -21,7 +21,14 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from hf_calib._errors import InputError, InputOSError, check, expected, printable
+from hf_calib._errors import (
+    InputError,
+    InputOSError,
+    check,
+    expected,
+    printable,
+    visible,
+)
 from hf_calib.commands import options
 from hf_calib.commands.console import Done
 from hf_calib.models.reading import Names
@@ -46,6 +53,23 @@ _FLAG: Any = partial(Parameter, kind=Parameter.KEYWORD_ONLY, default=False)
 _PATIENCE = 1.0  # seconds before a stage is named
 _JSON = typer.Option(
     "--json", help="Print one JSON object, and nothing else, on stdout."
+)
+_SHOWS_ALL = "hf_calib.shows_all"
+
+
+def _print_all_options(context: typer.Context, value: bool) -> None:
+    """Print the help with the options that only specialists need."""
+    if value:
+        context.meta[_SHOWS_ALL] = True
+        context.get_help()
+        raise typer.Exit
+
+
+_HELP_ALL = typer.Option(
+    "--help-all",
+    help="Show all options and exit.",
+    is_eager=True,
+    callback=_print_all_options,
 )
 _ALL = typer.Option(
     "--all", help="Print all metrics and the whole diagnosis, as in a saved report."
@@ -79,7 +103,7 @@ class _Panels:
         screen.print(f"{self.get_usage(context)}\n\n{self.help}\n")
         panels: dict[str, list[tuple[str, str]]] = {}
         for each in self.get_params(context):
-            if not each.hidden:
+            if not each.hidden or context.meta.get(_SHOWS_ALL):
                 panel = each.rich_help_panel or f"{each.param_type_name.capitalize()}s"
                 panels.setdefault(panel, []).append(entry(each))
         for name, command in getattr(self, "commands", {}).items():
@@ -195,7 +219,8 @@ def _telling() -> Iterator[
         nonlocal timer
         timer.cancel()
         timer = threading.Timer(
-            _PATIENCE, lambda: print(f"{stage} ...", file=sys.stderr, flush=True)
+            _PATIENCE,
+            lambda: print(f"{printable(stage)} ...", file=sys.stderr, flush=True),
         )
         timer.daemon = True
         timer.start()
@@ -221,9 +246,9 @@ def _print(parts: Iterable[Any], *, show_all: bool) -> None:
     try:
         for part in parts:
             if isinstance(part, str):
-                screen.print(part, markup=False, highlight=False)
+                screen.print(visible(part), markup=False, emoji=False, highlight=False)
             elif isinstance(part, list):
-                print(*part, sep="\n")
+                print(*map(visible, part), sep="\n")
             else:
                 getattr(
                     part, "document" if show_all else "short", lambda part=part: part
@@ -240,21 +265,73 @@ def _print(parts: Iterable[Any], *, show_all: bool) -> None:
         ) from error
 
 
+def _files_in(folder: str | None) -> dict[Path, tuple[int, int]]:
+    """The files in a folder and its subfolders, with what changes if one is written."""
+    if not folder or not os.path.isdir(folder):
+        return {}
+    found = {}
+    # No command writes into a deeper folder only.
+    for path in (*Path(folder).glob("*"), *Path(folder).glob("*/*")):
+        if path.is_file():
+            stat = path.stat()
+            found[path.relative_to(folder)] = (stat.st_ino, stat.st_mtime_ns)
+    return found
+
+
+def _with_options(
+    message: str, kind: type[options.Command], chosen: Mapping[str, Any]
+) -> str:
+    """An error with the names of options as they are typed, in place of Python's arguments."""
+    for each in kind.options():
+        # Files hold arrays of these names, which are no options.
+        is_array = each.name == "soft_labels" or (
+            each.name == "class_names"
+            and not chosen.get("class_names")
+            and not chosen.get("data")
+        )
+        if "argument" in each.metadata:
+            continue
+        typed = f"--{each.metadata.get('name', each.name.replace('_', '-'))}"
+        if "_" in each.name and not is_array:
+            # Within quotes or a path it is a value.
+            name = rf"(?<![\w'\"./=-]){each.name}(?![\w'\"/=(-]|\.\w)"
+            message = re.sub(name, typed, message)
+        # Other names are also words, but not in the place of the argument.
+        requirement = "to name an existing file" if is_array else "to be one of"
+        said = f"expected {each.name} {requirement}"
+        message = message.replace(said, f"expected {typed} {requirement}")
+    return message
+
+
 def _add(kind: type[options.Command]) -> None:
     """Make a dataclass of options the command of its name."""
     hints = get_type_hints(kind)
     given = [_parameter(kind, each, hints[each.name]) for each in kind.options()]
-    flags = {"as_json": _JSON} | (
-        {"show_all": _ALL} if kind in (options.Evaluate, options.Calibrate) else {}
+    flags = {"as_json": _JSON}
+    if kind in (options.Evaluate, options.Calibrate):
+        flags["show_all"] = _ALL
+    has_hidden = any(
+        each.name not in (*kind.first.split(), *kind.more.split())
+        and "argument" not in each.metadata
+        for each in kind.options()
     )
+    if has_hidden:
+        flags["help_all"] = _HELP_ALL
     given += [
         _FLAG(name, annotation=Annotated[bool, info]) for name, info in flags.items()
     ]
 
-    def run(as_json: bool, show_all: bool = True, **chosen: Any) -> None:
-        with _telling() as told:
-            command = kind(**chosen)
-            done = command(*told, _warn)
+    def run(
+        as_json: bool, show_all: bool = True, help_all: bool = False, **chosen: Any
+    ) -> None:
+        output = chosen.get("output")
+        before = _files_in(output)
+        try:
+            with _telling() as told:
+                command = kind(**chosen)
+                done = command(*told, _warn)
+        except InputError as error:
+            raise InputError(_with_options(str(error), kind, chosen)) from error
         # The documents of the others have them.
         if kind not in (
             options.Evaluate,
@@ -263,24 +340,27 @@ def _add(kind: type[options.Command]) -> None:
         ):
             for note in getattr(getattr(done, "report", done), "notes", ()):
                 _warn(note)
-        shown, output = (
-            getattr(command.module, "shown", lambda done: [done]),
-            chosen.get("output"),
-        )
+        shown = getattr(command.module, "shown", lambda done: [done])
         if as_json:
             parts: list[Any] = [[json.dumps(done.to_dict(), allow_nan=False)]]
         else:
             parts = [*(done.lines if isinstance(done, Done) else shown(done))]
             if output is not None and not chosen.get("print_commands"):
-                parts += [
-                    "",
-                    [f"Written to {output}: {', '.join(sorted(os.listdir(output)))}"],
-                ]
+                after = _files_in(output)
+                written = {
+                    path.parts[0]
+                    for path, state in after.items()
+                    if before.get(path) != state
+                }
+                names = ", ".join(sorted(written))
+                parts += ["", [f"Written to {output}: {names}"]]
         _print(parts, show_all=show_all)
 
     run.__signature__ = Signature(given)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in given}
-    epilog = f"Example: hf-calib {kind.command()} {kind.example}\nAll options: docs/command_line.md"
+    epilog = f"Example: hf-calib {kind.command()} {kind.example}"
+    if has_hidden:
+        epilog += f"\nAll options: hf-calib {kind.command()} --help-all"
     app.command(kind.command(), cls=_Command, help=inspect.getdoc(kind), epilog=epilog)(
         run
     )

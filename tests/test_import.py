@@ -28,7 +28,7 @@ HEAVY = {
 # From the bottom up: a module imports from lower layers, and from its own package.
 LAYERS = [
     {"_errors"},
-    {"_files", "_hub", "_text", "_compat"},
+    {"_files", "_hub", "_records", "_text", "_compat"},
     {"losses", "metrics"},
     {"decisions", "scaling", "plots", "evaluate_modules", "data"},
     {"predictions"},

@@ -45,6 +45,30 @@ def test_commands_and_extras_exist() -> None:
     assert set(re.findall(r"`(\w+)`", named[1])) <= set(extras or ())
 
 
+def test_the_oldest_versions_that_are_promised_are_those_that_are_tested() -> None:
+    promised = dict(
+        re.findall(
+            r'^    "([\w-]+)>=([\d.]+)', (ROOT / "pyproject.toml").read_text(), re.M
+        )
+    )
+    pinned = dict(
+        re.findall(
+            r"^([\w-]+)==([\d.]+)$",
+            (ROOT / "constraints-oldest.txt").read_text(),
+            re.M,
+        )
+    )
+    for name in (
+        "datasets",
+        "matplotlib",
+        "numpy",
+        "scikit-learn",
+        "scipy",
+        "transformers",
+    ):
+        assert pinned[name].removesuffix(".0") == promised[name].removesuffix(".0")
+
+
 def test_the_numbers_of_the_run_are_those_of_its_logits() -> None:
     """The sentence and the result line, here and on the site's first page."""
     run = Run.load(RUNS / "cross_entropy.safetensors")

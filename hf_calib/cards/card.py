@@ -15,9 +15,9 @@ from huggingface_hub import ModelCard
 from jinja2 import Environment
 from markupsafe import Markup
 
-from hf_calib._errors import InputValueError, expected, few, printable
+from hf_calib._errors import few, printable
 from hf_calib._files import whole_file
-from hf_calib._hub import CARD
+from hf_calib._hub import CARD, read_card
 from hf_calib._text import escape, is_hub_name, safe
 from hf_calib.cards.facts import Facts, read_facts
 from hf_calib.cards.metadata import update_metadata
@@ -71,7 +71,7 @@ def write_card(
     )
     introduction, section = _written(facts, name)
     new = f"---\nlibrary_name: transformers\n---\n\n{introduction}"
-    card = _read(folder / CARD) if (folder / CARD).is_file() else ModelCard(new)
+    card = read_card(folder / CARD) if (folder / CARD).is_file() else ModelCard(new)
     given = {
         "license": license,
         "language": language,
@@ -92,7 +92,7 @@ def repair_stock_card(
 
     With a calibrator, the card's results are removed too: they are those before it, under the name of any dataset.
     """
-    card = ModelCard.load(path)
+    card = read_card(path)
     if base_model is not None and not is_hub_name(base_model):
         link = f"This model is a fine-tuned version of [{base_model}](https://huggingface.co/{base_model}) on "
         card.text = card.text.replace(link, "This model was trained on ")
@@ -179,19 +179,6 @@ def _fenced(text: str) -> Markup:
     """An unchanged text in a fence that nothing in it closes."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return Markup(f"{fence}text\n{text}\n{fence}")
-
-
-def _read(path: Path) -> ModelCard:
-    try:
-        return ModelCard(
-            path.read_text(encoding="utf-8-sig")
-        )  # Notepad writes a byte-order mark.
-    except Exception as error:  # YAML, the checks of the metadata and the encoding raise different errors.
-        got = f"{path} ({' '.join(str(error).split())[:300]})"
-        way_out = "correct the lines between the two ---, or move the file away for a new card"
-        raise InputValueError(
-            expected(CARD, "have metadata that can be read", got, way_out)
-        ) from error
 
 
 def _with_section(text: str, section: str) -> str:

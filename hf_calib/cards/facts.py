@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +13,22 @@ import numpy as np
 from transformers.utils import CONFIG_NAME
 
 from hf_calib._errors import InputError
+from hf_calib._records import count, number, read_json
 from hf_calib.decisions import Decisions
 from hf_calib.decisions.saved import DECISIONS
 from hf_calib.metrics.state import LOGGED_METRICS
-from hf_calib.models.classifier import Task, task_of
+from hf_calib.models.classifier import CONFIG_KINDS, Task, task_of
 from hf_calib.models.prompts import PromptTemplate
 from hf_calib.report.multi_label import TITLES as MULTI_LABEL_TITLES
-from hf_calib.scaling.saved_map import MAP_NAME, map_title, recorded_in
+from hf_calib.scaling.saved_map import (
+    MAP_NAME,
+    RECORD_KINDS,
+    ROWS_KINDS,
+    check_in_weights,
+    load_map,
+    map_title,
+    recorded_in,
+)
 
 REPORT_FOLDER = "calibration"
 # Metrics of the card, by their keys in reports and logs; all are in the report.
@@ -47,6 +56,18 @@ _FIGURES = (
     "risk_coverage",
     "classwise",
 )
+_STATE = {
+    "metrics": {str: {"title": str, "value": number, "low": number, "high": number}}
+}
+REPORT_KINDS = {
+    "about": ROWS_KINDS,
+    "before": _STATE,
+    "after": _STATE,
+    "n_examples": count,
+    "n_bins": count,
+    "confidence_level": number,
+    "verdict": str,
+}
 _FEW = 6  # The most temperatures that are shown.
 
 
@@ -154,9 +175,9 @@ def read_facts(folder: Path) -> Facts:
 
     A file that is unreadable, or about other weights, is left out with a warning, so that a run ends with its card.
     """
-    config = _json(folder / CONFIG_NAME)
+    config = _json(folder / CONFIG_NAME, CONFIG_KINDS)
     recorded = recorded_in(config)
-    record = _json(folder / MAP_NAME) or recorded
+    record = _record(folder, recorded) or recorded
     return Facts(
         config,
         record,
@@ -169,8 +190,21 @@ def read_facts(folder: Path) -> Facts:
     )
 
 
+def _record(folder: Path, recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """The calibration.json, if its calibrator can be loaded and is, where it is folded, that of the weights."""
+    record = _json(folder / MAP_NAME, RECORD_KINDS)
+    try:
+        if record:
+            saved = load_map(folder)
+            check_in_weights(saved if recorded.get("folded") else None, recorded, "it")
+    except InputError as error:
+        _left_out(str(error), "Save the calibrated model again.")
+        return {}
+    return record
+
+
 def _reported(folder: Path, record: Mapping[str, Any]) -> Results | None:
-    report = _json(folder / REPORT_FOLDER / "report.json")
+    report = _json(folder / REPORT_FOLDER / "report.json", REPORT_KINDS)
     if not report:
         return None
     if record and report["about"].get("fingerprint") != record.get("fingerprint"):
@@ -226,16 +260,12 @@ def _decisions(folder: Path, weights: str | None) -> str | None:
     return decisions.sentence()
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(path: Path, kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON file; empty, with a warning if there is one, where it cannot be read."""
     try:
-        return (
-            {**json.loads(path.read_text(encoding="utf-8"))} if path.is_file() else {}
-        )
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        _left_out(
-            f"{path.name}, which is not readable as JSON ({error})",
-            "Save the model or the report again.",
-        )
+        return read_json(path, kinds) if os.path.lexists(path) else {}
+    except InputError as error:
+        _left_out(f"{path.name}: {error}", "Save the model or the report again.")
         return {}
 
 

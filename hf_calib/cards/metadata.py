@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from huggingface_hub import EvalResult, ModelCard
+from huggingface_hub import EvalResult, hf_hub_download
 
+from hf_calib._hub import CARD, read_card
 from hf_calib._text import is_hub_name
 from hf_calib.cards.facts import Facts, Results
 
@@ -64,9 +66,8 @@ def update_metadata(
     data.license = given["license"] or data.license
     if data.license is None and len(named) == 1:
         with suppress(Exception):  # If the Hub cannot be read, the card has no license.
-            data.license = ModelCard.load(
-                named[0], ignore_metadata_errors=True
-            ).data.license
+            card = Path(hf_hub_download(named[0], CARD))
+            data.license = read_card(card, is_ours=False).data.license
     if data.license is None:
         logger.warning(
             "The model card has no license: that of the base model is not known. Add a line such as `license: mit` to "
@@ -99,7 +100,10 @@ def is_dataset_name(name: object) -> bool:
 
 
 def _names(value: str | Sequence[str] | None) -> list[str]:
-    return [value] if isinstance(value, str) else list(value or ())
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, Sequence):  # A card of another program may hold anything.
+        return []
+    return [each for each in values if isinstance(each, str)]
 
 
 def _datasets(given: Sequence[str], facts: Facts) -> list[str] | None:

@@ -22,6 +22,7 @@ from hf_calib.commands.source import (
     check_kind,
     open_source,
 )
+from hf_calib.decisions.saved import DECISIONS
 from hf_calib.predictions import one_pass
 from hf_calib.predictions.predictions import (
     SINGLE_LABEL,
@@ -374,6 +375,11 @@ def calibrate_model(source: ModelSource, options: Calibrate) -> Calibration:
         title = saved_map.map_title(str(record.get("method", "temperature")))
         how = "was undone first, bit for bit. The new calibrator replaces it."
         undone.append(f"{source.model} had {title} in its head, which {how}")
+    if (options.output / DECISIONS).is_file():
+        undone.append(
+            f"{DECISIONS} in {options.output} is removed, as its rule is for other probabilities. "
+            "Run hf-calib decide again."
+        )
     training = {
         key: each
         for key, each in check_can_be_folded(model).items()

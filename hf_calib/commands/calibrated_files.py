@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from inspect import signature
 from pathlib import Path, PurePosixPath
@@ -51,6 +52,15 @@ def check_files(
     read |= {Path(each.data).resolve() for each in source.sets.values() if is_held}
     written = ["", *(_HELD if is_held else map(_written, applied.files))]
     apart = not read & {(options.output / name).resolve() for name in written}
+    # Through a link, files outside of the output folder would be replaced.
+    target = options.output / "predictions"
+    got = "a link" if target.is_symlink() else ""
+    check(not got, f"{target} to be a folder of its own", got, "remove the link")
+    targets = [] if is_held else [str(_written(file)) for file in applied.files]
+    twice = [name for name, times in Counter(targets).items() if times > 1]
+    requirement = "the calibrated files to have different names"
+    way_out = "calibrate files of one name apart"
+    check(not twice, requirement, f"several for {few(twice)}", way_out)
     way_out = "name another folder, so that this one stays unchanged"
     check(
         apart,

@@ -8,24 +8,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from hf_calib._errors import InputValueError, check, expected, few
 from hf_calib._files import check_output, whole_folder
 from hf_calib._text import counted
 from hf_calib.commands.source import FileSource, ModelSource, Running, open_source
 from hf_calib.decisions import AbstainRule, CostRule, Decisions, PredictionSets
-from hf_calib.decisions.rules import Part, Rule, measure_parts, percent, promise_curve
-from hf_calib.decisions.saved import DECISIONS
+from hf_calib.decisions.rules import Rule, percent
+from hf_calib.decisions.saved import DECISIONS, calibrator_of
 from hf_calib.predictions.predictions import LabelKind, Predictions, check_same_classes
 from hf_calib.report import DecisionSection, report_on_predictions
 from hf_calib.report.document import Table
+from hf_calib.scaling.saved_map import map_title, method_of
 
 if TYPE_CHECKING:
     from hf_calib.commands.options import Decide
 
 ABSTAIN = "abstain"  # the column of a file of costs that is no class
-_FOLDS = 5
 _CURVE = (0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99, 0.995)
 
 
@@ -37,7 +35,9 @@ class Decided:
     decisions: Decisions  # the fitted rule
     section: DecisionSection  # its results
     measured: Predictions  # the rows that these are from
-    held_out: str  # which rows these are, in words
+    held_out: (
+        str  # which rows these are, and whether the rule was fitted on them, in words
+    )
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class Decided:
 
 
 def run(options: Decide, running: Running) -> Decided:
-    """Fit a rule on all of the data, and measure it on the test data, or else by cross-fitting."""
+    """Fit a rule on all of the data, and measure it on the test data, or on the rows of the fit."""
     make_rule = choose_rule(options)
     check_output(options.output)
 
@@ -86,16 +86,8 @@ def run(options: Decide, running: Running) -> Decided:
     if isinstance(source, FileSource):
         source.sample()
     names, n_rows = source.size()
-    rule, is_split = make_rule(names), "test_data" not in source.sets
-    try:
-        rule.check_rows(n_rows - -(-n_rows // _FOLDS) * is_split)
-    except InputValueError as error:
-        left_out = (
-            f" (some of the data's {counted(n_rows, 'row')} are held out in turn)"
-            if is_split
-            else ""
-        )
-        raise InputValueError(f"{error}{left_out}") from None
+    rule = make_rule(names)
+    rule.check_rows(n_rows)
     decided = _measure(source, rule, options)
     if options.output is not None:
         running.stages(f"writing to {options.output}")
@@ -112,10 +104,8 @@ def run(options: Decide, running: Running) -> Decided:
 
 def shown(decided: Decided) -> list[Any]:
     """A rule's results, and the rows they are from."""
-    title, measured = (
-        f"Decisions of {decided.name}",
-        f"Measured on {decided.held_out}, with 95% intervals.",
-    )
+    title = f"Decisions of {decided.name}"
+    measured = f"Measured on {decided.held_out}."
     table = Table(title, *decided.section.table(), title=title)
     return [table, *decided.section.sentences(), measured]
 
@@ -199,45 +189,53 @@ def read_costs(path: Path) -> Callable[[Sequence[str]], Rule]:
 
 
 def _measure(source: FileSource | ModelSource, rule: Rule, options: Decide) -> Decided:
-    """Fit the rule in place, and measure rules like it on rows that they were not fitted on."""
-    found, tested = source.predictions(), source.tested()
-    measured = found if tested is None else tested
-    if tested is None:
-        folds = np.random.default_rng(options.seed).permutation(len(found)) % _FOLDS
-        pairs = [
-            (found.select(folds != k), found.select(folds == k)) for k in range(_FOLDS)
-        ]
-        drawn = f"cross-fitting in {_FOLDS} folds, drawn with seed {options.seed}"
-        held_out = f"all {counted(len(found), 'row')}, each by a rule that was fitted without it ({drawn})"
-    else:
-        check_same_classes("the test data", found, tested)
-        pairs, held_out = (
-            [(found, tested)],
-            f"all {counted(len(tested), 'row')} of the test data",
-        )
+    """Fit the rule in place, and measure it on the test data, or else on the rows of the fit."""
+    found = source.served()
+    of_fit = "test_data" not in source.sets
+    measured = found if of_fit else source.served("test_data")
+    check_same_classes("the test data", found, measured)
+    n_shared = source.n_shared()
+    n_fitted = len(found) if rule.fitted else 0
+    n_rows = counted(len(measured), "row")
+    held_out = f"all {n_rows} of the test data"
+    if of_fit:
+        held_out = f"the {n_rows} that the rule was fitted on"
+        held_out += ", with intervals that hold for this rule on new inputs"
+    if of_fit and not rule.fitted:
+        held_out = f"all {n_rows}"
     source.running.stages(
         f"fitting the rule on {counted(len(found), 'row')}, measuring {len(measured):,}"
     )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         rule.fit(found.probabilities(), found.labels)
-    notes, n_shared = (
-        [*source.notes, *(str(each.message) for each in caught)],
-        source.n_shared(),
-    )
-    if n_shared:
+    notes = [*source.notes, *(str(each.message) for each in caught)]
+    calibrator = None
+    if source.beside is not None:
+        calibrator = calibrator_of(options.source)
+        title = map_title(method_of(source.beside))
+        notes.append(
+            f"The probabilities are those of hf_calib.pipeline, by the {title} next to the model. "
+            "A plain pipeline serves others, for which the rule is not made."
+        )
+    if n_shared and rule.fitted:
         notes.append(
             f"{n_shared:,} of the {len(measured):,} measured rows are also among those to fit on. The rule looks "
             "better on these than on new rows. Measure on other test data."
         )
-    parts: list[Part] = [
-        (p.probabilities(), p.labels, q.probabilities(), q.labels) for p, q in pairs
-    ]
-    results, curves = measure_parts(rule, parts), {}
+    measure = rule.measure_fit if of_fit else rule.measure
+    results = measure(measured.probabilities(), measured.labels)
+    curves = {}
     if isinstance(rule, AbstainRule):
-        curves = {
-            "measured": promise_curve(rule, parts, sorted({*_CURVE, rule.accuracy}))
-        }
+        curve = rule.curve(
+            *(found.probabilities(), found.labels),
+            *(measured.probabilities(), measured.labels),
+            accuracies=sorted({*_CURVE, rule.accuracy}),
+        )
+        if of_fit:
+            # Answers are more accurate on the rows that they were chosen on than on new ones.
+            curve = curve._replace(kept=(None,) * len(curve.promised))
+        curves = {"measured": curve}
         kept = results.get("accuracy")
         if kept is not None and kept.high < rule.accuracy:
             notes.append(
@@ -246,17 +244,26 @@ def _measure(source: FileSource | ModelSource, rule: Rule, options: Decide) -> D
                 "others, perhaps in the shares of their classes. Fit on rows that are drawn as the inputs will be."
             )
     if options.output is not None and rule.answers_nothing:
-        earlier = (
-            " That of an earlier rule was removed."
-            * (options.output / DECISIONS).is_file()
-        )
+        has_earlier = (options.output / DECISIONS).is_file()
+        earlier = " That of an earlier rule was removed." if has_earlier else ""
         notes.append(
             f"No {DECISIONS} was written: its rule would always abstain.{earlier}"
         )
     section = DecisionSection(
-        rule.promise(), len(found), results, curves, _FOLDS * (tested is None)
+        rule.promise(),
+        n_fitted,
+        results,
+        curves,
+        of_fit=of_fit and n_fitted > 0,
+        n_shared=n_shared,
     )
     decisions = Decisions(
-        rule, found.names, results, len(measured), source.about().get("fingerprint")
+        rule,
+        found.names,
+        results,
+        len(measured),
+        source.about().get("fingerprint"),
+        of_fit=n_fitted > 0 and (of_fit or n_shared > 0),
+        calibrator=calibrator,
     )
     return Decided(source.name, decisions, section, measured, held_out, tuple(notes))

@@ -17,8 +17,11 @@ from hf_calib.commands.source import (
     open_source,
 )
 from hf_calib.predictions.formats import load_soft_labels
+from hf_calib.predictions.predictions import logs_of
 from hf_calib.report import CalibrationReport, ood_section, report_on_predictions
 from hf_calib.report.making import report_on_table
+from hf_calib.report.sections import OodSection
+from hf_calib.scaling.saved_map import map_title, method_of
 
 if TYPE_CHECKING:
     from hf_calib.commands.options import Evaluate
@@ -48,13 +51,8 @@ def run(options: Evaluate, running: Running) -> CalibrationReport:
     report: Any = _measure(source, options, running)
     if options.ood_data:
         running.stages("predicting the out-of-distribution inputs")
-        found = source.predictions()
         sections = [
-            ood_section(
-                name.removeprefix("ood_data "),
-                (found.as_logits(), source.logits(name)),
-                probabilities=found.logits is None,
-            )
+            _elsewhere(source, name)
             for name in source.sets
             if name.startswith("ood_data ")
         ]
@@ -84,8 +82,31 @@ def _measure(
         told["soft_labels"] = load_soft_labels(options.soft_labels, n_rows, len(names))
     predicted = source.predictions()
     running.stages(f"measuring {counted(len(predicted), 'row')}")
-    report = report_on_predictions(predicted, source.name, options.n_bins, **told)
-    found: CalibrationReport = replace(
-        report, about=source.about(), notes=(*report.notes, *source.notes)
+    report = report_on_predictions(
+        predicted, source.name, options.n_bins, source.beside, **told
     )
+    notes = [*report.notes, *source.notes]
+    if source.beside is not None:
+        title = map_title(method_of(source.beside))
+        notes.append(
+            f"After calibration: as hf_calib.pipeline serves the model, by the {title} next to it. "
+            "A plain pipeline serves what is measured before."
+        )
+    found: CalibrationReport = replace(report, about=source.about(), notes=tuple(notes))
     return found
+
+
+def _elsewhere(source: FileSource | ModelSource, name: str) -> OodSection:
+    """The section on inputs of none of the classes, also after a calibrator next to the model."""
+    own = source.predictions()
+    before = (own.as_logits(), source.logits(name))
+    after = None
+    if source.beside is not None:
+        served = [source.beside.predict_proba(each) for each in before]
+        after = (logs_of(served[0]), logs_of(served[1]))
+    return ood_section(
+        name.removeprefix("ood_data "),
+        before,
+        after,
+        probabilities=own.logits is None or after is not None,
+    )

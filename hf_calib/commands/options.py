@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from hf_calib._errors import did_you_mean
+from hf_calib._errors import did_you_mean, without_secrets
 from hf_calib._text import option, short_names
 from hf_calib.metrics.checks import check_type
 from hf_calib.models.reading import Names, Reading, RowSet, option_value
@@ -109,7 +109,7 @@ class Rows(Command, Reading):
         }
         others = getattr(self, "ood_data", None) or []
         given |= {
-            f"ood_data {name}": data
+            f"ood_data {without_secrets(name)}": data
             for name, data in zip(short_names(others), others, strict=True)
         }
         found = {}
@@ -157,10 +157,9 @@ class Measured(Rows):
         "validation",
     )
     test_data: str | None = option(
-        "Other labelled rows, to measure on; by default parts of the data."
+        "Other labelled rows, to measure on; by default half of the data, for a rule its own rows."
     )
     test_split: str = option("Split of the test data.", "test")
-    seed: int = option("Seed for drawing parts of the data.", 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +182,7 @@ class Calibrate(Measured):
     criterion: Literal["nll", "ece", "adaptive_ece"] | None = option(
         "What a temperature minimises."
     )
+    seed: int = option("Seed for drawing the half of the data to fit on.", 0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,16 +6,19 @@ import json
 import tempfile
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_calib._errors import check, few
+from hf_calib._errors import InputError, check, few
 from hf_calib._hub import check_destination, with_owner
+from hf_calib._records import read_json
 from hf_calib._text import counted
 from hf_calib.cards import write_card
 from hf_calib.cards.card import usage_lines
 from hf_calib.cards.facts import REPORT_FOLDER
 from hf_calib.commands.console import Done
+from hf_calib.decisions import Decisions
 from hf_calib.decisions.saved import DECISIONS, OUTDATED
 from hf_calib.export.folder import (
     ADAPTER_CONFIG,
@@ -26,17 +29,20 @@ from hf_calib.export.folder import (
 )
 from hf_calib.export.heads import head_loses_bias
 from hf_calib.export.hub import Changes, push_folder
-from hf_calib.models.classifier import load_trained, task_of
+from hf_calib.models.classifier import CONFIG_KINDS, load_trained, task_of
 from hf_calib.models.prompts import KEY as PROMPT
 from hf_calib.scaling import FOLDABLE_SCALERS
 from hf_calib.scaling.saved_map import (
     MAP_NAME,
+    check_in_weights,
     has_bias,
     load_map,
     method_of,
     recorded_in,
     title_of,
 )
+
+_REPORT = Path(REPORT_FOLDER, "report.json")
 
 if TYPE_CHECKING:
     from hf_calib.commands.options import Push
@@ -48,11 +54,15 @@ def run(options: Push, running: Running) -> Done:
     folder, repo = options.folder, options.repo
     check_destination(repo, options.revision)
     has_config = (folder / CONFIG).is_file()
-    config = (
-        json.loads((folder / CONFIG).read_text(encoding="utf-8")) if has_config else {}
-    )
-    folded = bool(recorded_in(config).get("folded"))
-    saved = load_map(folder) if (folder / MAP_NAME).is_file() and not folded else None
+    config = read_json(folder / CONFIG, CONFIG_KINDS) if has_config else {}
+    if (folder / _REPORT).is_file():
+        read_json(folder / _REPORT, {})
+    recorded = recorded_in(config)
+    folded = bool(recorded.get("folded"))
+    saved = load_map(folder) if (folder / MAP_NAME).is_file() else None
+    if folded:
+        check_in_weights(saved, recorded, str(folder))
+        saved = None
     is_calibrated = folded or saved is not None
     notes = _warned_of(folder, is_calibrated or not has_config, options.no_fold)
     announced: list[Changes] = []  # the last are those of the commit
@@ -77,7 +87,7 @@ def run(options: Push, running: Running) -> Done:
                 notes.append(
                     f"{why}. A plain transformers pipeline is not calibrated; hf_calib.pipeline is."
                 )
-            elif (folder / DECISIONS).is_file():
+            elif (folder / DECISIONS).is_file() and not (made / DECISIONS).is_file():
                 notes.append(OUTDATED)
         if is_calibrated:
             with warnings.catch_warnings(record=True) as caught:
@@ -121,6 +131,17 @@ def run(options: Push, running: Running) -> Done:
         record,
         notes,
     )
+
+
+def _rule_of_served(folder: Path) -> Decisions | None:
+    """The rule in a folder, if it is for the probabilities with the calibrator next to the model."""
+    if not (folder / DECISIONS).is_file():
+        return None
+    try:
+        found = Decisions.from_pretrained(folder)
+    except InputError:  # The card says what is wrong with it.
+        return None
+    return found if found.calibrator is not None else None
 
 
 def _warned_of(folder: Path, is_calibrated: bool, no_fold: bool) -> list[str]:
@@ -178,10 +199,13 @@ def _write_folded(
         processing_class=None,
         about=saved.about,
     )
+    rule = _rule_of_served(folder)
+    if rule is not None:
+        replace(rule, fingerprint=weights, calibrator=None).save(target)
     # A report on the model with its calibrator next to it is also one on the model with it folded in.
-    path = target / REPORT_FOLDER / "report.json"
+    path = target / _REPORT
     if path.is_file():
-        report = json.loads(path.read_text(encoding="utf-8"))
+        report = read_json(path, {"about": dict})
         if report["about"].get("fingerprint") == saved.about.get("fingerprint"):
             report["about"]["fingerprint"] = weights
             path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

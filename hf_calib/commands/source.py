@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from numpy.typing import NDArray
 
-from hf_calib._errors import check, few
+from hf_calib._errors import check, few, without_secrets
 from hf_calib._text import counted, plain_name
 from hf_calib.models.reading import Reading, RowSet
 from hf_calib.predictions.one_pass import OnRows, draw_sample, ignore_rows
@@ -24,6 +25,7 @@ from hf_calib.predictions.predictions import (
     is_predictions,
     rows_in_both,
     suffix_of,
+    without_query,
 )
 from hf_calib.predictions.table import MOST_ROWS_HELD, open_predictions
 
@@ -54,6 +56,9 @@ class Source:
     running: Running
     notes: list[str] = field(default_factory=list)
     found: dict[str, Predictions] = field(default_factory=dict)
+    beside: Any = (
+        None  # the calibrator next to the model that `hf_calib.pipeline` applies
+    )
 
     def predictions(self, name: str = "data") -> Predictions:
         """Of a set with labels, read or predicted once."""
@@ -63,6 +68,14 @@ class Source:
 
     def _predict(self, name: str) -> Predictions:
         raise NotImplementedError
+
+    def served(self, name: str = "data") -> Predictions:
+        """The predictions of a set as served, by a calibrator next to the model if there is one."""
+        found = self.predictions(name)
+        if self.beside is None:
+            return found
+        probs = self.beside.predict_proba(found.as_logits())
+        return replace(found, logits=None, probs=probs)
 
     def tested(self) -> Predictions | None:
         """Of the test data; None without any."""
@@ -143,7 +156,7 @@ class ModelSource(Source):
     def __post_init__(self) -> None:
         from hf_calib.models.classifier import load_classifier
 
-        self.rows, self.inputs = {}, {}
+        self.rows, self.inputs, self.columns = {}, {}, {}
         for name, each in self.sets.items():
             self.running.stages(f"reading {each.data}")
             self.rows[name] = each.load()
@@ -152,8 +165,11 @@ class ModelSource(Source):
         self.classifier = load_classifier(
             self.model, self.task, trust_remote_code=trusted, class_names=names
         )
+        self._find_calibrator()
         for name, each in self.sets.items():
             self.running.stages(f"checking {counted(len(self.rows[name]), 'row')}")
+            if each.labelled:
+                self.columns[name] = self.reading.columns(self.rows[name])
             how: Any = {"name": each.data, "labelled": each.labelled}
             self.inputs[name] = self.classifier.encode(
                 self.rows[name], self.reading, **how
@@ -169,12 +185,21 @@ class ModelSource(Source):
             "on_progress": self.running.progress,
         }
 
+    def _find_calibrator(self) -> None:
+        """Find the calibrator that is served with the model, and note where it is missing."""
+        from hf_calib.models.pipeline import calibrator_in_use
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            self.beside = calibrator_in_use(self.model, self.classifier.model.config)
+        self.notes += [str(each.message) for each in caught]
+
     def size(self) -> tuple[tuple[str, ...], int]:
         return self.classifier.class_names, len(self.rows["data"])
 
     def _predict(self, name: str) -> Predictions:
         found = self.classifier.predict(self.inputs[name], **self._batches)
-        return self.reading.with_columns(found, self.rows[name])
+        return replace(found, **self.columns[name])
 
     def logits(self, name: str) -> NDArray[Any]:
         return self.classifier.logits(self.inputs[name], **self._batches)
@@ -247,7 +272,7 @@ def name_of(source: str) -> str:
     if is_predictions(source):
         parts = [
             part
-            for part in re.split(r"[\\/]+", source)
+            for part in re.split(r"[\\/]+", without_secrets(without_query(source)))
             if part and not re.search(r"[*?\[]", part)
         ]
         last = parts[-1] if parts else "predictions"

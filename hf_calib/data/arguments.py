@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 from datasets import Dataset, DatasetDict, concatenate_datasets
@@ -16,6 +17,7 @@ from hf_calib.data.images import check_images, conversion_note
 from hf_calib.data.labels import has_several_labels
 from hf_calib.data.sources import load_rows, load_splits
 from hf_calib.data.splits import draw_test, limit_samples, split_calibration
+from hf_calib.metrics.checks import check_integer, check_type
 
 BUILT_IN = "docstrings"
 _HELD_OUT = 0.2  # For a single file.
@@ -65,13 +67,14 @@ class DataArguments:
         "With multi_label: written where a row has none, such as 'No Finding'."
     )
     calibration_size: float = option(
-        "Fraction of calibration_from, or number of rows, to hold out.", 0.1
+        "Rows of calibration_from to hold out: a fraction below 1, or a number of at least 2.",
+        0.1,
     )
     calibration_from: str = option(
         "Split to hold them out of; AdaFocal uses test of ImageNet.", "train"
     )
     test_size: float | None = option(
-        "Draw a new test set of train and test; 0.2 of a train_file alone."
+        "Draw a new test set of train and test, by a fraction or a number of rows; 0.2 of a train_file alone."
     )
     split_seed: int = option(
         "Seed of the splits; keep it for all runs that are compared.", 0
@@ -83,6 +86,15 @@ class DataArguments:
     max_train_samples: int | None = option("Use this many random rows.")
     max_calibration_samples: int | None = option("Use this many random rows.")
     max_test_samples: int | None = option("Use this many random rows.")
+
+    def __post_init__(self) -> None:
+        check_integer("split_seed", self.split_seed, 0, "the default is 0")
+        rows_or_share("calibration_size", self.calibration_size)
+        if self.test_size is not None:
+            rows_or_share("test_size", self.test_size)
+        for name, value in vars(self).items():
+            if name.startswith("max_") and value is not None:
+                check_integer(name, value, 1, "leave it out for all")
 
 
 def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
@@ -126,7 +138,9 @@ def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
             )
     if test_size is not None:
         dataset = draw_test(
-            dataset, size=rows_or_share(test_size), seed=args.split_seed
+            dataset,
+            size=rows_or_share("test_size", test_size),
+            seed=args.split_seed,
         )
     return held_out(dataset, args)
 
@@ -151,9 +165,12 @@ def held_out(
     dataset: DatasetDict, args: DataArguments, *, stratify: bool = True
 ) -> DatasetDict:
     """Return the splits with one for calibration, each with at most the given number of rows."""
-    size, source = rows_or_share(args.calibration_size), args.calibration_from
     dataset = split_calibration(
-        dataset, size=size, seed=args.split_seed, stratify=stratify, source=source
+        dataset,
+        size=rows_or_share("calibration_size", args.calibration_size),
+        seed=args.split_seed,
+        stratify=stratify,
+        source=args.calibration_from,
     )
     limits = {
         name: value for name, value in vars(args).items() if name.startswith("max_")
@@ -193,9 +210,21 @@ def _checked_images(rows: Dataset, name: str) -> Dataset:
     return concatenate_datasets([rows, places], axis=1)
 
 
-def rows_or_share(size: float) -> float | int:
-    """Return a size for the splits: a number of rows if it is at least 1, otherwise a fraction."""
-    return int(size) if size >= 1 else size
+def rows_or_share(name: str, size: Any) -> float | int:
+    """Return a size for the splits: a fraction in (0, 1), or a number of rows, which a command line makes a float.
+
+    >>> rows_or_share("test_size", 0.2), rows_or_share("test_size", 2000.0)
+    (0.2, 2000)
+    """
+    way_out = "0.1 is a tenth of the rows, and 100 are 100 rows"
+    is_number = isinstance(size, Real) and not isinstance(size, bool)
+    check_type(is_number, f"{name} to be a number", repr(size), way_out)
+    # 1.0 may be meant as all rows.
+    is_count = isinstance(size, Integral) or (size > 1 and float(size).is_integer())
+    fits = 0 < size < 1 or (is_count and size >= 1)
+    requirement = f"{name} to be a fraction below 1, or a number of rows from 2"
+    check(fits, requirement, repr(size), way_out)
+    return int(size) if is_count else float(size)
 
 
 def label_maps(dataset: DatasetDict) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import datasets
@@ -159,7 +159,9 @@ def _encode_labels(
         name: _stored_labels(name, split, column) for name, split in dataset.items()
     }
     declared = {name: split.features[column] for name, split in dataset.items()}
-    if class_names is None:
+    if class_names is not None:
+        _check_declared(declared, class_names)
+    else:
         for name, feature in declared.items():
             if isinstance(feature, ClassLabel):
                 labels[name] = [feature.names[label] for label in labels[name]]
@@ -187,6 +189,20 @@ def _encode_labels(
         )
         ids[name] = [label for (label,) in found]
     return names, ids
+
+
+def _check_declared(declared: Mapping[str, Any], class_names: Sequence[str]) -> None:
+    """Raise unless ids mean the same in all splits, and each has one of the given names."""
+    own = {
+        name: feature.names
+        for name, feature in declared.items()
+        if isinstance(feature, ClassLabel)
+    }
+    for name, names in own.items():
+        same = names == next(iter(own.values())) and len(names) == len(class_names)
+        requirement = f"the classes of split {name!r} to be those of the other splits"
+        requirement += f", and as many as class_names ({len(class_names)})"
+        check(same, requirement, f"{len(names)}: {few(names)}", "make them agree")
 
 
 def _stored_labels(name: str, split: Dataset, column: str) -> list[Any]:

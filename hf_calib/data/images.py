@@ -6,7 +6,7 @@ import io
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +22,11 @@ from transformers import BaseImageProcessor, PreTrainedConfig
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from hf_calib._errors import InputValueError, check, expected
+from hf_calib._records import count, number, positive
+from hf_calib.metrics.checks import check_integer
 
 _DECODER = datasets.Image()
+_LARGEST_SIDE = 8_192
 _UNREADABLE = (
     OSError,
     SyntaxError,
@@ -34,6 +37,19 @@ _REPLACE = "remove or replace this row"
 _END_OF_JPEG = b"\xff\xd9"
 _SMALLEST_AREA = 0.08  # As a fraction of the image, as in Inception training.
 _LARGEST_ASPECT = 4 / 3
+
+
+def _is_side(value: Any) -> bool:
+    return count(value) and 1 <= value <= _LARGEST_SIDE
+
+
+_SETTINGS: dict[str, Callable[[Any], bool]] = {
+    "size": _is_side,
+    "crop_size": _is_side,
+    "image_mean": number,
+    "image_std": positive,
+    "rescale_factor": positive,
+}
 
 
 @dataclass(frozen=True)
@@ -71,6 +87,8 @@ class ImageTransform:
         check(
             self.crop in _CROPS, requirement, repr(self.crop), "use none for evaluation"
         )
+        if self.padding is not None:
+            check_integer("padding", self.padding, 0, "the default is an eighth")
 
     def __call__(self, batch: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
         got = ", ".join(batch) or "no column"
@@ -96,10 +114,24 @@ class ImageTransform:
 
 
 def load_image_processor(source: str | Path, *, trust_remote_code: bool = False) -> Any:
-    """Load a model's image processor from a folder or the Hub, with the PIL backend (without torchvision)."""
-    return AutoImageProcessor.from_pretrained(
+    """Load a model's image processor from a folder or the Hub, with the PIL backend (without torchvision).
+
+    Raise ValueError for settings with which no image can be read, or which make images of over 8,192 pixels a side.
+    """
+    processor = AutoImageProcessor.from_pretrained(
         source, backend="pil", trust_remote_code=trust_remote_code
     )
+    way_out = "save the image processor that the model was trained with"
+    for name, kind in _SETTINGS.items():
+        given = getattr(processor, name, None)
+        fields = getattr(given, "__dict__", given)  # Of transformers' SizeDict.
+        if isinstance(fields, Mapping):
+            values = [each for key, each in fields.items() if "pixels" not in key]
+        else:
+            values = list(given) if isinstance(given, list | tuple) else [given]
+        fits = all(each is None or kind(each) for each in values)
+        check(fits, f"a usable {name} of the image processor", given, way_out)
+    return processor
 
 
 def collate_images(examples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:

@@ -219,6 +219,10 @@ def encode_label_sets(
     """Return the names of the labels, and the ids of each row of all splits, without repeats and in order."""
     read = {name: layout.read(name, split) for name, split in dataset.items()}
     names = ClassNames(class_names or layout.names(dataset["train"], read["train"]))
+    if layout.columns is not None:
+        requirement = f"class_names to be the label_columns ({few(layout.columns)})"
+        fits = sorted(names) == sorted(layout.columns)
+        check(fits, requirement, few(names), "rename the columns, or leave it out")
     differ, way_out = (
         len(set(names)) == len(names) > 0,
         "check label_column and class_names",

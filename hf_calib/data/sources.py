@@ -23,6 +23,7 @@ _READERS: dict[str, tuple[str, dict[str, object]]] = {
     ".jsonl": ("json", {}),
     ".parquet": ("parquet", {}),
 }
+_OF_NO_ROWS = ("corresponds to no data", "at least one example")
 _CALIBRATION_NAMES = ("calibration", "validation", "valid", "val", "dev")
 
 
@@ -121,14 +122,14 @@ def load_file(
             kind, data_files=str(path), split="train", cache_dir=cache_dir, **options
         )
     except (StopIteration, DatasetGenerationError, OSError, ValueError) as error:
+        cause = error.__cause__ or error
         # These are the errors of datasets for an empty json file, and for a csv file with names only.
-        no_rows = isinstance(error, StopIteration) or "corresponds to no data" in str(
-            error
+        no_rows = isinstance(error, StopIteration) or any(
+            words in f"{error} {cause}" for words in _OF_NO_ROWS
         )
         check(
             not no_rows, f"{argument} to have rows", f"none in {path}", "check the file"
         )
-        cause = error.__cause__ or error
         way_out = f"{type(cause).__name__}: {cause}"
         raise InputValueError(
             expected(argument, f"be readable as {kind}", path, way_out)
@@ -168,8 +169,15 @@ def _refusals(
     """A context that explains the errors of the Hub and of `datasets` in one sentence."""
     try:
         yield
-    except (OSError, ValueError, LookupError, ImportError, RuntimeError) as error:
-        cause = " ".join(str(error).split())
+    except (
+        *(OSError, ValueError, LookupError, ImportError, RuntimeError),
+        DatasetGenerationError,
+    ) as error:
+        # An error about the files of a folder says what is wrong in its cause.
+        said: BaseException = error
+        if isinstance(error, DatasetGenerationError):
+            said = error.__cause__ or error
+        cause = " ".join(str(said).split())[:600]
         raise InputValueError(
             expected(argument, requirement, f"{source} ({cause})", way_out)
         ) from error

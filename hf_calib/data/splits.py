@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from numbers import Integral, Real
+
 import numpy as np
 from datasets import Dataset, DatasetDict, concatenate_datasets
 
 from hf_calib._errors import check
 from hf_calib.data.labels import has_several_labels
 from hf_calib.data.sources import read_column
+from hf_calib.metrics.checks import check_integer
 
 
 def split_calibration(
@@ -95,10 +98,8 @@ def limit_samples(
     }
     kept = dict(dataset)
     for name, limit in limits.items():
-        valid = limit is None or limit >= 1
-        check(
-            valid, f"max_{name}_samples to be at least 1", limit, "leave it out for all"
-        )
+        if limit is not None:
+            check_integer(f"max_{name}_samples", limit, 1, "leave it out for all")
         if limit is not None and limit < len(dataset.get(name, ())):
             order = np.random.default_rng(seed).permutation(len(dataset[name]))
             kept[name] = dataset[name].select(np.sort(order[:limit]))
@@ -134,8 +135,8 @@ def _drawn(
     stratify: bool = True,
 ) -> tuple[Dataset, Dataset]:
     """The remaining rows and the drawn rows, stratified if each row has one class."""
-    is_fraction = isinstance(size, float) and 0 < size < 1
-    is_count = isinstance(size, int) and not isinstance(size, bool) and size >= 1
+    is_fraction = isinstance(size, Real) and 0 < size < 1
+    is_count = isinstance(size, Integral) and not isinstance(size, bool) and size >= 1
     requirement = "size to be a fraction in (0, 1) or a number of rows"
     check(is_fraction or is_count, requirement, repr(size), "0.1 is a tenth")
     n_rows = round(size * len(whole)) if is_fraction else int(size)

@@ -129,6 +129,17 @@ def certified_threshold(
     return float(lower[passed][-1]) if passed.any() else NEVER
 
 
+def one_threshold_passes(
+    scores: FloatArray, right: NDArray[Any], promised: float, delta: float
+) -> bool:
+    """Whether some scores are equal, and some threshold would pass if it alone were tested."""
+    order = np.argsort(-scores, kind="stable")
+    ends = np.flatnonzero(np.diff(scores[order], append=-1.0))
+    wrong = np.cumsum(~right[order])[ends]
+    p_values = bdtr(wrong, ends + 1, 1 - promised)
+    return len(ends) < len(scores) and bool((p_values <= delta).any())
+
+
 Results = dict[str, Interval]
 # The results that `measure` of the rules may return, with their titles in tables.
 TITLES = {
@@ -157,6 +168,29 @@ def share(flags: NDArray[np.bool_], confidence_level: float = 0.95) -> Interval:
     low = betaincinv(k, n - k + 1, tail) if k else 0.0
     high = betaincinv(k + 1, n - k, 1 - tail) if k < n else 1.0
     return Interval(k / n, float(low), float(high))
+
+
+def share_of_any_threshold(
+    flags: NDArray[np.bool_], n_thresholds: int = 1, confidence_level: float = 0.95
+) -> Interval:
+    r"""Return the fraction of N values that are true, where true means above a chosen threshold.
+
+    The threshold was chosen on these values, so an interval for a fixed one would not hold. This
+    one holds for all thresholds at once,
+
+    $$\sup_t |F_N(t) - F(t)| \le \sqrt{\ln(2 / \alpha) / (2 N)},$$
+
+    with probability $1 - \alpha$. K thresholds, one for each class, share $\alpha$, and their
+    distances add up.
+
+    References:
+        Dvoretzky, Kiefer and Wolfowitz 1956; Massart 1990 (the constant).
+    """
+    alpha = (1 - confidence_level) / n_thresholds
+    distance = math.sqrt(math.log(2 / alpha) / (2 * len(flags)))
+    value = float(flags.mean())
+    low = max(value - n_thresholds * distance, 0.0)
+    return Interval(value, low, min(value + n_thresholds * distance, 1.0))
 
 
 def mean(values: ArrayLike, confidence_level: float = 0.95, seed: int = 0) -> Interval:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 from abc import ABC, abstractmethod
@@ -13,8 +12,9 @@ from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import betaincinv
 
-from hf_calib._errors import check, few
+from hf_calib._errors import InputTypeError, check, few
 from hf_calib.decisions import promise as promises
 from hf_calib.decisions.promise import (
     ALWAYS,
@@ -24,7 +24,9 @@ from hf_calib.decisions.promise import (
     answers,
     certified_threshold,
     mean,
+    one_threshold_passes,
     share,
+    share_of_any_threshold,
 )
 from hf_calib.metrics import checks
 from hf_calib.metrics.checks import FloatArray, IntArray
@@ -35,8 +37,6 @@ Criterion = Literal["f1_macro", "f1_micro", "precision", "cost"]
 _LARGEST_COST = 1e12  # With larger costs, means over rows lose the small costs.
 _IN_EVERY_SET = 1.0  # No score of a class is larger.
 
-#: probs and labels to fit a rule on; probs and labels of other rows to measure it on.
-Part = tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike]
 #: Thresholds from one that predicts nothing to one that predicts all rows; of the m predicted, how many are correct.
 Cuts = tuple[FloatArray, IntArray, IntArray]
 Self = TypeVar("Self", bound="Rule")
@@ -81,16 +81,17 @@ class Rule(ABC):
         )
         return self._decide(_as_served(rows))
 
-    def measure(
-        self,
-        probs: ArrayLike,
-        labels: ArrayLike,
-        *,
-        decided: NDArray[Any] | None = None,
-    ) -> Results:
-        """Return the results on other rows by the names of `promise.TITLES`; `decided` are given decisions, if any."""
-        chosen = self.predict(probs) if decided is None else decided
-        return self._results(chosen, *self._labelled(probs, labels))
+    def measure(self, probs: ArrayLike, labels: ArrayLike) -> Results:
+        """Return the results on rows not used for the fit, by the names of `promise.TITLES`."""
+        return self._results(self.predict(probs), *self._labelled(probs, labels))
+
+    def measure_fit(self, probs: ArrayLike, labels: ArrayLike) -> Results:
+        """Return what the rows of the fit say about this very rule on new inputs.
+
+        Cross-fitting would measure other rules: a threshold jumps, so a rule may answer nothing in
+        every fold and a fifth of the inputs once it is fitted to all rows.
+        """
+        return self.measure(probs, labels)
 
     @abstractmethod
     def promise(self) -> str:
@@ -136,10 +137,11 @@ class Rule(ABC):
     def _decide(self, probs: FloatArray) -> NDArray[Any]:
         """The decisions on checked rows."""
 
+    @abstractmethod
     def _results(
         self, decided: NDArray[Any], probs: FloatArray, labels: IntArray
     ) -> Results:
-        raise NotImplementedError
+        """The results of decisions on checked rows."""
 
     def _labelled(
         self, probs: ArrayLike, labels: ArrayLike
@@ -153,36 +155,12 @@ class Rule(ABC):
             )
             return _as_served(decisions.probs), decisions.true
         rows, targets = checks.check_probs_and_labels(probs, labels)
+        way_out = "for one probability p of the second of two classes, np.stack([1 - p, p], axis=1)"
+        several = rows.shape[1] >= 2
+        check(
+            several, "probs to have at least 2 classes", f"shape {rows.shape}", way_out
+        )
         return _as_served(rows), targets
-
-
-def measure_parts(rule: Rule, parts: Sequence[Part]) -> Results:
-    """The results of a rule on the other rows of all parts, fitted in each: new data, or folds of cross-fitting."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        decided = [
-            copy.copy(rule).fit(probs, labels).predict(others)
-            for probs, labels, others, _ in parts
-        ]
-    probs, labels = (
-        np.concatenate([np.asarray(part[k]) for part in parts]) for k in (2, 3)
-    )
-    return rule.measure(probs, labels, decided=np.concatenate(decided))
-
-
-def promise_curve(
-    rule: AbstainRule, parts: Sequence[Part], accuracies: Sequence[float]
-) -> PromiseCurve:
-    """The results of the rule for each promised accuracy for which all parts have enough rows."""
-    fewest = min(len(np.asarray(labels)) for _, labels, _, _ in parts)
-    possible = [a for a in accuracies if fewest >= promises.rows_needed(a, rule.delta)]
-    found = [
-        measure_parts(replace(rule, accuracy=accuracy), parts) for accuracy in possible
-    ]
-    answered = tuple(row["answered"].value for row in found)
-    return PromiseCurve(
-        tuple(possible), answered, tuple(row.get("accuracy") for row in found)
-    )
 
 
 def percent(value: float) -> str:
@@ -280,9 +258,36 @@ class AbstainRule(Rule):
         accuracies: Sequence[float],
     ) -> PromiseCurve:
         """Return the results on other rows of rules with these accuracies, without those that are too high."""
-        return promise_curve(
-            self, [(probs, labels, other_probs, other_labels)], accuracies
-        )
+        n_rows = len(np.asarray(labels))
+        possible = [
+            accuracy
+            for accuracy in accuracies
+            if n_rows >= promises.rows_needed(accuracy, self.delta)
+        ]
+        found = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for accuracy in possible:
+                rule = replace(self, accuracy=accuracy).fit(probs, labels)
+                found.append(rule.measure(other_probs, other_labels))
+        answered = tuple(row["answered"].value for row in found)
+        kept = tuple(row.get("accuracy") for row in found)
+        return PromiseCurve(tuple(possible), answered, kept)
+
+    def measure_fit(self, probs: ArrayLike, labels: ArrayLike) -> Results:
+        """Return the share of answered inputs, and their accuracy from the promise upwards."""
+        chosen = self.predict(probs)
+        answered = chosen >= 0
+        n_live = int(np.count_nonzero(self.thresholds_ < NEVER)) if self.by_class else 1
+        if self.answers_nothing:
+            return {"answered": Interval(0.0, 0.0, 0.0)}
+        found = {"answered": share_of_any_threshold(answered, n_live)}
+        if (self.thresholds_ == ALWAYS).all():
+            found["answered"] = Interval(1.0, 1.0, 1.0)
+        if answered.any():
+            right = float((chosen == np.asarray(labels))[answered].mean())
+            found["accuracy"] = Interval(right, min(self.accuracy, right), 1.0)
+        return found
 
     def _fit(self, probs: FloatArray, labels: IntArray) -> None:
         self.thresholds_ = self._thresholds(probs, labels, self.accuracy)
@@ -304,9 +309,20 @@ class AbstainRule(Rule):
             key=lambda a: (self._thresholds(probs, labels, a) == NEVER).all(),
         )
         less = f" ({lower[failing - 1]:g} would answer some)" if failing else ""
-        classes = " for any class" * self.by_class
-        message = f"{cannot}{classes} at any confidence from these {right}. The rule will always abstain. "
-        message += f"Promise less{less}, or use more rows or a better model."
+        classes = " for any class" if self.by_class else ""
+        confidences, predicted = winners(probs)
+        correct = predicted == labels
+        where = " at any confidence"
+        more = ""
+        if one_threshold_passes(confidences, correct, self.accuracy, self.delta):
+            where = ""
+            more = (
+                " Rows with equal confidences are tested one by one, but answered together: "
+                "confidences with more digits may pass."
+            )
+        message = f"{cannot}{classes}{where} from these {right}.{more} "
+        message += f"The rule will always abstain. Promise less{less}, "
+        message += "or use more rows or a better model."
         warnings.warn(message, stacklevel=3)
 
     def _decide(self, probs: FloatArray) -> IntArray:
@@ -454,7 +470,10 @@ class PredictionSets(Rule):
     average over calibration rows and inputs, and the rule never abstains. With the k-th smallest score q of the N
     calibration rows, where k = ceil((N + 1) (1 - alpha)):
 
-    $$\{c : s_c \le q\}, \quad s_c = 1 - p_c \text{ (lac)}, \quad s_c = \sum_{j : p_j > p_c} p_j \text{ (aps)}.$$
+    $$\{c : s_c \le q\}, \quad s_c = 1 - p_c \text{ (lac)},
+    \quad s_c = \sum_{j \text{ before } c} p_j \text{ (aps)},$$
+
+    where classes are in the order of their probabilities, and of their columns if these are equal.
 
     Args:
         alpha: in (0, 1), the fraction of sets that may miss the true class.
@@ -537,6 +556,41 @@ class PredictionSets(Rule):
         covered = share(decided[np.arange(len(decided)), labels])
         return {"coverage": covered, "size": mean(decided.sum(axis=1))}
 
+    def measure_fit(self, probs: ArrayLike, labels: ArrayLike) -> Results:
+        """Return the results; given these rows, new inputs have a coverage of Beta(k, N + 1 - k).
+
+        By class, the classes share the level of the interval, and are weighted by their rows.
+        """
+        found = self.measure(probs, labels)
+        rows, targets = self._labelled(probs, labels)
+        scores = self._scores(rows)[np.arange(len(rows)), targets]
+        groups = [slice(None)]
+        if self.by_class:
+            groups = [targets == c for c in np.unique(targets)]
+        tail = 0.025 / len(groups)
+        ends = np.zeros(2)
+        for group in groups:
+            own = scores[group]
+            ends += len(own) / len(scores) * self._coverage_of_new(own, tail)
+        value = found["coverage"].value
+        low = min(float(ends[0]), value)
+        found["coverage"] = Interval(value, low, max(float(ends[1]), value))
+        return found
+
+    def _coverage_of_new(self, scores: FloatArray, tail: float) -> FloatArray:
+        """The ends (2,) of the coverage of new inputs, given the scores of calibration rows."""
+        n_rows = len(scores)
+        rank = self._rank(n_rows)
+        if rank > n_rows:
+            return np.ones(2)
+        low = betaincinv(rank, n_rows + 1 - rank, tail)
+        # With ties at the threshold, more rows are covered than the rank says.
+        n_covered = int(np.count_nonzero(scores <= self._quantile(scores)))
+        highest = rank if n_covered == rank else n_covered + 1
+        if highest > n_rows:
+            return np.array([low, 1.0])
+        return np.array([low, betaincinv(highest, n_rows + 1 - highest, 1 - tail)])
+
     def _scores(self, probs: FloatArray) -> FloatArray:
         """The scores (N, C) of the classes, at most 1."""
         if self.method == "lac":
@@ -549,8 +603,12 @@ class PredictionSets(Rule):
         )
         return scores
 
+    def _rank(self, n_rows: int) -> int:
+        """The rank k of the threshold among the scores of this number of rows."""
+        return math.ceil((n_rows + 1) * (1 - self.alpha) - 1e-9)
+
     def _quantile(self, scores: FloatArray) -> float:
-        rank = math.ceil((len(scores) + 1) * (1 - self.alpha) - 1e-9)
+        rank = self._rank(len(scores))
         return (
             _IN_EVERY_SET
             if rank > len(scores)
@@ -622,13 +680,9 @@ class LabelThresholds(Rule):
             )
             way_out = "pass (cost of a false positive, cost of a false negative)"
             check(is_pair, "costs to be two numbers above 0", self.costs, way_out)
+        checks.check_share("delta", self.delta, "0.05 is the default")
         way_out = "a label without positives has no threshold of its own"
-        check(
-            self.min_positives >= 1,
-            "min_positives to be at least 1",
-            self.min_positives,
-            way_out,
-        )
+        checks.check_integer("min_positives", self.min_positives, 1, way_out)
 
     def promise(self) -> str:
         if self.precision is not None:
@@ -666,6 +720,15 @@ class LabelThresholds(Rule):
 
     def _decide(self, probs: FloatArray) -> NDArray[np.bool_]:
         return probs > self.thresholds_
+
+    def _results(
+        self, decided: NDArray[Any], probs: FloatArray, labels: IntArray
+    ) -> Results:
+        requirement = "measure to be called on a rule with one class per row"
+        way_out = "pass labels and predict(probs) to a metric, such as sklearn.metrics.f1_score"
+        raise InputTypeError(
+            f"expected {requirement}, got {type(self).__name__}; {way_out}"
+        )
 
     def _best(self, columns: list[tuple[FloatArray, NDArray[np.bool_]]]) -> list[float]:
         """The best threshold for each pair (probs, labels)."""

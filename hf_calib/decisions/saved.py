@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import sha256
+from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -23,6 +27,7 @@ from hf_calib.decisions.rules import (
     PredictionSets,
     Rule,
 )
+from hf_calib.metrics.checks import check_type
 from hf_calib.metrics.sums import Interval
 
 DECISIONS = "decisions.json"
@@ -32,7 +37,74 @@ OUTDATED = f"{DECISIONS} is left out: its rule is for uncalibrated probabilities
 RULES: dict[str, type[Rule]] = {
     r.kind: r for r in (AbstainRule, CostRule, LabelThresholds, PredictionSets)
 }
+CONFIG = "config.json"
+CALIBRATION = "calibration.json"
+_MOST_BYTES = 2**22  # A file of this size is read in less than 100 MB of memory.
 _WAY_OUT = f"save them with Decisions.save, or hf-calib decide --output; this version reads version {VERSION}"
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value of JSON is a finite number; true and false are not."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) <= 1e300
+
+
+def _is_share(value: Any) -> bool:
+    return _is_number(value) and 0 <= value <= 1
+
+
+def _is_list_of(is_valid: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(is_valid, value))
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
+
+
+def _is_hash(value: Any) -> bool:
+    is_hash = isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value)
+    return value is None or bool(is_hash)
+
+
+def _are_results(value: Any) -> bool:
+    """Whether the results are intervals by their names; those of unknown names are not read."""
+    if not isinstance(value, dict):
+        return False
+    for name in value.keys() & TITLES.keys():
+        found = value[name]
+        is_valid = _is_share if name in _SHARES else _is_number
+        if not (_is_list_of(is_valid)(found) and len(found) == 3):
+            return False
+        if found[1] > found[2]:
+            return False
+    return True
+
+
+_SHARES = ("answered", "accuracy", "coverage")
+#: The fields of decisions.json: whether a value is valid, and what is required in words.
+_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "options": (lambda value: isinstance(value, dict), "an object"),
+    "fitted": (lambda value: isinstance(value, dict), "an object"),
+    "class_names": (_is_list_of(lambda name: isinstance(name, str)), "a list of texts"),
+    "measured": (
+        _are_results,
+        "intervals [value, low, high] of finite numbers, those of shares in [0, 1]",
+    ),
+    "n_measured": (_is_count, "a number of rows"),
+    "of_fit": (lambda value: isinstance(value, bool), "true or false"),
+    "fingerprint": (_is_hash, "64 hexadecimal digits or null"),
+    "calibrator": (_is_hash, "64 hexadecimal digits or null"),
+}
+#: The fields that earlier files do not have.
+_DEFAULTS = {"of_fit": False, "fingerprint": None, "calibrator": None}
+#: The arrays (C,) that rules have fitted, in the same form.
+_FITTED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "thresholds_": (_is_list_of(_is_share), "one number in [0, 1] for each class"),
+    "pooled_": (
+        _is_list_of(lambda value: isinstance(value, bool)),
+        "true or false for each label",
+    ),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +117,10 @@ class Decisions:
     Args:
         rule: a rule fitted to probabilities as the model serves them.
         class_names: C names in the model's order.
-        measured, n_measured: results of `rule.measure` on rows that it was not fitted to, if any, and their number.
+        measured, n_measured: results of `rule.measure` or `measure_fit`, and the number of rows.
         fingerprint: hash of the model's weights by `hf_calib.export.folder.fingerprint`; None if unknown.
+        of_fit: whether the rule was fitted on rows that the results are from.
+        calibrator: hash of the calibrator next to the model by `calibrator_of`; None without one.
 
     >>> rule = CostRule([[0, 1, 0.3], [10, 0, 0.3]])
     >>> decisions = Decisions(rule, ("ham", "spam"))
@@ -60,9 +134,18 @@ class Decisions:
     measured: Mapping[str, Interval] = field(default_factory=dict)
     n_measured: int = 0
     fingerprint: str | None = None
+    of_fit: bool = False
+    calibrator: str | None = None
 
     def __post_init__(self) -> None:
-        names, n_classes = tuple(map(str, self.class_names)), self.rule.n_classes
+        got = type(self.rule).__name__
+        way_out = "pass a rule of hf_calib.decisions"
+        check_type(isinstance(self.rule, Rule), "rule to be fitted", got, way_out)
+        is_list = not isinstance(self.class_names, str)
+        way_out = "write a tuple of names"
+        check_type(is_list, "class_names to be several", self.class_names, way_out)
+        names = tuple(map(str, self.class_names))
+        n_classes = self.rule.n_classes
         object.__setattr__(self, "class_names", names)
         way_out = "name each of the model's classes once, in its order"
         named = len(names) == len(set(names)) == n_classes
@@ -96,8 +179,15 @@ class Decisions:
             isinstance(row, list) and all(isinstance(entry, Mapping) for entry in row)
         ):
             return row
-        found = {entry.get("label"): entry.get("score") for entry in row}
+        found = {str(entry.get("label")): entry.get("score") for entry in row}
         got = few([f"{label}: {score}" for label, score in found.items()])
+        are_numbers = all(
+            isinstance(score, Real) and not isinstance(score, bool)
+            for score in found.values()
+        )
+        way_out = "pass the output of the pipeline unchanged"
+        requirement = "the scores of the outputs to be numbers"
+        check_type(are_numbers, requirement, f"{got} for text {text}", way_out)
         names = self.class_names
         requirement = f"the outputs to score each of the model's {len(names)} classes ({few(names)})"
         way_out = "call the pipeline with top_k=None; check that the decisions are this model's"
@@ -108,6 +198,11 @@ class Decisions:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write decisions.json to the folder of the model, completely or not at all."""
         text = json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
+        if len(text) > _MOST_BYTES:
+            text = json.dumps(self.to_dict(), allow_nan=False)
+        way_out = "round the costs, or make a rule for fewer classes"
+        requirement = f"{DECISIONS} to have at most {_MOST_BYTES:,} bytes"
+        check(len(text) <= _MOST_BYTES, requirement, f"{len(text):,}", way_out)
         with whole_file(Path(folder) / DECISIONS) as unfinished:
             unfinished.write_text(text, encoding="utf-8")
 
@@ -125,7 +220,9 @@ class Decisions:
                 name: list(interval) for name, interval in self.measured.items()
             },
             "n_measured": self.n_measured,
+            "of_fit": self.of_fit,
             "fingerprint": self.fingerprint,
+            "calibrator": self.calibrator,
         }
 
     @classmethod
@@ -136,90 +233,181 @@ class Decisions:
         revision: str | None = None,
         token: str | None = None,
     ) -> Decisions:
-        """Load the decisions.json of a model whose config.json has the same classes.
+        """Load the decisions.json of a model with the same classes, weights and calibrator.
 
-        The model is a folder or, if there is none with this name, a repository on the Hub. `revision` is a branch, tag
-        or commit; `token` is None for the stored token.
+        The model is a folder or, if there is none with this name, a repository on the Hub.
+        `revision` is a branch, tag or commit; `token` is None for the stored token. Weights are
+        compared by the fingerprint in calibration.json.
         """
-        try:
-            folder = Path(name)
-            if not os.path.isdir(name):
-                from huggingface_hub import snapshot_download
-
-                where: Any = {"revision": revision, "token": token}
-                where["allow_patterns"] = [DECISIONS, "config.json"]
-                folder = Path(snapshot_download(str(name), **where))
+        with _loadable(name):
+            folder = _folder_of(name, revision=revision, token=token)
             if not (folder / DECISIONS).is_file():
                 raise FileNotFoundError(f"no {DECISIONS} in it")
-            record = json.loads((folder / DECISIONS).read_text(encoding="utf-8"))
-            config = folder / "config.json"
-            settings = (
-                json.loads(config.read_text(encoding="utf-8"))
-                if config.is_file()
-                else {}
-            )
-        except (OSError, ValueError, RecursionError) as error:
-            got = f"{name} ({printable(error)[:300]})"
-            raise InputValueError(
-                expected("the decisions", "be loadable", got, _WAY_OUT)
-            ) from error
+            record = _read(folder / DECISIONS)
+            settings = _object_in(folder / CONFIG)
+            calibration = _object_in(folder / CALIBRATION)
+            names = _names_in(settings)
         decisions = cls.from_dict(record, str(folder / DECISIONS))
-        by_id = settings.get("id2label") or dict(enumerate(decisions.class_names))
-        names = tuple(
-            str(by_id[c]) for c in sorted(by_id, key=int)
-        )  # "10" may be before "2".
         requirement = (
             f"the classes of the decisions to be those of config.json ({few(names)})"
         )
         got = f"{few(decisions.class_names)} in {folder / DECISIONS}"
         way_out = "fit the rule again on probabilities of this model"
-        check(names == decisions.class_names, requirement, got, way_out)
+        check(not names or names == decisions.class_names, requirement, got, way_out)
+        decisions.check_weights(calibration.get("fingerprint"))
+        if decisions.fingerprint is not None and (settings or calibration):
+            here = _hash_in(calibration, settings)
+            requirement = f"{DECISIONS} to be for the calibrator next to the model"
+            got = f"a rule for {'no' if decisions.calibrator is None else 'another'} calibrator"
+            way_out = "fit it again"
+            check(decisions.calibrator == here, requirement, got, way_out)
         return decisions
 
     @classmethod
     def from_dict(cls, record: Any, source: str = DECISIONS) -> Decisions:
-        """Return decisions from the result of `to_dict`."""
+        """Return decisions from the result of `to_dict`; every field is checked."""
         try:
-            if record["version"] != VERSION or record["rule"] not in RULES:
-                raise ValueError(
-                    f"the rule {record['rule']!r} of version {record['version']!r}"
-                )
-            rule = RULES[record["rule"]](**record["options"])
+            kind = record["rule"]
+            version = record["version"]
+            known = isinstance(kind, str) and kind in RULES
+            if not known or type(version) is not int or version != VERSION:
+                said = f"the rule {repr(kind)[:40]} of version {repr(version)[:40]}"
+                raise ValueError(said)
+            _check_names(record, {"version", "rule", *_FIELDS})
+            found = {**_DEFAULTS, **record}
+            for name, (is_valid, requirement) in _FIELDS.items():
+                _check_field(name, found[name], is_valid, requirement)
+            rule = RULES[kind](**found["options"])
+            _check_names(found["fitted"], rule.fitted)
             for name in rule.fitted:
-                values = np.array(record["fitted"][name])
-                if (
-                    values.ndim != 1 or not ((values >= 0) & (values <= 1)).all()
-                ):  # This is False for NaN.
-                    raise ValueError(
-                        f"{name} that are not one number in [0, 1] for each class"
-                    )
+                _check_field(name, found["fitted"][name], *_FITTED[name])
+                values = np.array(found["fitted"][name])
                 setattr(rule, name, values)
-            found = record["measured"].items()
+            intervals = found["measured"].items()
             measured = {
-                name: Interval(*interval) for name, interval in found if name in TITLES
+                name: Interval(*ends) for name, ends in intervals if name in TITLES
             }
-            weights = record.get("fingerprint")
-            decisions = cls(
-                rule, record["class_names"], measured, record["n_measured"], weights
-            )
+            more = ("n_measured", "fingerprint", "of_fit", "calibrator")
+            about = {name: found[name] for name in more}
+            decisions = cls(rule, found["class_names"], measured, **about)
             decisions.sentence()  # It raises if a result is missing.
             return decisions
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            reason = "no " * isinstance(error, KeyError) + printable(error)[:300]
+        except (
+            ValueError,
+            TypeError,
+            KeyError,
+            AttributeError,
+            OverflowError,
+            RecursionError,
+        ) as error:
+            missing = "no " if isinstance(error, KeyError) else ""
+            # Most of a long text would be cut off again.
+            reason = missing + printable(str(error)[:1000])[:300]
             raise InputValueError(
                 expected(source, "hold decisions", reason, _WAY_OUT)
             ) from error
 
     def check_weights(self, weights: str | None) -> None:
         """Raise if the rule was fitted for other weights than those of this fingerprint; None is unknown."""
-        if None not in (weights, self.fingerprint) and weights != self.fingerprint:
-            fitted = "its rule was fitted on probabilities of other weights"
-            raise InputValueError(
-                f"{fitted}, and its promise is not known to hold for these"
-            )
+        known = isinstance(weights, str) and self.fingerprint is not None
+        same = not known or weights == self.fingerprint
+        got = "a rule that was fitted on probabilities of other weights, "
+        got += "whose promise may not hold for these"
+        requirement = f"{DECISIONS} to be for the weights of the model"
+        check(same, requirement, got, "fit it again")
 
     def sentence(self) -> str:
         """Return the decisions in one sentence, with their measured results if there are any."""
+        which = "of the fit" if self.of_fit else "not used for the fit"
         return self.rule.sentence(
-            self.measured, f"on {counted(self.n_measured, 'row')} not used for the fit"
+            self.measured, f"on {counted(self.n_measured, 'row')} {which}"
         )
+
+
+# ---- Files ----
+
+
+def calibrator_of(name: str | os.PathLike[str]) -> str | None:
+    """Return a hash of the calibrator next to a model and not in its weights; None without one."""
+    with _loadable(name):
+        folder = _folder_of(name)
+        return _hash_in(_object_in(folder / CALIBRATION), _object_in(folder / CONFIG))
+
+
+@contextmanager
+def _loadable(name: object) -> Iterator[None]:
+    """A context that converts the errors of files and of the Hub into one line."""
+    try:
+        yield
+    except (OSError, ValueError, RecursionError) as error:
+        got = f"{name} ({printable(str(error)[:1000])[:300]})"
+        raise InputValueError(
+            expected("the decisions", "be loadable", got, _WAY_OUT)
+        ) from error
+
+
+def _folder_of(name: str | os.PathLike[str], **where: Any) -> Path:
+    """A model's folder, or one with the files of a repository on the Hub that are read here."""
+    if os.path.isdir(name):
+        return Path(name)
+    from huggingface_hub import snapshot_download
+
+    files = [DECISIONS, CONFIG, CALIBRATION]
+    return Path(snapshot_download(str(name), allow_patterns=files, **where))
+
+
+def _read(path: Path) -> Any:
+    """The content of a JSON file of a limited size, without NaN and infinity."""
+    n_bytes = path.stat().st_size
+    if n_bytes > _MOST_BYTES:
+        raise ValueError(
+            f"{path.name} has {n_bytes:,} bytes, more than {_MOST_BYTES:,}"
+        )
+    return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} in place of a number")
+
+
+def _object_in(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is no such file."""
+    found = _read(path) if path.is_file() else {}
+    if not isinstance(found, dict):
+        raise ValueError(f"{path.name} holds no object")
+    return found
+
+
+def _names_in(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """The class names in a config.json in the order of their ids; empty if there are none."""
+    by_id = settings.get("id2label") or {}
+    if not isinstance(by_id, dict) or not all(each.isdecimal() for each in by_id):
+        raise ValueError(f"{CONFIG} with an id2label that does not name the classes")
+    return tuple(
+        str(by_id[c]) for c in sorted(by_id, key=int)
+    )  # "10" may be before "2".
+
+
+def _hash_in(calibration: Mapping[str, Any], settings: Mapping[str, Any]) -> str | None:
+    """The hash of the calibrator in a calibration.json; None if it is in the weights."""
+    record = settings.get("calibration")
+    is_folded = isinstance(record, dict) and record.get("folded") is True
+    # Only calibrators that fold have a weight: another one is not in the weights.
+    if not calibration or (is_folded and "weight" in calibration):
+        return None
+    parts = ("method", "settings", "parameters", "weight", "bias")
+    own = {name: calibration.get(name) for name in parts}
+    return sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
+
+
+def _check_names(found: Mapping[str, Any], known: Collection[str]) -> None:
+    unknown = [repr(name)[:60] for name in found if name not in known]
+    if unknown:
+        raise ValueError(f"the unknown fields {few(unknown)}")
+
+
+def _check_field(
+    name: str, value: Any, is_valid: Callable[[Any], bool], requirement: str
+) -> None:
+    if not is_valid(value):
+        raise ValueError(f"{name} that are not {requirement}: {repr(value)[:60]}")

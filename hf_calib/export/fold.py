@@ -268,11 +268,13 @@ def check_is_plain(model: nn.Module) -> None:
         way_out = "call model.float() first (and quantise, if you do, afterwards)"
         if not parameter.dtype.is_floating_point:
             way_out = "fold the model before it is quantised"
-        wide = (
-            parameter.dtype in (torch.float32, torch.float64) and not parameter.is_meta
-        )
-        got = f"{parameter.dtype} in {name}" + " on the meta device" * parameter.is_meta
+        wide = parameter.dtype in (torch.float32, torch.float64)
+        got = f"{parameter.dtype} in {name}"
         check(wide, "model to have float32 or float64 weights", got, way_out)
+        is_there = not (parameter.is_meta or parameter.is_inference())
+        got = f"{name} on the meta device, or made in torch.inference_mode()"
+        way_out = "load it with from_pretrained, outside of torch.inference_mode()"
+        check(is_there, "model to have weights that can be changed", got, way_out)
 
 
 def _on_device(batch: Batch, device: torch.device) -> dict[str, Any]:

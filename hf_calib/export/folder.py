@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hf_calib._errors import check
 from hf_calib._files import move_files, whole_folder
+from hf_calib.decisions.saved import DECISIONS
 from hf_calib.export.fold import fold_and_return_head
 from hf_calib.metrics.checks import check_type
 from hf_calib.scaling.saved_map import MAP_NAME, save_map
@@ -126,7 +127,7 @@ def is_weights(name: str) -> bool:
 
 
 def replace_model(made: Path, target: Path) -> None:
-    """Move a finished model into a folder, and remove the weights and the calibrator of an earlier model there.
+    """Move a finished model into a folder, and remove what belongs to an earlier model there.
 
     The old weights are removed first, and the new weights are written last. A process that is killed in between leaves
     a folder that cannot be loaded, and never folded weights with a config without a calibrator.
@@ -134,7 +135,7 @@ def replace_model(made: Path, target: Path) -> None:
     for path in sorted(target.iterdir(), key=lambda path: _turn(path.name)):
         if is_weights(path.name):
             path.unlink()
-    for name in (KEPT_HEAD, MAP_NAME):
+    for name in (KEPT_HEAD, MAP_NAME, DECISIONS):
         its_own = (
             not (target / name).parent.is_symlink() or (target / name).parent == target
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Callable, Iterable
@@ -10,8 +9,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple
 
-import yaml
-from huggingface_hub import CommitInfo, ModelCard
+from huggingface_hub import CommitInfo
 from safetensors import SafetensorError, safe_open
 
 from hf_calib._errors import (
@@ -22,7 +20,14 @@ from hf_calib._errors import (
     expected,
     few,
 )
-from hf_calib._hub import CARD, Destination, check_destination, push_files
+from hf_calib._hub import (
+    CARD,
+    Destination,
+    check_destination,
+    push_files,
+    read_card,
+)
+from hf_calib._records import read_json
 from hf_calib.export.folder import (
     ADAPTER_CONFIG,
     ADAPTERS,
@@ -34,6 +39,7 @@ from hf_calib.export.folder import (
     files_of,
     is_weights,
 )
+from hf_calib.models.classifier import CONFIG_KINDS
 
 logger = logging.getLogger(__name__)
 
@@ -159,14 +165,10 @@ def _checked_files(folder: Path) -> Files:
         got = f"a link out of it ({CONFIG})" if CONFIG in files.links else "none"
         is_model = CONFIG in pushed or ADAPTER_CONFIG in pushed
         check(is_model, f"the folder {folder} to hold {CONFIG}", got, way_out)
-        texts = {
-            name: pushed[name].read_text(encoding="utf-8")
-            for name in (CONFIG, INDEX, CARD)
-            if name in pushed
-        }
         names = [name for name in (WEIGHTS, ADAPTERS) if name in pushed]
         if INDEX in pushed and WEIGHTS not in pushed:
-            names = sorted(set(json.loads(texts[INDEX])["weight_map"].values()))
+            index = read_json(pushed[INDEX], {"weight_map": {str: str}})
+            names = sorted(set(index["weight_map"].values()))
         missing = sorted(set(names or [WEIGHTS]) - pushed.keys())
         got = f"no {few(missing)}"
         check(
@@ -175,12 +177,13 @@ def _checked_files(folder: Path) -> Files:
             got,
             way_out,
         )
-        json.loads(texts.get(CONFIG, "{}"))
+        if CONFIG in pushed:
+            read_json(pushed[CONFIG], CONFIG_KINDS)
         for name in names:
             with safe_open(pushed[name], framework="numpy"):
                 pass
-        if CARD in texts:
-            ModelCard(texts[CARD], ignore_metadata_errors=False)
+        if CARD in pushed:
+            read_card(pushed[CARD])
     except OSError as error:
         place = str(error.filename or folder)
         raise InputOSError(
@@ -188,7 +191,7 @@ def _checked_files(folder: Path) -> Files:
         ) from error
     except InputError:
         raise
-    except (SafetensorError, KeyError, TypeError, ValueError, yaml.YAMLError) as error:
+    except (SafetensorError, ValueError) as error:
         got = f"a file that cannot be read ({' '.join(str(error).split())})"
         raise InputValueError(
             expected(f"the folder {folder}", "hold a whole model", got, way_out)

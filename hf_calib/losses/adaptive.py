@@ -6,6 +6,7 @@ Each loss has a table of bins, which `update` fits and the formula reads as `row
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hf_calib._errors import check
+from hf_calib._errors import check, few
 from hf_calib.losses.loss import CalibrationLoss, Shared, loss
 from hf_calib.losses.pointwise import warn_of_inverse_gamma
 from hf_calib.losses.ranges import (
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 # The limit if none is set. Far above it float32 is infinite, and infinity times 0 is NaN.
 LARGEST_GAMMA = 1e30
 PASSES_BEFORE_WARNING = 100
+_ROUNDING = 1e-6  # A table may have been saved in float32.
 LOG_NAMES = {
     "gammas": "gamma",
     "gaps": "calibration_gap",
@@ -51,6 +53,7 @@ class AdaptiveLoss(CalibrationLoss):
 
     edges: Tensor
     gaps: Tensor
+    accuracies: Tensor
 
     def _make_table(self) -> None:
         self._passes_without_update = 0.0
@@ -70,20 +73,20 @@ class AdaptiveLoss(CalibrationLoss):
         """These entries after an update with held-out predictions, which have the gaps (M,)."""
 
     def forward(self, logits: Any, labels: Tensor, **kwargs: Any) -> Tensor:
-        """Compute the loss as in `CalibrationLoss.forward`; warn once if the stock Trainer never updates the table."""
+        """Compute the loss as in `CalibrationLoss.forward`; warn once if nothing updates the table."""
         loss = super().forward(logits, labels, **kwargs)
-        # The stock Trainer passes the model's output; CalibrationTrainer, which updates the table, passes logits.
-        if (
-            not isinstance(logits, Tensor)
-            and loss.requires_grad
-            and not torch.compiler.is_compiling()
-        ):
+        if loss.requires_grad and not torch.compiler.is_compiling():
             self._passes_without_update += 1
             if self._passes_without_update == PASSES_BEFORE_WARNING:
-                message = f"{self.name!r} has trained for {PASSES_BEFORE_WARNING} batches and was never updated: "
-                message += "it does not adapt. Use CalibrationTrainer, or call its update() from a callback."
+                message = f"{self.name!r} has trained for {PASSES_BEFORE_WARNING} batches without an update, so it "
+                message += "has not adapted yet. Call its update() with held-out predictions after each epoch or more "
+                message += "often, or use CalibrationTrainer or AdaFocalCallback."
                 warnings.warn(message, stacklevel=4)
         return loss
+
+    def expect_updates(self) -> None:
+        """Do not warn that the table is not updated: a callback or a later step of the loop does it."""
+        self._passes_without_update = -math.inf
 
     @torch.no_grad()
     def update(
@@ -112,7 +115,55 @@ class AdaptiveLoss(CalibrationLoss):
         )
         for name, values in (bins | fitted).items():
             setattr(self, name, values)
-        self._passes_without_update = -math.inf
+        self.expect_updates()
+
+    def _limits(self) -> dict[str, tuple[float, float]]:
+        """The least and the largest value of each buffer in any table that an update can write."""
+        return {"edges": (0.0, 1.0), "gaps": (-1.0, 1.0), "accuracies": (0.0, 1.0)}
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, *args: Any
+    ) -> None:
+        # PyTorch itself names what is missing or is not a tensor.
+        found = {
+            name: state_dict[prefix + name]
+            for name in self._limits()
+            if isinstance(state_dict.get(prefix + name), Tensor)
+        }
+        for name, saved in found.items():
+            self._check_saved(name, saved)
+        for name, saved in found.items():
+            # The number of classes is known only after the first update.
+            if saved.shape != self.get_buffer(name).shape:
+                setattr(self, name, torch.zeros(saved.shape, dtype=torch.float64))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        if bool(self.accuracies.isfinite().any()):  # It is the table of an update.
+            self.expect_updates()
+
+    def _check_saved(self, name: str, saved: Tensor) -> None:
+        """Raise unless an update of this loss can have written this buffer."""
+        own = self.get_buffer(name)
+        low, high = self._limits()[name]
+        has_any_length = name == "class_gaps" and saved.dim() == 1
+        got = f"shape {tuple(saved.shape)}, {saved.dtype}"
+        fits = saved.is_floating_point()
+        fits = fits and (saved.shape == own.shape or has_any_length)
+        if fits:
+            inside = (saved >= low - _ROUNDING) & (saved <= high + _ROUNDING)
+            if name == "accuracies":  # That of an empty bin is NaN.
+                inside |= saved.isnan()
+            if name == "edges":
+                inside[1:] &= saved.diff() >= 0
+            fits = bool(inside.all())
+            got = few(saved[~inside].tolist())
+        kind = "rising numbers" if name == "edges" else "numbers"
+        requirement = f"have shape {tuple(own.shape)} and {kind} in [{low:g}, {high:g}]"
+        check(
+            fits,
+            f"{name} of the saved table of {self.name} to {requirement}",
+            got,
+            f"load the table of a loss with {self.hyperparameters}",
+        )
 
     def log_values(self) -> dict[str, float]:
         """Return the table as numbers to log: `calibration_gap_00`, ..., `edge_00`, ... and so on."""
@@ -173,8 +224,12 @@ class AdaFocalLoss(AdaptiveLoss):
             .where(self.gammas != 0, -switch)
         )
         gammas = torch.where(grown.abs() < switch, crossed, grown)
-        largest = min(self._values["gamma_max"], LARGEST_GAMMA)
-        return {"gammas": gammas.clamp(self._values.get("gamma_min", 0.0), largest)}
+        return {"gammas": gammas.clamp(*self._limits()["gammas"])}
+
+    def _limits(self) -> dict[str, tuple[float, float]]:
+        least = self._values.get("gamma_min", 0.0)
+        largest = min(self._values.get("gamma_max", math.inf), LARGEST_GAMMA)
+        return super()._limits() | {"gammas": (least, largest)}
 
 
 class CalFocalLoss(AdaFocalLoss):
@@ -238,14 +293,10 @@ class GapTableLoss(AdaptiveLoss):
         edges[0] = -1  # a confidence of 0 is in the first bin
         return {"bin_gaps": _in_bins(edges, *predictions)["gaps"], **fitted}
 
-    def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, *args: Any
-    ) -> None:
-        # The number of classes is known only after the first update.
-        self.class_gaps = torch.zeros_like(
-            state_dict.get(f"{prefix}class_gaps", self.class_gaps)
-        )
-        super()._load_from_state_dict(state_dict, prefix, *args)
+    def _limits(self) -> dict[str, tuple[float, float]]:
+        finite = (-sys.float_info.max, sys.float_info.max)
+        own = {"bin_gaps": (-1.0, 1.0), "class_gaps": finite, "progress": (0.0, 1.0)}
+        return super()._limits() | own
 
     def _check(self, logits: Tensor, labels: Tensor) -> bool:
         multi_label = super()._check(logits, labels)

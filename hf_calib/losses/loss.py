@@ -30,7 +30,12 @@ from hf_calib._errors import (
     did_you_mean,
     expected,
 )
-from hf_calib.losses.ranges import INFINITY, Hyperparameter, hyperparameters_of
+from hf_calib.losses.ranges import (
+    INFINITY,
+    Hyperparameter,
+    hyperparameters_of,
+    numbers,
+)
 from hf_calib.losses.rows import FEW_ROWS, RecordingRows, Rows, has_own_slope
 from hf_calib.losses.statistics import definitions as defined
 from hf_calib.losses.statistics.definitions import CROSS_ENTROPY, IGNORE_INDEX, tiny
@@ -102,7 +107,7 @@ class LossEntry:
             value = given.get(key, each.default)
             try:
                 values[key] = each.parse(value)
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, OverflowError) as error:
                 argument = f"{key} of loss {self.name!r}"
                 raise InputValueError(
                     expected(argument, each.requirement, repr(value), has)
@@ -196,7 +201,7 @@ def make_loss(
         >>> make_loss("focal", gamma=2.0)(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
         tensor(0.0875)
     """
-    if name not in LOSSES:
+    if name not in [*LOSSES]:  # The name may be unhashable.
         raise InputValueError(
             expected(
                 "loss", "be a name in LOSSES", repr(name), did_you_mean(name, LOSSES)
@@ -235,7 +240,7 @@ class CalibrationLoss(nn.Module):
             else way_out
         )
         check(
-            problem_type in PROBLEM_TYPES,
+            problem_type in [*PROBLEM_TYPES],
             f"problem_type to be one of {known}",
             repr(problem_type),
             way_out,
@@ -250,12 +255,13 @@ class CalibrationLoss(nn.Module):
         weights = None
         if class_weights is not None:
             try:
-                weights = torch.as_tensor(class_weights, dtype=torch.float32).detach()
-            except (TypeError, ValueError, RuntimeError):
-                weights = torch.tensor(torch.nan)
-            fits = weights.dim() == 1 and bool(
-                (weights.isfinite() & (weights > 0)).all()
-            )
+                device = getattr(class_weights, "device", None)
+                weights = torch.tensor(numbers(class_weights), device=device)
+            except (TypeError, ValueError, OverflowError):
+                weights = torch.empty(0)
+            # In float32 a number may become 0 or infinite.
+            is_weight = weights.isfinite() & (weights > 0)
+            fits = len(weights) > 0 and bool(is_weight.all())
             check(
                 fits,
                 "class_weights to be (C,) finite positive numbers",
@@ -443,7 +449,7 @@ class CalibrationLoss(nn.Module):
     def normalizer(self, labels: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Return the divisor of the mean: the number of rows not ignored, or the sum of their class weights."""
         if self.class_weights is not None and not labels.is_floating_point():
-            check_labels(labels.flatten(), len(self.class_weights))
+            check_labels(labels.flatten(), len(self.class_weights), of_weights=True)
         return self._row_weights(labels).sum(dtype=dtype)
 
     def _row_weights(self, labels: Tensor) -> Tensor:

@@ -71,9 +71,15 @@ def _brier_norm(r: Rows, gamma: float, norm: float) -> Tensor:
 
 
 def _gradient_form(
-    of: Callable[P, CalibrationLoss], title: str, weight: Callable[..., Tensor]
+    of: Callable[P, CalibrationLoss],
+    title: str,
+    weight: Callable[..., Tensor],
+    note: str = "",
 ) -> Callable[P, CalibrationLoss]:
-    """A loss named `_gra` with the weight of another loss on the gradient only, and with the same options."""
+    """A loss named `_gra` with the weight of another loss on the gradient only, and with the same options.
+
+    The note is a sentence on this loss alone; the options are documented in words that hold for both losses.
+    """
     twin = LOSSES[of.__name__]
     formula: Any = wraps(twin.formula)(
         lambda r, **values: weighted(weight(r, **values).detach(), r.ce)
@@ -83,7 +89,8 @@ def _gradient_form(
     formula.__doc__ = (
         f"{title}: cross entropy whose gradient is scaled by the weight of `{twin.name}`.\n\n"
         "The weight w is treated as a constant, so the gradient is not that of the value. It never lowers the label's\n"
-        "probability.\n\n$$L = -w \\log p_y, \\qquad \\frac{\\partial L}{\\partial z} = w\\, (p - e_y)$$\n\n"
+        f"probability.{note}\n\n"
+        "$$L = -w \\log p_y, \\qquad \\frac{\\partial L}{\\partial z} = w\\, (p - e_y)$$\n\n"
         f"{of_twin[of_twin.index('Args:') :].replace(f'{twin.name}(', f'{name}(')}"
     )
     source = "Lin et al. 2025 (BSCE-GRA), Eq. 14 and 5.3"
@@ -113,7 +120,7 @@ def label_smoothing(
     r"""Label smoothing: cross entropy with labels that give a share ε to all classes equally.
 
     It is the simplest way to limit over-confidence, and is the same for every example; `focal` depends on p_y. As in
-    PyTorch, ε / C also goes to the label; unlike PyTorch, class weights multiply the whole loss of an example.
+    PyTorch, ε / C also goes to the label, and class weights multiply the log p_j of their classes.
 
     $$L = -(1 - \varepsilon) \log p_y - \frac{\varepsilon}{C} \sum_j \log p_j$$
 
@@ -151,12 +158,13 @@ def focal(r: Rows, *, gamma: NonNegative = 3.0, **shared: Unpack[Shared]) -> Ten
 
     It is the usual first choice against over-confidence in long runs. After short fine-tuning the model is
     under-confident, which a temperature corrects. `dual_focal` also uses the rival class; `adafocal` adapts gamma.
+    With γ = 3, two classes and a posterior of 0.7 the minimum is at 0.558. For γ < 1 the gradient at p_y = 1 is its
+    limit 0; in the authors' code it is NaN.
 
     $$L = -(1 - p_y)^\gamma \log p_y$$
 
     Args:
-        gamma: γ >= 0; at 0 the loss is cross entropy. With γ = 3, two classes and a posterior of 0.7 the minimum is at
-            0.558. For γ < 1 the gradient at p_y = 1 is its limit 0; in the authors' code it is NaN.
+        gamma: γ >= 0; at 0 the loss is cross entropy.
 
     Example:
         >>> focal(gamma=2.0)(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
@@ -165,7 +173,12 @@ def focal(r: Rows, *, gamma: NonNegative = 3.0, **shared: Unpack[Shared]) -> Ten
     return focal_term(r.ce, gamma)
 
 
-focal_gra = _gradient_form(focal, "FL-GRA", lambda r, gamma: modulate(r.rest, gamma))
+focal_gra = _gradient_form(
+    focal,
+    "FL-GRA",
+    lambda r, gamma: modulate(r.rest, gamma),
+    " With gamma = 3, two classes and a posterior of 0.7 the limit is 0.553, 1 / (1 + (3/7)^(1/4)).",
+)
 
 
 @loss(source="Mukhoti et al. 2020", check=_check_steps)
@@ -183,8 +196,8 @@ def flsd(
     $$L = -(1 - p_y)^\gamma \log p_y, \qquad \gamma = 5 \text{ for } p_y < 0.2, \text{ otherwise } 3$$
 
     Args:
-        thresholds: the values of p_y at which gamma changes and the loss jumps: numbers in [0, 1], strictly rising. An
-            interval contains its lower end. The authors' code has `thresholds=(0.2, 0.5), gammas=(5, 3, 1)`.
+        thresholds: the values of p_y at which gamma changes and the weight jumps: numbers in [0, 1], strictly rising.
+            An interval contains its lower end. The authors' code has `thresholds=(0.2, 0.5), gammas=(5, 3, 1)`.
         gammas: γ >= 0 for each interval, one more than thresholds.
 
     Example:
@@ -239,7 +252,7 @@ def dual_focal(
     $$L = -(1 - p_y + q_j)^\gamma \log p_y, \qquad q_j = \max \{ p_i : p_i < p_y \}$$
 
     Args:
-        gamma: γ >= 0; at 0 the loss is cross entropy. The authors use 5 for ResNet-50 on CIFAR, and 2.3 to 6.1 in all.
+        gamma: γ >= 0; at 0 the loss is cross entropy. Tao et al. use 5 for ResNet-50 on CIFAR, and 2.3 to 6.1 in all.
         rival: definition of q_j (Table 4). Among the classes below the label: "next" (Eq. 3), "second", "third", or a
             mean: "mean2", "mean3", "mean_all". Or a number in [0, 1), the paper's "fixed dual logit".
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import inspect
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from hf_calib.losses.statistics.definitions import RIVALS, RivalRank
 
 INFINITY = "inf"  # JSON has no infinity; YAML reads its own .inf.
+MOST_BINS = 10_000  # More bins have no examples.
 
 
 @dataclass(frozen=True)
@@ -26,14 +28,22 @@ class Hyperparameter:
     def parse(self, value: Any) -> Any:
         """Return the value in the hyperparameter's type; raise TypeError or ValueError if it is out of range."""
         parsed = self.read(value)
-        if not self.holds(parsed) or (value is True and parsed is not True):
+        if not self.holds(parsed):
             raise ValueError
         return parsed
 
 
+def _real(value: Any) -> Any:
+    """The number in Python's type; raise for a text and for True, which would count as 1."""
+    plain = value.item() if hasattr(value, "item") else value
+    if isinstance(plain, bool) or not isinstance(plain, Real):
+        raise TypeError
+    return plain
+
+
 def _number(value: Any) -> float:
-    number = float(value)
-    if isinstance(value, str) or not math.isfinite(number):
+    number = float(_real(value))
+    if not math.isfinite(number):
         raise ValueError
     return number
 
@@ -42,7 +52,11 @@ def _number_or_infinity(value: Any) -> float:
     return math.inf if value in (math.inf, INFINITY, "Infinity") else _number(value)
 
 
-def _numbers(value: Any) -> tuple[float, ...]:
+def numbers(value: Any) -> tuple[float, ...]:
+    """The finite numbers of a sequence or array; raise TypeError or ValueError for anything else."""
+    # Only the keys of a mapping would be read, a set has no order, and bytes are codes.
+    if isinstance(value, Mapping | Set | bytes):
+        raise TypeError
     return tuple(_number(entry) for entry in value)
 
 
@@ -65,22 +79,24 @@ UpperLimit = Annotated[
     float, Hyperparameter("be >= 0, or infinity", _number_or_infinity, lambda x: x >= 0)
 ]
 _whole = Hyperparameter(
-    "be a whole number >= 1", lambda n: int(operator.index(n)), lambda n: n >= 1
+    f"be a whole number from 1 to {MOST_BINS:,}",
+    lambda n: operator.index(_real(n)),
+    lambda n: 1 <= n <= MOST_BINS,
 )
 NumberOfBins = Annotated[int, _whole]
 _rising = Hyperparameter(
     "be numbers in [0, 1] in strictly rising order",
-    _numbers,
+    numbers,
     lambda each: each == tuple(sorted(set(each))) and min(each) >= 0 and max(each) <= 1,
 )
 Thresholds = Annotated[Sequence[float], _rising]
 Gammas = Annotated[
     Sequence[float],
-    Hyperparameter("be numbers >= 0", _numbers, lambda each: min(each) >= 0),
+    Hyperparameter("be numbers >= 0", numbers, lambda each: min(each) >= 0),
 ]
 _rank_or_number = Hyperparameter(
     f"be one of {', '.join(map(repr, RIVALS))}, or a number in [0, 1)",
-    lambda value: value if value in RIVALS else float(value),
+    lambda value: value if value in RIVALS else _number(value),
     lambda rival: rival in RIVALS or 0 <= rival < 1,
 )
 RankOrNumber = Annotated[RivalRank | float, _rank_or_number]

@@ -56,7 +56,6 @@ class Rows:
 
     ce = _number("CrossEntropy")
     entropy = _number("Entropy")
-    mean_log_prob = _number("MeanLogProb")
     correct = _number("Correct")
     log_probs = _number("LogProbs")  # (N, C), and needs this memory.
 
@@ -69,6 +68,25 @@ class Rows:
     def rest(self) -> Tensor:
         """1 - p, which is accurate even if p is nearly 1."""
         return -torch.expm1(-self.ce)
+
+    @property
+    def mean_log_prob(self) -> Tensor:
+        """The mean of log p over the classes that are not masked, each times its class weight over the label's.
+
+        The weight of the label multiplies the loss of a row, so each class has its own weight in the end, as in
+        PyTorch. The decisions of a multi-label problem have one weight for both outcomes.
+        """
+        weights = self.table.class_weights
+        if weights is None:
+            return self._read(defined.MeanLogProb())
+        log_probs = self.log_probs
+        if self._labels.is_floating_point():
+            return log_probs.mean(1)
+        weights = weights.to(log_probs)
+        relative = weights / weights[self._labels.clamp_min(0)][:, None]
+        allowed = log_probs > -torch.inf
+        total = (log_probs.where(allowed, 0) * relative).sum(1)
+        return total / allowed.sum(1).clamp_min(1)
 
     @property
     def confidence(self) -> Tensor:
@@ -123,7 +141,10 @@ class RecordingRows(Rows):
 
     def _read(self, statistic: Statistic) -> Tensor:
         if statistic not in self.read:
-            shape = (2, 2) if isinstance(statistic, defined.LogProbs) else (2,)
+            shape: tuple[int, ...] = (2,)
+            if isinstance(statistic, defined.LogProbs):
+                weights = self.table.class_weights
+                shape = (2, 2 if weights is None else len(weights))
             half = torch.full(
                 shape, 0.5, device="cpu", requires_grad=statistic.differentiable
             )

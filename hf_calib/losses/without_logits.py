@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -63,7 +65,8 @@ def linear_calibration_loss(
     True
     """
     _check(hidden, weight, labels, loss, bias, reduction)
-    fits = softcap is None or softcap > 0
+    is_number = isinstance(softcap, Real | Tensor) and not isinstance(softcap, bool)
+    fits = softcap is None or (is_number and 0 < softcap < math.inf)
     check(fits, "softcap to be above 0", softcap, "leave it out if there is none")
     scale = (
         None
@@ -175,18 +178,20 @@ class _LinearLoss(torch.autograd.Function):
 
 
 def _checked_temperature(temperature: Tensor | float) -> Tensor:
-    scale = torch.as_tensor(temperature)
-    got = f"shape {tuple(scale.shape)}"
+    is_other = isinstance(temperature, str | bool)
+    scale = torch.empty(0) if is_other else torch.as_tensor(temperature)
     check(
-        scale.numel() == 1,
+        scale.numel() == 1 and scale.dtype != torch.bool,
         "temperature to be one number",
-        got,
+        repr(temperature)
+        if is_other
+        else f"{scale.dtype} of shape {tuple(scale.shape)}",
         "divide the logits themselves",
     )
     value = scale.detach()
     if value.device.type == "cpu":
         check(
-            bool(value > 0),
+            bool((value > 0) & value.isfinite()),
             "temperature to be above 0",
             value.item(),
             "1.0 changes nothing",

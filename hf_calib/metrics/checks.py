@@ -16,6 +16,7 @@ from hf_calib._errors import (
     check,
     did_you_mean,
     expected,
+    message_of,
 )
 
 FloatArray = NDArray[np.float64]
@@ -24,6 +25,8 @@ IntArray = NDArray[np.intp]
 # It accepts float16 rows and three decimals in a file, but neither logits nor sigmoid outputs.
 ROW_SUM_TOLERANCE = 1e-3
 RANGE_TOLERANCE = 1e-6
+
+LARGEST_WEIGHT = 1e100  # The sum of its squares is finite for any number of rows.
 
 CHUNK_ELEMENTS = 2**16  # A chunk of float64 and its temporaries fit in the cache.
 
@@ -79,7 +82,7 @@ def as_floats(argument: str, values: ArrayLike) -> FloatArray:
 def check_type(holds: bool, requirement: str, got: object, way_out: str) -> None:
     """Raise like `check`, with a TypeError."""
     if not holds:
-        raise InputTypeError(f"expected {requirement}, got {got}; {way_out}")
+        raise InputTypeError(message_of(requirement, got, way_out))
 
 
 def check_kind(array: NDArray[Any], kinds: str, requirement: str, way_out: str) -> None:
@@ -123,10 +126,15 @@ def check_n_bins(n_bins: int) -> int:
     return check_integer("n_bins", n_bins, 1, "the papers use n_bins=15", most=10_000)
 
 
-def check_share(argument: str, value: Any, way_out: str) -> float:
-    """Return a number in (0, 1) as a float."""
+def check_real(argument: str, value: Any, way_out: str) -> None:
+    """Raise unless the value is a number; True is none."""
     real = isinstance(value, Real) and not isinstance(value, bool)
     check_type(real, f"{argument} to be a number", repr(value), way_out)
+
+
+def check_share(argument: str, value: Any, way_out: str) -> float:
+    """Return a number in (0, 1) as a float."""
+    check_real(argument, value, way_out)
     check(0 < value < 1, f"{argument} to lie in (0, 1)", value, way_out)
     return float(value)
 
@@ -213,11 +221,15 @@ def check_weights(
         return None
     weights = as_floats("sample_weight", sample_weight)
     _check_weights("sample_weight", weights, n_examples)
+    largest = weights.max()
     check(
-        bool(weights.any()),
-        "sample_weight to hold a weight above 0",
-        "zeros",
-        "leave it out",
+        largest > 0, "sample_weight to hold a weight above 0", "zeros", "leave it out"
+    )
+    check(
+        largest >= 1 / LARGEST_WEIGHT,
+        f"sample_weight to hold a weight of at least {1 / LARGEST_WEIGHT:g}",
+        f"{largest:g}",
+        "divide them all by the largest",
     )
     return weights
 
@@ -350,6 +362,13 @@ def _check_weights(argument: str, weights: NDArray[Any], n_examples: int) -> Non
         "be finite and at least 0",
         weights,
         "give each row a weight; 0 leaves it out",
+    )
+    refuse(
+        weights > LARGEST_WEIGHT,
+        argument,
+        f"be at most {LARGEST_WEIGHT:g}",
+        weights,
+        "divide them all by the largest",
     )
 
 

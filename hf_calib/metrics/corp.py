@@ -7,11 +7,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hf_calib._errors import check
 from hf_calib.metrics import checks
 from hf_calib.metrics.checks import FloatArray, IntArray
 from hf_calib.metrics.scores import SMALLEST_PROBABILITY
-from hf_calib.metrics.sums import TopLabel, top_label
+from hf_calib.metrics.sums import TopLabel, top_label, without_rounding
 
 Score = Literal["brier", "log"]
 
@@ -48,7 +47,7 @@ def corp_decomposition(
     $$\bar S = (\bar S(x) - \bar S(\hat x)) - (\bar S(\bar y) - \bar S(\hat x)) + \bar S(\bar y)$$
 
     where y is 1 if the prediction is correct, and $\bar y$ is the accuracy. Noise counts as miscalibration. Confidences
-    that are equal in float32 are recalibrated together.
+    that are equal up to the rounding of float32, in p and in 1 - p, are recalibrated together.
 
     Args:
         labels: (N,) int in [0, C).
@@ -67,7 +66,7 @@ def corp_decomposition(
 
 def decompose(top: TopLabel, score: Score) -> CorpDecomposition:
     """The parts for rows with a known top label."""
-    _, rows, right = _pooled(top, np.float32)
+    _, rows, right = _pooled(top)
     n_rows = len(top.confidence)
 
     def mean_score(stated: FloatArray, rows: Any, right: FloatArray) -> float:
@@ -88,11 +87,14 @@ def decompose(top: TopLabel, score: Score) -> CorpDecomposition:
     )
 
 
-def _pooled(top: TopLabel, dtype: type) -> tuple[FloatArray, IntArray, FloatArray]:
-    """The different confidences (K,) in this dtype, the number of rows (K,) with each, and that of correct rows."""
+def _pooled(
+    top: TopLabel, *, exact: bool = False
+) -> tuple[FloatArray, IntArray, FloatArray]:
+    """The K confidences that differ, exactly or by more than rounding, and their numbers of rows and correct rows."""
     order = np.argsort(top.confidence)
     ordered = top.confidence[order]
-    starts = np.flatnonzero(np.diff(ordered.astype(dtype), prepend=-1))
+    levels = ordered if exact else without_rounding(ordered)
+    starts = np.flatnonzero(np.diff(levels, prepend=-1))
     rows = np.diff(starts, append=len(ordered))
     return ordered[starts], rows, np.add.reduceat(top.correct[order], starts)
 
@@ -136,7 +138,7 @@ def curve_of(
 ) -> CorpCurve:
     """The curve for rows with a known top label."""
     rng = checks.check_draws(n_resamples, seed, confidence_level)
-    values, rows, right = _pooled(top, np.float32)
+    values, rows, right = _pooled(top)
     drawn = rng.binomial(rows, values.clip(0, 1), size=(n_resamples, len(values)))
     curves = [_recalibrated(rows, hits) for hits in (right, *drawn)]
     levels = [(1 - confidence_level) / 2, (1 + confidence_level) / 2]
@@ -182,17 +184,11 @@ def confidence_errors(
     rng = checks.check_draws(1, seed)
     top = top_label(*checks.check_probs_and_labels(probs, labels))
     n_rows = len(top.confidence)
-    got = f"{n_folds} with N = {n_rows}"
-    check(
-        2 <= n_folds <= n_rows,
-        "n_folds to be from 2 to the number of rows",
-        got,
-        "use 5, or more rows",
-    )
+    checks.check_integer("n_folds", n_folds, 2, "use 5, or more rows", most=n_rows)
     folds, recalibrated = rng.permutation(n_rows) % n_folds, np.empty(n_rows)
     for fold in range(n_folds):
         own = folds == fold
-        values, rows, right = _pooled(top.part(~own), np.float64)
+        values, rows, right = _pooled(top.part(~own), exact=True)
         recalibrated[own] = np.interp(
             top.confidence[own], values, _recalibrated(rows, right)
         )

@@ -14,6 +14,7 @@ from hf_calib.metrics.checks import (
     FloatArray,
     check_choice,
     check_probs_and_any_labels,
+    check_real,
     row_chunks,
 )
 from hf_calib.metrics.sums import top_label
@@ -71,14 +72,12 @@ def kde_calibration_error(
         f"shape {checked.shape}",
         way_out,
     )
-    # Below 1e-8 log-kernels are inaccurate, because they are differences of very large numbers.
-    fits = bandwidth is None or 1e-8 <= bandwidth < np.inf
-    check(
-        fits,
-        "bandwidth to be finite and at least 1e-08",
-        bandwidth,
-        "bandwidth=None chooses one",
-    )
+    if bandwidth is not None:
+        way_out = "bandwidth=None chooses one"
+        check_real("bandwidth", bandwidth, way_out)
+        # Below 1e-8 log-kernels are inaccurate, because they are differences of very large numbers.
+        fits = 1e-8 <= bandwidth < np.inf
+        check(fits, "bandwidth to be finite and at least 1e-08", bandwidth, way_out)
     if kind == "top_label":
         predicted, outcomes = (each[:, None] for each in top_label(checked, targets))
     else:

@@ -12,7 +12,13 @@ from scipy.special import entr, log_softmax, logsumexp, softmax
 from hf_calib._errors import check
 from hf_calib.metrics import checks
 from hf_calib.metrics.checks import FloatArray
-from hf_calib.metrics.sums import Interval, TopLabel, interval_of, top_label
+from hf_calib.metrics.sums import (
+    Interval,
+    TopLabel,
+    interval_of,
+    top_label,
+    without_rounding,
+)
 
 OOD_SCORES = {
     "max_probability": "Maximum probability",
@@ -50,7 +56,7 @@ def area_under_risk_coverage(probs: ArrayLike, labels: ArrayLike) -> float:
     r"""Area under the risk-coverage curve (AURC): the error rate averaged over all coverages.
 
     Use it for a classifier that may abstain. A calibrator that keeps the order of the confidences does not change it.
-    Confidences that are equal in float32 share their errors evenly.
+    Confidences that are equal up to the rounding of float32, in p and in 1 - p, share their errors evenly.
 
     $$\frac{1}{N} \sum_{k=1}^{N} \frac{\text{errors among the } k \text{ most confident}}{k}$$
 
@@ -64,9 +70,8 @@ def area_under_risk_coverage(probs: ArrayLike, labels: ArrayLike) -> float:
 
 def mean_risk(top: TopLabel) -> float:
     """The AURC of rows with a known top label."""
-    return float(
-        risk_coverage_curve(top.confidence.astype(np.float32), top.correct).risk.mean()
-    )
+    confidence = without_rounding(top.confidence)
+    return float(risk_coverage_curve(confidence, top.correct).risk.mean())
 
 
 def risk_coverage_curve(confidences: ArrayLike, correct: ArrayLike) -> RiskCoverage:
@@ -94,7 +99,9 @@ def risk_coverage_curve(confidences: ArrayLike, correct: ArrayLike) -> RiskCover
         "pass one of each per example",
     )
     _check_finite("confidences", confidence)
-    _check_finite("correct", right)
+    outside = ~((right >= 0) & (right <= 1))  # This is True for NaN.
+    way_out = "pass 1 for a correct prediction and 0 for a wrong one"
+    checks.refuse(outside, "correct", "lie in [0, 1]", right, way_out)
     order = np.argsort(-confidence, kind="stable")
     confidence, wrong = confidence[order], 1 - right[order]
     starts = np.flatnonzero(np.diff(confidence, prepend=np.inf))
@@ -209,6 +216,10 @@ def ood_detection(
     0.75
     """
     rng = checks.check_draws(n_resamples, seed, confidence_level)
+    names = isinstance(scores, Sequence) and not isinstance(scores, str)
+    way_out = f"pass for example {list(OOD_SCORES)}"
+    checks.check_type(names, "scores to be a list of names", repr(scores), way_out)
+    check(len(scores) > 0, "scores to hold a name", "none", way_out)
     for score in scores:
         checks.check_choice("scores", score, tuple(OOD_SCORES))
     inside, outside = (

@@ -13,7 +13,12 @@ from numpy.typing import ArrayLike
 from scipy.fft import irfft, rfft
 
 from hf_calib._errors import check
-from hf_calib.metrics.checks import FloatArray, check_probs_and_any_labels, row_chunks
+from hf_calib.metrics.checks import (
+    FloatArray,
+    check_probs_and_any_labels,
+    check_real,
+    row_chunks,
+)
 from hf_calib.metrics.sums import TopLabel, top_label
 
 # The first four constants are relplot's and determine the value to the last digit.
@@ -71,13 +76,12 @@ def smooth_calibration_error(
 
 def smooth_error(top: TopLabel, *, bandwidth: float | None = None) -> float:
     """The smECE of rows with a known top label."""
-    fits = bandwidth is None or _SMALLEST_BANDWIDTH <= bandwidth <= 1
-    check(
-        fits,
-        f"bandwidth to lie in [{_SMALLEST_BANDWIDTH}, 1]",
-        bandwidth,
-        "bandwidth=None chooses one",
-    )
+    if bandwidth is not None:
+        way_out = "bandwidth=None chooses one"
+        check_real("bandwidth", bandwidth, way_out)
+        requirement = f"bandwidth to lie in [{_SMALLEST_BANDWIDTH}, 1]"
+        fits = _SMALLEST_BANDWIDTH <= bandwidth <= 1
+        check(fits, requirement, bandwidth, way_out)
     spread = _spread(top.confidence, top.confidence - top.correct)
     return _error(spread, _fixed_point(spread) if bandwidth is None else bandwidth)
 

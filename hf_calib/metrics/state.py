@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -22,16 +23,27 @@ from hf_calib.metrics.sums import (
     binned_error,
     class_gaps,
     uniform_bins,
+    uniform_edges,
     winners,
 )
 
 _FORMAT = "hf_calib CalibrationState 3"  # The last word is the version.
 _MOST_SLICES = 1_000
 
+_LONGEST_HEADER = 100  # In bytes.
+_MOST_SENT = 2**21  # The most sums of bytes: 16 MiB, as of 17,000 classes in 15 bins.
+_MOST_SUMS = 2**27  # The most in memory: 1 GiB.
+_SLACK = 2e-6  # Per row: probabilities may be off by 1e-6, and float32 has 24 bits.
+_SAME = 1e-7  # The relative difference of sums of the same terms in another order.
+_MOST_NATS = 1e39  # A difference of two logits in float32.
+
 # Confidences are counted in cells, within which 1 - p varies by a factor of 1 + 2^-12, because many are near 1. A cell
-# has the first 12 of the 52 bits of the fraction, in each of the 24 halvings of 1 - p down to float32's resolution.
+# has the first 12 of the 52 bits of the fraction, in each of the 24 halvings of 1 - p down to float32's resolution, and
+# the first 8 in the 29 further halvings down to float64's.
 _CELL_BITS, _OCTAVES = 12, 24
-N_CELLS = _OCTAVES << _CELL_BITS
+_DEEP_BITS, _DEEP_OCTAVES = 8, 29
+_N_FINE = _OCTAVES << _CELL_BITS
+N_CELLS = _N_FINE + (_DEEP_OCTAVES << _DEEP_BITS)
 
 # The metrics that an evaluation logs, by key, such as eval_ece, and eval_ece_calibrated with the calibrator.
 LOGGED_METRICS = {
@@ -122,7 +134,7 @@ class GroupSums(NamedTuple):
         """The numbers of rows (G,); for rows with weights, the effective sample sizes (Kish 1965)."""
         mass = self.bins[1].sum(axis=1)
         return np.divide(
-            mass**2, self.scores[0], out=np.zeros_like(mass), where=mass > 0
+            mass**2, self.scores[0], out=np.zeros_like(mass), where=self.scores[0] > 0
         )
 
     def mean(self, name: str) -> tuple[FloatArray, FloatArray]:
@@ -184,24 +196,59 @@ class SliceSums:
 
 def cells_of(confidence: FloatArray) -> IntArray:
     """The cell, 0 to `N_CELLS` - 1, of each confidence (n,), float64; cells rise with the confidence."""
-    rest = np.clip(1.0 - confidence, 2.0**-_OCTAVES, 1 - 2.0**-53)
-    return (1023 << _CELL_BITS) - 1 - (rest.view(np.int64) >> (52 - _CELL_BITS))
+    least = 2.0 ** -(_OCTAVES + _DEEP_OCTAVES)
+    bits = np.clip(1.0 - confidence, least, 1 - 2.0**-53).view(np.int64)
+    cells = (1023 << _CELL_BITS) - 1 - (bits >> (52 - _CELL_BITS))
+    deep = cells >= _N_FINE
+    if deep.any():
+        first = (1023 - _OCTAVES) << _DEEP_BITS
+        cells[deep] = _N_FINE + first - 1 - (bits[deep] >> (52 - _DEEP_BITS))
+    return cells
 
 
-def empty_sums(n_classes: int, n_bins: int, *, by_class: bool) -> dict[str, FloatArray]:
-    """The sums of a state without rows, except for its cells; `by_class` decides about sums of classes."""
+def _cell_edges() -> FloatArray:
+    """The edges (N_CELLS + 1,) of the confidences of the cells; the last cell ends at 1."""
+    fine = ((1023 << _CELL_BITS) - np.arange(_N_FINE)) << (52 - _CELL_BITS)
+    first = (1023 - _OCTAVES) << _DEEP_BITS
+    deep = (first - np.arange(N_CELLS - _N_FINE)) << (52 - _DEEP_BITS)
+    return np.append(1 - np.concatenate([fine, deep]).view(np.float64), 1)
+
+
+def sum_shapes(
+    n_classes: int, n_bins: int, *, by_class: bool
+) -> dict[str, tuple[int, ...]]:
+    """The shapes of the sums of a state, except for its cells; `by_class` decides about sums of classes."""
     # As in `GroupSums`: bins by predicted class, and scores of all rows.
-    sums = {
-        "bins": np.zeros((5, n_classes if by_class else 1, n_bins)),
-        "scores": np.zeros((7, 1)),
+    shapes: dict[str, tuple[int, ...]] = {
+        "bins": (5, n_classes if by_class else 1, n_bins),
+        "scores": (7, 1),
     }
     if by_class:
         # Rows, probabilities and rows of the class in bins of each class's probability, then squared probabilities.
-        sums |= {
-            "class_bins": np.zeros((3, n_classes, n_bins)),
-            "class_squares": np.zeros(n_classes),
-        }
-    return sums
+        shapes["class_bins"] = (3, n_classes, n_bins)
+        shapes["class_squares"] = (n_classes,)
+    return shapes
+
+
+def empty_sums(n_classes: int, n_bins: int, *, by_class: bool) -> dict[str, FloatArray]:
+    """The sums of a state without rows, except for its cells."""
+    shapes = sum_shapes(n_classes, n_bins, by_class=by_class)
+    return {name: np.zeros(shape) for name, shape in shapes.items()}
+
+
+def _check_size(n_classes: Any, n_bins: Any, by_class: Any, most: int) -> None:
+    """Raise for arguments of a state that are out of range, or need more sums than these."""
+    c = checks.check_integer("n_classes", n_classes, 1, "pass the columns of probs")
+    m = checks.check_n_bins(n_bins)
+    checks.check_flag("by_class", by_class)
+    shapes = sum_shapes(c, m, by_class=by_class)
+    n_sums = sum(math.prod(shape) for shape in shapes.values())
+    check(
+        n_sums <= most,
+        f"{c:,} classes and {m:,} bins to need at most {most:,} sums",
+        f"{n_sums:,}",
+        "pass by_class=False",
+    )
 
 
 class CalibrationState:
@@ -216,9 +263,9 @@ class CalibrationState:
         by_class: whether to keep sums of each class, for the classwise ECE; pass False for a large vocabulary.
 
     Notes:
-        A state has O(C M) sums, and counts of rows in 98,304 cells of the confidence p, within which $1 - p$ varies by
-        a factor of at most $1 + 2^{-12}$. Equal-mass bins, quantiles and the area under the risk-coverage curve are
-        computed from these cells, and are close to those of the rows.
+        A state has O(C M) sums, and counts of rows in 105,728 cells of the confidence p, within which $1 - p$ varies by
+        a factor of at most $1 + 2^{-12}$, or $1 + 2^{-8}$ if it is below $2^{-24}$. Equal-mass bins, quantiles and the
+        area under the risk-coverage curve are computed from these cells, and are close to those of the rows.
 
     >>> state = CalibrationState(n_classes=2)
     >>> state.update(np.array([[0.9, 0.1], [0.2, 0.8]]), np.array([0, 0]))
@@ -232,11 +279,11 @@ class CalibrationState:
     def __init__(
         self, *, n_classes: int, n_bins: int = 15, by_class: bool = True
     ) -> None:
-        self.n_classes = checks.check_integer(
-            "n_classes", n_classes, 1, "pass the columns of probs"
-        )
-        self.n_bins, self.by_class = checks.check_n_bins(n_bins), by_class
-        self.sums = empty_sums(self.n_classes, self.n_bins, by_class=by_class)
+        _check_size(n_classes, n_bins, by_class, _MOST_SUMS)
+        self.n_classes = int(n_classes)
+        self.n_bins = int(n_bins)
+        self.by_class = bool(by_class)
+        self.sums = empty_sums(self.n_classes, self.n_bins, by_class=self.by_class)
         self.sums["cells"] = np.zeros((3, N_CELLS))
 
     def update(
@@ -311,7 +358,6 @@ class CalibrationState:
 
     def compute(self) -> dict[str, float]:
         """Return all metrics in the order of `LOGGED_METRICS`: nll in nats, brier in [0, 2], the others fractions."""
-        self.top_label.n_rows()  # It raises if there are none.
         ranked = self.equal_mass_bins()
         return self.compute_with(binned_error(ranked, ranked.counts.sum()))
 
@@ -331,15 +377,16 @@ class CalibrationState:
     @property
     def top_label(self) -> GroupSums:
         """Return the sums of all rows as one group: by confidence bin, and of the proper scores."""
+        self._check_has_rows()
         bins = self.sums["bins"].sum(axis=1, keepdims=True)
-        got = "only rows of weight 0" if self.n_rows else "none"
-        check(
-            bool(bins[1].any()),
-            "the state to have rows",
-            got,
-            "update it with predictions first",
-        )
         return GroupSums(bins, self.sums["scores"])
+
+    def _check_has_rows(self) -> None:
+        """Raise unless there are rows of a weight above 0."""
+        got = "only rows of weight 0" if self.n_rows else "none"
+        way_out = "update it with predictions first"
+        has_rows = bool(self.sums["bins"][1].any())
+        check(has_rows, "the state to have rows", got, way_out)
 
     @property
     def n_rows(self) -> int:
@@ -359,6 +406,7 @@ class CalibrationState:
 
     def equal_mass_bins(self) -> BinSums:
         """Return the sums (M,) of bins with equal shares of the rows; edges are between cells."""
+        self._check_has_rows()
         below = np.pad(np.cumsum(self.sums["cells"], axis=1), [(0, 0), (1, 0)])
         n = below[0, -1]
         ranks = np.arange(1, self.n_bins) * n / self.n_bins
@@ -391,6 +439,7 @@ class CalibrationState:
 
     def _from_the_top(self) -> FloatArray:
         """The numbers of rows and of errors (2, cells) of the cells with rows, the most confident first."""
+        self._check_has_rows()
         counts, _, right = self.sums["cells"][:, ::-1]
         return np.stack([counts, counts - right])[:, counts > 0]
 
@@ -403,6 +452,7 @@ class CalibrationState:
         check(
             self.by_class, "classes to be few enough for classwise sums", got, way_out
         )
+        self._check_has_rows()
         return BinSums(*self.sums["class_bins"])
 
     def classes(self) -> FloatArray:
@@ -417,6 +467,7 @@ class CalibrationState:
 
     def to_bytes(self) -> bytes:
         """Return the state as bytes to send or store: a line of JSON and numbers; reading them executes no code."""
+        _check_size(self.n_classes, self.n_bins, self.by_class, _MOST_SENT)
         header = json.dumps([_FORMAT, self.n_classes, self.n_bins, self.by_class])
         numbers = np.concatenate([sums.ravel() for sums in self.sums.values()])
         return (
@@ -425,28 +476,137 @@ class CalibrationState:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> CalibrationState:
-        """Read a state that `to_bytes` wrote."""
+        """Read a state that `to_bytes` wrote; other bytes raise an error, and need no more memory than a state."""
+        are_bytes = isinstance(data, bytes | bytearray | memoryview)
+        way_out = "pass what to_bytes returned"
+        checks.check_type(are_bytes, "data to be bytes", type(data).__name__, way_out)
         try:
-            header, packed = bytes(data).split(b"\n", 1)
-            written, n_classes, n_bins, by_class = json.loads(header)
-            way_out = "read it with the version that wrote it"
-            check(
-                written == _FORMAT,
-                f"the format to be {_FORMAT!r}",
-                repr(written),
-                way_out,
-            )
-            state = cls(n_classes=n_classes, n_bins=n_bins, by_class=by_class)
-            numbers = np.frombuffer(zlib.decompress(packed), "<f8")
-            ends = np.cumsum([sums.size for sums in state.sums.values()])
-            for sums, part in zip(
-                state.sums.values(), np.split(numbers, ends[:-1]), strict=True
-            ):
-                sums[...] = part.reshape(sums.shape)
+            return cls._unpacked(bytes(data))
         except (ValueError, TypeError, zlib.error) as error:
             got = f"{len(data):,} bytes that are none ({error})"
             requirement = "be bytes that to_bytes wrote"
             raise InputValueError(
                 expected("the state", requirement, got, "send them unchanged")
             ) from error
+
+    @classmethod
+    def _unpacked(cls, data: bytes) -> CalibrationState:
+        header, _, packed = data.partition(b"\n")
+        if len(header) > _LONGEST_HEADER:
+            raise ValueError("no header")
+        written, n_classes, n_bins, by_class = json.loads(header)
+        way_out = "read it with the version that wrote it"
+        check(
+            written == _FORMAT, f"the format to be {_FORMAT!r}", repr(written), way_out
+        )
+        # The size in the header is checked before anything is allocated or unpacked.
+        _check_size(n_classes, n_bins, by_class, _MOST_SENT)
+        state = cls(n_classes=n_classes, n_bins=n_bins, by_class=by_class)
+        n_sums = sum(sums.size for sums in state.sums.values())
+        unpacking = zlib.decompressobj()
+        content = unpacking.decompress(packed, 8 * n_sums + 1)
+        is_whole = unpacking.eof and not unpacking.unused_data
+        if len(content) != 8 * n_sums or not is_whole:
+            raise ValueError(f"not {n_sums:,} numbers")
+        numbers = np.frombuffer(content, "<f8")
+        start = 0
+        for sums in state.sums.values():
+            sums[...] = numbers[start : start + sums.size].reshape(sums.shape)
+            start += sums.size
+        state._check_sums()
         return state
+
+    @np.errstate(all="ignore")  # The sums may be any numbers.
+    def _check_sums(self) -> None:
+        """Raise ValueError unless rows can have these sums; comparisons are False for NaN."""
+        rows, mass, stated, squares, right = self.sums["bins"]
+        edges = uniform_edges(self.n_bins)
+        low, high = edges[:-1], edges[1:]
+        of_cells, cells_stated, cells_right = self.sums["cells"]
+        cell_edges = _cell_edges()
+        n_rows = rows.sum()
+        total = mass.sum()
+        all_stated = stated.sum()
+        all_right = right.sum()
+        weights_squared, nll, nll_squares, brier, brier_squares, gap, gap_squares = (
+            self.sums["scores"][:, 0]
+        )
+        slack = _SLACK * total
+        # The NLL is at least that of the predicted class, and convex.
+        least_nll = -total * np.log(all_stated / total) if total > 0 else 0.0
+        holds = {
+            "numbers": all(np.isfinite(sums).all() for sums in self.sums.values()),
+            "rows": (rows >= 0) & (rows == np.floor(rows)) & (n_rows < 2**53),
+            "weights": (mass >= 0) & ((mass == 0) | (rows >= 1)),
+            "confidences": _can_be(mass, stated, low, high, squares),
+            "correct rows": (right >= 0) & (right <= mass * (1 + _SAME)),
+            "cells": (of_cells >= 0)
+            & (cells_right >= 0)
+            & (cells_right <= of_cells * (1 + _SAME))
+            & _can_be(of_cells, cells_stated, cell_edges[:-1], cell_edges[1:]),
+            "sums of cells": _is_same(of_cells.sum(), total, total)
+            & _is_same(cells_stated.sum(), all_stated, total)
+            & _is_same(cells_right.sum(), all_right, total),
+            "squared weights": (weights_squared <= total**2 * (1 + _SAME))
+            & (weights_squared * n_rows >= total**2 * (1 - _SAME)),
+            "NLL": (nll >= least_nll - slack)
+            & (nll <= _MOST_NATS * total)
+            & (nll_squares * total >= nll**2 * (1 - _SAME) - slack * total)
+            & (nll_squares <= _MOST_NATS * (nll + slack)),
+            "Brier score": _can_be(total, brier, 0, 2, brier_squares)
+            & (brier >= gap_squares - slack),
+            "gaps": _is_same(gap, all_stated - all_right, total)
+            & _can_be(total, gap, -1, 1, gap_squares),
+        }
+        if self.by_class:
+            holds |= self._class_checks(total, low, high)
+        wrong = [name for name, each in holds.items() if not np.all(each)]
+        if wrong:
+            raise ValueError(f"no rows have these {wrong[0]}")
+
+    def _class_checks(
+        self, total: float, low: FloatArray, high: FloatArray
+    ) -> dict[str, Any]:
+        mass, probabilities, true = self.sums["class_bins"]
+        by_class = mass.sum(axis=1)
+        least, most = _squares_between(mass, probabilities, low, high)
+        squares = self.sums["class_squares"]
+        slack = _SLACK * by_class
+        # Each row counts in every class or, of independent labels, each decision counts in its own class.
+        is_softmax = bool(_is_same(by_class, total, total).all())
+        of_rows = _is_same(by_class.sum(), total, total)
+        if is_softmax and self.n_classes > 1:
+            # Each row has one class, and probabilities that sum to 1.
+            all_probabilities = probabilities.sum()
+            off = np.abs(all_probabilities - total)
+            of_rows = _is_same(true.sum(), total, total)
+            of_rows &= off <= (checks.ROW_SUM_TOLERANCE + _SLACK) * total
+        return {
+            "rows of classes": (mass >= 0) & of_rows,
+            "true rows of classes": (true >= 0) & (true <= mass * (1 + _SAME)),
+            "probabilities of classes": _can_be(mass, probabilities, low, high),
+            "squared probabilities of classes": (squares >= least.sum(axis=1) - slack)
+            & (squares <= most.sum(axis=1) + slack),
+        }
+
+
+def _can_be(
+    mass: Any, first: Any, low: Any, high: Any, second: Any = None
+) -> NDArray[np.bool_]:
+    """Whether values in [low, high] with weights of this sum can have these sums, and sums of squares if given."""
+    slack = _SLACK * mass
+    found = (first >= low * mass - slack) & (first <= high * mass + slack)
+    if second is not None:
+        least, most = _squares_between(mass, first, low, high)
+        found &= (second >= least - slack) & (second <= most + slack)
+    return np.asarray(found)
+
+
+def _squares_between(mass: Any, first: Any, low: Any, high: Any) -> tuple[Any, Any]:
+    """The least and the largest sum of squares of values in [low, high] with this sum."""
+    least = first * (first / np.where(mass > 0, mass, 1))
+    return least, (low + high) * first - low * high * mass
+
+
+def _is_same(ours: Any, theirs: Any, scale: Any) -> NDArray[np.bool_]:
+    return np.asarray(np.abs(ours - theirs) <= _SAME * scale)

@@ -12,7 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_calib._errors import check
-from hf_calib.metrics.checks import FloatArray, check_n_bins, check_type
+from hf_calib.metrics.checks import (
+    FloatArray,
+    check_flag,
+    check_n_bins,
+    check_type,
+)
 from hf_calib.metrics.state import CalibrationState, cells_of, empty_sums, terms_of
 from hf_calib.metrics.sums import (
     TopLabel,
@@ -52,7 +57,9 @@ class StreamingCalibration:
     """
 
     def __init__(self, *, n_bins: int = 15, multi_label: bool = False) -> None:
-        self.n_bins, self.multi_label = check_n_bins(n_bins), bool(multi_label)
+        check_flag("multi_label", multi_label)
+        self.n_bins = check_n_bins(n_bins)
+        self.multi_label = bool(multi_label)
         self._n_classes = 0  # It is set by the first batch.
         self._confidences: list[Tensor] = []
         self._correct: list[Tensor] = []

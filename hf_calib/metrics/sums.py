@@ -161,6 +161,15 @@ def winners(probs: NDArray[Any]) -> tuple[FloatArray, IntArray]:
     return confidence, predicted
 
 
+def without_rounding(confidence: FloatArray) -> FloatArray:
+    """The confidences (N,) with the 24 bits of float32, above 1/2 in 1 - p: equal ones stay equal after rounding."""
+    of_p, of_rest = (
+        each.astype(np.float32).astype(np.float64)
+        for each in (confidence, 1 - confidence)
+    )
+    return np.where(confidence < 0.5, of_p, 1 - of_rest)
+
+
 def residuals(probs: NDArray[Any], labels: NDArray[Any]) -> FloatArray:
     """Probabilities minus labels (N, C), float64."""
     gaps = probs.astype(np.float64, order="C")

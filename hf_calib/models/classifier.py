@@ -28,9 +28,21 @@ from hf_calib.predictions.predictions import (
     LabelKind,
     Predictions,
 )
+from hf_calib.scaling.saved_map import RECORD_KINDS
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+
+# The entries of config.json that are read here.
+CONFIG_KINDS = {
+    "architectures?": [str],
+    "auto_map?": dict,
+    "calibration?": RECORD_KINDS,
+    "id2label?": {str: str},
+    "problem_type?": str,
+    "prompt_template?": dict,
+}
 
 
 @dataclass(frozen=True)
@@ -136,9 +148,11 @@ def task_of(config: Mapping[str, Any]) -> Task | None:
     )
 
 
-# The errors of broken or missing files; a RuntimeError means weights of another shape.
+# The errors of broken or missing files; a RuntimeError means weights of another shape, an AttributeError or TypeError
+# a config of other types.
 _UNLOADABLE = (
-    *(OSError, ValueError, KeyError, ImportError, EOFError, RuntimeError),
+    *(OSError, ValueError, LookupError, ImportError, EOFError, RuntimeError),
+    *(AttributeError, TypeError),
     *(SafetensorError, pickle.UnpicklingError),
 )
 

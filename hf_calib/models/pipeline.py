@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from hf_calib.scaling.auto import GroupedScaling
 from hf_calib.scaling.saved_map import (
     MAP_NAME,
     SavedMap,
+    check_in_weights,
     download,
     load_map,
     method_of,
@@ -114,36 +116,74 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
         prompt.check(plain.tokenizer)
         plain = _with(plain, _Prompted, prompt=prompt)
     place = place if isinstance(place, str) else plain.model.name_or_path
-    saved = saved or _map_beside(place, where)
-    recorded = recorded_in(config)
-    if saved is None and recorded.get("folded") is False:
-        warnings.warn(
-            f"The config of {place} says that its {recorded.get('method')} calibrator is not in the weights, "
-            f"and {MAP_NAME} was not found. The pipeline is not calibrated. Look for that file.",
-            UserWarning,
-            stacklevel=2,
-        )
-    # The config belongs to the weights; calibration.json may be from before folding or unfolding.
-    if saved is not None and not (
-        recorded.get("folded") and method_of(saved.scaler) in FOLDABLE_SCALERS
-    ):
-        _check_goes_with(saved.scaler, config, place)
-        plain = _with(plain, _Calibrated, scaler=saved.scaler)
+    scaler = calibrator_in_use(place, config, saved=saved, **where)
+    if scaler is not None:
+        plain = _with(plain, _Calibrated, scaler=scaler)
         plain.check_function(plain._postprocess_params.pop("function_to_apply", None))
     return plain
 
 
-def _with(plain: Any, kind: Any, **more: Any) -> Any:
+def calibrator_in_use(
+    place: str,
+    config: PreTrainedConfig,
+    *,
+    saved: SavedMap | None = None,
+    **where: Any,
+) -> Scaler | None:
+    """The calibrator that a model's folder or repository serves and its weights do not have; None if there is none.
+
+    Warn if the config names one that is not found; raise ValueError if it is damaged or does not fit the model.
+    """
+    saved = saved or _map_beside(place, where)
+    recorded = recorded_in(config)
+    if saved is None:
+        if recorded.get("folded") is False:
+            warnings.warn(
+                f"The config of {place} says that its {recorded.get('method')} calibrator is not in the weights, "
+                f"and {MAP_NAME} was not found. The model is not calibrated. Look for that file.",
+                UserWarning,
+                stacklevel=3,
+            )
+        return None
+    # The config belongs to the weights; calibration.json may be from before folding or unfolding.
+    if recorded.get("folded") and method_of(saved.scaler) in FOLDABLE_SCALERS:
+        check_in_weights(saved, recorded, place)
+        return None
+    _check_goes_with(saved.scaler, config, place)
+    return saved.scaler
+
+
+def _with(plain: Any, kind: type, **more: Any) -> Any:
     """A pipeline of transformers, with our methods overriding its own."""
-    own: Any = type(
-        f"{kind.__name__[1:]}{type(plain).__name__}", (kind, type(plain)), {}
-    )
-    made = own.__new__(own)
+    bases = getattr(plain, "bases", (type(plain),))
+    made = _of_classes(kind, *bases)
     vars(made).update(vars(plain), **more)
     return made
 
 
-class _Prompted:
+@cache
+def _class_of(*bases: type) -> type:
+    name = "".join(base.__name__.lstrip("_") for base in bases)
+    return type(name, bases, {"bases": bases})
+
+
+def _of_classes(*bases: type) -> Any:
+    """A pipeline without attributes, whose class has these bases."""
+    own: Any = _class_of(*bases)
+    return own.__new__(own)
+
+
+class _Overriding:
+    """Methods over those of a pipeline of transformers, or of a `pipeline_class` of the user's."""
+
+    bases: tuple[type, ...]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The class has no name in a module, by which pickle would find it in another process.
+        return _of_classes, self.bases, vars(self)
+
+
+class _Prompted(_Overriding):
     """Methods that render prompts in a pipeline of texts."""
 
     prompt: PromptTemplate
@@ -164,7 +204,7 @@ class _Prompted:
         return super().preprocess(text, **options)  # type: ignore[misc]
 
 
-class _Calibrated:
+class _Calibrated(_Overriding):
     """Methods that replace a pipeline's logits by those of the calibrated probabilities."""
 
     scaler: Scaler

@@ -13,6 +13,7 @@ from hf_calib._errors import (
     check,
     expected,
 )
+from hf_calib.metrics.checks import check_flag
 
 KEY = "prompt_template"  # In a model's config.json.
 _TEXT, _PAIR = "{text}", "{text_pair}"
@@ -53,6 +54,7 @@ class PromptTemplate:
                 raise InputTypeError(
                     expected(name, "be a text", type(value).__name__, "pass a str")
                 )
+        check_flag("chat", self.chat)
         got, way_out = repr(self.template), "write {text} into it"
         check(
             _TEXT in self.template,

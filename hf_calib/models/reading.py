@@ -6,7 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,14 +20,13 @@ from hf_calib.metrics.checks import (
     check_flag,
     check_integer,
     check_type,
+    check_weights,
     refuse,
 )
 from hf_calib.predictions.predictions import label_ids
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-    from hf_calib.predictions.predictions import Predictions
 
 Names = str | Sequence[str] | None  # Several in one text are separated by commas.
 
@@ -157,28 +156,21 @@ class Reading:
         names = ("label_column", "weight_column", "option_scores")
         return {name: getattr(self, name) for name in names} | {"by": self.by or ()}
 
-    def with_columns(self, found: Predictions, rows: Dataset) -> Predictions:
-        """Return predictions with the weights and slices of their rows."""
-        from hf_calib.predictions.columns import numbers_of
+    def columns(self, rows: Dataset) -> dict[str, Any]:
+        """Return the slices and weights of rows, as the arguments of their predictions."""
+        from hf_calib.predictions.columns import check_slices, numbers_of
 
         by = {}
         for name in self.by or ():
-            column = column_of(rows, "by", name)
-            requirement, is_plain = (
-                f"column {name!r} to hold texts or numbers",
-                column.type.num_fields == 0,
-            )
-            check(is_plain, requirement, column.type, "name another column for by")
+            column = column_of(rows, "by", name, may_be_null=True)
+            check_slices(name, column.type)
             by[name] = column.to_pylist()
         weights = None
         if self.weight_column is not None:
             column = column_of(rows, "weight_column", self.weight_column)
-            weights = numbers_of(column, self.weight_column).astype(np.float64)
-        return (
-            replace(found, by=by, weights=weights)
-            if by or weights is not None
-            else found
-        )
+            numbers = numbers_of(column, self.weight_column)
+            weights = check_weights(numbers, len(rows))
+        return {"by": by, "weights": weights}
 
     def refuse(self, *options: str) -> None:
         """Raise if an option for models of texts is given for another model."""
@@ -236,7 +228,9 @@ _WAY_OUT = (
 )
 
 
-def column_of(rows: Dataset, argument: str, column: str) -> Any:
+def column_of(
+    rows: Dataset, argument: str, column: str, *, may_be_null: bool = False
+) -> Any:
     """Return a column as a pyarrow array; raise if the column or a value is missing."""
     from hf_calib.data.sources import read_column
 
@@ -246,7 +240,7 @@ def column_of(rows: Dataset, argument: str, column: str) -> Any:
     stored = read_column(rows, column).combine_chunks()
     requirement = f"column {column!r} to have a value in every row"
     check(
-        not stored.null_count,
+        may_be_null or not stored.null_count,
         requirement,
         f"{stored.null_count} without",
         "remove these rows",

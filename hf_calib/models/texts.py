@@ -24,6 +24,8 @@ from hf_calib.models.reading import Reading, column_of
 _LEAST_VOCABULARY = 0.5  # As a fraction of the model's.
 _MOST_UNKNOWN = 0.5  # As a fraction of the tokens.
 _ROWS_CHECKED = 10_000
+# The ends of the names of layers with a vector for each position: BERT's, BART's, GPT-2's.
+_TABLES = ("position_embeddings", "embed_positions", "wpe")
 _SAVE_ITS_TOKENIZER = (
     "save the tokenizer that the model was trained with into the model's folder"
 )
@@ -115,9 +117,7 @@ class TextClassifier(Classifier):
 
     def encode_inputs(self, rows: Dataset, reading: Reading, *, name: str) -> Encoded:
         """Check and tokenize texts."""
-        way_out = "leave it out for the default"
-        enough = reading.max_length is None or reading.max_length >= 1
-        check(enough, "max_length to be at least 1", reading.max_length, way_out)
+        self.check_max_length(reading)
         texts = _texts(rows, reading)
         tokens = self.tokenize(texts, reading.max_length)
         empty = [i for i, row in enumerate(tokens) if not row["input_ids"]]
@@ -183,9 +183,36 @@ class TextClassifier(Classifier):
             getattr(self.model.config, "pad_token_id", None),
         )
 
+    def check_max_length(self, reading: Reading) -> None:
+        """Raise for a max_length that leaves no token of a text, or for which the model has no positions."""
+        if reading.max_length is None:
+            return
+        is_pair = reading.text_pair_column is not None
+        least = 1 + self.tokenizer.num_special_tokens_to_add(pair=is_pair)
+        # Other positions, such as rotary ones, have no last one.
+        is_table = any(
+            isinstance(module, torch.nn.Embedding) and name.endswith(_TABLES)
+            for name, module in self.model.named_modules()
+        )
+        most = self.positions if is_table else None
+        given = reading.max_length
+        way_out = "leave it out for the default"
+        check(given >= least, f"max_length to be at least {least}", given, way_out)
+        requirement = f"max_length to be at most {most}, the positions of the model"
+        check(most is None or given <= most, requirement, given, way_out)
+
     @property
     def longest(self) -> int | None:
         """The largest number of tokens that the model can read; None if unknown."""
+        limits = (self.tokenizer.model_max_length, self.positions)
+        return min(
+            (limit for limit in limits if limit is not None and 0 < limit < 1_000_000),
+            default=None,
+        )
+
+    @property
+    def positions(self) -> int | None:
+        """The number of tokens that the model has positions for; None if unknown."""
         positions = getattr(self.model.config, "max_position_embeddings", None)
         if positions is not None:
             # RoBERTa and similar models reserve positions: those of a text start after the padding token's.
@@ -198,11 +225,7 @@ class TextClassifier(Classifier):
             positions -= max(
                 (index + 1 for index in found if index is not None), default=0
             )
-        limits = (self.tokenizer.model_max_length, positions)
-        return min(
-            (limit for limit in limits if limit is not None and 0 < limit < 1_000_000),
-            default=None,
-        )
+        return positions
 
     def served(self, rows: Dataset, reading: Reading, *, name: str) -> Served:
         """Return texts (pairs as dicts), truncated as here; a plain pipeline gets rendered prompts."""

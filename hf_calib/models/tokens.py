@@ -34,6 +34,7 @@ class TokenClassifier(TextClassifier):
             )
         names = names_in_data(self.class_names, reading.class_names, "tags")
         reading.refuse("text_pair_column")
+        self.check_max_length(reading)
         shown = plain_name(name)
         tokens, tags = read_sentences(
             rows, reading.text_column, reading.label_column, name=shown

@@ -91,6 +91,10 @@ class Columns:
         """Return the rows of a batch; raise a `RowError` for an invalid row."""
         scores = probs = self._scores(batch)
         if self.kind == "logits":
+            way_out = (
+                "remove the rows, or find the cause, such as a model that has diverged"
+            )
+            refuse(np.isnan(scores), "logits", "be numbers", scores, way_out)
             check_not_probabilities(scores)
             probs = softmax_of(scores)
         elif self.scores == self.class_names:
@@ -119,10 +123,10 @@ class Columns:
                 row[:] = column
             return matrix.T
         column = batch.column(self.scores[0])
-        values = numbers_of(column.flatten(), self.scores[0])
-        if values.size != len(batch) * len(self.class_names):
-            lengths = np.asarray(column.value_lengths())
-            row = int(np.argmax(lengths != len(self.class_names)))
+        lengths = np.asarray(column.value_lengths())
+        wrong = lengths != len(self.class_names)
+        if wrong.any():
+            row = int(np.argmax(wrong))
             requirement = f"have {len(self.class_names)} values"
             raise RowError(
                 row,
@@ -131,6 +135,7 @@ class Columns:
                 f"{lengths[row]:g}",
                 "write one for each class",
             )
+        values = numbers_of(column.flatten(), self.scores[0])
         return np.asfortranarray(values.reshape(len(batch), -1))
 
 
@@ -167,6 +172,10 @@ def columns_of(
             repr(name),
             did_you_mean(name, names),
         )
+        if name is not None:
+            _check_once(names, name)
+    for name in by:
+        check_slices(name, schema.field(name).type)
     if listed:
         got, way_out = " and ".join(listed), "keep one of them"
         check(
@@ -184,9 +193,23 @@ def columns_of(
         requirement = "the columns of labels, weights and by not to be those of classes"
         check(not of_a_class, requirement, few(of_a_class), "name other columns")
         for name in scores:
+            _check_once(names, name)
             _check_numbers(schema.field(name).type, name)
     check_class_names(class_names)
     return Columns(kind, tuple(scores), tuple(class_names), label, weight, tuple(by))
+
+
+def check_slices(name: str, kind: Any) -> None:
+    """Raise if the values of a column cannot be slices."""
+    requirement = f"column {name!r} to hold texts or numbers"
+    check(kind.num_fields == 0, requirement, kind, "name another column for by")
+
+
+def _check_once(names: Sequence[str], name: str) -> None:
+    """Raise if several columns that are read have one name."""
+    requirement = "the columns of a table to have different names"
+    got = f"a file that contained multiple columns named {name}"
+    check(names.count(name) == 1, requirement, got, "rename or remove all but one")
 
 
 def _class_columns(
@@ -252,7 +275,11 @@ def list_columns(schema: Schema) -> list[str]:
 
 def check_not_probabilities(logits: NDArray[Any] | None) -> None:
     """Raise for probabilities that are named logits, because their softmax would be nearly uniform."""
-    if logits is None or not len(logits) or logits.min() < 0 or logits.max() > 1:
+    if logits is None or not len(logits):
+        return
+    # NaN is named later, with its row.
+    within = logits.min() >= 0 and logits.max() <= 1
+    if not within:
         return
     got = "values in [0, 1] whose rows all sum to 1"
     way_out = (

@@ -37,9 +37,15 @@ def load_arrays(path: str, argument: str, *, labelled: bool = True) -> Predictio
         names = tuple(
             each.decode() if isinstance(each, bytes) else str(each) for each in listed
         )
+    arrays = {name: _in_native_order(array) for name, array in arrays.items()}
     made = Predictions(arrays.pop("labels"), **arrays, class_names=names)
     check_not_probabilities(made.logits)
     return made
+
+
+def _in_native_order(array: NDArray[Any]) -> NDArray[Any]:
+    """The array of another kind of machine in this one's byte order."""
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def save_predictions(predictions: Predictions, path: str | os.PathLike[str]) -> None:
@@ -116,18 +122,34 @@ _KEYS = {"doc_id", "arguments", "filtered_resps", "target"}
 _WAY_OUT = "log a multiple-choice task"
 
 
-def is_log(file: TextIO) -> bool:
-    """Whether the first line of a file is a row of a log of lm-evaluation-harness."""
+def rows_of_log(file: TextIO) -> list[Any] | None:
+    """The rows of a log of lm-evaluation-harness, in lines or a list; None for other files."""
+    first = next((line for line in file if line.strip()), "null")
+    file.seek(0)
+    is_list = first.lstrip().startswith("[")
     try:
-        row = json.loads(next((line for line in file if line.strip()), "null"))
-    except ValueError:
-        return False
+        found = json.load(file) if is_list else [json.loads(first)]
+    except (ValueError, RecursionError):
+        return None
+    if not found or not _is_row(found[0]):
+        return None
+    if is_list:
+        return list(found)
+    file.seek(0)
+    return [json.loads(line) for line in file if line.strip()]
+
+
+def _is_row(row: Any) -> bool:
+    """Whether a value of JSON is a row of a log."""
     return isinstance(row, dict) and row.keys() >= _KEYS
 
 
-def read_log(file: TextIO, name: str, scores: OptionScores = "sum") -> Predictions:
+def read_log(rows: list[Any], name: str, scores: OptionScores = "sum") -> Predictions:
     """Return the log-likelihoods of a log's answers as logits (see `open_predictions`), and the labels."""
-    rows = [json.loads(line) for line in file if line.strip()]
+    for place, row in enumerate(rows):
+        requirement = f"each row of {name} to have {', '.join(sorted(_KEYS))}"
+        got = f"{few([row])} in row {place}"
+        check(_is_row(row), requirement, got, "write the log again")
     times = Counter(str(row["doc_id"]) for row in rows).most_common(1)
     got = f"{times[0][1]} rows with {times[0][0]} in {name}"
     check(
@@ -136,10 +158,7 @@ def read_log(file: TextIO, name: str, scores: OptionScores = "sum") -> Predictio
         got,
         "keep the rows of one filter",
     )
-    answers = [
-        [str(each["arg_1"]).strip() for each in row["arguments"].values()]
-        for row in rows
-    ]
+    answers = [_answers(row["arguments"], place) for place, row in enumerate(rows)]
     likelihoods = [
         _likelihoods(*each)
         for each in zip(rows, answers, range(len(rows)), strict=True)
@@ -162,18 +181,30 @@ def read_log(file: TextIO, name: str, scores: OptionScores = "sum") -> Predictio
     )
 
 
+def _answers(arguments: Any, place: int) -> list[str]:
+    """The answers in a dictionary, or in the pairs of context and answer of old versions."""
+    pairs = list(arguments.values()) if isinstance(arguments, dict) else arguments
+    try:
+        texts = [pair["arg_1"] if isinstance(pair, dict) else pair[1] for pair in pairs]
+    except (TypeError, KeyError, IndexError):
+        texts = []
+    requirement = "arguments to hold a context and an answer for each answer"
+    check(bool(texts), requirement, f"{few([arguments])} in row {place}", _WAY_OUT)
+    return [str(text).strip() for text in texts]
+
+
 def _likelihoods(
     row: Mapping[str, Any], answers: Sequence[str], place: int
 ) -> np.ndarray:
     found = row["filtered_resps"]
     try:
         likelihoods = np.array([float(each[0]) for each in found])
-    except (TypeError, ValueError, IndexError):
+    except (TypeError, ValueError, IndexError, KeyError):
         likelihoods = np.empty(0)
     requirement = (
         "filtered_resps to hold a log-likelihood for each of at least 2 answers"
     )
-    got = f"{few(found)} for {len(answers)} answers in row {place}"
+    got = f"{few([found])} for {len(answers)} answers in row {place}"
     check(len(likelihoods) == len(answers) >= 2, requirement, got, _WAY_OUT)
     return likelihoods
 

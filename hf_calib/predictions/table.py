@@ -20,8 +20,20 @@ from numpy.typing import NDArray
 from hf_calib._errors import InputError, InputValueError, check, expected, few
 from hf_calib.metrics.checks import RowError
 from hf_calib.predictions.columns import Batch, Columns, columns_of, list_columns
-from hf_calib.predictions.formats import OptionScores, is_log, load_arrays, read_log
-from hf_calib.predictions.predictions import FORMATS, Predictions, is_read, suffix_of
+from hf_calib.predictions.formats import (
+    OptionScores,
+    load_arrays,
+    read_log,
+    rows_of_log,
+)
+from hf_calib.predictions.predictions import (
+    FORMATS,
+    Predictions,
+    check_same_classes,
+    is_read,
+    suffix_of,
+    without_query,
+)
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Schema
@@ -238,6 +250,8 @@ def open_predictions(
         schema = _schema(files[0], first, {label_column, *by})
         classes = _names_of_lists(first, schema) if held is None else held.names
         columns = columns_of(schema, label_column, weight_column, by, classes)
+        read = [*columns.scores, *filter(None, [columns.weight])]
+        schema = _widest(schema, read, [fragment for _, fragment, _ in heads])
     parts = []
     for file, (found, fragment, names) in zip(files, heads, strict=True):
         way_out = "name the columns of all partitions alike"
@@ -252,6 +266,8 @@ def open_predictions(
         )
         with _naming(file, files):
             columns.check_same(names)
+            if held is not None and found is not None:
+                check_same_classes("the file", held, found)
         parts += [
             Part(file, *each)
             for each in _pieces(fragment, None if found is None else len(found))
@@ -329,21 +345,28 @@ def _find(sources: Sequence[str]) -> tuple[Any, tuple[File, ...]]:
 
 
 def _files_of(filesystem: Any, root: str) -> Iterator[File]:
-    """The files of one source."""
-    glob = re.search(r"[*?\[]", root)
+    """The files of one source: the named one, or those of a folder or a glob that are read."""
+    glob = re.search(r"[*?\[]", without_query(root))
+    is_folder = filesystem.isdir(root)
+    is_named = False
     if glob and not filesystem.exists(root):
-        paths, base = filesystem.glob(root), root[: glob.start()].rpartition("/")[0]
-    elif suffix_of(root) is not None and not filesystem.isdir(root):
-        is_missing = "file" in filesystem.protocol and not os.path.exists(root)
-        paths, base = ([] if is_missing else [root]), root.rpartition("/")[0]
+        paths = filesystem.glob(root)
+        base = root[: glob.start()].rpartition("/")[0]
+    elif is_folder:
+        paths = filesystem.find(root)
+        base = root.rstrip("/")
     else:
-        paths, base = (
-            filesystem.find(root) if filesystem.isdir(root) else [],
-            root.rstrip("/"),
+        is_missing = "file" in filesystem.protocol and not os.path.exists(root)
+        is_named = not is_missing and (
+            suffix_of(root) is not None or filesystem.exists(root)
         )
+        paths = [root] if is_named else []
+        base = without_query(root).rpartition("/")[0]
     for path in paths:
-        name = path[len(base) :].lstrip("/") if base else path
-        if is_read(PurePosixPath(name)):
+        plain = without_query(path)
+        name = plain[len(base) :].lstrip("/") if base else plain
+        if is_named or is_read(PurePosixPath(name)):
+            _check_ending(name)
             info = filesystem.info(path)
             check(
                 info["type"] == "file",
@@ -351,12 +374,24 @@ def _files_of(filesystem: Any, root: str) -> Iterator[File]:
                 "a folder",
                 "name the folder above it",
             )
-            constants = tuple(
+            constants: Any = tuple(
                 tuple(each.split("=", 1))
                 for each in name.split("/")[:-1]
                 if "=" in each
             )
             yield File(path, name, int(info.get("size") or 0), constants)
+
+
+def _check_ending(name: str) -> None:
+    """Raise for a file whose name does not say how it is read."""
+    way_out = "write the predictions in one of these formats"
+    requirement = f"predictions to end in {', '.join(FORMATS)}"
+    got = f"{name}, which has another ending"
+    check(suffix_of(name) is not None, requirement, got, way_out)
+    # Readers of compressed files know the ending in lower case only.
+    is_known = not name.lower().endswith(".gz") or name.endswith(".gz")
+    requirement = "the name of a compressed file to end in .gz"
+    check(is_known, requirement, name, "rename the file")
 
 
 # ---- Headers ----
@@ -373,9 +408,9 @@ def _held(
         with filesystem.open(
             file.path, "rt", compression="infer", encoding="utf-8-sig"
         ) as lines:
-            if is_log(lines):
-                lines.seek(0)
-                return read_log(lines, file.name, option_scores)
+            rows = rows_of_log(lines)
+            if rows is not None:
+                return read_log(rows, file.name, option_scores)
     return None
 
 
@@ -445,6 +480,27 @@ def _schema(file: File, fragment: Fragment, texts: set[str | None]) -> Schema:
     )
 
 
+def _widest(
+    schema: Schema, names: Sequence[str], fragments: Sequence[Fragment]
+) -> Schema:
+    """The schema with numbers of a type that holds those of all files, in any order."""
+    import pyarrow
+    from pyarrow import types
+
+    for name in names:
+        place = schema.get_field_index(name)
+        found = [schema.field(name).type]
+        for fragment in fragments:
+            own = fragment.physical_schema
+            if own.names.count(name) == 1:
+                found.append(own.field(name).type)
+        are_numbers = all(types.is_floating(t) or types.is_integer(t) for t in found)
+        if are_numbers and len(set(found)) > 1:
+            wide = pyarrow.field(name, pyarrow.float64())
+            schema = schema.set(place, wide)
+    return schema
+
+
 def _names_of_lists(fragment: Fragment, schema: Schema) -> tuple[str, ...]:
     """The classes of a column of lists: the indices of the values in its first row."""
     lists = list_columns(schema)[:1]
@@ -504,6 +560,11 @@ def _readable(file: File) -> Iterator[None]:
             raise InputValueError(
                 expected("the table", requirement, got, way_out)
             ) from error
+        twice = re.search(r"multiple columns named ([^;]+)", words)
+        if twice:
+            requirement = f"the columns of {file.name} to have different names"
+            got = f"a file that contained multiple columns named {twice[1]}"
+            check(False, requirement, got, "rename or remove all but one")
         requirement = (
             f"be readable as {str(suffix_of(file.name) or '')[1:]}".removesuffix(" as ")
         )

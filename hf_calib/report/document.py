@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import math
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from hf_calib._errors import visible
 from hf_calib._text import markdown_table, safe
 from hf_calib.metrics.sums import Interval
 from hf_calib.plots.style import write_image
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 # Letters in a line on a terminal: the fewest of the first column, and the most of the words in other headers.
 _TITLE, _WORD, _LONG_WORD = 20, 16, 18
+# Letters of a figure's file name, of up to four bytes each: file systems take 255 bytes.
+_LONGEST_STEM = 60
 
 T = TypeVar("T")
 Cells = tuple[list[str], list[list[str]]]  # a header, and rows
@@ -46,8 +50,22 @@ def draw(figure: Figure) -> Image:
     return Image(stream.getvalue(), round(figure.get_figwidth() * 96))
 
 
+class _OfTexts:
+    """A block whose texts may quote the data: each line stays one, and without control characters, in every form."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):  # type: ignore[arg-type]
+            object.__setattr__(self, each.name, _shown(getattr(self, each.name)))
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, str):
+        return visible(value)
+    return list(map(_shown, value)) if isinstance(value, list | tuple) else value
+
+
 @dataclass(frozen=True)
-class Lead:
+class Lead(_OfTexts):
     """One line below the title about the content of the document."""
 
     text: str
@@ -55,7 +73,7 @@ class Lead:
 
 
 @dataclass(frozen=True)
-class Bullets:
+class Bullets(_OfTexts):
     """Sentences as a list."""
 
     sentences: Sequence[str]
@@ -64,7 +82,7 @@ class Bullets:
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(_OfTexts):
     """A table: its first column names the rows, the others hold numbers, perhaps as "value [low, high]"."""
 
     caption: str  # on a page
@@ -136,9 +154,20 @@ class Figures:
     images: Mapping[str, Image]
     captions: Mapping[str, str]
 
+    @property
+    def files(self) -> dict[str, str]:
+        """The name of each figure's file: the figure's, which may be a column's, without what a path has a use for."""
+        found: dict[str, str] = {}
+        for name in self.images:
+            stem = re.sub(r"[^\w-]+", "-", name)[:_LONGEST_STEM]
+            while stem in found.values():
+                stem += "-"
+            found[name] = stem
+        return found
+
 
 @dataclass(frozen=True)
-class Section:
+class Section(_OfTexts):
     """A heading with blocks below it, in their order."""
 
     title: str
@@ -149,7 +178,7 @@ Block = Lead | Bullets | Table | Figures | Section
 
 
 @dataclass(frozen=True)
-class Document:
+class Document(_OfTexts):
     """A title with blocks."""
 
     title: str
@@ -157,10 +186,12 @@ class Document:
 
     @property
     def images(self) -> dict[str, Image]:
-        """Name -> image, of all figures."""
+        """Name of the file -> image, of all figures."""
         figures = [block for block in _flat(self.blocks) if isinstance(block, Figures)]
         return {
-            name: image for block in figures for name, image in block.images.items()
+            block.files[name]: image
+            for block in figures
+            for name, image in block.images.items()
         }
 
     def to_markdown(self) -> str:
@@ -173,7 +204,7 @@ class Document:
 
     def show(self, console: Console) -> None:
         """Print the parts for a screen: the finding, then tables with a title, then sentences."""
-        plain: Any = {"markup": False, "highlight": False}
+        plain: Any = {"markup": False, "emoji": False, "highlight": False}
         parts, sentences = _flat(self.blocks), list[str]()
         for block in parts:
             if isinstance(block, Lead) and block.strong:
@@ -226,8 +257,8 @@ def _markdown(block: Block, level: int) -> list[str]:
         return markdown_table(header, rows)
     if isinstance(block, Figures):
         parts = [
-            [f"![{safe(name)}](figures/{name}.png)", "", block.captions[name]]
-            for name in block.images
+            [f"![{safe(name)}](figures/{file}.png)", "", safe(block.captions[name])]
+            for name, file in block.files.items()
         ]
     else:
         heading = f"{'#' * level} {safe(block.title)}"

@@ -302,7 +302,7 @@ class CalibrationReport:
         )
         notes += [
             "The sums are over all rows and exact. The adaptive ECE and the area under the risk-coverage curve are "
-            "from counts of confidences in 98,304 cells; confidences in one cell count as equal.",
+            "from counts of confidences in 105,728 cells; confidences in one cell count as equal.",
             f"Left out, because they need all rows at once or have no weighted form: {missing}.",
         ]
         if state.weighted:
@@ -352,7 +352,7 @@ class CalibrationReport:
             of_slices = (
                 f"Confidence minus accuracy of each slice, with {level} intervals."
             )
-            captions |= {f"slices_{each.column}": of_slices for each in self.slices}
+            captions |= {each.figure_name: of_slices for each in self.slices}
             blocks.append(Section("Figures", [Figures(images, captions)]))
         links = {measure.title: measure.page for measure in MEASURES.values()}
         found = self.metric_table()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -79,17 +81,25 @@ class DecisionSection(ReportSection):
     curves: Mapping[str, PromiseCurve] = field(
         default_factory=dict
     )  # of an `AbstainRule`
-    n_folds: int = (
-        0  # the folds of the cross-fitting that measured it; 0 if other rows did
-    )
+    of_fit: bool = False  # whether the results are from the rows of the fit
+    n_shared: int = 0  # of other rows, the number that are among those of the fit
 
     def sentences(self) -> list[str]:
-        crossed = f"on the same rows by cross-fitting: in {self.n_folds} folds, each row by a rule fitted without it"
-        where = crossed if self.n_folds else "on other rows"
-        fitted = (
-            f"It was fitted on {counted(self.n_fitted, 'row')}, and measured {where}."
-        )
+        if self.n_fitted == 0:
+            fitted = "Nothing of it was fitted."
+        else:
+            where = "other rows"
+            if self.of_fit:
+                where = "the same rows, with intervals for this rule on new inputs"
+            elif self.n_shared:
+                where = f"rows of which {self.n_shared:,} are the same"
+            rows = counted(self.n_fitted, "row")
+            fitted = f"It was fitted on {rows}, and measured on {where}."
         sentences = [f"The rule {self.promise}. {fitted}"]
+        if self.of_fit and "accuracy" in self.before:
+            sentences.append(
+                "The lower end of the accuracy is the promise; its value is that of the fit's rows."
+            )
         if "answered" in self.before and "accuracy" not in self.before:
             sentences.append("No input is answered.")
         if "saving" in self.before:
@@ -373,6 +383,14 @@ class SliceSection(ReportSection):
         return f"By {self.column}"
 
     @property
+    def figure_name(self) -> str:
+        """The name of the figure's file, in which a column's slash would be a folder."""
+        plain = re.sub(r"[^\w.-]", "_", self.column)[:100]
+        if plain != self.column:
+            plain += f"-{crc32(self.column.encode()):08x}"
+        return f"slices_{plain}"
+
+    @property
     def differing(self) -> str:
         """The number of slices that differ, in words; "" if there are none."""
         n_found = sum(each.differs for each in self.slices)
@@ -420,7 +438,7 @@ class SliceSection(ReportSection):
         figure = slice_diagram(
             [each.name for each in shown], gaps, differ, column=self.column
         )
-        return {f"slices_{self.column}": figure}
+        return {self.figure_name: figure}
 
 
 def slice_section(sums: SliceSums, settings: Settings) -> SliceSection:

@@ -7,7 +7,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,12 +17,19 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from hf_calib._errors import check, few
 from hf_calib.metrics import checks
 from hf_calib.metrics.checks import FloatArray, row_chunks
-from hf_calib.scaling.saved_map import MAP_NAME, load_pretrained, save_map
+from hf_calib.scaling.saved_map import (
+    MAP_NAME,
+    Fitted,
+    Parameters,
+    load_pretrained,
+    save_map,
+)
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitInfo
     from typing_extensions import Self
 
+N_CLASSES = Fitted(low=2, high=1e6, kind=int)
 _LARGEST = 1e100  # Its square is finite.
 _LARGEST_MIXED = 1e12  # A matrix spreads the rounding of each logit to all.
 
@@ -41,6 +48,7 @@ class Scaler(ClassifierMixin, BaseEstimator):
     array([[0.75, 0.25]])
     """
 
+    _fitted: ClassVar[Parameters] = {}  # The parameters; that of C is first.
     multi_label = False
     predict_proba: Callable[[ArrayLike], FloatArray]
 
@@ -61,6 +69,20 @@ class Scaler(ClassifierMixin, BaseEstimator):
             if found is not None:
                 return np.arange(found if isinstance(found, int) else len(found))
         raise AttributeError(f"{type(self).__name__} does not know its classes")
+
+    def __repr__(self, N_CHAR_MAX: int = 700) -> str:  # noqa: N803, the name of scikit-learn
+        """Return the settings and, once fitted, the parameters; of an array the first and last numbers."""
+        settings = super().__repr__(N_CHAR_MAX)
+        found = {name: getattr(self, name, None) for name in self._fitted}
+        if not found or any(value is None for value in found.values()):
+            return settings
+        with np.printoptions(precision=4, threshold=6, edgeitems=2):
+            shown = [f"{name}={_in_short(value)}" for name, value in found.items()]
+        return f"{settings} with {', '.join(shown)}"
+
+    def _is_sound(self) -> bool:
+        """Whether parameters of the right kinds, shapes and ranges belong to one fit."""
+        return True
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Save the fitted calibrator to a new folder, or to that of its model, where `hf_calib.pipeline` finds it."""
@@ -99,6 +121,15 @@ class Scaler(ClassifierMixin, BaseEstimator):
                 Destination(repo_id, **where),
             )
             return push_files(files, to, message=f"Add {type(self).__name__}")  # type: ignore[return-value]
+
+
+def _in_short(value: Any) -> str:
+    """A parameter in a line."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = repr(value) if isinstance(value, list) else str(value)
+    line = " ".join(text.split())
+    return line if len(line) <= 100 else f"{line[:97]}..."
 
 
 class LogitScaling(Scaler):

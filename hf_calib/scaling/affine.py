@@ -19,8 +19,9 @@ from sklearn.utils.validation import check_is_fitted
 from hf_calib._errors import check, few
 from hf_calib.metrics.checks import (
     FloatArray,
-    as_floats,
+    as_array,
     check_choice,
+    check_kind,
     check_n_bins,
     row_chunks,
 )
@@ -41,6 +42,7 @@ from hf_calib.scaling.newton import (
     fit_affine,
     warn_undetermined,
 )
+from hf_calib.scaling.saved_map import Fitted, Parameters
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -50,7 +52,14 @@ Criterion = Literal["nll", "ece", "adaptive_ece"]
 PAPERS_GRID = np.arange(1, 101) / 10
 _MANY_CLASSES = 32  # Exponentials then take most of the time.
 _MASSES = 2**20  # The most in memory at the same time.
+_VECTOR = {"weight_": Fitted(("C",)), "bias_": Fitted(("C",))}
+_MATRIX = {"weight_": Fitted(("CC",)), "bias_": Fitted(("C",))}
+_MOST_PENALTY: Any = 1e100  # Its products are finite.
 RIDGE = 1e-6  # For parameters without a penalty, which the data may not determine.
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 class Solvable(LogitScaling):
@@ -89,18 +98,22 @@ class TemperatureScaling(AffineScaling):
     Args:
         criterion: "nll", the negative log-likelihood, solved exactly (Guo et al. 2017), or the noisier calibration
             error with equal-width ("ece") or equal-mass bins ("adaptive_ece") on a grid, as in Mukhoti et al. 2020.
-        grid: (G,) temperatures > 0, of which the first best is selected; None: 0.1, 0.2, ..., 10, but no grid for
-            "nll".
+        grid: (G,) temperatures in [1e-5, 1e5], of which the first best is selected; None: 0.1, 0.2, ..., 10, but no
+            grid for "nll".
         n_bins: number of bins of the calibration errors.
 
     Attributes:
-        temperature_: T, a float, in [1e-5, 1e5] unless a grid is given.
+        temperature_: T, a float, in [1e-5, 1e5].
 
     >>> logits = np.array([[4.0, 0.0], [4.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
     >>> scaler = TemperatureScaling().fit(logits, [0, 0, 0, 0])
     >>> round(scaler.temperature_, 4)  # 3 of 4 are correct, and p = 3/4 needs z / T = log 3.
     3.641
     """
+
+    _fitted: ClassVar[Parameters] = {
+        "temperature_": Fitted(low=BOUNDS[0], high=BOUNDS[1])
+    }
 
     def __init__(
         self,
@@ -124,13 +137,16 @@ class TemperatureScaling(AffineScaling):
         """Find the temperature; weights (N,) are allowed for "nll" and one label per row."""
         check_choice("criterion", self.criterion, get_args(Criterion))
         check_n_bins(self.n_bins)
-        grid = as_floats("grid", PAPERS_GRID if self.grid is None else self.grid)
-        is_temperature = (grid > 0) & (grid < np.inf)
+        grid = as_array("grid", PAPERS_GRID if self.grid is None else self.grid)
+        way_out = "use for example numpy.arange(1, 101) / 10"
+        check_kind(grid, "fiu", "grid to hold real numbers", way_out)
+        grid = grid.astype(np.float64)
+        is_temperature = (grid >= BOUNDS[0]) & (grid <= BOUNDS[1])
         check(
             grid.ndim == 1 and grid.size > 0 and bool(is_temperature.all()),
-            "grid to be a sequence of finite temperatures > 0",
+            f"grid to be a sequence of finite temperatures > 0, in {BOUNDS}",
             got=self.grid,
-            way_out="use for example numpy.arange(1, 101) / 10",
+            way_out=way_out,
         )
         takes_weights = self.criterion == "nll" and not self.multi_label
         check(
@@ -202,6 +218,10 @@ class PerLabelTemperatureScaling(AffineScaling):
     """
 
     multi_label = True
+    _fitted: ClassVar[Parameters] = {
+        "temperatures_": Fitted(("C",), *BOUNDS),
+        "shared_temperature_": Fitted(("",), *BOUNDS),
+    }
 
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> PerLabelTemperatureScaling:
         """Find the temperatures."""
@@ -282,6 +302,14 @@ class LinearFit(Solvable):
             self._from_temperature or temperature not in BOUNDS
         ):  # Otherwise the temperature is not used.
             loss.warn(temperature, stacklevel=4)
+        absent = np.flatnonzero(
+            np.isin(np.arange(len(self.bias_)), rows.labels, invert=True)
+        )
+        # The ridges of the structured maps keep such a class near the temperature.
+        if not self._from_temperature and len(absent):
+            classes = "class" if len(absent) == 1 else "classes"
+            what = f"the parameters of {classes} {few(absent.tolist())}"
+            warn_undetermined(f"{what}: no row has this label", stacklevel=4)
         return self
 
     def _ridges(self, rows: Rows) -> Ridges:
@@ -301,6 +329,8 @@ class VectorScaling(AffineScaling, LinearFit):
     array([0.3333, 0.6667])
     """
 
+    _fitted: ClassVar[Parameters] = _VECTOR
+
 
 class PenalisedMatrixFit(LinearFit):
     """Base class of full matrices over features of the logits, with ODIR penalties."""
@@ -318,9 +348,8 @@ class PenalisedMatrixFit(LinearFit):
 
     def _ridges(self, rows: Rows) -> Ridges:
         for name, value in self.get_params().items():
-            is_penalty = isinstance(value, Real) and 0 <= float(value) < np.inf
             check(
-                value is None or is_penalty,
+                value is None or (_is_number(value) and 0 <= value <= _MOST_PENALTY),
                 f"{name} to be a finite number of at least 0",
                 got=repr(value),
                 way_out="None uses a default that depends on the numbers of classes and examples",
@@ -357,6 +386,8 @@ class MatrixScaling(AffineScaling, PenalisedMatrixFit):
     array([-1.1,  0.9,  0.8])
     """
 
+    _fitted: ClassVar[Parameters] = _MATRIX
+
 
 class DirichletScaling(PenalisedMatrixFit):
     r"""Map the log-probabilities by a full matrix and an offset (Kull et al. 2019, section 2).
@@ -370,6 +401,8 @@ class DirichletScaling(PenalisedMatrixFit):
     >>> np.allclose(scaler.predict_proba(logits), scaler.predict_proba(np.add(logits, 100)))
     True
     """
+
+    _fitted: ClassVar[Parameters] = _MATRIX
 
     def transform(self, logits: ArrayLike) -> FloatArray:
         """Return the mapped log-probabilities in float64; logits of any shape that ends in C."""
@@ -399,6 +432,7 @@ class StructuredVectorScaling(AffineScaling, LinearFit):
     """
 
     _from_temperature = True
+    _fitted: ClassVar[Parameters] = _VECTOR
 
     def __init__(self, penalty: float = 1.0, *, multi_label: bool = False) -> None:
         self.penalty = penalty
@@ -447,7 +481,7 @@ class StructuredVectorScaling(AffineScaling, LinearFit):
 
     def _ridges(self, rows: Rows) -> Ridges:
         check(
-            isinstance(self.penalty, Real) and 0 < float(self.penalty) < np.inf,
+            _is_number(self.penalty) and 0 < self.penalty <= _MOST_PENALTY,
             "penalty to be a finite number above 0",
             got=repr(self.penalty),
             way_out="1 is the paper's penalty; a smaller one trusts the data more",
@@ -471,6 +505,7 @@ class StructuredMatrixScaling(StructuredVectorScaling):
     """
 
     _mixes = True
+    _fitted: ClassVar[Parameters] = _MATRIX
 
     def __init__(self, penalty: float = 1.0) -> None:
         self.penalty = penalty

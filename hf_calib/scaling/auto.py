@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from hf_calib._errors import check, few
@@ -20,6 +21,7 @@ from hf_calib.metrics.checks import (
 )
 from hf_calib.scaling import SCALERS, affine
 from hf_calib.scaling._base import (
+    N_CLASSES,
     LogitScaling,
     as_fitted_logits,
     n_masked,
@@ -34,7 +36,7 @@ from hf_calib.scaling.newton import (
     Start,
     fit_affine,
 )
-from hf_calib.scaling.saved_map import method_of
+from hf_calib.scaling.saved_map import Fitted, Parameters, method_of
 
 _MATRIX_COST = 5e8  # N C^2 above which a fit of a matrix would take seconds.
 _CHOSEN_ON = 20_000  # The rows used: enough to detect 0.001 nats.
@@ -132,6 +134,13 @@ class AutoScaling(AffineScaling):
     ('structured_vector(penalty=1)', array([-0.7, -0.5,  1.3]))
     """
 
+    _fitted: ClassVar[Parameters] = {
+        "choice_": Fitted(kind=str),
+        "results_": Fitted(kind=list),
+        "bias_": Fitted(("C",)),
+        "weight_": Fitted(("", "C", "CC")),
+    }
+
     def __init__(
         self, n_folds: int = 5, *, multi_label: bool = False, random_state: int = 0
     ) -> None:
@@ -141,13 +150,22 @@ class AutoScaling(AffineScaling):
 
     def __repr__(self, *args: Any) -> str:
         """Return the settings and, once fitted, the choice, with T if it is a temperature."""
-        settings = super().__repr__(*args)
+        settings = BaseEstimator.__repr__(self, *args)
         choice = getattr(self, "choice_", None)
         if choice is None:
             return settings
         if choice == "temperature":
             return f"{settings}: {choice}, T = {1 / float(self.weight_):.4g}"
         return f"{settings}: {choice}"
+
+    def _is_sound(self) -> bool:
+        """Whether `results_` are dicts of numbers and words."""
+        are_dicts = all(isinstance(result, dict) for result in self.results_)
+        return are_dicts and all(
+            value is None or isinstance(value, int | float | str)
+            for result in self.results_
+            for value in result.values()
+        )
 
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> AutoScaling:
         """Select the calibrator and fit it."""
@@ -374,6 +392,23 @@ class GroupedScaling(LogitScaling):
     >>> scaler.groups_, round(float(scaler.biases_[2, 2]), 1)
     (['art', 'law'], 1.0)
     """
+
+    _fitted: ClassVar[Parameters] = {
+        "n_classes_": N_CLASSES,
+        "groups_": Fitted(kind=list),
+        "choice_": Fitted(kind=str),
+        "sizes_": Fitted(("G",), 1, kind=int),
+        "weights_": Fitted(("HC",)),
+        "biases_": Fitted(("HC",)),
+    }
+
+    def _is_sound(self) -> bool:
+        names = self.groups_
+        g = len(self.sizes_)
+        are_names = all(isinstance(name, str) for name in names)
+        return (
+            are_names and len(set(names)) == len(names) == g == len(self.weights_) - 1
+        )
 
     def __init__(
         self, base: str = "auto", *, n_folds: int = 5, random_state: int = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,8 +20,15 @@ from hf_calib.metrics.checks import (
     check_n_bins,
 )
 from hf_calib.metrics.sums import quantile_edges, uniform_edges
-from hf_calib.scaling._base import Scaler, as_fitted_logits, blocks, softmax_in_place
-from hf_calib.scaling.newton import Rows, ScaledLoss
+from hf_calib.scaling._base import (
+    N_CLASSES,
+    Scaler,
+    as_fitted_logits,
+    blocks,
+    softmax_in_place,
+)
+from hf_calib.scaling.newton import BOUNDS, Rows, ScaledLoss
+from hf_calib.scaling.saved_map import Fitted, Parameters
 
 Binning = Literal["uniform", "equal_mass"]
 Multiclass = Literal["one_vs_rest", "joint"]
@@ -29,7 +36,7 @@ Multiclass = Literal["one_vs_rest", "joint"]
 _OWN_SHARE = (
     1e-9  # The share of the model's probability, which breaks ties (Zhang et al. 2020).
 )
-_FURTHEST = np.log(30)  # The range around the temperature of the likelihood.
+_FARTHEST = 30  # The largest factor between the temperature and that of the likelihood.
 
 
 class ClassProbabilityScaling(Scaler):
@@ -98,9 +105,18 @@ class HistogramBinning(ClassProbabilityScaling):
     array([[0.6667, 0.3333]])
     """
 
+    _fitted: ClassVar[Parameters] = {
+        "n_classes_": N_CLASSES,
+        "edges_": Fitted(("CE",), 0, 1, rises=True),
+        "frequencies_": Fitted(("CM",), 0, 1),
+    }
+
     def __init__(self, n_bins: int = 15, *, binning: Binning = "uniform") -> None:
         self.n_bins = n_bins
         self.binning = binning
+
+    def _is_sound(self) -> bool:
+        return self.edges_.shape[1] == self.frequencies_.shape[1] + 1
 
     def _fit_curves(
         self, probs: FloatArray, hits: FloatArray, weights: FloatArray
@@ -153,8 +169,23 @@ class IsotonicScaling(ClassProbabilityScaling):
     array([[0.75, 0.25]])
     """
 
+    _fitted: ClassVar[Parameters] = {
+        "n_classes_": N_CLASSES,
+        "sizes_": Fitted(("K",), 1, kind=int),
+        "knots_": Fitted(("S",), 0, 1),
+        "frequencies_": Fitted(("S",), 0, 1),
+    }
+
     def __init__(self, multiclass: Multiclass = "one_vs_rest") -> None:
         self.multiclass = multiclass
+
+    def _is_sound(self) -> bool:
+        n_curves = 1 if self.multiclass == "joint" else self.n_classes_
+        if len(self.sizes_) != n_curves or self.sizes_.sum() != len(self.knots_):
+            return False
+        ends = np.cumsum(self.sizes_)[:-1]
+        curves = np.split(self.knots_, ends) + np.split(self.frequencies_, ends)
+        return all((np.diff(curve) >= 0).all() for curve in curves)
 
     def _fit_curves(
         self, probs: FloatArray, hits: FloatArray, weights: FloatArray
@@ -210,6 +241,12 @@ class SplineScaling(Scaler):
     >>> scaler.predict_proba(np.array([[3.0, 0.0, 0.0]])).round(2)  # softmax gives 0.91
     array([[0.62, 0.19, 0.19]])
     """
+
+    _fitted: ClassVar[Parameters] = {
+        "n_classes_": N_CLASSES,
+        "scores_": Fitted(("S",), 0, 1, rises=True),
+        "accuracies_": Fitted(("S",), 0, 1),
+    }
 
     def __init__(self, *, n_knots: int = 6) -> None:
         self.n_knots = n_knots
@@ -293,6 +330,15 @@ class EnsembleTemperatureScaling(Scaler):
     array([[0.75, 0.25]])
     """
 
+    _fitted: ClassVar[Parameters] = {
+        "n_classes_": N_CLASSES,
+        "temperature_": Fitted(("",), BOUNDS[0] / _FARTHEST, BOUNDS[1] * _FARTHEST),
+        "weights_": Fitted(("W",), 0, 1),
+    }
+
+    def _is_sound(self) -> bool:
+        return len(self.weights_) == 3 and bool(np.isclose(self.weights_.sum(), 1))
+
     def fit(self, logits: ArrayLike, labels: ArrayLike) -> EnsembleTemperatureScaling:
         """Find the temperature, then the weights; warn if the data do not determine T."""
         rows = Rows.checked(logits, labels)
@@ -374,7 +420,7 @@ def _least_squares_temperature(rows: Rows, likely: float) -> float:
             )
         return float(total) / len(rows)
 
-    grid = np.log(likely) + np.linspace(-_FURTHEST, _FURTHEST, 25)
+    grid = np.log(likely) + np.log(_FARTHEST) * np.linspace(-1, 1, 25)
     best = int(np.argmin([error(log_t) for log_t in grid]))
     around = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
     found = minimize_scalar(error, bounds=around, options={"xatol": 1e-9}).x

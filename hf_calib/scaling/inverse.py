@@ -90,12 +90,22 @@ class InverseLink(LogitScaling):
             "mask fewer classes",
         )
         loss: Any = deepcopy(self.loss).cpu()
-        weights, loss.class_weights = loss.class_weights, None
+        log_weights = np.zeros(rows.shape[1])
+        # Label smoothing has the weights before each log p: p is w times the smoothed posterior. Other losses depend
+        # on the posterior times the weights.
+        weights_first = loss.name == "label_smoothing"
+        if loss.class_weights is not None:
+            log_weights = np.log(loss.class_weights.double().numpy())
+            loss.class_weights = loss.class_weights.new_ones(len(log_weights))
+        if not weights_first:
+            loss.class_weights = None
         result, by_p = np.empty(rows.shape), loss.name in _OF_P
         for part in row_chunks(
             len(rows), rows.shape[1] ** (1 if by_p else 2), elements=_GRADIENTS
         ):
             block = rows[part].astype(np.float64)
+            if weights_first:
+                block -= log_weights
             order = np.argsort(-block, axis=1, kind="stable")
             z = np.take_along_axis(
                 block, order, axis=1
@@ -104,8 +114,8 @@ class InverseLink(LogitScaling):
             log_p = z - np.log1p(np.exp(z[:, 1:]).sum(axis=1, keepdims=True))
             log_eta = log_p + (_gain_by_p(loss, log_p) if by_p else _gain(loss, z))
             np.put_along_axis(result[part], order, _in_order_of(log_p, log_eta), axis=1)
-        if weights is not None:  # The loss depends on the posterior times the weights.
-            result -= np.log(weights.detach().double().numpy())
+        if log_weights.any() and not weights_first:
+            result -= log_weights
             result -= logsumexp(result, axis=1, keepdims=True)
         return result.reshape(checked.shape)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import re
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from hashlib import sha256
@@ -20,9 +22,11 @@ from hf_calib._errors import (
     check,
     did_you_mean,
     expected,
+    few,
     printable,
 )
 from hf_calib._files import whole_file
+from hf_calib._records import check_record, count, digest, number, positive
 from hf_calib.metrics.checks import as_array
 from hf_calib.scaling import FOLDABLE_SCALERS, SCALERS
 
@@ -36,6 +40,94 @@ PACKAGES = (
     "scikit-learn",
 )  # Their versions are saved.
 _OWN = {"method", "settings", "parameters", "weight", "bias", "date", "versions"}
+LARGEST_NUMBER = 1e12  # Beyond it the logits are lost in a head of float32.
+_LARGEST_FILE = 2**28  # In bytes; a matrix for 3,600 classes.
+_ROUNDING = 1e-9
+_WORD = re.compile(r"[a-z_][a-z0-9_=., ()+-]{0,100}")  # A choice or a setting.
+
+
+class Fitted(NamedTuple):
+    """The kind, the shape and the range of a parameter in any calibrator that a fit can find.
+
+    Each of `axes` is a shape, a letter for each axis: C classes, or sizes that parameters share. "" is a number.
+    """
+
+    axes: tuple[str, ...] = ("",)
+    low: float = -LARGEST_NUMBER
+    high: float = LARGEST_NUMBER
+    rises: bool = False  # Along the last axis.
+    kind: type = float
+
+    def checked(self, name: str, value: Any, sizes: dict[str, int]) -> Any:
+        """Return the value in its own type; raise unless it fits, also to the sizes of the parameters before it."""
+        shapes = " or ".join(
+            f"({', '.join(axes)})" if axes else "()" for axes in self.axes
+        )
+        order = "rising " if self.rises else ""
+        requirement = f"{order}{self.kind.__name__} in [{self.low:g}, {self.high:g}] of shape {shapes}"
+        way_out = "take the file unchanged, or fit it again"
+        if self.kind in (str, list):
+            fits = isinstance(value, self.kind)
+            fits = fits and (self.kind is list or bool(_WORD.fullmatch(value)))
+            requirement = f"{name} to be a {self.kind.__name__} that a fit sets"
+            check(fits, requirement, repr(value)[:100], way_out)
+            return value
+        array = np.asarray(value)
+        is_number = array.dtype.kind in ("iu" if self.kind is int else "fiu")
+        fits = is_number and array.size > 0 and self._has_shape(array.shape, sizes)
+        requirement = f"{name} to be {requirement}"
+        check(fits, requirement, f"{array.dtype} of shape {array.shape}", way_out)
+        # Rounding may lead to 1 + 1e-16.
+        low = self.low - _ROUNDING * min(1.0, abs(self.low))
+        high = self.high + _ROUNDING * abs(self.high)
+        inside = (array >= low) & (array <= high)
+        check(bool(inside.all()), requirement, few(array[~inside].tolist()), way_out)
+        if self.rises:
+            falls = np.diff(array) < 0
+            check(not falls.any(), requirement, "numbers that fall", way_out)
+        if array.ndim == 0 and not isinstance(value, np.ndarray):
+            return self.kind(value)
+        return array.astype(np.float64 if self.kind is float else np.int64, copy=False)
+
+    def _has_shape(self, shape: tuple[int, ...], sizes: dict[str, int]) -> bool:
+        """Whether this is one of the shapes, whose letters get their sizes."""
+        for axes in self.axes:
+            pairs = list(zip(axes, shape, strict=False))
+            own = dict(pairs)
+            if len(axes) == len(shape) and all(
+                sizes.get(axis, own[axis]) == size for axis, size in pairs
+            ):
+                sizes |= own
+                return True
+        return False
+
+
+Parameters = Mapping[str, Fitted]
+
+
+ROWS_KINDS = {
+    **dict.fromkeys(("name?", "split?", "part?", "autocast?", "fingerprint?"), str),
+    **dict.fromkeys(("n?", "seen?", "n_bins?"), count),
+    "options?": [str],
+}
+# The entries about a calibrator that are read from calibration.json and from a model's config; others are free.
+RECORD_KINDS = {
+    **dict.fromkeys(("method?", "choice?", "criterion?", "split?", "date?"), str),
+    **dict.fromkeys(("loss?", "base_model?", "scaler?"), str),
+    **dict.fromkeys(("fingerprint?", "sha256?"), digest),
+    "head?": [str],
+    "class_names?": [str],
+    "folded?": bool,
+    "n_examples?": count,
+    "temperature?": positive,
+    "temperatures?": [positive],
+    "parameters?": dict,
+    "loss_kwargs?": dict,
+    "versions?": {str: str},
+    "vllm_pooler_config?": {str: number},
+    "data?": {str: ROWS_KINDS},
+    "metrics?": {**ROWS_KINDS, "before?": {str: number}, "after?": {str: number}},
+}
 
 
 class SavedMap(NamedTuple):
@@ -70,16 +162,18 @@ def save_map(
         "versions": {name: version(name) for name in PACKAGES},
     }
     record["date"] = datetime.now(timezone.utc).date().isoformat()
+    text = json.dumps(record, allow_nan=False) + "\n"
+    _check_size(len(text))
     with whole_file(_file(path)) as unfinished:
-        unfinished.write_text(
-            json.dumps(record, allow_nan=False) + "\n", encoding="utf-8"
-        )
+        unfinished.write_text(text, encoding="utf-8")
 
 
 def load_map(path: str | os.PathLike[str]) -> SavedMap:
     """Load a calibrator from a file of `save_map` or the calibration.json of a folder; ValueError for other files."""
     try:
+        _check_size(_file(path).stat().st_size)
         record = json.loads(_file(path).read_bytes())
+        check_record(MAP_NAME, record, RECORD_KINDS)
         about = {key: value for key, value in record.items() if key not in _OWN}
         return SavedMap(_from_record(record), about)
     except Exception as error:  # A damaged or foreign file may cause any error.
@@ -151,26 +245,90 @@ def _as_record(scaler: Any) -> Any:
 
 def _from_record(record: dict[str, Any]) -> Any:
     """The calibrator of a record of `_as_record`; any other record raises some error."""
-    method, settings = record["method"], dict(record["settings"])
+    method: Any = record.get("method")
+    settings = {**record["settings"]}
     check(
         method in SCALERS,
         "method to be a scaler",
         repr(method),
         did_you_mean(method, SCALERS),
     )
+    kind = SCALERS[method].load()
+    arguments = inspect.signature(kind).parameters
     for name, value in settings.items():
-        if isinstance(value, dict):
-            settings[name] = (
-                _loss_from_record(value) if name == "loss" else _from_record(value)
-            )
-    scaler = SCALERS[method].load()(**settings)
-    for key, value in record["parameters"].items():
-        of_map = value is None and key in ("weight", "bias")
-        array = np.array(record[key], dtype=np.float64) if of_map else np.array(value)
-        is_array = isinstance(value, list) and array.dtype.kind in "fiu"
-        setattr(scaler, f"{key}_", array if of_map or is_array else value)
+        if name == "loss":
+            settings[name] = _loss_from_record(value)
+        elif name == "scaler" and value is not None:
+            settings[name] = _from_record(value)
+        else:
+            _check_setting(name, value, arguments[name].default)
+    scaler = kind(**settings)
+    wanted = {name[:-1]: fitted for name, fitted in kind._fitted.items()}
+    for key, value in {**record["parameters"]}.items():
+        requirement = f"parameters to be {', '.join(wanted) or 'none'}"
+        check(key in wanted, requirement, printable(key), "take the file unchanged")
+        is_of_map = value is None and key in ("weight", "bias")
+        given = record[key] if is_of_map else value
+        found = np.array(given, dtype=np.float64) if is_of_map else given
+        # An array would turn true, and perhaps a text, into a number.
+        entries = np.array(given, dtype=object).ravel()
+        are_numbers = not any(isinstance(each, bool | str) for each in entries)
+        is_number = wanted[key].kind in (int, float)
+        got = "a text, true or false"
+        check(
+            are_numbers or not is_number, f"{key} to hold numbers", got, "fit it again"
+        )
+        setattr(scaler, f"{key}_", found)
     check_finite(scaler)
+    if method in FOLDABLE_SCALERS:
+        _check_map(scaler.affine_map(), record)
     return scaler
+
+
+def _check_setting(name: str, value: Any, default: Any) -> None:
+    """Raise unless an argument is of the kind of its default: a flag, a word, a number, or numbers if it is None."""
+    numbers = value if isinstance(value, list) else [value]
+    fits = len(numbers) > 0 and all(
+        isinstance(each, int | float)
+        and not isinstance(each, bool)
+        and np.isfinite(float(each))
+        for each in numbers
+    )
+    if default is None:
+        fits = fits or value is None
+    elif isinstance(default, bool):
+        fits = isinstance(value, bool)
+    elif isinstance(default, str):
+        fits = isinstance(value, str) and bool(_WORD.fullmatch(value))
+    requirement = f"setting {name} to be of the kind of {default!r}"
+    check(fits, requirement, repr(value)[:100], "take the file unchanged")
+
+
+def _check_map(found: Any, record: Mapping[str, Any]) -> None:
+    """Raise unless the affine map is that of the file's weight and bias."""
+    for key, ours in found._asdict().items():
+        stated = record[key]
+        is_same = ours is None and stated is None
+        if ours is not None and stated is not None:
+            theirs = np.array(stated, dtype=np.float64)
+            is_same = theirs.shape == ours.shape and np.allclose(
+                theirs, ours, rtol=_ROUNDING, atol=_ROUNDING
+            )
+        check(
+            is_same,
+            "weight and bias to be those of the parameters",
+            f"another {key}",
+            "take the file unchanged, or fit it again",
+        )
+
+
+def _check_size(n_bytes: int) -> None:
+    check(
+        n_bytes <= _LARGEST_FILE,
+        "the file to be small enough",
+        f"{n_bytes:,} bytes, of at most {_LARGEST_FILE:,}",
+        "use a calibrator with fewer parameters",
+    )
 
 
 def _loss_from_record(record: dict[str, Any]) -> Any:
@@ -225,22 +383,33 @@ def fitted_numbers(scaler: Any) -> dict[str, Any]:
 
 
 def check_finite(scaler: Any) -> None:
-    """Raise if a calibrator is not fitted, or has NaN or infinity in its numbers or in its result for logits of 0."""
+    """Raise if a calibrator is not fitted, or has numbers that no fit finds, such as NaN; lists become arrays."""
     check_is_fitted(scaler)
     numbers = [
         value
         for value in vars(scaler).values()
         if isinstance(value, float | np.ndarray)
     ]
+    finite = (np.isfinite(value).all() for value in numbers if _is_numeric(value))
+    way_out = "fit it again, on finite logits"
+    check(all(finite), "scaler to have finite numbers", "NaN or infinity", way_out)
+    sizes: dict[str, int] = {}
+    for name, fitted in scaler._fitted.items():
+        value = fitted.checked(name[:-1], getattr(scaler, name, None), sizes)
+        setattr(scaler, name, value)
+        if name == "n_classes_":
+            sizes["C"] = value
+    names = ", ".join(name[:-1] for name in scaler._fitted)
+    is_sound = scaler._is_sound() and (scaler.multi_label or sizes.get("C") != 1)
+    check(is_sound, f"{names} to be those of one fit", "others", "fit it again")
     zeros = np.zeros((1, len(getattr(scaler, "classes_", (0, 1)))))
-    finite = (np.isfinite(value).all() for value in numbers)
-    sound = all(finite) and bool(np.isfinite(scaler.predict_proba(zeros)).all())
-    check(
-        sound,
-        "scaler to have finite numbers",
-        "NaN or infinity",
-        "fit it again, on finite logits",
-    )
+    probs = scaler.predict_proba(zeros)
+    is_finite = bool(np.isfinite(probs).all())
+    check(is_finite, "scaler to have finite numbers", "NaN or infinity", way_out)
+
+
+def _is_numeric(value: Any) -> bool:
+    return np.asarray(value).dtype.kind in "fiu"
 
 
 def recorded_in(config: Any) -> dict[str, Any]:
@@ -250,7 +419,24 @@ def recorded_in(config: Any) -> dict[str, Any]:
         if isinstance(config, Mapping)
         else getattr(config, "calibration", None)
     )
-    return dict(found) if isinstance(found, Mapping) else {}
+    record = dict(found) if isinstance(found, Mapping) else {}
+    check_record("calibration in the model's config", record, RECORD_KINDS)
+    return record
+
+
+def check_in_weights(
+    saved: SavedMap | None, recorded: Mapping[str, Any], place: str
+) -> None:
+    """Raise if the file beside a folded model has another calibrator than the model's config, which can be folded."""
+    if saved is None or method_of(saved.scaler) not in FOLDABLE_SCALERS:
+        return
+    found = {"method": method_of(saved.scaler), **config_record(saved.scaler)}
+    wanted = {key: recorded[key] for key in found if key in recorded}
+    is_same = all(found[key] == value for key, value in wanted.items())
+    requirement = f"{MAP_NAME} in {place} to be of the calibrator in the weights"
+    got = f"{few([f'{key} {found[key]}' for key in wanted])}, not as in config.json"
+    way_out = "remove the file, or save the calibrated model again"
+    check(is_same, requirement, got, way_out)
 
 
 def has_bias(scaler: Any) -> bool:

@@ -151,6 +151,7 @@ class AdaFocalCallback(CalibrationCallback):
             loss.to(args.device)
             if state.global_step > 0:
                 load_loss_state(loss, _checkpoint(args, state))
+        self.adaptive_loss.expect_updates()
 
     def update(
         self, done: Evaluation | None = None, *, n_samples: int | None = None

@@ -282,6 +282,21 @@ def test_nothing_is_removed_but_what_stands_between_a_start_and_its_own_end(
     assert f"After: `{END}` ends it." in found
 
 
+def test_a_model_that_is_not_folded_is_served_as_it_was_before(folder: Path) -> None:
+    """The plain names are of what a plain pipeline gives."""
+    report = json.loads((folder / "calibration" / "report.json").read_text())
+    before, after = (report[key]["metrics"]["ece"] for key in ("before", "after"))
+    for folded, named, other in ((True, after, "before"), (False, before, "after")):
+        config = json.loads((folder / "config.json").read_text())
+        config["calibration"]["folded"] = folded
+        change(folder / "config.json", **config)
+        change(folder / "calibration.json", folded=folded)
+        results = written(folder).data.eval_results
+        found = {each.metric_type: each.metric_value for each in results}
+        assert found["ece"] == named["value"]
+        assert f"ece_{other}_calibration" in found
+
+
 # ---- Folders that are not what they seem ----
 
 HOSTILE = "<img src=x onerror=alert(1)>](javascript:x)|`x`\n## Owned\n![a](b)"
@@ -295,11 +310,8 @@ def test_text_of_calibration_json_is_no_markup(folder: Path) -> None:
         "n": 3,
     }
     entries: dict[str, Any] = {
-        **dict.fromkeys(
-            ("loss", "criterion", "split", "method", "base_model", "date"), HOSTILE
-        ),
+        **dict.fromkeys(("loss", "criterion", "split", "base_model", "date"), HOSTILE),
         "loss_kwargs": {HOSTILE: HOSTILE},
-        "parameters": {"choice": HOSTILE},
         "data": {"train": rows, "calibration": rows, "test": rows},
         "versions": {"torch": HOSTILE, HOSTILE: "1"},
     }
@@ -313,6 +325,14 @@ def test_text_of_calibration_json_is_no_markup(folder: Path) -> None:
         assert not {"\u202e", "\x1b"} & set(
             card_of(folder).text
         )  # marks that are not seen
+
+
+def test_a_calibrator_that_cannot_be_loaded_is_not_described(folder: Path) -> None:
+    change(folder / "calibration.json", method=HOSTILE)
+    (folder / "calibration" / "report.json").unlink()
+    with pytest.warns(UserWarning, match="leaves out .*method to be a scaler"):
+        write_card(folder, repo_id="me/x", license="mit")
+    assert "Owned" not in card_of(folder).text
 
 
 def test_text_of_report_config_and_decisions_is_no_markup(folder: Path) -> None:

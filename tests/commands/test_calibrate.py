@@ -206,6 +206,7 @@ class TestCalibrateModel:
         }
         saved = load_map(tmp_path / "plain")
         assert saved.about["folded"] is False
+        assert "fingerprint" not in saved.about  # it was that of the folded weights
 
         # The map that lies beside it gives the folded weights again.
         model = transformers.AutoModelForSequenceClassification.from_pretrained(

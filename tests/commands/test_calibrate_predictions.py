@@ -154,3 +154,17 @@ class TestInSample:
         result = call(*words, "--output", tmp_path / "mixed")
         note = "The calibrator was fitted on 3 of the 23 rows of this report."
         self.assert_said(result, tmp_path / "mixed" / "calibration", note)
+
+
+def test_the_seed_draws_the_half(workplace: Path, tmp_path: Path) -> None:
+    """Two seeds fit on different halves, one seed on the same."""
+    found = [
+        called_for_json(
+            *("calibrate", workplace / "data.npz", *TEMPERATURE, "--seed", seed),
+            *("--output", tmp_path / str(place)),
+        )
+        for place, seed in enumerate((1, 2, 1))
+    ]
+    temperatures = [each["numbers"]["temperature"] for each in found]
+    assert temperatures[0] == temperatures[2] != temperatures[1]
+    assert "drawn with seed 2" in found[1]["held_out"]

@@ -9,10 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from hf_calib._errors import InputValueError
 from hf_calib.cli import app
+from hf_calib.commands.options import evaluate
 from tests.helpers.commands import assert_refused, call, names_in
 from tests.helpers.reports import quick_reports  # noqa: F401
 
@@ -39,7 +42,7 @@ class TestRefusals:
             ),
             (
                 "evaluate model --data data.csv --text-column txt",
-                "text_column .* did you mean 'text'",
+                "--text-column .* did you mean 'text'",
             ),
             (
                 "evaluate model --data data.csv --weight-column text",
@@ -51,7 +54,7 @@ class TestRefusals:
             ),
             (
                 "evaluate data.npz --ood-data=",
-                "ood_data to be texts, none of them empty, got '' in ''",
+                "--ood-data to be texts, none of them empty, got '' in ''",
             ),
             (
                 "evaluate data.npz --output=",
@@ -132,3 +135,61 @@ def test_help_has_an_example_and_fits_a_screen(command: str) -> None:
     assert max(map(len, lines)) <= 80
     assert f"Example: hf-calib {command} " in page or not command
     assert not re.search(r"<|\d{6}", page)
+
+
+@pytest.mark.parametrize("command", ["evaluate", "calibrate", "decide"])
+def test_all_options_are_shown_on_demand(command: str) -> None:
+    short = call(command, "--help").stdout
+    whole = call(command, "--help-all").stdout
+    assert f"All options: hf-calib {command} --help-all" in short
+    assert "docs/" not in short
+    assert "--image-column" not in short
+    assert "--image-column" in whole
+    assert ("--n-bins" in whole) == (command != "decide")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("model --data data.csv --class-names a,b", "expected --class-names to name"),
+        (
+            "model --data data.csv --text-column t",
+            "expected --text-column to be one of",
+        ),
+        ("model --data data.csv --label-column t", "expected --label-column to be one"),
+        ("model --data data.csv --by t", "expected --by to be one of text, label"),
+        ("data.npz --ood-data=", "expected --ood-data to be texts"),
+        ("data.npz --soft-labels no.npz", "expected --soft-labels to name an existing"),
+        ("data.npz --soft-labels data.npz", "to hold the array soft_labels or probs"),
+        ("data.npz --n-bins 0", "expected --n-bins to be at least 1"),
+        ("class_names.csv", "got class_names.csv, where"),
+        ("names.npz", "expected class_names to hold 4 names"),
+    ],
+)
+def test_errors_name_options_as_they_are_typed(
+    words: str, message: str, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(workplace)
+    with np.load("data.npz") as arrays:
+        found = dict(arrays) | {"class_names": np.array(["a", "b"])}
+    np.savez("names.npz", **found)
+    assert_refused(call("evaluate", *words.split()), message)
+
+
+def test_errors_in_python_name_arguments(workplace: Path) -> None:
+    with pytest.raises(InputValueError, match="expected class_names to name the model"):
+        evaluate(
+            workplace / "model", data=workplace / "data.csv", class_names=["a", "b"]
+        )
+
+
+def test_what_was_there_before_is_not_said_to_be_written(
+    workplace: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "figures").mkdir()
+    words = ("evaluate", workplace / "data.npz", "--output", tmp_path)
+    for _ in range(2):
+        said = call(*words).stdout
+        assert said.endswith("figures, report.html, report.json, report.md\n")
+        assert "notes.txt" not in said

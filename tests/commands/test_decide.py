@@ -12,10 +12,13 @@ import pytest
 import transformers
 from scipy.special import softmax
 
+import hf_calib
+from hf_calib._errors import InputValueError
 from hf_calib.cards.facts import read_facts
-from hf_calib.decisions import AbstainRule, CostRule, Decisions
-from hf_calib.predictions import save_predictions
+from hf_calib.decisions import AbstainRule, CostRule, Decisions, PredictionSets
+from hf_calib.predictions import load_predictions, save_predictions
 from hf_calib.predictions.predictions import Predictions
+from hf_calib.scaling import HistogramBinning
 from tests.helpers.commands import (
     NAMES,
     TEMPERATURE,
@@ -53,7 +56,11 @@ def test_a_rule_is_fitted_on_the_data_and_measured_on_test_data(files: Path) -> 
     assert {key: tuple(row.values()) for key, row in found["before"].items()} == {
         key: pytest.approx(tuple(interval)) for key, interval in wanted.items()
     }
-    assert (found["n_fitted"], found["n_measured"], found["n_folds"]) == (800, 500, 0)
+    assert (found["n_fitted"], found["n_measured"], found["of_fit"]) == (
+        800,
+        500,
+        False,
+    )
     assert (found["rule"], found["notes"]) == ("abstain", [])
     assert found["options"] == {"accuracy": 0.9, "delta": 0.05, "by_class": False}
     assert 0.9 in found["curves"]["measured"]["promised"]
@@ -71,7 +78,8 @@ def test_people_get_a_table_and_files(files: Path, tmp_path: Path) -> None:
         "The rule answers inputs so that at least 90% of its answers are correct"
         in text
     )
-    assert "Measured on all 800 rows, each by a rule that was fitted without it" in text
+    said = "Measured on the 800 rows that the rule was fitted on, with intervals that hold for this rule"
+    assert said in text
     assert names_in(tmp_path / "out") == {"decisions.json", "decisions"}
     decisions = Decisions.from_pretrained(tmp_path / "out")
     assert decisions.class_names == NAMES
@@ -133,21 +141,112 @@ def test_costs_in_any_order(files: Path, tmp_path: Path) -> None:
     )
 
 
-def test_every_row_is_decided_by_a_rule_that_was_fitted_without_it(files: Path) -> None:
+def test_the_results_are_of_the_saved_rule(files: Path, tmp_path: Path) -> None:
     found = called_for_json(
-        "decide", files / "data.npz", "--accuracy", 0.9, "--seed", 4
+        "decide", files / "data.npz", "--accuracy", 0.9, "--output", tmp_path
     )
+    decisions = Decisions.from_pretrained(tmp_path)
+    data, new = drawn(800, 1), drawn(100_000, 5)
+    fitted = AbstainRule(accuracy=0.9).fit(data.probabilities(), data.labels)
+    np.testing.assert_array_equal(decisions.rule.thresholds_, fitted.thresholds_)
+    answered = found["before"]["answered"]
+    on_fit = decisions.rule.predict(data.probabilities()) >= 0
+    assert answered["value"] == pytest.approx(on_fit.mean())
+    on_new = decisions.rule.measure(new.probabilities(), new.labels)
+    assert answered["low"] <= on_new["answered"].value <= answered["high"]
+    assert found["before"]["accuracy"]["low"] == 0.9 <= on_new["accuracy"].value
+    assert (found["n_fitted"], found["n_measured"], found["of_fit"]) == (800, 800, True)
+    assert "on 800 rows of the fit)" in decisions.sentence()
+    assert set(found["curves"]["measured"]["kept"]) == {None}
+
+
+def test_rows_of_the_fit_as_test_data_are_called_that(
+    files: Path, tmp_path: Path
+) -> None:
+    words = ("--test-data", files / "data.npz", "--accuracy", 0.9)
+    result = call("decide", files / "data.npz", *words, "--output", tmp_path)
+    said = " ".join(result.stdout.split())
+    assert "measured on rows of which 800 are the same" in said
+    assert "800 rows of the fit)" in Decisions.from_pretrained(tmp_path).sentence()
+
+
+def test_a_cost_rule_is_measured_on_all_rows(files: Path, tmp_path: Path) -> None:
+    costs = pandas.DataFrame(1 - np.eye(4), index=NAMES, columns=NAMES)
+    costs.to_csv(tmp_path / "costs.csv")
+    words = ("--costs", tmp_path / "costs.csv", "--output", tmp_path / "out")
+    found = called_for_json("decide", files / "data.npz", *words)
     data = drawn(800, 1)
-    probs = data.probabilities()
-    folds = np.random.default_rng(4).permutation(800) % 5
-    decided = np.empty(800, int)
-    for k in range(5):
-        rule = AbstainRule(accuracy=0.9).fit(probs[folds != k], data.labels[folds != k])
-        decided[folds == k] = rule.predict(probs[folds == k])
-    assert found["before"]["answered"]["value"] == pytest.approx((decided >= 0).mean())
-    right = (decided == data.labels)[decided >= 0].mean()
-    assert found["before"]["accuracy"]["value"] == pytest.approx(right)
-    assert (found["n_fitted"], found["n_measured"], found["n_folds"]) == (800, 800, 5)
+    wanted = CostRule(costs.to_numpy()).measure(data.probabilities(), data.labels)
+    for name, interval in wanted.items():
+        row = found["before"][name]
+        assert tuple(row.values()) == pytest.approx(tuple(interval))
+    assert (found["n_fitted"], found["of_fit"]) == (0, False)
+    assert (
+        "Nothing of it was fitted." in call("decide", files / "data.npz", *words).stdout
+    )
+    said = Decisions.from_pretrained(tmp_path / "out").sentence()
+    assert "800 rows not used for the fit" in said
+
+
+def test_a_calibrator_beside_the_model_is_used(workplace: Path, tmp_path: Path) -> None:
+    """A rule and a report are of the probabilities that the folder serves."""
+    folder = tmp_path / "model"
+    data = ("--data", workplace / "data.csv")
+    words = (*data, "--method", "isotonic", "--output", folder)
+    calibrated = called_for_json("calibrate", workplace / "model", *words)
+    texts = pandas.read_csv(workplace / "test.csv")["text"].tolist()
+    labels = pandas.read_csv(workplace / "test.csv")["label"].map(NAMES.index)
+    classify = hf_calib.pipeline("text-classification", str(folder), top_k=None)
+    scores = [{row["label"]: row["score"] for row in rows} for rows in classify(texts)]
+    probs = np.array([[row[name] for name in NAMES] for row in scores])
+
+    test = ("--data", workplace / "test.csv")
+    found = called_for_json("evaluate", folder, *test)
+    nll = -np.log(probs[np.arange(len(labels)), labels]).mean()
+    assert found["after"]["metrics"]["nll"]["value"] == pytest.approx(nll, rel=1e-4)
+    raw = called_for_json("evaluate", workplace / "model", *test)
+    assert found["before"] == raw["before"]
+    assert "by the isotonic scaling next to it" in " ".join(found["warnings"])
+
+    result = call("decide", folder, *test, "--alpha", 0.2, "--output", folder)
+    assert "by the isotonic scaling next to the model" in result.stderr
+    decisions = Decisions.from_pretrained(folder)
+    wanted = PredictionSets(alpha=0.2).fit(probs, labels.to_numpy())
+    np.testing.assert_allclose(
+        decisions.rule.thresholds_, wanted.thresholds_, atol=1e-6
+    )
+    report = json.loads((folder / "decisions" / "report.json").read_text())
+    assert report["before"]["metrics"]["nll"]["value"] == pytest.approx(nll, rel=1e-4)
+    assert calibrated["folded"] is False
+
+
+def test_decisions_are_of_one_calibrator(workplace: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    data = ("--data", workplace / "data.csv", "--output", folder)
+    call("calibrate", workplace / "model", *data, "--method", "isotonic")
+    call("decide", folder, *data, "--alpha", 0.2)
+    assert Decisions.from_pretrained(folder).calibrator is not None
+    found = load_predictions(workplace / "data.npz")
+    other = HistogramBinning().fit(found.as_logits(), found.labels)
+    other.save_pretrained(folder)
+    with pytest.raises(InputValueError, match="for the calibrator next to the model"):
+        Decisions.from_pretrained(folder)
+    (folder / "calibration.json").unlink()
+    with pytest.raises(InputValueError, match="for the calibrator next to the model"):
+        Decisions.from_pretrained(folder)
+
+    result = call("calibrate", workplace / "model", *data, *TEMPERATURE)
+    assert "decisions.json in" in result.stdout
+    assert not (folder / "decisions.json").exists()
+    call("decide", folder, *data, "--alpha", 0.2)
+    Decisions.from_pretrained(folder)
+    kept = (folder / "decisions.json").read_bytes()
+    call("calibrate", workplace / "model", *data, "--method", "vector")
+    (folder / "decisions.json").write_bytes(kept)
+    with pytest.raises(
+        InputValueError, match="for the weights of the model, got a rule"
+    ):
+        Decisions.from_pretrained(folder)
 
 
 def test_a_rule_that_answers_nothing_is_not_written(
@@ -171,11 +270,15 @@ def test_a_rule_that_answers_nothing_is_not_written(
     [
         (
             ("--accuracy", 0.999),
-            r"0\.999 .*, got 640; .*at most 0\.995 \(some of the data's 800 rows are",
+            r"0\.999 .*, got 800; .*at most 0\.996",
         ),
         (
             ("--accuracy", 0.9, "--alpha", 0.1),
             "one of accuracy, costs, alpha, got accuracy and alpha; run",
+        ),
+        (
+            ("--delta", 0.1, "--alpha", 0.1),
+            "delta to be given with accuracy only, got it with alpha; leave delta out",
         ),
         (("--alpha", 0), r"expected alpha to lie in \(0, 1\), got 0"),
         (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas
@@ -107,4 +108,83 @@ class TestEvaluate:
         assert_refused(
             refused,
             "the data from elsewhere to have the same classes, got 3 .0, 1, 2. for 4",
+        )
+
+
+class TestRowsOfAModel:
+    @pytest.fixture
+    def rows(self, workplace: Path) -> pandas.DataFrame:
+        return pandas.read_csv(workplace / "test.csv").iloc[:20]
+
+    @pytest.fixture
+    def never_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Fail if the model is run, which takes long, before the columns are checked."""
+
+        def run(*_: Any) -> None:
+            raise AssertionError("the model was run")
+
+        monkeypatch.setattr("hf_calib.models.classifier.Classifier.run", run)
+
+    @pytest.mark.usefixtures("never_run")
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (("--by", "x"), "expected --by to be one of text, label, .*, got 'x'"),
+            (("--by", "lists"), "'lists' to hold texts or numbers, got"),
+            (("--by", "struct"), "'struct' to hold texts or numbers, got"),
+            (("--weight-column", "x"), "expected --weight-column to be one of text"),
+            (("--weight-column", "negative"), "finite and at least 0, got -1"),
+            (("--weight-column", "text"), "'text' to hold numbers in every row"),
+            (("--max-length", 17), "max-length to be at most 16, the positions"),
+            (("--max-length", 0), "--max-length to be at least 1, got 0"),
+        ],
+    )
+    def test_are_checked_before_it_runs(
+        self,
+        words: tuple[object, ...],
+        message: str,
+        rows: pandas.DataFrame,
+        workplace: Path,
+        tmp_path: Path,
+    ) -> None:
+        rows = rows.assign(lists=[["de"]] * 20, struct=[{"a": 1}] * 20, negative=-1.0)
+        rows.to_parquet(tmp_path / "rows.parquet")
+        data = ("--data", tmp_path / "rows.parquet")
+        assert_refused(call("evaluate", workplace / "model", *data, *words), message)
+
+    def test_nulls_in_a_slice_are_as_in_predictions(
+        self, rows: pandas.DataFrame, workplace: Path, tmp_path: Path
+    ) -> None:
+        country = ["de", None, "fr", None] * 5
+        rows.assign(country=country).to_parquet(tmp_path / "rows.parquet")
+        found = load_predictions(workplace / "test.npz")
+        table = pandas.DataFrame(
+            found.as_logits()[:20], columns=[f"logit_{name}" for name in NAMES]
+        )
+        labels = [NAMES[label] for label in found.labels[:20]]
+        table = table.assign(label=labels, country=country)
+        table.to_parquet(tmp_path / "table.parquet")
+        data = ("--data", tmp_path / "rows.parquet", "--by", "country")
+        model = called_for_json("evaluate", workplace / "model", *data)
+        file = called_for_json(
+            "evaluate", tmp_path / "table.parquet", "--by", "country"
+        )
+        counts = [
+            {row["name"]: row["n_rows"] for row in each["slices"][0]["slices"]}
+            for each in (model, file)
+        ]
+        assert counts[0] == counts[1] == {"de": 5, "fr": 5, "(none)": 10}
+
+    def test_a_folder_of_files_with_other_columns(
+        self, rows: pandas.DataFrame, workplace: Path, tmp_path: Path
+    ) -> None:
+        (tmp_path / "rows").mkdir()
+        rows.to_parquet(tmp_path / "rows" / "test-1.parquet")
+        others = rows.rename(columns={"text": "sentence"})
+        others.to_parquet(tmp_path / "rows" / "test-2.parquet")
+        data = ("--data", tmp_path / "rows")
+        refused = call("evaluate", workplace / "model", *data)
+        assert_refused(
+            refused,
+            "expected data to have a split 'test', got .*column names don't match",
         )

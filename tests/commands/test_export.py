@@ -113,7 +113,7 @@ def test_an_onnx_graph_gives_the_folded_models_probabilities(
     assert exported["n_rows"] == 3 + 1 + 5 + 32
     (note,) = exported["notes"]
     assert note.startswith(
-        "decisions.json: its rule was fitted on probabilities of other weights"
+        "one whose rule was fitted on probabilities of other weights"
     )
     assert exported["n_bytes"] == (output / "model.onnx").stat().st_size
     assert names_in(output) == {
@@ -236,7 +236,7 @@ def test_what_is_refused(
         ((bare, out, "--data", tmp_path / "no.csv"), "expected data"),
         (
             (bare, out, "--data", rows, "--text-column", "body"),
-            "text_column to be one of text, label",
+            "--text-column to be one of text, label",
         ),
         ((bare, bare), "expected output to be a new or an empty folder"),
         (

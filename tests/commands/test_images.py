@@ -100,7 +100,7 @@ class TestEvaluate:
             ),
             (("--data", "labels.parquet"), "to be one of label, got 'image'"),
             (("--image-column", "label"), "column 'label' to hold images"),
-            (("--max-length", 16), "max_length to be given for texts only, got 16"),
+            (("--max-length", 16), "--max-length to be given for texts only, got 16"),
             (("--ood-data", "empty.parquet"), r"empty\.parquet"),
             (
                 ("--soft-labels", "counts.npz"),

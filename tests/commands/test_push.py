@@ -6,22 +6,26 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 import transformers
 
 from hf_calib.decisions import CostRule, Decisions
+from hf_calib.decisions.saved import calibrator_of
 from hf_calib.export import save_folded
 from hf_calib.scaling import IsotonicScaling, TemperatureScaling
+from hf_calib.scaling.saved_map import save_map
 from tests.helpers import commands
 from tests.helpers.hub_server import TOKEN, Hub
 from tests.helpers.reports import few_resamples, no_figures
-from tests.helpers.tiny import tagged, tiny_bert, tokenizer
+from tests.helpers.tiny import sequences, tagged, text_of, tiny_bert, tokenizer
 from tests.helpers.trained import lora, trained
 
 SCALER = TemperatureScaling(grid=[2.5]).fit([[1.0, 0.0]] * 3, [0, 0, 1])
@@ -169,6 +173,23 @@ def test_a_rule_for_other_weights_stays_here(unfolded: Path, hub: Hub) -> None:
     assert (unfolded / "decisions.json").is_file()
 
 
+def test_a_rule_for_the_calibrator_is_pushed_with_the_folded_model(
+    unfolded: Path, hub: Hub
+) -> None:
+    scaler = TemperatureScaling(grid=[2.5]).fit(np.eye(4), [0, 1, 2, 0])
+    save_map(scaler, unfolded)
+    rule = replace(RULE, fingerprint="0a" * 32, calibrator=calibrator_of(unfolded))
+    rule.save(unfolded)
+    pushed = called_for_json(unfolded, "me/model")
+    assert pushed["folded"]
+    assert not any("decisions.json" in note for note in pushed["notes"])
+    arrived = json.loads(hub.files["me/model"]["main"]["decisions.json"])
+    assert arrived["calibrator"] is None
+    assert arrived["fingerprint"] != rule.fingerprint
+    card = hub.files["me/model"]["main"]["README.md"].decode()
+    assert "A decision rule comes with the model" in card
+
+
 def adapters(folder: Path) -> None:
     lora(tiny_bert()).save_pretrained(folder)
 
@@ -217,3 +238,40 @@ def test_folders_that_are_refused_before_anything_is_sent(
     assert re.search(message, line), line
     assert hub.requests == []
     assert contents(unfolded) == before
+
+
+@pytest.mark.parametrize("name", ["config.json", "calibration/report.json"])
+@pytest.mark.parametrize("content", ["{", "[]", '"text"', "[" * 100_000, "\x00"])
+def test_a_damaged_file_is_one_line(
+    name: str, content: str, unfolded: Path, hub: Hub
+) -> None:
+    path = unfolded / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(content)
+    result = call(unfolded, "me/model")
+    commands.assert_refused(result, f"{name} to hold a JSON object, got")
+    assert not hub.files
+
+
+def test_a_calibrator_beside_a_model_on_the_hub_is_used(
+    unfolded: Path, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few_resamples(monkeypatch)
+    no_figures(monkeypatch)
+    rows = sequences(tiny_bert(), 60)
+    texts = [text_of(ids) for ids in rows["input_ids"]]
+    table = pandas.DataFrame({"text": texts, "label": rows["label"]})
+    table.to_csv(tmp_path / "rows.csv", index=False)
+    logits = np.random.default_rng(0).normal(size=(60, 4))
+    IsotonicScaling().fit(logits, rows["label"]).save_pretrained(unfolded)
+    assert call(unfolded, "me/model", "--no-fold").exit_code == 0
+    data = ("--data", tmp_path / "rows.csv")
+    found = commands.called_for_json("evaluate", "me/model", *data)
+    local = commands.called_for_json("evaluate", unfolded, *data)
+    assert found["after"] is not None
+    assert found["after"] == local["after"]
+    out = ("--output", tmp_path / "out")
+    result = commands.call("decide", "me/model", *data, "--alpha", 0.2, *out)
+    assert "by the isotonic scaling next to the model" in result.stderr
+    record = json.loads((tmp_path / "out" / "decisions.json").read_text())
+    assert record["calibrator"] == calibrator_of(unfolded)

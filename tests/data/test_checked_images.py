@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from papers.images import gaussian_noise, ten_crops
 from papers.pixels import decode_images
 from PIL import Image
 from torch.utils.data import DataLoader
-from transformers import ViTConfig
+from transformers import ViTConfig, ViTImageProcessorPil
 
 from hf_calib.data import (
     DataArguments,
@@ -24,6 +25,7 @@ from hf_calib.data import (
     check_reads_rgb,
     collate_images,
     load_data,
+    load_image_processor,
     load_ood,
 )
 from hf_calib.data.sources import load_rows
@@ -191,3 +193,40 @@ def test_a_network_of_other_than_three_channels_is_refused() -> None:
         match="expected the model to read three channels, got num_channels=1",
     ):
         check_reads_rgb(ViTConfig(num_channels=1))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"size": {"height": -3, "width": 8}},
+        {"size": {"height": True, "width": 8}},
+        {"size": {"height": 1.5, "width": 8}},
+        {"size": {"height": "8", "width": 8}},
+        {"size": {"shortest_edge": 0}},
+        {"size": {"height": 30_000, "width": 30_000}},
+        {"crop_size": {"height": -5, "width": 5}},
+        {"image_std": [0.5, 0, 0.5]},
+        {"image_std": [0.5, -1, 0.5]},
+        {"image_mean": [float("nan")] * 3},
+        {"image_mean": "half"},
+        {"rescale_factor": 0},
+        {"rescale_factor": float("inf")},
+    ],
+)
+def test_settings_that_no_image_can_be_read_with(
+    setting: dict[str, object], tmp_path: Path
+) -> None:
+    ViTImageProcessorPil(size={"height": 8, "width": 8}).save_pretrained(tmp_path)
+    assert load_image_processor(tmp_path).size.height == 8
+    path = tmp_path / "preprocessor_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **setting}))
+    (name,) = setting
+    with pytest.raises(ValueError, match=f"usable {name} of the image processor, got"):
+        load_image_processor(tmp_path)
+
+
+@pytest.mark.parametrize("padding", [-1, 0.5, True, "2"])
+def test_a_padding_is_a_number_of_pixels(padding: Any) -> None:
+    processor = ViTImageProcessorPil(size={"height": 8, "width": 8})
+    with pytest.raises((TypeError, ValueError), match="expected padding to be "):
+        ImageTransform(processor, crop="pad", padding=padding)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import io
 from collections import Counter
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from PIL import Image
 from transformers import ConvNextImageProcessorPil, ViTImageProcessorPil
 
+from hf_calib._errors import InputError
 from hf_calib.data import (
     DataArguments,
     ImageTransform,
@@ -26,6 +29,7 @@ from hf_calib.data import (
     load_splits,
     split_calibration,
 )
+from hf_calib.data.arguments import rows_or_share
 from hf_calib.data.splits import draw_rows
 
 # --- the built-in text set ---------------------------------------------------------------------------
@@ -338,6 +342,51 @@ def numbered(labels: list[int]) -> DatasetDict:
     return DatasetDict({"train": rows, "test": rows.select([0])})
 
 
+@pytest.mark.parametrize("names", [["a", "b"], ["x", "y"]])
+def test_ids_of_class_labels_in_another_order_are_not_given_names(
+    names: list[str],
+) -> None:
+    """The ids of one of the splits would mean other classes."""
+    splits = {
+        split: Dataset.from_dict(
+            {"text": ["u", "v"], "label": [0, 1]},
+            features=Features(
+                {"text": Value("string"), "label": ClassLabel(names=own)}
+            ),
+        )
+        for split, own in (("train", ["a", "b"]), ("test", ["b", "a"]))
+    }
+    choose = partial(choose_columns, DatasetDict(splits), text_column="text")
+    with pytest.raises(ValueError, match="classes of split 'test' to be those of the"):
+        choose(class_names=names)
+    assert choose()["test"]["label"][:] == [1, 0]
+
+
+def test_as_many_classes_are_named_as_there_are() -> None:
+    feature = ClassLabel(names=["a", "b"])
+    rows = Dataset.from_dict(
+        {"text": ["u", "v"], "label": [0, 1], "a": [0, 1], "b": [1, 1]},
+        features=Features(
+            {
+                "text": Value("string"),
+                "label": feature,
+                "a": Value("int64"),
+                "b": Value("int64"),
+            }
+        ),
+    )
+    choose = partial(
+        choose_columns,
+        DatasetDict({"train": rows, "test": rows}),
+        text_column="text",
+        class_names=["a", "b", "c"],
+    )
+    with pytest.raises(ValueError, match=r"as many as class_names \(3\), got 2: a, b"):
+        choose()
+    with pytest.raises(ValueError, match=r"class_names to be the label_columns \(a, b"):
+        choose(multi_label=True, label_columns=["a", "b"])
+
+
 @pytest.mark.parametrize(
     ("size", "n_rows", "stratify"), [(0.2, 20, True), (25, 25, True), (25, 25, False)]
 )
@@ -385,6 +434,50 @@ def test_drawn_rows_keep_shares_and_leave_every_class_a_row(seed: int) -> None:
 def test_sizes_that_leave_nothing_are_refused(size: object) -> None:
     with pytest.raises(ValueError, match=r"^expected size to "):
         split_calibration(numbered([0, 1] * 5), size=size)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        *(
+            (
+                {name: size},
+                f"{name} to be a fraction below 1, or a number .* got {size}",
+            )
+            for name in ("calibration_size", "test_size")
+            for size in (0.0, 1.0, 1.5, -1, 0, float("nan"), float("inf"), 2000.5)
+        ),
+        ({"calibration_size": None}, "calibration_size to be a number, got None"),
+        ({"calibration_size": True}, "calibration_size to be a number, got True"),
+        ({"test_size": "0.1"}, "test_size to be a number, got '0.1'"),
+        ({"max_test_samples": 0}, "max_test_samples to be at least 1, got 0"),
+        ({"max_train_samples": 1.5}, "max_train_samples to be an integer, got 1.5"),
+        ({"max_calibration_samples": True}, "max_calibration_samples to be an integer"),
+        ({"split_seed": -1}, "split_seed to be at least 0, got -1"),
+        ({"split_seed": 0.5}, "split_seed to be an integer, got 0.5"),
+    ],
+)
+def test_sizes_and_seeds_are_checked_before_data_are_read(
+    options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"^expected {words}"):
+        DataArguments(dataset="docstrings", **options)
+
+
+def test_a_size_is_a_fraction_or_rows_and_is_drawn_with_the_seed(
+    tmp_path: Path,
+) -> None:
+    numbered([0, 1] * 100)["train"].to_parquet(tmp_path / "rows.parquet")
+    path = str(tmp_path / "rows.parquet")
+
+    def drawn(size: float, seed: int = 0) -> list[str]:
+        given: Any = {"calibration_size": size, "split_seed": seed}
+        arguments = DataArguments(train_file=path, test_file=path, **given)
+        return list(load_data(arguments)["calibration"]["text"])
+
+    assert drawn(0.1, 1) == drawn(20, 1) == drawn(20.0, 1) == drawn(np.int64(20), 1)
+    assert len(drawn(0.1)) == 20
+    assert drawn(20, 1) != drawn(20, 2)
 
 
 def test_subsets_are_reproducible_nested_and_of_the_seed_of_the_splits(
@@ -612,3 +705,15 @@ def test_a_wrong_crop_deep_and_no_images_are_refused() -> None:
         ImageTransform(RAW)({"image": [gradient_image(8, 8).convert("F")]})
     with pytest.raises(ValueError, match=r"got label; .* remove_unused_columns=False"):
         ImageTransform(RAW)({"label": [1]})
+
+
+@pytest.mark.parametrize("size", [1.0, 1.5, 2.5, 99.9])
+def test_a_size_that_is_neither_a_fraction_nor_a_number_of_rows(size: float) -> None:
+    message = "expected calibration_size to be a fraction below 1, or a number of rows from 2, got"
+    with pytest.raises(InputError, match=message):
+        rows_or_share("calibration_size", size)
+
+
+def test_sizes() -> None:
+    found = [rows_or_share("calibration_size", size) for size in (0.1, 1, 2.0, 100)]
+    assert found == [0.1, 1, 2, 100]

@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import binom
 
 from hf_calib._errors import InputError, InputValueError
-from hf_calib.decisions import AbstainRule
+from hf_calib.decisions import AbstainRule, PredictionSets
 
 SIZE = 200_000  # of finite populations: how often a rule is right in them is known, not estimated
 
@@ -258,6 +258,12 @@ def test_options(options: dict[str, object], message: str) -> None:
         AbstainRule(**options)
 
 
+@pytest.mark.parametrize("rule", [AbstainRule(accuracy=0.9), PredictionSets()])
+def test_probabilities_of_one_class(rule: AbstainRule | PredictionSets) -> None:
+    with pytest.raises(InputValueError, match="probs to have at least 2 classes, got"):
+        rule.fit(np.ones((100, 1)), ZEROS)
+
+
 def test_an_accuracy_that_so_few_rows_cannot_promise() -> None:
     message = (
         "expected the calibration rows to be at least 2,995 to promise accuracy=0.999 with delta=0.05, got 100; "
@@ -282,3 +288,102 @@ def test_rows_before_fit_and_of_other_classes() -> None:
         InputValueError, match="expected probs to have the 2 columns of fit"
     ):
         rule.predict(np.full((3, 3), 1 / 3))
+
+
+def sampled(
+    n_rows: int, seed: int, decimals: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """probs (N, 2) and labels; with decimals, of two digits, many confidences are equal."""
+    rng = np.random.default_rng(seed)
+    confidences = 0.5 + 0.5 * rng.beta(3, 1.3, n_rows)
+    if decimals is not None:
+        confidences = confidences.round(decimals)
+    right = rng.random(n_rows) < confidences
+    predicted = rng.integers(2, size=n_rows)
+    probs = np.stack([confidences, 1 - confidences], axis=1)
+    probs[predicted == 1] = probs[predicted == 1][:, ::-1]
+    return probs, np.where(right, predicted, 1 - predicted)
+
+
+@pytest.mark.filterwarnings("ignore:An accuracy")
+@pytest.mark.parametrize("decimals", [None, 2])
+@pytest.mark.parametrize("by_class", [False, True])
+def test_the_rows_of_the_fit_tell_the_share_of_new_inputs_that_is_answered(
+    by_class: bool, decimals: int | None
+) -> None:
+    """At most 5% of the intervals may miss; one by cross-fitting misses every second share."""
+    new, _ = sampled(50_000, 10_000, decimals)
+    n_missed, n_answering = 0, 0
+    for seed in range(150):
+        rows = sampled(600, seed, decimals)
+        rule = AbstainRule(accuracy=0.85, by_class=by_class).fit(*rows)
+        found = rule.measure_fit(*rows)
+        answered = rule.predict(new) >= 0
+        low, high = found["answered"][1:]
+        n_missed += not low <= answered.mean() <= high
+        n_answering += not rule.answers_nothing
+        assert rule.answers_nothing == ("accuracy" not in found)
+    assert n_answering > 30
+    assert n_missed <= 7
+
+
+def test_the_interval_of_any_threshold_and_the_promise_as_the_lower_end() -> None:
+    rows = sampled(600, 3)
+    rule = AbstainRule(accuracy=0.88).fit(*rows)
+    found = rule.measure_fit(*rows)
+    predicted = rule.predict(rows[0])
+    answered = predicted >= 0
+    distance = np.sqrt(np.log(2 / 0.05) / 1200)
+    assert 0.1 < answered.mean() < 0.9
+    assert tuple(found["answered"]) == pytest.approx(
+        (
+            answered.mean(),
+            answered.mean() - distance,
+            min(answered.mean() + distance, 1),
+        )
+    )
+    right = (predicted == rows[1])[answered].mean()
+    assert tuple(found["accuracy"]) == pytest.approx((right, 0.88, 1.0))
+    with pytest.warns(UserWarning, match="cannot be promised"):
+        never = AbstainRule(accuracy=0.99).fit(*rows)
+    assert never.measure_fit(*rows) == {"answered": (0, 0, 0)}
+    always = AbstainRule(accuracy=0.6).fit(*rows)
+    assert always.measure_fit(*rows)["answered"] == (1, 1, 1)
+
+
+@pytest.mark.filterwarnings("ignore:An accuracy")
+def test_a_threshold_stands_below_tied_scores_that_passed_together() -> None:
+    """The rows that are answered are a set that passed a test, not a part of one with equal scores."""
+    confidences = np.repeat([0.95, 0.9], [12, 300]).astype(np.float32).astype(float)
+    probs = np.stack([confidences, 1 - confidences], axis=1)
+    n_answering = 0
+    for seed in range(200):
+        accuracy = np.where(confidences > 0.92, 0.5, 0.84)
+        labels = (np.random.default_rng(seed).random(312) > accuracy).astype(int)
+        answered = (
+            AbstainRule(accuracy=0.8, delta=0.4).fit(probs, labels).predict(probs) >= 0
+        )
+        if answered.any():
+            n_answering += 1
+            n_wrong = int(labels[answered].sum())
+            assert binom.cdf(n_wrong, answered.sum(), 0.2) <= 0.4
+    assert 5 < n_answering < 200
+
+
+def test_classes_share_delta() -> None:
+    probs, labels = sampled(1_000, 0)
+    rule = AbstainRule(accuracy=0.85, by_class=True).fit(probs, labels)
+    for c in range(2):
+        own = probs.argmax(axis=1) == c
+        alone = AbstainRule(accuracy=0.85, delta=0.025).fit(probs[own], labels[own])
+        assert 0 < rule.thresholds_[c] == alone.thresholds_[c] < 1
+
+
+def test_what_cannot_be_promised_on_tied_scores() -> None:
+    """All 400 rows together would pass, but rows are tested one by one, and stop at an early failure."""
+    rng = np.random.default_rng(1)
+    probs = np.tile([0.05, 0.95], (400, 1))
+    labels = (rng.random(400) < 0.935).astype(int)
+    message = "cannot be promised from these 400 rows, .* Rows with equal confidences"
+    with pytest.warns(UserWarning, match=message):
+        AbstainRule(accuracy=0.9).fit(probs, labels)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import time
+import tracemalloc
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.special import softmax
 from transformers import pipeline
 
-from hf_calib._errors import InputValueError
+from hf_calib._errors import InputTypeError, InputValueError
 from hf_calib.decisions import (
     AbstainRule,
     CostRule,
@@ -123,12 +128,38 @@ def test_a_pipeline_that_gives_the_best_class_only(classify: Any) -> None:
         Decisions(RULES["abstain"], NAMES)(pipe(["w1 w2"]))
 
 
+@pytest.mark.parametrize("score", [None, "0.5", True, [0.5]])
+def test_scores_that_are_no_numbers(score: Any) -> None:
+    output = [[{"label": name, "score": score} for name in NAMES]]
+    with pytest.raises(
+        InputTypeError, match="scores of the outputs to be numbers, got"
+    ):
+        Decisions(RULES["abstain"], NAMES)(output)
+
+
+@pytest.mark.parametrize("label", [None, 3, ["art"], {}])
+def test_labels_that_are_no_names(label: Any) -> None:
+    output = [[{"label": label, "score": 0.5}, {"label": "art", "score": 0.5}]]
+    with pytest.raises(InputValueError, match="score each of the model's 4 classes"):
+        Decisions(RULES["abstain"], NAMES)(output)
+
+
 def test_a_model_of_other_classes(classify: Any) -> None:
     _, _, folder = classify
     Decisions(RULES["abstain"], ("law", "art", "film", "sport")).save(folder)
     message = r"decisions to be those of config.json \(art, law.* got law, art.*; fit the rule again"
     with pytest.raises(InputValueError, match=message):
         Decisions.from_pretrained(folder)
+
+
+def test_the_names_of_more_than_ten_classes_are_in_the_order_of_their_ids(
+    tmp_path: Path,
+) -> None:
+    names = tuple(f"class {c}" for c in range(11))
+    config = {"id2label": {str(c): names[c] for c in sorted(range(11), key=str)}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    Decisions(CostRule(1 - np.eye(11)), names).save(tmp_path)
+    assert Decisions.from_pretrained(tmp_path).class_names == names
 
 
 RECORD = Decisions(RULES["abstain"], NAMES).to_dict()
@@ -166,6 +197,164 @@ def test_what_is_no_decisions_file(
         Decisions.from_pretrained(tmp_path)
 
 
+FULL = {
+    kind: Decisions(
+        rule,
+        NAMES,
+        {} if kind == "labels" else rule.measure(PROBS, LABELS),
+        600,
+        "0a" * 32,
+    ).to_dict()
+    for kind, rule in RULES.items()
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("abstain", {"version": True}),
+        ("abstain", {"version": 1.0}),
+        ("abstain", {"rule": ["abstain"]}),
+        ("abstain", {"options": []}),
+        ("abstain", {"options": {"accuracy": "0.9"}}),
+        ("abstain", {"options": {"accuracy": True}}),
+        ("abstain", {"options": {"gamma": 1}}),
+        ("abstain", {"fitted": {"thresholds_": [True, False, True, False]}}),
+        ("abstain", {"fitted": {"thresholds_": [0.5, 0.5, 0.5, None]}}),
+        ("abstain", {"fitted": {"thresholds_": [[0.5, 0.5, 0.5, 0.5]]}}),
+        ("abstain", {"fitted": {"thresholds_": "0.5"}}),
+        ("abstain", {"class_names": [1, 2, 3, 4]}),
+        ("abstain", {"class_names": "abcd"}),
+        ("abstain", {"measured": []}),
+        ("abstain", {"measured": {"answered": [0.5, 0.6, 0.4]}}),
+        ("abstain", {"measured": {"answered": [1.5, 0.4, 0.6]}}),
+        ("abstain", {"measured": {"answered": [0.5, 0.4]}}),
+        ("abstain", {"measured": {"answered": [0.5, "0.4", 0.6]}}),
+        ("abstain", {"n_measured": -1}),
+        ("abstain", {"n_measured": 1.5}),
+        ("abstain", {"n_measured": 10**400}),
+        ("abstain", {"of_fit": "no"}),
+        ("abstain", {"fingerprint": "0A" * 32}),
+        ("abstain", {"fingerprint": 7}),
+        ("abstain", {"calibrator": "isotonic"}),
+        ("abstain", {"threshold": 0.5}),
+        ("abstain", {"fitted": {"thresholds_": [0.5] * 4, "more_": [0]}}),
+        ("costs", {"options": {"costs": [[0, 1], [1, 10**400]]}}),
+        ("costs", {"options": {"costs": [[0, 1e13], [1, 0]]}}),
+        ("costs", {"measured": {"cost": [0.5, 0.4, 0.6]}}),
+        ("labels", {"fitted": {"thresholds_": [0.5] * 4, "pooled_": [0, 1, 2, 3]}}),
+        ("labels", {"options": {"min_positives": 1.5}}),
+        ("labels", {"options": {"delta": 7}}),
+    ],
+)
+def test_fields_of_wrong_types_or_ranges(
+    kind: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "decisions.json").write_text(json.dumps(FULL[kind] | changes))
+    with pytest.raises(
+        InputValueError, match=r"decisions\.json to hold decisions"
+    ) as found:
+        Decisions.from_pretrained(tmp_path)
+    assert len(str(found.value).splitlines()) == 1
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from([1e308, -1e-320, 10**400, "NaN"]),
+    lambda each: (
+        st.lists(each, max_size=4)
+        | st.dictionaries(st.text(max_size=9), each, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.data())
+def test_a_damaged_file_is_one_error_or_still_decides(data: st.DataObject) -> None:
+    record = deepcopy(FULL[data.draw(st.sampled_from(sorted(FULL)))])
+    place: Any = record
+    key = data.draw(st.sampled_from(sorted(record)))
+    while (
+        isinstance(place[key], dict | list) and place[key] and data.draw(st.booleans())
+    ):
+        place = place[key]
+        keys = sorted(place) if isinstance(place, dict) else range(len(place))
+        key = data.draw(st.sampled_from(keys))
+    place[key] = data.draw(JSON)
+    try:
+        decisions = Decisions.from_dict(record)
+    except InputValueError as error:
+        said = str(error)
+    else:
+        said = ""
+    if said:
+        assert said.startswith("expected decisions.json to hold decisions, got ")
+        assert len(said) < 1_000
+        return
+    assert decisions.rule.predict(PROBS[:20]).shape[0] == 20
+    assert decisions.sentence().endswith(".")
+    again = Decisions.from_dict(
+        json.loads(json.dumps(decisions.to_dict(), allow_nan=False))
+    )
+    assert again.to_dict() == decisions.to_dict()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 200_000,
+        '{"version": 1, "rule": "abstain", "options": ' + "[" * 900 + "]" * 900 + "}",
+        json.dumps(FULL["abstain"]).replace("0.8", "NaN"),
+        json.dumps(FULL["abstain"])[:-1] + ', "more": [' + "{}," * 1_300_000 + "0]}",
+        json.dumps(FULL["abstain"] | {"class_names": ["ab"] * 600_000}),
+        json.dumps(FULL["abstain"]).replace("600", "6" * 5_000),
+        json.dumps(FULL["abstain"] | {"rule": "x" * 3_000_000}),
+        "[" + "0.1," * 8_000_000 + "0]",
+        "null",
+    ],
+    ids=[
+        "nested",
+        "nested options",
+        "NaN",
+        "objects",
+        "names",
+        "digits",
+        "text",
+        "size",
+        "null",
+    ],
+)
+def test_hostile_files_end_soon_and_in_little_memory(text: str, tmp_path: Path) -> None:
+    (tmp_path / "decisions.json").write_text(text)
+    size = len(text)
+    del text
+    start = time.process_time()
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputValueError) as found:
+            Decisions.from_pretrained(tmp_path)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(str(found.value).splitlines()) == 1
+    assert len(str(found.value)) < 1_000
+    assert most < 100e6, size
+    assert time.process_time() - start < 3  # below 1 without the tracing of memory
+
+
+def test_a_config_that_names_no_classes(tmp_path: Path) -> None:
+    Decisions(RULES["abstain"], NAMES).save(tmp_path)
+    for config in ('{"id2label": ["art"]}', '{"id2label": {"a": "art"}}', "[]", "{"):
+        (tmp_path / "config.json").write_text(config)
+        with pytest.raises(InputValueError, match="the decisions to be loadable"):
+            Decisions.from_pretrained(tmp_path)
+
+
 def test_files_that_are_not_there_or_broken(tmp_path: Path) -> None:
     for name, content, message in (
         (tmp_path, None, r"be loadable, got .* \(no decisions.json in it"),
@@ -185,6 +374,10 @@ def test_a_rule_that_is_not_fitted_or_has_other_classes() -> None:
         InputValueError, match="expected class_names to be 4 different names, got art"
     ):
         Decisions(RULES["abstain"], ("art",))
+    with pytest.raises(InputTypeError, match="expected class_names to be several, got"):
+        Decisions(RULES["abstain"], "abcd")  # type: ignore[arg-type]
+    with pytest.raises(InputTypeError, match="expected rule to be fitted, got str"):
+        Decisions("abstain", NAMES)  # type: ignore[arg-type]
 
 
 def test_sentences() -> None:

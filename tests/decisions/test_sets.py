@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.special import softmax
-from scipy.stats import binomtest
+from scipy.stats import beta, binomtest
 
 from hf_calib._errors import InputValueError
 from hf_calib.decisions import PredictionSets
@@ -121,3 +121,40 @@ def test_refusals() -> None:
         PredictionSets(alpha=0.01).fit(probs, labels)
     with pytest.raises(InputValueError, match="have the 5 columns of fit"):
         PredictionSets().fit(probs, labels).predict(np.full((2, 4), 0.25))
+
+
+@pytest.mark.filterwarnings("ignore:Class 0")
+@pytest.mark.parametrize("by_class", [False, True])
+@pytest.mark.parametrize("decimals", [None, 1])
+def test_the_rows_of_the_fit_tell_the_coverage_of_new_inputs(
+    by_class: bool, decimals: int | None
+) -> None:
+    rng = np.random.default_rng(0)
+    probs, labels = drawn(50_000, rng=rng)
+    if decimals is not None:
+        top = probs.max(axis=1, keepdims=True).round(decimals)
+        probs = np.where(probs == probs.max(axis=1, keepdims=True), top, (1 - top) / 4)
+    n_missed = 0
+    for _ in range(100):
+        rows = rng.integers(len(probs), size=300)
+        sets = PredictionSets(alpha=0.1, by_class=by_class).fit(
+            probs[rows], labels[rows]
+        )
+        value, low, high = sets.measure_fit(probs[rows], labels[rows])["coverage"]
+        decided = sets.predict(probs)[np.arange(len(probs)), labels]
+        assert 0 <= low <= value <= high <= 1
+        n_missed += not low <= decided.mean() <= high
+    assert n_missed <= 12  # the 99.9% quantile of 100 draws at 5%
+
+
+def test_the_coverage_of_new_inputs_has_a_beta_distribution() -> None:
+    probs, labels = drawn(199, rng=np.random.default_rng(1))
+    found = PredictionSets(alpha=0.1).fit(probs, labels).measure_fit(probs, labels)
+    ends = beta.ppf([0.025, 0.975], 180, 20)  # k = 180 of 199 rows
+    assert tuple(found["coverage"]) == pytest.approx((180 / 199, *ends))
+
+
+def test_classes_of_equal_probability_are_in_the_order_of_the_columns() -> None:
+    probs = np.tile([[0.4, 0.4, 0.2]], (20, 1))
+    sets = PredictionSets(alpha=0.3, method="aps").fit(probs, np.zeros(20, int))
+    assert sets.predict(probs[:1]).tolist() == [[True, False, False]]

@@ -11,7 +11,7 @@ from scipy.special import expit
 from scipy.stats import binom
 from sklearn.metrics import f1_score
 
-from hf_calib._errors import InputValueError
+from hf_calib._errors import InputTypeError, InputValueError
 from hf_calib.decisions import LabelThresholds
 
 
@@ -154,3 +154,11 @@ def test_rows() -> None:
         InputValueError, match=r"to promise precision=0.99 with delta=0.025, got 50"
     ):
         rule.fit(probs[:, :2], labels[:, :2])
+
+
+def test_measured_by_a_metric_of_several_labels() -> None:
+    probs, labels = drawn(200)
+    rule = LabelThresholds().fit(probs, labels)
+    message = "expected measure to be called on a rule with one class per row, got LabelThresholds"
+    with pytest.raises(InputTypeError, match=message):
+        rule.measure(probs, labels)

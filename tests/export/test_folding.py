@@ -315,6 +315,7 @@ REFUSED: list[tuple[Callable[[], Any], Any, str]] = [
     (lambda: hooked(torch.tanh), made("vector"), "that vector scaling can be folded into, got .*; keep the"),
     (lambda: hooked(lambda z: 2 * z), made("vector"), r"got \['classifier'\], which lose precision with it"),
     (bert, 1e44, r"lose precision at 1e\+44"),
+    (torch.inference_mode()(lambda: bert()), 1.7, "weights that can be changed, got .*; load it with"),
     (lambda: bert().bfloat16(), 1.7, "got torch.bfloat16 in bert.*; call model.float"),
     (packed_in_integers, 1.7, "got torch.uint8 in classifier.weight; fold the model before it is"),
     (lambda: bert(num_labels=1), 1.7, "expected model to be a classifier, got problem_type=.*; only"),

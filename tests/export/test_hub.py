@@ -245,7 +245,10 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "cut weights": (break_weights, WHOLE),
     "shard missing": (shard_missing, "got no model-2-of-2.safetensors"),
-    "bad card": (lambda f: (f / "README.md").write_text("---\n a: [\n---\n"), WHOLE),
+    "bad card": (
+        lambda f: (f / "README.md").write_text("---\n a: [\n---\n"),
+        "README.md to have metadata that can be read",
+    ),
     "link to nothing": (
         lambda f: (f / "a.txt").symlink_to(f / "b"),
         "be a file, got a link to nothing; remove",
@@ -304,6 +307,10 @@ def test_names_and_tokens_are_checked_before_anything_is_sent(
         match=r"expected a token to be given for the push, got none; .*hf auth login",
     ):
         push_folder(model, REPO)
+    with monkeypatch.context() as of_a_pipeline:  # It has no identity to show.
+        of_a_pipeline.setenv("HF_OIDC_RESOURCE", REPO)
+        with pytest.raises(InputValueError, match="expected the token to be given"):
+            push_folder(model, REPO)
     assert hub.requests == []
     push_folder(model, REPO, token=f" {TOKEN}\n")  # as it is read from a file
     assert {token for _, path, token in hub.requests if "yaml" not in path} == {

@@ -18,10 +18,12 @@ import pytest
 import torch
 import transformers
 from scipy.special import expit, softmax
+from transformers import TextClassificationPipeline
 
-from hf_calib import CalibrationTrainer
+from hf_calib import CalibrationTrainer, pipeline, unfold
+from hf_calib._files import whole_folder
 from hf_calib.export import save_folded, standalone_copy
-from hf_calib.export.folder import fingerprint, hash_of
+from hf_calib.export.folder import fingerprint, hash_of, replace_model
 from hf_calib.scaling import TemperatureScaling
 from tests.helpers.interrupted_saving import in_a_fork, kill_before
 from tests.helpers.tiny import (
@@ -195,6 +197,66 @@ def fitted(folder: Path, model: Any, data: Any = None) -> CalibrationTrainer:
     trainer = CalibrationTrainer(model, arguments(folder), calibration_dataset=data)
     trainer.fit_temperature()
     return trainer
+
+
+def test_a_plain_model_over_a_calibrated_one_has_no_calibrator(tmp_path: Path) -> None:
+    scaler = TemperatureScaling()
+    scaler.temperature_ = 1.7
+    out = tmp_path / "out"
+    plain = standalone_copy(tiny_bert())
+    save_folded(plain, scaler, out, batch=None, processing_class=tokenizer())
+    (out / "notes.txt").write_text("mine")
+    with whole_folder(out, replace_model) as made:
+        tiny_bert(seed=1).save_pretrained(made)
+    assert not (out / "calibration.json").exists()
+    assert not (out / "calibration" / "head.safetensors").exists()
+    assert (out / "notes.txt").read_text() == "mine"
+    assert type(pipeline("text-classification", out)) is TextClassificationPipeline
+
+
+def test_files_are_not_written_through_links(tmp_path: Path) -> None:
+    """What a link in the folder names belongs to others, such as another model or a cache."""
+    scaler = TemperatureScaling()
+    scaler.temperature_ = 1.7
+    out, others = tmp_path / "out", tmp_path / "others"
+    names = ("model.safetensors", "config.json", "calibration.json", "tokenizer.json")
+    for folder in (out, others):
+        folder.mkdir()
+    for name in names:
+        (others / name).write_text("theirs")
+        (out / name).symlink_to(others / name)
+    (others / "calibration").mkdir()
+    plain = standalone_copy(tiny_bert())
+    save_folded(plain, scaler, out, batch=None, processing_class=tokenizer())
+    assert [(others / name).read_text() for name in names] == ["theirs"] * len(names)
+    assert not any((out / name).is_symlink() for name in names)
+    shutil.rmtree(out / "calibration")
+    (out / "calibration").symlink_to(others / "calibration")
+    with pytest.raises(ValueError, match="to be a folder of its own, got a link to"):
+        save_folded(
+            standalone_copy(tiny_bert()),
+            scaler,
+            out,
+            batch=None,
+            processing_class=None,
+        )
+    assert not list((others / "calibration").iterdir())
+
+
+def test_a_folder_that_was_moved_is_the_same_model(tmp_path: Path) -> None:
+    scaler = TemperatureScaling()
+    scaler.temperature_ = 1.7
+    model = tiny_bert()
+    out = tmp_path / "out"
+    save_folded(
+        standalone_copy(model), scaler, out, batch=None, processing_class=tokenizer()
+    )
+    moved = (tmp_path / "elsewhere" / "model").absolute()
+    moved.parent.mkdir()
+    out.rename(moved)
+    loaded = transformers.AutoModelForSequenceClassification.from_pretrained(moved)
+    assert unfold(loaded).classifier.weight.equal(model.classifier.weight)
+    assert pipeline("text-classification", moved)("w1 w2")
 
 
 def test_what_cannot_be_saved_leaves_no_folder(tmp_path: Path) -> None:

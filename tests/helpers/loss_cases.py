@@ -111,8 +111,12 @@ def value_and_gradient(
 class Row:
     """What the formulas read of logits (N, C) and labels (N,), none ignored: plain operations, in their dtype."""
 
-    def __init__(self, logits: Tensor, labels: Tensor, table: Any = None) -> None:
+    def __init__(
+        self, logits: Tensor, labels: Tensor, table: Any = None, weights: Any = None
+    ) -> None:
         self.z, self.column, self.table = logits, labels[:, None], table
+        ones = logits.new_ones(logits.shape[1])
+        self.weights = ones if weights is None else weights.to(logits)
         self.log_p = logits.log_softmax(1)
         self.p = self.log_p.exp()
         self.truth = F.one_hot(labels, logits.shape[1]).to(logits)
@@ -186,6 +190,12 @@ def calfocal(t: Row, per_sample: bool = False) -> Tensor:
     )
 
 
+def label_smoothing(t: Row, smoothing: float = 0.05) -> Tensor:
+    """As in PyTorch, the weight of a class stands before its own log-probability, here over the label's."""
+    relative = t.weights / t.weights[t.column]
+    return (1 - smoothing) * t.ce - smoothing * (relative * t.log_p).mean(1)
+
+
 def mbls(t: Row, margin_weight: float = 0.1, margin: float = 10.0) -> Tensor:
     return t.ce + margin_weight * (
         t.z.amax(1, keepdim=True) - t.z - margin
@@ -195,9 +205,7 @@ def mbls(t: Row, margin_weight: float = 0.1, margin: float = 10.0) -> Tensor:
 # A value per row, (N,).
 FORMULAS: dict[str, Callable[..., Tensor]] = {
     "cross_entropy": lambda t: t.ce,
-    "label_smoothing": lambda t, smoothing=0.05: (
-        (1 - smoothing) * t.ce - smoothing * t.log_p.mean(1)
-    ),
+    "label_smoothing": label_smoothing,
     "brier": lambda t: t.brier,
     "focal": focal,
     "flsd": flsd,
@@ -324,7 +332,7 @@ def by_formula(
 
     def formula(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
         counts = labels != -100
-        row = Row(logits[counts], labels[counts], table)
+        row = Row(logits[counts], labels[counts], table, weights)
         w = (
             torch.ones_like(row.ce)
             if weights is None

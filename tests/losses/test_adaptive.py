@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers.modeling_outputs import SequenceClassifierOutput
@@ -80,25 +82,30 @@ class TestState:
 
 
 def test_an_update_that_never_comes_is_warned_of_once() -> None:
-    """As in `Trainer(compute_loss_func=adafocal())`, which passes the model's output and updates nothing."""
-    logits = torch.zeros(2, 3, requires_grad=True)
-    outputs, labels = SequenceClassifierOutput(logits=logits), torch.tensor([0, 1])
-    loss, other, adapted = (make_loss("adafocal") for _ in range(3))
+    """In a loop of one's own as with `Trainer(compute_loss_func=adafocal())`, which passes the model's output."""
+    logits, labels = torch.zeros(2, 3, requires_grad=True), torch.tensor([0, 1])
+    outputs = SequenceClassifierOutput(logits=logits)
+    expecting, adapted = make_loss("adafocal"), make_loss("adafocal")
     adapted.update([0.5, 0.9], [1, 0])
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        for _ in range(250):
-            other(logits, labels)  # CalibrationTrainer passes the logits
-            adapted(outputs, labels)
-            with torch.no_grad():  # an evaluation
-                loss(outputs, labels)
-        assert not found
-        for _ in range(250):
-            loss(outputs, labels)
-    (warning,) = found
-    assert str(warning.message).startswith(
-        "'adafocal' has trained for 100 batches and was never updated"
-    )
+    expecting.expect_updates()  # as the callback of a trainer does
+    for name in ("adafocal", "ece_ce"):
+        for passed in (logits, outputs):
+            loss = make_loss(name)
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                for _ in range(101):
+                    expecting(passed, labels)
+                    adapted(passed, labels)
+                    with torch.no_grad():  # an evaluation
+                        loss(passed, labels)
+                assert not found
+                for _ in range(201):
+                    loss(passed, labels)
+            (warning,) = found
+            assert warning.filename == __file__
+            assert str(warning.message).startswith(
+                f"{name!r} has trained for 100 batches without an update, so it has not adapted yet."
+            )
 
 
 EXTREME = [("bsce", {"gamma": 30, "norm": norm}) for norm in (1, 2, 30, 300)]
@@ -192,3 +199,97 @@ def test_before_and_after_few_predictions(name: str, first: float) -> None:
     of_one_bin.update([0.4, 0.6, 0.8], [1, 0, 0])  # the smallest is left out
     assert of_one_bin.gaps.tolist() == pytest.approx([0.7])
     assert of_one_bin.gammas.tolist() == pytest.approx([first * math.exp(0.7)])
+
+
+# Entries of a saved table that no update can have written, by buffer; the gammas are those of adafocal's limits.
+IMPOSSIBLE: dict[str, list[list[float]]] = {
+    "edges": [
+        [0, NAN, 1],
+        [0, 0.7, 0.6],
+        [-0.1, 0.5, 1],
+        [0, 0.5, 1.5],
+        [0, math.inf, 1],
+    ],
+    "gaps": [[NAN, 0], [0, 1.5], [-1.5, 0], [math.inf, 0]],
+    "accuracies": [[0, 1.5], [-0.5, 0], [0, -math.inf]],
+    "gammas": [[NAN, 1], [1, 21], [-3, 1], [1, math.inf]],
+    "bin_gaps": [[NAN, 0], [0, 1.5], [-1.5, 0]],
+    "class_gaps": [[NAN, 0], [math.inf, 0]],
+    "progress": [],
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_that_no_update_writes_are_not_loaded(name: str) -> None:
+    loss = make_loss(name, n_bins=2)
+    fits = {"class_gaps": [0.1, 0.2], "progress": 0.5}
+    loss.update([0.6, 0.7, 0.8, 0.9], [0, 1, 0, 1], **fits)
+    table = table_of(loss)
+    damages = [
+        (key, torch.tensor(values, dtype=torch.float64))
+        for key in TABLES[name]
+        for values in IMPOSSIBLE[key]
+        # Only adafocal's gammas may be negative, and only calfocal's have no upper limit.
+        if (name, key, values) != ("calfocal", "gammas", [1, 21])
+    ]
+    damages += [
+        (key, table[key][:-1]) for key in TABLES[name] - {"progress", "class_gaps"}
+    ]
+    damages += [(key, table[key][None]) for key in TABLES[name]]
+    damages += [(key, table[key] + 0j) for key in TABLES[name]]
+    if name == "ece_ce":
+        damages += [("progress", torch.tensor(value)) for value in (NAN, -0.1, 1.1)]
+    for key, value in damages:
+        message = rf"expected {key} of the saved table of {name} to have shape .*, got .*; load"
+        with pytest.raises(ValueError, match=message):
+            loss.load_state_dict(table | {key: value})
+        assert_close(table_of(loss), table, **SAME)
+    loss.load_state_dict(table)
+
+
+def test_a_table_with_another_number_of_bins_is_named() -> None:
+    saved = {"loss": table_of(make_loss("adafocal", n_bins=10))}
+    message = r"of the saved table of adafocal to have shape \(1[56],\) .*, got shape \(1[01],\).*'n_bins': 15"
+    with pytest.raises(ValueError, match=message):
+        make_loss("adafocal").load_state_dict(saved["loss"])
+    with pytest.raises(ValueError, match="of the saved table of adafocal"):
+        nn.ModuleDict({"loss": make_loss("adafocal")}).load_state_dict(
+            {f"loss.{key}": value for key, value in saved["loss"].items()}
+        )
+
+
+@settings(max_examples=40, derandomize=True, deadline=None)
+@given(
+    name=st.sampled_from(sorted(TABLES)),
+    n_bins=st.integers(1, 6),
+    rows=st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=30),
+    rate=st.floats(0, 50),
+)
+def test_every_table_of_an_update_can_be_loaded(
+    name: str, n_bins: int, rows: list[tuple[float, bool]], rate: float
+) -> None:
+    given_rate = {} if name == "ece_ce" else {"update_rate": rate}
+    loss, other = (make_loss(name, n_bins=n_bins, **given_rate) for _ in range(2))
+    confidences, correct = zip(*rows, strict=True)
+    for _ in range(2):
+        loss.update(confidences, correct, class_gaps=[0.5, 0.1], progress=1.0)
+    other.load_state_dict(loss.state_dict())
+    assert_close(table_of(other), table_of(loss), **SAME)
+
+
+def test_ece_ce_has_no_bin_gap_where_p_is_1() -> None:
+    """As in the authors' code, whose last equal-width bin is open above."""
+    loss = make_loss("ece_ce", n_bins=2)
+    loss.update([0.6, 0.95, 0.9], [0, 1, 0], class_gaps=[0.1, 0.3], progress=1.0)
+    last_bin, last_mass = loss.bin_gaps[1].abs(), loss.gaps[1].abs()
+    assert min(last_bin, last_mass) > 0.05
+    for gap, bin_gap in ((25.0, 0.0), (3.0, last_bin)):
+        # The other class has a gradient, even if the loss is 0.
+        batch = torch.tensor([[gap, 0.0]]), torch.tensor([0])
+        slopes = [
+            value_and_gradient(each, *batch)[1][0, 1]
+            for each in (loss, make_loss("cross_entropy"))
+        ]
+        weight = slopes[0] / slopes[1]
+        wanted = (bin_gap + last_mass + 2 * 0.1) / 3
+        assert weight.item() == pytest.approx(float(wanted), rel=1e-5)

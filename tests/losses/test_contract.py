@@ -10,6 +10,7 @@ import re
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -246,10 +247,15 @@ def test_labels_out_of_range(name: str, label: int, width: int) -> None:
     logits, labels = random_batch(8, width)
     labels[2] = label if label < 0 else width
     message = rf"labels to be in \[0, {width}\) or -100, got {labels[2]} in row 2; set the model's num_labels"
+    loss = make_loss(name, class_weights=[1.0] * width)
+    for make in (make_loss(name), loss):
+        with pytest.raises(ValueError, match=message):
+            make(logits, labels)
+    # Without logits it is not known whether the label or the number of weights is wrong.
+    if label > 0:
+        message = rf"class_weights to have an entry for each label, got {width} for label {width} in row 2; give"
     with pytest.raises(ValueError, match=message):
-        make_loss(name)(logits, labels)
-    with pytest.raises(ValueError, match=message):
-        make_loss(name, class_weights=[1.0] * width).normalizer(labels)
+        loss.normalizer(labels)
 
 
 INTEGERS, FLOATS, Z = (
@@ -285,7 +291,12 @@ def test_bad_input(
         make_loss("focal", **given)(logits, labels)
     with pytest.raises(ValueError, match=r"reduction to be one of .*, got 'average'"):
         make_loss("focal")(Z, INTEGERS, reduction="average")
-    for weights in ([1.0, -1.0], [0.0, 1.0], [1.0, NAN], [[1.0, 2.0]], 3.0, "balanced"):
+    for weights in (
+        *([1.0, each] for each in (-1.0, 0.0, NAN, INF, 1e300, 1e-300)),
+        *([1.0, each] for each in (True, "a", "2", None, 1j, b"2")),
+        *([[1.0, 2.0]], [], 3.0, "balanced", {1: 1.0, 2: 2.0}, {1.0, 2.0}, True, b"12"),
+        *(torch.tensor([True, True]), np.array(["1", "2"]), np.ones((1, 2))),
+    ):
         with pytest.raises(
             ValueError,
             match=r"expected class_weights to be \(C,\) finite positive numbers",
@@ -296,13 +307,28 @@ def test_bad_input(
 NAN, INF = float("nan"), float("inf")
 OUT_OF_RANGE: list[tuple[str, str, tuple[object, ...]]] = [
     ("label_smoothing", "smoothing", (1.5,)),
-    ("focal", "gamma", (-1, NAN, INF, "3", True, None)),
-    ("flsd", "thresholds", ((0.5, 0.2), (1.2,), (), 0.2)),
-    ("dual_focal", "rival", ("fourth", None, 1.0, "-0.1", NAN, True)),
+    ("focal", "gamma", (-1, NAN, INF, None, 10**400)),
+    ("flsd", "thresholds", ((0.5, 0.2), (1.2,), (), 0.2, {0.2: 5.0}, {0.2})),
+    ("flsd", "gammas", ((-1, 3), (), 3.0, {5: 1, 3: 2})),
+    ("dual_focal", "rival", ("fourth", None, 1.0, "-0.1", "0.5", NAN)),
     ("focal_calibration", "distance", ("l3",)),
-    ("adafocal", "n_bins", (0, 2.5, True)),
+    ("adafocal", "n_bins", (0, 2.5, 10**12)),
     ("adafocal", "gamma_max", (-1, "5", NAN)),
 ]
+# No hyperparameter is a truth value or a number in another type, unless it is declared so.
+OTHER_TYPES = (
+    *(True, False, np.True_, np.False_, torch.tensor(True), torch.tensor(False)),
+    *("0.5", b"0.5", "yes", [0.5], 0.5 + 0j, None),
+)
+for _name, _entry in LOSSES.items():
+    for _key, _default in _entry.hyperparameters.items():
+        if isinstance(_default.default, bool):
+            _values: tuple[object, ...] = (0, 1, "yes", "true", None, np.True_)
+        elif isinstance(_default.default, tuple):
+            _values = tuple((each, 1.0) for each in OTHER_TYPES)
+        else:
+            _values = OTHER_TYPES
+        OUT_OF_RANGE.append((_name, _key, _values))
 
 
 @pytest.mark.parametrize(("name", "key", "values"), OUT_OF_RANGE)
@@ -338,6 +364,10 @@ UNKNOWN_OR_AT_ODDS: list[tuple[str, dict[str, Any], str]] = [
         {"gama": 1.0},
         r"of loss 'focal', got 'gama'; it has: gamma=3.0 \(did you mean 'gam",
     ),
+    ("focal", {"problem_type": ["x"]}, "problem_type to be one of"),
+    ("focal", {"problem_type": True}, "problem_type to be one of"),
+    (["focal"], {}, "expected loss to be a name in LOSSES"),  # type: ignore[list-item]
+    (None, {}, "expected loss to be a name in LOSSES"),  # type: ignore[list-item]
     ("focal", {"weight": [1.0, 2.0]}, r"\(did you mean 'class_weights'\?\)"),
     ("flsd", {"gammas": (5, 4, 3)}, "one entry more than thresholds, got 3 for 1"),
     (

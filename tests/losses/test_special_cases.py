@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from hf_calib.losses import make_loss
+from hf_calib.losses import LOSSES, make_loss
 from hf_calib.metrics import kde_calibration_error
 from tests.helpers import loss_cases as cases
 from tests.helpers.loss_cases import (
@@ -70,6 +71,49 @@ def test_pytorchs_losses_and_labels_of_any_integer_type(reduction: str) -> None:
         assert_close(ours(logits, labels, reduction=reduction), wanted, **EXACT)
 
 
+@every_width
+@pytest.mark.parametrize("smoothing", [0, 0.1, 0.7, 1])
+def test_class_weights_with_label_smoothing_are_pytorchs(
+    smoothing: float, width: int
+) -> None:
+    """The weight of a class belongs to its own log-probability, also to that of its share of every label."""
+    logits, labels = random_batch(24, width)
+    labels[[3, 20]] = -100
+    weights = torch.linspace(0.2, 3, width, dtype=torch.float64)
+    loss = make_loss("label_smoothing", smoothing=smoothing, class_weights=weights)
+
+    def pytorchs(logits: torch.Tensor, labels: torch.Tensor, **given: str) -> Any:
+        weight = loss.class_weights.to(logits)
+        return F.cross_entropy(
+            logits, labels, weight=weight, label_smoothing=smoothing, **given
+        )
+
+    for reduction in ("mean", "sum", "none"):
+        ours = value_and_gradient(loss, logits, labels, reduction=reduction)
+        wanted = value_and_gradient(pytorchs, logits, labels, reduction=reduction)
+        assert_close(ours, wanted, **EXACT)
+    # Micro-batches divided by the normalizer of all are the mean of all.
+    items = loss.normalizer(labels, torch.float64)
+    parts = [
+        loss(logits[rows], labels[rows], num_items_in_batch=items)
+        for rows in (slice(5), slice(5, None))
+    ]
+    assert_close(sum(parts), pytorchs(logits, labels), **EXACT)
+    only_ignored = torch.full_like(labels, -100)
+    value, gradient = value_and_gradient(loss, logits, only_ignored)
+    assert value == 0
+    assert not gradient.any()
+
+
+def test_class_weights_with_label_smoothing_by_hand() -> None:
+    logits = torch.tensor([[1.0, 2.0, 0.5], [0.3, -1.0, 0.8]], dtype=torch.float64)
+    loss = make_loss("label_smoothing", smoothing=0.1, class_weights=[1, 2, 3])
+    log_p = logits.log_softmax(1)
+    shares = 0.1 / 3 * (torch.tensor([1.0, 2.0, 3.0]) * log_p).sum(1)
+    own = 0.9 * torch.stack([2 * log_p[0, 1], 3 * log_p[1, 2]])
+    assert_close(loss(logits, torch.tensor([1, 2])), -(own + shares).sum() / 5, **EXACT)
+
+
 @pytest.mark.parametrize("n_classes", [2, 3, 9, 9000])
 @pytest.mark.parametrize(
     "rival", ["next", "second", "third", "mean2", "mean3", "mean_all", 0.95]
@@ -116,3 +160,32 @@ def test_kde_ece_of_one_row_of_rows_that_tie_and_of_more_pairs_than_it_looks_at_
         value_and_gradient(by_formula(("kde_ece", {"kind": kind})), *many),
         **EXACT,
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "others"),
+    [
+        ("focal", {"gamma": 3.0}, ()),
+        ("focal_gra", {"gamma": 3.0}, ("0.558", "NaN")),
+        ("focal_calibration", {"gamma": 3.0, "brier_weight": 0.5}, ()),
+        ("focal_calibration", {"gamma": 3.0, "brier_weight": 10.0}, ()),
+    ],
+)
+def test_the_documented_minimum_is_where_the_expected_gradient_is_0(
+    name: str, given: dict[str, float], others: tuple[str, ...]
+) -> None:
+    """Of two classes with a posterior of 0.7, by bisection of the first logit; and no sentence is of another loss."""
+    loss = make_loss(name, **given)
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        z = torch.tensor([[(low + high) / 2, 0.0]], dtype=torch.float64)
+        slopes = [
+            value_and_gradient(loss, z, torch.tensor([y]))[1][0, 0] for y in (0, 1)
+        ]
+        is_below = 0.7 * slopes[0] + 0.3 * slopes[1] < 0
+        low, high = (float(z[0, 0]), high) if is_below else (low, float(z[0, 0]))
+    minimum = torch.tensor(low).sigmoid()
+    text = inspect.getdoc(LOSSES[name].constructor) or ""
+    assert f"{minimum:.3f}" in text
+    for other in others:
+        assert other not in text

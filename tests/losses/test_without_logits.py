@@ -182,12 +182,23 @@ MISFITS: list[tuple[str, Any, type[Exception], str]] = [
         r"in \[0, 37\) or -100, got 37 in row 0",
     ),
     ("softcap", 0.0, ValueError, "softcap to be above 0, got 0.0"),
+    *(
+        ("softcap", value, ValueError, f"softcap to be above 0, got {value}")
+        for value in (True, "2", float("inf"), float("nan"), {})
+    ),
+    *(
+        (
+            "temperature",
+            value,
+            ValueError,
+            "temperature to be (one number|above 0), got",
+        )
+        for value in (True, "2", 0, -1.0, float("inf"), float("nan"), [1.0, 2.0])
+    ),
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "kind", "message"), MISFITS, ids=[each[-1] for each in MISFITS]
-)
+@pytest.mark.parametrize(("name", "value", "kind", "message"), MISFITS)
 def test_what_does_not_fit(
     name: str, value: Any, kind: type[Exception], message: str
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ import hf_calib.metrics as metrics
 from hf_calib._errors import InputError, InputTypeError, InputValueError
 from hf_calib.metrics.intervals import METRICS
 from hf_calib.metrics.ranking import risk_coverage_curve
+from hf_calib.metrics.streaming import StreamingCalibration
 from hf_calib.plots import smooth_reliability_diagram
 from hf_calib.report import calibration_report
 
@@ -103,6 +106,64 @@ def test_masked_values_are_refused(name: str) -> None:
         function(np.ma.array(probs, mask=np.stack([mask] * 3, axis=1)), labels)
     unmasked = function(np.ma.array(probs), np.ma.array(labels, mask=False))
     assert unmasked == function(probs, labels)
+
+
+# Arguments of another type or out of range, to every metric that has them
+
+NAN, INF = float("nan"), float("inf")
+WHOLE = (True, False, np.True_, 0, -1, 2.5, 15.0, "15", None, [15], {}, 10**9, NAN)
+REAL = (True, False, np.True_, 0, -1, "0.1", b"1", [0.1], {}, 1j, NAN, INF)
+FLAG = ("no", "False", 0, 1, None, [], 1.0)
+ARGUMENTS: dict[str, tuple[object, ...]] = {
+    "n_bins": WHOLE,
+    "n_folds": WHOLE,
+    "n_resamples": WHOLE,
+    "bandwidth": REAL,
+    "confidence_level": REAL,
+    "debias": FLAG,
+    **dict.fromkeys(("binning", "norm", "kind", "score"), ("L1", "", None, 1, ["l1"])),
+    "scores": (1, None, True, "energy", ["logit"], [None], []),
+}
+TAKE: list[tuple[str, str]] = [
+    (name, argument)
+    for name in metrics.__all__
+    if inspect.isfunction(getattr(metrics, name))
+    for argument in inspect.signature(getattr(metrics, name)).parameters
+    if argument in ARGUMENTS
+]
+
+
+@pytest.mark.parametrize(("name", "argument"), TAKE)
+def test_arguments_of_another_type_or_out_of_range(name: str, argument: str) -> None:
+    function = getattr(metrics, name)
+    probs, labels = (each.numpy() for each in tensors())
+    given: tuple[object, ...] = (probs, labels)
+    if name == "bootstrap_interval":
+        given = ("accuracy", *given)
+    elif name.startswith("ood"):
+        given = (probs, probs)
+    elif name == "entity_scores":
+        tags = ["O", "B-x", "I-x"]
+        given = (metrics.find_entities(*given, np.arange(40), tag_names=tags),)
+    for value in ARGUMENTS[argument]:
+        with pytest.raises(InputError, match=f"^expected {argument} to "):
+            function(*given, **{argument: value})
+
+
+def test_arguments_of_classes() -> None:
+    for value in FLAG:
+        with pytest.raises(InputError, match="by_class to be True or False, got"):
+            metrics.CalibrationState(n_classes=2, by_class=value)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="multi_label to be True or False, got"):
+            StreamingCalibration(multi_label=value)  # type: ignore[arg-type]
+    for value in WHOLE:
+        with pytest.raises(InputError, match="n_bins to be"):
+            metrics.CalibrationState(n_classes=2, n_bins=value)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match=r"n_classes to be|at most .* sums"):
+            metrics.CalibrationState(n_classes=value)  # type: ignore[arg-type]
+    for correct in ([0, 2], [-1, 1], [0.5, 1.5]):
+        with pytest.raises(InputError, match=r"correct to lie in \[0, 1\], got"):
+            risk_coverage_curve([0.5, 0.6], correct)
 
 
 # Numbers of resamples and seeds

@@ -35,7 +35,7 @@ WEIGHTED: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", WEIGHTED)
-@pytest.mark.parametrize("scale", [1.0, 1e-4, 1e6])
+@pytest.mark.parametrize("scale", [1.0, 1e-4, 1e6, 3e-100, 3e99])
 def test_repeated_rows(name: str, scale: float) -> None:
     metric = WEIGHTED[name]
     for labels in (LABELS, SOFT):
@@ -75,6 +75,19 @@ def test_what_has_no_weighted_form_says_so() -> None:
             np.where(np.arange(N) == 7, np.nan, 1.0),
             r"be finite and at least 0, got nan in row 7",
         ),
+        (
+            np.where(np.arange(N) == 7, np.inf, 1.0),
+            r"be finite and at least 0, got inf in row 7",
+        ),
+        (
+            np.full(N, 1e308),
+            r"be at most 1e\+100, got 1e\+308 in row 0; divide them all",
+        ),
+        (
+            np.where(np.arange(N) == 7, 1e101, 1.0),
+            r"be at most 1e\+100, got 1e\+101 in row 7",
+        ),
+        (np.full(N, 5e-324), r"hold a weight of at least 1e-100, got 4.94066e-324"),
         (np.zeros(N), "hold a weight above 0, got zeros"),
         (np.array(["a"] * N), "sample_weight to hold real numbers"),
     ],
@@ -83,3 +96,18 @@ def test_refused(weights: np.ndarray, message: str) -> None:
     for metric in WEIGHTED.values():
         with pytest.raises(InputError, match=message):
             metric(PROBS, LABELS, sample_weight=weights)
+
+
+def test_weights_of_a_state_whose_squares_would_overflow() -> None:
+    """States are merged, so that their weights cannot be scaled by the largest of all."""
+    state = metrics.CalibrationState(n_classes=C)
+    with pytest.raises(InputError, match=r"weights to be at most 1e\+100, got 1e\+200"):
+        state.update(PROBS, LABELS, np.full(N, 1e200))
+    state.update(PROBS, LABELS, np.full(N, 1e-200))
+    found = state.compute()
+    assert found["nll"] == pytest.approx(metrics.negative_log_likelihood(PROBS, LABELS))
+    assert state.top_label.effective_rows()[0] in (0, pytest.approx(N))
+    state.update(PROBS, LABELS, np.full(N, 1e100))
+    assert state.compute()["ece"] == pytest.approx(
+        metrics.expected_calibration_error(PROBS, LABELS)
+    )

@@ -7,6 +7,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 from scipy.special import softmax
+from sklearn.isotonic import IsotonicRegression
 
 import hf_calib.metrics as metrics
 from hf_calib.metrics.sums import uniform_bins
@@ -80,6 +81,36 @@ def test_ood_auroc_refuses_what_it_cannot_compare() -> None:
 
 
 # Risk and coverage
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("least", [0, 18])
+def test_confidences_that_are_nearly_1_keep_their_order(
+    least: int, dtype: type
+) -> None:
+    """The order is that of the logits' gaps, as far as the dtype of the probabilities can tell them apart."""
+    rng = np.random.default_rng(0)
+    gaps = rng.uniform(least, 36, 3_000)
+    labels = (rng.random(3_000) < np.exp(-(gaps - least) / 3)).astype(int)
+    probs = softmax(np.stack([gaps, 0 * gaps, 0 * gaps], axis=1).astype(dtype), axis=1)
+    known = gaps if dtype is np.float64 else probs.max(axis=1).astype(np.float64)
+    exact = metrics.risk_coverage_curve(known, labels == 0).risk.mean()
+    found = metrics.area_under_risk_coverage(probs, labels)
+    assert found == pytest.approx(exact, rel=5e-3)
+    state = metrics.CalibrationState(n_classes=3)
+    state.update(probs, labels)
+    assert state.area_under_risk_coverage() == pytest.approx(exact, rel=1e-2)
+    if dtype is np.float64:
+        by_rank = metrics.corp_decomposition(probs, labels).discrimination
+        assert by_rank == pytest.approx(discrimination(gaps, labels == 0), rel=1e-2)
+
+
+def discrimination(scores: np.ndarray, correct: np.ndarray) -> float:
+    """That of the Brier score, by the best rising function of the scores."""
+    right = correct.astype(float)
+    fitted = IsotonicRegression().fit(scores, right).predict(scores)
+    spread = np.square(right - right.mean()) - np.square(right - fitted)
+    return float(spread.mean())
 
 
 def mean_over_orders(confidences: np.ndarray, correct: np.ndarray) -> np.ndarray:

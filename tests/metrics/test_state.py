@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import pickle
+import time
+import tracemalloc
+import zlib
 from functools import reduce
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
+from scipy.special import softmax
 
 import hf_calib.metrics as metrics
 from hf_calib import InputError
 from hf_calib.metrics import CalibrationState
 from hf_calib.metrics.state import SliceSums, score_chunks
+from hf_calib.metrics.streaming import StreamingCalibration
 from hf_calib.metrics.sums import BinSums, binned_error
 
 Rows = tuple[NDArray[np.floating], NDArray[np.int64]]
@@ -294,8 +302,16 @@ class TestRefused:
         ):
             state.merge(CalibrationState(n_classes=3, n_bins=10))
         zero = state_of(np.eye(3), np.arange(3), np.zeros(3))
-        with pytest.raises(InputError, match="got only rows of weight 0"):
-            zero.compute()
+        for method in ("compute", "equal_mass_bins", "risk_coverage", "class_bins"):
+            with pytest.raises(InputError, match="have rows, got only rows of weight"):
+                getattr(zero, method)()
+        empty = CalibrationState(n_classes=3)
+        for method in (
+            *("compute", "equal_mass_bins", "risk_coverage", "class_bins", "classes"),
+            "area_under_risk_coverage",
+        ):
+            with pytest.raises(InputError, match="the state to have rows, got none"):
+                getattr(empty, method)()
 
     def test_bytes_that_are_no_state(self) -> None:
         good = state_of(np.eye(2), np.arange(2)).to_bytes()
@@ -323,3 +339,169 @@ class TestRefused:
             CalibrationState.from_bytes(CalibrationState(n_classes=4).to_bytes()).n_rows
             == 0
         )
+        for each in (None, 5, "text", good.decode("latin-1"), [1], np.eye(2)):
+            with pytest.raises(TypeError, match="expected data to be bytes, got"):
+                CalibrationState.from_bytes(each)  # type: ignore[arg-type]
+        for each in (bytearray(good), memoryview(good)):
+            assert CalibrationState.from_bytes(each).to_bytes() == good  # type: ignore[arg-type]
+
+
+# ---- Bytes of others ----
+
+HEADER = b'["hf_calib CalibrationState 3", 3, 15, true]'
+
+
+def packed(header: bytes, numbers: bytes) -> bytes:
+    return header + b"\n" + zlib.compress(numbers, 1)
+
+
+def numbers_of(state: CalibrationState) -> NDArray[np.float64]:
+    data = state.to_bytes()
+    assert data.split(b"\n", 1)[0] == HEADER
+    return np.frombuffer(zlib.decompress(data.split(b"\n", 1)[1])).copy()
+
+
+def test_hostile_headers_and_sizes_are_refused_at_once() -> None:
+    """Whatever the bytes say: less than a second and 100 MB."""
+    bomb = zlib.compress(bytes(10**8), 1)
+    small = zlib.compress(bytes(8 * 1_000))
+    sizes = ["1000000000", "10" + "0" * 3_000, "-3", "0", "true", "3.0", "NaN", "1e3"]
+    sizes += ["null", '"3"', "[3]", "1e999", "Infinity"]
+    headers = [HEADER.replace(b" 3,", f" {size},".encode()) for size in sizes]
+    headers += [HEADER.replace(b"15", size.encode()) for size in sizes if size != "3.0"]
+    headers += [
+        HEADER.replace(b"true", each) for each in (b'"no"', b"1", b"null", b"[]")
+    ]
+    headers += [b"[" * 100_000, b"[" * 100 + b"]" * 100, b'{"a":' * 9_000, b"\xff\xfe"]
+    headers += [HEADER + b" " * 10**6, HEADER[:-1] + b", 1]", b"", b"null", b"[]"]
+    large = b'["hf_calib CalibrationState 3", 17000, 15, true]'
+    tracemalloc.start()
+    start = time.process_time()
+    for header in [*headers, HEADER, large]:
+        for body in (bomb, small[:-1]):
+            with pytest.raises(InputError, match="bytes that to_bytes wrote"):
+                CalibrationState.from_bytes(header + b"\n" + body)
+    seconds = time.process_time() - start
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100e6
+    assert seconds < 5  # in all, under tracemalloc
+
+
+def test_a_state_with_too_many_sums_is_refused_before_it_is_made() -> None:
+    message = r"at most [0-9,]+ sums, got .*; pass by_class=False"
+    for n_classes, n_bins in ((10**9, 15), (10**7, 15), (10**5, 10_000)):
+        with pytest.raises(InputError, match=message):
+            CalibrationState(n_classes=n_classes, n_bins=n_bins)
+        CalibrationState(n_classes=n_classes, n_bins=n_bins, by_class=False).to_bytes()
+    with pytest.raises(InputError, match=message):
+        CalibrationState(n_classes=10**5).to_bytes()
+
+
+def test_trailing_and_missing_bytes() -> None:
+    good = state_of(*rows_of(50, 3)).to_bytes()
+    for each in (good + b"\0", good + good, good[:-1], good[:-5], b"\n" + good):
+        with pytest.raises(InputError, match="bytes that to_bytes wrote"):
+            CalibrationState.from_bytes(each)
+    numbers = numbers_of(state_of(*rows_of(50, 3))).tobytes()
+    for each in (numbers + bytes(8), numbers[:-8], numbers[:-1], b"", 2 * numbers):
+        with pytest.raises(InputError, match="bytes that to_bytes wrote"):
+            CalibrationState.from_bytes(packed(HEADER, each))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@settings(max_examples=25, derandomize=True, deadline=None)
+@given(data=st.data())
+def test_changed_sums_are_refused(weighted: bool, data: st.DataObject) -> None:
+    """A sum that no rows can have, whichever it is: negative, NaN, infinite, or at odds with the others."""
+    weights = np.linspace(0.5, 2, 200) if weighted else None
+    state = state_of(*rows_of(200, 3), weights)
+    numbers = numbers_of(state)
+    place = data.draw(st.integers(0, len(numbers) - 1))
+    value = data.draw(st.sampled_from([np.nan, np.inf, -np.inf, -1e-3, -5.0, 1e300]))
+    is_gap = (
+        place == 5 * 45 + 5
+    )  # The sum of confidence minus correctness may be negative.
+    numbers[place] = -500.0 if is_gap and np.isfinite(value) else value
+    with pytest.raises(InputError, match="bytes that to_bytes wrote"):
+        CalibrationState.from_bytes(packed(HEADER, numbers.tobytes()))
+
+
+# The place of each sum of a state of three classes in 15 bins among its numbers, and what determines it.
+PLACES = {
+    "weights": slice(45, 90),
+    "confidences": slice(90, 135),
+    "squared confidences": slice(135, 180),
+    "correct rows": slice(180, 225),
+    "gap": slice(230, 231),
+    "rows by the probability of a class": slice(232, 277),
+    "probabilities of a class": slice(277, 322),
+    "true rows of a class": slice(322, 367),
+    "squared probabilities of a class": slice(367, 370),
+    "cells": slice(370, None),
+}
+
+
+@pytest.mark.parametrize("sums", PLACES)
+@pytest.mark.parametrize("change", [1.0, -1.0, 0.5])
+def test_sums_at_odds_with_each_other_are_refused(sums: str, change: float) -> None:
+    """One more or one less in any sum that others determine."""
+    numbers = numbers_of(state_of(*rows_of(200, 3)))
+    filled = np.flatnonzero(numbers[PLACES[sums]]) + (PLACES[sums].start or 0)
+    assert len(filled) > 0
+    for place in filled[:: len(filled) // 5 + 1]:
+        changed = numbers.copy()
+        changed[place] += change
+        with pytest.raises(InputError, match="bytes that to_bytes wrote"):
+            CalibrationState.from_bytes(packed(HEADER, changed.tobytes()))
+
+
+@settings(max_examples=25, derandomize=True, deadline=None)
+@given(
+    n_classes=st.integers(1, 5),
+    n_bins=st.integers(1, 20),
+    by_class=st.booleans(),
+    seed=st.integers(0, 10**6),
+    sharpness=st.sampled_from([0.0, 1.0, 30.0, 1e3]),
+    scale=st.sampled_from([None, 0.0, 1.0, 1e-99, 1e99]),
+    dtype=st.sampled_from(["float64", "float32"]),
+)
+def test_every_state_of_rows_comes_back(
+    n_classes: int,
+    n_bins: int,
+    by_class: bool,
+    seed: int,
+    sharpness: float,
+    scale: float | None,
+    dtype: str,
+) -> None:
+    rng = np.random.default_rng(seed)
+    state = CalibrationState(n_classes=n_classes, n_bins=n_bins, by_class=by_class)
+    for _ in range(int(rng.integers(0, 3))):
+        n = int(rng.integers(0, 40))
+        probs = softmax(
+            sharpness * rng.normal(size=(n, n_classes)).astype(dtype), axis=1
+        )
+        weights = None if scale is None else scale * rng.integers(0, 3, n)
+        state.update(probs, rng.integers(0, n_classes, n), weights)
+    loaded = CalibrationState.from_bytes(state.to_bytes())
+    assert loaded.to_bytes() == state.to_bytes()
+    assert (
+        CalibrationState.from_bytes(loaded.merge(state).to_bytes()).n_rows
+        == 2 * state.n_rows
+    )
+
+
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_the_state_of_a_stream_comes_back(multi_label: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = 5 * torch.randn(300, 4, generator=generator)
+    logits[:5] = torch.tensor([200.0, 0.0, -200.0, 3.0])
+    labels = torch.randint(0, 4, (300,), generator=generator)
+    if multi_label:
+        labels = torch.randint(0, 2, (300, 4), generator=generator)
+    labels[7] = -100
+    stream = StreamingCalibration(multi_label=multi_label)
+    stream.update(logits, labels)
+    state = stream.state()
+    assert CalibrationState.from_bytes(state.to_bytes()).compute() == state.compute()

@@ -296,7 +296,11 @@ class TestLabels:
             ),
             (labelled([0]).select([]), {}, "expected data to have rows, got none"),
             (labelled([0]), {"batch_size": 0}, "batch_size to be at least 1, got 0"),
-            (labelled([0]), {"max_length": 0}, "max_length to be at least 1, got 0"),
+            (
+                labelled([0]),
+                {"max_length": 0},
+                "max_length to be at least 1, got 0",
+            ),
         ],
     )
     def test_refused(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from transformers.pipelines.pt_utils import KeyDataset
 import hf_calib
 from hf_calib import CalibrationTrainer, fold, scaling
 from hf_calib.cards import write_card
+from hf_calib.models.prompts import PromptTemplate
 from hf_calib.scaling import Scaler
 from hf_calib.scaling.saved_map import MAP_NAME, save_map
 from tests.helpers.hub_server import TOKEN, Hub
@@ -33,6 +36,11 @@ from tests.helpers.tiny import (
     tiny_bert,
     tokenizer,
 )
+
+
+class Own(transformers.TextClassificationPipeline):
+    """A pipeline of a user's own."""
+
 
 TEXTS = [text_of(ids) for ids in sequences(tiny_bert(), 12, seed=3)["input_ids"]]
 TEXTS[1] = TEXTS[1][:8]  # of other lengths: batches are padded
@@ -171,8 +179,20 @@ def test_all_forms_of_input_and_output(tmp_path: Path) -> None:
             theirs
         )  # a spline keeps the predicted class, but for the ranks below
     assert [len(row) for row in classify(TEXTS, top_k=3)] == [3] * len(TEXTS)
-    own = type("Own", (transformers.TextClassificationPipeline,), {})
-    assert serve(folder, pipeline_class=own)(TEXTS) == of_all
+    assert serve(folder, pipeline_class=Own)(TEXTS) == of_all
+
+
+@pytest.mark.parametrize("settings", [{}, {"pipeline_class": Own}, {"top_k": None}])
+def test_a_pipeline_goes_to_another_process_as_a_plain_one_does(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    model = tiny_bert()
+    scaler = fitted(scaling.SplineScaling(), model)
+    model.config.prompt_template = PromptTemplate("w1 {text} w2").to_dict()
+    classify = serve(saved(tmp_path, model, scaler), **settings)
+    for copied in (pickle.loads(pickle.dumps(classify)), copy.deepcopy(classify)):
+        assert type(copied) is type(classify)
+        assert copied(TEXTS[:3]) == classify(TEXTS[:3])
 
 
 def test_without_a_map_or_with_a_folded_one_it_is_the_plain_pipeline(

@@ -289,7 +289,7 @@ def test_what_is_no_table(tmp_path: Path) -> None:
         ("a" * 5000 + ".csv", "name existing files, got .*aaaa"),
         (
             "p.pkl",
-            r"existing files, got .*p.pkl, .*; files end in .npz, .csv, .tsv, .parquet, .jsonl",
+            r"to end in .npz, .csv, .tsv, .parquet, .jsonl, got p.pkl, which has another",
         ),
     ):
         with pytest.raises(ValueError, match=message):

@@ -163,3 +163,51 @@ def test_commands(tmp_path: Path) -> None:
     words = ("--method", "temperature", "--output", tmp_path / "out")
     assert call("calibrate", HARNESS, *words).exit_code == 0
     assert call("compare-reports", HARNESS, tmp_path / "out").exit_code == 0
+
+
+def old_form(row: dict[str, Any]) -> dict[str, Any]:
+    """A row as old versions of the harness wrote it: lists in place of dictionaries, and numbers."""
+    pairs = [[each["arg_0"], each["arg_1"]] for each in row["arguments"].values()]
+    likelihoods = [[float(value), False] for value, _ in row["filtered_resps"]]
+    return row | {"arguments": pairs, "filtered_resps": likelihoods}
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_the_lists_of_old_versions(as_list: bool, tmp_path: Path) -> None:
+    rows = [old_form(row) for row in ROWS]
+    path = tmp_path / "a.jsonl"
+    if as_list:
+        path.write_text(json.dumps(rows, indent=4))
+    else:
+        written(path, *rows)
+    for option_scores in ("sum", "per_character", "per_byte"):
+        found = load(path, option_scores)
+        wanted = load(HARNESS, option_scores)
+        np.testing.assert_array_equal(found.labels, wanted.labels)
+        np.testing.assert_array_equal(found.as_logits(), wanted.as_logits())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"arguments": [["Which?"], ["Which?"]]},
+        {"arguments": "a text"},
+        {"arguments": {"gen_args_0": {"arg_0": "Which?"}}},
+        {"arguments": 3},
+        {"arguments": None},
+        {"filtered_resps": 3},
+        {"filtered_resps": [{"a": 1}, {"b": 2}]},
+        {"filtered_resps": None},
+    ],
+)
+def test_rows_of_another_form_are_named(change: dict[str, Any], tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", ROWS[0], {**ROWS[1], **change})
+    with pytest.raises(InputError, match="in row 1; log a multiple-choice task"):
+        load(path)
+
+
+def test_a_row_that_is_no_row_of_a_log(tmp_path: Path) -> None:
+    for other in ({"doc_id": 1}, [1], "text"):
+        path = written(tmp_path / "a.jsonl", ROWS[0], other)
+        with pytest.raises(InputError, match=r"each row of a\.jsonl to have arguments"):
+            load(path)

@@ -400,6 +400,23 @@ class TestOddInput:
         assert not hasattr(MAKE[name](), "classes_")
 
 
+@pytest.mark.parametrize("name", FITTED)
+def test_the_repr_of_a_fitted_scaler_shows_its_parameters(name: str) -> None:
+    scaler = fitted(name)
+    shown = repr(scaler)
+    assert shown.startswith(repr(MAKE[name]()))
+    assert "\n" not in shown
+    assert len(shown) < 500
+    if name.startswith("AutoScaling"):  # its results would be too long
+        assert scaler.choice_ in shown
+        return
+    for parameter, value in vars(scaler).items():
+        if parameter.endswith("_"):
+            first = np.ravel(value)[0]
+            assert f"{parameter}=" in shown
+            assert isinstance(value, np.ndarray) or f"={first:.6g}" in shown
+
+
 def test_several_labels_a_row_are_predicted_as_0_and_1() -> None:
     for name in ("TemperatureScaling-multi_label", "PerLabelTemperatureScaling"):
         logits, _ = sampled(name)
@@ -407,6 +424,7 @@ def test_several_labels_a_row_are_predicted_as_0_and_1() -> None:
         np.testing.assert_array_equal(fitted(name).classes_, [0, 1, 2, 3])
 
 
+NAN, INF = float("nan"), float("inf")
 WRONG = "multi_label to be True or False, got 'no'; write it without quotes"
 SETTINGS: list[tuple[str, dict[str, object], str]] = [
     (
@@ -429,15 +447,31 @@ SETTINGS: list[tuple[str, dict[str, object], str]] = [
         {"n_knots": 500},
         "logits to hold at least n_knots=500 rows, got 400",
     ),
-    (
-        "MatrixScaling",
-        {"bias_penalty": -1.0},
-        "bias_penalty to be a finite number of at least 0",
+    *(
+        (scaler, {name: value}, f"{name} to be a finite number of at least 0")
+        for scaler in ("MatrixScaling", "DirichletScaling")
+        for name in ("bias_penalty", "off_diagonal_penalty")
+        for value in (-1.0, True, False, np.True_, "1", [1.0], NAN, INF, 10**400)
     ),
-    (
-        "StructuredMatrixScaling",
-        {"penalty": 0.0},
-        "penalty to be a finite number above 0",
+    *(
+        (scaler, {"penalty": value}, "penalty to be a finite number above 0")
+        for scaler in ("StructuredVectorScaling", "StructuredMatrixScaling")
+        for value in (0.0, -1.0, True, "1", None, [1.0], NAN, INF, 10**400)
+    ),
+    *(
+        ("TemperatureScaling", {"grid": value}, "grid to ")
+        for value in ([True], [1e-300], [1e300], [-1.0], ["1"], [[1.0]], 2.0, [NAN])
+    ),
+    *(
+        (scaler, {name: value}, f"{name} to be")
+        for scaler, name in (
+            ("TemperatureScaling", "n_bins"),
+            ("HistogramBinning", "n_bins"),
+            ("SplineScaling", "n_knots"),
+            ("AutoScaling", "n_folds"),
+            ("AutoScaling", "random_state"),
+        )
+        for value in (True, False, -1, 2.5, 15.0, "15", None, [15], NAN)
     ),
     (
         "AutoScaling",

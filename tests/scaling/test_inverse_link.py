@@ -68,7 +68,16 @@ class TestSolvesTheEquation:
         name, hyperparameters = variant
         logits = random_logits(40, 3)
         weights = np.array([0.5, 1.0, 4.0])
-        plain = InverseLink(make_loss(name, **hyperparameters)).predict_proba(logits)
+        unweighted = InverseLink(make_loss(name, **hyperparameters))
+        if name == "label_smoothing":  # The weights stand before each log p.
+            loss = make_loss(name, class_weights=weights, **hyperparameters)
+            np.testing.assert_allclose(
+                InverseLink(loss).predict_proba(logits),
+                unweighted.predict_proba(logits - np.log(weights)),
+                rtol=1e-9,
+            )
+            return
+        plain = unweighted.predict_proba(logits)
         weighted = InverseLink(
             make_loss(name, class_weights=weights, **hyperparameters)
         ).predict_proba(logits)
@@ -78,6 +87,16 @@ class TestSolvesTheEquation:
 
 
 class TestKnownPosterior:
+    def test_label_smoothing_with_class_weights(self) -> None:
+        """The minimum of the expected loss is p_k ~ w_k ((1 - eps) eta_k + eps / C)."""
+        eta, weights = np.array([[0.6, 0.3, 0.1]]), np.array([0.5, 1.0, 4.0])
+        p = weights * (0.7 * eta + 0.1)
+        loss = make_loss("label_smoothing", smoothing=0.3, class_weights=weights)
+        gradients = label_gradients(loss, np.log(p))
+        np.testing.assert_allclose(eta @ gradients[0], 0, atol=1e-9)
+        found = InverseLink(loss).predict_proba(np.log(p))
+        np.testing.assert_allclose(found, eta, rtol=1e-6)
+
     @pytest.mark.parametrize("gamma", [0.0, 1.0, 3.0])
     def test_focal_is_the_papers_formula(self, gamma: float) -> None:
         logits = random_logits(50, 4)

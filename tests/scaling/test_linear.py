@@ -225,3 +225,22 @@ def test_is_finite_and_no_worse_than_uniform(kind: type[Linear], case: str) -> N
     assert np.isfinite(scaler.bias_).all()
     assert np.abs(scaler.transform(logits)).max() < 1e3
     assert nll(scaler.transform(logits), labels) <= np.log(8) + 1e-6
+
+
+def test_classes_without_rows_are_named() -> None:
+    """Only the structured maps are safe without an example of a class."""
+    logits, labels = offset(200, 5)
+    labels[labels > 2] = 0
+    message = (
+        "The data do not determine the parameters of classes 3, 4: no row has this"
+    )
+    for kind in KINDS:
+        with pytest.warns(UserWarning, match=message) as caught:
+            kind().fit(logits, labels)
+        assert [each.filename for each in caught] == [__file__]
+        with pytest.warns(UserWarning, match="the parameters of class 4: no row has"):
+            kind().fit(logits, np.append(labels[:-1], 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for kind in STRUCTURED:
+            kind().fit(logits, labels)

@@ -82,6 +82,10 @@ def test_refused() -> None:
             InputError, match="sample_weight to be finite and at least 0"
         ):
             make().fit(LOGITS, LABELS, sample_weight=-np.ones(N))
+        with pytest.raises(InputError, match="sample_weight to be finite and at least"):
+            make().fit(LOGITS, LABELS, sample_weight=np.full(N, np.inf))
+        with pytest.raises(InputError, match=r"sample_weight to be at most 1e\+100"):
+            make().fit(LOGITS, LABELS, sample_weight=np.full(N, 1e308))
     with pytest.raises(
         InputError, match="with criterion 'nll' and one label per row, got 'ece'"
     ):

@@ -254,6 +254,13 @@ def test_entries_that_no_fit_finds_are_refused(
 
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     refused(tmp_path, "No such file")
+    for text in ("[1]", "null", "3", '"x"'):
+        (tmp_path / MAP_NAME).write_text(text)
+        refused(tmp_path, "expected the file to be a JSON object, got")
+    (tmp_path / MAP_NAME).write_text("{}")
+    refused(tmp_path, "")
+    (tmp_path / MAP_NAME).write_text('{"settings": {}}')
+    refused(tmp_path, "expected method to be a scaler, got None")
     for text in ("[" * 100_000, '{"method": "spline"', "\udc80", "{", "[1]"):
         (tmp_path / MAP_NAME).write_bytes(text.encode("utf-8", "surrogateescape"))
         refused(tmp_path, "a file that cannot be read")

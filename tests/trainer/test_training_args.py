@@ -24,7 +24,6 @@ from tests.helpers.tiny import arguments, tiny_trainer
         ("adafocal", '{"gamma_max": "inf"}', {"gamma_max": "inf"}),
         ("adafocal", {"gamma_max": np.float32("inf")}, {"gamma_max": "inf"}),
         ("dual_focal", '{"rival": 0.1}', {"rival": 0.1}),
-        ("dual_focal", '{"rival": "0.1"}', {"rival": "0.1"}),
         ("dual_focal", '{"rival": "mean2"}', {"rival": "mean2"}),
     ],
 )
@@ -40,6 +39,15 @@ def test_hyperparameters_are_kept_as_strict_json(
     record = json.dumps(args.make_loss().hyperparameters, allow_nan=False)
     again = arguments(tmp_path, loss=loss, loss_kwargs=record)
     assert again.make_loss().hyperparameters == args.make_loss().hyperparameters
+
+
+def test_a_number_in_quotes_is_not_a_hyperparameter(tmp_path: Path) -> None:
+    for loss, given in (
+        ("dual_focal", '{"rival": "0.1"}'),
+        ("focal", '{"gamma": "2"}'),
+    ):
+        with pytest.raises(ValueError, match=r"of loss '.*' to be .*, got '(0\.1|2)'"):
+            arguments(tmp_path, loss=loss, loss_kwargs=given)
 
 
 @pytest.mark.parametrize(

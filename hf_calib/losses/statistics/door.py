@@ -74,18 +74,25 @@ def row_statistics(
     return dict(zip(statistics, values, strict=True))
 
 
-def check_labels(labels: Tensor, n_classes: int) -> None:
-    """Raise if a label (N,) is neither a class nor ignored, and name it; a GPU asserts without being waited for."""
+def check_labels(labels: Tensor, n_classes: int, *, of_weights: bool = False) -> None:
+    """Raise if a label (N,) is neither a class nor ignored, and name it; a GPU asserts without being waited for.
+
+    `of_weights` says that the number of classes is that of the class weights, which may be the wrong one.
+    """
     wrong = (labels != IGNORE_INDEX) & ((labels < 0) | (labels >= n_classes))
     requirement = f"labels to be in [0, {n_classes}) or {IGNORE_INDEX}"
+    way_out = "set the model's num_labels, or relabel"
     if labels.is_cuda:
         torch._assert_async(~wrong.any(), f"expected {requirement}")
     elif bool(wrong.any()):
         row = int(wrong.nonzero()[0])
-        got = f"{int(labels[row])} in row {row}"
-        raise InputValueError(
-            f"expected {requirement}, got {got}; set the model's num_labels, or relabel"
-        )
+        label = int(labels[row])
+        got = f"{label} in row {row}"
+        if of_weights and label >= n_classes:
+            requirement = "class_weights to have an entry for each label"
+            got = f"{n_classes} for label {got}"
+            way_out = "give one for each class of the model, or relabel"
+        raise InputValueError(f"expected {requirement}, got {got}; {way_out}")
 
 
 def decision_statistics(
@@ -93,9 +100,9 @@ def decision_statistics(
 ) -> tuple[dict[Statistic, Tensor], Tensor]:
     """The statistics, each (2 * N * C,), of both outcomes of logits and labels (N, C) in [0, 1].
 
-    A label applies with probability sigmoid(z), so a decision is a row with two outcomes. The second result is the
-    share that the label gives to each outcome: a soft label is the mean of its outcomes, and an ignored label has no
-    shares.
+    `LogProbs` is (2 * N * C, 2). A label applies with probability sigmoid(z), so a decision is a row with two outcomes.
+    The second result is the share that the label gives to each outcome: a soft label is the mean of its outcomes, and
+    an ignored label has no shares.
     """
     # A masked label (-inf) must not become 0 * inf.
     z = logits.to(wide(logits)).reshape(-1).clamp(-1e30, 1e30)
@@ -110,8 +117,9 @@ def decision_statistics(
         defined.CrossEntropy: cross_entropy,
         defined.MeanLogProb: -cross_entropy.mean(0).expand(2, -1),
         defined.OtherPowers: torch.zeros_like(cross_entropy),
+        defined.LogProbs: -torch.stack([cross_entropy, cross_entropy.flip(0)], dim=2),
     }
-    return {each: found[type(each)].reshape(-1) for each in statistics}, share
+    return {each: found[type(each)].flatten(0, 1) for each in statistics}, share
 
 
 def _of_valid(values: Tensor, valid: Tensor) -> Tensor:

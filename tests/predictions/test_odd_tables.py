@@ -1,0 +1,237 @@
+"""Tables and arrays that other tools write: what is read, and what is refused in words."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pyarrow
+import pyarrow.parquet as pq
+import pytest
+
+from hf_calib import InputError
+from hf_calib.commands.options import calibrate, evaluate
+from hf_calib.predictions import load_predictions, open_predictions
+from hf_calib.predictions.predictions import Predictions
+from hf_calib.scaling import IsotonicScaling, TemperatureScaling
+from tests.helpers.commands import assert_refused, call, called_for_json
+from tests.helpers.reports import quick_reports  # noqa: F401
+
+
+def parquet(path: Path, names: list[str], *columns: Any) -> Path:
+    pq.write_table(
+        pyarrow.Table.from_arrays([*map(pyarrow.array, columns)], names), path
+    )
+    return path
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "npz"])
+def test_nan_in_logits_names_the_row(form: str, tmp_path: Path) -> None:
+    logits = np.array([[0.2, 0.8], [0.5, 0.5], [np.nan, 0.1], [0.3, 0.7]])
+    path = tmp_path / f"a.{form}"
+    if form == "npz":
+        np.savez(path, logits=logits, labels=np.zeros(4, int))
+    elif form == "csv":
+        table = pandas.DataFrame(logits, columns=["logit_a", "logit_b"])
+        table.assign(label="a").to_csv(path, index=False, na_rep="nan")
+    else:
+        parquet(path, ["logit_a", "logit_b", "label"], *logits.T, ["a"] * 4)
+    with pytest.raises(InputError, match="got nan in row 2") as found:
+        load_predictions(path)
+    assert "add 1" not in str(found.value)
+    assert "sum to 1" not in str(found.value)
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+@pytest.mark.parametrize("twice", ["label", "prob_a", "w", "country"])
+def test_two_columns_of_one_name(form: str, twice: str, tmp_path: Path) -> None:
+    names = ["prob_a", "prob_b", "label", "w", "country", twice]
+    values: dict[str, Any] = {
+        "prob_a": [0.9],
+        "prob_b": [0.1],
+        "label": ["a"],
+        "w": [1.0],
+        "country": ["de"],
+    }
+    path = tmp_path / f"a.{form}"
+    if form == "csv":
+        row = [str(values[name][0]) for name in names]
+        path.write_text(",".join(names) + "\n" + ",".join(row) + "\n")
+    else:
+        parquet(path, names, *(values[name] for name in names))
+    with pytest.raises(
+        InputError, match=f"different names, got .* columns named {twice}"
+    ):
+        open_predictions(path, weight_column="w", by=["country"])
+
+
+@pytest.mark.parametrize(
+    "types",
+    list(itertools.permutations(["int64", "float32", "float64"])),
+    ids=lambda types: "-".join(types),
+)
+def test_numbers_of_any_types_in_any_order(
+    types: tuple[str, ...], tmp_path: Path
+) -> None:
+    for place, kind in enumerate(types):
+        probs = np.array([[1, 0], [0, 1]], kind)
+        weights = np.array([1, 2], kind)
+        columns = (probs[:, 0], probs[:, 1], ["no", "yes"], weights)
+        parquet(
+            tmp_path / f"{place}.parquet",
+            ["prob_no", "prob_yes", "label", "w"],
+            *columns,
+        )
+    found = open_predictions(tmp_path, weight_column="w").load()
+    np.testing.assert_array_equal(found.probabilities(), [[1, 0], [0, 1]] * 3)
+    np.testing.assert_array_equal(found.weights, [1, 2] * 3)
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_lists_of_unequal_lengths_are_not_regrouped(
+    fixed: bool, tmp_path: Path
+) -> None:
+    rows: list[Any] = [[0.5, 0.5], [0.2, 0.3, 0.5], [1.0], [0.5, 0.5]]
+    kind = pyarrow.list_(pyarrow.float64())
+    row = 1
+    if fixed:
+        rows = [[0.5, 0.5], [0.5, 0.5], None]
+        kind = pyarrow.list_(pyarrow.float64(), 2)
+        row = 2
+    lists = pyarrow.array(rows, kind)
+    path = parquet(tmp_path / "a.parquet", ["probs", "label"], lists, [0] * len(rows))
+    with pytest.raises(
+        InputError, match=f"list to have 2 values, got .* in row {row} of"
+    ):
+        load_predictions(path)
+
+
+@pytest.mark.parametrize("names", [["b", "a"], ["a", "c"], ["a", "b", "c"]])
+def test_arrays_of_other_classes_are_not_pooled(
+    names: list[str], tmp_path: Path
+) -> None:
+    for place, own in enumerate((["a", "b"], names)):
+        logits = np.arange(2.0 * len(own)).reshape(2, -1)
+        np.savez(
+            tmp_path / f"{place}.npz", logits=logits, labels=[0, 1], class_names=own
+        )
+    with pytest.raises(
+        InputError, match=r"1\.npz: expected the file to have the same classes"
+    ):
+        open_predictions(tmp_path)
+
+
+class TestBy:
+    def rows(self, tmp_path: Path, by: Any, name: str = "country") -> Path:
+        probs = np.tile([0.7, 0.3], (6, 1))
+        columns = (probs[:, 0], probs[:, 1], ["a", "b"] * 3, pyarrow.array(by))
+        return parquet(
+            tmp_path / "a.parquet", ["prob_a", "prob_b", "label", name], *columns
+        )
+
+    @pytest.mark.parametrize(
+        "by",
+        [[["de"]] * 6, [{"x": 1}] * 6, [[1, 2]] * 6],
+        ids=["texts", "struct", "numbers"],
+    )
+    def test_of_nested_values(self, by: Any, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="'country' to hold texts or numbers, got"):
+            evaluate(self.rows(tmp_path, by), by=["country"])
+
+    @pytest.mark.parametrize("name", ["a/b", "../x", "a\\b", "é" * 200, "<img src=x>"])
+    def test_of_any_name(self, name: str, tmp_path: Path) -> None:
+        path = self.rows(tmp_path, ["de", "fr"] * 3, name)
+        report = evaluate(path, by=[name], output=tmp_path / "out")
+        assert report.slices[0].column == name
+        file = report.slices[0].figure_name
+        assert Path(file).name == file
+        assert len(file.encode()) < 240
+        assert list(report.slices[0].figures(15)) == [file]
+        assert {path.name for path in tmp_path.iterdir()} == {"a.parquet", "out"}
+
+    def test_nulls_are_a_slice(self, tmp_path: Path) -> None:
+        path = self.rows(tmp_path, ["de", None, "fr", None, "de", "fr"])
+        report = evaluate(path, by=["country"])
+        counts = {each.name: each.n_rows for each in report.slices[0].slices}
+        assert counts == {"de": 2, "fr": 2, "(none)": 2}
+
+
+class TestZeros:
+    """Probabilities of 0, as services give them where they list the largest only."""
+
+    def drawn(self, n_zero: int) -> Predictions:
+        rng = np.random.default_rng(0)
+        top = 0.5 + 0.5 * rng.beta(3, 1.3, 400)
+        probs = np.stack([top, 1 - top], axis=1)
+        labels = (rng.random(400) > top).astype(int)
+        probs[:n_zero] = [1, 0]
+        labels[:n_zero] = 1
+        return Predictions(labels, probs=probs, class_names=("a", "b"))
+
+    @pytest.mark.parametrize("scaler", [TemperatureScaling(), IsotonicScaling()])
+    def test_at_the_label(self, scaler: Any) -> None:
+        message = "the label of every row to fit on to have a probability above 0, got 0 in 4 of 400"
+        with pytest.raises(InputError, match=message):
+            self.drawn(4).fit_calibrator(scaler)
+
+    def test_of_several_labels(self) -> None:
+        probs = np.tile([[0.2, 0.7], [0.0, 0.6], [0.3, 1.0], [0.0, 1.0]], (10, 1))
+        labels = np.tile([[0, 1], [1, 1], [1, 0], [0, 1]], (10, 1))
+        with pytest.raises(InputError, match="above 0, got 0 in 20 of 40"):
+            Predictions(labels, probs=probs).fit_calibrator(TemperatureScaling())
+
+    def test_at_other_classes_are_counted(self) -> None:
+        found = self.drawn(0)
+        found.probs[:7] = [1, 0]  # type: ignore[index]
+        found.labels[:7] = 0
+        (note, *_) = found.fit_calibrator(TemperatureScaling())
+        assert note.startswith("7 of the 400 rows to fit on have probabilities of 0")
+        assert self.drawn(0).fit_calibrator(TemperatureScaling()) == []
+
+    def test_of_files(self, tmp_path: Path) -> None:
+        found = self.drawn(40)
+        np.savez(tmp_path / "a.npz", probs=found.probs, labels=found.labels)
+        words = ("calibrate", tmp_path / "a.npz", "--output", tmp_path / "out")
+        assert_refused(call(*words), r"above 0, got 0 in \d+ of 200; write logits")
+        assert not (tmp_path / "out").exists()
+        assert called_for_json("evaluate", tmp_path / "a.npz")["n_examples"] == 400
+
+
+class TestOutput:
+    def table(self, seed: int) -> pandas.DataFrame:
+        top = 0.5 + 0.5 * np.random.default_rng(seed).random(60)
+        return pandas.DataFrame(
+            {"prob_a": top, "prob_b": 1 - top, "label": "a", "w": 1.0}
+        )
+
+    def test_a_link_is_not_written_through(self, tmp_path: Path) -> None:
+        (tmp_path / "in").mkdir()
+        for seed in range(2):
+            self.table(seed).to_csv(tmp_path / "in" / f"{seed}.csv", index=False)
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "predictions").symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(InputError, match="to be a folder of its own, got a link"):
+            calibrate(tmp_path / "in", tmp_path / "out", weight_column="w")
+        assert not any((tmp_path / "elsewhere").iterdir())
+
+    def test_files_of_one_name_but_for_the_ending(self, tmp_path: Path) -> None:
+        self.table(0).to_csv(tmp_path / "a.csv", index=False)
+        self.table(1).to_csv(tmp_path / "a.tsv", index=False, sep="\t")
+        with pytest.raises(
+            InputError, match="different names, got several for predictions/a"
+        ):
+            calibrate(tmp_path, tmp_path / "out", weight_column="w")
+
+
+def test_deep_json_lines_are_one_error(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("[" * 100_000)
+    with pytest.raises(InputError, match="to be readable as jsonl"):
+        load_predictions(tmp_path / "a.jsonl")
+    (tmp_path / "b.jsonl").write_text(json.dumps([1, 2]))
+    with pytest.raises(InputError, match="to be readable as jsonl"):
+        load_predictions(tmp_path / "b.jsonl")
