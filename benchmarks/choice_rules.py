@@ -29,10 +29,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_expit, log_softmax
-from small_networks import Rows, networks
+from small_networks import Rows as Pool
+from small_networks import networks
 
-from hf_calib.scaling import AutoScaling
-from hf_calib.scaling.auto import choose
+from hf_calib.scaling.affine import AffineMap
+from hf_calib.scaling.auto import _candidates, _cross_validate, choose
+from hf_calib.scaling.newton import Rows, ScaledLoss, Start
 
 SIZES = (50, 100, 300, 1000, 3000)
 NAMES = (
@@ -177,7 +179,7 @@ def measured(
 
 def every_network(
     data: Path | None, files: list[Path], known: set[tuple[str, str]]
-) -> Iterator[tuple[str, str, Rows, Rows]]:
+) -> Iterator[tuple[str, str, Pool, Pool]]:
     for path in files:
         name, _, how = path.stem.partition("_over_fitted")
         name, seed = name.rsplit("-", 1) if not how else (name, how[1:])
@@ -201,25 +203,47 @@ def candidates(
     test_labels: NDArray[Any],
 ) -> tuple[Losses, Callable[[str], float]]:
     """The cross-validated losses by name, and a function of a name: the mean NLL of that map on the test rows."""
-    multi_label = labels.ndim == 2
-    scaler = AutoScaling(multi_label=multi_label)
+    losses, fit = cross_validated(logits, labels)
     found: dict[str, float] = {}
-    trial = scaler._tried(logits, labels)
 
     def measure(name: str) -> float:
         if name not in found:
-            scaler._take(name, trial, logits, labels)
-            mapped = scaler.transform(test)
-            if multi_label:
-                own = log_expit(np.where(test_labels == 1, mapped, -mapped)).mean(
-                    axis=1
-                )
+            mapped = fit(name)(test)
+            if labels.ndim == 2:
+                signed = np.where(test_labels == 1, mapped, -mapped)
+                own = log_expit(signed).mean(axis=1)
             else:
                 own = log_softmax(mapped, axis=1)[np.arange(len(mapped)), test_labels]
             found[name] = round(float(-own.mean()), 6)
         return found[name]
 
-    return trial.losses, measure
+    return losses, measure
+
+
+def cross_validated(
+    logits: NDArray[Any], labels: NDArray[Any]
+) -> tuple[Losses, Callable[[str], AffineMap]]:
+    """The losses (N,) of the candidates of `AutoScaling` by name, and a function that fits one to all rows."""
+    rows = Rows.checked(logits, labels, multi_label=labels.ndim == 2)
+    n = len(rows)
+    folds = np.random.default_rng(0).permutation(np.arange(n) % min(5, n))
+    families = _candidates(rows)
+    _cross_validate(families, rows, folds)
+    tried = {
+        each.name: each
+        for family in families
+        for each in family
+        if each.losses is not None
+    }
+
+    def fit(name: str) -> AffineMap:
+        candidate = tried[name]
+        start = Start(ScaledLoss(rows).best_temperature())
+        on_top = np.array(1 / candidate.on_top)
+        offset = np.zeros(rows.logits.shape[1])
+        return candidate.solve(rows, start).then(AffineMap(on_top, offset))
+
+    return {name: each.losses for name, each in tried.items()}, fit
 
 
 def gaps(rows: list[dict[str, str]]) -> dict[str, dict[tuple[str, str, str], float]]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from choice_rules import cross_validated
 from numpy.typing import NDArray
 from probmetrics.calibrators import Calibrator, get_calibrator
 from scipy.special import softmax
@@ -37,26 +38,20 @@ class HfCalib(Calibrator):  # type: ignore[misc]  # probmetrics has no types
         self.method = method
 
     def _fit_impl(self, X: NDArray[Any], y: NDArray[Any]) -> None:  # noqa: N803, as there
-        scaler = AutoScaling()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of classes without an example
             if self.method is None:
-                self.scaler_ = scaler.fit(_logits(X), y)
+                scaler = AutoScaling().fit(_logits(X), y)
+                self.map_ = scaler.transform
                 return
-            logits, labels = scaler._checked(_logits(X), y)
-            trial = scaler._tried(logits, labels)
-            own = {
-                name: loss
-                for name, loss in trial.losses.items()
-                if name.startswith(self.method)
-            }
+            losses, fit = cross_validated(_logits(X), y)
+            own = [name for name in losses if name.startswith(self.method)]
             # A method that was left out, such as a matrix of two classes, is the temperature.
-            name = min(own, key=lambda each: own[each].mean()) if own else "temperature"
-            scaler._take(name, trial, logits, labels)
-        self.scaler_ = scaler
+            name = min(own or ["temperature"], key=lambda each: losses[each].mean())
+            self.map_ = fit(name)
 
     def _predict_proba_impl(self, X: NDArray[Any]) -> NDArray[np.float64]:  # noqa: N803
-        return self.scaler_.predict_proba(_logits(X))
+        return softmax(self.map_(_logits(X)), axis=1)
 
 
 CALIBRATORS = {

@@ -90,16 +90,15 @@ def main():
     parser.add_argument("studies", nargs="+", type=Path)
     for study in parser.parse_args().studies:
         plan = json.loads((study / "study.json").read_text())
-        by_loss = {loss: [] for loss in plan["losses"]}
+        by_loss = {}
         for name, cell in plan["cells"].items():
             path = study / "cells" / name / "predictions.safetensors"
             if path.is_file():
-                by_loss[cell["loss"]].append(measured(path))
+                by_loss.setdefault(cell["loss"], []).append(measured(path))
         print(f"## {study.name}\n\n| {' | '.join(HEADER)} |\n|{'---|' * len(HEADER)}")
         for loss, trainings in by_loss.items():
-            if trainings:
-                means = np.mean(trainings, axis=0)
-                print(f"| {' | '.join([loss, *(f'{mean:.3f}' for mean in means)])} |")
+            means = np.mean(trainings, axis=0)
+            print(f"| {' | '.join([loss, *(f'{mean:.3f}' for mean in means)])} |")
         print()
 
 

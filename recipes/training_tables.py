@@ -32,7 +32,10 @@ runs = [json.loads((folder / "results.json").read_text()) for folder in folders]
 
 
 def with_interval(row):
-    return f"{row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
+    found = f"{row['value']:.3f}"
+    if row["low"] is None:  # Noise biases a calibration error, so it has no interval.
+        return found
+    return f"{found} [{row['low']:.3f}, {row['high']:.3f}]"
 
 
 def against_annotators(folder, soft):
@@ -71,6 +74,10 @@ def classwise(run):
     }
 
 
+STATES = (
+    ("before", ""),
+    ("after", ", after T"),
+)  # Without a calibrator only the first.
 # The papers' score is the entropy.
 SCORES = {
     "max_probability": "maximum probability",
@@ -86,7 +93,8 @@ def detection(run):
         )
         for elsewhere in run.get("out_of_distribution", [])
         for score, title in SCORES.items()
-        for when, words in (("before", ""), ("after", ", after T"))
+        for when, words in STATES
+        if elsewhere[when]
     }
 
 
@@ -97,7 +105,8 @@ def entities(run):
     return {"F1": with_interval(found["before"]["f1"])} | {
         f"ECE, {title}{words}": with_interval(found[when][key])
         for key, title in (("ece_product", "product"), ("ece_minimum", "minimum"))
-        for when, words in (("before", ""), ("after", ", after T"))
+        for when, words in STATES
+        if found[when]
     }
 
 
@@ -116,7 +125,7 @@ def several_labels(folder):
     }
     return columns | {
         f"ECE, macro{words}": with_interval(report[when]["metrics"]["macro_ece"])
-        for when, words in (("before", ""), ("after", ", after T"))
+        for when, words in STATES
         if report[when]
     }
 

@@ -74,6 +74,15 @@ def label_bins(decisions: Decisions, n_bins: int) -> BinSums:
     return BinSums(sizes, gaps + true, true)
 
 
+def negative_logs_of_decisions(decisions: Decisions) -> FloatArray:
+    """The mean negative log-likelihood (N,) of each row's known labels; 0 for a row without one."""
+    outcomes = np.where(decisions.true, decisions.probs, 1 - decisions.probs)
+    nats = -np.log(np.maximum(outcomes, SMALLEST_PROBABILITY))
+    n_known = decisions.known.sum(axis=1)
+    sums = np.where(decisions.known, nats, 0).sum(axis=1)
+    return np.asarray(sums / np.maximum(n_known, 1))
+
+
 class LabelMetrics:
     """Metrics of each label and of all decisions together, for resamples of N fixed rows."""
 

@@ -11,7 +11,12 @@ from numpy.typing import ArrayLike
 from scipy.special import ndtri
 
 from hf_calib._errors import check
-from hf_calib.metrics.checks import FloatArray, check_n_bins, check_probs_and_labels
+from hf_calib.metrics.checks import (
+    FloatArray,
+    check_integer,
+    check_n_bins,
+    check_probs_and_labels,
+)
 from hf_calib.metrics.multi_label import check_decisions, label_bins
 from hf_calib.metrics.sums import (
     BinSums,
@@ -28,6 +33,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_FEW_ROWS = 10
+_FADED = 0.3  # The opacity of a bin with fewer rows.
 _COUNTS_BAND = 0.42  # The part of a histogram's height for its numbers.
 _RIGHT: dict[str, Any] = {"color": style.BLUE, "edgecolor": "white"}
 _OVER: dict[str, Any] = {
@@ -53,8 +60,9 @@ def reliability_diagram(
     Use it for one model, or to compare a few, for example before and after a temperature. For several models, each
     before and after, use `reliability_grid`.
 
-    In each panel a bar is the accuracy of a confidence bin, and its hatched part the distance to the bin's mean
-    confidence, in one colour if the bin is over-confident and in another if it is under-confident. Below is the
+    In each panel the black line of a bar is the accuracy of a confidence bin, and the hatched part the distance to the
+    bin's mean confidence, in one colour if the bin is over-confident and in another if it is under-confident. Bins of
+    fewer than 10 examples are faded, because their accuracies are mostly chance. Below is the
     fraction of examples in each bin, with their number, and two lines at the mean confidence and the overall
     accuracy. If the mean confidence is to the right, the model is over-confident on the whole.
 
@@ -153,11 +161,16 @@ def reliability_of_sums(
             style.MEANS,
             columns={1: 2, 2: 3}.get(len(columns), 6),
         )
+        # The legend has the look of the first bin, so bins are faded after it.
+        for (row, column), (upper, _) in axes.items():
+            counts = rows[row][column].counts
+            total = counts.sum()
+            _fade(upper, counts * (n_rows or {}).get(column, total) / total)
     return figure
 
 
 def _draw_accuracy(axes: Axes, sums: BinSums) -> None:
-    """Draw bars up to the accuracy, with a hatched part between accuracy and mean confidence."""
+    """Draw a line at the accuracy, and a hatched part between accuracy and mean confidence."""
     shown = sums.counts > 0
     edges = uniform_edges(len(shown))
     left, width = edges[:-1][shown], np.diff(edges)[shown]
@@ -165,7 +178,10 @@ def _draw_accuracy(axes: Axes, sums: BinSums) -> None:
     common = np.minimum(accuracy, confidence)
 
     def draw(
-        height: FloatArray, bottom: FloatArray | float, label: str, look: dict[str, Any]
+        height: FloatArray,
+        bottom: FloatArray | float,
+        label: str | None,
+        look: dict[str, Any],
     ) -> None:
         axes.bar(
             left,
@@ -178,12 +194,22 @@ def _draw_accuracy(axes: Axes, sums: BinSums) -> None:
             **look,
         )
 
-    draw(common, 0, "accuracy of the bin", _RIGHT)
+    draw(common, 0, None, _RIGHT)
     draw(confidence - common, common, "gap: over-confident", _OVER)
     draw(accuracy - common, common, "gap: under-confident", _UNDER)
-    axes.hlines(
-        accuracy, left, left + width, color="black", linewidth=1.2, clip_on=False
-    )
+    line: Any = {"color": "black", "linewidth": 1.2, "clip_on": False}
+    axes.hlines(accuracy, left, left + width, label="accuracy of the bin", **line)
+
+
+def _fade(axes: Axes, n_rows: FloatArray) -> None:
+    """Fade the bins of few rows (M,), whose accuracies are mostly chance."""
+    is_few = n_rows[n_rows > 0] < _FEW_ROWS
+    opacity = np.where(is_few, _FADED, 1.0)
+    for container in axes.containers:
+        for bar, alpha in zip(container, opacity.tolist(), strict=True):
+            bar.set_alpha(alpha)
+    (lines,) = axes.collections
+    lines.set_alpha(opacity.tolist())
 
 
 def _draw_counts(axes: Axes, sums: BinSums) -> None:
@@ -322,6 +348,7 @@ def class_reliability_grid(
     checked, targets = check_probs_and_labels(probs, labels)
     names = style.check_class_names(class_names, checked.shape[1])
     n_bins = check_n_bins(n_bins)
+    check_integer("max_classes", max_classes, 1, "12 is the default")
     tops = [
         TopLabel(*np.array([checked[:, c], targets == c], np.float64))
         for c in range(len(names))
@@ -377,6 +404,7 @@ def label_reliability_grid(
     decisions = check_decisions(probs, labels)
     names = style.check_class_names(class_names, decisions.probs.shape[1])
     sums = label_bins(decisions, check_n_bins(n_bins))
+    check_integer("max_labels", max_labels, 1, "12 is the default")
     return classes_of_sums(
         sums, names, max_classes=max_labels, title=title, words=_OF_LABELS
     )

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from hf_calib._errors import InputValueError, check, expected
+from hf_calib.metrics.checks import check_integer, check_n_bins, check_type
 from hf_calib.metrics.sums import BinSums, Interval, add_to, uniform_bins
 from hf_calib.plots.binned import reliability_of_sums
 from hf_calib.report.document import (
@@ -25,6 +26,8 @@ from hf_calib.report.document import (
     table_of,
 )
 from hf_calib.report.measured import ECE_INTERVALS
+
+_WAY_OUT = "pass a report.json of hf-calib evaluate or calibrate"
 
 
 @dataclass(frozen=True)
@@ -152,8 +155,9 @@ def read_report(path: Path) -> dict[str, Any]:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         json.dumps(record, allow_nan=False)
         requirement = "hold metrics and bins"
-        alone = Comparison({str(record["name"]): record})
-        _ = alone.notes, alone.table(), alone.bins, record["verdict"]
+        _check_possible(record)
+        alone = Comparison({record["name"]: record})
+        _ = alone.notes, alone.table(), alone.bins
     except (
         OSError,
         ValueError,
@@ -163,8 +167,41 @@ def read_report(path: Path) -> dict[str, Any]:
         AttributeError,
     ) as error:
         got = f"{path} ({type(error).__name__}: {error})"
-        way_out = "pass a report.json of hf-calib evaluate or calibrate"
         raise InputValueError(
-            expected("the report", requirement, got, way_out)
+            expected("the report", requirement, got, _WAY_OUT)
         ) from error
     return record
+
+
+def _check_possible(record: Mapping[str, Any]) -> None:
+    """Raise ValueError or TypeError for values that no report has, such as counts that are not those of its rows."""
+    several = record.get("kind") == "multi_label"
+    n_bins = check_n_bins(record["n_bins"])
+    n_examples = check_integer("n_examples", record["n_examples"], 1, _WAY_OUT)
+    if several:
+        n_examples = check_integer("n_decisions", record["n_decisions"], 1, _WAY_OUT)
+    texts = [record["name"], record["verdict"]]
+    numbers = []
+    for state in filter(None, (record["before"], record["after"])):
+        for metric in state["metrics"].values():
+            texts.append(metric["title"])
+            ends = [metric[name] for name in Interval._fields]
+            numbers += [each for each in ends if each is not None]
+        rows = state["bins"]
+        counts = [check_integer("a count", row["count"], 1, _WAY_OUT) for row in rows]
+        fits = len(rows) <= n_bins and sum(counts) == n_examples
+        check(fits, f"bins to count {n_examples:,} examples", sum(counts), _WAY_OUT)
+        shares = [row[name] for row in rows for name in ("confidence", "accuracy")]
+        if not several:
+            shares.append(state["consistency_test"]["p_value"])
+        check(
+            all(0 <= each <= 1 for each in shares),
+            "shares in [0, 1]",
+            "others",
+            _WAY_OUT,
+        )
+        numbers += shares
+    are_texts = all(isinstance(each, str) for each in texts)
+    check_type(are_texts, "names and titles to be texts", "others", _WAY_OUT)
+    kinds = {type(each) for each in numbers}
+    check_type(kinds <= {int, float}, "metrics and bins to be numbers", kinds, _WAY_OUT)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from scipy.special import stdtrit
 
 from hf_calib._text import counted
-from hf_calib.metrics.scores import negative_logs
+from hf_calib.metrics.sums import Interval
+from hf_calib.plots.style import shortened
 from hf_calib.report.document import p_in_words
 from hf_calib.report.measured import BinRow, Measured, Overall
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _FEW_EXAMPLES = 1_000  # With fewer, 15 bins hold too few for a stable ECE.
 _FEW_IN_A_CLASS = 10
 _CLASSES_NAMED = 5
+_LONGEST_NAME = 60
+_UNCHANGED = 5e-7  # Nats; a calibrator that changes less changes nothing.
 _CLASSES_SEEN = 20  # The fewest predictions of a class that are judged.
 _SIDES = {
     "over-confident": 1,
@@ -106,6 +108,8 @@ def verdict(report: CalibrationReport) -> str:
     distinct = [*dict.fromkeys(states)]
     both = f"{' before, '.join(distinct)}{' before and' if len(distinct) == 1 else ''} after"
     found = states if len(states) == 1 else [both]
+    if report.nll_change is not None:
+        found.append(_changed(report.nll_change, report.multi_label))
     found += [
         f"{each.differing} from the others" for each in report.slices if each.differing
     ]
@@ -129,7 +133,9 @@ def _verdict_on(found: Claims, measured: Measured) -> str:
             for word in sorted({*high_or_low})
         ]
         if labels:
-            return f"mean probabilities {' and '.join(labels)} of {len(measured.labels)} labels"
+            which = f"{' and '.join(labels)} of {len(measured.labels)} labels"
+            worst = _worst(found.frequencies, _frequency)
+            return f"mean probabilities {which}, {worst}"
         if side != "neither":
             return f"mean probability too {'high' if overall.gap > 0 else 'low'} {by}"
         return f"mean probabilities {'not clearly different from' if weak else 'within chance of'} the frequencies"
@@ -142,28 +148,66 @@ def _verdict_on(found: Claims, measured: Measured) -> str:
     if side != "neither":
         return f"{side} {by}{' on average' if {*sides} - {side} else ''}"
     if sides:
-        return " and ".join(
-            [
-                f"{sides[0]} for some {what}",
-                *(f"{word} for others" for word in sides[1:]),
-            ]
-        )
+        words = [f"{sides[0]} for some {what}"]
+        words += [f"{word} for others" for word in sides[1:]]
+        worst = "" if found.runs else f", {_worst(rows, _precision)}"
+        return f"{' and '.join(words)}{worst}"
     if found.ece:
         return "miscalibrated beyond chance, though neither over- nor under-confident on average"
     if found.frequencies:
-        return "wrong about how often some classes occur"
+        worst = _worst(found.frequencies, _frequency)
+        return f"wrong about how often some classes occur, {worst}"
     return "not clearly miscalibrated" if weak else "calibrated within chance"
 
 
+def _worst(rows: Sequence[Any], in_words: Callable[[Any], str]) -> str:
+    """The first of classes, the worst one, with its numbers."""
+    return f"{'most of all ' if len(rows) > 1 else ''}{in_words(rows[0])}"
+
+
+def _frequency(row: Any) -> str:
+    """A class or label with its frequency and its mean probability."""
+    came, said = _apart(row.frequency, row.mean_probability, 3)
+    return f"{_named(row)} ({came} of the examples, mean probability {said})"
+
+
+def _precision(row: Any) -> str:
+    """A class with the confidence and the precision of its predictions."""
+    said, came = _apart(row.confidence, row.precision, 2)
+    return f"{_named(row)} (confidence {said}, precision {came})"
+
+
+def _named(row: Any) -> str:
+    return f'"{shortened(row.name, _LONGEST_NAME)}"'
+
+
 def _points(overall: Overall, sign: int = 1) -> str:
-    """The gap and its interval in percentage points, with as many digits as an interval without 0 needs."""
-    value, *ends = (100 * sign * each for each in overall[:3])
-    nearest = min(map(abs, ends)) if overall.low * overall.high > 0 else 1.0
-    digits = max(1, math.ceil(-math.log10(2 * nearest)))
-    shown = [
-        f"{round(each, digits) + 0.0:.{digits}f}" for each in (value, *sorted(ends))
-    ]
-    return "{} points [{}, {}]".format(*shown)
+    """The gap and its interval in percentage points."""
+    value, low, high = (100 * sign * each for each in overall[:3])
+    shown, *ends = _apart_from_0(Interval(value, *sorted([low, high])), 1)
+    return f"{shown} points [{', '.join(ends)}]"
+
+
+def _changed(change: Interval, multi_label: bool) -> str:
+    """The change of the NLL by the calibration with its interval, which has the sign of the words."""
+    nll = "NLL of all decisions" if multi_label else "NLL"
+    if max(abs(each) for each in change if each is not None) < _UNCHANGED:
+        return f"{nll} unchanged"
+    sign = 1 if change.value > 0 else -1
+    ends = [] if change.low is None else [sign * change.low, sign * change.high]
+    size, *shown = _apart_from_0(Interval(sign * change.value, *sorted(ends)), 3)
+    words = f"{nll} {'higher' if sign > 0 else 'lower'} by {size}"
+    return f"{words} [{', '.join(shown)}]" if shown else words
+
+
+def _apart_from_0(found: Interval, digits: int) -> list[str]:
+    """A value and its interval, if any, with as many digits as show on which side of 0 they are."""
+    numbers = [each for each in found if each is not None]
+    is_apart = min(numbers) * max(numbers) > 0
+    if is_apart:
+        nearest = min(map(abs, numbers))
+        digits = max(digits, math.ceil(-math.log10(2 * nearest)))
+    return [f"{round(each, digits) + 0.0:.{digits}f}" for each in numbers]
 
 
 def diagnose(report: CalibrationReport) -> list[str]:
@@ -177,22 +221,11 @@ def diagnose(report: CalibrationReport) -> list[str]:
             f"{when.capitalize()} calibration: {each[0].lower()}{each[1:]}"
             for each in found
         ]
-    if report.before.probs is None or report.multi_label:
-        return sentences
-    after, before = (
-        negative_logs(each.probs, report.labels)
-        for each in (report.after, report.before)
-    )
-    change = after - before
-    limit = 0.0
-    if len(change) > 1 and np.isfinite(change).all():
-        error = change.std(ddof=1) / np.sqrt(len(change))
-        limit = (
-            stdtrit(len(change) - 1, (1 + report.settings.confidence_level) / 2) * error
-        )
+    change = report.nll_change
     why = "the calibrator was fitted on too few examples, or on examples unlike these"
     worse = f"The negative log-likelihood got worse beyond chance: {why}."
-    return [*sentences, worse] if change.mean() > limit else sentences
+    is_worse = change is not None and change.low is not None and change.low > 0
+    return [*sentences, worse] if is_worse else sentences
 
 
 def _of_state(report: CalibrationReport, measured: Measured) -> Iterator[str]:
@@ -222,24 +255,11 @@ def _of_state(report: CalibrationReport, measured: Measured) -> Iterator[str]:
         yield f"{where} are too {side}: {said} on average, with an accuracy of {came}."
     for side, sign in _SIDES.items():
         rows = [row for row in found.classes if sign * row.gap > 0]
-        pairs = [(row.name, *_apart(row.confidence, row.precision, 2)) for row in rows]
-        named = _listed(
-            [
-                f'"{name}" (confidence {said}, precision {came})'
-                for name, said, came in pairs
-            ]
-        )
+        named = _listed([_precision(row) for row in rows])
         if rows:
             yield f"Predictions of {counted(len(rows), 'class')} are {side} beyond chance: {named}."
-    pairs = [
-        (row.name, *_apart(row.frequency, row.mean_probability, 3))
-        for row in found.frequencies
-    ]
-    if pairs:
-        words = [
-            f'"{name}" ({came} of the examples, mean probability {said})'
-            for name, came, said in pairs
-        ]
+    if found.frequencies:
+        words = [_frequency(row) for row in found.frequencies]
         what = "labels apply" if measured.labels else "classes occur"
         yield f"Some {what} more or less often than their mean probability: {_listed(words)}."
     if test is not None:
@@ -282,7 +302,7 @@ def significant_runs(rows: Sequence[BinRow], alpha: float) -> list[BinRow]:
 
 
 def warn(report: CalibrationReport) -> Iterator[str]:
-    """Caveats: few examples, absent or rare classes, two classes."""
+    """Caveats: few examples, absent or rare classes, one bin, two classes."""
     before, several = report.before, report.multi_label
     if before.state is None and not several and report.n_examples < _FEW_EXAMPLES:
         caveat = "binned errors are noisy and biased upwards. Use the debiased and smooth errors, and the intervals"
@@ -296,9 +316,11 @@ def warn(report: CalibrationReport) -> Iterator[str]:
             what = "one value in all rows, without an AUROC; macro averages are over the other labels"
         elif count >= _FEW_IN_A_CLASS:
             continue
-        kinds.setdefault(what, []).append(f'"{row.name}"')
+        kinds.setdefault(what, []).append(_named(row))
     for what, names in kinds.items():
         yield f"{_listed(names)} {'has' if len(names) == 1 else 'have'} {what}."
+    if len(before.bins) == 1 and not several:
+        yield "All confidences lie in one bin: a reliability diagram shows one point, and an ECE only the overall gap."
     if len(report.class_names) == 2 and not several:
         yield "With two classes, the confidence is the probability of the predicted class, not of the positive class."
 

@@ -11,13 +11,19 @@ from numpy.typing import ArrayLike
 
 from hf_calib._errors import check
 from hf_calib.metrics import CalibrationState, checks
-from hf_calib.metrics.multi_label import UNKNOWN, check_decisions
+from hf_calib.metrics.multi_label import (
+    UNKNOWN,
+    check_decisions,
+    negative_logs_of_decisions,
+)
+from hf_calib.metrics.scores import negative_logs
+from hf_calib.metrics.sums import Interval
 from hf_calib.plots.style import check_class_names
 from hf_calib.predictions import one_pass
 from hf_calib.predictions.columns import Batch
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.predictions.table import Table
-from hf_calib.report.measured import Measured, Settings
+from hf_calib.report.measured import Measured, Settings, mean_change
 from hf_calib.report.multi_label import measure_labels
 from hf_calib.report.report import CalibrationReport
 from hf_calib.report.sections import (
@@ -118,6 +124,8 @@ def calibration_report(
         settings = settings._replace(n_resamples=min(n_resamples, affordable))
         names = check_class_names(class_names, rows[0].probs.shape[1])
         states = [measure_labels(each, names, settings) for each in rows]
+        shares_of_rows = rows[0].known.sum(axis=1).astype(np.float64)
+        nats = [negative_logs_of_decisions(each) for each in rows]
     else:
         way_out = "pass the calibrated probabilities of the same examples and classes"
         for argument, each in given.items():
@@ -131,15 +139,21 @@ def calibration_report(
         states = [
             Measured.of_rows(each, targets, names, settings, weights) for each in rows
         ]
+        shares_of_rows = np.ones(len(targets)) if weights is None else weights
+        nats = [negative_logs(each, targets) for each in rows]
     if soft_labels is not None:
         soft = checks.check_soft_labels(soft_labels, rows[0].shape)
         shares = soft_label_section(soft, targets, rows, settings)
     before, after = [*states, None][:2]
+    change = None
+    if after is not None:
+        change = mean_change(nats[0], nats[1], shares_of_rows, settings)
     return CalibrationReport(
         name=str(name),
         class_names=names,
         before=before,
         after=after,
+        nll_change=change,
         settings=settings,
         labels=targets,
         soft_labels=shares,
@@ -158,11 +172,18 @@ def report_on_states(
     """The report on summed rows, also after a calibrator that was fitted on other rows."""
     names = class_names or tuple(map(str, range(state.n_classes)))
     settings = Settings(state.n_bins, confidence_level, seed=seed)
+    before = Measured.of_state(state, names, settings)
+    final = None
+    change = None
+    if after is not None:
+        final = Measured.of_state(after, names, settings)
+        change = Interval(final.metrics["nll"].value - before.metrics["nll"].value)
     return CalibrationReport(
         name=name,
         class_names=names,
-        before=Measured.of_state(state, names, settings),
-        after=None if after is None else Measured.of_state(after, names, settings),
+        before=before,
+        after=final,
+        nll_change=change,
         settings=settings,
     )
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betainc, ndtr, ndtri
+from scipy.special import betainc, ndtr, ndtri, stdtrit
 
 import hf_calib.metrics as metrics
 from hf_calib.metrics import CalibrationState, ConsistencyTest
@@ -42,6 +42,9 @@ _MOST_CALLS, _FEWEST_CALLS = 200, 50
 _AS_GOOD_AS_0 = 1e-9
 _AS_GOOD_AS_NORMAL = 10_000.0  # a variance
 _REACH = 10  # In standard deviations; probabilities beyond are negligible.
+_FEWEST_DEGREES = (
+    0.5  # Below them a t interval is wider than anything that it could say.
+)
 
 
 class Settings(NamedTuple):
@@ -355,6 +358,24 @@ class Measured:
             state=state,
             **_tables(state, names, coins, settings),
         )
+
+
+def mean_change(
+    before: FloatArray, after: FloatArray, weights: FloatArray, settings: Settings
+) -> Interval:
+    """The mean of after - before over rows (N,) with weights (N,), with its paired t interval; none for one row."""
+    change = after - before
+    total = float(weights.sum())
+    mean = float(weights @ change) / total
+    degrees = (
+        total**2 / float(weights @ weights) - 1
+    )  # Of the effective rows (Kish 1965).
+    if degrees < _FEWEST_DEGREES:
+        return Interval(mean)
+    variance = float(weights @ (change - mean) ** 2) / total
+    t = float(stdtrit(degrees, (1 + settings.confidence_level) / 2))
+    reach = t * math.sqrt(variance / degrees)
+    return Interval(mean, mean - reach, mean + reach)
 
 
 def _tables(

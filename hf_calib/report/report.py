@@ -47,7 +47,8 @@ _FIRST = (
     "macro_ece",
 )
 _CAPTIONS = {
-    "reliability": "Reliability in bins: accuracy against confidence, and the share of examples in each bin.",
+    "reliability": "Reliability in bins: accuracy against confidence, and the share of examples in each bin. Bins of "
+    "fewer than 10 examples are faded.",
     "smooth_reliability": "Reliability without bins: smoothed accuracy with a bootstrap band.",
     "corp": "Reliability by isotonic regression (CORP); even a calibrated model leaves the pointwise band somewhere.",
     "confidence_histogram": "Confidences of correct predictions (up) and of wrong predictions (down).",
@@ -71,7 +72,7 @@ _CLASS_COLUMNS: dict[str, Callable[[Any], str]] = {
     "examples": lambda row: f"{row.support:,}",
     "frequency": lambda row: f"{row.frequency:.4f}",
     "mean probability": lambda row: f"{row.mean_probability:.4f}",
-    "class gap": lambda row: f"{row.class_gap:.4f}",
+    "classwise ECE": lambda row: f"{row.class_gap:.4f}",
     "predicted": lambda row: f"{row.predicted:,}",
     "precision": lambda row: f"{row.precision:.3f}" if row.predicted else "",
     "confidence": lambda row: f"{row.confidence:.3f}" if row.predicted else "",
@@ -90,6 +91,8 @@ class CalibrationReport:
     class_names: tuple[str, ...]
     before: Measured
     after: Measured | None = None
+    # The NLL after minus before; paired with an interval unless the rows were summed.
+    nll_change: Interval | None = None
     settings: Settings
     # (N,) int; with several labels per row (N, C) of 1, 0 and -100; None for summed rows.
     labels: Any = field(default=None, repr=False, compare=False)
@@ -191,6 +194,7 @@ class CalibrationReport:
             **self.settings._asdict(),
             "before": self._record(self.before),
             "after": self.after and self._record(self.after),
+            "nll_change": self.nll_change,
             "verdict": self.verdict,
             "diagnosis": self.diagnosis,
             "warnings": self.warnings,
@@ -284,7 +288,8 @@ class CalibrationReport:
             "Noise makes every calibration error larger, and more so with fewer examples. ECEs have intervals by test "
             f"inversion, other errors have none, and other metrics {'bootstrap' if state is None else 'normal'} ones.",
             "A gap is confidence minus accuracy, above 0 if over-confident. p is the probability of a gap at least as "
-            "large if the true gap is 0, without a correction for the number of rows.",
+            "large if the true gap is 0, without a correction for the number of rows. The classwise ECE of a class is "
+            "the mean distance, over bins, between its probability and its frequency, and has no sign.",
         ]
         if state is None:
             slow = "The kernel ECE is computed for 2 to 2,000 examples. The area under the risk-coverage curve is "
@@ -375,7 +380,7 @@ class CalibrationReport:
                 "Bins that add most to the ECE",
                 *document.table_of_rows(worst, _BIN_COLUMNS),
             )
-            largest = f"{len(rows)} classes, those with the largest class gap first"
+            largest = f"{len(rows)} classes, those with the largest classwise ECE first"
             classes = Table(largest, *document.table_of_rows(rows, _CLASS_COLUMNS))
             blocks.append(
                 Section(f"Bins that add most to the calibration error{state}", [bins])

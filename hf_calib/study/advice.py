@@ -49,8 +49,7 @@ def advise(results: StudyResults) -> Iterator[str]:
     yield from _on_the_primary_metric(results, results.baseline)
     for word, sign in (("Higher", 1), ("Lower", -1)):
         pairs = _beyond_chance(results, "accuracy", sign=sign)
-        if pairs:
-            yield f"{word} accuracy than {pair_name(*results.baseline)} beyond chance: {_names(pairs)}."
+        yield from _compared(results, f"{word} accuracy", pairs)
     if 0 < results.n_calibration < _FEW_CALIBRATION_ROWS and len(results.methods) > 1:
         yield (
             f"The calibrators were fitted on {counted(results.n_calibration, 'calibration row')}. Other rows would "
@@ -69,43 +68,66 @@ def _on_the_primary_metric(results: StudyResults, baseline: Pair) -> Iterator[st
         of_metric(table, _PRIMARY)
         for table in (results.means["value"], results.differences)
     )
-    best, base = nll.idxmin(), pair_name(*baseline)
+    best = nll.idxmin()
     if len(nll) == 1:
-        yield f"Only {base} was measured (NLL {nll[best]:.4f}): there is nothing to compare it with."
+        yield f"Only {pair_name(*best)} was measured (NLL {nll[best]:.4f}): there is nothing to compare it with."
         return
     lowest = f"Lowest NLL: {pair_name(*best)}, {nll[best]:.4f}"
-    found = "no seed in common"
-    if best in differences.index:
-        value, low, high, _, p, n_seeds = differences.loc[best]
-        found = f"difference {value:+.4f}"
-        if not np.isnan(p):
-            found += (
-                f", 95% interval {low:+.4f} to {high:+.4f}, corrected {p_in_words(p)}"
-            )
-        if n_seeds < min(2, results.means["n_seeds"].max()):
-            found += ", from one seed only"
-    yield (
-        f"{lowest}, the baseline itself."
-        if best == baseline
-        else f"{lowest}; {base} has {nll[baseline]:.4f} ({found})."
-    )
+    reference = results.reference(best)
+    if reference is None:
+        yield f"{lowest}, the baseline itself."
+    elif reference not in nll:
+        yield f"{lowest}; {pair_name(*reference)} was not measured."
+    else:
+        found = "no seed in common"
+        if best in differences.index:
+            found = _in_words(differences.loc[best], results)
+        yield f"{lowest}; {pair_name(*reference)} has {nll[reference]:.4f} ({found})."
     lower, higher = (_beyond_chance(results, _PRIMARY, sign=sign) for sign in (-1, 1))
     lower = sorted(lower, key=lambda pair: nll[pair])
-    rows_only = (
-        f" on these {results.counted[0]}" if results.means["n_seeds"].max() == 1 else ""
-    )
-    unproven = [pair for pair in nll.index if pair != baseline and pair not in higher]
-    if lower:
-        use = f"Use {pair_name(*lower[0])}."
-        yield f"{use} Lower NLL than the baseline beyond chance{rows_only}: {_names(lower)}."
-    elif best != baseline:
-        yield f"Nothing is proven: that {pair_name(*best)} is lower than {base} may be chance. Use more seeds."
+    compared = [pair for pair in nll.index if results.reference(pair) == baseline]
+    unproven = [pair for pair in compared if pair not in higher]
+    if best in lower:
+        yield f"Use {pair_name(*best)}."
+    elif reference is not None:
+        may_be = f"that {pair_name(*best)} is lower than {pair_name(*reference)} may be chance. Use more seeds."
+        yield f"T{may_be[1:]}" if lower else f"Nothing is proven: {may_be}"
     elif unproven:
-        yield f"Nothing is proven against {_names(unproven)}: that {base} is lower may be chance."
+        yield f"Nothing is proven against {_names(unproven)}: that {pair_name(*best)} is lower may be chance."
     else:
-        yield f"Use {base}: all others have a higher NLL beyond chance{rows_only}."
-    if higher:
-        yield f"Higher NLL beyond chance{rows_only}: {_names(higher)}."
+        yield f"Use {pair_name(*best)}: all that are compared with it have a higher NLL beyond chance{_only(results)}."
+    yield from _compared(results, "Lower NLL", lower)
+    yield from _compared(results, "Higher NLL", higher)
+
+
+def _in_words(row: pandas.Series, results: StudyResults) -> str:
+    """A difference with its interval and p-value."""
+    value, low, high, _, p, n_seeds = row
+    found = f"difference {value:+.4f}"
+    if not np.isnan(p):
+        interval = f"95% interval {low:+.4f} to {high:+.4f}"
+        found += f", {interval}, corrected {p_in_words(p)}"
+    if n_seeds < min(2, results.means["n_seeds"].max()):
+        found += ", from one seed only"
+    return found
+
+
+def _compared(results: StudyResults, found: str, pairs: list[Pair]) -> Iterator[str]:
+    """Sentences on pairs that differ beyond chance, each with what it is compared with."""
+    baseline = results.baseline or ("", "")
+    direct = [pair for pair in pairs if results.reference(pair) == baseline]
+    alike = [pair for pair in pairs if pair not in direct]
+    references = {pair_name(*baseline): direct}
+    references[f"{baseline[0]} with the same calibrator"] = alike
+    for reference, named in references.items():
+        if named:
+            yield f"{found} than {reference} beyond chance{_only(results)}: {_names(named)}."
+
+
+def _only(results: StudyResults) -> str:
+    """The limit of a claim from one seed, in words."""
+    only = f" on these {results.counted[0]}"
+    return only if results.means["n_seeds"].max() == 1 else ""
 
 
 def notes_on_statistics(results: StudyResults) -> Iterator[str]:
@@ -147,7 +169,10 @@ def notes_on_statistics(results: StudyResults) -> Iterator[str]:
         else "to find half of it takes up to four times as many seeds and test rows"
     )
     for metric, size in results.detectable.items():
-        found = f"A true difference in {MAIN_METRICS[metric]} of {size:.2g} would be found in 80% of such studies"
+        name = MAIN_METRICS[metric]
+        found = f"A true difference in {name} of {size:.2g} would be found in 80% of such studies"
+        if np.isinf(size):
+            found = f"No true difference in {name} that is possible would be found in 80% of such studies"
         yield f"{found}; {scope}."
     if results.variance == "pooled":
         yield (
@@ -157,7 +182,8 @@ def notes_on_statistics(results: StudyResults) -> Iterator[str]:
     n_compared = len(differences.groupby(["loss", "method"]))
     if n_compared:
         yield (
-            f"Differences are to {pair_name(*results.baseline)}, on the same seeds and {rows}. P-values are corrected "
+            f"Differences of a loss are to {results.baseline[0]} with the same calibrator, those of another calibrator "
+            f"of it to {pair_name(*results.baseline)}, on the same seeds and {rows}. P-values are corrected "
             f"by Holm within each metric, for {n_compared} comparisons, intervals are not. Where p is below {LEVEL:g}, "
             "a word says whether the loss is better or worse; otherwise the study does not separate them. Two losses "
             "with overlapping intervals need not be equal."

@@ -167,6 +167,7 @@ class Local:
                     if process is not None:
                         running[cell] = process, free.pop(0), time.monotonic()
                         del waiting[cell]
+                        say(f"{cell} started; its output is in {folder / LOG}")
                     elif free and cell not in told:
                         say(
                             f"{cell} is being trained by another process; waiting for it"

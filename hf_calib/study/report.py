@@ -65,7 +65,7 @@ def document_of(results: StudyResults, figure: Image | None = None) -> Document:
     ]
     if results.baseline is not None:
         title = "Accuracy, NLL and ECE"
-        columns = {(UNSCALED, "accuracy"): "accuracy"}
+        columns = _accuracies(results)
         for metric, short in MAIN_METRICS.items():
             columns |= {
                 (method, metric): f"{short}\n{map_name(method)}"
@@ -74,14 +74,17 @@ def document_of(results: StudyResults, figure: Image | None = None) -> Document:
         names = ", ".join(results.metrics[key] for key in ("accuracy", *MAIN_METRICS))
         caption = f"{names}: means over the seeds"
         means = Table(caption, *mean_table(results, columns), title=title, stacked=True)
+        loss = results.baseline[0]
+        alike = f"Differences to {loss} with the same calibrator"
+        own = f"of its other calibrators to {pair_name(*results.baseline)}"
         differences = Table(
-            "Differences to the baseline", *difference_table(results, [*MAIN_METRICS])
+            f"{alike}, {own}", *difference_table(results, [*MAIN_METRICS])
         )
         blocks.append(
             Section(title, [means, *([differences] if differences.rows else [])])
         )
         if figure is not None:
-            said = "Differences to the baseline with 95% intervals; below 0 is better."
+            said = f"{alike}, with 95% intervals; below 0 is better."
             captions = {"differences": f"{said} Each panel has a scale of its own."}
             blocks.append(
                 Section("Figure", [Figures({"differences": figure}, captions)])
@@ -100,6 +103,17 @@ def document_of(results: StudyResults, figure: Image | None = None) -> Document:
             )
         )
     return Document("Which loss?", blocks)
+
+
+def _accuracies(results: StudyResults) -> dict[tuple[str, str], str]:
+    """The columns of the accuracy: one, unless a calibrator changes predictions."""
+    by_method = of_metric(results.means, "accuracy")["value"].unstack("method")
+    if not by_method.sub(by_method.get(UNSCALED), axis=0).abs().gt(0).any(axis=None):
+        return {(UNSCALED, "accuracy"): "accuracy"}
+    return {
+        (method, "accuracy"): f"accuracy\n{map_name(method)}"
+        for method in results.methods
+    }
 
 
 def _of_metric(results: StudyResults, metric: str) -> Section:
@@ -154,7 +168,7 @@ def mean_table(results: StudyResults, columns: Mapping[tuple[str, str], str]) ->
 
 
 def difference_table(results: StudyResults, metrics: Sequence[str]) -> Rows:
-    """Return a table of paired differences to the baseline with corrected p, a row for each loss and calibrator.
+    """Return a table of paired differences with corrected p, a row for each loss and calibrator.
 
     A word marks differences that are beyond chance.
     """
@@ -206,8 +220,13 @@ def draw_figure(results: StudyResults) -> Figure | None:
         row.Index: (row.value, *map(_number, (row.low, row.high, row.p_corrected)))
         for row in results.differences.itertuples()
     }
+    loss = results.baseline[0]
+    measured = results.means.index
     found |= {
-        (*results.baseline, metric): (0.0, None, None, None) for metric in MAIN_METRICS
+        (loss, method, metric): (0.0, None, None, None)
+        for method in results.methods
+        for metric in MAIN_METRICS
+        if (loss, method, metric) in measured
     }
     shown = {
         short: {
@@ -220,4 +239,5 @@ def draw_figure(results: StudyResults) -> Figure | None:
         }
         for metric, short in MAIN_METRICS.items()
     }
-    return difference_diagram(shown, baseline=pair_name(*results.baseline), level=LEVEL)
+    alike = f"{loss} with the same calibrator"
+    return difference_diagram(shown, baseline=alike, level=LEVEL)

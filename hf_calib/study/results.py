@@ -128,9 +128,20 @@ class StudyResults:
             None,
         )
 
+    def reference(self, pair: Pair) -> Pair | None:
+        """Return the pair that a pair is compared with; None for the baseline itself.
+
+        It is the loss of the baseline with the same method, so that a gain of a calibrator does not count as one of a
+        loss. Other methods of the baseline's loss are compared with the baseline.
+        """
+        if self.baseline is None or pair == self.baseline:
+            return None
+        loss = self.baseline[0]
+        return self.baseline if pair[0] == loss else (loss, pair[1])
+
     @cached_property
     def differences(self) -> pandas.DataFrame:
-        """Return by loss, method and metric the paired difference to the baseline over the seeds of both.
+        """Return by loss, method and metric the paired difference to its `reference` over the seeds of both.
 
         The columns are the mean over seeds (value) with its 95% interval, which is not corrected for the number of
         comparisons; p (two-sided); p_corrected by Holm over all comparisons of the metric; and n_seeds. They are NaN if
@@ -142,26 +153,20 @@ class StudyResults:
             p_values = np.array([spread.p_value() for spread in spreads.values()])
             corrected, defined = p_values.copy(), ~np.isnan(p_values)
             corrected[defined] = holm(p_values[defined])
+            most = _HIGHEST.get(metric, 1.0)
             for (pair, spread), *p in zip(
                 spreads.items(), p_values, corrected, strict=True
             ):
-                rows.append(
-                    (
-                        *pair,
-                        metric,
-                        spread.value,
-                        *spread.interval(),
-                        *p,
-                        spread.n_seeds,
-                    )
-                )
+                ends = np.clip(spread.interval(), -most, most)
+                rows.append((*pair, metric, spread.value, *ends, *p, spread.n_seeds))
         return _table(rows, ["value", "low", "high", "p", "p_corrected", "n_seeds"])
 
     @cached_property
     def detectable(self) -> dict[str, float]:
         """Return the true differences in NLL and in ECE that the study would have found in 80% of cases.
 
-        They use the mean variances of the comparisons of other losses with the baseline, if there are any.
+        It is infinite if no difference that is possible would have been found. They use the mean variances of the
+        comparisons of other losses with the baseline, if there are any.
         """
         found = {}
         for metric in MAIN_METRICS:
@@ -180,7 +185,8 @@ class StudyResults:
                 spread, known = typical(
                     alike.values(), len({loss for loss, _ in alike})
                 )
-                found[metric] = detectable(spread, LEVEL / len(spreads), known)
+                size = detectable(spread, LEVEL / len(spreads), known)
+                found[metric] = size if size <= _HIGHEST.get(metric, 1.0) else math.inf
         return found
 
     def to_dict(self) -> dict[str, Any]:
@@ -208,7 +214,7 @@ class StudyResults:
             "differences": _records(self.differences.reset_index()),
             "values": _records(self.results()),
             "detectable": [
-                {"metric": metric, "value": size}
+                {"metric": metric, "value": size if math.isfinite(size) else None}
                 for metric, size in self.detectable.items()
             ],
         }
@@ -218,31 +224,30 @@ class StudyResults:
         return None if self.baseline is None else self.baseline[0]
 
     def _comparisons(self, metric: str) -> dict[Pair, TwoLevel]:
-        """The differences to the baseline of all pairs with a common seed."""
+        """The differences of all pairs to their references, if they have a common seed."""
         rows = self.numbers[self.numbers["metric"] == metric]
         pooled = {method: self._pooled(rows, method) for method in self.methods}
         columns = rows.set_index("seed").groupby(KEY[:2], sort=False)[NUMBERS[-2:]]
         values = dict(iter(columns))
-        base = values.pop(self.baseline, None)
         found = {}
-        for (loss, method), own in values.items() if base is not None else ():
-            difference = (own - base).dropna(subset="compared")
+        for pair, own in values.items():
+            reference = self.reference(pair)
+            if reference not in values:
+                continue
+            difference = (own - values[reference]).dropna(subset="compared")
             # Another calibrator of the baseline's runs varies less than another run.
-            shared = None if loss == self._baseline_loss else pooled[method]
+            shared = None if pair[0] == self._baseline_loss else pooled[pair[1]]
             if len(difference):
-                found[loss, method] = two_level(
+                found[pair] = two_level(
                     difference["compared"], difference["compared_draws"], shared
                 )
         return found
 
     def _pooled(self, rows: pandas.DataFrame, method: str) -> Pooled | None:
-        """The pooled variance over seeds of other losses with a method and the baseline; None if not pooled."""
+        """The pooled variance over seeds of all losses with a method; None if not pooled."""
         if self.variance == "own" or self.baseline is None:
             return None
-        loss, of_baseline = self.baseline
-        shared = rows[
-            rows["method"] == np.where(rows["loss"] == loss, of_baseline, method)
-        ]
+        shared = rows[rows["method"] == method]
         return pooled_variance(
             shared.pivot(index="seed", columns="loss", values="compared")
         )

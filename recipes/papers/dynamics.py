@@ -287,12 +287,17 @@ def learned_epoch(
     >>> learned_epoch([1, 2, 3], correct), learned_epoch([1, 2, 3], correct, when="first")
     (array([ 2.,  3., inf]), array([ 2.,  1., inf]))
     """
+    at = np.asarray(epochs, float)
     right = np.asarray(correct, float) > 0.5
+    check(
+        when in ("last", "first"), "when to be last or first", repr(when), "see above"
+    )
+    fits = len(right) == len(at) and bool((np.diff(at) > 0).all())
+    way_out = "pass the evaluations in their order, one row each"
+    check(fits, f"{len(right)} epochs that rise", at.tolist(), way_out)
     if when == "last":
         right = np.logical_and.accumulate(right[::-1])[::-1]  # from here to the end
-    return np.where(
-        right.any(axis=0), np.asarray(epochs, float)[right.argmax(axis=0)], np.inf
-    )
+    return np.where(right.any(axis=0), at[right.argmax(axis=0)], np.inf)
 
 
 def learned_groups(
@@ -305,6 +310,8 @@ def learned_groups(
     {'to 2': [True, False, False, False], '2 to 5': [False, True, False, False],
      'after 5': [False, False, True, False], 'never': [False, False, False, True]}
     """
+    rise = len(boundaries) > 0 and bool((np.diff(boundaries) > 0).all())
+    check(rise, "boundaries to be numbers that rise", [*boundaries], "sort them")
     never = np.isinf(learned)
     group = np.searchsorted(boundaries, learned, side="left")
     ends = [f"{limit:g}" for limit in boundaries]

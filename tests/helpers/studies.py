@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from hf_calib.predictions.training import TrainingPredictions
 from hf_calib.study.measured import measure_study
+from hf_calib.study.plan import Cell, Variant, write_plan
 from hf_calib.study.results import StudyResults
 from tests.helpers.unchecked import unchecked
 
@@ -71,26 +72,17 @@ def write_study(
     *,
     methods: Sequence[str] = ("temperature",),
 ) -> Path:
-    """Write study.json and the cells; one that is None has not finished."""
-    cells = {}
-    for (loss, seed), predictions in trainings.items():
-        name = f"{loss.replace(' ', '_')}-seed{seed}-0123456789ab"
-        cells[name] = {"loss": loss, "seed": seed}
-        cell = folder / "cells" / name
-        cell.mkdir(parents=True)
+    """Write study.json, as a study writes it, and the cells; one that is None has not finished."""
+    planned = {
+        Cell(Variant(loss, loss, {}), seed, {"loss": loss}): predictions
+        for (loss, seed), predictions in trainings.items()
+    }
+    for cell, path in write_plan(folder, [*planned], methods, {}).items():
+        predictions = planned[cell]
         if predictions is None:
             continue
-        predictions.save(cell / "predictions.safetensors")
+        predictions.save(path / "predictions.safetensors")
         training = {"seconds": 100.0, "steps": 100, "resumed": False}
-        (cell / "results.json").write_text(
-            json.dumps({"loss": loss, "seed": seed, "training": training})
-        )
-    plan = {
-        "losses": list(dict.fromkeys(loss for loss, _ in trainings)),
-        "seeds": sorted({seed for _, seed in trainings}),
-        "methods": list(methods),
-        "base": {},
-        "cells": cells,
-    }
-    (folder / "study.json").write_text(json.dumps(plan))
+        record = {"loss": cell.variant.label, "seed": cell.seed, "training": training}
+        (path / "results.json").write_text(json.dumps(record))
     return folder

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
-from matplotlib.colors import to_hex
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
 from hf_calib import plots
@@ -21,6 +21,7 @@ from hf_calib.decisions.promise import PromiseCurve
 from hf_calib.metrics import (
     corp_curve,
     corp_decomposition,
+    ood_detection,
     risk_coverage_curve,
     smooth_calibration_error,
 )
@@ -39,6 +40,8 @@ from hf_calib.plots import (
     reliability_grid,
     save_figure,
 )
+from hf_calib.plots.binned import reliability_of_sums
+from hf_calib.plots.style import PEACH, SKY
 from tests.helpers.pictures import overlapping, written
 from tests.helpers.sampled import predictions as classifier
 
@@ -144,6 +147,15 @@ def test_what_does_not_fit_is_refused(
         OF_PANELS[kind](panels)
 
 
+@pytest.mark.parametrize("most", [0, -1, 2.5, True])
+def test_a_number_of_panels_that_none_can_have_is_refused(most: Any) -> None:
+    probs = [[0.9, 0.1], [0.2, 0.8]]
+    with pytest.raises((ValueError, TypeError), match="expected max_classes to be "):
+        plots.class_reliability_grid(probs, [0, 1], max_classes=most)
+    with pytest.raises((ValueError, TypeError), match="expected max_labels to be "):
+        plots.label_reliability_grid(probs, [[0, 1], [1, 0]], max_labels=most)
+
+
 def test_other_columns_and_names_are_refused() -> None:
     with pytest.raises(
         ValueError, match=r"every row to have the same columns, got \['b'\] in 'after'"
@@ -185,6 +197,61 @@ def test_panel_shows_the_bins_and_states_its_numbers() -> None:
     ]
     ece = top_label_error(TopLabel(confidences, correct), n_bins=10)
     assert f"ECE {ece:.3f}   accuracy {correct.mean():.3f}   N 3,000" in written(figure)
+
+
+def test_the_legend_names_what_is_drawn_in_bins_on_either_side() -> None:
+    """The line is the accuracy, also where it is above the confidence; each gap has the colour of its side."""
+    confidences = np.repeat([0.35, 0.85], 20)
+    correct = np.repeat(
+        [1, 0], [14, 26]
+    )  # .7 of the first bin are right, none of the other
+    figure = reliability_diagram({"m": (confidences, correct)}, n_bins=10)
+    upper = figure.axes[0]
+    handles = dict(zip(*reversed(upper.get_legend_handles_labels()), strict=True))
+    heights = [
+        segment[0][1] for segment in handles["accuracy of the bin"].get_segments()
+    ]
+    assert heights == pytest.approx([0.7, 0.0])
+    drawn = {
+        label: max(handles[label], key=lambda bar: bar.get_height())
+        for label in ("gap: over-confident", "gap: under-confident")
+    }
+    looks = {label: bar.get_facecolor()[:3] for label, bar in drawn.items()}
+    assert looks == {
+        "gap: over-confident": to_rgb(PEACH),
+        "gap: under-confident": to_rgb(SKY),
+    }
+    assert drawn["gap: over-confident"].get_x() == pytest.approx(0.8)
+    assert drawn["gap: under-confident"].get_x() == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.01, 100.0])
+def test_bins_of_few_rows_are_faded(weight: float) -> None:
+    counts = np.array([9, 0, 10])
+    sums = BinSums(
+        *(weight * counts * share for share in (1, np.array([0.2, 0, 0.9]), 0.5))
+    )
+    figure = reliability_of_sums({"": {"m": sums}}, n_rows={"m": 19})
+    upper = figure.axes[0]
+    for bars in upper.containers:
+        assert [bar.get_alpha() for bar in bars] == [0.3, 1.0]
+    (legend,) = figure.legends  # It is not faded, whatever the first bin is.
+    assert {patch.get_alpha() for patch in legend.get_patches()} == {None}
+    (line,) = (
+        each for each in upper.collections if each.get_label() == "accuracy of the bin"
+    )
+    assert line.get_edgecolors()[:, 3].tolist() == [0.3, 1.0]
+
+
+def test_a_roc_curve_has_the_share_of_the_others_that_is_flagged_upwards() -> None:
+    found = ood_detection([[4.0, 0.0], [3.0, 0.0]], [[0.5, 0.0], [0.0, 0.2]])
+    figure = plots.roc_diagram({"noise": {"entropy": found["entropy"]}})
+    curve = figure.axes[0].lines[0].get_xydata()
+    assert [
+        0.0,
+        1.0,
+    ] in curve.tolist()  # They are separated: all are flagged at no alarm.
+    assert [1.0, 0.0] not in curve.tolist()
 
 
 def test_grid_places_rows_and_columns() -> None:

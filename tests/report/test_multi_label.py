@@ -158,6 +158,16 @@ def test_a_label_without_both_values_is_left_out_and_said_so() -> None:
     assert "not defined" in report.to_markdown()
 
 
+@pytest.mark.parametrize(("mean", "word"), [(0.9, "high"), (0.1, "low")])
+def test_the_verdict_says_on_which_side_a_label_is(mean: float, word: str) -> None:
+    labels = np.arange(400).reshape(-1, 1) % 2
+    report = quick(np.full((400, 1), mean), labels, class_names=["law"])
+    assert report.verdict == (
+        f"Mean probabilities too {word} for 1 of 1 labels, "
+        f'"law" (0.500 of the examples, mean probability {mean:.3f}).'
+    )
+
+
 def test_the_diagnosis_names_what_is_too_high_and_too_low() -> None:
     probs, labels = drawn(3000)
     probs = probs.copy()
@@ -177,11 +187,14 @@ def test_the_diagnosis_names_what_is_too_high_and_too_low() -> None:
         "rare": True,
         "often": False,
     }
-    before = "Mean probabilities too high for 1 and too low for 1 of 4 labels before"
-    assert (
-        report.verdict
-        == f"{before}, mean probabilities within chance of the frequencies after."
+    name, frequency, mean = named[0]
+    words = (
+        f'most of all "{name}" ({frequency} of the examples, mean probability {mean})'
     )
+    before = f"Mean probabilities too high for 1 and too low for 1 of 4 labels, {words}"
+    after = "mean probabilities within chance of the frequencies after"
+    start = f"{before} before, {after}; NLL of all decisions lower by 0."
+    assert report.verdict.startswith(start)
 
 
 def test_documents_are_safe_whole_and_read_back(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -57,7 +59,9 @@ def test_it_is_the_report_on_held_rows(both: tuple) -> None:  # type: ignore[typ
         assert state.consistency.expected == pytest.approx(
             held.consistency.expected, rel=0.1
         )
-    assert ours.diagnosis[0] == theirs.diagnosis[0]
+    # Sums have no paired interval of the change.
+    assert ours.verdict == re.sub(r" \[[^]]*\]\.$", ".", theirs.verdict)
+    assert "NLL lower by" in ours.verdict
 
 
 def test_weights() -> None:
@@ -92,3 +96,22 @@ def test_weights() -> None:
         probs[kept], labels[kept], sample_weight=weights
     )
     assert held.before.metrics["brier_calibration"].value == parts.calibration
+
+
+def test_the_scale_of_weights_changes_no_interval() -> None:
+    """Weights say how many rows one stands for relative to others; they are no rows."""
+    probs, labels = predictions(500, temperature=0.7)
+    weights = np.random.default_rng(0).uniform(0.5, 1.5, 500)
+    one, hundred = (
+        calibration_report(
+            probs, labels, sample_weight=weights * factor, n_resamples=200
+        ).before
+        for factor in (1, 100)
+    )
+    for key, found in one.metrics.items():
+        same = [each for each in hundred.metrics[key] if each is not None]
+        ends = [each for each in found if each is not None]
+        assert same == pytest.approx(ends, rel=1e-6), key
+    plain = calibration_report(probs, labels, n_resamples=200).before.metrics["ece"]
+    width = one.metrics["ece"].high - one.metrics["ece"].low
+    assert width >= 0.9 * (plain.high - plain.low)  # 460 effective rows of 500

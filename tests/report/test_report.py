@@ -339,7 +339,12 @@ def test_before_stands_under_before_and_after_under_after() -> None:
         for row in table[1:]
     )
     assert json.loads(json.dumps(record, allow_nan=False)) == record
-    assert record["verdict"].endswith(" before, calibrated within chance after.")
+    change = report.nll_change
+    assert record["nll_change"] == change._asdict()
+    assert record["verdict"].endswith(
+        " before, calibrated within chance after; NLL lower by "
+        f"{-change.value:.3f} [{-change.high:.3f}, {-change.low:.3f}]."
+    )
     for name, state in report.states.items():
         found = state.metrics["ece"]._asdict()
         title = "Expected calibration error (ECE)"

@@ -13,16 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.special import softmax
+from scipy.stats import norm
 
 from hf_calib.decisions import AbstainRule
 from hf_calib.metrics import (
     bootstrap_interval,
     entity_scores,
     find_entities,
+    negative_log_likelihood,
     ood_detection,
 )
 from hf_calib.metrics.ranking import OOD_SCORES
 from hf_calib.metrics.state import SliceSums, score_chunks
+from hf_calib.predictions import Predictions
 from hf_calib.report import (
     SOFT_MEASURES,
     CalibrationReport,
@@ -30,13 +33,15 @@ from hf_calib.report import (
     OodSection,
     calibration_report,
     ood_section,
+    report_on_predictions,
     with_entities,
 )
 from hf_calib.report.measured import Settings
 from hf_calib.report.sections import ReportSection, slice_p_values, slice_section
+from hf_calib.scaling import TemperatureScaling
 from tests.helpers.pictures import overlapping
 from tests.helpers.reports import cells
-from tests.helpers.sampled import predictions
+from tests.helpers.sampled import predictions, sampled
 
 EVIL = "<b>a|b</b>"
 TAGS = ["O", "B-<i>x</i>", "I-<i>x</i>"]
@@ -278,6 +283,43 @@ def test_the_slice_that_differs_is_found() -> None:
             confidences.mean() - right.mean(), abs=1e-9
         )
         assert each.gap.low < each.gap.value < each.gap.high
+
+
+def test_a_slice_is_compared_with_the_rows_that_are_not_in_it() -> None:
+    """Half of the rows: against all rows, its own among them, the difference would be half as large."""
+    probs, labels = predictions(400)
+    groups = np.arange(400) % 2
+    rng = np.random.default_rng(2)
+    wrong = (groups == 1) & (rng.random(400) < 0.1)
+    labels = np.where(wrong, (labels + 1) % 4, labels)
+    gaps = probs.max(axis=1) - (probs.argmax(axis=1) == labels)
+    own, others = gaps[groups == 1], gaps[groups == 0]
+    confidence = probs.max(axis=1)[groups == 1]
+    sums = slices_of(groups, labels, probs)
+    found = slice_p_values(sums.groups, np.array([0, 1]))
+    # By a loop: the number right, if each row were as far off as the others, and the error of the others' gap.
+    chances = confidence - others.mean()
+    right = confidence.sum() - own.sum()
+    accuracy = (probs.argmax(axis=1) == labels)[groups == 0].mean()
+    error = np.sqrt((chances * (1 - chances)).sum() + 200 * accuracy * (1 - accuracy))
+    z = (abs(right - chances.sum()) - 0.5) / error
+    assert found[1] == pytest.approx(min(1, 2 * 2 * norm.sf(z)), rel=0.05)
+
+
+def test_slices_of_a_calibrated_report_are_measured_after_it() -> None:
+    logits, labels = sampled(2000, 3, 3.0)
+    rows = Predictions(
+        logits=logits, labels=labels, by={"half": (np.arange(2000) % 2).tolist()}
+    )
+    scaler = TemperatureScaling().fit(logits, labels)
+    report = report_on_predictions(rows, "mine", 15, scaler)
+    (section,) = report.slices
+    for each in section.slices:
+        of_half = np.arange(2000) % 2 == int(each.name)
+        nll = negative_log_likelihood(
+            scaler.predict_proba(logits[of_half]), labels[of_half]
+        )
+        assert each.nll.value == pytest.approx(nll, abs=1e-9)
 
 
 @pytest.mark.parametrize(

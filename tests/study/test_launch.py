@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -80,8 +81,12 @@ def test_what_is_finished_is_not_trained_again_and_losses_and_seeds_are_added(
 ) -> None:
     said, failed = train(tmp_path / "s", jobs=2)
     assert not failed
-    assert said[0].startswith("1 of 2: ")
-    assert said[1].startswith("2 of 2: ")
+    assert [re.sub(r"in .*", "in", line) for line in said[:2]] == [
+        "cross_entropy, seed 0 started; its output is in",
+        "focal, seed 0 started; its output is in",
+    ]
+    assert said[2].startswith("1 of 2: ")
+    assert said[3].startswith("2 of 2: ")
     said, _ = train(tmp_path / "s", losses="focal,brier", seeds=(0, 1), jobs=3)
     assert said[0] == "1 of 4 runs finished earlier"
     names = [
@@ -122,6 +127,20 @@ def test_a_printed_command_shows_no_token(tmp_path: Path) -> None:
     ):  # of the clone's path, "hf_" is a part, too
         assert token not in line + written
     assert launch.command(*next(iter(cells.items()))).count("hf_secret") == 1
+
+
+def test_a_study_speaks_before_its_first_run_ends(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        raise KeyboardInterrupt  # The first run has only begun.
+
+    launch, cells = plan(tmp_path / "s", "--seconds", "60")
+    with pytest.raises(KeyboardInterrupt):
+        Local(1)(launch, cells, say)
+    log = next(iter(cells.values())) / "log.txt"
+    assert said == [f"cross_entropy, seed 0 started; its output is in {log}"]
 
 
 @pytest.mark.slow
@@ -310,9 +329,9 @@ def test_a_script_that_has_changed_is_named_and_trains_nothing_again(
         )
         run(launch, cells, Local(), say=said.append)
         script.write_text(SCRIPT.read_text() + "# edited\n")
-    assert said[0].startswith("1 of 1: focal, seed 0 finished")
-    assert said[1].startswith(
+    assert said[1].startswith("1 of 1: focal, seed 0 finished")
+    assert said[2].startswith(
         "mine.py has changed since it trained 1 of these 1. Finished runs are not"
     )
-    assert said[2] == "1 of 1 run finished earlier"
+    assert said[3] == "1 of 1 run finished earlier"
     assert starts(tmp_path / "s") == {"focal-seed0": ["None"]}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from papers.dynamics import Trace, TrainingTrace, learned_epoch
+from papers.dynamics import Trace, TrainingTrace, learned_epoch, learned_groups
 from transformers import TrainerCallback
 
 from hf_calib.metrics import expected_calibration_error
@@ -153,3 +153,20 @@ def test_when_rows_are_learned_against_a_loop() -> None:
         first = epochs[np.flatnonzero(right)[0]] if right.any() else np.inf
         assert learned_epoch(epochs, correct)[r] == last
         assert learned_epoch(epochs, correct, when="first")[r] == first
+
+
+@pytest.mark.parametrize(
+    ("epochs", "options"),
+    [([1, 2], {"when": "lst"}), ([2, 1], {}), ([1, 2, 3], {}), ([1, 1], {})],
+)
+def test_epochs_out_of_order_and_unknown_words_are_refused(
+    epochs: list[int], options: dict[str, str]
+) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        learned_epoch(epochs, [[0, 1], [1, 1]], **options)
+
+
+@pytest.mark.parametrize("boundaries", [[5, 2], [2, 2], []])
+def test_boundaries_that_do_not_rise_are_refused(boundaries: list[float]) -> None:
+    with pytest.raises(ValueError, match="expected boundaries to be numbers that rise"):
+        learned_groups([1.0, 3.0], boundaries)
