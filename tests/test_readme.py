@@ -75,7 +75,7 @@ def test_its_table_is_that_of_the_runs() -> None:
         assert set(re.findall(r"[\d.]+, [\d.]+", papers)) <= set(
             PAPERS.get(name, ())
         ), loss
-        assert bert == (adafocal_bert[loss] if loss in adafocal_bert else ""), loss
+        assert bert == adafocal_bert.get(loss, ""), loss
         criterion = "adaptive_ece" if "equal-mass" in title else "ece"
         for found, printed in zip(folders, (cnn, minilm), strict=True):
             assert printed == in_percent(found[name], criterion, digits=1), loss
