@@ -5,8 +5,9 @@
 The tables of docs/results/language_models.md are computed again from the `report.json` of each study. The pages on runs
 are compared with `results.csv` of each study: the means and differences of its table. The tables of the pages on
 post-hoc calibrators are computed again from the raw results, and those of papers_length.md and of the small ViT from
-saved logits. All decimal numbers of studies.md and docs/papers are compared with the JSON files of the studies; the
-tables of small_claims are computed again from its JSON file, whose means are those of its csv file.
+saved logits; the H100's tables of speed.md are those of its record. All decimal numbers of studies.md and docs/papers
+are compared with the JSON files of the studies; the tables of small_claims are computed again from its JSON file, whose
+means are those of its csv file. A sentence that calls something "beyond chance" prints its corrected p.
 
 Numbers without a file in the repository are counted by name: intervals and corrected p-values of runs, and
 cross-calibration, whose files were not kept. A page that summarises others may only state numbers of the pages that it
@@ -28,6 +29,8 @@ from typing import Any, NamedTuple
 import pandas
 from results_tables import claim_lines, study_lines
 from saved_runs import FOLDERS, printed
+
+from hf_calib.study.statistics import LEVEL
 
 ROOT = Path(__file__).parents[1]
 RESULTS, DOCS, BENCHMARKS = (
@@ -53,6 +56,8 @@ STUDIES = {
 }
 # Pages whose numbers are those of the pages that they link to.
 SUMMARIES = (
+    "explanation/where_losses_run.md",
+    "explanation/which_loss.md",
     "explanation/how_many_rows.md",
     "explanation/temperature.md",
     "explanation/what_it_costs.md",
@@ -70,6 +75,11 @@ COLUMNS = {
     "NLL after auto": ("nll", "auto"),
 }
 PER_TRAINING = {"classwise ECE": "none", "classwise ECE, after T": "temperature"}
+# A sentence with one of these words denies a difference; one in quotes speaks about the words.
+DENIED = re.compile(
+    r"\b(no|not|none|nothing|neither|nor|never)\b|\"beyond chance\"", re.I
+)
+CORRECTED_P = re.compile(r"corrected p (< \.001|0?\.\d+)")
 DECIMAL = re.compile(r"(?<![\w.])[-+]?\d*\.\d+(?!\.?\d)(?<!\d{4}\.\d{5})")
 # Sources of stated numbers that are in no file of results.
 EXPLAINED = {
@@ -82,6 +92,14 @@ EXPLAINED = {
         for number in ("2.35", "1.13", "5.02")
     },
     **{("adafocal.md", number): "the paper's" for number in (".76", ".82")},
+    **{
+        ("bsce_gra.md", number): "differences of the paper's Table 2"
+        for number in (".38", ".07", ".14", ".34")
+    },
+    **{
+        ("dual_focal.md", number): "differences of the paper's Tables 4, 10 and 13"
+        for number in ("1.09", ".66", ".06", "1.70", ".64", ".80", "2.69", ".23")
+    },
     **{
         ("adafocal.md", number): "what another seed may change"
         for number in (".01", ".02")
@@ -434,6 +452,43 @@ def saved_logits() -> Checked:
     )
 
 
+def speed() -> Checked:
+    """The lines of speed.md on the H100, made again from the measured times."""
+    sys.path.insert(0, str(BENCHMARKS))
+    import gpu_tables
+
+    lines = gpu_tables.tables()
+    there = result_page("speed.md").splitlines()
+    section = result_page("speed.md").split("### On an H100")[1].split("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("|")]
+    wrong = [f"speed.md lacks: {line}" for line in lines if line not in there]
+    wrong += [
+        f"speed.md: not as it was printed: {row}" for row in rows if row not in lines
+    ]
+    return Checked(len(DECIMAL.findall("\n".join(lines))), wrong, {})
+
+
+def claims() -> Checked:
+    """Sentences that call a difference "beyond chance": each prints a corrected p below the level."""
+    pages = [ROOT / "README.md", DOCS / "losses" / "index.md", DOCS / "faq.md"]
+    for folder in ("results", "papers", "explanation", "guides"):
+        pages += sorted((DOCS / folder).glob("*.md"))
+    agree, wrong = 0, []
+    for page in pages:
+        text = re.sub(r"\]\([^)]*\)", "]", page.read_text(encoding="utf-8"))
+        for sentence in re.split(r"(?<=[.!?|])\s", text):
+            words = " ".join(sentence.split())
+            if "beyond chance" not in words or DENIED.search(words):
+                continue
+            found = CORRECTED_P.search(words)
+            p = found[1].removeprefix("< ") if found else "1"
+            if float(p) < LEVEL:
+                agree += 1
+            else:
+                wrong.append(f"{page.name}: a claim without its corrected p: {words}")
+    return Checked(agree, wrong, {})
+
+
 def linked() -> Checked:
     """The decimal numbers of pages that sum up others: each is printed there, or is on a page that is linked to."""
     agree, wrong = 0, []
@@ -462,6 +517,8 @@ def main() -> int:
     for check in (
         training,
         saved_logits,
+        speed,
+        claims,
         language_models,
         statements,
         small_claims,

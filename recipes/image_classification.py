@@ -238,7 +238,7 @@ trainer = Trainer(
     data_collator=collate_images,
 )
 if model_args.training_trace:
-    trainer.add_callback(TrainingTrace(trainer))
+    trainer.add_callback(TrainingTrace(trainer, test_dataset=test))
 train_and_report(trainer, test, elsewhere=elsewhere, resume=model_args.resume)
 if crops:
     write_ten_crop_report(

@@ -35,9 +35,15 @@ def by(report: dict, table: str) -> dict:
     return {(row["loss"], row["method"], row["metric"]): row for row in report[table]}
 
 
+def shown_p(p: float) -> str:
+    return "< .001" if p < 0.001 else f"{p:.3f}"
+
+
 def p_value(row: dict | None) -> str:
-    p = None if row is None else row["p_corrected"]
-    return "" if p is None else "< .001" if p < 0.001 else f"{p:.3f}"
+    """The corrected p of a comparison; nothing for the baseline."""
+    if row is None or row["p_corrected"] is None:
+        return ""
+    return shown_p(row["p_corrected"])
 
 
 def study_lines(report: dict) -> Iterator[str]:
@@ -75,7 +81,11 @@ def study_lines(report: dict) -> Iterator[str]:
 
 
 def claim_lines(rows: dict) -> Iterator[str]:
-    """A table of small_claims.json, line by line: settings with the paper's numbers, or differences of two."""
+    """A table of small_claims.json, line by line: settings with the paper's numbers, or differences of two.
+
+    A difference whose interval, taken alone, excludes 0 has its p, and the p that is corrected over all differences of
+    the page.
+    """
     titles = list(next(iter(rows.values())))
     yield f"| | {' | '.join(titles)} |"
     yield f"|{'---|' * (len(titles) + 1)}"
@@ -88,13 +98,15 @@ def claim_lines(rows: dict) -> Iterator[str]:
             scale, form = (
                 (100, ".1f") if "%" in title else (1, ".2f" if title == "T" else ".3f")
             )
-            scaled = {part: scale * value for part, value in row[title].items()}
+            found = row[title]
+            scaled = {part: scale * found[part] for part in ("value", "low", "high")}
             plain = title in ("accuracy", "T", "NLL after T") and "paper" in row
-            cells.append(
-                cell(
-                    scaled, form, interval=not plain and scaled["low"] < scaled["high"]
-                )
+            text = cell(
+                scaled, form, interval=not plain and scaled["low"] < scaled["high"]
             )
+            if found.get("p", 1.0) < 0.05:
+                text += f" (p {shown_p(found['p'])}, {shown_p(found['p_corrected'])})"
+            cells.append(text)
         yield f"| {' | '.join(cells)} |"
 
 

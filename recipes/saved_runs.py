@@ -6,35 +6,59 @@ Each folder of `recipes/results` that is named here has, for every loss, the log
 test rows of a run with seed 1, in `LOSS.safetensors`, and of other seeds in `LOSS-seed2.safetensors` and so on. The
 temperature is chosen on the calibration rows: by NLL, and by the papers' criteria, the lowest ECE on a grid of 0.1
 (dual focal, FCL) and the lowest equal-mass ECE on that grid (AdaFocal).
+
+A loss is compared with cross entropy over the test rows and the seeds. Its p is corrected over all losses of the
+table, or over a family of claims that was declared before its runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from results_tables import PAPERS
+from papers.post_processing import post_processing_gap
+from results_tables import PAPERS, shown_p
 from safetensors.numpy import load_file
 from scipy.special import softmax
 
-from hf_calib.metrics import calibration_error_interval, expected_calibration_error
+from hf_calib.metrics import (
+    calibration_error_interval,
+    expected_calibration_error,
+    kde_calibration_error,
+    smooth_calibration_error_dual,
+)
+from hf_calib.metrics.intervals import holm
 from hf_calib.scaling import TemperatureScaling
-from hf_calib.study.statistics import two_level
+from hf_calib.study.statistics import TwoLevel, two_level
 
 RESULTS = Path(__file__).parent / "results"
 # The criterion of the temperature -> the papers that choose it so -> loss -> what they report.
 Columns = dict[str, dict[str, dict[str, str]]]
 
 
+class Family(NamedTuple):
+    """Claims that were declared before their runs: losses to compare with cross entropy, over these seeds alone."""
+
+    losses: tuple[str, ...]
+    seeds: tuple[int, ...]
+
+
 class Folder(NamedTuple):
-    """The page of docs/results that has a folder's tables, and the columns of its second table."""
+    """The page of docs/results that has a folder's tables, and what they show.
+
+    `columns` are the papers' numbers in the table of ECEs, `declared` the family of claims, and `further` the columns
+    of a table of other calibration errors.
+    """
 
     page: str
     columns: Columns
+    declared: Family | None = None
+    further: tuple[str, ...] = ()
 
 
 dual_focal, fcl, adafocal = (
@@ -56,6 +80,24 @@ FOLDERS = {
             "ece": {"dual focal paper": dual_focal, "FCL paper": fcl},
             "adaptive_ece": {"AdaFocal paper, equal-mass": adafocal},
         },
+        # docs/results/papers_length.md, "Declared before the runs".
+        declared=Family(
+            losses=("focal_calibration_20newsgroups", "dual_focal"), seeds=(3, 4, 5)
+        ),
+        further=(
+            "post-processing gap",
+            "smCE",
+            "canonical error, bandwidth .1",
+            "bandwidth .001",
+        ),
+    ),
+    "20newsgroups_minilm_10_epochs": Folder(
+        "papers_length.md",
+        {
+            "ece": {},
+            "adaptive_ece": {"AdaFocal paper, BERT-base": adafocal_bert},
+        },
+        further=("post-processing gap", "smCE"),
     ),
     "20newsgroups_minilm_3_epochs": Folder(
         "papers_length.md",
@@ -65,12 +107,42 @@ FOLDERS = {
 }
 
 
+def equal_counts_ece(
+    probs: NDArray[np.float64], labels: NDArray[np.int16], n_bins: int = 15
+) -> float:
+    """The ECE of bins with equal numbers of rows.
+
+    The papers' code interpolates the edges of equal-mass bins between confidences instead, and drops the least one.
+    """
+    confidences = probs.max(axis=1)
+    gaps = confidences - (probs.argmax(axis=1) == labels)
+    order = np.argsort(confidences, kind="stable")
+    sums = [abs(gaps[rows].sum()) for rows in np.array_split(order, n_bins)]
+    return float(sum(sums) / len(labels))
+
+
+def temperature_of_equal_counts(
+    logits: NDArray[np.float64], labels: NDArray[np.int16]
+) -> float:
+    """The temperature with the lowest `equal_counts_ece` on the papers' grid."""
+    grid = [tenths / 10 for tenths in range(1, 101)]
+    errors = [
+        equal_counts_ece(softmax(logits / temperature, axis=1), labels)
+        for temperature in grid
+    ]
+    return grid[int(np.argmin(errors))]
+
+
 class Run(NamedTuple):
-    """Test probabilities of one run: unscaled, and after a temperature by each criterion."""
+    """Test probabilities of one run: unscaled, and after a temperature by each criterion.
+
+    `ece_of_equal_counts` is before and after the temperature that makes it lowest on the calibration rows.
+    """
 
     labels: NDArray[np.int16]
     probs: dict[str, NDArray[np.float64]]
     temperatures: dict[str, float]
+    ece_of_equal_counts: tuple[float, float]
 
     @classmethod
     def load(cls, path: Path) -> Run:
@@ -85,10 +157,24 @@ class Run(NamedTuple):
             )
             probs[criterion] = scaler.predict_proba(logits)
             temperatures[criterion] = scaler.temperature_
-        return cls(saved["test_labels"], probs, temperatures)
+        temperature = temperature_of_equal_counts(
+            saved["calibration_logits"].astype(np.float64), saved["calibration_labels"]
+        )
+        errors = (
+            equal_counts_ece(probs["none"], saved["test_labels"]),
+            equal_counts_ece(
+                softmax(logits / temperature, axis=1), saved["test_labels"]
+            ),
+        )
+        return cls(saved["test_labels"], probs, temperatures, errors)
+
+    def correct(self) -> NDArray[np.float64]:
+        """(N,) 1 for a correct prediction, 0 for a wrong one; a temperature changes none."""
+        predicted = self.probs["none"].argmax(axis=1)
+        return (predicted == self.labels).astype(np.float64)
 
     def accuracy(self) -> float:
-        return float(np.mean(self.probs["none"].argmax(axis=1) == self.labels))
+        return float(self.correct().mean())
 
     def nll(self, state: str) -> NDArray[np.float64]:
         """(N,) in nats."""
@@ -122,12 +208,15 @@ def runs(folder: str) -> dict[str, Run]:
     }
 
 
-def difference(gaps: list[NDArray[np.float64]]) -> str:
-    """The mean of the runs' paired differences (N,), with its 95% interval over the test rows and over the seeds."""
+def difference(gaps: list[NDArray[np.float64]]) -> TwoLevel:
+    """The mean of the runs' paired differences (N,), whose interval is over the test rows and over the seeds."""
     # The rows divided by sqrt(N) vary as the means of resamples do.
-    found = two_level(
+    return two_level(
         [gap.mean() for gap in gaps], [gap / np.sqrt(len(gap)) for gap in gaps]
     )
+
+
+def with_interval(found: TwoLevel) -> str:
     return "{:+.3f} [{:+.3f}, {:+.3f}]".format(found.value, *found.interval())
 
 
@@ -158,7 +247,32 @@ def run_cells(same_loss: list[Run]) -> list[str]:
     ]
 
 
-def run_lines(found: dict[str, Run]) -> Iterator[str]:
+def groups_of_seeds(
+    names: list[str], declared: Family | None
+) -> Iterator[tuple[list[str], bool]]:
+    """The runs of a loss whose mean is taken, and whether they are those of the declared family.
+
+    Seeds of the family are a group of their own, once all of them are there.
+    """
+    of_family = set(declared.seeds) if declared else set()
+    inside = [name for name in names if loss_and_seed(name)[1] in of_family]
+    outside = [name for name in names if name not in inside]
+    if outside:
+        yield outside, False
+    if declared and len(inside) == len(declared.seeds):
+        yield inside, True
+
+
+def seeds_of(names: list[str]) -> str:
+    return ", ".join(str(loss_and_seed(name)[1]) for name in names)
+
+
+def of_cross_entropy(name: str) -> str:
+    """The name of cross entropy's run with the same seed."""
+    return name.replace(loss_and_seed(name)[0], "cross_entropy")
+
+
+def run_lines(found: dict[str, Run], declared: Family | None) -> Iterator[str]:
     """The table of a folder, line by line. A difference is paired with cross entropy's run of the same seed."""
     header = [
         "loss",
@@ -169,25 +283,75 @@ def run_lines(found: dict[str, Run]) -> Iterator[str]:
         "T",
         "NLL",
         "NLL after T",
+        "difference in NLL after T",
     ]
-    header.append("difference in NLL after T")
     yield f"| {' | '.join(header)} |"
     yield f"|{'---|' * len(header)}"
     for loss, group in groupby(found, key=lambda name: loss_and_seed(name)[0]):
         names = list(group)
-        for row in [*([name] for name in names), *([names] if len(names) > 1 else [])]:
-            seed = (
-                str(loss_and_seed(row[0])[1])
-                if len(row) == 1
-                else f"mean of {len(row)}"
-            )
-            base = [name.replace(loss, "cross_entropy") for name in row]
+        rows = [([name], seeds_of([name])) for name in names]
+        for several, _ in groups_of_seeds(names, declared):
+            if len(several) > 1:
+                rows.append((several, f"mean of {seeds_of(several)}"))
+        for row, seeds in rows:
             gaps = [
-                found[own].nll("nll") - found[of].nll("nll")
-                for own, of in zip(row, base, strict=True)
+                found[name].nll("nll") - found[of_cross_entropy(name)].nll("nll")
+                for name in row
             ]
-            gap = "" if loss == "cross_entropy" else difference(gaps)
-            yield f"| {' | '.join([loss, seed, *run_cells([found[name] for name in row]), gap])} |"
+            gap = "" if loss == "cross_entropy" else with_interval(difference(gaps))
+            cells = run_cells([found[name] for name in row])
+            yield f"| {' | '.join([loss, seeds, *cells, gap])} |"
+
+
+def comparison_lines(found: dict[str, Run], declared: Family | None) -> Iterator[str]:
+    """The losses compared with cross entropy in NLL after T and in accuracy, line by line.
+
+    Each p is corrected by Holm's method, for each metric alone: over the losses of the table, or over the family that
+    was declared, whose comparisons without runs count with a p of 1.
+    """
+    losses = groupby(found, key=lambda name: loss_and_seed(name)[0])
+    compared: list[tuple[str, list[str], bool]] = []
+    for loss, group in losses:
+        if loss == "cross_entropy":
+            continue
+        for names, of_family in groups_of_seeds(list(group), declared):
+            claimed = declared is not None and loss in declared.losses
+            if claimed or not of_family:
+                compared.append((loss, names, of_family))
+    measures: dict[str, Callable[[Run], NDArray[np.float64]]] = {
+        "NLL after T": lambda run: run.nll("nll"),
+        "accuracy": Run.correct,
+    }
+    cells = [[loss, seeds_of(names)] for loss, names, _ in compared]
+    for measure in measures.values():
+        differences = [
+            difference(
+                [
+                    measure(found[name]) - measure(found[of_cross_entropy(name)])
+                    for name in names
+                ]
+            )
+            for _, names, _ in compared
+        ]
+        p_values = np.array([each.p_value() for each in differences])
+        of_families = np.array([of_family for _, _, of_family in compared])
+        corrected = np.ones(len(compared))
+        corrected[~of_families] = holm(p_values[~of_families])
+        if declared and of_families.any():
+            without_runs = np.ones(len(declared.losses) - of_families.sum())
+            family = np.concatenate([p_values[of_families], without_runs])
+            corrected[of_families] = holm(family)[: of_families.sum()]
+        for row, each, p, p_corrected in zip(
+            cells, differences, p_values, corrected, strict=True
+        ):
+            row += [with_interval(each), shown_p(p), shown_p(p_corrected)]
+    header = ["loss", "seeds"]
+    for title in measures:
+        header += [f"difference in {title}", "p", "corrected p"]
+    yield f"| {' | '.join(header)} |"
+    yield f"|{'---|' * len(header)}"
+    for row in cells:
+        yield f"| {' | '.join(row)} |"
 
 
 def in_percent(run: Run, criterion: str, digits: int = 2) -> str:
@@ -204,30 +368,64 @@ def paper_lines(found: dict[str, Run], columns: Columns) -> Iterator[str]:
     """ECE in percent next to the papers', whose criterion chooses the temperature, line by line."""
     header = ["loss", "seed"]
     for criterion, papers in columns.items():
-        header += [
-            "ours, equal-mass" if criterion == "adaptive_ece" else "ours",
-            *papers,
-        ]
+        of_equal_mass = ["ours, equal-mass", "ours, equal counts"]
+        header += of_equal_mass if criterion == "adaptive_ece" else ["ours"]
+        header += papers
     yield f"| {' | '.join(header)} |"
     yield f"|{'---|' * len(header)}"
     for name, run in found.items():
         loss, seed = loss_and_seed(name)
         cells = [loss, str(seed)]
         for criterion, papers in columns.items():
-            cells += [
-                in_percent(run, criterion),
-                *(values.get(loss, "") for values in papers.values()),
-            ]
+            cells.append(in_percent(run, criterion))
+            if criterion == "adaptive_ece":
+                errors = [f"{100 * error:.2f}" for error in run.ece_of_equal_counts]
+                cells.append(", ".join(errors))
+            cells += [values.get(loss, "") for values in papers.values()]
         yield f"| {' | '.join(cells)} |"
+
+
+def canonical_error(
+    bandwidth: float, probs: NDArray[np.float64], labels: NDArray[np.int64]
+) -> str:
+    """Of all classes together, by kernel densities."""
+    error = kde_calibration_error(probs, labels, kind="canonical", bandwidth=bandwidth)
+    return f"{error:.3f}"
+
+
+FURTHER: dict[str, Callable[[NDArray[np.float64], NDArray[np.int64]], str]] = {
+    "post-processing gap": lambda probs, labels: (
+        f"{post_processing_gap(probs, labels):.4f}"
+    ),
+    "smCE": lambda probs, labels: f"{smooth_calibration_error_dual(probs, labels):.3f}",
+    "canonical error, bandwidth .1": partial(canonical_error, 0.1),
+    # That of the evaluation in the dual focal authors' code.
+    "bandwidth .001": partial(canonical_error, 0.001),
+}
+
+
+def further_lines(found: dict[str, Run], columns: tuple[str, ...]) -> Iterator[str]:
+    """Other calibration errors of the unscaled probabilities, line by line."""
+    header = ["loss", "seed", *columns]
+    yield f"| {' | '.join(header)} |"
+    yield f"|{'---|' * len(header)}"
+    for name, run in found.items():
+        loss, seed = loss_and_seed(name)
+        labels = run.labels.astype(np.int64)
+        cells = [FURTHER[title](run.probs["none"], labels) for title in columns]
+        yield f"| {' | '.join([loss, str(seed), *cells])} |"
 
 
 def printed(name: str, folder: Folder) -> list[str]:
     """The lines of the tables of a folder."""
     found = runs(name)
-    return [
-        *run_lines(found),
-        *(["", *paper_lines(found, folder.columns)] if folder.columns else []),
-    ]
+    lines = [*run_lines(found, folder.declared), ""]
+    lines += comparison_lines(found, folder.declared)
+    if folder.columns:
+        lines += ["", *paper_lines(found, folder.columns)]
+    if folder.further:
+        lines += ["", *further_lines(found, folder.further)]
+    return lines
 
 
 def main() -> None:

@@ -128,6 +128,6 @@ trainer = CalibrationTrainer(
     data_collator=DataCollatorWithPadding(tokenizer),
 )
 if model_args.training_trace:
-    trainer.add_callback(TrainingTrace(trainer))
+    trainer.add_callback(TrainingTrace(trainer, test_dataset=test))
 train_and_report(trainer, test, elsewhere=elsewhere, resume=model_args.resume)
 trainer.accelerator.end_training()

@@ -28,20 +28,27 @@ class TrainingTrace(TrainerCallback):
     """Records at each evaluation how calibrated a model is on its evaluation rows and on training rows, bin by bin.
 
     `trainer.add_callback(TrainingTrace(trainer))` writes `training_trace.json` in `output_dir`, for `Trace.load`. Of
-    each evaluation set ("eval"; several by their names) and of a fixed random sample of the training rows ("training")
-    it has what a `TracedSet` lists. The bins are those of the loss's table of gammas where it has one, else equal-mass
-    bins of the evaluation rows' confidences, as in AdaFocal's figures; what lies beyond the outer edges counts in the
-    outer bins. Of a table it has the gammas after the evaluation, which hold until the next one.
+    each evaluation set ("eval"; several by their names), of a fixed random sample of the training rows ("training") and
+    of `test_dataset` ("test") it has what a `TracedSet` lists. The papers' figures of the ECE by epoch are of test
+    rows, those of bins of validation rows. The bins are those of the loss's table of gammas where it has one, else
+    equal-mass bins of the evaluation rows' confidences, as in AdaFocal's figures; what lies beyond the outer edges
+    counts in the outer bins. Of a table it has the gammas after the evaluation, which hold until the next one.
 
-    It costs a forward pass over both sets at each evaluation; random streams are left as found. Rows have one label.
+    It costs a forward pass over these sets at each evaluation; random streams are left as found. Rows have one label.
     A resumed training goes on with the record in `output_dir`.
 
     References:
-        Ghosh et al. 2022, "AdaFocal", figures 1, 2, 5 and 34; Tao et al. 2023, "Dual focal loss", figure 4.
+        Ghosh et al. 2022, "AdaFocal", figures 1, 2, 4, 5 and 34; Tao et al. 2023, "Dual focal loss", figure 4; Lin et
+        al. 2025, "Uncertainty weighted gradients", figure 5a.
     """
 
     def __init__(
-        self, trainer: Any, *, n_training_rows: int = 1000, n_kept_rows: int = 200
+        self,
+        trainer: Any,
+        *,
+        n_training_rows: int = 1000,
+        n_kept_rows: int = 200,
+        test_dataset: Any = None,
     ) -> None:
         self.trainer, self.n_kept_rows = trainer, n_kept_rows
         known, dataset = trainer.eval_dataset, trainer.train_dataset
@@ -51,6 +58,10 @@ class TrainingTrace(TrainerCallback):
             else None
         )
         self.sets: dict[str, Any] = named or {"eval": known}
+        # Only these have bins of their own.
+        self.evaluated = frozenset(self.sets)
+        if test_dataset is not None:
+            self.sets["test"] = test_dataset
         self.numbers = {name: np.arange(len(rows)) for name, rows in self.sets.items()}
         if n_training_rows:
             self.numbers["training"] = _drawn(
@@ -100,14 +111,10 @@ class TrainingTrace(TrainerCallback):
         gammas = getattr(loss, "gammas", None)
         edges = np.empty(0) if gammas is None else loss.edges.numpy()
         recorded = {}
-        for (
-            name,
-            loader,
-        ) in (
-            self.loaders.items()
-        ):  # training rows last, in the bins of the evaluation rows
+        # Test and training rows come last, in the bins of the evaluation rows.
+        for name, loader in self.loaders.items():
             found = self._scores(loader)
-            if name != "training" and gammas is None:
+            if name in self.evaluated and gammas is None:
                 edges = _equal_mass_edges(found[:, 0], args.n_bins)
             kept = _drawn(len(found), self.n_kept_rows, args.seed)
             # Of tokens, and where some rows have no label, those that have one are counted.
@@ -220,7 +227,7 @@ class TracedSet(SimpleNamespace):
     """One set of rows at T evaluations: M bins of its predictions, and R rows followed one by one, as arrays.
 
     `steps`, `epochs`, `n`, `accuracy`, `ece` (of equal-width bins) and `adaptive_ece` are (T,). `edges` (T, M + 1) are
-    the evaluation set's, also where this is the training set. (T, M) are, by the confidence, `counts`,
+    the evaluation set's, also where this is the training or the test set. (T, M) are, by the confidence, `counts`,
     `bin_confidence` (AdaFocal's C_val) and `bin_accuracy` (A_val), and by the label's probability `label_counts` and
     its mean `label_probability` (C_train where this is the training set); a mean of an empty bin is NaN. Of the `rows`
     (R,) followed, (T, R) are `row_confidence`, `row_correct`, `row_label_probability`, `row_rival_probability` (the

@@ -88,14 +88,29 @@ def load_posts(source, settings, seed, *, with_headers=True):
 
 
 def make_trainer(
-    posts, settings, folder, *, seed, callbacks=(), own_split=False, **arguments
+    posts,
+    settings,
+    folder,
+    *,
+    seed,
+    callbacks=(),
+    own_split=False,
+    loss_function=None,
+    **arguments,
 ):
-    """A trainer whose evaluation rows are AdaFocal's validation split too, or with `own_split` a copy of them."""
+    """A trainer whose evaluation rows are AdaFocal's validation split too, or with `own_split` a copy of them.
+
+    A `loss_function` of logits and labels takes the place of a loss of the library.
+    """
     train_rows, validation, tokenizer = posts
     warnings.filterwarnings(
         "ignore", message="The evaluation split is also the calibration split"
     )
     set_seed(seed)
+
+    def of_outputs(outputs, labels, num_items_in_batch=None):
+        return loss_function(outputs.logits, labels)
+
     network = GlobalPoolingCNNForSequenceClassification(
         GlobalPoolingCNNConfig(
             vocab_size=len(tokenizer),
@@ -132,6 +147,7 @@ def make_trainer(
         else validation,
         data_collator=DataCollatorWithPadding(tokenizer),
         callbacks=list(callbacks),
+        compute_loss_func=None if loss_function is None else of_outputs,
     )
     trainer.remove_callback(PrinterCallback)
     return trainer

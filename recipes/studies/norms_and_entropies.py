@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from options import check_seeds, count, output_folder
 from records import in_words, mean_interval, write_record
 from scipy.special import entr, softmax
+from scipy.stats import ttest_1samp
 from torch import nn
 
 from hf_calib.data import choose_columns, load_splits
@@ -30,6 +31,7 @@ from hf_calib.metrics import (
     expected_calibration_error,
     negative_log_likelihood,
 )
+from hf_calib.metrics.intervals import holm
 from hf_calib.plots import save_figure
 from hf_calib.scaling import TemperatureScaling
 
@@ -178,18 +180,27 @@ for seed in args.seeds:
     print(f"seed {seed}: {time.perf_counter() - start:.0f} s", flush=True)
 
 # Means over the seeds, and differences to cross entropy of the same seed.
+COMPARED = ("accuracy", "ECE", "ECE after temperature", "NLL after temperature")
 baseline = runs["cross entropy", 0.0]
 results = []
 for (family, weight), rows in runs.items():
     row = {"penalty": family, "weight": weight}
     row |= {key: mean_interval([run[key] for run in rows])._asdict() for key in rows[0]}
     if family != "cross entropy":
-        for key in ("accuracy", "ECE", "ECE after temperature"):
+        for key in COMPARED:
             change = [
                 run[key] - base[key] for run, base in zip(rows, baseline, strict=True)
             ]
-            row[f"{key} minus cross entropy's"] = mean_interval(change)._asdict()
+            p = float(ttest_1samp(change, 0).pvalue)
+            interval = mean_interval(change)._asdict()
+            row[f"{key} minus cross entropy's"] = interval | {"p": p}
     results.append(row)
+# Holm's correction over all settings of the sweep, for each metric alone.
+for key in COMPARED:
+    changes = [row[f"{key} minus cross entropy's"] for row in results[1:]]
+    corrected = holm([change["p"] for change in changes])
+    for change, p in zip(changes, corrected.tolist(), strict=True):
+        change["p_corrected"] = p
 
 # Figure: each number against the weight, a line a penalty.
 figure = Figure(figsize=(6.8, 5.2), layout="constrained")

@@ -25,17 +25,27 @@ def of_three_bins(steps, gammas):
     return {name: (steps, gammas[:, m]) for name, m in places.items()}
 
 
-def confidence_figures(held_out, own, boundaries):
+def confidence_figures(held_out, own, boundaries, tested=None):
     """Dual focal loss's figure 4 and AdaFocal's figure 34: ECE, maximum logits and rivals by epoch, learned rows.
 
     Args:
         held_out: name -> the validation's TracedSet.
         own: name -> that of the training rows; may be empty.
         boundaries: epochs that part the learned rows.
+        tested: name -> that of the test rows, which the papers' figures of the ECE show.
     """
-    error = {name: (traced.epochs, traced.ece) for name, traced in held_out.items()}
+    of_errors = {"validation rows": held_out} | (
+        {"test rows": tested} if tested else {}
+    )
+    error = {
+        title: {name: (traced.epochs, traced.ece) for name, traced in found.items()}
+        for title, found in of_errors.items()
+    }
     smooth = {
-        name: (epochs, moving_average(ece)) for name, (epochs, ece) in error.items()
+        title: {
+            name: (epochs, moving_average(ece)) for name, (epochs, ece) in found.items()
+        }
+        for title, found in error.items()
     }
     sets = {"validation rows": held_out} | ({"training rows": own} if own else {})
     logits, rivals = (
@@ -50,8 +60,8 @@ def confidence_figures(held_out, own, boundaries):
     )
     figures = {
         "ece": small_multiples(
-            {"validation rows": smooth},
-            faint={"validation rows": error},
+            smooth,
+            faint=error,
             xlabel="epoch",
             ylabel="ECE",
         ),

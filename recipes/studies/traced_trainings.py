@@ -3,10 +3,10 @@
     python recipes/studies/traced_trainings.py outputs/cross_entropy outputs/adafocal --output figures
 
 Each folder is the `output_dir` of a run, and its name is the name in the figures. The figures are those of AdaFocal
-(Ghosh et al. 2022, figures 1, 2, 5, 34) and of dual focal loss (Tao et al. 2023, figure 4): the ECE by epoch, the gap
-of each bin, training and validation rows in common bins, maximum logits, the probability of the rival, the epoch at
-which rows are learned, and the gammas of an adaptive loss. It takes seconds. `traced_resnet.sh` trains a ResNet-20 as
-an example.
+(Ghosh et al. 2022, figures 1, 2, 5, 34) and of dual focal loss (Tao et al. 2023, figure 4): the ECE by epoch (of the
+validation rows and, as in the papers, of the test rows), the gap of each bin, training and validation rows in common
+bins, maximum logits, the probability of the rival, the epoch at which rows are learned, and the gammas of an adaptive
+loss. It takes seconds. `traced_resnet.sh` trains a ResNet-20 as an example.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def read(folder):
         trace = Trace.load(folder)
     except ValueError as error:
         parser.error(str(error))
-    sets = [name for name in trace.sets if name != "training"]
+    sets = [name for name in trace.sets if name not in ("training", "test")]
     chosen = args.set or (sets[0] if len(sets) == 1 else None)
     if chosen not in sets:
         parser.error(
@@ -69,11 +69,10 @@ read_all = {
 }
 traces = {name: trace for name, (trace, _) in read_all.items()}
 held_out = {name: traced for name, (_, traced) in read_all.items()}
-own = {
-    name: trace.sets["training"]
-    for name, trace in traces.items()
-    if "training" in trace.sets
-}
+own, tested = (
+    {name: trace.sets[rows] for name, trace in traces.items() if rows in trace.sets}
+    for rows in ("training", "test")
+)
 for name, traced in (*held_out.items(), *own.items()):
     if not traced.rows.size or np.isnan(traced.row_confidence).any():
         parser.error(
@@ -87,7 +86,7 @@ if len({traced.gaps.shape[1] for traced in held_out.values()}) > 1:
 # Thirds of the shortest training, by which rows are grouped.
 last = min(traced.epochs[-1] for traced in held_out.values())
 boundaries = sorted({float(f"{last * part / 3:.3g}") for part in (1, 2)})
-figures = confidence_figures(held_out, own, boundaries) | {
+figures = confidence_figures(held_out, own, boundaries, tested) | {
     "gaps": gaps_figure(held_out)
 }
 if own:
@@ -121,6 +120,14 @@ record = {
             "adaptive_ece": listed(traced.adaptive_ece),
             "confidence_minus_accuracy": listed(over_confidence(traced)),
             "gaps_at_the_end": listed(traced.gaps[-1]),
+            "test_rows": {
+                "n": int(tested[name].n[-1]),
+                "accuracy": listed(tested[name].accuracy),
+                "ece": listed(tested[name].ece),
+                "adaptive_ece": listed(tested[name].adaptive_ece),
+            }
+            if name in tested
+            else None,
             "max_logit_quartiles": quartiles(traced.row_max_logit[-1]),
             "rival_quartiles": quartiles(traced.row_rival_probability[-1]),
             "gammas": {
@@ -148,13 +155,17 @@ record = {
 write_record(args.output / "traced_trainings.json", record)
 
 print(
-    "| training | loss | accuracy | ECE | least ECE, at epoch | ECE of training rows |\n|---|---|---|---|---|---|"
+    "| training | loss | accuracy | ECE | least ECE, at epoch | ECE of training rows | of test rows |\n"
+    "|---|---|---|---|---|---|---|"
 )
 for row in record["trainings"]:
     best = int(np.argmin(row["ece"]))
-    trained = f"{row['training_rows']['ece'][-1]:.3f}" if row["training_rows"] else ""
+    trained, of_test = (
+        f"{row[rows]['ece'][-1]:.3f}" if row[rows] else ""
+        for rows in ("training_rows", "test_rows")
+    )
     print(
         f"| {row['name']} | {row['loss']} | {row['accuracy'][-1]:.3f} | {row['ece'][-1]:.3f} "
-        f"| {row['ece'][best]:.3f}, {row['epochs'][best]:g} | {trained} |"
+        f"| {row['ece'][best]:.3f}, {row['epochs'][best]:g} | {trained} | {of_test} |"
     )
 print(f"Written to {args.output}/traced_trainings*")

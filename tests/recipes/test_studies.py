@@ -258,7 +258,7 @@ def test_figures_of_ones_own_trainings(
     for loss, folder in folders.items():
         of_table = {"loss_kwargs": {"n_bins": 5}} if loss == "adafocal" else {}
         trainer = tiny_trainer(folder, loss=loss, **of_table, **each_epoch)
-        trainer.add_callback(TrainingTrace(trainer))
+        trainer.add_callback(TrainingTrace(trainer, test_dataset=trainer.eval_dataset))
         trainer.train()
     record = study(
         "traced_trainings", tmp_path / "figures", *map(str, folders.values())
@@ -267,6 +267,7 @@ def test_figures_of_ones_own_trainings(
         assert found["ece"] == pytest.approx(
             Trace.load(folder).sets["eval"].ece, rel=1e-3
         )
+        assert found["test_rows"]["ece"] == found["ece"]
     names = {
         path.stem.removeprefix("traced_trainings_")
         for path in (tmp_path / "figures").glob("*.png")

@@ -122,6 +122,31 @@ def test_it_records_what_the_logits_say(tmp_path: Path) -> None:
     np.testing.assert_allclose(trace.gammas, after, rtol=1e-5)
 
 
+def test_test_rows_are_recorded_in_the_bins_of_the_evaluation_rows(
+    tmp_path: Path,
+) -> None:
+    trainer = tiny_trainer(tmp_path, **EACH_STEP)
+    test = trainer.train_dataset.select(range(3, 14))
+    trainer.add_callback(TrainingTrace(trainer, test_dataset=test))
+    watch = Watch(trainer, {"test": test})
+    trainer.add_callback(watch)
+    trainer.train()
+    trace = Trace.load(tmp_path)
+    assert list(trace.sets) == ["eval", "test", "training"]
+    found = trace.sets["test"]
+    assert found.n.tolist() == [11] * 4
+    np.testing.assert_array_equal(found.edges, trace.sets["eval"].edges)
+    np.testing.assert_array_equal(
+        trace.sets["training"].edges, trace.sets["eval"].edges
+    )
+    seen = [logits["test"] for step, logits in watch.seen if step > 0][:4]
+    errors = [
+        expected_calibration_error(logits.softmax(dim=1), test["label"], n_bins=15)
+        for logits in seen
+    ]
+    np.testing.assert_allclose(found.ece, errors, rtol=2e-5, atol=1e-6)
+
+
 @pytest.mark.slow
 def test_the_training_is_the_same_with_it_and_when_resumed(tmp_path: Path) -> None:
     settings = {**GAMMAS, "save_strategy": "steps", "save_steps": 2}
