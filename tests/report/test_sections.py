@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from html import unescape
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 from scipy.special import softmax
 from scipy.stats import norm
 
@@ -283,6 +286,35 @@ def test_the_slice_that_differs_is_found() -> None:
             confidences.mean() - right.mean(), abs=1e-9
         )
         assert each.gap.low < each.gap.value < each.gap.high
+
+
+def test_names_from_data_are_harmless_in_every_form(tmp_path: Path) -> None:
+    """Of columns, slices and classes, which the verdict may quote."""
+    logits, labels = sampled(300, 3, 1.0)
+    names = ("<b>a|b</b>", "\x1b[31mred\u202e", "`x` [y](javascript:z)")
+    rows = Predictions(
+        logits=logits + 2 * np.eye(3)[2],
+        labels=labels,
+        class_names=names,
+        by={"<img src=x onerror=alert(1)>/..": ["\x1b[2J<script>", "ok\u202e"] * 150},
+    )
+    report = report_on_predictions(rows, "m\x1b[1m<i>", 15)
+    assert "red" in " ".join(report.diagnosis)
+    report.save(tmp_path / "out")
+    assert len({path.parent for path in tmp_path.rglob("*.png")}) == 1
+    stream = io.StringIO()
+    console = Console(file=stream, width=100, force_terminal=True, color_system=None)
+    report.short().show(console)
+    report.document().show(console)
+    written = [stream.getvalue()]
+    for suffix in ("md", "html"):
+        text = (tmp_path / f"out/report.{suffix}").read_text(encoding="utf-8")
+        assert not re.search("<img src=x|<script|<b>|<i>", text)
+        written.append(text)
+    assert "](javascript" not in written[1]
+    for text in written:
+        assert not re.search("[\x1b\u202e]", text)
+        assert "red" in text
 
 
 def test_a_slice_is_compared_with_the_rows_that_are_not_in_it() -> None:
