@@ -88,7 +88,7 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
     ...     loaded = BertForSequenceClassification.from_pretrained(folder)
     ...     classify = pipeline("text-classification", loaded, tokenizer=object())
     >>> classify.scaler
-    TemperatureScaling()
+    TemperatureScaling() with temperature_=2.88539
     """
     model = os.fspath(model) if isinstance(model, os.PathLike) else model
     where: dict[str, Any] = {name: kwargs.get(name) for name in ("revision", "token")}

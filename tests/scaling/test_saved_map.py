@@ -256,7 +256,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     refused(tmp_path, "No such file")
     for text in ("[1]", "null", "3", '"x"'):
         (tmp_path / MAP_NAME).write_text(text)
-        refused(tmp_path, "expected the file to be a JSON object, got")
+        refused(tmp_path, "expected calibration.json to hold a JSON object, got")
     (tmp_path / MAP_NAME).write_text("{}")
     refused(tmp_path, "")
     (tmp_path / MAP_NAME).write_text('{"settings": {}}')
