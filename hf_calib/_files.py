@@ -54,8 +54,11 @@ def check_output(output: Path | None) -> None:
         )
         got = f"the file {there}" if there.exists() else f"{there}, a link to nothing"
         check(there.is_dir(), "output to be a folder", got, "name another one")
-        with suppress(FileNotFoundError, NotADirectoryError):
-            output.lstat()  # raises for a name that is too long
+        # A name that is too long raises here. Those below a missing folder are tried in the folder that is there.
+        missing = output.absolute().parts[len(there.absolute().parts) :]
+        for path in (output, *(there / name for name in missing)):
+            with suppress(FileNotFoundError, NotADirectoryError):
+                path.lstat()
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:

@@ -104,9 +104,12 @@ class TestRefusedOutputs:
                 "file/sub",
                 r"expected output to be a folder, got the file .*file; name another one",
             ),
-            (
-                "x" * 300,
-                r"expected output to be writable, got .*x \(File name too long\); make room there",
+            *(
+                (
+                    name,
+                    r"expected output to be writable, got .*x.* \(File name too long\); make room there",
+                )
+                for name in ("x" * 300, "new/" + "x" * 300, f"new/{'x' * 300}/a")
             ),
         ],
     )

@@ -148,6 +148,8 @@ def columns_of(
 ) -> Columns:
     """Find the columns of a table from the schema of its first file; class names are for columns of lists."""
     names = list(schema.names)
+    way_out = "write a column of labels and one for each class"
+    check(bool(names), "the table to have columns", "none", way_out)
     listed = list_columns(schema)
     if listed and label == "label" and label not in names and "labels" in names:
         label = "labels"  # The name of numpy arrays.
@@ -182,6 +184,12 @@ def columns_of(
             len(listed) == 1, "the table to hold logits or probabilities", got, way_out
         )
         kind, scores = LISTS[listed[0]], listed
+        check(
+            len(class_names) >= 2,
+            f"column {listed[0]!r} to hold a list of at least 2 classes in each row",
+            f"{len(class_names)} in the first row",
+            "write a score for each class",
+        )
     else:
         others = [name for name in names if name not in {label, weight, *by}]
         kind, scores, class_names = _class_columns(others, label)

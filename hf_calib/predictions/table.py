@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -411,7 +411,25 @@ def _held(
             rows = rows_of_log(lines)
             if rows is not None:
                 return read_log(rows, file.name, option_scores)
+            lines.seek(0)
+            _check_objects(lines, file.name)
     return None
+
+
+def _check_objects(lines: TextIO, name: str) -> None:
+    """Raise unless each line is a JSON object; pyarrow ends the whole process at a block of nulls."""
+    row = 0
+    for line in lines:
+        text = line.strip()
+        if not text:
+            continue
+        check(
+            text.startswith("{"),
+            f"{name} to hold one JSON object in each line",
+            f"{text[:40]!r} in row {row}",
+            "write each row as an object",
+        )
+        row += 1
 
 
 def _fragment(filesystem: Any, file: File) -> Fragment:
@@ -505,11 +523,10 @@ def _names_of_lists(fragment: Fragment, schema: Schema) -> tuple[str, ...]:
     """The classes of a column of lists: the indices of the values in its first row."""
     lists = list_columns(schema)[:1]
     rows = fragment.head(1, columns=lists) if lists else None
-    return (
-        ()
-        if rows is None or not len(rows)
-        else tuple(map(str, range(len(rows.column(0)[0] or ()))))
-    )
+    if rows is None or not len(rows):
+        return ()
+    scores = rows.column(0)[0].as_py() or ()
+    return tuple(map(str, range(len(scores))))
 
 
 def _pieces(

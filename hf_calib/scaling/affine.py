@@ -407,7 +407,9 @@ class DirichletScaling(PenalisedMatrixFit):
     def transform(self, logits: ArrayLike) -> FloatArray:
         """Return the mapped log-probabilities in float64; logits of any shape that ends in C."""
         check_is_fitted(self)
-        log_probs = log_softmax(as_fitted_logits(logits, len(self.bias_)), axis=-1)
+        given = as_fitted_logits(logits, len(self.bias_))
+        refuse_masks(given)  # Where all classes are masked, the next line has NaN.
+        log_probs = log_softmax(given, axis=-1)
         return AffineMap(self.weight_, self.bias_)(log_probs)
 
     def solve(self, rows: Rows, start: Start) -> AffineMap:

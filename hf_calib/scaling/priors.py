@@ -106,7 +106,9 @@ class PriorCorrection(AffineScaling):
 def _as_prior(argument: str, values: Any) -> FloatArray:
     """The shares (C,), float64, of a prior or of class counts; all must be above 0."""
     given = checks.as_array(argument, values)
-    numbers = checks.as_floats(argument, given)
+    way_out = "pass shares as floats, or class counts as integers"
+    checks.check_kind(given, "fiu", f"{argument} to hold numbers", way_out)
+    numbers = given.astype(np.float64)
     got, way_out = f"shape {given.shape}", "give one share per class"
     check(
         given.ndim == 1 and len(given) >= 2,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -230,8 +229,28 @@ class TestOutput:
 
 def test_deep_json_lines_are_one_error(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("[" * 100_000)
-    with pytest.raises(InputError, match="to be readable as jsonl"):
+    with pytest.raises(InputError, match="to hold one JSON object in each line"):
         load_predictions(tmp_path / "a.jsonl")
-    (tmp_path / "b.jsonl").write_text(json.dumps([1, 2]))
-    with pytest.raises(InputError, match="to be readable as jsonl"):
-        load_predictions(tmp_path / "b.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("null", "to hold one JSON object in each line, got 'null' in row 0"),
+        ("[1, 2]", r"to hold one JSON object in each line, got '\[1, 2\]' in row 0"),
+        ('{"label": 0, "logits": [1, 2]}\n\nnull', "got 'null' in row 1"),
+        ("{}", "the table to have columns, got none"),
+        ('{"label": 0, "logits": []}', "at least 2 classes in each row, got 0 in"),
+        ('{"label": 0, "logits": [1.5]}', "at least 2 classes in each row, got 1 in"),
+    ],
+)
+def test_lines_that_are_no_rows(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(text + "\n")
+    with pytest.raises(InputError, match=message):
+        load_predictions(tmp_path / "a.jsonl")
+
+
+def test_a_table_without_columns(tmp_path: Path) -> None:
+    pq.write_table(pyarrow.table({}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match="the table to have columns, got none"):
+        load_predictions(tmp_path / "a.parquet")

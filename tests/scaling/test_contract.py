@@ -285,6 +285,13 @@ class TestFit:
         if name in MIX_CLASSES:
             with pytest.raises(ValueError, match="expected logits to be finite"):
                 MAKE[name]().fit(logits, labels)
+            fitted = MAKE[name]().fit(*sampled(name))
+            for row in (
+                logits[masked.any(axis=1)][:1],
+                np.full_like(logits[:1], -np.inf),
+            ):
+                with pytest.raises(ValueError, match="expected logits to be finite"):
+                    fitted.predict_proba(row)
             return
         probs = MAKE[name]().fit(logits, labels).predict_proba(logits)
         check_probs(name, probs, logits.shape)

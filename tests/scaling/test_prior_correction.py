@@ -86,6 +86,8 @@ class TestCorrection:
     def test_refused(self, prior: Any, message: str) -> None:
         with pytest.raises(InputError, match=f"^expected target_prior {message}"):
             PriorCorrection(EVEN, prior)
+        with pytest.raises(InputError, match="to hold numbers, got dtype bool"):
+            PriorCorrection(np.array([True, True, True]), SHIFTED)
 
 
 class TestEstimates:
