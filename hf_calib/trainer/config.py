@@ -161,6 +161,13 @@ class CalibrationConfig:
         )
         name = self.loss
         given: Any = self.loss_kwargs or {}
+        no_hyperparameters = given.keys() & {"name", "class_weights", "problem_type"}
+        check(
+            not no_hyperparameters,
+            "loss_kwargs to have hyperparameters of the loss only",
+            got=few(sorted(no_hyperparameters)),
+            way_out="class_weights is a setting of its own, loss is the name, and the model has its problem_type",
+        )
         # The Trainer's argument, which a separate configuration does not have.
         smoothing = getattr(self, "label_smoothing_factor", 0)
         if smoothing != 0:
@@ -316,12 +323,5 @@ def read_mapping(value: Any) -> dict[str, Any] | None:
         "loss_kwargs to be a mapping of hyperparameters, or JSON of one",
         got=repr(value),
         way_out="write '{\"name\": value}'",
-    )
-    no_hyperparameters = given.keys() & {"name", "class_weights", "problem_type"}
-    check(
-        not no_hyperparameters,
-        "loss_kwargs to have hyperparameters of the loss only",
-        got=few(sorted(no_hyperparameters)),
-        way_out="class_weights is a setting of its own, loss is the name, and the model has its problem_type",
     )
     return {name: _plain(item) for name, item in given.items()}
