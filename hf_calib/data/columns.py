@@ -24,6 +24,7 @@ from hf_calib.data.labels import (
     check_columns,
     encode_label_sets,
     is_of,
+    names_of_ids,
 )
 from hf_calib.data.sources import read_column
 
@@ -159,22 +160,27 @@ def _encode_labels(
         name: _stored_labels(name, split, column) for name, split in dataset.items()
     }
     declared = {name: split.features[column] for name, split in dataset.items()}
+    way_out = "check label_column and class_names, or remove these rows"
     if class_names is not None:
         _check_declared(declared, class_names)
     else:
         for name, feature in declared.items():
             if isinstance(feature, ClassLabel):
-                labels[name] = [feature.names[label] for label in labels[name]]
+                stored = [[label] for label in labels[name]]
+                what = f"labels of split {name!r}"
+                named = names_of_ids(stored, feature.names, what, way_out)
+                labels[name] = [label for (label,) in named]
         class_names = getattr(declared["train"], "names", None) or ClassNames.of(
             labels["train"], "classes"
         )
     names = ClassNames(class_names)
-    differ, way_out = (
+    check(
         len(set(names)) == len(names) >= 2,
+        "the classes to be at least two, and differ",
+        list(names),
         "check label_column and class_names",
     )
-    check(differ, "the classes to be at least two, and differ", list(names), way_out)
-    ids, way_out = {}, "check label_column and class_names, or remove these rows"
+    ids = {}
     for name, values in labels.items():
         got = f"{values[0]!r} and {labels['train'][0]!r} in train"
         alike = isinstance(values[0], str) == isinstance(labels["train"][0], str)

@@ -17,6 +17,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
 from hf_calib._errors import check
 from hf_calib.data.splits import draw_rows
+from hf_calib.metrics.checks import check_integer
 
 LIBRARIES = ("numpy", "scipy", "sklearn", "pandas", "torch", "transformers")
 MASK = "library"
@@ -56,6 +57,7 @@ def docstring_dataset(
     >>> {split: len(rows) for split, rows in dataset.items()}, dataset["train"].features["label"].names
     ({'train': 14, 'calibration': 10, 'test': 16}, ['numpy', 'scipy'])
     """
+    check_integer("seed", seed, 0, "the default is 0")
     check(
         max_per_class >= 10,
         "max_per_class to be at least 10",

@@ -116,6 +116,22 @@ def is_of(feature: object, *kinds: str) -> bool:
     return str(getattr(feature, "dtype", "")).startswith(kinds)
 
 
+def names_of_ids(
+    rows: Sequence[Sequence[int]], names: Sequence[str], what: str, way_out: str
+) -> list[list[str]]:
+    """Return the names of lists of a ClassLabel's ids; raise ValueError with the row if an id has no name."""
+    known = range(len(names))
+    first_rows: dict[int, int] = {}  # Of each id without a name.
+    for i, row in enumerate(rows):
+        for label in row:
+            if label not in known:
+                first_rows.setdefault(label, i)
+    first = min(first_rows.values(), default=0)
+    got = f"[{few(list(first_rows))}] (first in row {first})"
+    check(not first_rows, f"{what} to be ids of its classes", got, way_out)
+    return [[names[label] for label in row] for row in rows]
+
+
 def has_several_labels(rows: Dataset) -> bool:
     """Whether the column `label` of `choose_columns` has a list of labels in each row."""
     return isinstance(getattr(rows.features["label"], "feature", None), ClassLabel)

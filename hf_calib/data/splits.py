@@ -12,6 +12,8 @@ from hf_calib.data.labels import has_several_labels
 from hf_calib.data.sources import read_column
 from hf_calib.metrics.checks import check_integer
 
+_SEED = "the default is 0"
+
 
 def split_calibration(
     dataset: DatasetDict,
@@ -44,6 +46,7 @@ def split_calibration(
     """
     if "calibration" in dataset:
         return dataset
+    check_integer("seed", seed, 0, _SEED)
     known = f"source to name a split ({', '.join(dataset)})"
     check(source in dataset, known, repr(source), "the default is train")
     rest, drawn = _drawn(
@@ -66,6 +69,7 @@ def draw_test(dataset: DatasetDict, *, size: float | int, seed: int = 0) -> Data
     >>> {name: sorted(split["label"][:]) for name, split in splits.items()}
     {'train': [0, 0, 1, 1], 'test': [0, 0, 1, 1]}
     """
+    check_integer("seed", seed, 0, _SEED)
     merged = concatenate_datasets(
         [dataset[name] for name in ("train", "test") if name in dataset]
     )
@@ -91,6 +95,7 @@ def limit_samples(
     >>> limit_samples(DatasetDict({"train": rows}), max_train_samples=3)["train"].num_rows
     3
     """
+    check_integer("seed", seed, 0, _SEED)
     limits = {
         "train": max_train_samples,
         "calibration": max_calibration_samples,

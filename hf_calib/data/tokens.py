@@ -23,7 +23,7 @@ from hf_calib.data.arguments import (
     maps_of,
     splits_of,
 )
-from hf_calib.data.labels import INTEGERS, TEXTS, ClassNames, is_of
+from hf_calib.data.labels import INTEGERS, TEXTS, ClassNames, is_of, names_of_ids
 from hf_calib.data.sources import read_column
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 
@@ -156,7 +156,8 @@ def read_sentences(
             )
     inner = rows.features[tags_column].feature
     if isinstance(inner, ClassLabel):  # The Hub marks withheld tags by -1.
-        tags = [[inner.names[tag] if tag >= 0 else tag for tag in row] for row in tags]
+        way_out = "choose another split or label_column, or remove these rows"
+        tags = names_of_ids(tags, inner.names, f"the tags of {name}", way_out)
     return tokens, tags
 
 

@@ -198,6 +198,12 @@ class Objective(NamedTuple):
     name: str
 
     def __call__(self, metrics: Mapping[str, float]) -> float:
+        check(
+            self.name in metrics,
+            "compute_objective to be a function of an evaluation's metrics, or the name of one",
+            got=repr(self.name),
+            way_out=f"the evaluation has {few(sorted(metrics))}",
+        )
         return metrics[self.name]
 
 

@@ -161,6 +161,13 @@ class CalibrationConfig:
         )
         name = self.loss
         given: Any = self.loss_kwargs or {}
+        no_hyperparameters = given.keys() & {"name", "class_weights", "problem_type"}
+        check(
+            not no_hyperparameters,
+            "loss_kwargs to have hyperparameters of the loss only",
+            got=few(sorted(no_hyperparameters)),
+            way_out="class_weights is a setting of its own, loss is the name, and the model has its problem_type",
+        )
         # The Trainer's argument, which a separate configuration does not have.
         smoothing = getattr(self, "label_smoothing_factor", 0)
         if smoothing != 0:
@@ -310,8 +317,9 @@ def read_mapping(value: Any) -> dict[str, Any] | None:
     given = _from_json(value)
     if given is None:
         return None
+    is_mapping = isinstance(given, dict)
     check(
-        isinstance(given, dict),
+        is_mapping and all(isinstance(name, str) for name in given),
         "loss_kwargs to be a mapping of hyperparameters, or JSON of one",
         got=repr(value),
         way_out="write '{\"name\": value}'",

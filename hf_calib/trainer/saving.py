@@ -134,7 +134,7 @@ def checkpoint_to_resume(output_dir: str | os.PathLike[str]) -> str:
 
 
 def check_complete(checkpoint: str | os.PathLike[str]) -> None:
-    """Raise for a checkpoint that was not written to its end, or was cut short since; name the one before it."""
+    """Raise for a checkpoint that is not there, not written to its end or cut short since; name the one before it."""
     path = Path(checkpoint)
     problem = _problem(path)
     if problem is None:
@@ -165,6 +165,8 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 def _problem(checkpoint: Path) -> str | None:
     """The reason why a checkpoint is incomplete; None for a complete one. The Trainer's state is written last."""
+    if not checkpoint.is_dir():
+        return "no such folder"
     if not (checkpoint / TRAINER_STATE_NAME).is_file():
         return f"{TRAINER_STATE_NAME} is missing"
     paths = sorted(checkpoint.iterdir())

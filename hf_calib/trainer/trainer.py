@@ -272,6 +272,9 @@ class CalibrationMixin(Trainer):
         if self.reads_labels:
             checks.check_is_classifier(self.problem)
             checks.check_number_of_weights(loss.class_weights, self.n_classes)
+        # The names that the Trainer finds in the model's signature may be of no column.
+        if self.reads_labels and self.has_own_loss and self.args.label_names:
+            of_labels.check_one_label(self.args.label_names)
         if self.has_own_loss:
             checks.check_smoothing_is_read(self.args, self.calibration_config)
 
@@ -330,7 +333,7 @@ class CalibrationMixin(Trainer):
         """
         if resume_from_checkpoint is True:
             resume_from_checkpoint = checkpoint_to_resume(self.args.output_dir)
-        elif resume_from_checkpoint and os.path.isdir(resume_from_checkpoint):
+        elif resume_from_checkpoint:
             check_complete(resume_from_checkpoint)
         self._resume_from = (
             None if resume_from_checkpoint is False else resume_from_checkpoint
@@ -357,8 +360,7 @@ class CalibrationMixin(Trainer):
             self._take_objective(self._trial_of_search)
         self._check_data()
         self.remove_calibration_map()  # Further training invalidates an earlier calibrator.
-        # The Trainer itself refuses what is not a folder.
-        if self._resume_from is not None and os.path.isdir(self._resume_from):
+        if self._resume_from:  # The Trainer itself refuses an empty name.
             self._restore_calibration(self._resume_from)
         self.last_evaluation = None
 

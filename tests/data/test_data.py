@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+from datasets import (
+    ClassLabel,
+    Dataset,
+    DatasetDict,
+    DatasetInfo,
+    Features,
+    Value,
+)
 from PIL import Image
 from transformers import ConvNextImageProcessorPil, ViTImageProcessorPil
 
@@ -362,6 +369,30 @@ def test_ids_of_class_labels_in_another_order_are_not_given_names(
     assert choose()["test"]["label"][:] == [1, 0]
 
 
+@pytest.mark.parametrize("of_other_names", [False, True])
+@pytest.mark.parametrize("label", [-2, -100, 2, 5])
+def test_an_id_outside_the_names_of_its_class_label_is_refused(
+    label: int, of_other_names: bool
+) -> None:
+    """A negative one would otherwise count from the last class, and a large one be a class of another split."""
+
+    def as_stored(labels: list[int], names: list[str]) -> Dataset:
+        """Rows as a file may have them: the ids are compared with the names when rows are made, not when read."""
+        features = Features({"text": Value("string"), "label": ClassLabel(names=names)})
+        texts = [str(i) for i in range(len(labels))]
+        table = Dataset.from_dict({"text": texts, "label": labels}).data
+        return Dataset(table, DatasetInfo(features=features))
+
+    of_train = list("abcdef") if of_other_names else ["a", "b"]
+    splits = {
+        "train": as_stored([0, 1], of_train),
+        "test": as_stored([1, 0, label, label], ["a", "b"]),
+    }
+    message = rf"labels of split 'test' to be ids of its classes, got \[{label}\] \(first in row 2\); check"
+    with pytest.raises(ValueError, match=message):
+        choose_columns(DatasetDict(splits), text_column="text")
+
+
 def test_as_many_classes_are_named_as_there_are() -> None:
     feature = ClassLabel(names=["a", "b"])
     rows = Dataset.from_dict(
@@ -434,6 +465,29 @@ def test_drawn_rows_keep_shares_and_leave_every_class_a_row(seed: int) -> None:
 def test_sizes_that_leave_nothing_are_refused(size: object) -> None:
     with pytest.raises(ValueError, match=r"^expected size to "):
         split_calibration(numbered([0, 1] * 5), size=size)
+
+
+@pytest.mark.parametrize(
+    ("seed", "error", "message"),
+    [
+        (-1, ValueError, "at least 0, got -1"),
+        (1.5, TypeError, "an integer, got 1.5"),
+        ("x", TypeError, "an integer, got 'x'"),
+        (True, TypeError, "an integer, got True"),
+    ],
+)
+def test_seeds_that_are_not_numbers_from_0_on_are_refused(
+    seed: Any, error: type[Exception], message: str
+) -> None:
+    rows = numbered([0, 1] * 5)
+    for draw in (
+        partial(split_calibration, rows),
+        partial(draw_test, rows, size=2),
+        partial(limit_samples, rows, max_train_samples=2),
+        docstring_dataset,
+    ):
+        with pytest.raises(error, match=f"^expected seed to be {message}; "):
+            draw(seed=seed)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
+from datasets import (
+    ClassLabel,
+    Dataset,
+    DatasetDict,
+    DatasetInfo,
+    Features,
+    List,
+    Value,
+)
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
@@ -121,6 +129,21 @@ def test_a_tag_outside_the_names(good: str | int, bad: str | int) -> None:
     message = rf"tags of split 'test' to be among O, B-person, I-person, got {bad!r} in row 2 \(2 such rows\)"
     with pytest.raises(ValueError, match=message):
         choose_tokens(dataset, tag_names=NAMES)
+
+
+@pytest.mark.parametrize("bad", [-1, 3, 7])
+def test_an_id_outside_the_names_of_its_class_label(bad: int) -> None:
+    """The names of another split may have this id."""
+    ids = with_row("ner_tags", 0, [1, 2, 0])
+    ids["ner_tags"][1:] = [[0, bad, bad], [bad]]
+    good = labelled(NAMES)
+    features = Features({**good.features})
+    stored = Dataset(Dataset.from_dict(ids).data, DatasetInfo(features=features))
+    more = labelled([*NAMES, *"abcdef"])
+    message = rf"tags of split 'test' to be ids of its classes, got \[{bad}\] \(first in row 1\)"
+    for train in (good, more):
+        with pytest.raises(ValueError, match=message):
+            choose_tokens(DatasetDict({"train": train, "test": stored}))
 
 
 def tokenizer(**settings: Any) -> PreTrainedTokenizerFast:

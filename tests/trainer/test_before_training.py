@@ -404,6 +404,7 @@ def test_metrics_of_the_user_are_not_refused(tmp_path: Path) -> None:
 def search(folder: Path, objective: Any, space: Any = None, **given: Any) -> Any:
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)
     direction = given.pop("direction", "minimize")
+    callbacks = given.pop("callbacks", None)
     model = tiny_bert()
     rows = sequences(model, 8)
     sets = {"a": rows, "b": rows}
@@ -413,6 +414,7 @@ def search(folder: Path, objective: Any, space: Any = None, **given: Any) -> Any
         train_dataset=sequences(model, 4),
         eval_dataset=sets if objective == "of sets" else rows,
         calibration_dataset=sequences(model, 12, seed=2),
+        callbacks=callbacks,
     )
     return trainer.hyperparameter_search(
         space or (lambda trial: {}),
@@ -443,6 +445,20 @@ def test_an_objective_that_makes_no_sense_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         search(tmp_path, objective, **given)
+
+
+def test_an_objective_that_the_evaluation_does_not_have_is_named(
+    tmp_path: Path,
+) -> None:
+    """A callback that adds metrics may not add this one."""
+
+    class Adds(TrainerCallback):
+        def on_evaluate(self, *given: Any, metrics: Any = None, **kwargs: Any) -> None:
+            metrics["eval_f1"] = 1.0
+
+    message = "the name of one, got 'eval_f2'; the evaluation has .*eval_accuracy, "
+    with pytest.raises(ValueError, match=message):
+        search(tmp_path, "eval_f2", callbacks=[Adds()])
 
 
 def test_objectives_in_their_direction_are_searched(tmp_path: Path) -> None:

@@ -299,6 +299,18 @@ def test_nothing_to_resume_from_is_refused(tmp_path: Path) -> None:
             trainer.train(resume_from_checkpoint=True)
 
 
+def test_a_checkpoint_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path)
+    (tmp_path / "file").touch()
+    for name in ("checkpoint-99", "nowhere/checkpoint-99", "file"):
+        path = tmp_path / name
+        message = re.escape(f"got {path} (no such folder); resume from another")
+        for given in (path, str(path)):
+            with pytest.raises(ValueError, match=f"a complete checkpoint, {message}"):
+                trainer.train(resume_from_checkpoint=given)
+    assert trainer.state.global_step == 0
+
+
 # ---- Incomplete checkpoints ----
 
 

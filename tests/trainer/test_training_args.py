@@ -84,6 +84,18 @@ def test_the_map_is_chosen_unless_the_arguments_say_which(
         ),
         ({"loss": "focal", "loss_kwargs": {"gamma": "3"}}, "got '3'"),
         (
+            {"loss": "focal", "loss_kwargs": {1: 2}},
+            r"loss_kwargs to be a mapping of hyperparameters, .*, got \{1: 2\}",
+        ),
+        (
+            {"loss": "focal", "loss_kwargs": {"class_weights": [1.0, 2.0]}},
+            "loss_kwargs to have hyperparameters of the loss only, got class_weights",
+        ),
+        (
+            {"loss": "focal", "loss_kwargs": {"name": "a", "problem_type": "b"}},
+            "loss_kwargs to have hyperparameters of .*, got name, problem_type; class",
+        ),
+        (
             {"loss": "focal", "loss_kwargs": [3.0]},
             r"loss_kwargs to be a mapping of hyperparameters, or JSON of one, got \[3.0\]",
         ),
