@@ -17,12 +17,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hf_calib._errors import check
+from hf_calib._errors import InputError, check
 from hf_calib._files import move_files, whole_folder
-from hf_calib.decisions.saved import DECISIONS
+from hf_calib.decisions.saved import DECISIONS, Decisions
 from hf_calib.export.fold import fold_and_return_head
 from hf_calib.metrics.checks import check_type
-from hf_calib.scaling.saved_map import MAP_NAME, save_map
+from hf_calib.scaling.saved_map import MAP_NAME, load_map, save_map
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -132,16 +132,33 @@ def replace_model(made: Path, target: Path) -> None:
     The old weights are removed first, and the new weights are written last. A process that is killed in between leaves
     a folder that cannot be loaded, and never folded weights with a config without a calibrator.
     """
+    outdated: list[str | Path] = [KEPT_HEAD, MAP_NAME]
+    if not _is_rule_of(made, target):
+        outdated.append(DECISIONS)
     for path in sorted(target.iterdir(), key=lambda path: _turn(path.name)):
         if is_weights(path.name):
             path.unlink()
-    for name in (KEPT_HEAD, MAP_NAME, DECISIONS):
+    for name in outdated:
         its_own = (
             not (target / name).parent.is_symlink() or (target / name).parent == target
         )
         if its_own and not (made / name).exists():  # It is of the old model.
             (target / name).unlink(missing_ok=True)
     move_files(made, target, order=lambda path: _turn(path.name))
+
+
+def _is_rule_of(made: Path, target: Path) -> bool:
+    """Whether the rule in a folder names the weights of a finished model, or none."""
+    if not (target / DECISIONS).is_file():
+        return False
+    try:
+        named = Decisions.from_pretrained(target).fingerprint
+        saved = load_map(made) if (made / MAP_NAME).is_file() else None
+    except InputError:
+        return False
+    return named is None or (
+        saved is not None and saved.about.get("fingerprint") == named
+    )
 
 
 def _turn(name: str) -> int:
