@@ -24,6 +24,7 @@ from hf_calib.export.programs import (
 )
 from hf_calib.models.classifier import Classifier, find_task, load_classifier
 from hf_calib.models.texts import TextClassifier
+from hf_calib.models.weights import is_in_weights
 from hf_calib.scaling.saved_map import (
     MAP_NAME,
     load_map,
@@ -79,12 +80,18 @@ def run(options: Export, running: Running) -> Done:
     batches = _batches(classifier, options)
     calibration, saved, copied, notes = None, None, _BESIDE, []
     has_rule = (beside / DECISIONS).is_file()
-    if recorded_in(config).get("folded"):
+    is_folded = recorded_in(config).get("folded") is True
+    if not is_folded and (beside / MAP_NAME).is_file():
+        saved = load_map(beside)
+        if is_in_weights(saved, model, source):
+            is_folded = True
+            saved = None
+    if is_folded:
         calibration = (
             "The calibrator is in the model's head, and therefore in the export."
         )
-    elif (beside / MAP_NAME).is_file():
-        saved, copied = load_map(beside), _REPORT
+    elif saved is not None:
+        copied = _REPORT
         fold(model, saved.scaler, batch=batches[0])
         calibration = (
             f"{title_of(saved.scaler)} from {MAP_NAME} was folded into the head first."

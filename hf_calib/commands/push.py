@@ -31,6 +31,7 @@ from hf_calib.export.heads import head_loses_bias
 from hf_calib.export.hub import Changes, push_folder
 from hf_calib.models.classifier import CONFIG_KINDS, load_trained, task_of
 from hf_calib.models.prompts import KEY as PROMPT
+from hf_calib.models.weights import is_in_weights
 from hf_calib.scaling import FOLDABLE_SCALERS
 from hf_calib.scaling.saved_map import (
     MAP_NAME,
@@ -62,6 +63,9 @@ def run(options: Push, running: Running) -> Done:
     saved = load_map(folder) if (folder / MAP_NAME).is_file() else None
     if folded:
         check_in_weights(saved, recorded, str(folder))
+        saved = None
+    elif saved is not None and _is_in_weights(folder, config, saved):
+        folded = True
         saved = None
     is_calibrated = folded or saved is not None
     notes = _warned_of(folder, is_calibrated or not has_config, options.no_fold)
@@ -131,6 +135,17 @@ def run(options: Push, running: Running) -> Done:
         record,
         notes,
     )
+
+
+def _is_in_weights(folder: Path, config: Mapping[str, Any], saved: Any) -> bool:
+    """Whether the weights have the calibrator, unless it takes adapters or foreign code to load them."""
+    task = task_of(config)
+    is_classifier = task is not None and task.classifier is not None
+    is_foreign = "auto_map" in config or (folder / ADAPTER_CONFIG).is_file()
+    if is_foreign or not is_classifier or "fingerprint" not in saved.about:
+        return False
+    model = load_trained(folder, task.auto_class)  # type: ignore[union-attr]
+    return is_in_weights(saved, model, folder)
 
 
 def _rule_of_served(folder: Path) -> Decisions | None:

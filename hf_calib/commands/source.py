@@ -191,7 +191,7 @@ class ModelSource(Source):
 
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            self.beside = calibrator_in_use(self.model, self.classifier.model.config)
+            self.beside = calibrator_in_use(self.model, self.classifier.model)
         self.notes += [str(each.message) for each in caught]
 
     def size(self) -> tuple[tuple[str, ...], int]:

@@ -1,4 +1,4 @@
-"""The folder of a model: its files, the fingerprint of its weights, and saving with a folded calibrator."""
+"""The folder of a model: its files, and saving with a folded calibrator."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import shutil
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatch
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -22,6 +20,8 @@ from hf_calib._files import move_files, whole_folder
 from hf_calib.decisions.saved import DECISIONS, Decisions
 from hf_calib.export.fold import fold_and_return_head
 from hf_calib.metrics.checks import check_type
+from hf_calib.models.weights import fingerprint as fingerprint
+from hf_calib.models.weights import hash_of as hash_of
 from hf_calib.scaling.saved_map import MAP_NAME, load_map, save_map
 
 CONFIG = "config.json"
@@ -164,52 +164,6 @@ def _is_rule_of(made: Path, target: Path) -> bool:
 def _turn(name: str) -> int:
     """The order in which a file is removed or written; 0, before all weights, for other files."""
     return next((i for i, form in enumerate(_WEIGHTS, 1) if fnmatch(name, form)), 0)
-
-
-def fingerprint(model: Any) -> str:
-    """Return the SHA-256 of a model's weights: names, dtypes, shapes and bytes, in the order of the names.
-
-    It does not depend on the device, and does not change if the model is saved and loaded in the same dtype. Files next
-    to a model are matched to it by this fingerprint.
-
-    Args:
-        model: any `nn.Module`; parameters and persistent buffers count.
-
-    Returns:
-        64 hexadecimal digits.
-
-    >>> layer = torch.nn.Linear(2, 2)
-    >>> before = fingerprint(layer)
-    >>> with torch.no_grad():
-    ...     _ = layer.bias.add_(1)
-    >>> len(before), fingerprint(layer) == before
-    (64, False)
-    """
-    return hash_of(
-        {
-            name: each
-            for name, each in model.state_dict().items()
-            if isinstance(each, Tensor)
-        }
-    )
-
-
-def hash_of(tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of tensors by name, as `fingerprint` does for a model."""
-    found = sha256()
-    for name, tensor in sorted(tensors.items()):
-        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        # NumPy has no bfloat16, but the bytes are the same.
-        found.update(
-            tensor.detach()
-            .cpu()
-            .contiguous()
-            .reshape(-1)
-            .view(torch.uint8)
-            .numpy()
-            .data
-        )
-    return found.hexdigest()
 
 
 def keep_head(

@@ -24,6 +24,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 from hf_calib._errors import InputValueError, check, expected
 from hf_calib.models.classifier import TASKS
 from hf_calib.models.prompts import PromptTemplate
+from hf_calib.models.weights import is_in_weights
 from hf_calib.scaling import FOLDABLE_SCALERS
 from hf_calib.scaling._base import Scaler
 from hf_calib.scaling.auto import GroupedScaling
@@ -72,8 +73,8 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
         The pipeline; a calibrated pipeline has the attribute `scaler`.
 
     Raises:
-        ValueError: if calibration.json is damaged, or is for other classes or another kind of problem; for another
-            function_to_apply; for a group if the calibrator has no groups.
+        ValueError: if calibration.json is damaged, or is for other weights, classes or another kind of problem; for
+            another function_to_apply; for a group if the calibrator has no groups.
 
     >>> import tempfile
     >>> from transformers import BertConfig, BertForSequenceClassification
@@ -116,7 +117,7 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
         prompt.check(plain.tokenizer)
         plain = _with(plain, _Prompted, prompt=prompt)
     place = place if isinstance(place, str) else plain.model.name_or_path
-    scaler = calibrator_in_use(place, config, saved=saved, **where)
+    scaler = calibrator_in_use(place, plain.model, saved=saved, **where)
     if scaler is not None:
         plain = _with(plain, _Calibrated, scaler=scaler)
         plain.check_function(plain._postprocess_params.pop("function_to_apply", None))
@@ -125,7 +126,7 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
 
 def calibrator_in_use(
     place: str,
-    config: PreTrainedConfig,
+    model: Any,
     *,
     saved: SavedMap | None = None,
     **where: Any,
@@ -135,6 +136,7 @@ def calibrator_in_use(
     Warn if the config names one that is not found; raise ValueError if it is damaged or does not fit the model.
     """
     saved = saved or _map_beside(place, where)
+    config = model.config
     recorded = recorded_in(config)
     if saved is None:
         if recorded.get("folded") is False:
@@ -148,6 +150,8 @@ def calibrator_in_use(
     # The config belongs to the weights; calibration.json may be from before folding or unfolding.
     if recorded.get("folded") and method_of(saved.scaler) in FOLDABLE_SCALERS:
         check_in_weights(saved, recorded, place)
+        return None
+    if is_in_weights(saved, model, place):
         return None
     _check_goes_with(saved.scaler, config, place)
     return saved.scaler

@@ -96,6 +96,7 @@ def unfolded(tmp_path: Path, folded: Path) -> Path:
     folder = tmp_path / "unfolded"
     shutil.copytree(folded, folder)
     tiny_bert().save_pretrained(folder)
+    save_map(SCALER, folder, {"folded": False})
     torch.save({}, folder / "training_args.bin")
     return folder
 

@@ -12,7 +12,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForSequenceClassification
+from transformers import (
+    AutoModelForSequenceClassification,
+    TextClassificationPipeline,
+)
 
 import hf_calib
 from hf_calib import InputError
@@ -21,9 +24,9 @@ from hf_calib.cards import write_card
 from hf_calib.export import push_folder, save_folded, standalone_copy
 from hf_calib.scaling import TemperatureScaling
 from hf_calib.scaling.saved_map import RECORD_KINDS, load_map, save_map
-from tests.helpers.commands import assert_refused, call
+from tests.helpers.commands import assert_refused, call, called_for_json
 from tests.helpers.hub_server import TOKEN, Hub
-from tests.helpers.tiny import tiny_bert, tokenizer
+from tests.helpers.tiny import N_LABELS, sequences, text_of, tiny_bert, tokenizer
 
 DIGEST = "0" * 64
 METRIC = {"title": "ECE", "value": 0.1, "low": 0.05, "high": 0.2}
@@ -159,6 +162,90 @@ def test_a_file_of_another_temperature_than_the_weights(folder: Path, hub: Hub) 
     assert "9.0" not in (folder / "README.md").read_text()
     (folder / "calibration.json").unlink()
     assert hf_calib.pipeline("text-classification", folder)
+
+
+def rows_in(path: Path) -> Path:
+    """Labelled texts of the tiny model's vocabulary."""
+    ids = sequences(tiny_bert(), 40)["input_ids"]
+    lines = [f"{text_of(row)},{i % N_LABELS}" for i, row in enumerate(ids)]
+    path.write_text("\n".join(["text,label", *lines]))
+    return path
+
+
+def forget_record(folder: Path) -> None:
+    """Remove the calibrator's record from the model's config."""
+    record = json.loads((folder / "config.json").read_text())
+    del record["calibration"]
+    (folder / "config.json").write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize("is_folded", [True, False])
+def test_a_calibrator_of_other_weights_is_not_applied(
+    is_folded: bool, folder: Path, hub: Hub, tmp_path: Path
+) -> None:
+    change(folder / "calibration.json", "folded", value=is_folded)
+    other = tiny_bert()
+    with torch.no_grad():
+        other.classifier.bias += 1
+    other.save_pretrained(folder)
+    words = "calibration.json in .* to be of the model's weights, got .*; remove"
+    data = rows_in(tmp_path / "rows.csv")
+    refused(lambda: hf_calib.pipeline("text-classification", folder), words)
+    for command in (
+        ("evaluate", folder, "--data", data),
+        ("decide", folder, "--data", data),
+        ("calibrate", folder, "--data", data, "--output", tmp_path / "made"),
+        ("export", folder, tmp_path / "made", "--format", "torch"),
+        ("push", folder, "me/model"),
+        ("push", folder, "me/model", "--no-fold"),
+    ):
+        assert_refused(call(*command), words)
+    assert not hub.requests
+    assert not (tmp_path / "made").exists()
+    (folder / "calibration.json").unlink()
+    plain = hf_calib.pipeline("text-classification", folder)
+    assert type(plain) is TextClassificationPipeline
+
+
+def test_a_calibrator_in_the_weights_is_not_applied_again(
+    folder: Path, hub: Hub, tmp_path: Path
+) -> None:
+    known = hf_calib.pipeline("text-classification", folder)("w1 w2 w3")
+    data = rows_in(tmp_path / "rows.csv")
+    ece = called_for_json("evaluate", folder, "--data", data)
+    forget_record(folder)
+    found = hf_calib.pipeline("text-classification", folder)
+    assert type(found) is TextClassificationPipeline
+    assert found("w1 w2 w3") == known
+    assert (
+        called_for_json("evaluate", folder, "--data", data)["before"] == ece["before"]
+    )
+    before = (folder / "model.safetensors").read_bytes()
+    assert called_for_json("push", folder, "me/model")["folded"] is True
+    assert hub.files["me/model"]["main"]["model.safetensors"] == before
+
+
+@pytest.mark.slow
+def test_a_calibrator_in_the_weights_is_not_folded_again_into_an_export(
+    folder: Path, tmp_path: Path
+) -> None:
+    forget_record(folder)
+    told = called_for_json("export", folder, tmp_path / "made", "--format", "torch")
+    assert "in the model's head" in told["calibration"]
+
+
+def test_a_fingerprint_in_float32_says_nothing_about_a_model_of_16_bits(
+    folder: Path,
+) -> None:
+    half: Any = {"dtype": torch.bfloat16}
+    plain = hf_calib.pipeline("text-classification", folder, **half)
+    assert type(plain) is TextClassificationPipeline
+    forget_record(folder)
+    words = "load the model in float32, or remove"
+    refused(lambda: hf_calib.pipeline("text-classification", folder, **half), words)
+    change(folder / "calibration.json", "folded", value=False)
+    served = hf_calib.pipeline("text-classification", folder, **half)
+    assert served.scaler.temperature_ == 1.7
 
 
 @pytest.mark.parametrize("content", ["{", "5", DEEP])

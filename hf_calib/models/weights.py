@@ -1,0 +1,82 @@
+"""The fingerprint of a model's weights, by which the calibrator next to them is known to be theirs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_calib._errors import check
+from hf_calib.scaling.saved_map import MAP_NAME, SavedMap
+
+
+def fingerprint(model: Any) -> str:
+    """Return the SHA-256 of a model's weights: names, dtypes, shapes and bytes, in the order of the names.
+
+    It does not depend on the device, and does not change if the model is saved and loaded in the same dtype. Files next
+    to a model are matched to it by this fingerprint.
+
+    Args:
+        model: any `nn.Module`; parameters and persistent buffers count.
+
+    Returns:
+        64 hexadecimal digits.
+
+    >>> layer = torch.nn.Linear(2, 2)
+    >>> before = fingerprint(layer)
+    >>> with torch.no_grad():
+    ...     _ = layer.bias.add_(1)
+    >>> len(before), fingerprint(layer) == before
+    (64, False)
+    """
+    return hash_of(
+        {
+            name: each
+            for name, each in model.state_dict().items()
+            if isinstance(each, Tensor)
+        }
+    )
+
+
+def hash_of(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of tensors by name, as `fingerprint` does for a model."""
+    found = sha256()
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        # NumPy has no bfloat16, but the bytes are the same.
+        found.update(
+            tensor.detach()
+            .cpu()
+            .contiguous()
+            .reshape(-1)
+            .view(torch.uint8)
+            .numpy()
+            .data
+        )
+    return found.hexdigest()
+
+
+def is_in_weights(saved: SavedMap, model: Any, place: str | os.PathLike[str]) -> bool:
+    """Whether the calibrator beside a model is folded into its weights; raise if its file is of other weights."""
+    wanted = saved.about.get("fingerprint")
+    is_folded = saved.about.get("folded") is True
+    plain = getattr(model, "_orig_mod", model)  # A compiled model has other names.
+    # Fingerprints are of weights in float32, which those of another dtype or on no device cannot be compared to.
+    is_comparable = all(
+        each.dtype == torch.float32 and not each.is_meta for each in plain.parameters()
+    )
+    if wanted is None or not (is_folded or is_comparable):
+        return False
+    is_same = is_comparable and fingerprint(plain) == wanted
+    other = "other weights" if is_comparable else "weights in float32"
+    requirement = f"{MAP_NAME} in {place} to be of the model's weights"
+    got = f"the fingerprint of {other}"
+    way_out = "remove the file, and calibrate this model again"
+    if not is_comparable:
+        way_out = f"load the model in float32, or {way_out}"
+    check(is_same, requirement, got, way_out)
+    return is_folded
