@@ -189,3 +189,10 @@ class TestCalibrate:
             "calibrate", tmp_path / "in" / "predictions", "--output", tmp_path / "in"
         )
         assert_refused(result, "output to be another folder than the predictions'")
+
+
+def test_soft_labels_go_with_one_file(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "soft.npz"
+    np.savez(path, soft_labels=np.full((4000, 3), 1 / 3))
+    refused = "expected --soft-labels to go with one file of predictions, got 5 files"
+    assert_refused(call("evaluate", folder, "--soft-labels", path), refused)
