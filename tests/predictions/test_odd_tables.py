@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +227,7 @@ class TestOutput:
         with pytest.raises(
             InputError, match="different names, got several for predictions/a"
         ):
-            calibrate(tmp_path, tmp_path / "out", weight_column="w")
+            calibrate(tmp_path, tmp_path / "_out", weight_column="w")
 
 
 def test_deep_json_lines_are_one_error(tmp_path: Path) -> None:
@@ -318,3 +319,19 @@ def test_many_classes_are_opened_quickly(tmp_path: Path) -> None:
     start = time.process_time()
     open_predictions(tmp_path)
     assert time.process_time() - start < 2.5
+
+
+def test_rows_of_arrays_are_compared_before_they_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    # The header states more than any memory holds, and no values follow.
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, shape, kind in (
+            ("logits", (2**40, 9), "<f8"),
+            ("labels", (3,), "<i8"),
+        ):
+            with archive.open(f"{name}.npy", "w") as file:
+                header = {"descr": kind, "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(file, header)
+    refused = "same number of rows, got 1099511627776 of logits, 3 of labels"
+    with pytest.raises(InputError, match=refused):
+        load_predictions(path)
