@@ -335,9 +335,7 @@ def calibrate_files(source: FileSource, options: Calibrate) -> Calibration:
     )
     source.running.stages(f"fitting on {counted(len(sample), 'row')}")
     notes = sample.fit_calibrator(scaler)
-    report = write_files(
-        scaler, applied, source.running, options, half=1 if is_split else None
-    )
+    report = write_files(scaler, applied, source, options, half=1 if is_split else None)
     held_out = "the other half of the rows" if is_split else "all rows of the test data"
     told: Any = {
         "report": report,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from inspect import signature
 from pathlib import Path, PurePosixPath
@@ -15,7 +16,7 @@ from pyarrow.parquet import ParquetWriter
 from hf_calib._errors import check, few
 from hf_calib._files import whole_file, whole_folder
 from hf_calib._text import counted
-from hf_calib.commands.source import FileSource, Running, name_of
+from hf_calib.commands.source import FileSource, name_of
 from hf_calib.metrics import CalibrationState
 from hf_calib.predictions import one_pass, save_predictions
 from hf_calib.predictions.predictions import SINGLE_LABEL, Predictions
@@ -23,7 +24,7 @@ from hf_calib.predictions.table import File, Table
 from hf_calib.report import CalibrationReport
 from hf_calib.report.making import report_of
 from hf_calib.scaling import SCALERS
-from hf_calib.scaling.saved_map import method_of
+from hf_calib.scaling.saved_map import MAP_NAME, method_of
 
 if TYPE_CHECKING:
     from hf_calib.commands.calibrate import Calibration
@@ -33,6 +34,7 @@ _HELD = (
     "predictions.npz",
     "target.npz",
 )  # of the reported rows, and of the target data
+_OF_FILES = (MAP_NAME, "predictions/**/*.parquet")  # Of rows that are not held.
 
 
 def check_files(
@@ -44,11 +46,7 @@ def check_files(
     is_held: bool,
 ) -> None:
     """Raise where the files do not go with the options or each other, or one that is read would be written over."""
-    read = {
-        Path(file.path).resolve()
-        for each in source.tables.values()
-        for file in each.files
-    }
+    read = _read_by(source)
     read |= {Path(each.data).resolve() for each in source.sets.values() if is_held}
     written = ["", *(_HELD if is_held else map(_written, applied.files))]
     apart = not read & {(options.output / name).resolve() for name in written}
@@ -101,6 +99,8 @@ def write_held(done: Calibration, source: FileSource) -> Calibration:
     """Write the reported rows to predictions.npz, and those of the target data to target.npz."""
     report = done.report
     assert report.after is not None
+    target = _HELD[1:] if done.prior is None else ()
+    earlier = _earlier(Path(done.output), source, (*_OF_FILES, *target))
     calibrated: Any = {
         "probs": report.after.probs,
         "class_names": source.predictions().class_names,
@@ -115,13 +115,21 @@ def write_held(done: Calibration, source: FileSource) -> Calibration:
                 class_names=np.array(report.class_names, dtype=np.str_),
             )
         report.save(folder)
+    _remove_earlier(Path(done.output), earlier)
     return done
 
 
 def write_files(
-    scaler: Any, table: Table, running: Running, options: Calibrate, *, half: int | None
+    scaler: Any,
+    table: Table,
+    source: FileSource,
+    options: Calibrate,
+    *,
+    half: int | None,
 ) -> CalibrationReport:
     """Write every file calibrated, whole or not at all, and the scaler; report on a half of the rows, or all."""
+    running = source.running
+    earlier = _earlier(options.output, source, _HELD)
     output, n_bins, n_files = options.output, options.n_bins, len(table.files)
     scaler.save_pretrained(output)
     running.stages(f"calibrating {counted(n_files, 'file')}")
@@ -134,7 +142,37 @@ def write_files(
         running.progress(each.n_rows, table.n_rows)
     report = report_of(tally, name_of(table.name), table.class_names, n_bins, n_files)
     report.save(output)
+    _remove_earlier(output, earlier)
     return report
+
+
+def _read_by(source: FileSource) -> set[Path]:
+    """The files that are read."""
+    return {
+        Path(file.path).resolve()
+        for each in source.tables.values()
+        for file in each.files
+    }
+
+
+def _earlier(output: Path, source: FileSource, names: Sequence[str]) -> list[Path]:
+    """The files of an earlier run that this one does not replace, and that it does not read."""
+    # Without a report, or next to a model, they are others' files.
+    is_ours = (output / "report.json").is_file()
+    if not is_ours or (output / "config.json").is_file():
+        return []
+    found = [path for name in names for path in output.glob(name)]
+    read = _read_by(source)
+    return [path for path in found if path.is_file() and path.resolve() not in read]
+
+
+def _remove_earlier(output: Path, earlier: Sequence[Path]) -> None:
+    """Remove an earlier run's files, which would look like this run's, and the folders that are then empty."""
+    for path in earlier:
+        path.unlink()
+    for folder in {path.parent for path in earlier} - {output}:
+        if not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def _calibrate_file(

@@ -180,7 +180,7 @@ def read_costs(path: Path) -> Callable[[Sequence[str]], Rule]:
             check(
                 sorted(found) == sorted(wanted),
                 requirement,
-                few(list(found)) or "none",
+                few(list(map(repr, found))) or "none",
                 way_out,
             )
         return CostRule(costs.loc[list(names), columns].to_numpy())

@@ -48,6 +48,14 @@ def run(options: Evaluate, running: Running) -> CalibrationReport:
             f"{option} to be used without weights, on rows that fit into memory"
         )
         check(is_held or not value, requirement, got, "leave it out")
+    if options.soft_labels is not None and isinstance(source, FileSource):
+        n_files = len(source.tables["data"].files)
+        check(
+            n_files == 1,
+            "--soft-labels to go with one file of predictions",
+            f"{n_files} files, whose rows have no stated order",
+            "write the predictions into one file",
+        )
     report: Any = _measure(source, options, running)
     if options.ood_data:
         running.stages("predicting the out-of-distribution inputs")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -23,6 +23,7 @@ from hf_calib.predictions.predictions import (
     Predictions,
     check_same_classes,
     is_predictions,
+    is_read,
     rows_in_both,
     suffix_of,
     without_query,
@@ -31,7 +32,7 @@ from hf_calib.predictions.table import MOST_ROWS_HELD, open_predictions
 
 # Models need torch and transformers, which commands on files of predictions start without.
 if TYPE_CHECKING:
-    from hf_calib.commands.options import Evaluate, Measured
+    from hf_calib.commands.options import Calibrate, Decide, Evaluate
     from hf_calib.models.classifier import Task
 
 
@@ -230,7 +231,7 @@ class ModelSource(Source):
 
 
 def open_source(
-    options: Evaluate | Measured,
+    options: Evaluate | Calibrate | Decide,
     running: Running,
     check_labels: Callable[[LabelKind], None],
 ) -> FileSource | ModelSource:
@@ -247,6 +248,9 @@ def open_source(
             "the file of predictions holds the labels: leave data out, or name a model"
         )
         check(data is None, "data to be given with a model only", data, way_out)
+        _check_is_outside(
+            options.output, [*files, *(each.data for each in sets.values())]
+        )
         sets = {"data": RowSet(few(files)), **sets}
         found = FileSource(name_of(few(files)), sets, options, running, files=files)
         if found.is_held:
@@ -261,6 +265,26 @@ def open_source(
     return ModelSource(
         name_of(files[0]), sets, options, running, model=files[0], task=task
     )
+
+
+def _check_is_outside(output: Path | None, sources: Sequence[str]) -> None:
+    """Raise if the output lies where all files are read, as it would be read with them the next time."""
+    for source in sources:
+        where = Path(source.removeprefix("file://"))
+        is_pattern = [bool(re.search(r"[*?\[]", part)) for part in where.parts]
+        folder = where
+        if not where.is_dir() and any(is_pattern[:-1]):
+            folder = Path(*where.parts[: is_pattern.index(True)])
+        if output is None or not folder.is_dir():
+            continue
+        is_inside = output.resolve().is_relative_to(folder.resolve())
+        check(
+            not is_inside
+            or not is_read(output.resolve().relative_to(folder.resolve()) / "a.npz"),
+            "output to be outside the folders of predictions that are read",
+            f"{output} in {source}",
+            "name another folder, so that the output is not read as predictions later",
+        )
 
 
 def name_of(source: str) -> str:

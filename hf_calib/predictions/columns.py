@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -73,15 +74,17 @@ class Columns:
 
     def check_same(self, names: Sequence[str]) -> None:
         """Raise if another file has other columns or classes."""
-        missing = [repr(name) for name in self.names if name not in names]
+        found = set(names)
+        missing = [repr(name) for name in self.names if name not in found]
         way_out = "write all files with the same columns"
         requirement = "the columns to be those of the first file"
         check(not missing, requirement, f"none named {few(missing)}", way_out)
         prefix = _PREFIXES[self.kind]
+        known = {*self.scores, prefix}
         more = [
             repr(name)
             for name in names
-            if name.startswith(prefix) and name not in (*self.scores, prefix)
+            if name.startswith(prefix) and name not in known
         ]
         one_model = len(self.scores) == 1 or not more
         got, way_out = f"also {few(more)}", "use files of one model"
@@ -135,7 +138,11 @@ class Columns:
                 f"{lengths[row]:g}",
                 "write one for each class",
             )
-        values = numbers_of(column.flatten(), self.scores[0])
+        try:
+            values = numbers_of(column.flatten(), self.scores[0])
+        except RowError as error:
+            place, *told = error.args
+            raise RowError(place // len(self.class_names), *told) from None
         return np.asfortranarray(values.reshape(len(batch), -1))
 
 
@@ -150,6 +157,7 @@ def columns_of(
     names = list(schema.names)
     way_out = "write a column of labels and one for each class"
     check(bool(names), "the table to have columns", "none", way_out)
+    times = Counter(names)
     listed = list_columns(schema)
     if listed and label == "label" and label not in names and "labels" in names:
         label = "labels"  # The name of numpy arrays.
@@ -175,7 +183,7 @@ def columns_of(
             did_you_mean(name, names),
         )
         if name is not None:
-            _check_once(names, name)
+            _check_once(times, name)
     for name in by:
         check_slices(name, schema.field(name).type)
     if listed:
@@ -201,10 +209,37 @@ def columns_of(
         requirement = "the columns of labels, weights and by not to be those of classes"
         check(not of_a_class, requirement, few(of_a_class), "name other columns")
         for name in scores:
-            _check_once(names, name)
+            _check_once(times, name)
             _check_numbers(schema.field(name).type, name)
     check_class_names(class_names)
+    if label is not None:
+        _check_unambiguous(schema.field(label).type, label, class_names)
     return Columns(kind, tuple(scores), tuple(class_names), label, weight, tuple(by))
+
+
+def _check_unambiguous(kind: Any, label: str, class_names: Sequence[str]) -> None:
+    """Raise if a label of this type may be the name of one class and the id of another."""
+    from pyarrow import types
+
+    are_whole = [each.lstrip("-").isdigit() for each in class_names]
+    are_ids = types.is_integer(kind.value_type if types.is_dictionary(kind) else kind)
+    if all(are_whole) or are_ids:
+        return
+    ids = set(range(len(class_names)))
+    twofold = [
+        repr(name)
+        for place, (name, is_whole) in enumerate(
+            zip(class_names, are_whole, strict=True)
+        )
+        if is_whole and int(name) != place and int(name) in ids
+    ]
+    check(
+        not twofold,
+        f"each label in column {label!r} to be a name or an id of one class only",
+        f"class names {few(twofold)} that are ids of other classes, next to names "
+        "that are no numbers",
+        "rename the class columns and the labels",
+    )
 
 
 def check_slices(name: str, kind: Any) -> None:
@@ -213,11 +248,11 @@ def check_slices(name: str, kind: Any) -> None:
     check(kind.num_fields == 0, requirement, kind, "name another column for by")
 
 
-def _check_once(names: Sequence[str], name: str) -> None:
+def _check_once(times: Mapping[str, int], name: str) -> None:
     """Raise if several columns that are read have one name."""
     requirement = "the columns of a table to have different names"
     got = f"a file that contained multiple columns named {name}"
-    check(names.count(name) == 1, requirement, got, "rename or remove all but one")
+    check(times[name] == 1, requirement, got, "rename or remove all but one")
 
 
 def _class_columns(

@@ -12,7 +12,7 @@ from typing import Any, Literal, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_calib._errors import InputValueError, check, expected, few
+from hf_calib._errors import InputError, InputValueError, check, expected, few
 from hf_calib._files import whole_file
 from hf_calib.metrics.checks import check_soft_labels
 from hf_calib.predictions.columns import check_not_probabilities
@@ -104,9 +104,12 @@ def _read(path: str, argument: str, names: Sequence[str]) -> tuple[dict[str, Any
     """The arrays with these names, and the names of all arrays; objects are not unpickled."""
     try:
         with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as archive:
+            _check_rows_agree(archive)
             return {
                 name: archive[name] for name in names if name in archive
             }, ", ".join(archive) or "none"
+    except InputError:
+        raise
     except Exception as error:  # The file may have any content.
         got, way_out = (
             f"{path} ({error})",
@@ -115,6 +118,30 @@ def _read(path: str, argument: str, names: Sequence[str]) -> tuple[dict[str, Any
         raise InputValueError(
             expected(argument, "be readable as npz", got, way_out)
         ) from error
+
+
+def _check_rows_agree(archive: Any) -> None:
+    """Raise if headers state other numbers of rows, as a small file may hold arrays larger than the memory."""
+    rows = {
+        name: _shape(archive, name)[:1]
+        for name in (*_KINDS, "labels")
+        if name in archive.files
+    }
+    got = ", ".join(f"{n[0] if n else 'no'} of {name}" for name, n in rows.items())
+    way_out = "write the scores and the label of each row"
+    requirement = "the arrays to have the same number of rows"
+    check(len(set(rows.values())) < 2, requirement, got, way_out)
+
+
+def _shape(archive: Any, name: str) -> tuple[int, ...]:
+    """The shape of an array, from its header only."""
+    readers: Any = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    with archive.zip.open(f"{name}.npy") as file:
+        shape, *_ = readers[np.lib.format.read_magic(file)](file)
+    return tuple(shape)
 
 
 OptionScores = Literal["sum", "per_character", "per_byte"]

@@ -6,11 +6,13 @@ import operator
 import os
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
+from itertools import accumulate
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
@@ -46,6 +48,7 @@ _BYTES_OF_A_ROW = 64  # The least size in a text file, whose rows are not counte
 _BATCH_NUMBERS = 2**19
 PIECE_ROWS = 2**20  # The approximate part of a larger parquet file for one thread.
 _HEADS_AT_ONCE = 16
+_MOST_NESTED = 20  # In a row of JSON.
 
 
 class File(NamedTuple):
@@ -130,9 +133,9 @@ class Table:
             max(256, _BATCH_NUMBERS // max(len(columns), len(self.class_names))),
         )
         own = part.fragment.physical_schema
+        known = set(self.columns.names)
         types = [
-            (self.schema if each in self.columns.names else own).field(each)
-            for each in columns
+            (self.schema if each in known else own).field(each) for each in columns
         ]
         read = {
             "schema": pyarrow.schema(types),
@@ -296,7 +299,8 @@ def load_predictions(
             probabilities; or a column of lists, `logits` or `probs`.
             .jsonl: a log of lm-evaluation-harness (`--log_samples`, multiple choice).
         label_column: column of labels in a table: class names, with upper and lower case ignored unless names differ
-            by it alone, or class ids from 0. If every class name is an integer, an integer label is a name.
+            by it alone, or class ids from 0. If every class name is an integer, an integer label is a name. Names that
+            are ids of other classes, next to names that are no integers, are refused, except for a column of integers.
 
     Raises:
         ValueError: if the file is missing or unreadable, or its content is incomplete, ambiguous or wrong.
@@ -417,7 +421,7 @@ def _held(
 
 
 def _check_objects(lines: TextIO, name: str) -> None:
-    """Raise unless each line is a JSON object; pyarrow ends the whole process at a block of nulls."""
+    """Raise unless each line is a JSON object; pyarrow ends the whole process at nulls and at deep nesting."""
     row = 0
     for line in lines:
         text = line.strip()
@@ -429,7 +433,21 @@ def _check_objects(lines: TextIO, name: str) -> None:
             f"{text[:40]!r} in row {row}",
             "write each row as an object",
         )
+        n_opened = text.count("{") + text.count("[")
+        check(
+            n_opened <= _MOST_NESTED or _depth(text) <= _MOST_NESTED,
+            f"{name} to nest values at most {_MOST_NESTED} deep",
+            f"more in row {row}",
+            "write each row as an object of numbers, texts and lists",
+        )
         row += 1
+
+
+def _depth(text: str) -> int:
+    """How deep the values of a text of JSON are nested."""
+    brackets = re.sub(r'"(?:[^"\\]|\\.)*"|[^][}{"]', "", text)
+    steps = [1 if each in "{[" else -1 for each in brackets]
+    return max(accumulate(steps), default=0)
 
 
 def _fragment(filesystem: Any, file: File) -> Fragment:
@@ -505,18 +523,23 @@ def _widest(
     import pyarrow
     from pyarrow import types
 
-    for name in names:
-        place = schema.get_field_index(name)
-        found = [schema.field(name).type]
-        for fragment in fragments:
-            own = fragment.physical_schema
-            if own.names.count(name) == 1:
-                found.append(own.field(name).type)
-        are_numbers = all(types.is_floating(t) or types.is_integer(t) for t in found)
-        if are_numbers and len(set(found)) > 1:
-            wide = pyarrow.field(name, pyarrow.float64())
-            schema = schema.set(place, wide)
-    return schema
+    found = {name: {schema.field(name).type} for name in names}
+    for fragment in fragments:
+        own = fragment.physical_schema
+        times = Counter(own.names)
+        for each in own:
+            if each.name in found and times[each.name] == 1:
+                found[each.name].add(each.type)
+    wide = {
+        name
+        for name, kinds in found.items()
+        if len(kinds) > 1
+        and all(types.is_floating(t) or types.is_integer(t) for t in kinds)
+    }
+    return pyarrow.schema(
+        each.with_type(pyarrow.float64()) if each.name in wide else each
+        for each in schema
+    )
 
 
 def _names_of_lists(fragment: Fragment, schema: Schema) -> tuple[str, ...]:

@@ -313,3 +313,10 @@ def test_what_is_wrong_is_one_line(
         call("decide", files / "data.npz", *words, "--output", "out"), message
     )
     assert not Path("out").exists()
+
+
+def test_names_in_costs_are_quoted(files: Path, tmp_path: Path) -> None:
+    costs = pandas.DataFrame(1 - np.eye(4), index=NAMES, columns=NAMES)
+    costs.rename(columns={"law": "law "}).to_csv(tmp_path / "costs.csv")
+    words = ("--costs", tmp_path / "costs.csv")
+    assert_refused(call("decide", files / "data.npz", *words), "got .*'law '")

@@ -189,3 +189,48 @@ class TestCalibrate:
             "calibrate", tmp_path / "in" / "predictions", "--output", tmp_path / "in"
         )
         assert_refused(result, "output to be another folder than the predictions'")
+
+
+def test_soft_labels_go_with_one_file(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "soft.npz"
+    np.savez(path, soft_labels=np.full((4000, 3), 1 / 3))
+    refused = "expected --soft-labels to go with one file of predictions, got 5 files"
+    assert_refused(call("evaluate", folder, "--soft-labels", path), refused)
+
+
+@pytest.mark.parametrize("command", ["evaluate", "calibrate", "decide"])
+@pytest.mark.parametrize("source", ["", "*/*.parquet", "**/*.parquet"])
+def test_outputs_lie_outside_of_folders_that_are_read(
+    command: str, source: str, tmp_path: Path
+) -> None:
+    home = tmp_path / "runs"
+    (home / "a").mkdir(parents=True)
+    rows_of(50, 0).to_parquet(home / "a" / "a.parquet")
+    words = (command, home / source, "--output", home / "a" / "out")
+    assert_refused(call(*words), "expected output to be outside the folders of pred")
+    assert not (home / "a" / "out").exists()
+
+
+def test_outputs_may_lie_in_folders_that_are_not_read(tmp_path: Path) -> None:
+    rows_of(50, 0).to_parquet(tmp_path / "a.parquet")
+    called_for_json("evaluate", tmp_path, "--output", tmp_path / "_out")
+    pattern = tmp_path / "*.parquet"
+    called_for_json("evaluate", pattern, "--output", tmp_path / "out")
+
+
+def test_files_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    rows_of(300, 0).to_parquet(path)
+    out = tmp_path / "out"
+    words = ("calibrate", path, "--output", out)
+    called_for_json(*words, "--weight-column", "w")
+    (out / "mine.txt").touch()
+    of_files = {each.name for each in out.iterdir()}
+    called_for_json(*words, "--target-data", path)
+    of_held = {each.name for each in out.iterdir()}
+    assert of_files - of_held == {"calibration.json", "predictions"}
+    assert of_held - of_files == {"predictions.npz", "target.npz"}
+    called_for_json(*words)
+    assert not (out / "target.npz").exists()
+    called_for_json(*words, "--weight-column", "w")
+    assert {each.name for each in out.iterdir()} == of_files

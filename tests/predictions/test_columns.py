@@ -63,7 +63,7 @@ class TestLabels:
                 [1, 0, 2],
                 [1, 0, 2],
             ),  # not all names are: these are numbers of columns
-            (("10", "2", "-"), [1, 0, 2], [1, 0, 2]),
+            (("10", "20", "-"), [1, 0, 2], [1, 0, 2]),
             (("False", "True"), [True, False], [1, 0]),
         ],
     )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
+import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -224,7 +227,7 @@ class TestOutput:
         with pytest.raises(
             InputError, match="different names, got several for predictions/a"
         ):
-            calibrate(tmp_path, tmp_path / "out", weight_column="w")
+            calibrate(tmp_path, tmp_path / "_out", weight_column="w")
 
 
 def test_deep_json_lines_are_one_error(tmp_path: Path) -> None:
@@ -254,3 +257,81 @@ def test_a_table_without_columns(tmp_path: Path) -> None:
     pq.write_table(pyarrow.table({}), tmp_path / "a.parquet")
     with pytest.raises(InputError, match="the table to have columns, got none"):
         load_predictions(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("form", ["csv", "tsv", "parquet", "jsonl"])
+def test_names_that_are_ids_of_other_classes_are_refused(
+    form: str, tmp_path: Path
+) -> None:
+    names = ["1", "2", "3", "4", "5", "none"]
+    table = pandas.DataFrame(np.full((4, 6), 1 / 6), columns=names).add_prefix("prob_")
+    table["label"] = ["1", "none", "2", "3"]
+    path = tmp_path / f"a.{form}"
+    if form == "parquet":
+        table.to_parquet(path)
+    elif form == "jsonl":
+        table.to_json(path, orient="records", lines=True)
+    else:
+        table.to_csv(path, index=False, sep="\t" if form == "tsv" else ",")
+    with pytest.raises(InputError, match=r"got class names '1', '2', '3', '4', '5'"):
+        open_predictions(path)
+
+
+@pytest.mark.parametrize("names", ["0,1,none", "10,20,none"])
+def test_names_that_are_no_ids_of_other_classes_are_read(
+    names: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.csv"
+    last = names.split(",")[1]
+    path.write_text(f"label,{names}\n{last},0.5,0.3,0.2\nnone,0.5,0.3,0.2\n")
+    assert load_predictions(path).labels.tolist() == [1, 2]
+
+
+def test_a_missing_value_in_a_list_names_its_row(tmp_path: Path) -> None:
+    rows = [[0.5, 0.5], [0.5, 0.5], [0.5, None]]
+    path = parquet(tmp_path / "a.parquet", ["probs", "label"], rows, [0, 1, 0])
+    with pytest.raises(InputError, match="got none in row 2 of"):
+        load_predictions(path)
+
+
+@pytest.mark.parametrize("ends", ['{"a":1}', "[]"])
+def test_deeply_nested_json_is_refused(ends: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    opened, closed = ends.split("1") if "1" in ends else ends
+    more = opened * 100_000 + "1" + closed * 100_000
+    path.write_text('{"label": 0, "prob_a": 0.5, "more": ' + more + "}\n")
+    with pytest.raises(InputError, match="at most 20 deep, got more in row 0"):
+        load_predictions(path)
+
+
+def test_brackets_in_texts_of_json_are_no_nesting(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    row = {"label": 0, "probs": [0.5, 0.5], "text": '\\"{[' * 50}
+    path.write_text(json.dumps(row) + "\n")
+    assert load_predictions(path).labels.tolist() == [0]
+
+
+def test_many_classes_are_opened_quickly(tmp_path: Path) -> None:
+    names = [f"prob_{k}" for k in range(3000)]
+    for form in ("f4", "f8"):
+        scores = np.full((3000, 1), 1 / 3000, form)
+        parquet(tmp_path / f"{form}.parquet", [*names, "label"], *scores, [0])
+    start = time.process_time()
+    open_predictions(tmp_path)
+    assert time.process_time() - start < 2.5
+
+
+def test_rows_of_arrays_are_compared_before_they_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    # The header states more than any memory holds, and no values follow.
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, shape, kind in (
+            ("logits", (2**40, 9), "<f8"),
+            ("labels", (3,), "<i8"),
+        ):
+            with archive.open(f"{name}.npy", "w") as file:
+                header = {"descr": kind, "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(file, header)
+    refused = "same number of rows, got 1099511627776 of logits, 3 of labels"
+    with pytest.raises(InputError, match=refused):
+        load_predictions(path)

@@ -135,7 +135,10 @@ class TestNpz:
         ("arrays", "message"),
         [
             (
-                {"logits": LOGITS, "labels": np.array(["a", 1, None], dtype=object)},
+                {
+                    "logits": LOGITS,
+                    "labels": np.array(["a", 1, None] * 2, dtype=object),
+                },
                 r"be readable as npz, got .*allow_pickle.*; write it with numpy.savez",
             ),
             (
