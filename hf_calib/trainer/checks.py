@@ -12,7 +12,7 @@ import datasets
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from hf_calib._errors import check, did_you_mean, few
 from hf_calib._text import counted
@@ -130,6 +130,18 @@ def check_smoothing_is_read(args: Any, config: Any) -> None:
         got=smoothing,
         way_out=f"use loss='label_smoothing', loss_kwargs={{'smoothing': {smoothing}}} there",
     )
+
+
+def check_not_rounded(model: nn.Module, trained_in: set[torch.dtype] | None) -> None:
+    """Raise for 16-bit weights that were trained in other dtypes, because a saved copy would be of rounded numbers."""
+    for name, parameter in model.named_parameters():
+        is_narrow = parameter.dtype in (torch.bfloat16, torch.float16)
+        check(
+            not is_narrow or trained_in is None or parameter.dtype in trained_in,
+            "model to have float32 or float64 weights",
+            got=f"{parameter.dtype} in {name}, which was trained in {few(sorted(map(str, trained_in or ())))}",
+            way_out="load the weights of a checkpoint, since those of the model are rounded",
+        )
 
 
 # ---- Metrics by name ----

@@ -164,6 +164,7 @@ def run_held_out(trainer: Trainer, loader: Any, current: Evaluation) -> None:
     """Run a pass over held-out rows in the midst of a training, which it leaves unchanged."""
     in_row_order(loader)
     with (
+        weights_kept(trainer),
         _modes_kept(trainer.model),
         random_states_kept(),
         _without_callbacks(trainer.callback_handler),
@@ -174,6 +175,30 @@ def run_held_out(trainer: Trainer, loader: Any, current: Evaluation) -> None:
             trainer, loader, description="Calibration", prediction_loss_only=True
         )
     current.finish()
+
+
+@contextmanager
+def weights_kept(trainer: Trainer) -> Iterator[None]:
+    """Restore the weights that the Trainer rounds to 16 bits for a pass after the training."""
+    args = trainer.args
+    rounds = args.bf16_full_eval or args.fp16_full_eval
+    if not rounds or trainer.is_in_train:
+        yield
+        return
+    assert trainer.model is not None
+    weights = [(weight, weight.data) for weight in trainer.model.parameters()]
+    buffers = [
+        (module, name, buffer)
+        for module in trainer.model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+    try:
+        yield
+    finally:
+        for weight, data in weights:
+            weight.data = data
+        for module, name, buffer in buffers:
+            setattr(module, name, buffer)
 
 
 @contextmanager

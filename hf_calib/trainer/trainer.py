@@ -94,6 +94,7 @@ class CalibrationMixin(Trainer):
     _planned_pass: Evaluation | None = None  # What `evaluate` hands to its loop.
     _resume_from: str | None = None
     _trial_of_search: Any = None
+    _trained_in: set[torch.dtype] | None = None  # The dtypes of the trained weights.
 
     def __init__(
         self,
@@ -437,12 +438,16 @@ class CalibrationMixin(Trainer):
             self._set_up_training()
         self.own_callbacks.arrange()  # The Trainer may have restored callbacks from a checkpoint.
         self.during_training = True
+        self._trained_in = {each.dtype for each in self.unwrapped_model.parameters()}
         return begin(*given)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
     ) -> Any:
         """Return the micro-batches of one optimizer step, and the loss's normalizer over all processes."""
+        # The step changes the weights, and a checkpoint must not have a calibrator of earlier ones.
+        if self.fitted_map is not None:
+            self.remove_calibration_map()
         batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self.compute_loss_func is not None:
             return batches, count
@@ -640,7 +645,11 @@ class CalibrationMixin(Trainer):
         self._planned_pass = None  # A callback may evaluate something else.
         current.prefix = metric_key_prefix
         passes.in_row_order(dataloader)
-        with self._in_pass(current), passes.watched(self, current, dataloader):
+        with (
+            self._in_pass(current),
+            passes.weights_kept(self),
+            passes.watched(self, current, dataloader),
+        ):
             output = super().evaluation_loop(
                 dataloader,
                 description,
@@ -855,6 +864,7 @@ class CalibrationMixin(Trainer):
             way_out="train with a calibration_dataset, or call fit_calibration_map()",
         )
         assert fitted is not None
+        checks.check_not_rounded(self.unwrapped_model, self._trained_in)
         state_dict = None
         if (
             self.is_fsdp_enabled or self.is_deepspeed_enabled
