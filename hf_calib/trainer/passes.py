@@ -139,7 +139,8 @@ class SplitLoaders:
                 order = torch.randperm(len(dataset), generator=generator)
                 rows = Subset(dataset, order[:n_samples].tolist())
             # With persistent workers, get_eval_dataloader would return the loader of the evaluation set.
-            loader = self._trainer.get_test_dataloader(rows)
+            with _all_rows(self._trainer.args):
+                loader = self._trainer.get_test_dataloader(rows)
             collator = self._trainer.data_collator
             made = MadeLoader(loader, settings, dataset, collator)
             self._made[key] = made
@@ -153,11 +154,21 @@ class SplitLoaders:
             # Its transform, for example, which a loader copies.
             getattr(dataset, "format", None),
             args.eval_batch_size,
-            args.dataloader_drop_last,
             args.dataloader_num_workers,
             args.remove_unused_columns,
             args.seed,
         ]
+
+
+@contextmanager
+def _all_rows(args: Any) -> Iterator[None]:
+    """Within this context loaders keep the last rows: dropping them is for the batches of a training."""
+    drops_last = args.dataloader_drop_last
+    args.dataloader_drop_last = False
+    try:
+        yield
+    finally:
+        args.dataloader_drop_last = drops_last
 
 
 def run_held_out(trainer: Trainer, loader: Any, current: Evaluation) -> None:
