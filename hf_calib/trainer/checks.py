@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils.data import IterableDataset
 
 from hf_calib._errors import check, did_you_mean, few
 from hf_calib._text import counted
@@ -404,6 +405,18 @@ def check_decisions(labels: Tensor) -> None:
 
 
 # ---- Roles of the splits ----
+
+
+def check_is_dataset(dataset: Any) -> None:
+    """Raise for held-out rows that are no dataset, such as a generator, which has its rows only once."""
+    is_stream = isinstance(dataset, (IterableDataset, datasets.IterableDataset))
+    is_other = isinstance(dataset, (str, bytes, Mapping))
+    check_type(
+        is_stream or (has_rows(dataset) and not is_other),
+        "calibration_dataset to be one dataset, with rows by their index or a stream",
+        got=type(dataset).__name__,
+        way_out="pass a datasets.Dataset, or a list of rows",
+    )
 
 
 def check_gammas_have_rows(loss_name: str, splits: Splits) -> None:

@@ -332,6 +332,13 @@ class CalibrationMixin(Trainer):
         `resume_from_checkpoint=True` uses the newest complete checkpoint in `output_dir` and also restores the table of
         an adaptive loss and the calibrator. If the settings of loss or calibrator have changed, both are made again.
         """
+        given = resume_from_checkpoint
+        check_type(
+            given is None or isinstance(given, (bool, str, os.PathLike)),
+            "resume_from_checkpoint to be the path of a checkpoint, or True for the newest",
+            got=repr(given),
+            way_out="pass a path such as 'out/checkpoint-500'",
+        )
         if resume_from_checkpoint is True:
             resume_from_checkpoint = checkpoint_to_resume(self.args.output_dir)
         elif resume_from_checkpoint:
@@ -378,6 +385,8 @@ class CalibrationMixin(Trainer):
 
     def _check_data(self) -> None:
         """Raise for data on which training would fail later, and warn of splits that make metrics misleading."""
+        if self.calibration_dataset is not None:
+            checks.check_is_dataset(self.calibration_dataset)
         self.own_callbacks.arrange()
         gammas = self.own_callbacks.find(AdaFocalCallback)
         fitting = self.own_callbacks.find(CalibrationMapCallback)
@@ -848,6 +857,18 @@ class CalibrationMixin(Trainer):
             ValueError: if no calibrator was fitted, or it cannot be folded into the model's head; if the model was
                 loaded from output_dir, or output_dir contains adapters.
         """
+        check_type(
+            isinstance(output_dir, (str, os.PathLike)),
+            "output_dir to be the path of a folder",
+            got=repr(output_dir),
+            way_out="name a new folder",
+        )
+        check(
+            output_dir != "",
+            "output_dir to be the path of a folder",
+            got=repr(output_dir),
+            way_out="name a new folder, or '.' for the current one",
+        )
         check_overwrites_no_original(
             output_dir, self.originals | loaded_from(self.model)
         )

@@ -562,3 +562,17 @@ def test_weights_that_were_rounded_after_the_training_are_not_saved_as_float32(
     with pytest.raises(ValueError, match=message):
         trainer.save_calibrated_model(tmp_path / "calibrated")
     assert not (tmp_path / "calibrated").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"), [("", ValueError), (None, TypeError), (3, TypeError)]
+)
+def test_a_calibrated_model_is_saved_in_a_folder_with_a_name(
+    given: Any, kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trainer = tiny_trainer(tmp_path / "out")
+    trainer.fit_temperature()
+    with pytest.raises(kind, match=f"output_dir to be the path .* got {given!r}; name"):
+        trainer.save_calibrated_model(given)
+    assert [path.name for path in tmp_path.iterdir() if path.name != "out"] == []
