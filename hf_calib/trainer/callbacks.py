@@ -24,6 +24,7 @@ from hf_calib.scaling import TemperatureScaling
 from hf_calib.scaling.affine import Criterion
 from hf_calib.scaling.saved_map import map_title, method_of
 from hf_calib.trainer.calibration_map import fit_once
+from hf_calib.trainer.checks import check_is_dataset
 from hf_calib.trainer.evaluation import Evaluation, check_labelled
 from hf_calib.trainer.passes import SplitLoaders, run_held_out
 from hf_calib.trainer.saving import load_loss_state, save_loss_state
@@ -49,6 +50,8 @@ class CalibrationCallback(TrainerCallback):
             got="one of them",
             way_out="leave both out for a CalibrationTrainer, which has its own calibration rows",
         )
+        if calibration_dataset is not None:
+            check_is_dataset(calibration_dataset)
         self.trainer = trainer
         self.calibration_dataset = calibration_dataset
         self.is_of_a_stock_trainer = trainer is not None
@@ -156,6 +159,21 @@ class AdaFocalCallback(CalibrationCallback):
             if state.global_step > 0:
                 load_loss_state(loss, _checkpoint(args, state))
         self.adaptive_loss.expect_updates()
+        self._warn_of_no_update(state)
+
+    def _warn_of_no_update(self, state: Any) -> None:
+        """Warn if the training ends before the first update by steps."""
+        intervals = [self.every_n_steps or 0]
+        # Before the first epoch of a schedule, updates are as by default.
+        if 0 in self.schedule:
+            intervals = list(self.schedule.values())
+        if min(intervals) > state.max_steps and state.is_world_process_zero:
+            warnings.warn(
+                f"The loss will never adapt: it has an update every {min(intervals)} steps, and the training has "
+                f"{state.max_steps}. Set a smaller number in gamma_update_steps or gamma_update_schedule, or train "
+                "for longer.",
+                stacklevel=2,
+            )
 
     def update(
         self, done: Evaluation | None = None, *, n_samples: int | None = None
@@ -250,6 +268,8 @@ class AdaFocalCallback(CalibrationCallback):
         """The last evaluation, if it was of the calibration split, which then needs no pass of its own."""
         done = getattr(self.trainer, "last_evaluation", None)
         if done is None or done.dataset is not self.trainer.calibration_split:
+            return None
+        if self.trainer.args.dataloader_drop_last:  # It may lack rows.
             return None
         return done
 

@@ -12,7 +12,8 @@ import datasets
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import IterableDataset
 
 from hf_calib._errors import check, did_you_mean, few
 from hf_calib._text import counted
@@ -130,6 +131,18 @@ def check_smoothing_is_read(args: Any, config: Any) -> None:
         got=smoothing,
         way_out=f"use loss='label_smoothing', loss_kwargs={{'smoothing': {smoothing}}} there",
     )
+
+
+def check_not_rounded(model: nn.Module, trained_in: set[torch.dtype] | None) -> None:
+    """Raise for 16-bit weights that were trained in other dtypes, because a saved copy would be of rounded numbers."""
+    for name, parameter in model.named_parameters():
+        is_narrow = parameter.dtype in (torch.bfloat16, torch.float16)
+        check(
+            not is_narrow or trained_in is None or parameter.dtype in trained_in,
+            "model to have float32 or float64 weights",
+            got=f"{parameter.dtype} in {name}, which was trained in {few(sorted(map(str, trained_in or ())))}",
+            way_out="load the weights of a checkpoint, since those of the model are rounded",
+        )
 
 
 # ---- Metrics by name ----
@@ -392,6 +405,18 @@ def check_decisions(labels: Tensor) -> None:
 
 
 # ---- Roles of the splits ----
+
+
+def check_is_dataset(dataset: Any) -> None:
+    """Raise for held-out rows that are no dataset, such as a generator, which has its rows only once."""
+    is_stream = isinstance(dataset, (IterableDataset, datasets.IterableDataset))
+    is_other = isinstance(dataset, (str, bytes, Mapping))
+    check_type(
+        is_stream or (has_rows(dataset) and not is_other),
+        "calibration_dataset to be one dataset, with rows by their index or a stream",
+        got=type(dataset).__name__,
+        way_out="pass a datasets.Dataset, or a list of rows",
+    )
 
 
 def check_gammas_have_rows(loss_name: str, splits: Splits) -> None:

@@ -145,7 +145,15 @@ class CalibrationConfig:
         self.class_weights = _read_weights(self.class_weights)
         # Both raise for what they cannot make.
         self.make_scaler()
-        self.make_loss()
+        loss = self.make_loss()
+        updates = ("gamma_update_steps", "gamma_update_schedule")
+        given = [name for name in updates if getattr(self, name) is not None]
+        check(
+            not given or isinstance(loss, AdaptiveLoss),
+            f"{given[0] if given else ''} to be used with a loss that adapts",
+            got=f"loss={self.loss!r}",
+            way_out="leave it out, or use loss='adafocal'",
+        )
 
     def settings(self) -> str:
         """The settings of loss, callbacks and calibrator, for comparison with earlier settings."""

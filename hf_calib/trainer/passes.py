@@ -139,7 +139,8 @@ class SplitLoaders:
                 order = torch.randperm(len(dataset), generator=generator)
                 rows = Subset(dataset, order[:n_samples].tolist())
             # With persistent workers, get_eval_dataloader would return the loader of the evaluation set.
-            loader = self._trainer.get_test_dataloader(rows)
+            with _all_rows(self._trainer.args):
+                loader = self._trainer.get_test_dataloader(rows)
             collator = self._trainer.data_collator
             made = MadeLoader(loader, settings, dataset, collator)
             self._made[key] = made
@@ -153,17 +154,28 @@ class SplitLoaders:
             # Its transform, for example, which a loader copies.
             getattr(dataset, "format", None),
             args.eval_batch_size,
-            args.dataloader_drop_last,
             args.dataloader_num_workers,
             args.remove_unused_columns,
             args.seed,
         ]
 
 
+@contextmanager
+def _all_rows(args: Any) -> Iterator[None]:
+    """Within this context loaders keep the last rows: dropping them is for the batches of a training."""
+    drops_last = args.dataloader_drop_last
+    args.dataloader_drop_last = False
+    try:
+        yield
+    finally:
+        args.dataloader_drop_last = drops_last
+
+
 def run_held_out(trainer: Trainer, loader: Any, current: Evaluation) -> None:
     """Run a pass over held-out rows in the midst of a training, which it leaves unchanged."""
     in_row_order(loader)
     with (
+        weights_kept(trainer),
         _modes_kept(trainer.model),
         random_states_kept(),
         _without_callbacks(trainer.callback_handler),
@@ -174,6 +186,30 @@ def run_held_out(trainer: Trainer, loader: Any, current: Evaluation) -> None:
             trainer, loader, description="Calibration", prediction_loss_only=True
         )
     current.finish()
+
+
+@contextmanager
+def weights_kept(trainer: Trainer) -> Iterator[None]:
+    """Restore the weights that the Trainer rounds to 16 bits for a pass after the training."""
+    args = trainer.args
+    rounds = args.bf16_full_eval or args.fp16_full_eval
+    if not rounds or trainer.is_in_train:
+        yield
+        return
+    assert trainer.model is not None
+    weights = [(weight, weight.data) for weight in trainer.model.parameters()]
+    buffers = [
+        (module, name, buffer)
+        for module in trainer.model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+    try:
+        yield
+    finally:
+        for weight, data in weights:
+            weight.data = data
+        for module, name, buffer in buffers:
+            setattr(module, name, buffer)
 
 
 @contextmanager

@@ -8,16 +8,18 @@ import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple
 
 from accelerate.utils import gather_object
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME
 
-from hf_calib._errors import InputValueError, check, expected, few, printable
+from hf_calib._errors import InputValueError, check, cut, expected, few, printable
 from hf_calib._files import whole_file
 from hf_calib.cards.facts import REPORT_FOLDER
 from hf_calib.export.folder import LOSS_STATE_NAME, PUSHED_LOSS_STATE
@@ -40,6 +42,19 @@ _ARCHIVES = (
     "adapter_model.bin",
 )
 _MAPPINGS = (TRAINER_STATE_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME)
+# The types of what the Trainer reads in its state to go on.
+_OF_A_STATE: dict[str, Any] = {
+    "global_step": int,
+    "max_steps": int,
+    "num_train_epochs": int,
+    "epoch": (int, float),
+    "total_flos": (int, float),
+    "log_history": list,
+    "best_metric": (int, float, NoneType),
+    "best_global_step": (int, NoneType),
+    "best_model_checkpoint": (str, NoneType),
+    "stateful_callbacks": (dict, NoneType),
+}
 _LARGEST_TABLE = 2**24  # In bytes: 10,000 bins, and gaps of two million classes.
 
 
@@ -173,6 +188,9 @@ def _problem(checkpoint: Path) -> str | None:
     damaged = [path.name for path in paths if path.is_file() and _is_damaged(path)]
     if damaged:
         return f"{few(damaged)} cut short or damaged"
+    wrong = _wrong_in_state(checkpoint / TRAINER_STATE_NAME)
+    if wrong is not None:
+        return f"{TRAINER_STATE_NAME} with {wrong}"
     names = {path.name for path in paths}
     for index in (SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME):
         if index in names:
@@ -191,6 +209,26 @@ def _problem(checkpoint: Path) -> str | None:
         return "the optimizer's state is missing"
     if "optimizer.pt" in names and "scheduler.pt" not in names:
         return "scheduler.pt is missing"
+    return None
+
+
+def _wrong_in_state(path: Path) -> str | None:
+    """What the Trainer cannot read in its state, a mapping; None if there is nothing."""
+    state = json.loads(path.read_text(encoding="utf-8"))
+    for name, kinds in _OF_A_STATE.items():
+        value = state.get(name)
+        is_number = not isinstance(value, bool)
+        if not (isinstance(value, kinds) and is_number):
+            found = cut(repr(value), 100) if name in state else "none"
+            return f"{name}: {found}"
+    if state["global_step"] < 0:
+        return f"global_step: {state['global_step']}"
+    others = [entry for entry in state["log_history"] if not isinstance(entry, dict)]
+    if others:
+        return f"log_history: {cut(repr(others[0]), 100)}"
+    unknown = sorted(state.keys() - TrainerState.__dataclass_fields__.keys())
+    if unknown:
+        return f"unknown entries: {few(unknown)}"
     return None
 
 

@@ -94,6 +94,7 @@ class CalibrationMixin(Trainer):
     _planned_pass: Evaluation | None = None  # What `evaluate` hands to its loop.
     _resume_from: str | None = None
     _trial_of_search: Any = None
+    _trained_in: set[torch.dtype] | None = None  # The dtypes of the trained weights.
 
     def __init__(
         self,
@@ -331,6 +332,13 @@ class CalibrationMixin(Trainer):
         `resume_from_checkpoint=True` uses the newest complete checkpoint in `output_dir` and also restores the table of
         an adaptive loss and the calibrator. If the settings of loss or calibrator have changed, both are made again.
         """
+        given = resume_from_checkpoint
+        check_type(
+            given is None or isinstance(given, (bool, str, os.PathLike)),
+            "resume_from_checkpoint to be the path of a checkpoint, or True for the newest",
+            got=repr(given),
+            way_out="pass a path such as 'out/checkpoint-500'",
+        )
         if resume_from_checkpoint is True:
             resume_from_checkpoint = checkpoint_to_resume(self.args.output_dir)
         elif resume_from_checkpoint:
@@ -377,6 +385,8 @@ class CalibrationMixin(Trainer):
 
     def _check_data(self) -> None:
         """Raise for data on which training would fail later, and warn of splits that make metrics misleading."""
+        if self.calibration_dataset is not None:
+            checks.check_is_dataset(self.calibration_dataset)
         self.own_callbacks.arrange()
         gammas = self.own_callbacks.find(AdaFocalCallback)
         fitting = self.own_callbacks.find(CalibrationMapCallback)
@@ -437,12 +447,16 @@ class CalibrationMixin(Trainer):
             self._set_up_training()
         self.own_callbacks.arrange()  # The Trainer may have restored callbacks from a checkpoint.
         self.during_training = True
+        self._trained_in = {each.dtype for each in self.unwrapped_model.parameters()}
         return begin(*given)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
     ) -> Any:
         """Return the micro-batches of one optimizer step, and the loss's normalizer over all processes."""
+        # The step changes the weights, and a checkpoint must not have a calibrator of earlier ones.
+        if self.fitted_map is not None:
+            self.remove_calibration_map()
         batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self.compute_loss_func is not None:
             return batches, count
@@ -640,7 +654,11 @@ class CalibrationMixin(Trainer):
         self._planned_pass = None  # A callback may evaluate something else.
         current.prefix = metric_key_prefix
         passes.in_row_order(dataloader)
-        with self._in_pass(current), passes.watched(self, current, dataloader):
+        with (
+            self._in_pass(current),
+            passes.weights_kept(self),
+            passes.watched(self, current, dataloader),
+        ):
             output = super().evaluation_loop(
                 dataloader,
                 description,
@@ -839,6 +857,18 @@ class CalibrationMixin(Trainer):
             ValueError: if no calibrator was fitted, or it cannot be folded into the model's head; if the model was
                 loaded from output_dir, or output_dir contains adapters.
         """
+        check_type(
+            isinstance(output_dir, (str, os.PathLike)),
+            "output_dir to be the path of a folder",
+            got=repr(output_dir),
+            way_out="name a new folder",
+        )
+        check(
+            output_dir != "",
+            "output_dir to be the path of a folder",
+            got=repr(output_dir),
+            way_out="name a new folder, or '.' for the current one",
+        )
         check_overwrites_no_original(
             output_dir, self.originals | loaded_from(self.model)
         )
@@ -855,6 +885,7 @@ class CalibrationMixin(Trainer):
             way_out="train with a calibration_dataset, or call fit_calibration_map()",
         )
         assert fitted is not None
+        checks.check_not_rounded(self.unwrapped_model, self._trained_in)
         state_dict = None
         if (
             self.is_fsdp_enabled or self.is_deepspeed_enabled

@@ -14,7 +14,7 @@ import transformers
 from datasets import Dataset
 from transformers import TrainerCallback, TrainingArguments, default_data_collator
 
-from hf_calib import CalibrationTrainer
+from hf_calib import CalibrationTrainer, TemperatureScalingCallback
 from hf_calib.scaling import (
     AutoScaling,
     MatrixScaling,
@@ -116,6 +116,49 @@ def test_rows_are_not_read_for_a_fit_that_there_is_not(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path, calibration_method="none", max_steps=1)
     trainer.calibration_dataset = without_labels(trainer.calibration_dataset)
     trainer.train()
+
+
+@pytest.mark.parametrize(
+    "given", [3, "train", {"first": [1]}, iter([1]), (row for row in [1]), {1}]
+)
+def test_a_calibration_dataset_that_is_none_is_refused(
+    given: Any, tmp_path: Path
+) -> None:
+    trainer = tiny_trainer(tmp_path)
+    trainer.calibration_dataset = given
+    message = f"calibration_dataset to be one dataset, .* got {type(given).__name__};"
+    refuses_to_train(trainer, message, TypeError)
+    with pytest.raises(TypeError, match=message):
+        TemperatureScalingCallback(trainer=trainer, calibration_dataset=given)
+
+
+NEVER: list[tuple[dict[str, Any], int]] = [
+    ({"gamma_update_steps": 5}, 5),
+    ({"gamma_update_schedule": {0: 9, 1: 7}}, 7),
+]
+
+
+@pytest.mark.parametrize(("settings", "steps"), NEVER)
+def test_updates_that_come_after_the_last_step_are_named(
+    settings: dict[str, Any], steps: int, tmp_path: Path
+) -> None:
+    trainer = tiny_trainer(tmp_path, loss="adafocal", **settings)
+    message = f"never adapt: .* every {steps} steps, and the training has 4. Set"
+    with pytest.warns(UserWarning, match=message):
+        trainer.train()
+    assert trainer.calibration_loss.gammas.eq(1).all()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"gamma_update_steps": 2}, {"gamma_update_schedule": {0: 1}}]
+)
+def test_updates_of_a_loss_that_does_not_adapt_are_refused(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    (name,) = settings
+    message = f"{name} to be used with a loss that adapts, got loss='focal'; leave"
+    with pytest.raises(ValueError, match=message):
+        arguments(tmp_path, loss="focal", **settings)
 
 
 def test_a_random_subset_of_a_stream_is_refused(tmp_path: Path) -> None:

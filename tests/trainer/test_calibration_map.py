@@ -35,6 +35,7 @@ from tests.helpers.tiny import (
     N_LABELS,
     TEXT,
     arguments,
+    assert_same,
     last_evaluation,
     logged,
     sequences,
@@ -512,3 +513,66 @@ def test_the_map_on_the_device_is_that_of_the_scaler() -> None:
     narrow = torch.from_numpy(logits).bfloat16()
     half = on_device(mapping, narrow)(narrow)
     assert half.dtype == torch.float32
+
+
+# ---- Weights that the map was not fitted to ----
+
+
+def test_a_checkpoint_has_only_a_map_of_its_own_weights(tmp_path: Path) -> None:
+    trainer = tiny_trainer(
+        tmp_path,
+        calibration_strategy="evaluate",
+        eval_strategy="steps",
+        eval_steps=2,
+        save_strategy="steps",
+        save_steps=1,
+    )
+    trainer.train()
+    for step in (1, 2, 3, 4):
+        folder = tmp_path / f"checkpoint-{step}"
+        config = json.loads((folder / "config.json").read_text())
+        is_fitted = step % 2 == 0
+        assert (folder / MAP_NAME).is_file() == is_fitted, step
+        assert ("calibration" in config) == is_fitted, step
+    resumed = tiny_trainer(tmp_path / "resumed", calibration_strategy="evaluate")
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert resumed.temperature == trainer.temperature
+
+
+@pytest.mark.parametrize("setting", ["bf16_full_eval", "fp16_full_eval"])
+@pytest.mark.parametrize("run", ["evaluate", "fit_temperature", "fit_calibration_map"])
+def test_a_pass_in_16_bits_leaves_the_weights(
+    setting: str, run: str, tmp_path: Path
+) -> None:
+    trainer = tiny_trainer(tmp_path, **{setting: True})
+    trainer.train()
+    before = {name: each.clone() for name, each in trainer.model.state_dict().items()}
+    getattr(trainer, run)()
+    assert_same(trainer.model.state_dict(), before)
+    trainer.save_calibrated_model(tmp_path / "calibrated")
+
+
+def test_weights_that_were_rounded_after_the_training_are_not_saved_as_float32(
+    tmp_path: Path,
+) -> None:
+    trainer = tiny_trainer(tmp_path)
+    trainer.train()
+    trainer.model.bfloat16()
+    message = "float32 or float64 weights, got torch.bfloat16 in bert.* torch.float32;"
+    with pytest.raises(ValueError, match=message):
+        trainer.save_calibrated_model(tmp_path / "calibrated")
+    assert not (tmp_path / "calibrated").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"), [("", ValueError), (None, TypeError), (3, TypeError)]
+)
+def test_a_calibrated_model_is_saved_in_a_folder_with_a_name(
+    given: Any, kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trainer = tiny_trainer(tmp_path / "out")
+    trainer.fit_temperature()
+    with pytest.raises(kind, match=f"output_dir to be the path .* got {given!r}; name"):
+        trainer.save_calibrated_model(given)
+    assert [path.name for path in tmp_path.iterdir() if path.name != "out"] == []

@@ -15,6 +15,7 @@ from hf_calib import CalibrationTrainer, TemperatureScalingCallback
 from tests.helpers.gloo_pair import run_on_two
 from tests.helpers.tiny import (
     arguments,
+    assert_same,
     logged,
     sequences,
     tagged,
@@ -482,3 +483,42 @@ def test_a_compute_loss_of_ones_own_may_read_two_label_columns(tmp_path: Path) -
     assert not torch.equal(model.second.weight, before)
     _, second = trainer.predict(rows).label_ids
     assert second.tolist() == [1] * 8
+
+
+@pytest.mark.parametrize("n_rows", [20, 5])
+def test_the_calibration_pass_drops_no_rows(n_rows: int, tmp_path: Path) -> None:
+    """Dropping the last rows is for the batches of a training."""
+    settings = {"per_device_eval_batch_size": 8, "loss": "adafocal"}
+    whole, dropping = (
+        tiny_trainer(
+            tmp_path / str(drops),
+            n=(16, n_rows, 24),
+            dataloader_drop_last=drops,
+            **settings,
+        )
+        for drops in (False, True)
+    )
+    for trainer in (whole, dropping):
+        trainer.train()
+    logits, _ = dropping.held_out_pass(keep_logits=True).logits_and_labels()
+    assert len(logits) == n_rows
+    assert dropping.temperature == whole.temperature
+    assert dropping.args.dataloader_drop_last is True
+
+
+def test_gammas_follow_all_rows_of_a_single_evaluation_set(tmp_path: Path) -> None:
+    tables = []
+    for drops in (False, True):
+        trainer = tiny_trainer(
+            tmp_path,
+            n=(16, 8, 20),
+            loss="adafocal",
+            per_device_eval_batch_size=16,
+            eval_strategy="epoch",
+            dataloader_drop_last=drops,
+        )
+        trainer.calibration_dataset = None
+        with pytest.warns(UserWarning, match="also the calibration split"):
+            trainer.train()
+        tables.append(trainer.calibration_loss.state_dict())
+    assert_same(tables[1], tables[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -311,6 +312,15 @@ def test_a_checkpoint_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     assert trainer.state.global_step == 0
 
 
+@pytest.mark.parametrize("given", [5, 0, 1.5, ["checkpoint-2"]])
+def test_what_is_no_path_of_a_checkpoint_is_refused(given: Any, tmp_path: Path) -> None:
+    message = re.escape(
+        f"the path of a checkpoint, or True for the newest, got {given!r};"
+    )
+    with pytest.raises(TypeError, match=message):
+        tiny_trainer(tmp_path).train(resume_from_checkpoint=given)
+
+
 # ---- Incomplete checkpoints ----
 
 
@@ -349,6 +359,37 @@ INCOMPLETE |= {
     "no optimizer": ("optimizer.pt", Path.unlink, "the optimizer's state is missing"),
     "no scheduler": ("scheduler.pt", Path.unlink, "scheduler.pt is missing"),
     "no weights": ("model.safetensors", Path.unlink, "the model's weights are missing"),
+}
+
+
+def of_the_state(**entries: Any) -> Callable[[Path], None]:
+    """A change of some entries in a state."""
+
+    def changed(path: Path) -> None:
+        path.write_text(json.dumps({**json.loads(path.read_text()), **entries}))
+
+    return changed
+
+
+def without_entries(path: Path) -> None:
+    path.write_text("{}")
+
+
+STATES: dict[str, Callable[[Path], None]] = {
+    "global_step: none": without_entries,
+    "global_step: '3'": of_the_state(global_step="3"),
+    "global_step: True": of_the_state(global_step=True),
+    "global_step: -1": of_the_state(global_step=-1),
+    "epoch: None": of_the_state(epoch=None),
+    "log_history: {}": of_the_state(log_history={}),
+    "log_history: 7": of_the_state(log_history=[{"step": 1}, 7]),
+    "best_metric: 'low'": of_the_state(best_metric="low"),
+    "stateful_callbacks: []": of_the_state(stateful_callbacks=[]),
+    "unknown entries: steps": of_the_state(steps=3),
+}
+INCOMPLETE |= {
+    found: ("trainer_state.json", change, f"trainer_state.json with {found}")
+    for found, change in STATES.items()
 }
 
 

@@ -106,7 +106,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
 def test_an_update_at_a_step_does_not_keep_its_loss_out_of_the_log(
     tmp_path: Path,
 ) -> None:
-    trainer, _ = stock(tmp_path, gamma_update_steps=1)
+    trainer, _ = stock(tmp_path, loss="adafocal", gamma_update_steps=1)
     trainer.args.max_steps = 3
     trainer.train()
     log = trainer.state.log_history

@@ -217,9 +217,9 @@ def test_they_parse_from_the_command_line(tmp_path: Path) -> None:
     ]
     words += [
         "--loss",
-        "focal",
+        "adafocal",
         "--loss_kwargs",
-        '{"gamma": 2.5}',
+        '{"gamma_max": 2.5}',
         "--class_weights",
         "1",
         "2.5",
@@ -228,7 +228,7 @@ def test_they_parse_from_the_command_line(tmp_path: Path) -> None:
     (args,) = HfArgumentParser(
         CalibrationTrainingArguments
     ).parse_args_into_dataclasses(words)
-    assert args.loss_kwargs == {"gamma": 2.5}
+    assert args.loss_kwargs == {"gamma_max": 2.5}
     assert args.class_weights == [1.0, 2.5]
     assert (args.n_bins, args.gamma_update_steps) == (10, 5)
     assert args.gather_batch is True
