@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import TrainerState
 
 from hf_calib.commands.compare_losses import planned
 from hf_calib.commands.compare_losses import train as run
@@ -223,7 +224,7 @@ def test_a_command_has_the_launchers_words_and_the_newest_whole_checkpoint(
     for name in ("checkpoint-5", "checkpoint-10"):
         (folder / name).mkdir()
     assert "--resume_from_checkpoint" not in launch.command(cell, folder)
-    (folder / "checkpoint-5" / "trainer_state.json").write_text("{}")
+    TrainerState().save_to_json(str(folder / "checkpoint-5" / "trainer_state.json"))
     assert launch.command(cell, folder)[-1] == str(folder / "checkpoint-5")
     mark_failed(folder, "of an earlier try")
     process = launch.start(cell, folder, {})
