@@ -45,7 +45,9 @@ def main() -> None:
             continue
         checkpoint = folder / f"checkpoint-{step}"
         checkpoint.mkdir(exist_ok=True)
-        (checkpoint / "trainer_state.json").write_text("{}")
+        counts = ("global_step", "max_steps", "num_train_epochs", "epoch", "total_flos")
+        state = {**dict.fromkeys(counts, step), "log_history": []}
+        (checkpoint / "trainer_state.json").write_text(json.dumps(state))
         print(f"step {step}", flush=True)
         time.sleep(args.seconds / 2)
     if args.fails in (args.loss, "all"):

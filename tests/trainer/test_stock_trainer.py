@@ -50,7 +50,9 @@ def stock(folder: Path, **settings: Any) -> tuple[Trainer, Any]:
 def test_gammas_and_temperature_are_those_of_our_trainer(
     steps: int | None, tmp_path: Path
 ) -> None:
-    trainer, callback = stock(tmp_path / "stock", gamma_update_steps=steps)
+    trainer, callback = stock(
+        tmp_path / "stock", loss="adafocal", gamma_update_steps=steps
+    )
     trainer.train()
     model = tiny_bert(dropout=0.1)
     args = arguments(
