@@ -261,4 +261,4 @@ def test_recipes_are_short() -> None:
     }
     assert names == {*evaluating, "ray_study.py"}
     for path in RECIPES.glob("*.py"):
-        assert len(path.read_text().splitlines()) <= 45, path.name
+        assert len(path.read_text().splitlines()) <= 55, path.name
