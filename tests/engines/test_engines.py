@@ -122,12 +122,14 @@ def test_a_study_on_ray_goes_on_when_a_worker_is_lost(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     # Once there is a checkpoint the first try of one training takes everything down with it, as a lost machine does.
     script.write_text(
-        "import os, pathlib, signal, sys\n"
+        "import json, os, pathlib, signal, sys\n"
         f"sys.path.insert(0, {str(main)!r})\n"
         "folder = pathlib.Path(sys.argv[sys.argv.index('--output_dir') + 1])\n"
         "if 'brier' in sys.argv and '--resume_from_checkpoint' not in sys.argv:\n"
         "    (folder / 'checkpoint-1').mkdir(parents=True)\n"
-        "    (folder / 'checkpoint-1' / 'trainer_state.json').write_text('{}')\n"
+        "    counts = ('global_step', 'max_steps', 'num_train_epochs', 'epoch', 'total_flos')\n"
+        "    state = json.dumps({**dict.fromkeys(counts, 1), 'log_history': []})\n"
+        "    (folder / 'checkpoint-1' / 'trainer_state.json').write_text(state)\n"
         "    above = [os.getppid()]\n"
         "    while b'ray::' not in pathlib.Path(f'/proc/{above[-1]}/cmdline').read_bytes():\n"
         "        stat = pathlib.Path(f'/proc/{above[-1]}/stat').read_text()\n"
