@@ -448,8 +448,9 @@ def _write(
     """The fingerprint of the saved weights, and the largest difference of a served probability of the first rows."""
     import transformers
 
-    from hf_calib.export.folder import fingerprint, write_folded
+    from hf_calib.export.folder import write_folded
     from hf_calib.models.pipeline import pipeline
+    from hf_calib.models.weights import fingerprint
 
     classifier, rows, processing = (
         source.classifier,

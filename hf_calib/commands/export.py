@@ -13,7 +13,7 @@ from hf_calib._files import check_output, whole_folder
 from hf_calib.commands.console import Done
 from hf_calib.decisions.saved import DECISIONS, OUTDATED, Decisions
 from hf_calib.export.fold import fold
-from hf_calib.export.folder import ADAPTER_CONFIG, copy_files, fingerprint
+from hf_calib.export.folder import ADAPTER_CONFIG, copy_files
 from hf_calib.export.heads import synthetic_batch
 from hf_calib.export.programs import (
     FORMATS,
@@ -24,7 +24,7 @@ from hf_calib.export.programs import (
 )
 from hf_calib.models.classifier import Classifier, find_task, load_classifier
 from hf_calib.models.texts import TextClassifier
-from hf_calib.models.weights import is_in_weights
+from hf_calib.models.weights import fingerprint, is_in_weights
 from hf_calib.scaling.saved_map import (
     MAP_NAME,
     load_map,

@@ -206,7 +206,7 @@ class ModelSource(Source):
         return self.classifier.logits(self.inputs[name], **self._batches)
 
     def about(self) -> dict[str, Any]:
-        from hf_calib.export.folder import fingerprint
+        from hf_calib.models.weights import fingerprint
 
         rows, weights = self.sets["data"], fingerprint(self.classifier.model)
         return {

@@ -20,8 +20,7 @@ from hf_calib._files import move_files, whole_folder
 from hf_calib.decisions.saved import DECISIONS, Decisions
 from hf_calib.export.fold import fold_and_return_head
 from hf_calib.metrics.checks import check_type
-from hf_calib.models.weights import fingerprint as fingerprint
-from hf_calib.models.weights import hash_of as hash_of
+from hf_calib.models.weights import fingerprint, hash_of
 from hf_calib.scaling.saved_map import MAP_NAME, load_map, save_map
 
 CONFIG = "config.json"

@@ -23,7 +23,8 @@ from transformers import TextClassificationPipeline
 from hf_calib import CalibrationTrainer, pipeline, unfold
 from hf_calib._files import whole_folder
 from hf_calib.export import save_folded, standalone_copy
-from hf_calib.export.folder import fingerprint, hash_of, replace_model
+from hf_calib.export.folder import replace_model
+from hf_calib.models.weights import fingerprint, hash_of
 from hf_calib.scaling import TemperatureScaling
 from tests.helpers.interrupted_saving import in_a_fork, kill_before
 from tests.helpers.tiny import (
