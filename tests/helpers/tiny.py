@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,23 @@ def tiny_bert(
     return model
 
 
+# Most tests ask for the same rows of the same model, and a dataset takes longer to make than to train on.
+_MADE: dict[tuple[bytes, str | None, int, int], Dataset] = {}
+
+
 def sequences(model: Any, n: int, *, seed: int = 1) -> Dataset:
     """Token ids and a label per row; for a multi-label model N_LABELS floats."""
+    weights = b"".join(
+        weight.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
+        for weight in model.state_dict().values()
+    )
+    key = (hashlib.sha256(weights).digest(), model.config.problem_type, n, seed)
+    if key not in _MADE:
+        _MADE[key] = _sequences(model, n, seed)
+    return copy.copy(_MADE[key])  # Formats are set on the object, rows never.
+
+
+def _sequences(model: Any, n: int, seed: int) -> Dataset:
     ids, logits, generator = _ids_and_logits(model, n, seed)
     if model.config.problem_type == "multi_label_classification":
         labels = torch.bernoulli(
