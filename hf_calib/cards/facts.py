@@ -13,7 +13,7 @@ import numpy as np
 from transformers.utils import CONFIG_NAME
 
 from hf_calib._errors import InputError
-from hf_calib._records import count, number, read_json
+from hf_calib._records import MOST_BYTES_OF_A_MAP, count, number, or_none, read_json
 from hf_calib.decisions import Decisions
 from hf_calib.decisions.saved import DECISIONS
 from hf_calib.metrics.state import LOGGED_METRICS
@@ -57,12 +57,19 @@ _FIGURES = (
     "classwise",
 )
 _STATE = {
-    "metrics": {str: {"title": str, "value": number, "low": number, "high": number}}
+    "metrics": {
+        str: {
+            "title": str,
+            "value": or_none(number),
+            "low": or_none(number),
+            "high": or_none(number),
+        }
+    }
 }
 REPORT_KINDS = {
     "about": ROWS_KINDS,
-    "before": _STATE,
-    "after": _STATE,
+    "before": or_none(_STATE),
+    "after": or_none(_STATE),
     "n_examples": count,
     "n_bins": count,
     "confidence_level": number,
@@ -192,7 +199,7 @@ def read_facts(folder: Path) -> Facts:
 
 def _record(folder: Path, recorded: Mapping[str, Any]) -> dict[str, Any]:
     """The calibration.json, if its calibrator can be loaded and is, where it is folded, that of the weights."""
-    record = _json(folder / MAP_NAME, RECORD_KINDS)
+    record = _json(folder / MAP_NAME, RECORD_KINDS, MOST_BYTES_OF_A_MAP)
     try:
         if record:
             saved = load_map(folder)
@@ -260,10 +267,10 @@ def _decisions(folder: Path, weights: str | None) -> str | None:
     return decisions.sentence()
 
 
-def _json(path: Path, kinds: Mapping[str, Any]) -> dict[str, Any]:
+def _json(path: Path, kinds: Mapping[str, Any], *most_bytes: int) -> dict[str, Any]:
     """A JSON file; empty, with a warning if there is one, where it cannot be read."""
     try:
-        return read_json(path, kinds) if os.path.lexists(path) else {}
+        return read_json(path, kinds, *most_bytes) if os.path.lexists(path) else {}
     except InputError as error:
         _left_out(f"{path.name}: {error}", "Save the model or the report again.")
         return {}

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from hashlib import sha256
 from numbers import Real
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from hf_calib._errors import InputValueError, check, expected, few, printable
 from hf_calib._files import whole_file
+from hf_calib._records import (
+    MOST_BYTES_OF_A_MAP,
+    check_record,
+    check_same_weights,
+    count,
+    digest,
+    fits,
+    number,
+    read_json,
+    share,
+)
 from hf_calib._text import counted
 from hf_calib.decisions.promise import TITLES
 from hf_calib.decisions.rules import (
@@ -43,67 +53,33 @@ _MOST_BYTES = 2**22  # A file of this size is read in less than 100 MB of memory
 _WAY_OUT = f"save them with Decisions.save, or hf-calib decide --output; this version reads version {VERSION}"
 
 
-def _is_number(value: Any) -> bool:
-    """Whether a value of JSON is a finite number; true and false are not."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and abs(value) <= 1e300
+def _is_interval(value: Any, kind: Callable[[Any], bool]) -> bool:
+    return fits(value, [kind]) and len(value) == 3 and value[1] <= value[2]
 
 
-def _is_share(value: Any) -> bool:
-    return _is_number(value) and 0 <= value <= 1
+def _is_of_shares(value: Any) -> bool:
+    return _is_interval(value, share)
 
 
-def _is_list_of(is_valid: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and all(map(is_valid, value))
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
-
-
-def _is_hash(value: Any) -> bool:
-    is_hash = isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value)
-    return value is None or bool(is_hash)
-
-
-def _are_results(value: Any) -> bool:
-    """Whether the results are intervals by their names; those of unknown names are not read."""
-    if not isinstance(value, dict):
-        return False
-    for name in value.keys() & TITLES.keys():
-        found = value[name]
-        is_valid = _is_share if name in _SHARES else _is_number
-        if not (_is_list_of(is_valid)(found) and len(found) == 3):
-            return False
-        if found[1] > found[2]:
-            return False
-    return True
+def _is_of_numbers(value: Any) -> bool:
+    return _is_interval(value, number)
 
 
 _SHARES = ("answered", "accuracy", "coverage")
-#: The fields of decisions.json: whether a value is valid, and what is required in words.
-_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "options": (lambda value: isinstance(value, dict), "an object"),
-    "fitted": (lambda value: isinstance(value, dict), "an object"),
-    "class_names": (_is_list_of(lambda name: isinstance(name, str)), "a list of texts"),
-    "measured": (
-        _are_results,
-        "intervals [value, low, high] of finite numbers, those of shares in [0, 1]",
-    ),
-    "n_measured": (_is_count, "a number of rows"),
-    "of_fit": (lambda value: isinstance(value, bool), "true or false"),
-    "fingerprint": (_is_hash, "64 hexadecimal digits or null"),
-    "calibrator": (_is_hash, "64 hexadecimal digits or null"),
+_RESULTS = {
+    f"{name}?": _is_of_shares if name in _SHARES else _is_of_numbers for name in TITLES
 }
-#: The fields that earlier files do not have.
-_DEFAULTS = {"of_fit": False, "fingerprint": None, "calibrator": None}
-#: The arrays (C,) that rules have fitted, in the same form.
-_FITTED: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "thresholds_": (_is_list_of(_is_share), "one number in [0, 1] for each class"),
-    "pooled_": (
-        _is_list_of(lambda value: isinstance(value, bool)),
-        "true or false for each label",
-    ),
+_VERSION_FIELDS = {"version": int, "rule": str}
+# The other fields of decisions.json; earlier files do not have the last three.
+_FIELDS = {
+    "options": dict,
+    "fitted": {"thresholds_?": [share], "pooled_?": [bool]},
+    "class_names": [str],
+    "measured": _RESULTS,
+    "n_measured": count,
+    "of_fit?": bool,
+    "fingerprint?": digest,
+    "calibrator?": digest,
 }
 
 
@@ -149,9 +125,11 @@ class Decisions:
         object.__setattr__(self, "class_names", names)
         way_out = "name each of the model's classes once, in its order"
         named = len(names) == len(set(names)) == n_classes
-        check(
-            named, f"class_names to be {n_classes} different names", few(names), way_out
-        )
+        requirement = f"class_names to be {n_classes} different names"
+        check(named, requirement, few(names) or "none", way_out)
+        least = 1 if self.rule.independent else 2
+        requirement = f"rule to be fitted to at least {least} classes"
+        check(n_classes >= least, requirement, n_classes, "fit it again")
 
     def __call__(self, outputs: Any) -> list[Any]:
         """Return for each text a class name, or None to abstain; for labels and sets, a list of names.
@@ -243,7 +221,7 @@ class Decisions:
             folder = _folder_of(name, revision=revision, token=token)
             if not (folder / DECISIONS).is_file():
                 raise FileNotFoundError(f"no {DECISIONS} in it")
-            record = _read(folder / DECISIONS)
+            record = read_json(folder / DECISIONS, {}, _MOST_BYTES)
             settings = _object_in(folder / CONFIG)
             calibration = _object_in(folder / CALIBRATION)
             names = _names_in(settings)
@@ -267,29 +245,35 @@ class Decisions:
     def from_dict(cls, record: Any, source: str = DECISIONS) -> Decisions:
         """Return decisions from the result of `to_dict`; every field is checked."""
         try:
+            check_record(DECISIONS, record, _VERSION_FIELDS)
             kind = record["rule"]
-            version = record["version"]
-            known = isinstance(kind, str) and kind in RULES
-            if not known or type(version) is not int or version != VERSION:
-                said = f"the rule {repr(kind)[:40]} of version {repr(version)[:40]}"
-                raise ValueError(said)
-            _check_names(record, {"version", "rule", *_FIELDS})
-            found = {**_DEFAULTS, **record}
-            for name, (is_valid, requirement) in _FIELDS.items():
-                _check_field(name, found[name], is_valid, requirement)
-            rule = RULES[kind](**found["options"])
-            _check_names(found["fitted"], rule.fitted)
+            if kind not in RULES or record["version"] != VERSION:
+                version = repr(record["version"])[:40]
+                raise ValueError(f"the rule {repr(kind)[:40]} of version {version}")
+            check_record(DECISIONS, record, _FIELDS)
+            names = {key.removesuffix("?") for key in _VERSION_FIELDS | _FIELDS}
+            _check_fields("fields", record.keys() - names)
+            options = record["options"]
+            names = {each.name for each in fields(RULES[kind])}  # type: ignore[arg-type]
+            _check_fields("options", options.keys() ^ names)
+            rule = RULES[kind](**options)
+            _check_fields("fitted", record["fitted"].keys() ^ set(rule.fitted))
             for name in rule.fitted:
-                _check_field(name, found["fitted"][name], *_FITTED[name])
-                values = np.array(found["fitted"][name])
-                setattr(rule, name, values)
-            intervals = found["measured"].items()
+                setattr(rule, name, np.array(record["fitted"][name]))
             measured = {
-                name: Interval(*ends) for name, ends in intervals if name in TITLES
+                name: Interval(*ends)
+                for name, ends in record["measured"].items()
+                if name in TITLES
             }
-            more = ("n_measured", "fingerprint", "of_fit", "calibrator")
-            about = {name: found[name] for name in more}
-            decisions = cls(rule, found["class_names"], measured, **about)
+            decisions = cls(
+                rule,
+                record["class_names"],
+                measured,
+                record["n_measured"],
+                record.get("fingerprint"),
+                record.get("of_fit") or False,
+                record.get("calibrator"),
+            )
             decisions.sentence()  # It raises if a result is missing.
             return decisions
         except (
@@ -300,21 +284,18 @@ class Decisions:
             OverflowError,
             RecursionError,
         ) as error:
-            missing = "no " if isinstance(error, KeyError) else ""
             # Most of a long text would be cut off again.
-            reason = missing + printable(str(error)[:1000])[:300]
+            reason = printable(str(error)[:1000])[:300]
             raise InputValueError(
                 expected(source, "hold decisions", reason, _WAY_OUT)
             ) from error
 
     def check_weights(self, weights: str | None) -> None:
         """Raise if the rule was fitted for other weights than those of this fingerprint; None is unknown."""
-        known = isinstance(weights, str) and self.fingerprint is not None
-        same = not known or weights == self.fingerprint
         got = "a rule that was fitted on probabilities of other weights, "
         got += "whose promise may not hold for these"
-        requirement = f"{DECISIONS} to be for the weights of the model"
-        check(same, requirement, got, "fit it again")
+        named = self.fingerprint
+        check_same_weights(DECISIONS, named, weights, got, "fit it again")
 
     def sentence(self) -> str:
         """Return the decisions in one sentence, with their measured results if there are any."""
@@ -356,26 +337,9 @@ def _folder_of(name: str | os.PathLike[str], **where: Any) -> Path:
     return Path(snapshot_download(str(name), allow_patterns=files, **where))
 
 
-def _read(path: Path) -> Any:
-    """The content of a JSON file of a limited size, without NaN and infinity."""
-    n_bytes = path.stat().st_size
-    if n_bytes > _MOST_BYTES:
-        raise ValueError(
-            f"{path.name} has {n_bytes:,} bytes, more than {_MOST_BYTES:,}"
-        )
-    return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} in place of a number")
-
-
 def _object_in(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if there is no such file."""
-    found = _read(path) if path.is_file() else {}
-    if not isinstance(found, dict):
-        raise ValueError(f"{path.name} holds no object")
-    return found
+    return read_json(path, {}, MOST_BYTES_OF_A_MAP) if path.is_file() else {}
 
 
 def _names_in(settings: Mapping[str, Any]) -> tuple[str, ...]:
@@ -400,14 +364,7 @@ def _hash_in(calibration: Mapping[str, Any], settings: Mapping[str, Any]) -> str
     return sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
 
 
-def _check_names(found: Mapping[str, Any], known: Collection[str]) -> None:
-    unknown = [repr(name)[:60] for name in found if name not in known]
-    if unknown:
-        raise ValueError(f"the unknown fields {few(unknown)}")
-
-
-def _check_field(
-    name: str, value: Any, is_valid: Callable[[Any], bool], requirement: str
-) -> None:
-    if not is_valid(value):
-        raise ValueError(f"{name} that are not {requirement}: {repr(value)[:60]}")
+def _check_fields(what: str, differing: Collection[str]) -> None:
+    """Raise for fields of an object that are missing or unknown."""
+    got = f"other fields: {few(sorted(differing))}"
+    check(not differing, f"{what} to be those of the rule", got, "save them again")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -25,7 +23,7 @@ from hf_calib.export.heads import (
     transformed,
     undisturbed,
 )
-from hf_calib.metrics.checks import check_type
+from hf_calib.metrics.checks import check_real, check_type
 from hf_calib.scaling import TemperatureScaling, saved_map
 from hf_calib.scaling.affine import AffineMap, FloatArray
 from hf_calib.scaling.saved_map import (
@@ -129,7 +127,7 @@ def fold_temperature(
 
     Args:
         model: as in `fold`, with softmax or sigmoid.
-        temperature: T, finite and above 0.
+        temperature: T, in [1e-5, 1e5].
         batch: as in `fold`.
 
     Returns:
@@ -147,20 +145,15 @@ def fold_temperature(
     >>> model.config.calibration
     {'method': 'temperature', 'temperature': 1.5, 'folded': True, 'head': ['classifier']}
     """
-    is_number = isinstance(temperature, Real) and not isinstance(temperature, bool)
+    low, high = saved_map.BOUNDS
     way_out = (
         "pass a float, such as TemperatureScaling().fit(logits, labels).temperature_"
     )
-    check_type(
-        is_number, "temperature to be a number", type(temperature).__name__, way_out
-    )
-    in_range = math.isfinite(temperature) and temperature > 0
-    check(
-        in_range,
-        "temperature to be finite and above 0",
-        temperature,
-        "1.0 does not change the logits",
-    )
+    check_real("temperature", temperature, way_out)
+    requirement = f"temperature to lie in [{low:g}, {high:g}]"
+    in_range = low <= temperature <= high
+    way_out = "1.0 does not change the logits"
+    check(in_range, requirement, temperature, way_out)
     scaler = TemperatureScaling(multi_label=applies_sigmoid(model))
     scaler.temperature_ = float(temperature)
     return fold(model, scaler, batch=batch)
@@ -312,16 +305,12 @@ def _check_logits(logits: FloatArray, mapping: AffineMap) -> None:
 
 def _check_scaler(model: nn.Module, scaler: Any) -> None:
     """Raise if a calibrator is not fitted, or is not for the probabilities of the model's pipelines."""
-    from sklearn.utils.validation import check_is_fitted
-
-    method_of(scaler, folds=True)
-    for each in (
-        scaler,
-        getattr(scaler, "scaler", None),
-    ):  # A prior correction and its scaler.
-        if each is not None:
-            check_is_fitted(each)
-            _check_numbers(each)
+    # A prior correction may follow another calibrator.
+    before = getattr(scaler, "scaler", None)
+    for each in (scaler,) if before is None else (scaler, before):
+        method_of(each, folds=True)
+        numbers = [name for name in ("weight_", "bias_") if name in each._fitted]
+        saved_map.check_parameters(each, *numbers)
     multi_label = scaler.multi_label
     got = f"problem_type={getattr(classifier_of(model).config, 'problem_type', None)!r}"
     way_out = "pipelines choose sigmoid or softmax by config.problem_type: set it, or fit the other scaler"
@@ -336,23 +325,6 @@ def _check_scaler(model: nn.Module, scaler: Any) -> None:
     way_out = "fit TemperatureScaling(multi_label=True), or call the scaler's predict_proba on the scores"
     requirement = "scaler to be a temperature for a CrossEncoder of a language model"
     check(holds, requirement, type(scaler).__name__, way_out)
-
-
-def _check_numbers(scaler: Any) -> None:
-    way_out = "fit it again, on finite logits"
-    for name in ("temperature_", "temperatures_", "weight_", "bias_"):
-        values = np.array(vars(scaler).get(name, 1.0), np.float64)
-        finite, above_0 = bool(np.isfinite(values).all()), bool((values > 0).all())
-        if name == "temperature_":
-            check(
-                finite and above_0,
-                f"scaler.{name} to be finite and above 0",
-                values,
-                way_out,
-            )
-        check(finite, f"scaler.{name} to be finite", "NaN or infinity", way_out)
-        if name == "temperatures_":
-            check(above_0, f"scaler.{name} to be above 0", values.min(), way_out)
 
 
 def _check_heads(

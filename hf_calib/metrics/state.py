@@ -343,6 +343,10 @@ class CalibrationState:
 
     def merge(self, other: CalibrationState) -> CalibrationState:
         """Add the rows of another state to this one, and return this one, for use with `functools.reduce`."""
+        is_state = isinstance(other, CalibrationState)
+        requirement = "other to be a CalibrationState"
+        way_out = "pass a state, such as that of StreamingCalibration.state()"
+        checks.check_type(is_state, requirement, type(other).__name__, way_out)
         for name in ("n_classes", "n_bins", "by_class"):
             mine, theirs = getattr(self, name), getattr(other, name)
             way_out = "merge states that were made alike"

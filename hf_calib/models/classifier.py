@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from torch import Tensor
 from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoConfig
 
 from hf_calib._errors import InputValueError, check, expected, few
+from hf_calib._records import count, read_json
 from hf_calib.models.reading import Reading, are_unnamed, class_ids, names_in_data
 from hf_calib.predictions.one_pass import OnRows, ignore_rows
 from hf_calib.predictions.predictions import (
@@ -33,9 +35,28 @@ from hf_calib.scaling.saved_map import RECORD_KINDS
 if TYPE_CHECKING:
     from datasets import Dataset
 
+_MOST_LAYERS = 2_000
+_MOST_LABELS = 1_000_000
 
+
+def _n_layers(value: Any) -> bool:
+    return count(value) and value <= _MOST_LAYERS
+
+
+def _n_labels(value: Any) -> bool:
+    return count(value) and value <= _MOST_LABELS
+
+
+# Sizes of a config.json that transformers makes one by one, which could take days or all memory.
+_SIZES = {
+    **dict.fromkeys(("num_hidden_layers?", "num_layers?"), _n_layers),
+    **dict.fromkeys(("n_layers?", "n_layer?"), _n_layers),
+    **dict.fromkeys(("encoder_layers?", "decoder_layers?"), _n_layers),
+    "num_labels?": _n_labels,
+}
 # The entries of config.json that are read here.
 CONFIG_KINDS = {
+    **_SIZES,
     "architectures?": [str],
     "auto_map?": dict,
     "calibration?": RECORD_KINDS,
@@ -157,10 +178,18 @@ _UNLOADABLE = (
 )
 
 
+def check_sizes(source: str | Path) -> None:
+    """Raise for the config.json of a folder whose model is too large to be built."""
+    config = Path(source, "config.json")
+    if os.path.isfile(config):
+        read_json(config, _SIZES)
+
+
 def load_trained(
     name: str | Path, model_class: Any, *, trust_remote_code: bool = False
 ) -> Any:
     """Load a model in float32; raise ValueError if it cannot be loaded or some of its weights are new."""
+    check_sizes(name)
     way_out = "name a fine-tuned classifier on the Hub or in a folder; check that its files are complete"
     with refusals("the model", "be loadable", name, way_out):
         model, report = model_class.from_pretrained(
@@ -211,6 +240,7 @@ def check_problem(config: Any, task: Task) -> None:
 
 def find_task(source: str | Path, *, trust_remote_code: bool = False) -> Task:
     """The task of a model by its config; of texts if that does not say it, as loading says what is wrong then."""
+    check_sizes(source)
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
     except _UNLOADABLE:

@@ -22,7 +22,7 @@ from transformers import (
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from hf_calib._errors import InputValueError, check, expected
-from hf_calib.models.classifier import TASKS
+from hf_calib.models.classifier import TASKS, check_sizes
 from hf_calib.models.prompts import PromptTemplate
 from hf_calib.models.weights import is_in_weights
 from hf_calib.scaling import FOLDABLE_SCALERS
@@ -94,6 +94,8 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
     model = os.fspath(model) if isinstance(model, os.PathLike) else model
     where: dict[str, Any] = {name: kwargs.get(name) for name in ("revision", "token")}
     place, saved = model, None
+    if isinstance(model, str):
+        check_sizes(model)
     is_named = isinstance(model, str) and task in _TASKS and "config" not in kwargs
     if is_named and find_adapter_config_file(model, **where) is not None:
         saved = _map_beside(model, where)
@@ -304,7 +306,7 @@ def _map_beside(place: str, where: dict[str, Any]) -> SavedMap | None:
     if not place:  # The model was made here; this is not the working directory.
         return None
     if Path(place).is_dir():
-        return load_map(place) if (Path(place) / MAP_NAME).exists() else None
+        return load_map(place) if os.path.lexists(Path(place, MAP_NAME)) else None
     from huggingface_hub import errors
 
     missing = (

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hf_calib._errors import check
+from hf_calib._records import check_same_weights
 from hf_calib.scaling.saved_map import MAP_NAME, SavedMap
 
 
@@ -71,12 +72,12 @@ def is_in_weights(saved: SavedMap, model: Any, place: str | os.PathLike[str]) ->
     )
     if wanted is None or not (is_folded or is_comparable):
         return False
-    is_same = is_comparable and fingerprint(plain) == wanted
-    other = "other weights" if is_comparable else "weights in float32"
-    requirement = f"{MAP_NAME} in {place} to be of the model's weights"
-    got = f"the fingerprint of {other}"
     way_out = "remove the file, and calibrate this model again"
-    if not is_comparable:
-        way_out = f"load the model in float32, or {way_out}"
-    check(is_same, requirement, got, way_out)
+    requirement = f"the model to have weights in float32, as in {MAP_NAME} in {place}"
+    got = "weights of another type"
+    load_again = f"load the model in float32, or {way_out}"
+    check(is_comparable, requirement, got, load_again)
+    what = f"{MAP_NAME} in {place}"
+    got = "the fingerprint of other weights"
+    check_same_weights(what, wanted, fingerprint(plain), got, way_out)
     return is_folded

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from hf_calib._errors import InputValueError, check, expected
+from hf_calib._records import read_json
 from hf_calib.metrics.checks import check_integer, check_n_bins, check_type
 from hf_calib.metrics.sums import BinSums, Interval, add_to, uniform_bins
 from hf_calib.plots.binned import reliability_of_sums
@@ -152,7 +153,7 @@ def read_report(path: Path) -> dict[str, Any]:
     """
     requirement = "be readable as JSON"
     try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        record = read_json(path, {})
         json.dumps(record, allow_nan=False)
         requirement = "hold metrics and bins"
         _check_possible(record)

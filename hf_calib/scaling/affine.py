@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from numbers import Real
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -34,7 +34,6 @@ from hf_calib.scaling._base import (
     refuse_masks,
 )
 from hf_calib.scaling.newton import (
-    BOUNDS,
     Ridges,
     Rows,
     ScaledLoss,
@@ -42,12 +41,16 @@ from hf_calib.scaling.newton import (
     fit_affine,
     warn_undetermined,
 )
-from hf_calib.scaling.saved_map import Fitted, Parameters
+from hf_calib.scaling.saved_map import (
+    BOUNDS,
+    Criterion,
+    Fitted,
+    Parameters,
+    check_parameters,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-Criterion = Literal["nll", "ece", "adaptive_ece"]
 
 PAPERS_GRID = np.arange(1, 101) / 10
 _MANY_CLASSES = 32  # Exponentials then take most of the time.
@@ -167,7 +170,7 @@ class TemperatureScaling(AffineScaling):
 
     def affine_map(self) -> AffineMap:
         """The affine map z / T that `fold` writes into a classification head."""
-        check_is_fitted(self)
+        check_parameters(self, "temperature_")
         return _division_by(self.temperature_)
 
     def solve(self, rows: Rows, start: Start) -> AffineMap:
@@ -240,7 +243,7 @@ class PerLabelTemperatureScaling(AffineScaling):
 
     def affine_map(self) -> AffineMap:
         """The affine map z / T, label by label, that `fold` writes into a classification head."""
-        check_is_fitted(self)
+        check_parameters(self, "temperatures_")
         return AffineMap(1 / self.temperatures_)
 
     def solve(self, rows: Rows, start: Start) -> AffineMap:

@@ -27,8 +27,8 @@ from hf_calib.scaling._base import (
     blocks,
     softmax_in_place,
 )
-from hf_calib.scaling.newton import BOUNDS, Rows, ScaledLoss
-from hf_calib.scaling.saved_map import Fitted, Parameters
+from hf_calib.scaling.newton import Rows, ScaledLoss
+from hf_calib.scaling.saved_map import BOUNDS, Fitted, Parameters, check_parameters
 
 Binning = Literal["uniform", "equal_mass"]
 Multiclass = Literal["one_vs_rest", "joint"]
@@ -378,7 +378,7 @@ class EnsembleTemperatureScaling(Scaler):
 
     def predict_proba(self, logits: ArrayLike) -> FloatArray:
         """Return the mixture in float64; logits of any shape that ends in C."""
-        check_is_fitted(self, "weights_")
+        check_parameters(self, "temperature_", "weights_")
         first, second, third = _parts(
             as_fitted_logits(logits, self.n_classes_), self.temperature_
         )

@@ -33,6 +33,7 @@ from hf_calib.scaling._base import (
     as_matrix,
     blocks,
 )
+from hf_calib.scaling.saved_map import BOUNDS
 
 LEFT_TO_GAIN = 1e-7  # In nats per example, before the last step.
 _MAX_STEPS = 200
@@ -42,9 +43,6 @@ _LEAST_STEP = (
     1e-8  # If not even this Newton step lowers the value, only rounding is left.
 )
 
-# Cosine similarities need a T near 0.01, and raw scores of 10,000 a T near 10,000. With a larger T the
-# probabilities would be so equal that float32 no longer ranks them.
-BOUNDS = (1e-5, 1e5)
 _SMALL_STEP = (
     1e-5  # In log T; after a Newton step this small, twice as many digits are correct.
 )

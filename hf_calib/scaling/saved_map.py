@@ -9,9 +9,10 @@ import re
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from hashlib import sha256
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
@@ -26,8 +27,17 @@ from hf_calib._errors import (
     printable,
 )
 from hf_calib._files import whole_file
-from hf_calib._records import check_record, count, digest, number, positive
-from hf_calib.metrics.checks import as_array
+from hf_calib._records import (
+    MOST_BYTES_OF_A_MAP,
+    check_record,
+    count,
+    digest,
+    number,
+    or_none,
+    parse_json,
+    read_file,
+)
+from hf_calib.metrics.checks import as_array, check_type
 from hf_calib.scaling import FOLDABLE_SCALERS, SCALERS
 
 MAP_NAME = "calibration.json"
@@ -40,8 +50,11 @@ PACKAGES = (
     "scikit-learn",
 )  # Their versions are saved.
 _OWN = {"method", "settings", "parameters", "weight", "bias", "date", "versions"}
+Criterion = Literal["nll", "ece", "adaptive_ece"]
+# Cosine similarities need a T near 0.01, and raw scores of 10,000 a T near 10,000. With a larger T the
+# probabilities would be so equal that float32 no longer ranks them.
+BOUNDS = (1e-5, 1e5)
 LARGEST_NUMBER = 1e12  # Beyond it the logits are lost in a head of float32.
-_LARGEST_FILE = 2**28  # In bytes; a matrix for 3,600 classes.
 _ROUNDING = 1e-9
 _WORD = re.compile(r"[a-z_][a-z0-9_=., ()+-]{0,100}")  # A choice or a setting.
 
@@ -105,6 +118,16 @@ class Fitted(NamedTuple):
 Parameters = Mapping[str, Fitted]
 
 
+def _temperature(value: Any) -> bool:
+    least = BOUNDS[0] * (1 - _ROUNDING)
+    most = BOUNDS[1] * (1 + _ROUNDING)
+    return number(value) and least <= value <= most
+
+
+def _criterion(value: Any) -> bool:
+    return value in get_args(Criterion)
+
+
 ROWS_KINDS = {
     **dict.fromkeys(("name?", "split?", "part?", "autocast?", "fingerprint?"), str),
     **dict.fromkeys(("n?", "seen?", "n_bins?"), count),
@@ -112,21 +135,26 @@ ROWS_KINDS = {
 }
 # The entries about a calibrator that are read from calibration.json and from a model's config; others are free.
 RECORD_KINDS = {
-    **dict.fromkeys(("method?", "choice?", "criterion?", "split?", "date?"), str),
+    **dict.fromkeys(("method?", "choice?", "split?", "date?"), str),
     **dict.fromkeys(("loss?", "base_model?", "scaler?"), str),
     **dict.fromkeys(("fingerprint?", "sha256?"), digest),
+    "criterion?": _criterion,
     "head?": [str],
     "class_names?": [str],
     "folded?": bool,
     "n_examples?": count,
-    "temperature?": positive,
-    "temperatures?": [positive],
+    "temperature?": _temperature,
+    "temperatures?": [_temperature],
     "parameters?": dict,
     "loss_kwargs?": dict,
     "versions?": {str: str},
     "vllm_pooler_config?": {str: number},
     "data?": {str: ROWS_KINDS},
-    "metrics?": {**ROWS_KINDS, "before?": {str: number}, "after?": {str: number}},
+    "metrics?": {
+        **ROWS_KINDS,
+        "before?": {str: or_none(number)},
+        "after?": {str: or_none(number)},
+    },
 }
 
 
@@ -156,26 +184,33 @@ def save_map(
     ...     load_map(folder).about
     {'n_examples': 4}
     """
-    record = {
-        **_as_record(scaler),
-        **(about or {}),
-        "versions": {name: version(name) for name in PACKAGES},
-    }
+    facts = {} if about is None else about
+    is_mapping = isinstance(facts, Mapping)
+    way_out = "pass a dict of JSON types"
+    check_type(is_mapping, "about to be a mapping", type(about).__name__, way_out)
+    own = sorted(_OWN & facts.keys())
+    requirement = f"about to leave {', '.join(own)} to the calibrator"
+    check(not own, requirement, few(own), "choose other names")
+    record = {**_as_record(scaler), **facts}
+    record["versions"] = {name: version(name) for name in PACKAGES}
     record["date"] = datetime.now(timezone.utc).date().isoformat()
-    text = json.dumps(record, allow_nan=False) + "\n"
-    _check_size(len(text))
+    try:
+        text = json.dumps(record, allow_nan=False, default=_as_number)
+    except (TypeError, ValueError, RecursionError) as error:
+        requirement = "hold finite numbers, texts, and lists and dicts of them"
+        raise InputValueError(
+            expected("about", requirement, error, "convert what it holds")
+        ) from error
+    content = f"{text}\n".encode()
+    _parsed(content)  # What cannot be loaded is not saved.
     with whole_file(_file(path)) as unfinished:
-        unfinished.write_text(text, encoding="utf-8")
+        unfinished.write_bytes(content)
 
 
 def load_map(path: str | os.PathLike[str]) -> SavedMap:
     """Load a calibrator from a file of `save_map` or the calibration.json of a folder; ValueError for other files."""
     try:
-        _check_size(_file(path).stat().st_size)
-        record = json.loads(_file(path).read_bytes())
-        check_record(MAP_NAME, record, RECORD_KINDS)
-        about = {key: value for key, value in record.items() if key not in _OWN}
-        return SavedMap(_from_record(record), about)
+        return _parsed(read_file(_file(path), MOST_BYTES_OF_A_MAP))
     except Exception as error:  # A damaged or foreign file may cause any error.
         got = f"a file that cannot be read ({type(error).__name__}: {printable(error)[:300]})"
         way_out = (
@@ -184,6 +219,20 @@ def load_map(path: str | os.PathLike[str]) -> SavedMap:
         raise InputValueError(
             expected(str(_file(path)), "hold a fitted calibrator", got, way_out)
         ) from error
+
+
+def _parsed(content: bytes) -> SavedMap:
+    """The calibrator in the content of a file; any other content raises some error."""
+    record = parse_json(MAP_NAME, content, RECORD_KINDS, MOST_BYTES_OF_A_MAP)
+    about = {key: value for key, value in record.items() if key not in _OWN}
+    return SavedMap(_from_record(record), about)
+
+
+def _as_number(value: Any) -> Any:
+    """A scalar of NumPy in JSON types."""
+    if not isinstance(value, np.generic):
+        raise TypeError(f"an object of type {type(value).__name__}")
+    return value.item()
 
 
 def load_pretrained(name: str | os.PathLike[str], **where: Any) -> SavedMap:
@@ -195,7 +244,7 @@ def load_pretrained(name: str | os.PathLike[str], **where: Any) -> SavedMap:
     )
 
     try:
-        return load_map(name) if Path(name).is_dir() else download(str(name), **where)
+        return load_map(name) if os.path.isdir(name) else download(str(name), **where)
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
         requirement = f"be a folder, or a repository on the Hub, with {MAP_NAME}"
         got = f"{str(name)!r} ({printable(error)[:300]})"
@@ -261,7 +310,9 @@ def _from_record(record: dict[str, Any]) -> Any:
         elif name == "scaler" and value is not None:
             settings[name] = _from_record(value)
         else:
-            _check_setting(name, value, arguments[name].default)
+            requirement = f"setting {name} to be one of {', '.join(arguments)}"
+            check(name in arguments, requirement, "another", "take the file unchanged")
+            _check_setting(kind, arguments[name], value)
     scaler = kind(**settings)
     wanted = {name[:-1]: fitted for name, fitted in kind._fitted.items()}
     for key, value in {**record["parameters"]}.items():
@@ -285,22 +336,24 @@ def _from_record(record: dict[str, Any]) -> Any:
     return scaler
 
 
-def _check_setting(name: str, value: Any, default: Any) -> None:
-    """Raise unless an argument is of the kind of its default: a flag, a word, a number, or numbers if it is None."""
+def _check_setting(kind: type, argument: inspect.Parameter, value: Any) -> None:
+    """Raise unless an argument is of the kind of its default, or one of its choices; numbers, or None, for None."""
+    default = argument.default
     numbers = value if isinstance(value, list) else [value]
-    fits = len(numbers) > 0 and all(
-        isinstance(each, int | float)
-        and not isinstance(each, bool)
-        and np.isfinite(float(each))
-        for each in numbers
-    )
+    fits = len(numbers) > 0 and all(map(number, numbers))
     if default is None:
         fits = fits or value is None
     elif isinstance(default, bool):
         fits = isinstance(value, bool)
+    elif isinstance(default, int):
+        fits = number(value) and isinstance(value, int)
     elif isinstance(default, str):
-        fits = isinstance(value, str) and bool(_WORD.fullmatch(value))
-    requirement = f"setting {name} to be of the kind of {default!r}"
+        # An argument with choices is annotated by their name in the calibrator's module.
+        names = vars(import_module(kind.__module__))
+        choices = get_args(names.get(argument.annotation))
+        is_word = isinstance(value, str) and bool(_WORD.fullmatch(value))
+        fits = value in choices if choices else is_word
+    requirement = f"setting {argument.name} to be of the kind of {default!r}"
     check(fits, requirement, repr(value)[:100], "take the file unchanged")
 
 
@@ -320,15 +373,6 @@ def _check_map(found: Any, record: Mapping[str, Any]) -> None:
             f"another {key}",
             "take the file unchanged, or fit it again",
         )
-
-
-def _check_size(n_bytes: int) -> None:
-    check(
-        n_bytes <= _LARGEST_FILE,
-        "the file to be small enough",
-        f"{n_bytes:,} bytes, of at most {_LARGEST_FILE:,}",
-        "use a calibrator with fewer parameters",
-    )
 
 
 def _loss_from_record(record: dict[str, Any]) -> Any:
@@ -393,12 +437,7 @@ def check_finite(scaler: Any) -> None:
     finite = (np.isfinite(value).all() for value in numbers if _is_numeric(value))
     way_out = "fit it again, on finite logits"
     check(all(finite), "scaler to have finite numbers", "NaN or infinity", way_out)
-    sizes: dict[str, int] = {}
-    for name, fitted in scaler._fitted.items():
-        value = fitted.checked(name[:-1], getattr(scaler, name, None), sizes)
-        setattr(scaler, name, value)
-        if name == "n_classes_":
-            sizes["C"] = value
+    sizes = check_parameters(scaler, *scaler._fitted)
     names = ", ".join(name[:-1] for name in scaler._fitted)
     is_sound = scaler._is_sound() and (scaler.multi_label or sizes.get("C") != 1)
     check(is_sound, f"{names} to be those of one fit", "others", "fit it again")
@@ -406,6 +445,20 @@ def check_finite(scaler: Any) -> None:
     probs = scaler.predict_proba(zeros)
     is_finite = bool(np.isfinite(probs).all())
     check(is_finite, "scaler to have finite numbers", "NaN or infinity", way_out)
+
+
+def check_parameters(scaler: Any, *names: str) -> dict[str, int]:
+    """Raise if a calibrator is not fitted, or a parameter is of another kind, shape or range; return their sizes."""
+    check_is_fitted(scaler)
+    sizes: dict[str, int] = {}
+    for name in names:
+        value = scaler._fitted[name].checked(
+            name[:-1], getattr(scaler, name, None), sizes
+        )
+        setattr(scaler, name, value)
+        if name == "n_classes_":
+            sizes["C"] = value
+    return sizes
 
 
 def _is_numeric(value: Any) -> bool:
@@ -523,4 +576,4 @@ def title_of(scaler: Any) -> str:
 
 
 def _file(path: str | os.PathLike[str]) -> Path:
-    return Path(path) / MAP_NAME if Path(path).is_dir() else Path(path)
+    return Path(path, MAP_NAME) if os.path.isdir(path) else Path(path)

@@ -16,6 +16,7 @@ from typing import Any
 
 from hf_calib._errors import InputValueError, check, did_you_mean, expected
 from hf_calib._files import check_output, whole_file
+from hf_calib._records import read_json
 from hf_calib.predictions.training import PREDICTIONS
 
 STUDY, CELLS = "study.json", "cells"
@@ -315,7 +316,7 @@ def read_plan(study: Path) -> dict[str, Any]:
     """Return the plan in study.json with its losses and seeds; raise ValueError if there is none."""
     path = study / STUDY
     try:
-        plan = json.loads(path.read_text(encoding="utf-8"))
+        plan = read_json(path, {})
         cells = {
             name: (str(entry["loss"]), int(entry["seed"]))
             for name, entry in plan["cells"].items()
@@ -345,8 +346,8 @@ def is_finished(folder: Path) -> bool:
 def recorded(path: Path, name: str) -> Any:
     """Return an entry of a JSON file, or None if it cannot be read."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))[name]
-    except (OSError, ValueError, LookupError, TypeError):
+        return read_json(path, {}).get(name)
+    except (OSError, ValueError):
         return None
 
 

@@ -21,8 +21,7 @@ from hf_calib._errors import check, did_you_mean, expected
 from hf_calib.losses import AdaptiveLoss, CalibrationLoss
 from hf_calib.metrics.checks import check_integer
 from hf_calib.scaling import TemperatureScaling
-from hf_calib.scaling.affine import Criterion
-from hf_calib.scaling.saved_map import map_title, method_of
+from hf_calib.scaling.saved_map import Criterion, map_title, method_of
 from hf_calib.trainer.calibration_map import fit_once
 from hf_calib.trainer.checks import check_is_dataset
 from hf_calib.trainer.evaluation import Evaluation, check_labelled

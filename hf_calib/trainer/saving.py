@@ -8,7 +8,6 @@ import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from types import NoneType
 from typing import Any, NamedTuple
 
 from accelerate.utils import gather_object
@@ -21,6 +20,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME
 
 from hf_calib._errors import InputValueError, check, cut, expected, few, printable
 from hf_calib._files import whole_file
+from hf_calib._records import count, fits, number, wrong_entry
 from hf_calib.cards.facts import REPORT_FOLDER
 from hf_calib.export.folder import LOSS_STATE_NAME, PUSHED_LOSS_STATE
 from hf_calib.losses import AdaptiveLoss, CalibrationLoss
@@ -42,18 +42,15 @@ _ARCHIVES = (
     "adapter_model.bin",
 )
 _MAPPINGS = (TRAINER_STATE_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME)
-# The types of what the Trainer reads in its state to go on.
-_OF_A_STATE: dict[str, Any] = {
-    "global_step": int,
-    "max_steps": int,
-    "num_train_epochs": int,
-    "epoch": (int, float),
-    "total_flos": (int, float),
-    "log_history": list,
-    "best_metric": (int, float, NoneType),
-    "best_global_step": (int, NoneType),
-    "best_model_checkpoint": (str, NoneType),
-    "stateful_callbacks": (dict, NoneType),
+# The kinds of what the Trainer reads in its state to go on. Until a metric has been measured, the best one is infinite.
+_STATE_KINDS = {
+    **dict.fromkeys(("global_step", "max_steps", "num_train_epochs"), count),
+    **dict.fromkeys(("epoch", "total_flos"), number),
+    "log_history": [dict],
+    "best_metric?": lambda value: fits(value, int) or fits(value, float),
+    "best_global_step?": count,
+    "best_model_checkpoint?": str,
+    "stateful_callbacks?": dict,
 }
 _LARGEST_TABLE = 2**24  # In bytes: 10,000 bins, and gaps of two million classes.
 
@@ -215,17 +212,9 @@ def _problem(checkpoint: Path) -> str | None:
 def _wrong_in_state(path: Path) -> str | None:
     """What the Trainer cannot read in its state, a mapping; None if there is nothing."""
     state = json.loads(path.read_text(encoding="utf-8"))
-    for name, kinds in _OF_A_STATE.items():
-        value = state.get(name)
-        is_number = not isinstance(value, bool)
-        if not (isinstance(value, kinds) and is_number):
-            found = cut(repr(value), 100) if name in state else "none"
-            return f"{name}: {found}"
-    if state["global_step"] < 0:
-        return f"global_step: {state['global_step']}"
-    others = [entry for entry in state["log_history"] if not isinstance(entry, dict)]
-    if others:
-        return f"log_history: {cut(repr(others[0]), 100)}"
+    wrong = wrong_entry(state, _STATE_KINDS)
+    if wrong is not None:
+        return f"{wrong}: {cut(repr(state[wrong]), 100) if wrong in state else 'none'}"
     unknown = sorted(state.keys() - TrainerState.__dataclass_fields__.keys())
     if unknown:
         return f"unknown entries: {few(unknown)}"

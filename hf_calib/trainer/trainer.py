@@ -35,7 +35,7 @@ from hf_calib.export.folder import (
 from hf_calib.export.hub import push_folder
 from hf_calib.language_models.label_tokens import is_causal, without_adapters
 from hf_calib.losses import AdaptiveLoss, CalibrationLoss, all_gather_rows, logits_of
-from hf_calib.metrics.checks import check_type
+from hf_calib.metrics.checks import check_integer, check_type
 from hf_calib.scaling import TemperatureScaling
 from hf_calib.scaling.saved_map import SavedMap, temperature_of, title_of
 from hf_calib.trainer import calibration_map as maps
@@ -783,6 +783,10 @@ class CalibrationMixin(Trainer):
         Raises:
             TypeError, ValueError: if it cannot be folded, has NaN, or does not fit the problem or the model.
         """
+        is_name = isinstance(split, str) and split != ""
+        way_out = "name the rows that it was fitted to, such as 'out-of-fold'"
+        check_type(is_name, "split to be a name", repr(split), way_out)
+        check_integer("n_examples", n_examples, 1, "pass the number of fitted rows")
         problem = self.problem
         if problem.multi_label is None and self.reads_labels:
             problem = problem._replace(multi_label=self._has_several_labels())

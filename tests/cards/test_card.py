@@ -310,7 +310,7 @@ def test_text_of_calibration_json_is_no_markup(folder: Path) -> None:
         "n": 3,
     }
     entries: dict[str, Any] = {
-        **dict.fromkeys(("loss", "criterion", "split", "base_model", "date"), HOSTILE),
+        **dict.fromkeys(("loss", "split", "base_model", "date"), HOSTILE),
         "loss_kwargs": {HOSTILE: HOSTILE},
         "data": {"train": rows, "calibration": rows, "test": rows},
         "versions": {"torch": HOSTILE, HOSTILE: "1"},

@@ -173,15 +173,20 @@ RECORD = Decisions(RULES["abstain"], NAMES).to_dict()
             "got the rule 'abstain' of version 2; save them with .* this version reads version 1",
         ),
         ({"rule": "oracle"}, "decisions.json to hold decisions, got the rule 'oracle'"),
-        ({"options": {"accuracy": 2}}, r"accuracy to lie in \(0, 1\), got 2"),
-        ({"fitted": {}}, "got no 'thresholds_'"),
+        (
+            {"options": {**RECORD["options"], "accuracy": 2}},
+            r"accuracy to lie in \(0, 1\), got 2",
+        ),
+        ({"options": {}}, "options to be those of the rule, got other fields: accura"),
+        ({"fitted": {}}, "fitted to be those of the rule, got other fields: thresh"),
+        ({"class_names": [], "fitted": {"thresholds_": []}}, "2 classes"),
         (
             {"fitted": {"thresholds_": [0.5, 0.5]}},
             "expected class_names to be 2 different names",
         ),
         (
             {"fitted": {"thresholds_": [0.5, 0.5, 0.5, 1.5]}},
-            r"thresholds_ that are not one number in \[0, 1\]",
+            "to hold a valid 'fitted', got {'thresholds_'",
         ),
         (
             {"class_names": ["a", "b", "c", "c"]},
@@ -256,6 +261,35 @@ def test_fields_of_wrong_types_or_ranges(
     ) as found:
         Decisions.from_pretrained(tmp_path)
     assert len(str(found.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("kind", FULL)
+@pytest.mark.parametrize("empty", [{}, [], "", None])
+def test_no_field_may_be_empty(kind: str, empty: Any) -> None:
+    may_be_empty = {"measured": {}}
+    if kind == "costs":
+        may_be_empty["fitted"] = {}
+    for name in FULL[kind]:
+        may_be_null = name in ("of_fit", "fingerprint", "calibrator")
+        is_allowed = name in may_be_empty and may_be_empty[name] == empty
+        if is_allowed or (may_be_null and empty is None):
+            Decisions.from_dict({**FULL[kind], name: empty})
+            continue
+        with pytest.raises(InputValueError, match=r"to hold decisions, got .*; save"):
+            Decisions.from_dict({**FULL[kind], name: empty})
+    for name in FULL[kind]["options"]:
+        options = dict(FULL[kind]["options"])
+        if options.pop(name) == empty:
+            continue
+        for changed in (options, {**options, name: empty}):
+            with pytest.raises(InputValueError, match="to hold decisions, got "):
+                Decisions.from_dict({**FULL[kind], "options": changed})
+
+
+def test_a_config_with_an_infinite_number(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"time_step_limit": [0.0, Infinity]}')
+    Decisions(RULES["abstain"], NAMES).save(tmp_path)
+    assert Decisions.from_pretrained(tmp_path).class_names == NAMES
 
 
 JSON = st.recursive(
@@ -358,7 +392,11 @@ def test_a_config_that_names_no_classes(tmp_path: Path) -> None:
 def test_files_that_are_not_there_or_broken(tmp_path: Path) -> None:
     for name, content, message in (
         (tmp_path, None, r"be loadable, got .* \(no decisions.json in it"),
-        (tmp_path, '{"version": 1,', r"be loadable, got .* \(Expecting property name"),
+        (
+            tmp_path,
+            '{"version": 1,',
+            r"be loadable, got .* JSONDecodeError: Expecting prop",
+        ),
         ("no/such/model", None, "be loadable, got no/such/model"),
     ):
         if content is not None:

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
+from fractions import Fraction
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -314,7 +316,6 @@ REFUSED: list[tuple[Callable[[], Any], Any, str]] = [
     (lambda: hooked(torch.tanh), 1.7, LINEAR + r".*'classifier'\]; divide the logits outside the model"),
     (lambda: hooked(torch.tanh), made("vector"), "that vector scaling can be folded into, got .*; keep the"),
     (lambda: hooked(lambda z: 2 * z), made("vector"), r"got \['classifier'\], which lose precision with it"),
-    (bert, 1e44, r"lose precision at 1e\+44"),
     (torch.inference_mode()(lambda: bert()), 1.7, "weights that can be changed, got .*; load it with"),
     (lambda: bert().bfloat16(), 1.7, "got torch.bfloat16 in bert.*; call model.float"),
     (packed_in_integers, 1.7, "got torch.uint8 in classifier.weight; fold the model before it is"),
@@ -337,16 +338,46 @@ def test_what_cannot_be_folded_is_refused(
         )
 
 
+@pytest.mark.parametrize(
+    "temperature", [1e30, 1e-30, 10**400, -1.5, math.nan, math.inf, Fraction(10) ** 400]
+)
+def test_a_temperature_that_no_fit_finds_is_not_folded(temperature: Any) -> None:
+    with refused(bert(), ValueError, r"temperature to lie in \[1e-05, 100000\], got"):
+        fold_temperature(bert(), temperature)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, 1e30])
+@pytest.mark.parametrize("name", ["weight_", "bias_"])
+def test_numbers_that_a_head_cannot_hold_are_not_folded(
+    name: str, number: float
+) -> None:
+    scaler = made("vector")
+    setattr(scaler, name, np.full(5, number))
+    with refused(bert(), ValueError, rf"expected {name[:-1]} to be float in \[-1e\+12"):
+        fold(bert(), scaler)
+    corrected = PriorCorrection(*PRIORS, scaler)
+    with refused(bert(), ValueError, rf"expected {name[:-1]} to be float in \[-1e\+12"):
+        fold(bert(), corrected)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e30, 1e-30, math.nan, "2", None])
+def test_a_temperature_set_by_hand_is_checked(temperature: Any) -> None:
+    scaler = made("temperature")
+    scaler.temperature_ = temperature
+    with refused(bert(), ValueError, "expected .*(temperature|scaler) to "):
+        fold(bert(), scaler)
+
+
 def test_objects_of_the_wrong_type_are_refused() -> None:
     model = bert()
     with refused(
         model,
         ValueError,
-        "expected temperature to be finite and above 0, got 0.0; 1.0 does not",
+        r"expected temperature to lie in \[1e-05, 100000\], got 0.0; 1.0 does not",
     ):
         fold_temperature(model, 0.0)
     with refused(
-        model, TypeError, "expected temperature to be a number, got str; pass a float"
+        model, TypeError, "expected temperature to be a number, got '1.5'; pass a float"
     ):
         fold_temperature(model, "1.5")  # type: ignore[arg-type]
     with refused(

@@ -7,6 +7,7 @@ import time
 import tracemalloc
 import zlib
 from functools import reduce
+from typing import Any
 
 import numpy as np
 import pytest
@@ -283,6 +284,16 @@ class TestRefused:
         probs[40_000], labels[40_000], weights[40_000] = row, label, weight
         with pytest.raises(InputError, match=message):
             state.update(probs, labels, weights)
+        assert state.to_bytes() == before
+
+    @pytest.mark.parametrize(
+        "other", [3, None, b"", {}, StreamingCalibration(), CalibrationState]
+    )
+    def test_what_is_no_state_is_not_merged(self, other: Any) -> None:
+        state = CalibrationState(n_classes=3)
+        before = state.to_bytes()
+        with pytest.raises(TypeError, match="expected other to be a CalibrationState"):
+            state.merge(other)
         assert state.to_bytes() == before
 
     def test_other_inputs(self) -> None:

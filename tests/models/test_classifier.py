@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,15 @@ import torch
 import transformers
 from datasets import ClassLabel, Dataset, Features, Value
 
+import hf_calib
+from hf_calib._errors import InputError
 from hf_calib.data.sources import load_rows
-from hf_calib.models.classifier import Classifier, load_classifier, predict
+from hf_calib.models.classifier import (
+    Classifier,
+    find_task,
+    load_classifier,
+    predict,
+)
 from tests.helpers.tiny import N_LABELS, TEXT, sequences, text_of, tiny_bert, tokenizer
 
 NAMES = ("art", "law", "NA", "sport")
@@ -68,6 +76,25 @@ def labelled(labels: Any, feature: Any = None) -> Dataset:
     return Dataset.from_dict(
         {"text": ["w1 w2"] * len(labels), "label": labels}, features=features
     )
+
+
+class TestSizes:
+    @pytest.mark.parametrize(
+        "entry", ["num_hidden_layers", "n_layers", "encoder_layers", "num_labels"]
+    )
+    @pytest.mark.parametrize("size", [10**9, 10**400, -1])
+    def test_a_config_of_a_model_that_cannot_be_built(
+        self, entry: str, size: int, model_folder: Path, tmp_path: Path
+    ) -> None:
+        config = json.loads((model_folder / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps({**config, entry: size}))
+        words = f"expected .*config.json to hold a valid {entry!r}, got "
+        with pytest.raises(InputError, match=words):
+            load_classifier(tmp_path)
+        with pytest.raises(InputError, match=words):
+            find_task(tmp_path)
+        with pytest.raises(InputError, match=words):
+            hf_calib.pipeline("text-classification", tmp_path)
 
 
 class TestPredict:

@@ -267,7 +267,7 @@ def test_a_prior_correction_of_a_scaler_of_other_classes_is_not_loaded(
 def test_files_that_are_too_large_are_not_read(tmp_path: Path) -> None:
     with (tmp_path / MAP_NAME).open("wb") as file:
         file.truncate(2**28 + 1)
-    with pytest.raises(ValueError, match="268,435,457 bytes, of at most 268,435,456"):
+    with pytest.raises(ValueError, match="at most 268,435,456 bytes, got 268,435,457"):
         Scaler.from_pretrained(tmp_path)
 
 

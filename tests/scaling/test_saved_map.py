@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from sklearn.exceptions import NotFittedError
 
 from hf_calib import scaling
+from hf_calib._errors import InputError
 from hf_calib.losses import make_loss
 from hf_calib.scaling import (
     FOLDABLE_SCALERS,
@@ -256,7 +259,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     refused(tmp_path, "No such file")
     for text in ("[1]", "null", "3", '"x"'):
         (tmp_path / MAP_NAME).write_text(text)
-        refused(tmp_path, "expected calibration.json to hold a JSON object, got")
+        refused(tmp_path, "calibration.json to hold a JSON object, got")
     (tmp_path / MAP_NAME).write_text("{}")
     refused(tmp_path, "")
     (tmp_path / MAP_NAME).write_text('{"settings": {}}')
@@ -264,6 +267,115 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     for text in ("[" * 100_000, '{"method": "spline"', "\udc80", "{", "[1]"):
         (tmp_path / MAP_NAME).write_bytes(text.encode("utf-8", "surrogateescape"))
         refused(tmp_path, "a file that cannot be read")
+
+
+def test_many_small_values_are_refused_before_they_take_memory(tmp_path: Path) -> None:
+    text = '{"about": [' + "[]," * 1_000_000 + "0]}"
+    (tmp_path / MAP_NAME).write_text(text)
+    tracemalloc.start()
+    try:
+        refused(tmp_path, "1,000,00. lists and objects")
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 3 * len(text)
+
+
+# ---- What is said about a calibrator ----
+
+
+@pytest.mark.parametrize(
+    ("about", "message"),
+    [
+        ({"method": "x"}, "about to leave method to the calibrator"),
+        ({"weight": 3, "bias": 4, "split": "a"}, "about to leave bias, weight to the"),
+        ({"date": "today"}, "about to leave date to"),
+        ({"versions": {}}, "about to leave versions to"),
+        ({"score": math.nan}, "about to hold finite numbers, texts"),
+        ({"score": np.float32("nan")}, "about to hold finite numbers, texts"),
+        ({"score": [np.float64("inf")]}, "about to hold finite numbers, texts"),
+        ({"score": np.zeros(2)}, "about to hold finite numbers, texts"),
+        ({"score": {1, 2}}, "about to hold finite numbers, texts"),
+        ({"score": object()}, "about to hold finite numbers, texts"),
+        ({(1, 2): 3}, "about to hold finite numbers, texts"),
+        ({"criterion": "zzz"}, "hold a valid 'criterion', got 'zzz'"),
+        ({"n_examples": -3}, "hold a valid 'n_examples', got -3"),
+        ({"n_examples": 10**400}, "hold a valid 'n_examples'"),
+        ({"fingerprint": "abc"}, "hold a valid 'fingerprint'"),
+        ({"temperature": 1e30}, r"hold a valid 'temperature', got 1e\+30"),
+        ({"temperatures": [1.0, 1e-30]}, "hold a valid 'temperatures'"),
+        ({"data": {"train": None}}, "hold a valid 'data'"),
+        (3, "about to be a mapping"),
+    ],
+)
+def test_what_cannot_be_loaded_is_not_saved(
+    about: Any, message: str, tmp_path: Path
+) -> None:
+    scaler, _ = fitted("TemperatureScaling")
+    with pytest.raises(InputError, match=message):
+        save_map(scaler, tmp_path, about)
+    assert not list(tmp_path.iterdir())
+
+
+def test_endless_entries_are_not_saved(tmp_path: Path) -> None:
+    scaler, _ = fitted("TemperatureScaling")
+    about: dict[str, Any] = {}
+    about["about"] = about
+    with pytest.raises(InputError, match="about to hold finite numbers, texts"):
+        save_map(scaler, tmp_path, about)
+    assert not list(tmp_path.iterdir())
+
+
+def test_scalars_of_numpy_are_saved_as_numbers(tmp_path: Path) -> None:
+    scaler, _ = fitted("TemperatureScaling")
+    about = {"n_examples": np.int64(3), "score": np.float32(0.5), "ok": np.bool_(True)}
+    save_map(scaler, tmp_path, about)
+    assert load_map(tmp_path).about == {"n_examples": 3, "score": 0.5, "ok": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "value"),
+    [
+        ("TemperatureScaling", "criterion", "zzz"),
+        ("TemperatureScaling", "n_bins", 1.5),
+        ("TemperatureScaling", "more", 1),
+        ("HistogramBinning", "binning", "zzz"),
+        ("IsotonicScaling", "multiclass", "zzz"),
+    ],
+)
+def test_settings_that_no_calibrator_has_are_neither_loaded_nor_saved(
+    name: str, setting: str, value: Any, tmp_path: Path
+) -> None:
+    scaler, _ = fitted(name)
+    save_map(scaler, tmp_path)
+    settings = {**scaler.get_params(), setting: value}
+    edited(tmp_path, settings=settings)
+    refused(tmp_path, f"setting {setting} to be")
+    if setting != "more":
+        setattr(scaler, setting, value)
+        with pytest.raises(InputError, match=f"setting {setting} to be"):
+            save_map(scaler, tmp_path / "new")
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, 1e30, 1e-30, math.nan, "2", None, [1.0]])
+def test_a_temperature_that_no_fit_finds_is_neither_used_nor_saved(
+    value: Any, tmp_path: Path
+) -> None:
+    scaler, logits = fitted("TemperatureScaling")
+    scaler.temperature_ = value
+    for use in (scaler.transform, scaler.predict_proba, scaler.predict):
+        with pytest.raises(InputError, match=r"expected .*temperature to be float in"):
+            use(logits)
+    with pytest.raises(InputError):
+        save_map(scaler, tmp_path)
+    mixture, logits = fitted("EnsembleTemperatureScaling")
+    mixture.temperature_ = value
+    with pytest.raises(InputError, match="expected temperature to be float in"):
+        mixture.predict_proba(logits)
+    several, logits = fitted("PerLabelTemperatureScaling")
+    several.temperatures_ = np.array([1.0, 1.0, 1.0, 0.0])
+    with pytest.raises(InputError, match="expected temperatures to be float in"):
+        several.predict_proba(logits)
 
 
 def test_a_place_that_is_none(tmp_path: Path) -> None:

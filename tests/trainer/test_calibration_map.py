@@ -488,6 +488,15 @@ def test_a_map_from_elsewhere(tmp_path: Path) -> None:
         ValueError, match="expected scaler to have finite numbers, got NaN or infinity"
     ):
         trainer.use_calibration_map(broken, split="a", n_examples=1)
+    for split, n_examples, message in (
+        (3, 60, "expected split to be a name, got 3"),
+        ("", 60, "expected split to be a name, got ''"),
+        ("a", -3, "expected n_examples to be at least 1, got -3"),
+        ("a", 1.5, "expected n_examples to be an integer, got 1.5"),
+        ("a", True, "expected n_examples to be an integer, got True"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            trainer.use_calibration_map(scaler, split=split, n_examples=n_examples)
     assert trainer.calibration_map is scaler
 
 
