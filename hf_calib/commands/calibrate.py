@@ -22,7 +22,6 @@ from hf_calib.commands.source import (
     check_kind,
     open_source,
 )
-from hf_calib.decisions.saved import DECISIONS
 from hf_calib.predictions import one_pass
 from hf_calib.predictions.predictions import (
     SINGLE_LABEL,
@@ -108,6 +107,8 @@ def run(options: Calibrate, running: Running) -> Calibration:
     A calibrator that does not fold, or whose bias the head would lose, is saved next to the unchanged model, for
     `hf_calib.pipeline`. A model that has a calibrator in its head already is unfolded first.
     """
+    from hf_calib.commands.calibrated_files import rule_files
+
     check_output(options.output)
     requirement = "--weight-column to go with predictions"
     check(
@@ -126,9 +127,18 @@ def run(options: Calibrate, running: Running) -> Calibration:
         make_scaler(options, kind)
 
     source = open_source(options, running, check_labels)
+    earlier_rule = rule_files(options.output)
     if isinstance(source, ModelSource):
-        return calibrate_model(source, options)
-    return calibrate_files(source, options)
+        done = calibrate_model(source, options)
+    else:
+        done = calibrate_files(source, options)
+    if any(not path.exists() for path in earlier_rule):
+        done.notes.insert(
+            0,
+            f"The decision rule in {options.output} and its report are removed, as they are for other "
+            "probabilities. Run hf-calib decide again.",
+        )
+    return done
 
 
 def shown(done: Calibration) -> list[Any]:
@@ -373,11 +383,6 @@ def calibrate_model(source: ModelSource, options: Calibrate) -> Calibration:
         title = saved_map.map_title(str(record.get("method", "temperature")))
         how = "was undone first, bit for bit. The new calibrator replaces it."
         undone.append(f"{source.model} had {title} in its head, which {how}")
-    if (options.output / DECISIONS).is_file():
-        undone.append(
-            f"{DECISIONS} in {options.output} is removed, as its rule is for other probabilities. "
-            "Run hf-calib decide again."
-        )
     training = {
         key: each
         for key, each in check_can_be_folded(model).items()
