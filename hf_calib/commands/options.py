@@ -419,10 +419,16 @@ def decide(source: str | Path, **options: Any) -> Decided:
 def _done(kind: type[Command], **options: Any) -> Any:
     known = [each.name for each in kind.options()]
     for name in options:
+        others = [
+            other.command()
+            for other in COMMANDS
+            if name in [each.name for each in other.options()]
+        ]
+        way_out = f"it is an option of {' and '.join(others)}"
         check_type(
             name in known,
-            f"option to be one of {kind.command()}",
-            name,
-            did_you_mean(name, known),
+            f"each option to be one of {kind.command()}'s",
+            repr(name),
+            way_out if others else did_you_mean(name, known),
         )
     return kind(**options)()

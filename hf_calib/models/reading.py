@@ -158,8 +158,9 @@ class Reading:
 
     def columns(self, rows: Dataset) -> dict[str, Any]:
         """Return the slices and weights of rows, as the arguments of their predictions."""
-        from hf_calib.predictions.columns import check_slices, numbers_of
+        from hf_calib.predictions.columns import check_roles, check_slices, numbers_of
 
+        check_roles(self.label_column, self.weight_column, self.by or ())
         by = {}
         for name in self.by or ():
             column = column_of(rows, "by", name, may_be_null=True)
@@ -239,10 +240,11 @@ def column_of(
     check(column in names, requirement, repr(column), did_you_mean(column, names))
     stored = read_column(rows, column).combine_chunks()
     requirement = f"column {column!r} to have a value in every row"
+    first = stored.is_null().index(True).as_py()
     check(
         may_be_null or not stored.null_count,
         requirement,
-        f"{stored.null_count} without",
+        f"{stored.null_count} without (first in row {first})",
         "remove these rows",
     )
     return stored
