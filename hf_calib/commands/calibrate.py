@@ -22,6 +22,7 @@ from hf_calib.commands.source import (
     check_kind,
     open_source,
 )
+from hf_calib.decisions.saved import DECISIONS
 from hf_calib.predictions import one_pass
 from hf_calib.predictions.predictions import (
     SINGLE_LABEL,
@@ -110,13 +111,6 @@ def run(options: Calibrate, running: Running) -> Calibration:
     from hf_calib.commands.calibrated_files import rule_files
 
     check_output(options.output)
-    requirement = "--weight-column to go with predictions"
-    check(
-        options.data is None or options.weight_column is None,
-        requirement,
-        options.source,
-        "leave it out",
-    )
 
     def check_labels(kind: LabelKind) -> None:
         check_kind(
@@ -135,8 +129,8 @@ def run(options: Calibrate, running: Running) -> Calibration:
     if any(not path.exists() for path in earlier_rule):
         done.notes.insert(
             0,
-            f"The decision rule in {options.output} and its report are removed, as they are for other "
-            "probabilities. Run hf-calib decide again.",
+            f"The rule of {DECISIONS} in {options.output}, and the report on it, are removed, as they are for "
+            "other probabilities. Run hf-calib decide again.",
         )
     return done
 
@@ -339,6 +333,7 @@ def calibrate_files(source: FileSource, options: Calibrate) -> Calibration:
     check_files(source, applied, options, scaler, is_held=is_held)
     if is_held:
         return write_held(fit_and_report(scaler, source, options), source)
+    options.check_unused("seed", "rows without weights that fit into memory")
     source.running.stages(f"drawing up to {one_pass.MOST_SAMPLED:,} rows to fit on")
     sample = one_pass.draw_sample(
         table, half=0 if is_split else None, workers=options.workers

@@ -141,7 +141,8 @@ def write_files(
     for each in one_pass.over_parts(work, table.files, options.workers):
         tally.merge(each)
         running.progress(each.n_rows, table.n_rows)
-    report = report_of(tally, name_of(table.name), table.class_names, n_bins, n_files)
+    names = tuple(options.class_names or table.class_names)
+    report = report_of(tally, name_of(table.name), names, n_bins, n_files)
     report.save(output)
     remove_files(output, earlier)
     return report

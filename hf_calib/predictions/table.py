@@ -608,7 +608,8 @@ def _readable(file: File) -> Iterator[None]:
             check(False, requirement, "a longer one", way_out)
         if "Empty CSV file or block" in words:
             requirement = f"{file.name} to begin with a line of column names"
-            check(False, requirement, "none in the first 4 MB", way_out)
+            got = "none in the first 4 MB" if file.n_bytes else "an empty file"
+            check(False, requirement, got, way_out)
         twice = re.search(r"multiple columns named ([^;]+)", words)
         if twice:
             requirement = f"the columns of {file.name} to have different names"

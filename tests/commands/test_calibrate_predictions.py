@@ -181,9 +181,9 @@ def test_an_earlier_rule_is_removed(
     (tmp_path / "decisions" / "mine.md").write_text("mine")
     found = call("calibrate", data, *TEMPERATURE, "--output", tmp_path)
     assert found.exit_code == 0, found.output
-    assert "The decision rule in" in one_line(found.stdout)
+    assert "The rule of decisions.json in" in one_line(found.stdout)
     assert "Run hf-calib decide again." in one_line(found.stdout)
     assert names_in(tmp_path) == {*REPORT, "predictions.npz", "decisions"}
     assert names_in(tmp_path / "decisions") == {"mine.md"}
     again = call("calibrate", data, *TEMPERATURE, "--output", tmp_path)
-    assert "decision rule" not in again.stdout
+    assert "decisions.json" not in again.stdout

@@ -39,6 +39,6 @@ def test_an_option_that_is_not_there_or_out_of_range() -> None:
         hf_calib.evaluate("predictions.npz", outputs="out")
     with pytest.raises(
         InputTypeError,
-        match="to be one of calibrate's, got 'by'; it is an option of evaluate$",
+        match=r"to be one of calibrate's, got 'by'; it is an option of evaluate$",
     ):
         hf_calib.calibrate("predictions.npz", "out", by=["country"])
