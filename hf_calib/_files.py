@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from errno import (
     EACCES,
@@ -25,6 +25,8 @@ from pathlib import Path
 from hf_calib._errors import InputOSError, check, expected
 
 _FULL_DISK = {EDQUOT, EFBIG, ENOSPC}
+# A link to a figure in a Markdown document, on a line of its own.
+_FIGURE = re.compile(r"^!\[.*\]\((figures/[\w-]+\.png)\)$", re.MULTILINE)
 _FOR_THE_USER = _FULL_DISK | {
     EACCES,
     EEXIST,
@@ -68,13 +70,51 @@ def check_output(output: Path | None) -> None:
 def move_files(
     made: Path, target: Path, *, order: Callable[[Path], int] = lambda path: 0
 ) -> None:
-    """Move the files of a folder into another and replace files of the same names; sorted by `order`, then by name."""
+    """Move the files of a folder into another and replace files of the same names; sorted by `order`, then by name.
+
+    Where a document is replaced, its figures that the new one does not have are removed.
+    """
+    for path in made.rglob("*.md"):
+        replaced = target / path.relative_to(made)
+        # Other Markdown files may show a user's own figures.
+        if path.with_suffix(".html").is_file():
+            for figure in figures_of(replaced):
+                if not (made / figure.relative_to(target)).exists():
+                    figure.unlink()
     for path in sorted(
         filter(Path.is_file, made.rglob("*")), key=lambda path: (order(path), path)
     ):
         new = target / path.relative_to(made)
         new.parent.mkdir(parents=True, exist_ok=True)
         _replace(path, new)
+
+
+def figures_of(document: Path) -> list[Path]:
+    """The figures that a Markdown document shows, which were written next to it; none through a link."""
+    if not document.is_file() or (document.parent / "figures").is_symlink():
+        return []
+    text = document.read_text("utf-8", errors="replace")
+    found = [document.parent / name for name in _FIGURE.findall(text)]
+    return [path for path in found if path.is_file()]
+
+
+def report_files(folder: Path) -> list[Path]:
+    """The files of a report that was saved to a folder; none through a link."""
+    if folder.is_symlink() or not (folder / "report.json").is_file():
+        return []
+    forms = [folder / f"report.{suffix}" for suffix in ("json", "md", "html")]
+    return [*figures_of(folder / "report.md"), *filter(Path.is_file, forms)]
+
+
+def remove_files(home: Path, paths: Sequence[Path]) -> None:
+    """Remove files below a folder, and the folders within it that are then empty."""
+    for path in paths:
+        path.unlink()
+    above = {folder for path in paths for folder in path.parents}
+    # Those within others come first.
+    for folder in sorted(above - {home, *home.parents}, reverse=True):
+        if not any(folder.iterdir()):
+            folder.rmdir()
 
 
 @contextmanager

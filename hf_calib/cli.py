@@ -297,9 +297,12 @@ def _with_options(
             name = rf"(?<![\w'\"./=-]){each.name}(?![\w'\"/=(-]|\.\w)"
             message = re.sub(name, typed, message)
         # Other names are also words, but not in the place of the argument.
-        requirement = "to name an existing file" if is_array else "to be one of"
-        said = f"expected {each.name} {requirement}"
-        message = message.replace(said, f"expected {typed} {requirement}")
+        requirements = ["to be one of", "to be given with", "to be other rows than"]
+        if is_array:
+            requirements = ["to name an existing file"]
+        for requirement in requirements:
+            said = f"expected {each.name} {requirement}"
+            message = message.replace(said, f"expected {typed} {requirement}")
     return message
 
 

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from hf_calib._errors import InputError
 from hf_calib._files import check_output, whole_file, whole_folder
 from hf_calib.plots import save_figure
+from hf_calib.report.document import Document, Figures, Image
 from tests.helpers.interrupted_saving import in_a_fork
 
 
@@ -50,6 +51,40 @@ class TestBesideOtherFiles:
         for name in names_below(tmp_path):
             assert (tmp_path / name).read_text() == ("new" if name in new else "mine")
         assert (tmp_path / "empty").is_dir()
+
+    def test_figures_that_a_new_report_does_not_have_are_removed(
+        self, tmp_path: Path
+    ) -> None:
+        def report(target: Path, *figures: str) -> None:
+            drawn = {figure: Image(b"png", 96) for figure in figures}
+            shown = Figures(drawn, dict.fromkeys(figures, ""))
+            with whole_folder(target) as folder:
+                Document("Report", [shown]).write(folder / "calibration", {})
+
+        report(tmp_path, "reliability", "slices_country", "entities")
+        others = (
+            "calibration/figures/mine.png",
+            "figures/slices_country.png",
+            "calibration/other.md",
+        )
+        for name in others:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text("![mine](figures/mine.png)")
+        report(tmp_path, "reliability", "corp")
+        shown = {path.name for path in (tmp_path / "calibration/figures").iterdir()}
+        assert shown == {"reliability.png", "corp.png", "mine.png"}
+        assert all((tmp_path / name).is_file() for name in others)
+        report(tmp_path)
+        assert not (tmp_path / "calibration/figures/corp.png").exists()
+
+    def test_figures_behind_a_link_stay(self, tmp_path: Path) -> None:
+        write(tmp_path / "theirs", "png", "a.png")
+        text = "![a](figures/a.png)\n![b](figures/../report.json)"
+        write(tmp_path / "out", text, "report.md", "report.html", "report.json")
+        (tmp_path / "out" / "figures").symlink_to(tmp_path / "theirs")
+        write(tmp_path / "out", "new", "report.md", "report.html")
+        assert (tmp_path / "theirs" / "a.png").is_file()
+        assert (tmp_path / "out" / "report.json").is_file()
 
     def test_a_failure_changes_nothing(self, tmp_path: Path) -> None:
         write(tmp_path, "old", "a", "b/c")

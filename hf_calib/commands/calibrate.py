@@ -108,14 +108,9 @@ def run(options: Calibrate, running: Running) -> Calibration:
     A calibrator that does not fold, or whose bias the head would lose, is saved next to the unchanged model, for
     `hf_calib.pipeline`. A model that has a calibrator in its head already is unfolded first.
     """
+    from hf_calib.commands.calibrated_files import rule_files
+
     check_output(options.output)
-    requirement = "--weight-column to go with predictions"
-    check(
-        options.data is None or options.weight_column is None,
-        requirement,
-        options.source,
-        "leave it out",
-    )
 
     def check_labels(kind: LabelKind) -> None:
         check_kind(
@@ -126,9 +121,18 @@ def run(options: Calibrate, running: Running) -> Calibration:
         make_scaler(options, kind)
 
     source = open_source(options, running, check_labels)
+    earlier_rule = rule_files(options.output)
     if isinstance(source, ModelSource):
-        return calibrate_model(source, options)
-    return calibrate_files(source, options)
+        done = calibrate_model(source, options)
+    else:
+        done = calibrate_files(source, options)
+    if any(not path.exists() for path in earlier_rule):
+        done.notes.insert(
+            0,
+            f"The rule of {DECISIONS} in {options.output}, and the report on it, are removed, as they are for "
+            "other probabilities. Run hf-calib decide again.",
+        )
+    return done
 
 
 def shown(done: Calibration) -> list[Any]:
@@ -329,6 +333,7 @@ def calibrate_files(source: FileSource, options: Calibrate) -> Calibration:
     check_files(source, applied, options, scaler, is_held=is_held)
     if is_held:
         return write_held(fit_and_report(scaler, source, options), source)
+    options.check_unused("seed", "rows without weights that fit into memory")
     source.running.stages(f"drawing up to {one_pass.MOST_SAMPLED:,} rows to fit on")
     sample = one_pass.draw_sample(
         table, half=0 if is_split else None, workers=options.workers
@@ -373,11 +378,6 @@ def calibrate_model(source: ModelSource, options: Calibrate) -> Calibration:
         title = saved_map.map_title(str(record.get("method", "temperature")))
         how = "was undone first, bit for bit. The new calibrator replaces it."
         undone.append(f"{source.model} had {title} in its head, which {how}")
-    if (options.output / DECISIONS).is_file():
-        undone.append(
-            f"{DECISIONS} in {options.output} is removed, as its rule is for other probabilities. "
-            "Run hf-calib decide again."
-        )
     training = {
         key: each
         for key, each in check_can_be_folded(model).items()

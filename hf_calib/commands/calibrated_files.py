@@ -14,9 +14,10 @@ import pyarrow
 from pyarrow.parquet import ParquetWriter
 
 from hf_calib._errors import check, few
-from hf_calib._files import whole_file, whole_folder
+from hf_calib._files import remove_files, report_files, whole_file, whole_folder
 from hf_calib._text import counted
 from hf_calib.commands.source import FileSource, name_of
+from hf_calib.decisions.saved import DECISIONS
 from hf_calib.metrics import CalibrationState
 from hf_calib.predictions import one_pass, save_predictions
 from hf_calib.predictions.predictions import SINGLE_LABEL, Predictions
@@ -115,7 +116,7 @@ def write_held(done: Calibration, source: FileSource) -> Calibration:
                 class_names=np.array(report.class_names, dtype=np.str_),
             )
         report.save(folder)
-    _remove_earlier(Path(done.output), earlier)
+    remove_files(Path(done.output), earlier)
     return done
 
 
@@ -140,9 +141,10 @@ def write_files(
     for each in one_pass.over_parts(work, table.files, options.workers):
         tally.merge(each)
         running.progress(each.n_rows, table.n_rows)
-    report = report_of(tally, name_of(table.name), table.class_names, n_bins, n_files)
+    names = tuple(options.class_names or table.class_names)
+    report = report_of(tally, name_of(table.name), names, n_bins, n_files)
     report.save(output)
-    _remove_earlier(output, earlier)
+    remove_files(output, earlier)
     return report
 
 
@@ -157,22 +159,21 @@ def _read_by(source: FileSource) -> set[Path]:
 
 def _earlier(output: Path, source: FileSource, names: Sequence[str]) -> list[Path]:
     """The files of an earlier run that this one does not replace, and that it does not read."""
-    # Without a report, or next to a model, they are others' files.
-    is_ours = (output / "report.json").is_file()
-    if not is_ours or (output / "config.json").is_file():
+    # Next to a model, they are others' files.
+    if (output / "config.json").is_file():
         return []
-    found = [path for name in names for path in output.glob(name)]
+    found = rule_files(output)
+    # Without a report, predictions are others' files, too.
+    if (output / "report.json").is_file():
+        found += [path for name in names for path in output.glob(name)]
     read = _read_by(source)
     return [path for path in found if path.is_file() and path.resolve() not in read]
 
 
-def _remove_earlier(output: Path, earlier: Sequence[Path]) -> None:
-    """Remove an earlier run's files, which would look like this run's, and the folders that are then empty."""
-    for path in earlier:
-        path.unlink()
-    for folder in {path.parent for path in earlier} - {output}:
-        if not any(folder.iterdir()):
-            folder.rmdir()
+def rule_files(output: Path) -> list[Path]:
+    """The rule of an earlier `hf-calib decide` in a folder, and the report on it."""
+    rule = [output / DECISIONS] if (output / DECISIONS).is_file() else []
+    return [*rule, *report_files(output / "decisions")]
 
 
 def _calibrate_file(

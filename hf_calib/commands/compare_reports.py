@@ -30,7 +30,15 @@ def run(options: CompareReports, running: Running) -> Comparison:
         few(sources),
         "name each file once",
     )
-    found = {source: _report_of(source, options, running) for source in sources}
+    saved = {source: _saved_report(source) for source in sources}
+    if None not in saved.values():
+        options.check_unused("label_column n_bins", "predictions")
+    found = {
+        source: _measured(source, options, running)
+        if path is None
+        else read_report(path)
+        for source, path in saved.items()
+    }
     named = {str(report["name"]): report for report in found.values()}
     comparison = Comparison(named if len(named) == len(found) else found)
     if output is not None:
@@ -39,13 +47,17 @@ def run(options: CompareReports, running: Running) -> Comparison:
     return comparison
 
 
-def _report_of(
-    source: str, options: CompareReports, running: Running
-) -> Mapping[str, Any]:
+def _saved_report(source: str) -> Path | None:
+    """The report.json that a source is, or that is in it; None for predictions."""
     inside = [Path(source, folder, "report.json") for folder in _FOLDERS]
     path = next((file for file in inside if os.path.isfile(file)), Path(source))
-    if path.suffix == ".json":
-        return read_report(path)
+    return path if path.suffix == ".json" else None
+
+
+def _measured(
+    source: str, options: CompareReports, running: Running
+) -> Mapping[str, Any]:
+    """The report on predictions."""
     running.stages(f"reading {source}")
     table = open_predictions(source, label_column=options.label_column)
     return report_on_table(table, name_of(source), options.n_bins).to_dict()

@@ -81,6 +81,7 @@ def _measure(
             table,
             name,
             options.n_bins,
+            class_names=options.class_names,
             workers=options.workers,
             on_rows=running.progress,
         )

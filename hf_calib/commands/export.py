@@ -43,12 +43,15 @@ _REPORT = ["calibration/report.*", "calibration/figures/*"]
 _BESIDE = [*_REPORT, MAP_NAME, DECISIONS, "decisions/*", "decisions/figures/*"]
 # An export is tried on batches of the first letters of a text, so many in each row. It is traced with the first batch.
 _LENGTHS = ((28, 12, 20), (4,), (57, 5, 40, 57, 10))
+_OF_DATA = "split text_column text_pair_column max_length batch_size"  # options
 _TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom."
 
 
 def run(options: Export, running: Running) -> Done:
     """Export a classifier with its calibrator, folded in first where it is next to it, and check it in its runtime."""
     output = options.output
+    if options.data is None:
+        options.check_unused(_OF_DATA, "data")
     if options.form == "onnx":
         check_packages()
     check_output(output)

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from hf_calib._errors import did_you_mean, without_secrets
+from hf_calib._errors import check, did_you_mean, without_secrets
 from hf_calib._text import option, short_names
 from hf_calib.metrics.checks import check_type
 from hf_calib.models.reading import Names, Reading, RowSet, option_value
@@ -47,6 +47,12 @@ class Command:
     first: ClassVar[str] = ""  # the options that people need, in their order
     more: ClassVar[str] = ""  # those of a panel below; --help leaves all others out
     without: ClassVar[str] = ""  # fields that are no options here
+    # Options with an effect only on a model, or only on predictions.
+    of_models: ClassVar[str] = (
+        "split test_split text_column text_pair_column image_column label_separator "
+        "label_columns no_label max_length batch_size trust_remote_code"
+    )
+    of_predictions: ClassVar[str] = "workers option_scores weight_column"
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -73,6 +79,17 @@ class Command:
                 order.index(each.name) if each.name in order else len(order)
             ),
         )
+
+    def check_unused(self, names: str, needed: str) -> None:
+        """Raise if one of these options is given without what it has an effect on."""
+        for each in fields(self):
+            given = getattr(self, each.name)
+            check(
+                each.name not in names.split() or given == each.default,
+                f"{each.name} to be given with {needed} only",
+                repr(given),
+                "leave it out, as it has no effect here",
+            )
 
     @property
     def module(self) -> Any:
@@ -132,6 +149,7 @@ class Evaluate(Rows):
     example = "me/model --data test.csv --output measured"
     first = "data text_column label_column split output by ood_data soft_labels"
     more = "text_pair_column class_names label_separator max_length batch_size trust_remote_code"
+    of_predictions = "workers option_scores"
     source: list[str] = option(
         f"{_CLASSIFIER}; or predictions, logits or probabilities with labels: .npz, .csv, .tsv or .parquet files, "
         "a folder of these, a glob or an address (s3://, gs://, hf://), or a .jsonl log of lm-evaluation-harness.",
@@ -193,6 +211,7 @@ class Decide(Measured):
     first = "data text_column label_column output test_data accuracy costs alpha"
     more = "by_class sets delta split trust_remote_code"
     without = f"{_OF_SETS_AND_TABLES} by"
+    of_models = f"{Measured.of_models} class_names"
     accuracy: float | None = option(
         "Promised share of right answers, default 0.95; other inputs get none."
     )
@@ -260,7 +279,7 @@ class Export(Rows):
 
     example = "calibrated exported --data test.csv"
     first = "data form text_column split max_length trust_remote_code"
-    without = f"{_OF_SETS_AND_TABLES} by image_column"
+    without = f"{_OF_SETS_AND_TABLES} by image_column label_column class_names"
     data: str | None = option("Texts to check the export on, next to synthetic ones.")
     model: str = option(f"{_CLASSIFIER}.", ..., argument="MODEL")
     output: Path = option(
@@ -419,10 +438,16 @@ def decide(source: str | Path, **options: Any) -> Decided:
 def _done(kind: type[Command], **options: Any) -> Any:
     known = [each.name for each in kind.options()]
     for name in options:
+        others = [
+            other.command()
+            for other in COMMANDS
+            if name in [each.name for each in other.options()]
+        ]
+        way_out = f"it is an option of {' and '.join(others)}"
         check_type(
             name in known,
-            f"option to be one of {kind.command()}",
-            name,
-            did_you_mean(name, known),
+            f"each option to be one of {kind.command()}'s",
+            repr(name),
+            way_out if others else did_you_mean(name, known),
         )
     return kind(**options)()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hf_calib._errors import check, few, without_secrets
 from hf_calib._text import counted, plain_name
-from hf_calib.models.reading import Reading, RowSet
+from hf_calib.models.reading import Reading, RowSet, names_in_data
 from hf_calib.predictions.one_pass import OnRows, draw_sample, ignore_rows
 from hf_calib.predictions.predictions import (
     MULTI_LABEL,
@@ -116,6 +116,23 @@ class FileSource(Source):
             self.tables[name] = open_predictions(
                 self.files if name == "data" else each.data, **columns
             )
+        endings = {
+            suffix_of(file.path)
+            for table in self.tables.values()
+            for file in table.files
+        }
+        check(
+            ".jsonl" in endings or self.reading.option_scores == "sum",
+            "option_scores to be given with a log of lm-evaluation-harness only",
+            repr(self.reading.option_scores),
+            "leave it out, as it has no effect here",
+        )
+        names_in_data(self.tables["data"].class_names, self.reading.class_names)
+        places = {
+            name: {_identity(file.path) for file in table.files}
+            for name, table in self.tables.items()
+        }
+        _check_apart(self.sets, places)
         self.is_held = all(table.fits_into_memory() for table in self.tables.values())
 
     def _predict(self, name: str) -> Predictions:
@@ -248,6 +265,7 @@ def open_source(
             "the file of predictions holds the labels: leave data out, or name a model"
         )
         check(data is None, "data to be given with a model only", data, way_out)
+        options.check_unused(options.of_models, "a model")
         _check_is_outside(
             options.output, [*files, *(each.data for each in sets.values())]
         )
@@ -258,6 +276,15 @@ def open_source(
         return found
     way_out = "name labelled texts: a file, a folder or a dataset on the Hub"
     check(data is not None, "data to be given with a model", "none", way_out)
+    options.check_unused(options.of_predictions, "predictions")
+    for name in ("data", "test_data"):
+        if name not in sets or os.path.isfile(sets[name].data):
+            split = name.replace("data", "split")
+            options.check_unused(split, f"{name} that is a folder or on the Hub")
+    _check_apart(
+        sets,
+        {name: {(_identity(each.data), each.place)} for name, each in sets.items()},
+    )
     from hf_calib.models.classifier import find_task
 
     task = find_task(files[0], trust_remote_code=running.trust_remote_code)
@@ -265,6 +292,26 @@ def open_source(
     return ModelSource(
         name_of(files[0]), sets, options, running, model=files[0], task=task
     )
+
+
+def _identity(path: str) -> Any:
+    """What tells a file or folder from others, through links too; other names as they are."""
+    if not os.path.exists(path):
+        return path
+    stat = os.stat(path)
+    return stat.st_dev, stat.st_ino
+
+
+def _check_apart(sets: Mapping[str, RowSet], places: Mapping[str, set[Any]]) -> None:
+    """Raise if rows to test on, or of none of the classes, are also the data."""
+    for name, each in sets.items():
+        is_other = each.argument in ("test_data", "ood_data")
+        check(
+            not is_other or not places[name] & places["data"],
+            f"{each.argument} to be other rows than the data",
+            f"{each.data}, which are among both",
+            "name other rows, or leave it out",
+        )
 
 
 def _check_is_outside(output: Path | None, sources: Sequence[str]) -> None:

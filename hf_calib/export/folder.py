@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hf_calib._errors import InputError, check
-from hf_calib._files import move_files, whole_folder
+from hf_calib._files import move_files, remove_files, report_files, whole_folder
 from hf_calib.decisions.saved import DECISIONS, Decisions
 from hf_calib.export.fold import fold_and_return_head
 from hf_calib.metrics.checks import check_type
@@ -134,6 +134,7 @@ def replace_model(made: Path, target: Path) -> None:
     outdated: list[str | Path] = [KEPT_HEAD, MAP_NAME]
     if not _is_rule_of(made, target):
         outdated.append(DECISIONS)
+        remove_files(target, report_files(target / "decisions"))
     for path in sorted(target.iterdir(), key=lambda path: _turn(path.name)):
         if is_weights(path.name):
             path.unlink()

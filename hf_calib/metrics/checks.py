@@ -87,8 +87,14 @@ def check_type(holds: bool, requirement: str, got: object, way_out: str) -> None
 
 def check_kind(array: NDArray[Any], kinds: str, requirement: str, way_out: str) -> None:
     """Raise a TypeError unless the kind of the dtype is one of these."""
-    if array.dtype.kind not in kinds:  # Formatting a dtype takes longer than the check.
-        check_type(False, requirement, f"dtype {array.dtype}", way_out)
+    if array.dtype.kind in kinds:  # Formatting a dtype takes longer than the check.
+        return
+    # A list with None becomes an array of objects.
+    missing = [place for place, value in enumerate(array.flat) if value is None]
+    if missing:
+        row = missing[0] * len(array) // array.size
+        check_type(False, requirement, f"None in row {row:,}", "drop rows with None")
+    check_type(False, requirement, f"dtype {array.dtype}", way_out)
 
 
 def check_shape(

@@ -50,7 +50,7 @@ class ImageClassifier(Classifier):
 
     def encode_inputs(self, rows: Dataset, reading: Reading, *, name: str) -> Encoded:
         """Check the images, which remain encoded."""
-        reading.refuse("max_length", "text_pair_column")
+        reading.refuse("texts", "max_length", "text_column", "text_pair_column")
         images, shown = _images(rows, reading, name)
         return Encoded(
             images, note=conversion_note(check_images(images, shown), shown), name=shown

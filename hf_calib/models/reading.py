@@ -158,8 +158,9 @@ class Reading:
 
     def columns(self, rows: Dataset) -> dict[str, Any]:
         """Return the slices and weights of rows, as the arguments of their predictions."""
-        from hf_calib.predictions.columns import check_slices, numbers_of
+        from hf_calib.predictions.columns import check_roles, check_slices, numbers_of
 
+        check_roles(self.label_column, self.weight_column, self.by or ())
         by = {}
         for name in self.by or ():
             column = column_of(rows, "by", name, may_be_null=True)
@@ -172,12 +173,15 @@ class Reading:
             weights = check_weights(numbers, len(rows))
         return {"by": by, "weights": weights}
 
-    def refuse(self, *options: str) -> None:
-        """Raise if an option for models of texts is given for another model."""
-        for name in options:
-            got = getattr(self, name)
+    def refuse(self, kind: str, *options: str) -> None:
+        """Raise if options for models of texts, or of images, are given for another model."""
+        for each in fields(self):
+            got = getattr(self, each.name)
             check(
-                got is None, f"{name} to be given for texts only", got, "leave it out"
+                each.name not in options or got == each.default,
+                f"{each.name} to be given for {kind} only",
+                got,
+                "leave it out",
             )
 
 
@@ -199,6 +203,12 @@ class RowSet:
             split=self.split if self.labelled else None,
             argument=self.argument,
         )
+
+    @property
+    def place(self) -> str | None:
+        """The split that is read; None for a file, or if the rows are not labelled."""
+        is_split = self.labelled and not os.path.isfile(self.data)
+        return self.split if is_split else None
 
     def source(self) -> dict[str, str]:
         """The name of the data, without folders, and of the split if there are several."""
@@ -239,10 +249,11 @@ def column_of(
     check(column in names, requirement, repr(column), did_you_mean(column, names))
     stored = read_column(rows, column).combine_chunks()
     requirement = f"column {column!r} to have a value in every row"
+    first = stored.is_null().index(True).as_py()
     check(
         may_be_null or not stored.null_count,
         requirement,
-        f"{stored.null_count} without",
+        f"{stored.null_count} without (first in row {first})",
         "remove these rows",
     )
     return stored
@@ -258,6 +269,9 @@ def names_in_data(
     )
     is_one_each = len(names) == len(set(names)) == len(own)
     check(is_one_each, requirement, few(names), "follow the model's order")
+    is_in_order = names == tuple(own) or set(names) != set(own)
+    requirement = f"class_names to be in the order of the {what} ({few(own)})"
+    check(is_in_order, requirement, few(names), "leave class_names out")
     return names
 
 

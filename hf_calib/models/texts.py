@@ -117,6 +117,7 @@ class TextClassifier(Classifier):
 
     def encode_inputs(self, rows: Dataset, reading: Reading, *, name: str) -> Encoded:
         """Check and tokenize texts."""
+        reading.refuse("images", "image_column")
         self.check_max_length(reading)
         texts = _texts(rows, reading)
         tokens = self.tokenize(texts, reading.max_length)

@@ -33,7 +33,8 @@ class TokenClassifier(TextClassifier):
                 )
             )
         names = names_in_data(self.class_names, reading.class_names, "tags")
-        reading.refuse("text_pair_column")
+        reading.refuse("texts", "text_pair_column")
+        reading.refuse("images", "image_column")
         self.check_max_length(reading)
         shown = plain_name(name)
         tokens, tags = read_sentences(

@@ -154,6 +154,7 @@ def columns_of(
     class_names: Sequence[str] = (),
 ) -> Columns:
     """Find the columns of a table from the schema of its first file; class names are for columns of lists."""
+    check_roles(label, weight, by)
     names = list(schema.names)
     way_out = "write a column of labels and one for each class"
     check(bool(names), "the table to have columns", "none", way_out)
@@ -240,6 +241,26 @@ def _check_unambiguous(kind: Any, label: str, class_names: Sequence[str]) -> Non
         "that are no numbers",
         "rename the class columns and the labels",
     )
+
+
+def check_roles(label: str | None, weight: str | None, by: Sequence[str]) -> None:
+    """Raise if one column is given for labels, weights or slices twice."""
+    given = {"label_column": label, "weight_column": weight}
+    names = [name for name in given.values() if name is not None]
+    got = f"{label!r} for both"
+    way_out = "name the column of the rows' weights, or leave weight_column out"
+    check(
+        len(set(names)) == len(names),
+        "weight_column to be another column than label_column",
+        got,
+        way_out,
+    )
+    for option, name in given.items():
+        requirement = f"by to name other columns than {option}"
+        way_out = (
+            "name columns of what is known of a row before its label, or leave by out"
+        )
+        check(name is None or name not in by, requirement, repr(name), way_out)
 
 
 def check_slices(name: str, kind: Any) -> None:

@@ -177,6 +177,9 @@ def read_log(rows: list[Any], name: str, scores: OptionScores = "sum") -> Predic
         requirement = f"each row of {name} to have {', '.join(sorted(_KEYS))}"
         got = f"{few([row])} in row {place}"
         check(_is_row(row), requirement, got, "write the log again")
+        got = f"{row.get('acc')!r} in row {place} of {name}"
+        is_known = row.get("acc", 0) in (0, 1)
+        check(is_known, "acc to be 0 or 1", got, "evaluate the task again")
     times = Counter(str(row["doc_id"]) for row in rows).most_common(1)
     got = f"{times[0][1]} rows with {times[0][0]} in {name}"
     check(
@@ -185,10 +188,13 @@ def read_log(rows: list[Any], name: str, scores: OptionScores = "sum") -> Predic
         got,
         "keep the rows of one filter",
     )
-    answers = [_answers(row["arguments"], place) for place, row in enumerate(rows)]
+    places = [f"in row {place} of {name}" for place in range(len(rows))]
+    answers = [
+        _answers(row["arguments"], place)
+        for row, place in zip(rows, places, strict=True)
+    ]
     likelihoods = [
-        _likelihoods(*each)
-        for each in zip(rows, answers, range(len(rows)), strict=True)
+        _likelihoods(*each) for each in zip(rows, answers, places, strict=True)
     ]
     # If a question has fewer answers, the missing ones have probability 0.
     logits = np.full((len(rows), max(map(len, answers))), -np.inf)
@@ -204,11 +210,13 @@ def read_log(rows: list[Any], name: str, scores: OptionScores = "sum") -> Predic
     best = [int(values.argmax()) for values in likelihoods]
     names = tuple(map(str, range(logits.shape[1])))
     return Predictions(
-        np.array(_targets(rows, answers, best)), logits=logits, class_names=names
+        np.array(_targets(rows, answers, best, places)),
+        logits=logits,
+        class_names=names,
     )
 
 
-def _answers(arguments: Any, place: int) -> list[str]:
+def _answers(arguments: Any, place: str) -> list[str]:
     """The answers in a dictionary, or in the pairs of context and answer of old versions."""
     pairs = list(arguments.values()) if isinstance(arguments, dict) else arguments
     try:
@@ -216,12 +224,12 @@ def _answers(arguments: Any, place: int) -> list[str]:
     except (TypeError, KeyError, IndexError):
         texts = []
     requirement = "arguments to hold a context and an answer for each answer"
-    check(bool(texts), requirement, f"{few([arguments])} in row {place}", _WAY_OUT)
+    check(bool(texts), requirement, f"{few([arguments])} {place}", _WAY_OUT)
     return [str(text).strip() for text in texts]
 
 
 def _likelihoods(
-    row: Mapping[str, Any], answers: Sequence[str], place: int
+    row: Mapping[str, Any], answers: Sequence[str], place: str
 ) -> np.ndarray:
     found = row["filtered_resps"]
     try:
@@ -231,8 +239,13 @@ def _likelihoods(
     requirement = (
         "filtered_resps to hold a log-likelihood for each of at least 2 answers"
     )
-    got = f"{few([found])} for {len(answers)} answers in row {place}"
+    got = f"{few([found])} for {len(answers)} answers {place}"
     check(len(likelihoods) == len(answers) >= 2, requirement, got, _WAY_OUT)
+    requirement = "filtered_resps to hold numbers below infinity, one of them finite"
+    # NaN is not below infinity.
+    fits = bool((likelihoods < np.inf).all() and likelihoods.max() > -np.inf)
+    way_out = "remove the row, or find the cause, such as a model that has diverged"
+    check(fits, requirement, f"{few([found])} {place}", way_out)
     return likelihoods
 
 
@@ -240,6 +253,7 @@ def _targets(
     rows: Sequence[Mapping[str, Any]],
     answers: Sequence[Sequence[str]],
     best: Sequence[int],
+    places: Sequence[str],
 ) -> list[int]:
     """The indices of the correct answers, which a task gives as an index or as a text.
 
@@ -262,5 +276,6 @@ def _targets(
         if not wrong:
             return [int(label) for label in labels]
     requirement = "the target to be the index or the text of the correct answer, in agreement with acc"
-    check(not wrong, requirement, f"{targets[wrong[0]]!r} in row {wrong[0]}", _WAY_OUT)
+    got = f"{targets[wrong[0]]!r} {places[wrong[0]]}"
+    check(not wrong, requirement, got, _WAY_OUT)
     return []

@@ -22,6 +22,7 @@ from hf_calib.metrics.checks import (
     check_kind,
     check_probs_and_labels,
     check_rows,
+    check_type,
 )
 from hf_calib.metrics.multi_label import check_decisions
 from hf_calib.scaling import SINGLE_LABEL_SCALERS
@@ -109,6 +110,12 @@ class Predictions:
         )
         if not validate:
             return
+        given = {"labels": self.labels, "logits": self.logits, "probs": self.probs}
+        for name, values in given.items():
+            way_out = f"pass np.asarray({name})"
+            is_array = isinstance(values, np.ndarray) or values is None
+            got = type(values).__name__
+            check_type(is_array, f"{name} to be a numpy array", got, way_out)
         if self.logits is not None:
             check_kind(
                 self.logits,

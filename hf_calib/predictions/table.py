@@ -600,6 +600,16 @@ def _readable(file: File) -> Iterator[None]:
             raise InputValueError(
                 expected("the table", requirement, got, way_out)
             ) from error
+        way_out = "end each row by a new line, and close all quotation marks"
+        # pyarrow reads text in blocks, and a row may lie in two of them.
+        if "straddles two block boundaries" in words:
+            most = "1 MB" if suffix_of(file.name) == ".jsonl" else "4 MB"
+            requirement = f"each row of {file.name} to be shorter than {most}"
+            check(False, requirement, "a longer one", way_out)
+        if "Empty CSV file or block" in words:
+            requirement = f"{file.name} to begin with a line of column names"
+            got = "none in the first 4 MB" if file.n_bytes else "an empty file"
+            check(False, requirement, got, way_out)
         twice = re.search(r"multiple columns named ([^;]+)", words)
         if twice:
             requirement = f"the columns of {file.name} to have different names"

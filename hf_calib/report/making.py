@@ -239,15 +239,22 @@ def report_on_predictions(
 
 
 def report_on_table(
-    table: Table, name: str, n_bins: int, **counting: Any
+    table: Table,
+    name: str,
+    n_bins: int,
+    *,
+    class_names: Sequence[str] | None = None,
+    **counting: Any,
 ) -> CalibrationReport:
     """The report on all rows of a table, from memory if they fit, else from one pass with the options `counting`."""
     if table.fits_into_memory():
-        return report_on_predictions(table.load(), name, n_bins)
+        held = table.load()
+        return report_on_predictions(held, name, n_bins, class_names=class_names)
     tally = one_pass.measure_in_one_pass(
         table, n_bins, one_pass.choose_slicings(table), **counting
     )
-    return report_of(tally, name, table.class_names, n_bins, len(table.files))
+    names = tuple(class_names or table.class_names)
+    return report_of(tally, name, names, n_bins, len(table.files))
 
 
 def report_of(

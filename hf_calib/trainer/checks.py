@@ -255,14 +255,7 @@ class LabelCheck(NamedTuple):
         if found is None:
             return
         requirement = f"labels of the {role} split to be"
-        n_missing = len(found.missing)
-        if n_missing:
-            check(
-                False,
-                f"{requirement} given in every row",
-                got=f"None in row {found.missing[0]} ({counted(n_missing, 'such row')})",
-                way_out="label these rows, drop them, or give -100 to ignore them",
-            )
+        found.check_given(role)
         has_transform = (
             isinstance(dataset, datasets.Dataset) and dataset.format["type"] == "custom"
         )

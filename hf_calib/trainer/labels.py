@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from hf_calib._errors import check, few
+from hf_calib._text import counted
 from hf_calib.language_models.label_tokens import (
     is_causal,
     keeps_positions,
@@ -43,6 +44,16 @@ class Labels(NamedTuple):
     values: NDArray[Any]
     rows: NDArray[np.int64]  # The row of each value.
     missing: NDArray[np.int64]  # Rows with a label of None.
+
+    def check_given(self, role: str) -> None:
+        """Raise if rows have a label of None."""
+        n_missing = len(self.missing)
+        check(
+            n_missing == 0,
+            f"labels of the {role} split to be given in every row",
+            got=f"None in row {sum(self.missing[:1])} ({counted(n_missing, 'such row')})",
+            way_out="label these rows, drop them, or give -100 to ignore them",
+        )
 
 
 def read_labels(dataset: Any, label_key: str) -> Labels | None:

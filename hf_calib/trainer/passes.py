@@ -72,6 +72,11 @@ def watched(trainer: Trainer, current: Evaluation, loader: Any) -> Iterator[None
     of its own have the metrics, too. The hooks that belong to the user are not touched.
     """
     current.loader = loader
+    label_key = next(iter(trainer.label_names), "labels")
+    rows = of_labels.read_labels(getattr(loader, "dataset", None), label_key)
+    # Rows without any label are predicted only.
+    if rows is not None and len(rows.values):
+        rows.check_given("evaluated")
     outer = trainer.prediction_step
     # Within another pass, only this one has the batches.
     step = outer.step if isinstance(outer, WatchedStep) else outer

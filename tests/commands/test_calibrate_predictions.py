@@ -12,6 +12,7 @@ import pandas
 import pytest
 from scipy.special import softmax
 
+import hf_calib
 from hf_calib.commands.calibrate import METHODS
 from hf_calib.metrics import negative_log_likelihood
 from hf_calib.predictions import load_predictions, save_predictions
@@ -168,3 +169,21 @@ def test_the_seed_draws_the_half(workplace: Path, tmp_path: Path) -> None:
     temperatures = [each["numbers"]["temperature"] for each in found]
     assert temperatures[0] == temperatures[2] != temperatures[1]
     assert "drawn with seed 2" in found[1]["held_out"]
+
+
+@pytest.mark.parametrize("accuracy", [0.2, 0.98])
+def test_an_earlier_rule_is_removed(
+    accuracy: float, workplace: Path, tmp_path: Path
+) -> None:
+    """Also the report on a rule that answers nothing, which has no decisions.json."""
+    data = workplace / "data.npz"
+    hf_calib.decide(data, accuracy=accuracy, output=tmp_path)
+    (tmp_path / "decisions" / "mine.md").write_text("mine")
+    found = call("calibrate", data, *TEMPERATURE, "--output", tmp_path)
+    assert found.exit_code == 0, found.output
+    assert "The rule of decisions.json in" in one_line(found.stdout)
+    assert "Run hf-calib decide again." in one_line(found.stdout)
+    assert names_in(tmp_path) == {*REPORT, "predictions.npz", "decisions"}
+    assert names_in(tmp_path / "decisions") == {"mine.md"}
+    again = call("calibrate", data, *TEMPERATURE, "--output", tmp_path)
+    assert "decisions.json" not in again.stdout

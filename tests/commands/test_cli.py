@@ -26,7 +26,7 @@ class TestRefusals:
         [
             (
                 "evaluate model",
-                "expected data to be given with a model, got none; name labelled texts",
+                "expected --data to be given with a model, got none; name labelled texts",
             ),
             (
                 "evaluate data.npz --data data.csv",

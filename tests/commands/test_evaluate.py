@@ -132,6 +132,11 @@ class TestRowsOfAModel:
             (("--by", "x"), "expected --by to be one of text, label, .*, got 'x'"),
             (("--by", "lists"), "'lists' to hold texts or numbers, got"),
             (("--by", "struct"), "'struct' to hold texts or numbers, got"),
+            (("--by", "label"), "by to name other columns than --label-column"),
+            (
+                ("--by", "negative", "--weight-column", "negative"),
+                "by to name other columns than --weight-column, got 'negative'",
+            ),
             (("--weight-column", "x"), "expected --weight-column to be one of text"),
             (("--weight-column", "negative"), "finite and at least 0, got -1"),
             (("--weight-column", "text"), "'text' to hold numbers in every row"),
@@ -174,6 +179,25 @@ class TestRowsOfAModel:
             for each in (model, file)
         ]
         assert counts[0] == counts[1] == {"de": 5, "fr": 5, "(none)": 10}
+
+    def test_empty_cells_of_texts_are_counted_or_refused(
+        self, rows: pandas.DataFrame, workplace: Path, tmp_path: Path
+    ) -> None:
+        pairs = rows.assign(pair=[*["w1"] * 3, None, "w2", *[None] * 15])
+        pairs.to_csv(tmp_path / "rows.csv", index=False)
+        data = ("--data", tmp_path / "rows.csv")
+        words = ("evaluate", workplace / "model", *data)
+        found = called_for_json(*words, "--text-pair-column", "pair")
+        assert "16 of 20 texts are empty, the first in row 3." in found["warnings"]
+        refused = call(*words, "--text-column", "pair")
+        message = r"at least one token, got none in 16 of 20 rows \(first in row 3\)"
+        assert_refused(refused, message)
+        pairs.to_parquet(tmp_path / "rows.parquet")
+        words = ("evaluate", workplace / "model", "--data", tmp_path / "rows.parquet")
+        message = (
+            r"'pair' to have a value in every row, got 16 without \(first in row 3"
+        )
+        assert_refused(call(*words, "--text-pair-column", "pair"), message)
 
     def test_a_folder_of_files_with_other_columns(
         self, rows: pandas.DataFrame, workplace: Path, tmp_path: Path

@@ -34,6 +34,11 @@ def test_an_option_that_is_not_there_or_out_of_range() -> None:
         hf_calib.evaluate("predictions.npz", n_bins=0)
     with pytest.raises(
         InputTypeError,
-        match="to be one of evaluate, got outputs; did you mean 'output'",
+        match="to be one of evaluate's, got 'outputs'; did you mean 'output'",
     ):
         hf_calib.evaluate("predictions.npz", outputs="out")
+    with pytest.raises(
+        InputTypeError,
+        match=r"to be one of calibrate's, got 'by'; it is an option of evaluate$",
+    ):
+        hf_calib.calibrate("predictions.npz", "out", by=["country"])

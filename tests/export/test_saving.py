@@ -207,8 +207,15 @@ def test_a_plain_model_over_a_calibrated_one_has_no_calibrator(tmp_path: Path) -
     plain = standalone_copy(tiny_bert())
     save_folded(plain, scaler, out, batch=None, processing_class=tokenizer())
     (out / "notes.txt").write_text("mine")
+    (out / "decisions.json").write_text("{}")
+    (out / "decisions" / "figures").mkdir(parents=True)
+    (out / "decisions" / "report.json").write_text("{}")
+    (out / "decisions" / "report.md").write_text("![rule](figures/rule.png)")
+    (out / "decisions" / "figures" / "rule.png").write_text("")
     with whole_folder(out, replace_model) as made:
         tiny_bert(seed=1).save_pretrained(made)
+    assert not (out / "decisions.json").exists()
+    assert not (out / "decisions").exists()
     assert not (out / "calibration.json").exists()
     assert not (out / "calibration" / "head.safetensors").exists()
     assert (out / "notes.txt").read_text() == "mine"

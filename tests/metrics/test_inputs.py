@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import numpy as np
 import pytest
@@ -195,3 +196,22 @@ def test_counts_and_seeds_out_of_range(
     ):
         with pytest.raises(InputError, match=message):
             call()
+
+
+def test_none_in_a_list_names_the_row() -> None:
+    probs = np.full((3, 2), 0.5)
+    half = [0.5, 0.5]
+    cases: list[tuple[Any, Any, str]] = [
+        (probs, [0, None, 1], "labels to be integers, got None in row 1; drop"),
+        (
+            [half, half, [0.5, None]],
+            [0, 1, 1],
+            "probs to be a float array, got None in row 2",
+        ),
+        (probs, ["a", "b", "a"], "labels to be integers, got dtype <U1"),
+    ]
+    for given, labels, message in cases:
+        with pytest.raises(TypeError, match=message):
+            metrics.expected_calibration_error(given, labels)
+    with pytest.raises(TypeError, match=r"sample_weight .* got None in row 0"):
+        metrics.accuracy(probs, [0, 1, 1], sample_weight=[None, 1.0, 1.0])

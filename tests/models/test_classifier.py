@@ -292,7 +292,11 @@ class TestLabels:
                 {},
                 "be labelled, got -1; choose a split",
             ),
-            (labelled([0, None]), {}, "have a value in every row, got 1 without"),
+            (
+                labelled([0, None]),
+                {},
+                r"have a value in every row, got 1 without \(first in row 1\)",
+            ),
             (labelled([0.5, 1.0]), {}, "hold class names or ids, got 0.5 in row 0"),
             (labelled([[0], [1]]), {}, "hold one class in each row, got list"),
             (

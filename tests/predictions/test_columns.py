@@ -229,7 +229,7 @@ def test_a_row_of_another_length(
             "to have several columns, got one column .*separate .* by commas",
         ),
         ("label,prob_a,prob_b\n", "the table to have rows, got a header only"),
-        ("", "p.csv to be readable as csv, got"),
+        ("", "p.csv to begin with a line of column names, got an empty file"),
     ],
 )
 def test_ambiguous_tables_are_refused(text: str, message: str, tmp_path: Path) -> None:

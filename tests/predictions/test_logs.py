@@ -83,6 +83,17 @@ def test_bytes_and_targets_as_texts(tmp_path: Path) -> None:
             )
             for target in ("7", "3", "a whale", "1")
         ),
+        *(
+            ({"acc": acc}, rf"acc to be 0 or 1, got {got} in row 0 of a\.jsonl")
+            for acc, got in ((None, "None"), (float("nan"), "nan"), ("1.0", "'1.0'"))
+        ),
+        *(
+            (
+                {"filtered_resps": [[value, False]] * len(ROWS[0]["filtered_resps"])},
+                r"filtered_resps to hold numbers below .* in row 0 of a\.jsonl; remove",
+            )
+            for value in ("nan", float("nan"), "inf", "-inf")
+        ),
     ],
 )
 def test_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -202,7 +213,9 @@ def test_the_lists_of_old_versions(as_list: bool, tmp_path: Path) -> None:
 )
 def test_rows_of_another_form_are_named(change: dict[str, Any], tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", ROWS[0], {**ROWS[1], **change})
-    with pytest.raises(InputError, match="in row 1; log a multiple-choice task"):
+    with pytest.raises(
+        InputError, match=r"in row 1 of a\.jsonl; log a multiple-choice"
+    ):
         load(path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
 import time
@@ -335,3 +336,43 @@ def test_rows_of_arrays_are_compared_before_they_are_read(tmp_path: Path) -> Non
     refused = "same number of rows, got 1099511627776 of logits, 3 of labels"
     with pytest.raises(InputError, match=refused):
         load_predictions(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.csv", "{head}{long}\n", "each row of a.csv to be shorter than 4 MB, got"),
+        ("a.csv.gz", '{head}0.5,0.5,"{long}', "each row of a.csv.gz to be shorter"),
+        ("a.tsv", "{long}", "a.tsv to begin with a line of column names, got none"),
+        ("a.jsonl", '{{"logits": [{long}0]}}', "a.jsonl to be shorter than 1 MB, got"),
+    ],
+)
+def test_a_line_without_an_end(
+    name: str, text: str, message: str, tmp_path: Path
+) -> None:
+    n_numbers = 600_000 if name == "a.jsonl" else 2_200_000
+    head = "prob_a,prob_b,label\n0.5,0.5,a\n"
+    made = text.format(head=head, long="1.5," * n_numbers)
+    opened = gzip.open if name.endswith(".gz") else open
+    with opened(tmp_path / name, "wt") as file:
+        file.write(made)
+    with pytest.raises(InputError, match=message):
+        open_predictions(tmp_path / name).load()
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"weight_column": "w", "by": ["w"]}, "by to name other columns than weight_c"),
+        ({"by": ["country", "label"]}, "by to name other columns than label_column, g"),
+        ({"weight_column": "label"}, "weight_column to be another column than label_"),
+    ],
+)
+def test_a_column_in_two_roles(
+    columns: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    rows = {"prob_a": [0.5], "prob_b": [0.5], "label": ["a"], "w": [1.0]}
+    path = tmp_path / "a.csv"
+    pandas.DataFrame({**rows, "country": ["de"]}).to_csv(path, index=False)
+    with pytest.raises(InputError, match=message):
+        open_predictions(path, **columns)

@@ -226,3 +226,15 @@ class TestNpz:
             )
         with pytest.raises(ValueError, match=r"be readable as npz, got .*some.npz"):
             load_predictions(path)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (np.array([0, None, 1]), "labels to be integers, got None in row 1; drop rows"),
+        ([0, 1, 1], r"labels to be a numpy array, got list; pass np\.asarray"),
+    ],
+)
+def test_labels_that_are_missing_or_no_array(labels: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        Predictions(labels, probs=np.full((3, 2), 0.5))

@@ -287,3 +287,27 @@ def test_several_evaluation_sets_are_told_apart(tmp_path: Path) -> None:
     assert (
         len(set(before_and_end)) == 1
     )  # the same weights all along: fitted once for both sets
+
+
+@pytest.mark.parametrize("call", ["evaluate", "predict", "fit_calibration_map"])
+@pytest.mark.parametrize("as_list", [False, True])
+def test_rows_without_a_label_are_named(
+    call: str, as_list: bool, tmp_path: Path
+) -> None:
+    trainer = tiny_trainer(tmp_path)
+    labels = [None if row == 37 else 0 for row in range(40)]
+    rows: Any = trainer.calibration_dataset.remove_columns("label")
+    rows = rows.add_column("label", labels)
+    rows = rows.to_list() if as_list else rows
+    trainer.calibration_dataset = rows
+    given = () if call == "fit_calibration_map" else (rows,)
+    with pytest.raises(
+        ValueError, match=r"labels of the .* in every row, got None in row 37"
+    ):
+        getattr(trainer, call)(*given)
+
+
+def test_rows_without_any_label_are_predicted(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path)
+    rows = [{**row, "label": None} for row in trainer.eval_dataset]
+    assert trainer.predict(rows).label_ids is None
