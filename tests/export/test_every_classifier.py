@@ -32,7 +32,15 @@ from tests.helpers.architectures import (
 )
 
 HEADS = {class_of(name): head for name, head in ARCHITECTURES.items()}
-# Those that are used most, and those whose heads are unlike the others.
+# One of each kind of head, and those that are used most.
+QUICK = {
+    *map(class_of, ("Bert", "ModernBert", "DebertaV2", "DistilBert", "ViT", "Swin")),
+    *map(class_of, ("Roberta", "Bart", "T5", "GPT2", "Llama", "XLNet")),
+    *map(class_of, ("DeiTWithTeacher", "ResNet", "SwiftFormer")),
+    *("T5ForTokenClassification", "LevitForImageClassificationWithTeacher"),
+    "PPLCNetForImageClassification",
+}
+# Others that are used much, or whose models are unlike those.
 ALWAYS = {
     *HEADS,
     *(
@@ -62,12 +70,14 @@ def matrix(*, bias: bool) -> MatrixScaling:
     return scaler
 
 
+def how_often(name: str) -> list[pytest.MarkDecorator]:
+    if name in QUICK:
+        return []
+    return [pytest.mark.slow if name in ALWAYS else pytest.mark.deep]
+
+
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in ALWAYS else pytest.mark.deep)
-        for name in classifiers()
-    ],
+    "name", [pytest.param(name, marks=how_often(name)) for name in classifiers()]
 )
 def test_folding_is_exact_and_can_be_undone(name: str, tmp_path: Path) -> None:
     reason = next(

@@ -12,10 +12,11 @@ import pytest
     "check",
     [
         "training",
-        "saved_logits",
         "speed",
         "language_models",
-        "statements",
+        # Both make the tables of saved logits again, with their resamples.
+        pytest.param("saved_logits", marks=pytest.mark.slow),
+        pytest.param("statements", marks=pytest.mark.slow),
         "small_claims",
         "post_hoc",
         "linked",

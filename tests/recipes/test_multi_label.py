@@ -116,6 +116,7 @@ def test_go_emotions_is_trained_reported_and_served(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_report")
 def test_the_layout_of_the_chest_x_rays_is_trained(tmp_path: Path) -> None:
     """Ten crops, the weights of another head, and rows without a finding."""

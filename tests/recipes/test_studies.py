@@ -51,6 +51,7 @@ def study(name: str, output: Path, *arguments: str) -> dict[str, Any]:
     return record
 
 
+@pytest.mark.slow
 def test_proofs(tmp_path: Path) -> None:
     record = study("proofs", tmp_path, "--draws", "12")
     hold = (
@@ -185,6 +186,7 @@ def test_it_runs(
     assert len(list(tmp_path.glob("*.png"))) == n_pictures
 
 
+@pytest.mark.slow
 def test_smooth_calibration(posts: Path, tmp_path: Path) -> None:
     small = ("--seeds", "0", "--largest", "300", "--largest_program", "100")
     record = study("smooth_calibration", tmp_path, "--data", str(posts), *small)

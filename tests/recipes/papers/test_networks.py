@@ -157,6 +157,7 @@ print(json.dumps(model(**inputs).logits.tolist()))
 """
 
 
+@pytest.mark.slow
 def test_a_saved_model_carries_its_code(tmp_path: Path) -> None:
     """It is folded, saved, and loaded where neither the recipes nor hf_calib is; the card says how."""
     torch.manual_seed(0)
