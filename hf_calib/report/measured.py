@@ -42,9 +42,9 @@ _MOST_CALLS, _FEWEST_CALLS = 200, 50
 _AS_GOOD_AS_0 = 1e-9
 _AS_GOOD_AS_NORMAL = 10_000.0  # a variance
 _REACH = 10  # In standard deviations; probabilities beyond are negligible.
-_FEWEST_DEGREES = (
-    0.5  # Below them a t interval is wider than anything that it could say.
-)
+# Below them a t interval is wider than anything that it could say.
+_FEWEST_DEGREES = 0.5
+_MOST = {"nll": math.inf, "brier": 2.0}  # of a mean
 
 
 class Settings(NamedTuple):
@@ -67,10 +67,21 @@ class Settings(NamedTuple):
             name: value for name, value in self._asdict().items() if name != "n_bins"
         }
 
-    def normal(self, groups: GroupSums, name: str, group: int = 0) -> Interval:
-        """The mean of one of the scores of a group, with its normal interval."""
+    def of_mean(self, groups: GroupSums, name: str, group: int = 0) -> Interval:
+        """The mean NLL or Brier score of a group, with its t interval; of one row it has none."""
         mean, error = (float(part[group]) for part in groups.mean(name))
-        return Interval(mean, mean - self.z * error, mean + self.z * error)
+        found = self.t_interval(mean, error, float(groups.effective_rows()[group]))
+        if found.low is None:
+            return found
+        return Interval(mean, max(found.low, 0.0), min(found.high, _MOST[name]))
+
+    def t_interval(self, mean: float, error: float, effective: float) -> Interval:
+        """A mean of effective rows (Kish 1965) with a standard error; without ends if they are hardly one."""
+        degrees = effective - 1
+        if degrees < _FEWEST_DEGREES:
+            return Interval(mean)
+        reach = float(stdtrit(degrees, (1 + self.confidence_level) / 2)) * error
+        return Interval(mean, mean - reach, mean + reach)
 
     @property
     def level(self) -> str:
@@ -326,10 +337,12 @@ class Measured:
         top, bins, by_class = state.top_label, state.bins, state.classes()
         total, effective = float(bins.counts.sum()), float(top.effective_rows()[0])
         scale, (_, _, n, seed) = effective / total, settings
-        found = {
-            name: settings.normal(top, name) for name in ("accuracy", "nll", "brier")
-        }
-        found["root_brier"] = Interval(*np.sqrt(np.maximum(found["brier"], 0)).tolist())
+        found = {name: settings.of_mean(top, name) for name in ("nll", "brier")}
+        brier, *ends = found["brier"]
+        roots = [None if end is None else math.sqrt(end) for end in ends]
+        found["root_brier"] = Interval(math.sqrt(brier), *roots)
+        right = float(bins.correct.sum()) / total
+        found["accuracy"] = frequency_interval(right, effective, settings.z)
         for name, sums in (("ece", bins), ("adaptive_ece", state.equal_mass_bins())):
             found[name] = interval_of_bins(
                 BinSums(*(part * scale for part in sums)), **settings.drawing
@@ -367,15 +380,10 @@ def mean_change(
     change = after - before
     total = float(weights.sum())
     mean = float(weights @ change) / total
-    degrees = (
-        total**2 / float(weights @ weights) - 1
-    )  # Of the effective rows (Kish 1965).
-    if degrees < _FEWEST_DEGREES:
-        return Interval(mean)
+    effective = total**2 / float(weights @ weights)
     variance = float(weights @ (change - mean) ** 2) / total
-    t = float(stdtrit(degrees, (1 + settings.confidence_level) / 2))
-    reach = t * math.sqrt(variance / degrees)
-    return Interval(mean, mean - reach, mean + reach)
+    error = math.sqrt(variance / max(effective - 1, _FEWEST_DEGREES))
+    return settings.t_interval(mean, error, effective)
 
 
 def _tables(
@@ -411,24 +419,42 @@ def _overall(
 ) -> Overall:
     """The gap with its score interval, which generalises Wilson's interval of one frequency.
 
-    If the gap is g, each row is correct with the probability of its confidence minus g. The variance of the sample
-    would be far too small if all confidences are high and few errors were drawn. The p-value is the larger one of an
-    exact test and of the test that the interval inverts, so that test and interval agree.
+    The p-value is the larger one of an exact test and of the test that the interval inverts, so that test and interval
+    agree.
     """
     gap = confidence - accuracy
     variance = (coins.heads_variance + coins.tails_variance) / effective
-    weight = z**2 / effective
-    middle = gap + weight * (confidence - 0.5)
-    reach = math.sqrt(max(middle**2 - (1 + weight) * (gap**2 - weight * variance), 0.0))
-    low, high = ((middle + sign * reach) / (1 + weight) for sign in (-1, 1))
+    low, high = score_interval(confidence, accuracy, variance, z**2 / effective)
     p_value = coins.p_value(accuracy * effective)
     if variance > 0:
         p_value = max(
             p_value, 2 * float(ndtr(-abs(gap) / math.sqrt(variance / effective)))
         )
-    return Overall(
-        gap, min(low, gap), max(high, gap), p_value, confidence, accuracy, n_rows
-    )
+    return Overall(gap, low, high, p_value, confidence, accuracy, n_rows)
+
+
+def score_interval(
+    confidence: float, accuracy: float, variance: float, weight: float
+) -> tuple[float, float]:
+    """The score interval of the mean confidence minus the accuracy, which generalises Wilson's of one frequency.
+
+    If the gap is g, each row is correct with the probability of its confidence minus g. The variance of the sample
+    would be far too small if all confidences are high and few errors were drawn. The variance is that of a row at a gap
+    of 0, and the weight z^2 / N.
+    """
+    gap = confidence - accuracy
+    middle = gap + weight * (confidence - 0.5)
+    reach = math.sqrt(max(middle**2 - (1 + weight) * (gap**2 - weight * variance), 0.0))
+    low = (middle - reach) / (1 + weight)
+    high = (middle + reach) / (1 + weight)
+    return min(low, gap), max(high, gap)
+
+
+def frequency_interval(frequency: float, n: float, z: float) -> Interval:
+    """A frequency among n rows with the interval of Wilson 1927."""
+    # It is the score interval of coins that are all stated to be fair.
+    low, high = score_interval(0.5, frequency, 0.25, z**2 / n)
+    return Interval(frequency, max(0.5 - high, 0.0), min(0.5 - low, 1.0))
 
 
 def measure_all(

@@ -25,7 +25,14 @@ from hf_calib.metrics.sums import BinSums, Interval, binned_error
 from hf_calib.plots.rows import slice_diagram
 from hf_calib.report import document
 from hf_calib.report.document import Block, Bullets, Cells, Section, Table
-from hf_calib.report.measured import MEASURES, Coins, Measure, Settings, measure_all
+from hf_calib.report.measured import (
+    MEASURES,
+    Coins,
+    Measure,
+    Settings,
+    measure_all,
+    score_interval,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -457,22 +464,25 @@ def slice_section(sums: SliceSums, settings: Settings) -> SliceSection:
         own = BinSums(
             *(part[group] * (effective[group] / masses[group]) for part in bins)
         )
-        gap, accuracy = (
-            settings.normal(groups, name, group) for name in ("gap", "accuracy")
-        )
+        n, stated, right = (float(part.sum()) for part in own)
+        squares = float(groups.bins[3, group].sum()) * effective[group] / masses[group]
+        variance = max(stated - squares, 0.0) / n
+        confidence = stated / n
+        accuracy = right / n
+        ends = score_interval(confidence, accuracy, variance, settings.z**2 / n)
         found = Slice(
             name=sums.names[group],
             n_rows=int(n_rows[group]),
             share=float(masses[group] / masses.sum()),
-            accuracy=accuracy.value,
-            confidence=gap.value + accuracy.value,
-            gap=gap,
+            accuracy=accuracy,
+            confidence=confidence,
+            gap=Interval(confidence - accuracy, *ends),
             ece=interval_of_bins(
                 own, **settings._replace(n_resamples=_RESAMPLES).drawing
             ),
             mce=float(binned_error(own, own.counts.sum(), "max")),
-            nll=settings.normal(groups, "nll", group),
-            brier=settings.normal(groups, "brier", group),
+            nll=settings.of_mean(groups, "nll", group),
+            brier=settings.of_mean(groups, "brier", group),
             p_value=p_value,
             differs=p_value is not None and p_value < 1 - settings.confidence_level,
         )
@@ -489,33 +499,46 @@ def slice_section(sums: SliceSums, settings: Settings) -> SliceSection:
 def slice_p_values(groups: GroupSums, used: IntArray) -> list[float]:
     """The p-value of each non-empty slice for the hypothesis that its gap is that of all other rows.
 
-    It is the larger of two p-values: an exact one of the number of correct rows, for small slices, and one that allows
-    for the error of the others' gap, for large slices. It is corrected for the number of slices.
+    It is the larger one of testing the slice against the others and the others against the slice: either side may have
+    too few rows to tell its gap. It is corrected for the number of slices.
     """
-    bins, effective = groups.bin_sums(), groups.effective_rows()
+    effective = groups.effective_rows()
+    bins = groups.bin_sums()
     totals = BinSums(*(part.sum(axis=0) for part in bins))
     found = []
     for group in used:
         own = BinSums(*(part[group] for part in bins))
-        scale = effective[group] / own.counts.sum()
         others = BinSums(
             *(total - part for total, part in zip(totals, own, strict=True))
         )
-        mass = float(others.counts.sum())
-        gap = float((others.confidence - others.correct).sum()) / mass
-        filled = own.counts > 0
-        counts = own.counts[filled] * scale
-        stated = own.confidence[filled] / own.counts[filled]
-        chances = np.clip(stated - gap, _LEAST_CHANCE, 1 - _LEAST_CHANCE)
-        expected, variance = (
-            float(counts @ chances),
-            float(counts @ (chances * (1 - chances))),
-        )
-        right = float(own.correct.sum()) * scale
-        n_own, n_others = float(counts.sum()), float(effective.sum() - effective[group])
-        accuracy = float(others.correct.sum()) / mass
-        of_others = n_own**2 * accuracy * (1 - accuracy) / max(n_others, 1.0)
-        z = max(abs(right - expected) - 0.5, 0.0) / math.sqrt(variance + of_others)
-        exact = Coins.of_sums(n_own, expected, expected - variance).p_value(right)
-        found.append(max(exact, 2 * float(ndtr(-z))))
+        n_own = float(effective[group])
+        n_others = max(float(effective.sum()) - n_own, 1.0)
+        p_value = _p_of_difference(own, n_own, others, n_others)
+        reverse = _p_of_difference(others, n_others, own, n_own)
+        found.append(max(p_value, reverse))
     return holm(found).tolist()
+
+
+def _p_of_difference(
+    own: BinSums, n_own: float, others: BinSums, n_others: float
+) -> float:
+    """The p-value of the number of correct rows, if the rows' gap is that of others; sums of bins, and effective rows.
+
+    It is the larger one of two: an exact one of that number, for few rows, and one that allows for the error of the
+    others' gap, for many.
+    """
+    mass = float(others.counts.sum())
+    gap = float((others.confidence - others.correct).sum()) / mass
+    filled = own.counts > 0
+    scale = n_own / float(own.counts.sum())
+    counts = own.counts[filled] * scale
+    stated = own.confidence[filled] / own.counts[filled]
+    chances = np.clip(stated - gap, _LEAST_CHANCE, 1 - _LEAST_CHANCE)
+    expected = float(counts @ chances)
+    variance = float(counts @ (chances * (1 - chances)))
+    right = float(own.correct.sum()) * scale
+    accuracy = float(others.correct.sum()) / mass
+    of_others = n_own**2 * accuracy * (1 - accuracy) / n_others
+    z = max(abs(right - expected) - 0.5, 0.0) / math.sqrt(variance + of_others)
+    exact = Coins.of_sums(n_own, expected, expected - variance).p_value(right)
+    return max(exact, 2 * float(ndtr(-z)))
