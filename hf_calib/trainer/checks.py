@@ -386,17 +386,6 @@ def check_calibration_split(
     )
 
 
-def check_decisions(labels: Tensor) -> None:
-    """Raise for multi-label targets outside [0, 1] in a batch."""
-    in_range = (labels >= 0) & (labels <= 1)  # This is False for NaN.
-    is_right = in_range | (labels == IGNORE_INDEX)
-    requirement = "multi-label labels to be in [0, 1]"
-    if not labels.is_cpu:  # This does not wait for the device.
-        torch._assert_async(is_right.all(), f"expected {requirement}; {_DECISIONS}")
-    elif not is_right.all():
-        check(False, requirement, got=labels[~is_right][0].item(), way_out=_DECISIONS)
-
-
 # ---- Roles of the splits ----
 
 
