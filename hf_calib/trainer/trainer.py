@@ -339,10 +339,11 @@ class CalibrationMixin(Trainer):
             got=repr(given),
             way_out="pass a path such as 'out/checkpoint-500'",
         )
+        loss = self.calibration_config.loss
         if resume_from_checkpoint is True:
-            resume_from_checkpoint = checkpoint_to_resume(self.args.output_dir)
+            resume_from_checkpoint = checkpoint_to_resume(self.args.output_dir, loss)
         elif resume_from_checkpoint:
-            check_complete(resume_from_checkpoint)
+            check_complete(resume_from_checkpoint, loss)
         self._resume_from = (
             None if resume_from_checkpoint is False else resume_from_checkpoint
         )
@@ -512,8 +513,6 @@ class CalibrationMixin(Trainer):
         logits = logits_of(logits)
         if self.calibration_loss.multi_label is None:
             self._set_problem_type(multi_label=labels.is_floating_point())
-        if self.calibration_loss.multi_label and labels.is_floating_point():
-            checks.check_decisions(labels)
         if not model.training:
             self._remember(inputs, Batch(logits, labels))
 
