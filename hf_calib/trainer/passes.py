@@ -156,6 +156,8 @@ class SplitLoaders:
         args = self._trainer.args
         return [
             id(self._trainer.data_collator),
+            # A list may have other rows in a later training; a stream has no length.
+            len(dataset) if hasattr(dataset, "__len__") else None,
             # Its transform, for example, which a loader copies.
             getattr(dataset, "format", None),
             args.eval_batch_size,
