@@ -421,6 +421,7 @@ class CalibrationMixin(Trainer):
         collator_module = str(getattr(self.data_collator, "__module__", ""))
         labels = checks.LabelCheck(
             problem=self.problem,
+            class_names=list(self.class_names.values()),
             label_key=key,
             collator_is_stock=collator_module.startswith("transformers."),
             labels_of_rows=partial(labels_of_rows, self),
