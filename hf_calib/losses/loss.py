@@ -626,7 +626,7 @@ def check_items(items: Divisor, reduction: str, labels: Tensor) -> None:
             torch._assert_async((items >= 0).all(), f"expected {requirement}")
         return
     is_one = isinstance(items, Tensor) and items.numel() == 1
-    number = items.item() if is_one else items  # type: ignore[union-attr]
+    number: Any = items.item() if is_one else items  # type: ignore[union-attr]
     if isinstance(number, bool) or not isinstance(number, Real):
         got = f"{items!r}; {way_out}"
         raise InputTypeError(f"expected num_items_in_batch to be one number, got {got}")
