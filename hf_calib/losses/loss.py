@@ -626,11 +626,11 @@ def check_items(items: Divisor, reduction: str, labels: Tensor) -> None:
             torch._assert_async((items >= 0).all(), f"expected {requirement}")
         return
     is_one = isinstance(items, Tensor) and items.numel() == 1
-    number: Any = items.item() if is_one else items  # type: ignore[union-attr]
+    number = items.item() if is_one else items  # type: ignore[union-attr]
     if isinstance(number, bool) or not isinstance(number, Real):
         got = f"{items!r}; {way_out}"
         raise InputTypeError(f"expected num_items_in_batch to be one number, got {got}")
-    if not 0 <= number < math.inf:  # This is False for NaN.
+    if not 0 <= float(number) < math.inf:  # This is False for NaN.
         _refuse(requirement, number, way_out)
     if number == 0 and bool((labels != IGNORE_INDEX).any()):
         _refuse("num_items_in_batch to count the rows of this batch", 0, way_out)
