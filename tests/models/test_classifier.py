@@ -330,7 +330,7 @@ class TestLabels:
                 (
                     labelled(given),
                     {"class_names": ["sport", "art", "law", "NA"]},
-                    r"in the model's order \(art, law, NA, sport\), got sport, art, law, NA; ",
+                    r"the order of the classes \(art, law, NA, sport\), got sport, art, law, NA;",
                 )
                 for given in ([0, 3], ["art", "sport"])
             ),
