@@ -19,8 +19,9 @@ study() { # NAME RECIPE CONFIG ARGUMENTS...
 
 for seed in ${seeds:-0 1}; do
   study wnut17 token_classification wnut17_minilm.yaml --train_file "$data/wnut17/train.jsonl" \
-    --calibration_file "$data/wnut17/dev.jsonl" --test_file "$data/wnut17/test.jsonl" --class_names "${tags[@]}"
+    --calibration_file "$data/wnut17/dev.jsonl" --test_file "$data/wnut17/test.jsonl" --dataset_revision "" \
+    --class_names "${tags[@]}"
   study go_emotions text_classification go_emotions_minilm.yaml --train_file "$data/goemotions/train.csv.gz" \
     --calibration_file "$data/goemotions/dev.csv.gz" --test_file "$data/goemotions/test.csv.gz" --label_separator " " \
-    --max_train_samples 5000 --max_calibration_samples 2000
+    --dataset_config "" --max_train_samples 5000 --max_calibration_samples 2000
 done

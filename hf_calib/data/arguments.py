@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import warnings
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any
 
@@ -15,9 +17,14 @@ from hf_calib.data.columns import choose_columns, choose_inputs
 from hf_calib.data.docstrings import docstring_dataset
 from hf_calib.data.images import check_images, conversion_note
 from hf_calib.data.labels import has_several_labels
-from hf_calib.data.sources import load_rows, load_splits
+from hf_calib.data.sources import (
+    check_different_files,
+    load_rows,
+    load_splits,
+    names_a_file,
+)
 from hf_calib.data.splits import draw_test, limit_samples, split_calibration
-from hf_calib.metrics.checks import check_integer, check_type
+from hf_calib.metrics.checks import check_integer, check_names, check_type
 
 BUILT_IN = "docstrings"
 _HELD_OUT = 0.2  # For a single file.
@@ -83,7 +90,9 @@ class DataArguments:
         "Files or datasets of inputs of none of the classes."
     )
     ood_split: str = option("Of these, where they are no files.", "test")
-    max_train_samples: int | None = option("Use this many random rows.")
+    max_train_samples: int | None = option(
+        "Use this many random rows, at least one per class."
+    )
     max_calibration_samples: int | None = option("Use this many random rows.")
     max_test_samples: int | None = option("Use this many random rows.")
 
@@ -95,6 +104,52 @@ class DataArguments:
         for name, value in vars(self).items():
             if name.startswith("max_") and value is not None:
                 check_integer(name, value, 1, "leave it out for all")
+        for name in ("class_names", "label_columns", "ood_data"):
+            check_names(name, getattr(self, name))
+        self._check_all_are_read()
+
+    def _check_all_are_read(self) -> None:
+        """Raise for options that others make ineffective."""
+        is_file = self.train_file is not None
+        is_built_in = not is_file and self.dataset == BUILT_IN
+        is_folder = not is_file and os.path.isdir(self.dataset or "")
+        ood_data = self.ood_data or []
+        of_the_hub = ("dataset_config", "dataset_revision", "test_split")
+        of_several = ("label_columns", "label_separator", "no_label")
+        columns = ("text_column", "image_column", "label_column", "class_names")
+        unread = {
+            "with train_file": of_the_hub if is_file else (),
+            "without train_file": () if is_file else ("calibration_file", "test_file"),
+            "with calibration_file": ("calibration_size", "calibration_from")
+            if self.calibration_file
+            else (),
+            f"for dataset {BUILT_IN!r}": (*of_the_hub, *columns[bool(ood_data) * 2 :])
+            if is_built_in
+            else (),
+            "for a folder": ("dataset_revision",) if is_folder else (),
+            "without multi_label": () if self.multi_label else of_several,
+            "with label_columns": ("label_column", *of_several[1:])
+            if self.label_columns
+            else (),
+            "without a dataset in ood_data": ("ood_split",)
+            if all(map(names_a_file, ood_data))
+            else (),
+        }
+        for case, names in unread.items():
+            check_left_out(self, names, case)
+
+
+def check_left_out(args: DataArguments, names: Iterable[str], case: str) -> None:
+    """Raise if an option that is not read in this case is given, other than as its default or empty."""
+    defaults = {each.name: each.default for each in fields(args)}
+    for name in names:
+        given = getattr(args, name)
+        check(
+            not given or given == defaults[name],
+            f"{name} to be left out {case}, where it has no effect",
+            repr(given),
+            f"if it is of a configuration, override it by {defaults[name] or ''!r}",
+        )
 
 
 def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
@@ -104,6 +159,8 @@ def load_data(args: DataArguments, *, images: bool = False) -> DatasetDict:
     ValueError if data are missing, unreadable or empty, or do not fit.
     """
     test_size, one_file = args.test_size, bool(args.train_file and not args.test_file)
+    unread = "text_column" if images else "image_column"
+    check_left_out(args, [unread], f"for {'images' if images else 'texts'}")
     if args.multi_label:  # Data are not loaded yet.
         way_out = "leave one of the two out"
         is_read = args.train_file is not None or args.dataset != BUILT_IN
@@ -185,6 +242,10 @@ def load_ood(args: DataArguments, *, images: bool = False) -> dict[str, Dataset]
     ValueError if data are missing, unreadable or empty, have no such column, or are given twice.
     """
     found, sources = {}, args.ood_data or []
+    roles = ("train_file", "calibration_file", "test_file")
+    files = {name: getattr(args, name) for name in roles if getattr(args, name)}
+    for source in sources:
+        check_different_files({**files, "ood_data": source})
     for source, name in zip(sources, short_names(sources), strict=True):
         rows = load_rows(source, split=args.ood_split, argument="ood_data")
         inputs = choose_inputs(rows, name=source, **_input_column(args, images))

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import datasets
+import numpy as np
+import pyarrow.compute
 from datasets import (
     ClassLabel,
     Dataset,
@@ -27,6 +29,7 @@ from hf_calib.data.labels import (
     names_of_ids,
 )
 from hf_calib.data.sources import read_column
+from hf_calib.metrics.checks import check_names
 
 
 def choose_columns(
@@ -70,6 +73,8 @@ def choose_columns(
     (['art', 'markets'], {'text': 'up', 'label': 1})
     """
     given = f"{text_column!r} and {image_column!r}"
+    check_names("class_names", class_names)
+    check_names("label_columns", label_columns)
     one = (text_column is None) != (image_column is None)
     check(one, "one of text_column and image_column to be given", given, "give one")
     layout = LabelLayout(label_column, label_columns, label_separator, no_label)
@@ -145,6 +150,10 @@ def _inputs(name: str, split: Dataset, kind: str, column: str) -> Dataset:
         raise InputTypeError(
             expected(f"column {column!r}", requirement, feature, way_out)
         )
+    if _fits(feature, "text"):
+        texts = pyarrow.compute.utf8_trim_whitespace(read_column(split, column))
+        is_blank = pyarrow.compute.equal(texts, "").to_numpy()
+        _check_not_blank(name, column, "text", np.flatnonzero(is_blank).tolist())
     chosen = split.select_columns([column])
     renamed = chosen if column == kind else chosen.rename_column(column, kind)
     return (
@@ -233,9 +242,14 @@ def _stored_labels(name: str, split: Dataset, column: str) -> list[Any]:
     way_out = 'use another, for example test_split="validation"'
     check(-1 not in values, f"split {name!r} to be labelled", -1, way_out)
     blank = [i for i, value in enumerate(values) if not str(value).strip()]
-    requirement = f"column {column!r} to hold a label in every row of split {name!r}"
-    check(not blank, requirement, f"none in row {few(blank)}", "remove these rows")
+    _check_not_blank(name, column, "label", blank)
     return values
+
+
+def _check_not_blank(name: str, column: str, what: str, rows: list[int]) -> None:
+    """Raise for rows of a split without a text or label."""
+    requirement = f"column {column!r} to hold a {what} in every row of split {name!r}"
+    check(not rows, requirement, f"none in row {few(rows)}", "remove these rows")
 
 
 def _fits(feature: object, kind: str) -> bool:

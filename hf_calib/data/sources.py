@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import combinations
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ def load_splits(
         cache_dir: cache folder of `datasets`, if not the default.
 
     Raises:
-        ValueError: if neither or both are given, or a split or file is missing or unreadable.
+        ValueError: if neither or both are given, or a split or file is missing, unreadable or given twice.
 
     >>> load_splits(train_file="missing.csv", test_file="missing.csv")
     Traceback (most recent call last):
@@ -76,6 +77,7 @@ def load_splits(
             )
         for role, path in given.items():  # Files are not read yet.
             _reader(f"{role}_file", path)
+        check_different_files({f"{role}_file": path for role, path in given.items()})
         return DatasetDict(
             {
                 role: load_file(f"{role}_file", path, cache_dir)
@@ -113,6 +115,23 @@ def load_splits(
     return DatasetDict({role: loaded[name] for role, name in roles.items()})
 
 
+def names_a_file(data: str | PathLike[str]) -> bool:
+    """Whether data are a file, which may be missing, and no dataset."""
+    return os.path.isfile(data) or Path(data).suffix in (*_READERS, ".gz")
+
+
+def check_different_files(files: Mapping[str, str | PathLike[str]]) -> None:
+    """Raise if two arguments name one file, also by a link; one that does not exist is like no other."""
+    existing = {name: file for name, file in files.items() if os.path.isfile(file)}
+    for (first, own), (second, other) in combinations(existing.items(), 2):
+        check(
+            not os.path.samefile(own, other),
+            f"{second} to be another file than {first}",
+            Path(other),
+            "give each row one role, since rows that a model has seen say nothing of it",
+        )
+
+
 def load_file(
     argument: str, path: Path, cache_dir: str | PathLike[str] | None
 ) -> Dataset:
@@ -147,7 +166,7 @@ def load_rows(
     Without a split: those of the only one, or of "test". Raise ValueError if the file, dataset or split does not exist
     or is unreadable; the message has the argument.
     """
-    if os.path.isfile(data) or Path(data).suffix in (*_READERS, ".gz"):
+    if names_a_file(data):
         return load_file(argument, Path(data), None)
     way_out = "name a file, a folder, or a dataset on the Hub, and one of its splits"
     with _refusals(argument, f"have a split {split or 'test'!r}", str(data), way_out):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from numbers import Integral, Real
 
 import numpy as np
-from datasets import Dataset, DatasetDict, concatenate_datasets
+from datasets import ClassLabel, Dataset, DatasetDict, concatenate_datasets
 
-from hf_calib._errors import check
+from hf_calib._errors import check, few
 from hf_calib.data.labels import has_several_labels
 from hf_calib.data.sources import read_column
 from hf_calib.metrics.checks import check_integer
@@ -89,7 +90,8 @@ def limit_samples(
     """Keep a random subset of each split, for a quick trial.
 
     Each limit is an int >= 1, or None for all rows. The same seed keeps the same rows in their order, and a smaller
-    subset is a part of a larger one.
+    subset is a part of a larger one. Raise ValueError if train would have fewer rows than classes, and warn of classes
+    of which it has no row.
 
     >>> rows = Dataset.from_dict({"text": list("abcdefgh"), "label": [0, 1] * 4})
     >>> limit_samples(DatasetDict({"train": rows}), max_train_samples=3)["train"].num_rows
@@ -108,7 +110,27 @@ def limit_samples(
         if limit is not None and limit < len(dataset.get(name, ())):
             order = np.random.default_rng(seed).permutation(len(dataset[name]))
             kept[name] = dataset[name].select(np.sort(order[:limit]))
+            if name == "train":
+                _check_classes_stay(dataset[name], kept[name], limit)
     return DatasetDict(kept)
+
+
+def _check_classes_stay(whole: Dataset, kept: Dataset, limit: int) -> None:
+    """Raise for fewer training rows than classes, and warn of classes of which none is left."""
+    feature = whole.features.get("label")
+    if not isinstance(feature, ClassLabel):
+        return
+    classes = np.unique(read_column(whole, "label"))
+    requirement = f"max_train_samples to be at least {len(classes)}, a row per class"
+    check(limit >= len(classes), requirement, limit, "ask for more rows")
+    lost = np.setdiff1d(classes, np.unique(read_column(kept, "label")))
+    if len(lost) > 0:
+        names = few([feature.names[label] for label in lost])
+        warnings.warn(
+            f"max_train_samples={limit} leaves no training row of {len(lost)} of {len(classes)} classes ({names}), "
+            "which the model cannot learn. Ask for more rows.",
+            stacklevel=3,
+        )
 
 
 def draw_rows(labels: np.ndarray, n_rows: int, rng: np.random.Generator) -> np.ndarray:

@@ -19,6 +19,7 @@ from hf_calib._errors import (
 from hf_calib.data.arguments import (
     BUILT_IN,
     DataArguments,
+    check_left_out,
     held_out,
     maps_of,
     splits_of,
@@ -26,6 +27,7 @@ from hf_calib.data.arguments import (
 from hf_calib.data.labels import INTEGERS, TEXTS, ClassNames, is_of, names_of_ids
 from hf_calib.data.sources import read_column
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
+from hf_calib.metrics.checks import check_names
 
 
 def load_tagged(args: DataArguments) -> DatasetDict:
@@ -47,6 +49,7 @@ def load_tagged(args: DataArguments) -> DatasetDict:
             "leave it out: it is for labels of whole texts or images",
         )
         check(not got, f"{name} to be left out for tokens", got, way_out)
+    check_left_out(args, ["image_column"], "for tokens")
     way_out = "pass train_file and test_file, or name a dataset with tags"
     is_read = args.train_file is not None or args.dataset != BUILT_IN
     check(is_read, "dataset to have tagged sentences", repr(args.dataset), way_out)
@@ -83,6 +86,7 @@ def choose_tokens(
     >>> chosen["train"].features["tags"].feature.names, chosen["train"][0]
     (['O', 'B-person'], {'tokens': ['Ada', 'sleeps'], 'tags': [1, 0]})
     """
+    check_names("tag_names", tag_names)
     columns = tokens_column, tags_column
     read = {
         name: read_sentences(rows, *columns, name=f"split {name!r}")

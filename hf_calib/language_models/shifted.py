@@ -85,6 +85,4 @@ class for_causal_lm(torch.nn.Module):  # noqa: N801, it is used as a function
             if num_items_in_batch is None
             else num_items_in_batch
         )
-        return self.loss(
-            logits, wanted, num_items_in_batch=torch.as_tensor(count).clamp_min(1)
-        )
+        return self.loss(logits, wanted, num_items_in_batch=count)

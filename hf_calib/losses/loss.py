@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
+from numbers import Real
 from typing import (
     Any,
     Concatenate,
@@ -312,7 +313,8 @@ class CalibrationLoss(nn.Module):
                 unless `problem_type` says that the problem is multi-label.
             reduction: "mean" over the rows that are not ignored, "sum", or "none" for a value per row, 0 if ignored.
                 Losses that couple the batch do not support "none".
-            num_items_in_batch: the number of rows in the whole accumulated batch; the sum is divided by it.
+            num_items_in_batch: the number of rows in the whole accumulated batch; the sum is divided by it. It is for
+                "mean" only, and 0 only if no row counts; the loss is then 0.
 
         Returns:
             A scalar, or for "none" a tensor shaped like the labels; in nats, float32 or float64. If the logit of a
@@ -330,6 +332,8 @@ class CalibrationLoss(nn.Module):
             )
         logits = logits_of(logits)
         multi_label = self._check(logits, labels)
+        self._check_reduction(reduction)
+        check_items(num_items_in_batch, reduction, labels)
         with _without_autocast(logits):
             if multi_label:
                 numbers, shares = decision_statistics(logits, labels, self._reads)
@@ -384,6 +388,9 @@ class CalibrationLoss(nn.Module):
                 got = f"{tuple(each.shape)} for {tuple(log_probs.shape)}"
                 _refuse(f"{name} to have the shape of log_probs", got, "pass one a row")
         self._check_kept(given)
+        self._check_reduction(reduction)
+        counted = torch.where(counts, 0, IGNORE_INDEX)
+        check_items(num_items_in_batch, reduction, counted)
 
         def wide(kept: Tensor) -> Tensor:
             # A row that does not count may contain any value, also NaN, and has no gradient.
@@ -401,12 +408,7 @@ class CalibrationLoss(nn.Module):
                 # The sum excludes the label. It is inaccurate if the label has nearly all the probability.
                 squares = wide(log_sum_sq_probs).exp() - (2 * wide(log_probs)).exp()
                 numbers[defined.OtherPowers(2.0)] = squares.clamp_min(0)
-            return self._reduced(
-                numbers,
-                torch.where(counts, 0, IGNORE_INDEX),
-                reduction,
-                num_items_in_batch,
-            )
+            return self._reduced(numbers, counted, reduction, num_items_in_batch)
 
     def _check_kept(self, given: Mapping[str, Any]) -> None:
         """Raise for a loss that cannot be computed from these statistics."""
@@ -539,15 +541,8 @@ class CalibrationLoss(nn.Module):
             f"use one of {', '.join(able)}",
         )
 
-    def _reduced(
-        self,
-        numbers: Numbers,
-        labels: Tensor,
-        reduction: str,
-        items: Divisor,
-        shares: Tensor | None = None,
-    ) -> Tensor:
-        """The formula's values of rows, or their sum or mean; `shares` are those of a decision's two outcomes."""
+    def _check_reduction(self, reduction: str) -> None:
+        """Raise for a reduction that this loss does not have."""
         if reduction not in ("mean", "sum", "none"):
             _refuse(
                 "reduction to be one of 'mean', 'sum', 'none'",
@@ -560,6 +555,16 @@ class CalibrationLoss(nn.Module):
                 "'none'",
                 f"{self.name} has no loss per example",
             )
+
+    def _reduced(
+        self,
+        numbers: Numbers,
+        labels: Tensor,
+        reduction: str,
+        items: Divisor,
+        shares: Tensor | None = None,
+    ) -> Tensor:
+        """The formula's values of rows, or their sum or mean; `shares` are those of a decision's two outcomes."""
         flat = labels.flatten()
         dtype = numbers[CROSS_ENTROPY].dtype
         penalty = None
@@ -597,7 +602,7 @@ class CalibrationLoss(nn.Module):
             return values.view(labels.shape)
         total = values.sum() if penalty is None else values.sum() + penalty
         if not is_mean:
-            return total if items is None else total / items
+            return total if items is None else over_items(total, items)
         divisor = weights.sum(dtype=dtype)
         return total / divisor.clamp_min(tiny(divisor))  # 0 where no row counts
 
@@ -605,6 +610,37 @@ class CalibrationLoss(nn.Module):
 def _refuse(requirement: str, got: object, way_out: str) -> NoReturn:
     """Raise like `check`; the message is built only here, because `torch.compile` would guard the shapes in it."""
     raise InputValueError(f"expected {requirement}, got {got}; {way_out}")
+
+
+def check_items(items: Divisor, reduction: str, labels: Tensor) -> None:
+    """Raise for a divisor of the sum that is no number of rows, without waiting for a device."""
+    if items is None:
+        return
+    requirement = "num_items_in_batch to be a finite number, at least 0"
+    way_out = "pass the number of rows in the whole accumulated batch"
+    if reduction != "mean":
+        got = f"reduction={reduction!r}"
+        _refuse("num_items_in_batch to be used with reduction 'mean'", got, way_out)
+    if isinstance(items, Tensor) and (is_traced() or not items.is_cpu):
+        if not is_traced():
+            torch._assert_async((items >= 0).all(), f"expected {requirement}")
+        return
+    is_one = isinstance(items, Tensor) and items.numel() == 1
+    number = items.item() if is_one else items  # type: ignore[union-attr]
+    if isinstance(number, bool) or not isinstance(number, Real):
+        got = f"{items!r}; {way_out}"
+        raise InputTypeError(f"expected num_items_in_batch to be one number, got {got}")
+    if not 0 <= float(number) < math.inf:  # This is False for NaN.
+        _refuse(requirement, number, way_out)
+    if number == 0 and bool((labels != IGNORE_INDEX).any()):
+        _refuse("num_items_in_batch to count the rows of this batch", 0, way_out)
+
+
+def over_items(total: Tensor, items: Tensor | float) -> Tensor:
+    """The sum of a batch over the number of rows of all; 0 where no row counts."""
+    if isinstance(items, Tensor):
+        return total / items.to(total.dtype).clamp_min(tiny(total))
+    return total / max(items, tiny(total))
 
 
 def check_loss(loss: object) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from hf_calib._errors import InputTypeError, check, expected
-from hf_calib.losses.loss import CalibrationLoss, check_loss
+from hf_calib.losses.loss import CalibrationLoss, check_items, check_loss, over_items
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX, wide
 from hf_calib.losses.statistics.door import check_labels
 
@@ -65,6 +65,7 @@ def linear_calibration_loss(
     True
     """
     _check(hidden, weight, labels, loss, bias, reduction)
+    check_items(num_items_in_batch, reduction, labels)
     is_number = isinstance(softcap, Real | Tensor) and not isinstance(softcap, bool)
     fits = softcap is None or (is_number and 0 < softcap < math.inf)
     check(fits, "softcap to be above 0", softcap, "leave it out if there is none")
@@ -89,7 +90,7 @@ def linear_calibration_loss(
             loss, own, softcap, has_gradient, states, weight, bias, scale
         )
         if num_items_in_batch is not None:
-            return total / num_items_in_batch
+            return over_items(total, num_items_in_batch)
         if reduction == "sum":
             return total
         items = loss.normalizer(labels.long(), total.dtype).to(total)

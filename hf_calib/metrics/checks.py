@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from numbers import Real
 from typing import Any
 
@@ -83,6 +83,16 @@ def check_type(holds: bool, requirement: str, got: object, way_out: str) -> None
     """Raise like `check`, with a TypeError."""
     if not holds:
         raise InputTypeError(message_of(requirement, got, way_out))
+
+
+def check_names(argument: str, names: object) -> None:
+    """Raise for names that are not in a list; a text would be split into its letters. None is no names."""
+    is_list = isinstance(names, Iterable)
+    is_list = is_list and not isinstance(names, str | bytes | Mapping | Set)
+    way_out = "write ['first', 'second']"
+    check_type(
+        names is None or is_list, f"{argument} to be a list", repr(names), way_out
+    )
 
 
 def check_kind(array: NDArray[Any], kinds: str, requirement: str, way_out: str) -> None:

@@ -21,6 +21,7 @@ from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoConfig
 
 from hf_calib._errors import InputValueError, check, expected, few
 from hf_calib._records import count, read_json
+from hf_calib.metrics.checks import check_names
 from hf_calib.models.reading import Reading, are_unnamed, class_ids, names_in_data
 from hf_calib.predictions.one_pass import OnRows, ignore_rows
 from hf_calib.predictions.predictions import (
@@ -448,6 +449,7 @@ def load_classifier(
     Pass class names, in the model's order, for a model whose config has LABEL_0, LABEL_1, ... Raise ValueError if the
     model cannot be loaded, lacks a trained head or its tokenizer or image processor, or is not a classifier.
     """
+    check_names("class_names", class_names)
     row = TASKS[task] if isinstance(task, str) else task
     classifier = row.classifier_class.load(
         source, row, trust_remote_code=trust_remote_code

@@ -270,8 +270,9 @@ def names_in_data(
     is_one_each = len(names) == len(set(names)) == len(own)
     check(is_one_each, requirement, few(names), "follow the model's order")
     is_in_order = names == tuple(own) or set(names) != set(own)
-    requirement = f"class_names to be in the order of the {what} ({few(own)})"
-    check(is_in_order, requirement, few(names), "leave class_names out")
+    # A few of many may have one order.
+    requirement = f"class_names to be in the order of the {what} ({', '.join(own)})"
+    check(is_in_order, requirement, ", ".join(names), "leave class_names out")
     return names
 
 

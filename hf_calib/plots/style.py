@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hf_calib._errors import check
 from hf_calib._files import whole_file
-from hf_calib.metrics.checks import as_floats
+from hf_calib.metrics.checks import as_floats, check_names
 from hf_calib.metrics.sums import TopLabel
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ def check_class_names(
     class_names: Sequence[str] | None, n_classes: int
 ) -> tuple[str, ...]:
     """Return a name for each class, by default its index."""
+    check_names("class_names", class_names)
     names = tuple(map(str, range(n_classes) if class_names is None else class_names))
     way_out = "name the columns of probs in their order"
     check(

@@ -20,6 +20,7 @@ from hf_calib._errors import InputTypeError, check, expected, few, look_alikes
 from hf_calib.metrics.checks import (
     RowError,
     check_kind,
+    check_names,
     check_probs_and_labels,
     check_rows,
     check_type,
@@ -134,6 +135,7 @@ class Predictions:
             probs, labels = check_probs_and_labels(self.probabilities(), self.labels)
             if self.weights is not None:
                 check_rows(probs, labels, self.weights, probs.shape[1])
+        check_names("class_names", self.class_names)
         if self.class_names is not None:
             n_names = len(self.class_names)
             requirement = f"class_names to hold {self.n_classes} names, one per column"

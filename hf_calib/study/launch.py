@@ -59,7 +59,8 @@ class Launch:
         """Return the command line of a run, from its newest complete checkpoint if it has one."""
         from hf_calib.trainer.saving import newest_checkpoint
 
-        variant, checkpoint = cell.variant, newest_checkpoint(folder)
+        variant = cell.variant
+        checkpoint = newest_checkpoint(folder, variant.loss)
         configs = [*self.configs, *([] if variant.config is None else [variant.config])]
         return [
             *(

@@ -187,7 +187,8 @@ def _train(
 
     trainer.args.output_dir = str(folder)
     try:
-        train_and_report(trainer, test_dataset, resume=newest_checkpoint(folder))
+        checkpoint = newest_checkpoint(folder, trainer.calibration_config.loss)
+        train_and_report(trainer, test_dataset, resume=checkpoint)
     except Exception as error:
         mark_failed(folder, f"{type(error).__name__}: {error}")
         (folder / LOG).write_text(traceback.format_exc(), encoding="utf-8")

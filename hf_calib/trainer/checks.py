@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import datasets
@@ -23,7 +23,13 @@ from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 from hf_calib.metrics.checks import check_type
 from hf_calib.metrics.state import LOGGED_METRICS, lower_is_better
 from hf_calib.trainer.first_rows import has_rows, is_multi_label
-from hf_calib.trainer.labels import Labels, Problem, first_missing, read_labels
+from hf_calib.trainer.labels import (
+    Labels,
+    Problem,
+    first_missing,
+    label_columns,
+    read_labels,
+)
 
 _DECISIONS = "give 0 or 1 per class, or -100 to ignore a decision"
 _CALIBRATED = "_calibrated"
@@ -244,6 +250,7 @@ class LabelCheck(NamedTuple):
     """What the labels of all splits have to fit."""
 
     problem: Problem
+    class_names: Sequence[str]
     label_key: str
     # A user's collator or the transform of a dataset may change the labels later.
     collator_is_stock: bool
@@ -273,9 +280,26 @@ class LabelCheck(NamedTuple):
             return
         if self.problem.answers is None:
             is_stock = self.collator_is_stock and not has_transform
+            if is_stock:
+                self._check_order(dataset, role)
             self._check_range(found, dataset, role, is_stock=is_stock)
         elif not has_transform:
             self.problem.answers.check(found, role)
+
+    def _check_order(self, dataset: Any, role: str) -> None:
+        """Raise for a column that numbers the model's classes in another order."""
+        features = getattr(dataset, "features", {})
+        column = next(
+            (name for name in label_columns(self.label_key) if name in features), ""
+        )
+        feature = features.get(column)
+        names = getattr(getattr(feature, "feature", feature), "names", [])
+        check(
+            names == self.class_names or set(names) != set(self.class_names),
+            f"the classes of the {role} split to be in the model's order ({', '.join(self.class_names)})",
+            got=", ".join(names),
+            way_out="call dataset.align_labels_with_mapping(model.config.label2id, column)",
+        )
 
     def _check_range(
         self, found: Labels, dataset: Any, role: str, *, is_stock: bool
@@ -384,17 +408,6 @@ def check_calibration_split(
         got="-100 in every row",
         way_out=way_out,
     )
-
-
-def check_decisions(labels: Tensor) -> None:
-    """Raise for multi-label targets outside [0, 1] in a batch."""
-    in_range = (labels >= 0) & (labels <= 1)  # This is False for NaN.
-    is_right = in_range | (labels == IGNORE_INDEX)
-    requirement = "multi-label labels to be in [0, 1]"
-    if not labels.is_cpu:  # This does not wait for the device.
-        torch._assert_async(is_right.all(), f"expected {requirement}; {_DECISIONS}")
-    elif not is_right.all():
-        check(False, requirement, got=labels[~is_right][0].item(), way_out=_DECISIONS)
 
 
 # ---- Roles of the splits ----

@@ -56,6 +56,11 @@ class Labels(NamedTuple):
         )
 
 
+def label_columns(label_key: str) -> tuple[str, ...]:
+    """The names that a column of labels may have; collators rename the last two."""
+    return (label_key, "label", "label_ids")
+
+
 def read_labels(dataset: Any, label_key: str) -> Labels | None:
     """Return the labels of a `datasets.Dataset` from its column, or of a list of rows; None for other datasets."""
     if isinstance(dataset, datasets.Dataset):
@@ -64,8 +69,7 @@ def read_labels(dataset: Any, label_key: str) -> Labels | None:
         columns = dataset[0]
     else:
         return None
-    # Collators rename the last two.
-    names = [name for name in (label_key, "label", "label_ids") if name in columns]
+    names = [name for name in label_columns(label_key) if name in columns]
     if not names:
         return None
     if isinstance(dataset, datasets.Dataset):

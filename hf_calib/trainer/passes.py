@@ -112,6 +112,15 @@ def in_row_order(loader: Any) -> None:
         loader.set_sampler(in_order)  # type: ignore[attr-defined]
 
 
+def rows_left_out(loader: Any, args: Any) -> int:
+    """The number of rows that `dataloader_drop_last` leaves out of an evaluation."""
+    has_rows = isinstance(loader, DataLoader) and hasattr(loader.dataset, "__len__")
+    if not args.dataloader_drop_last or not has_rows:
+        return 0
+    of_a_step = getattr(loader, "total_batch_size", loader.batch_size)
+    return max(0, len(loader.dataset) - len(loader) * of_a_step)
+
+
 class MadeLoader(NamedTuple):
     """A loader, and what it was made with."""
 
@@ -156,6 +165,8 @@ class SplitLoaders:
         args = self._trainer.args
         return [
             id(self._trainer.data_collator),
+            # A list may have other rows in a later training; a stream has no length.
+            len(dataset) if hasattr(dataset, "__len__") else None,
             # Its transform, for example, which a loader copies.
             getattr(dataset, "format", None),
             args.eval_batch_size,

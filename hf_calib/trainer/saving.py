@@ -23,7 +23,7 @@ from hf_calib._files import whole_file
 from hf_calib._records import count, fits, number, wrong_entry
 from hf_calib.cards.facts import REPORT_FOLDER
 from hf_calib.export.folder import LOSS_STATE_NAME, PUSHED_LOSS_STATE
-from hf_calib.losses import AdaptiveLoss, CalibrationLoss
+from hf_calib.losses import LOSSES, AdaptiveLoss, CalibrationLoss
 from hf_calib.scaling.saved_map import MAP_NAME, SavedMap, save_map
 from hf_calib.trainer.calibration_map import is_in
 
@@ -68,8 +68,7 @@ def save_loss_state(loss: AdaptiveLoss, directory: str | os.PathLike[str]) -> No
 
 def load_loss_state(loss: AdaptiveLoss, directory: str | os.PathLike[str]) -> None:
     """Restore the table of `save_loss_state`, also from the place of a push, if it is of the same loss."""
-    places = [Path(directory, LOSS_STATE_NAME), Path(directory, PUSHED_LOSS_STATE)]
-    files = [path for path in places if path.is_file()]
+    files = _tables(Path(directory))
     check(
         bool(files),
         f"checkpoint {directory} to hold {LOSS_STATE_NAME}",
@@ -97,6 +96,12 @@ def load_loss_state(loss: AdaptiveLoss, directory: str | os.PathLike[str]) -> No
         ) from error
 
 
+def _tables(folder: Path) -> list[Path]:
+    """The files of a loss's table, of a checkpoint or of a push."""
+    places = [folder / LOSS_STATE_NAME, folder / PUSHED_LOSS_STATE]
+    return [path for path in places if path.is_file()]
+
+
 def _table_of(loss: AdaptiveLoss, path: Path) -> dict[str, Any]:
     """Read a table; raise ValueError if it is of another loss."""
     size = path.stat().st_size
@@ -116,19 +121,19 @@ def _table_of(loss: AdaptiveLoss, path: Path) -> dict[str, Any]:
     return table
 
 
-def newest_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
-    """The newest complete checkpoint; None if there is none."""
+def newest_checkpoint(output_dir: str | os.PathLike[str], loss: str) -> str | None:
+    """The newest complete checkpoint of a run with this loss; None if there is none."""
     for path in _checkpoints(Path(output_dir)):
-        if _problem(path) is None:
+        if _problem(path, loss) is None:
             return str(path)
     return None
 
 
-def checkpoint_to_resume(output_dir: str | os.PathLike[str]) -> str:
+def checkpoint_to_resume(output_dir: str | os.PathLike[str], loss: str) -> str:
     """The newest complete checkpoint, with a warning that names newer ones; raise like the Trainer if there is none."""
     incomplete = []
     for path in _checkpoints(Path(output_dir)):
-        problem = _problem(path)
+        problem = _problem(path, loss)
         if problem is not None:
             incomplete.append(f"{path.name} ({problem})")
             continue
@@ -145,15 +150,15 @@ def checkpoint_to_resume(output_dir: str | os.PathLike[str]) -> str:
     )
 
 
-def check_complete(checkpoint: str | os.PathLike[str]) -> None:
+def check_complete(checkpoint: str | os.PathLike[str], loss: str) -> None:
     """Raise for a checkpoint that is not there, not written to its end or cut short since; name the one before it."""
     path = Path(checkpoint)
-    problem = _problem(path)
+    problem = _problem(path, loss)
     if problem is None:
         return
     siblings = _checkpoints(path.parent)
     earlier = siblings[siblings.index(path) + 1 :] if path in siblings else []
-    whole = [each for each in earlier if _problem(each) is None]
+    whole = [each for each in earlier if _problem(each, loss) is None]
     way_out = _OTHER_CHECKPOINT
     if whole:
         way_out = f"resume from {whole[0]}, the complete checkpoint before it"
@@ -175,7 +180,7 @@ def _checkpoints(folder: Path) -> list[Path]:
     return [by_step[step] for step in sorted(by_step, reverse=True)]
 
 
-def _problem(checkpoint: Path) -> str | None:
+def _problem(checkpoint: Path, loss: str) -> str | None:
     """The reason why a checkpoint is incomplete; None for a complete one. The Trainer's state is written last."""
     if not checkpoint.is_dir():
         return "no such folder"
@@ -206,6 +211,10 @@ def _problem(checkpoint: Path) -> str | None:
         return "the optimizer's state is missing"
     if "optimizer.pt" in names and "scheduler.pt" not in names:
         return "scheduler.pt is missing"
+    entry = LOSSES.get(loss)
+    adapts = entry is not None and issubclass(entry.module, AdaptiveLoss)
+    if adapts and not _tables(checkpoint):
+        return f"{LOSS_STATE_NAME} is missing"
     return None
 
 

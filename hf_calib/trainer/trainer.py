@@ -6,6 +6,7 @@ import inspect
 import logging
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -89,6 +90,7 @@ class CalibrationMixin(Trainer):
     )  # Tensors of a batch other than labels.
     example_batch: dict[str, Tensor] | None = None  # A folded head is checked on it.
     said_not_folded = False
+    said_left_out = False
     during_training = False  # A callback ends it after the last step.
     current_pass: Evaluation | None = None  # The pass that is running.
     _planned_pass: Evaluation | None = None  # What `evaluate` hands to its loop.
@@ -339,10 +341,11 @@ class CalibrationMixin(Trainer):
             got=repr(given),
             way_out="pass a path such as 'out/checkpoint-500'",
         )
+        loss = self.calibration_config.loss
         if resume_from_checkpoint is True:
-            resume_from_checkpoint = checkpoint_to_resume(self.args.output_dir)
+            resume_from_checkpoint = checkpoint_to_resume(self.args.output_dir, loss)
         elif resume_from_checkpoint:
-            check_complete(resume_from_checkpoint)
+            check_complete(resume_from_checkpoint, loss)
         self._resume_from = (
             None if resume_from_checkpoint is False else resume_from_checkpoint
         )
@@ -418,6 +421,7 @@ class CalibrationMixin(Trainer):
         collator_module = str(getattr(self.data_collator, "__module__", ""))
         labels = checks.LabelCheck(
             problem=self.problem,
+            class_names=list(self.class_names.values()),
             label_key=key,
             collator_is_stock=collator_module.startswith("transformers."),
             labels_of_rows=partial(labels_of_rows, self),
@@ -512,8 +516,6 @@ class CalibrationMixin(Trainer):
         logits = logits_of(logits)
         if self.calibration_loss.multi_label is None:
             self._set_problem_type(multi_label=labels.is_floating_point())
-        if self.calibration_loss.multi_label and labels.is_floating_point():
-            checks.check_decisions(labels)
         if not model.training:
             self._remember(inputs, Batch(logits, labels))
 
@@ -607,7 +609,7 @@ class CalibrationMixin(Trainer):
 
         With `keep_logits`, all logits and labels are kept for `last_evaluation.logits_and_labels()`; of several sets,
         those of the last one. For the model card they are also kept if a calibrator is fitted, training has ended, and
-        there are at most 50,000 rows.
+        there are at most 50,000 rows. With `dataloader_drop_last` the last rows are left out as there, with a warning.
         """
         sets: Any = self.eval_dataset
         dataset = sets if eval_dataset is None else eval_dataset
@@ -653,6 +655,7 @@ class CalibrationMixin(Trainer):
         current = self._planned_pass or self._new_pass()
         self._planned_pass = None  # A callback may evaluate something else.
         current.prefix = metric_key_prefix
+        self._warn_left_out(dataloader)
         passes.in_row_order(dataloader)
         with (
             self._in_pass(current),
@@ -672,6 +675,19 @@ class CalibrationMixin(Trainer):
         # A metric with this name from the user's compute_metrics takes precedence.
         metrics = current.metrics() | (output.metrics or {})
         return output._replace(metrics=metrics)
+
+    def _warn_left_out(self, loader: Any) -> None:
+        """Warn once of an evaluation that does not read all rows, as the stock Trainer's."""
+        n_left_out = passes.rows_left_out(loader, self.args)
+        if n_left_out == 0 or self.said_left_out or not self.is_world_process_zero():
+            return
+        self.said_left_out = True
+        warnings.warn(
+            f"dataloader_drop_last leaves {n_left_out} of {len(loader.dataset)} rows out of this evaluation, so its "
+            "loss and metrics are of the others. Set dataloader_drop_last=False. Gammas and the calibrator are fitted "
+            "to all rows of the calibration split.",
+            stacklevel=4,
+        )
 
     def _new_pass(
         self, dataset: Any = None, *, keep_logits: bool = False

@@ -15,6 +15,7 @@ from trl.trainer.utils import add_fused_lm_head
 from hf_calib._errors import InputTypeError, InputValueError, check, expected
 from hf_calib.language_models.label_tokens import without_adapters
 from hf_calib.losses import AdaptiveLoss, CalibrationLoss, make_loss
+from hf_calib.losses.loss import over_items
 from hf_calib.trainer.config import documented, read_mapping
 
 
@@ -157,10 +158,9 @@ def _put_into_head(model: Any, loss: CalibrationLoss) -> None:
             outputs.log_probs, **kept, mask=mask, reduction="none"
         )
         count = kwargs.get("num_items_in_batch")
-        count = mask.sum().clamp_min(1) if count is None else count
-        more = (
-            rows + outputs.log_probs
-        ).sum() / count  # The stock loss may have a term of experts.
+        count = mask.sum() if count is None else count
+        # The stock loss may have a term of experts.
+        more = over_items((rows + outputs.log_probs).sum(), count)
         return replace(outputs, log_probs=-rows, loss=outputs.loss + more)
 
     model.forward = MethodType(forward, model)

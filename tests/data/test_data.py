@@ -28,11 +28,14 @@ from hf_calib.data import (
     DataArguments,
     ImageTransform,
     choose_columns,
+    choose_inputs,
+    choose_tokens,
     collate_images,
     docstring_dataset,
     draw_test,
     limit_samples,
     load_data,
+    load_ood,
     load_splits,
     split_calibration,
 )
@@ -98,15 +101,201 @@ def test_file_formats_keep_texts_that_look_missing(
     tmp_path: Path, name: str, content: str
 ) -> None:
     data = content.encode()
-    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    for folder in ("train", "test"):
+        (tmp_path / folder).mkdir()
+        path = tmp_path / folder / name
+        path.write_bytes(gzip.compress(data) if name.endswith("gz") else data)
     dataset = load_splits(
-        train_file=tmp_path / name,
-        test_file=tmp_path / name,
+        train_file=tmp_path / "train" / name,
+        test_file=tmp_path / "test" / name,
         cache_dir=tmp_path / "cache",
     )
-    dataset = choose_columns(dataset, text_column="text")
     assert list(dataset) == ["train", "test"]
-    assert dataset["test"][:] == {"text": ["NA", "", "null"], "label": [0, 1, 0]}
+    assert dataset["test"]["text"][:] == ["NA", "", "null"]
+    with pytest.raises(ValueError, match="a text in every row of split 'train', got n"):
+        choose_columns(dataset, text_column="text")
+    filled = dataset.filter(lambda row: row["text"] != "")
+    found = choose_columns(filled, text_column="text", class_names=["a", "b"])
+    assert found["test"][:] == {"text": ["NA", "null"], "label": [0, 0]}
+
+
+@pytest.mark.parametrize("text", ["", "  ", "\t\n", None, "\u2003"])
+def test_a_row_without_a_text_is_named(text: str | None) -> None:
+    rows = {"text": ["a", "b", text, "c"], "label": [0, 1, 0, 1]}
+    good = Dataset.from_dict({"text": ["a", "b"], "label": [0, 1]})
+    message = r"column 'text' to .* in every row of split 'test', got .* row 2\b"
+    splits = DatasetDict({"train": good, "test": Dataset.from_dict(rows)})
+    with pytest.raises(ValueError, match=message):
+        choose_columns(splits, text_column="text")
+    with pytest.raises(ValueError, match=message.replace("test", "outside")):
+        choose_inputs(splits["test"], name="outside", text_column="text")
+
+
+@pytest.mark.parametrize("given", ["ab", {"a": 0, "b": 1}, {"a", "b"}, b"ab", 2])
+def test_names_that_are_not_in_a_list_are_refused(given: Any) -> None:
+    rows = DatasetDict({"train": Dataset.from_dict({"text": ["x"], "label": ["a"]})})
+    calls: dict[str, Any] = {
+        "class_names": partial(choose_columns, rows, text_column="text"),
+        "label_columns": partial(
+            choose_columns, rows, text_column="text", multi_label=True
+        ),
+        "tag_names": partial(choose_tokens, rows),
+    }
+    for name, call in calls.items():
+        with pytest.raises(TypeError, match=f"^expected {name} to be a list, got "):
+            call(**{name: given})
+    for name in ("class_names", "label_columns", "ood_data"):
+        with pytest.raises(TypeError, match=f"^expected {name} to be a list, got "):
+            DataArguments(**{name: given})
+
+
+# --- one role for each file ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["same", "relative", "symlink", "hard link", "folder"])
+@pytest.mark.parametrize("other", ["calibration_file", "test_file", "ood_data"])
+def test_a_file_has_one_role(
+    kind: str, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.csv").write_text(CSV)
+    (tmp_path / "other.csv").write_text(CSV)
+    path = {"same": "rows.csv", "relative": "./rows.csv"}.get(kind, "link.csv")
+    if kind == "symlink":
+        (tmp_path / path).symlink_to("rows.csv")
+    elif kind == "hard link":
+        (tmp_path / path).hardlink_to("rows.csv")
+    elif kind == "folder":
+        (tmp_path / "here").symlink_to(tmp_path)
+        path = "here/rows.csv"
+    is_ood = other == "ood_data"
+    given = {"train_file": "rows.csv", other: [path] if is_ood else path}
+    arguments = DataArguments(**{"test_file": "other.csv", **given})
+    message = (
+        f"expected {other} to be another file than train_file, got {Path(path)}; give"
+    )
+    with pytest.raises(ValueError, match=message):
+        load_ood(arguments) if is_ood else load_data(arguments)
+
+
+# --- options without an effect ------------------------------------------------------------------------
+
+FILES = {"train_file": "train.csv"}
+SEVERAL = {"multi_label": True, "label_columns": ["a", "b"]}
+UNREAD = [
+    ({**FILES, "test_split": "validation"}, "test_split", "with train_file"),
+    ({**FILES, "dataset_config": "x"}, "dataset_config", "with train_file"),
+    ({**FILES, "dataset_revision": "x"}, "dataset_revision", "with train_file"),
+    ({"calibration_file": "x.csv"}, "calibration_file", "without train_file"),
+    ({"dataset": "x", "test_file": "x.csv"}, "test_file", "without train_file"),
+    (
+        {"dataset": "docstrings", "test_file": "x.csv"},
+        "test_file",
+        "without train_file",
+    ),
+    (
+        {**FILES, "calibration_file": "x.csv", "calibration_size": 0.2},
+        "calibration_size",
+        "with calibration_file",
+    ),
+    (
+        {**FILES, "calibration_file": "x.csv", "calibration_from": "test"},
+        "calibration_from",
+        "with calibration_file",
+    ),
+    *(
+        ({"dataset": "docstrings", name: value}, name, "for dataset 'docstrings'")
+        for name, value in {
+            "dataset_config": "x",
+            "dataset_revision": "x",
+            "test_split": "validation",
+            "text_column": "x",
+            "image_column": "x",
+            "label_column": "x",
+            "class_names": ["a", "b"],
+        }.items()
+    ),
+    ({"dataset": ".", "dataset_revision": "x"}, "dataset_revision", "for a folder"),
+    *(
+        ({**FILES, name: value}, name, "without multi_label")
+        for name, value in {
+            "label_columns": ["a", "b"],
+            "label_separator": "|",
+            "no_label": "none",
+        }.items()
+    ),
+    *(
+        ({**FILES, **SEVERAL, name: value}, name, "with label_columns")
+        for name, value in {
+            "label_column": "x",
+            "label_separator": "|",
+            "no_label": "none",
+        }.items()
+    ),
+    ({"ood_split": "train"}, "ood_split", "without a dataset in ood_data"),
+    (
+        {"ood_split": "train", "ood_data": ["x.csv"]},
+        "ood_split",
+        "without a dataset in ood_data",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "name", "case"), UNREAD)
+def test_an_option_without_an_effect_is_refused(
+    options: dict[str, Any], name: str, case: str
+) -> None:
+    message = f"expected {name} to be left out {case}, where it has no effect, got "
+    with pytest.raises(
+        ValueError,
+        match=f"^{message}.*; if it is of a configuration, override it by '?",
+    ):
+        DataArguments(**options)
+
+
+READ: list[dict[str, Any]] = [
+    {**FILES, "dataset": "of-a-config", "dataset_config": "", "dataset_revision": ""},
+    {**FILES, "calibration_size": 0.2, "calibration_from": "test", "test_size": 0.3},
+    {**FILES, "calibration_file": "x.csv", "test_file": "y.csv", "test_size": 5},
+    {**FILES, "text_column": "x", "label_column": "x", "class_names": ["a", "b"]},
+    {**FILES, **SEVERAL, "class_names": ["a", "b"]},
+    {**FILES, "multi_label": True, "label_separator": "|", "no_label": "none"},
+    {"dataset": "x", "dataset_config": "x", "dataset_revision": "x"},
+    {"dataset": "x", "test_split": "validation", "calibration_from": "test"},
+    {"dataset": ".", "dataset_config": "x", "test_split": "validation"},
+    {"dataset": "docstrings", "ood_data": ["x.csv"], "text_column": "x"},
+    {"dataset": "x", "ood_data": ["x.csv", "y"], "ood_split": "train"},
+    {"dataset": "docstrings", "split_seed": 3, "max_train_samples": 9},
+]
+
+
+@pytest.mark.parametrize("options", READ)
+def test_an_option_with_an_effect_is_accepted(options: dict[str, Any]) -> None:
+    assert DataArguments(**options).split_seed in (0, 3)
+
+
+def test_the_column_of_the_other_kind_of_inputs_is_refused() -> None:
+    for images, name in ((True, "text_column"), (False, "image_column")):
+        kind = "images" if images else "texts"
+        with pytest.raises(ValueError, match=f"{name} to be left out for {kind}, "):
+            load_data(DataArguments(train_file="x.csv", **{name: "x"}), images=images)
+
+
+# --- classes in a subset ------------------------------------------------------------------------------
+
+
+def test_a_subset_with_fewer_rows_than_classes_is_refused() -> None:
+    names = ClassLabel(names=list("abcde"))
+    features = Features({"text": Value("string"), "label": names})
+    columns = {"text": list("stuvwxyz"), "label": [0, 1, 2, 2, 2, 2, 2, 2]}
+    rows = DatasetDict({"train": Dataset.from_dict(columns, features=features)})
+    message = "max_train_samples to be at least 3, a row per class, got 2; ask for"
+    with pytest.raises(ValueError, match=message):
+        limit_samples(rows, max_train_samples=2)
+    message = r"=3 leaves no training row of 1 of 3 classes \([ab]\), which the model"
+    with pytest.warns(UserWarning, match=message):
+        limit_samples(rows, max_train_samples=3, seed=5)
+    assert len(limit_samples(rows, max_train_samples=8)["train"]) == 8
 
 
 def test_folder_of_named_files_and_its_roles(tmp_path: Path) -> None:
@@ -521,12 +710,13 @@ def test_sizes_and_seeds_are_checked_before_data_are_read(
 def test_a_size_is_a_fraction_or_rows_and_is_drawn_with_the_seed(
     tmp_path: Path,
 ) -> None:
-    numbered([0, 1] * 100)["train"].to_parquet(tmp_path / "rows.parquet")
-    path = str(tmp_path / "rows.parquet")
+    paths = [str(tmp_path / f"{name}.parquet") for name in ("train", "test")]
+    for path in paths:
+        numbered([0, 1] * 100)["train"].to_parquet(path)
 
     def drawn(size: float, seed: int = 0) -> list[str]:
         given: Any = {"calibration_size": size, "split_seed": seed}
-        arguments = DataArguments(train_file=path, test_file=path, **given)
+        arguments = DataArguments(train_file=paths[0], test_file=paths[1], **given)
         return list(load_data(arguments)["calibration"]["text"])
 
     assert drawn(0.1, 1) == drawn(20, 1) == drawn(20.0, 1) == drawn(np.int64(20), 1)
@@ -733,9 +923,11 @@ def test_paths_in_a_csv_file_are_images(tmp_path: Path) -> None:
     for i in range(2):
         gradient_image(8, 8 + i).save(tmp_path / f"{i}.png")
     lines = "".join(f"{tmp_path}/{i}.png,{i}\n" for i in range(2))
-    (tmp_path / "rows.csv").write_text(f"file,label\n{lines}")
     path = tmp_path / "rows.csv"
-    dataset = load_splits(train_file=path, test_file=path, cache_dir=tmp_path / "cache")
+    path.write_text(f"file,label\n{lines}")
+    dataset = load_splits(
+        train_file=path, test_split=None, cache_dir=tmp_path / "cache"
+    )
     rows = choose_columns(dataset, image_column="file")["train"].with_transform(
         ImageTransform(RAW)
     )

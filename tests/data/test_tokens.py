@@ -203,8 +203,11 @@ def test_tokens_that_the_model_does_not_read_are_counted() -> None:
 
 @pytest.fixture
 def args(tmp_path: Path) -> dict[str, Any]:
-    Dataset.from_dict(GOOD).to_json(tmp_path / "rows.jsonl")
-    files = dict.fromkeys(("train_file", "test_file"), str(tmp_path / "rows.jsonl"))
+    files = {
+        name: str(tmp_path / f"{name}.jsonl") for name in ("train_file", "test_file")
+    }
+    for path in files.values():
+        Dataset.from_dict(GOOD).to_json(path)
     return {
         **files,
         "text_column": "tokens",

@@ -254,13 +254,15 @@ def models_and_rows(folder: Path, hub: Hub) -> None:
     """What the READMEs speak of: a MODEL, posts as they are on a news server, lists of labels, images."""
     without_calibrated(folder, hub)
     save(named(), folder / "MODEL")
-    posts = pandas.read_csv(folder / "train.csv")
-    posts["text"] = "From: w7\nSubject: w9\n\n" + posts["text"]
-    posts.to_parquet(folder / "train.parquet")
-    texts_of(named(problem_type="multi_label_classification"), 100, 1).to_csv(
-        folder / "tagged.csv", index=False
-    )
-    for name, n in (("images", 60), ("mnist", 20)):
+    for name in ("train", "test"):
+        posts = pandas.read_csv(folder / f"{name}.csv")
+        posts["text"] = "From: w7\nSubject: w9\n\n" + posts["text"]
+        posts.to_parquet(folder / f"{name}.parquet")
+    for seed, name in enumerate(("tagged", "more_tagged")):
+        texts_of(named(problem_type="multi_label_classification"), 100, seed).to_csv(
+            folder / f"{name}.csv", index=False
+        )
+    for name, n in (("images", 60), ("more_images", 60), ("mnist", 20)):
         image_rows(n, np.random.default_rng(0)).to_parquet(folder / f"{name}.parquet")
 
 
@@ -335,18 +337,18 @@ RESTS: dict[str, tuple[dict[str, str], str]] = {
         "--eval_strategy no --load_best_model_at_end false",
     ),
     "python recipes/text_classification.py --config recipes/configs/20newsgroups_cnn": (
-        {"test.parquet": "train.parquet"},
+        {},
         f"{FEW.replace(f' --model {BERT}', '')} --output_dir out",
     ),
     "python recipes/text_classification.py --config recipes/configs/go_emotions": (
         {},
-        f"{FEW} --output_dir out --train_file tagged.csv --test_file tagged.csv --label_separator | "
-        f"--label_column label --class_names {' '.join(NAMES.values())} --dataset_config none",
+        f"{FEW} --output_dir out --train_file tagged.csv --test_file more_tagged.csv --label_separator | "
+        f"--label_column label --class_names {' '.join(NAMES.values())} --dataset_config ''",
     ),
     "python recipes/image_classification.py": (
         {"ylecun/mnist": "mnist.parquet"},
         "--use_cpu true --bf16 false --report_to none --output_dir out --eval_strategy no --save_strategy no "
-        "--train_file images.parquet --test_file images.parquet --image_column image --lr_milestones 1 "
+        "--train_file images.parquet --test_file more_images.parquet --image_column image --lr_milestones 1 "
         "--dataloader_num_workers 0 --calibration_size 20 --max_train_samples 40 --max_test_samples 20 "
         "--num_train_epochs 2",
     ),

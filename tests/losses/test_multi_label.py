@@ -137,9 +137,18 @@ def test_soft_labels_of_one_softmax_are_refused() -> None:
         soft.round(),
         soft[:, :1],
         0.9 * soft,
-        soft - 100 * (soft == 1),
+        soft - 101 * (soft == 1),
     )
     for other in one_label_each_or_no_shares:
         assert torch.isfinite(
             make_loss("cross_entropy")(logits[:, : other.shape[1]], other)
         )
+
+
+@pytest.mark.parametrize("wrong", [5.5, -0.1, -99.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["cross_entropy", "bsce_gra"])
+def test_a_target_that_is_no_share_is_refused(name: str, wrong: float) -> None:
+    logits, labels = batch()
+    labels[7, 2] = wrong
+    with pytest.raises(ValueError, match=rf"in \[0, 1\], got {wrong}; give 0 or 1 per"):
+        make_loss(name)(logits, labels)

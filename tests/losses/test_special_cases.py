@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from hf_calib.losses import LOSSES, make_loss
+from hf_calib.language_models import for_causal_lm
+from hf_calib.losses import LOSSES, linear_calibration_loss, make_loss
 from hf_calib.metrics import kde_calibration_error
 from tests.helpers import loss_cases as cases
 from tests.helpers.loss_cases import (
@@ -189,3 +190,69 @@ def test_the_documented_minimum_is_where_the_expected_gradient_is_0(
     assert f"{minimum:.3f}" in text
     for other in others:
         assert other not in text
+
+
+NUMBERS = [
+    (0, "count the rows of this batch, got 0"),
+    (torch.tensor(0), "count the rows of this batch, got 0"),
+    (-3, "be a finite number, at least 0, got -3"),
+    (torch.tensor(-3), "be a finite number, at least 0, got -3"),
+    (float("nan"), "be a finite number, at least 0, got nan"),
+    (torch.tensor(torch.inf), "be a finite number, at least 0, got inf"),
+    (True, "be one number, got True"),
+    ("4", "be one number, got '4'"),
+    (torch.tensor([4, 4]), r"be one number, got tensor\(\[4, 4\]\)"),
+]
+WAYS = {
+    "logits": lambda loss: loss,
+    "log_probs": lambda loss: (
+        lambda logits, labels, **given: loss.from_log_probs(
+            logits.log_softmax(-1).amin(-1), mask=labels != -100, **given
+        )
+    ),
+    "hidden": lambda loss: (
+        lambda logits, labels, **given: linear_calibration_loss(
+            logits, torch.eye(3).to(logits), labels, loss, **given
+        )
+    ),
+    "shifted": lambda loss: (
+        lambda logits, labels, **given: for_causal_lm(loss)(
+            logits[None], labels[None], **given
+        )
+    ),
+}
+every_way = pytest.mark.parametrize("way", WAYS)
+
+
+@pytest.mark.parametrize(("items", "message"), NUMBERS)
+@every_way
+def test_a_number_of_items_that_is_none(way: str, items: Any, message: str) -> None:
+    ours = WAYS[way](make_loss("focal"))
+    with pytest.raises(
+        (ValueError, TypeError), match=f"num_items_in_batch to {message}"
+    ):
+        ours(*random_batch(4, 3), num_items_in_batch=items)
+
+
+@pytest.mark.parametrize(
+    ("way", "reduction"),
+    [("logits", "sum"), ("logits", "none"), ("log_probs", "none"), ("hidden", "sum")],
+)
+def test_a_number_of_items_belongs_to_the_mean(way: str, reduction: str) -> None:
+    ours = WAYS[way](make_loss("focal"))
+    with pytest.raises(ValueError, match=f"'mean', got reduction='{reduction}'"):
+        ours(*random_batch(4, 3), reduction=reduction, num_items_in_batch=4)
+
+
+@pytest.mark.parametrize("items", [0, torch.tensor(0), torch.tensor(0.0)])
+@every_way
+def test_of_no_items_the_loss_is_0(way: str, items: Any) -> None:
+    logits, labels = random_batch(4, 3)
+    value, gradient = value_and_gradient(
+        WAYS[way](make_loss("focal")),
+        logits,
+        torch.full_like(labels, -100),
+        num_items_in_batch=items,
+    )
+    assert value == 0
+    assert not gradient.any()

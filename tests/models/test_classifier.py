@@ -261,6 +261,12 @@ class TestLabels:
             predict(loaded, labelled(labels), class_names=class_names).labels, ids
         )
 
+    @pytest.mark.parametrize("given", ["abcd", {"a": 0}, b"abcd"])
+    def test_are_named_by_a_list(self, given: Any) -> None:
+        """The folder of the model is not looked for."""
+        with pytest.raises(TypeError, match="class_names to be a list, got "):
+            load_classifier("nowhere", class_names=given)
+
     def test_a_model_without_names_takes_numbers(self, tmp_path: Path) -> None:
         rows = labelled([2, 0], ClassLabel(names=["x", "y", "z"]))
         np.testing.assert_array_equal(
@@ -319,6 +325,14 @@ class TestLabels:
                 labelled([0]),
                 {"class_names": ["a"] * 4},
                 "different texts, .* got 'a' in 'a', 'a', 'a', 'a'",
+            ),
+            *(
+                (
+                    labelled(given),
+                    {"class_names": ["sport", "art", "law", "NA"]},
+                    r"the order of the classes \(art, law, NA, sport\), got sport, art, law, NA;",
+                )
+                for given in ([0, 3], ["art", "sport"])
             ),
             (
                 labelled([3]),

@@ -163,6 +163,8 @@ def test_other_columns_and_names_are_refused() -> None:
         reliability_grid({"before": {"a": sampled()}, "after": {"b": sampled()}})
     with pytest.raises(ValueError, match="class_names to be 4 names, got 1"):
         plots.class_reliability_grid(*HARD["ordinary"], class_names=["a"])
+    with pytest.raises(TypeError, match="class_names to be a list, got 'abcd'; write"):
+        plots.class_reliability_grid(*HARD["ordinary"], class_names="abcd")
     with pytest.raises(
         ValueError, match="metrics to hold at least one difference, got none"
     ):

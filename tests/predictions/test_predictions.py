@@ -77,6 +77,10 @@ class TestPredictions:
                 "labels to be integers, got dtype float64",
             ),
             (
+                {"class_names": "abcd"},
+                "class_names to be a list, got 'abcd'; write",
+            ),
+            (
                 {"class_names": NAMES[:3]},
                 "class_names to hold 4 names, one per column, got 3",
             ),
@@ -91,8 +95,8 @@ class TestPredictions:
         ],
     )
     def test_refused(self, change: dict[str, Any], message: str) -> None:
-        error = TypeError if "got dtype" in message else ValueError
-        with pytest.raises(error, match=message):
+        is_type = "got dtype" in message or "to be a list" in message
+        with pytest.raises(TypeError if is_type else ValueError, match=message):
             Predictions(**{"labels": LABELS, "logits": LOGITS, **change})
 
 

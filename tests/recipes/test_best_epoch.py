@@ -25,12 +25,13 @@ def test_a_run_adds_its_epochs_once(
     rows = [
         {"text": f"w{i} w{i % 3} w{i % 3}", "label": "abc"[i % 3]} for i in range(60)
     ]
-    pandas.DataFrame(rows).to_csv("rows.csv", index=False)
+    for name in ("train.csv", "test.csv"):
+        pandas.DataFrame(rows).to_csv(name, index=False)
     own = [
         "--train_file",
-        "rows.csv",
+        "train.csv",
         "--test_file",
-        "rows.csv",
+        "test.csv",
         "--calibration_size",
         "0.4",
     ]

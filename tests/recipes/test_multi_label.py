@@ -48,7 +48,16 @@ def go_emotions(
             for role, name in files.items()
             for word in (f"--{role}_file", str(folder / f"{name}.csv"))
         ),
-        *("--label_separator", " ", "--bf16", "false", "--max_length", "32"),
+        *(
+            "--dataset_config",
+            "",
+            "--label_separator",
+            " ",
+            "--bf16",
+            "false",
+            "--max_length",
+            "32",
+        ),
     ]
 
 

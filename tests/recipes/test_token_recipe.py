@@ -65,6 +65,8 @@ def files(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def options(files: Path, *more: str) -> list[str]:
     own = [
+        "--dataset_revision",
+        "",
         "--bf16",
         "false",
         "--save_strategy",

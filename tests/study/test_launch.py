@@ -207,7 +207,8 @@ def test_ctrl_c_ends_the_trainings_and_they_go_on_from_their_checkpoints(
     assert b"KeyboardInterrupt" in process.communicate(timeout=30)[1]
     _, cells = plan(tmp_path, "--seconds", "60")
     assert [
-        Path(newest_checkpoint(folder) or "").name for folder in cells.values()
+        Path(newest_checkpoint(folder, cell.variant.loss) or "").name
+        for cell, folder in cells.items()
     ] == ["checkpoint-1"] * 2
     assert not any(is_finished(folder) for folder in cells.values())
     assert not subprocess.run(

@@ -12,7 +12,6 @@ from torch.utils.data import BatchSampler, SequentialSampler
 from transformers import DataCollatorWithFlattening
 
 from hf_calib.losses import make_loss
-from hf_calib.trainer.checks import check_decisions
 from hf_calib.trainer.labels import ignore_repeated_rows
 from tests.helpers.tiny import N_LABELS
 
@@ -53,7 +52,6 @@ def test_a_multi_label_step_does_not_wait_for_the_device(
     with pytest.raises(RuntimeError, match="meta"):
         bool(labels.all())
     logits = torch.zeros(8, N_LABELS, device="meta", requires_grad=True)
-    check_decisions(labels)
     count = loss.normalizer(labels).float().clamp_min(1e-12)
     loss(logits, labels, num_items_in_batch=count).backward()
     assert logits.grad is not None

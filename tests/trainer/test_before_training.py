@@ -11,7 +11,7 @@ import optuna
 import pytest
 import torch
 import transformers
-from datasets import Dataset
+from datasets import ClassLabel, Dataset
 from transformers import TrainerCallback, TrainingArguments, default_data_collator
 
 from hf_calib import CalibrationTrainer, TemperatureScalingCallback
@@ -110,6 +110,25 @@ def test_calibration_rows_that_cannot_be_fitted_to_are_refused(
     trainer = tiny_trainer(tmp_path, calibration_method="temperature")
     trainer.calibration_dataset = change(trainer.calibration_dataset)
     refuses_to_train(trainer, message, ValueError)
+
+
+@pytest.mark.parametrize("role", ["train_dataset", "eval_dataset"])
+def test_classes_in_another_order_than_the_models_are_refused(
+    role: str, tmp_path: Path
+) -> None:
+    trainer = tiny_trainer(tmp_path)
+    own = list(trainer.model.config.id2label.values())
+    rows = getattr(trainer, role)
+    for names in (own, [f"class {name}" for name in own]):
+        setattr(trainer, role, rows.cast_column("label", ClassLabel(names=names)))
+        trainer._check_data()
+    other = rows.cast_column("label", ClassLabel(names=own[::-1]))
+    setattr(trainer, role, other)
+    message = rf"in the model's order \({', '.join(own)}\), got {', '.join(own[::-1])};"
+    refuses_to_train(trainer, message, ValueError)
+    # Labels that change on their way say nothing of the column's names.
+    setattr(trainer, role, other.with_transform(lambda batch: batch))
+    trainer._check_data()
 
 
 def test_rows_are_not_read_for_a_fit_that_there_is_not(tmp_path: Path) -> None:

@@ -311,3 +311,16 @@ def test_rows_without_any_label_are_predicted(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path)
     rows = [{**row, "label": None} for row in trainer.eval_dataset]
     assert trainer.predict(rows).label_ids is None
+
+
+def test_rows_that_an_evaluation_drops_are_named_once(tmp_path: Path) -> None:
+    """The stock Trainer drops them without a word."""
+    settings = {"dataloader_drop_last": True, "per_device_eval_batch_size": 16}
+    trainer = tiny_trainer(tmp_path, n=(16, 20, 20), **settings)
+    message = "leaves 4 of 20 rows out of this evaluation, so its loss and metrics are"
+    with pytest.warns(UserWarning, match=message):
+        first = trainer.evaluate()
+    rows = trainer.eval_dataset
+    # A second warning would be an error.
+    assert first["eval_nll"] == trainer.evaluate()["eval_nll"]
+    assert first["eval_nll"] == trainer.evaluate(rows.select(range(16)))["eval_nll"]

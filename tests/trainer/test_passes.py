@@ -506,6 +506,7 @@ def test_the_calibration_pass_drops_no_rows(n_rows: int, tmp_path: Path) -> None
     assert dropping.args.dataloader_drop_last is True
 
 
+@pytest.mark.filterwarnings("ignore:dataloader_drop_last leaves")
 def test_gammas_follow_all_rows_of_a_single_evaluation_set(tmp_path: Path) -> None:
     tables = []
     for drops in (False, True):

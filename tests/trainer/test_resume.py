@@ -216,7 +216,7 @@ def test_a_checkpoint_cut_short_is_passed_over(killed: Callable[[str], Path]) ->
         "checkpoint-2",
         "checkpoint-4",
     ]
-    assert newest_checkpoint(left) == str(left / "checkpoint-2")
+    assert newest_checkpoint(left, "adafocal") == str(left / "checkpoint-2")
 
 
 @pytest.fixture(scope="module")
@@ -387,6 +387,11 @@ STATES: dict[str, Callable[[Path], None]] = {
     "stateful_callbacks: []": of_the_state(stateful_callbacks=[]),
     "unknown entries: steps": of_the_state(steps=3),
 }
+INCOMPLETE["no table"] = (
+    LOSS_STATE_NAME,
+    Path.unlink,
+    f"{LOSS_STATE_NAME} is missing",
+)
 INCOMPLETE |= {
     found: ("trainer_state.json", change, f"trainer_state.json with {found}")
     for found, change in STATES.items()
@@ -398,13 +403,13 @@ def test_incomplete_checkpoints_are_skipped(case: str, checkpoint: Path) -> None
     name, change, problem = INCOMPLETE[case]
     newer = checkpoint.with_name("checkpoint-4")
     change(newer / name)
-    assert newest_checkpoint(checkpoint.parent) == str(checkpoint)
+    assert newest_checkpoint(checkpoint.parent, "adafocal") == str(checkpoint)
     trainer = tiny_trainer(checkpoint.parent, **ADAPTIVE, **SAVED)
     with pytest.raises(ValueError, match="resume_from_checkpoint to be a comp") as told:
         trainer.train(resume_from_checkpoint=str(newer))
     assert f"got {newer} ({problem}); resume from {checkpoint}, the" in str(told.value)
     change(checkpoint / name)
-    assert newest_checkpoint(checkpoint.parent) is None
+    assert newest_checkpoint(checkpoint.parent, "adafocal") is None
     with pytest.raises(ValueError, match=r"^No valid checkpoint found in") as told:
         trainer.train(resume_from_checkpoint=True)
     assert f"incomplete: checkpoint-4 ({problem}), checkpoint-2 (" in str(told.value)
@@ -424,14 +429,20 @@ def test_a_run_resumes_from_the_newest_complete_checkpoint_and_says_so(
     assert steps == [1, 2, 3, 4]
 
 
+def test_a_loss_without_a_table_needs_none(checkpoint: Path) -> None:
+    newer = checkpoint.with_name("checkpoint-4")
+    (newer / LOSS_STATE_NAME).unlink()
+    assert newest_checkpoint(checkpoint.parent, "focal") == str(newer)
+
+
 def test_checkpoints_are_ordered_by_their_steps(checkpoint: Path) -> None:
     for step in (9, 10):
         shutil.copytree(checkpoint, checkpoint.with_name(f"checkpoint-{step}"))
     newest = checkpoint.with_name("checkpoint-10")
-    assert newest_checkpoint(checkpoint.parent) == str(newest)
+    assert newest_checkpoint(checkpoint.parent, "adafocal") == str(newest)
     shutil.copytree(checkpoint, checkpoint.with_name("checkpoint-11-old"))
     checkpoint.with_name("checkpoint-12").write_text("a file")
-    assert newest_checkpoint(checkpoint.parent) == str(newest)
+    assert newest_checkpoint(checkpoint.parent, "adafocal") == str(newest)
 
 
 def test_a_checkpoint_of_the_model_only_is_complete(tmp_path: Path) -> None:

@@ -37,6 +37,23 @@ def test_what_was_found_before_is_forgotten(tmp_path: Path) -> None:
         assert trainer.temperature is not None
 
 
+@pytest.mark.parametrize("sizes", [(12, 5), (5, 12)])
+def test_the_calibration_rows_may_be_others_in_a_later_training(
+    sizes: tuple[int, int], tmp_path: Path
+) -> None:
+    trainer = tiny_trainer(
+        tmp_path, loss="adafocal", gamma_update_steps=2, gamma_update_samples=8
+    )
+    rows = list(trainer.calibration_dataset)
+    trainer.calibration_dataset = []
+    for size in sizes:
+        trainer.calibration_dataset[:] = rows[:size]
+        trainer.train()
+        used = trainer.calibration_loss.get_buffer("counts").sum()
+        # The bins are open below, so the least confidence is in none.
+        assert used == min(size, 8) - 1
+
+
 @pytest.mark.parametrize("loss", ["adafocal", "ece_ce"])
 def test_the_best_model_brings_the_table_that_it_was_trained_with(
     loss: str, tmp_path: Path

@@ -102,7 +102,7 @@ def decision_statistics(
 
     `LogProbs` is (2 * N * C, 2). A label applies with probability sigmoid(z), so a decision is a row with two outcomes.
     The second result is the share that the label gives to each outcome: a soft label is the mean of its outcomes, and
-    an ignored label has no shares.
+    an ignored label has no shares. A label outside [0, 1] raises an error.
     """
     # A masked label (-inf) must not become 0 * inf.
     z = logits.to(wide(logits)).reshape(-1).clamp(-1e30, 1e30)
@@ -112,6 +112,7 @@ def decision_statistics(
         .masked_fill(target == IGNORE_INDEX, 0)
         .reshape(-1)
     )
+    _check_shares(share, target)
     cross_entropy = -F.logsigmoid(torch.stack([z, -z]))
     found = {
         defined.CrossEntropy: cross_entropy,
@@ -120,6 +121,21 @@ def decision_statistics(
         defined.LogProbs: -torch.stack([cross_entropy, cross_entropy.flip(0)], dim=2),
     }
     return {each: found[type(each)].flatten(0, 1) for each in statistics}, share
+
+
+def _check_shares(shares: Tensor, labels: Tensor) -> None:
+    """Raise for multi-label targets outside [0, 1], one of whose shares is negative; a GPU is not waited for."""
+    if is_traced() or not len(shares):
+        return
+    is_right = shares.min() >= 0  # This is False for NaN.
+    requirement = "multi-label labels to be in [0, 1]"
+    way_out = "give 0 or 1 per class, or -100 to ignore a decision"
+    if not shares.is_cpu:
+        torch._assert_async(is_right, f"expected {requirement}; {way_out}")
+    elif not is_right:
+        wrong = ~(shares.view(2, -1) >= 0).all(0)
+        got = labels[wrong][0].item()
+        raise InputValueError(f"expected {requirement}, got {got}; {way_out}")
 
 
 def _of_valid(values: Tensor, valid: Tensor) -> Tensor:
