@@ -265,10 +265,12 @@ def _cuts(
         share, more = divmod(len(ranked) if ends is None else ends[-1], n_bins)
         parts = np.arange(n_bins + 1)
         return parts * share + np.minimum(parts, more)
-    # The papers' code drops the smallest confidence and its ties, because its bins are open below.
+    # The papers' code drops the smallest confidence, because its bins are open below. It drops ties with it too,
+    # which may be half of all rows: they are kept.
     cuts = np.searchsorted(ranked, quantile_edges(ranked, n_bins, ends), side="right")
     cuts = cuts if ends is None else ends[cuts - 1] * (cuts > 0)
-    cuts[0] %= cuts[-1]  # If that would drop everything, all are in one bin.
+    if cuts[0] > 1 or cuts[0] == cuts[-1]:
+        cuts[0] = 0
     return cuts
 
 
