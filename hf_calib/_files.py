@@ -89,6 +89,14 @@ def move_files(
         _replace(path, new)
 
 
+def identity(path: str) -> tuple[int, int] | str:
+    """What tells a file or folder from others, through links too; a name that is none on this machine as it is."""
+    if not os.path.exists(path):
+        return path
+    found = os.stat(path)
+    return found.st_dev, found.st_ino
+
+
 def figures_of(document: Path) -> list[Path]:
     """The figures that a Markdown document shows, which were written next to it; none through a link."""
     if not document.is_file() or (document.parent / "figures").is_symlink():

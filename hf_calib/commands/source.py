@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from numpy.typing import NDArray
 
 from hf_calib._errors import check, few, without_secrets
+from hf_calib._files import identity
 from hf_calib._text import counted, plain_name
 from hf_calib.models.reading import Reading, RowSet, names_in_data
 from hf_calib.predictions.one_pass import OnRows, draw_sample, ignore_rows
@@ -129,7 +130,7 @@ class FileSource(Source):
         )
         names_in_data(self.tables["data"].class_names, self.reading.class_names)
         places = {
-            name: {_identity(file.path) for file in table.files}
+            name: {identity(file.path) for file in table.files}
             for name, table in self.tables.items()
         }
         _check_apart(self.sets, places)
@@ -283,7 +284,7 @@ def open_source(
             options.check_unused(split, f"{name} that is a folder or on the Hub")
     _check_apart(
         sets,
-        {name: {(_identity(each.data), each.place)} for name, each in sets.items()},
+        {name: {(identity(each.data), each.place)} for name, each in sets.items()},
     )
     from hf_calib.models.classifier import find_task
 
@@ -292,14 +293,6 @@ def open_source(
     return ModelSource(
         name_of(files[0]), sets, options, running, model=files[0], task=task
     )
-
-
-def _identity(path: str) -> Any:
-    """What tells a file or folder from others, through links too; other names as they are."""
-    if not os.path.exists(path):
-        return path
-    stat = os.stat(path)
-    return stat.st_dev, stat.st_ino
 
 
 def _check_apart(sets: Mapping[str, RowSet], places: Mapping[str, set[Any]]) -> None:

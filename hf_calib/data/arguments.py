@@ -116,14 +116,16 @@ class DataArguments:
         ood_data = self.ood_data or []
         of_the_hub = ("dataset_config", "dataset_revision", "test_split")
         of_several = ("label_columns", "label_separator", "no_label")
-        columns = ("text_column", "image_column", "label_column", "class_names")
+        of_columns = ["label_column", "class_names"]
+        if not ood_data:
+            of_columns += ["text_column", "image_column"]
         unread = {
             "with train_file": of_the_hub if is_file else (),
             "without train_file": () if is_file else ("calibration_file", "test_file"),
             "with calibration_file": ("calibration_size", "calibration_from")
             if self.calibration_file
             else (),
-            f"for dataset {BUILT_IN!r}": (*of_the_hub, *columns[bool(ood_data) * 2 :])
+            f"for dataset {BUILT_IN!r}": (*of_the_hub, *of_columns)
             if is_built_in
             else (),
             "for a folder": ("dataset_revision",) if is_folder else (),

@@ -36,8 +36,8 @@ def expected_calibration_error(
 
     Args:
         binning: "uniform": equal-width bins (lower, upper]. "quantile": bins between interpolated quantiles, without
-            the row with the smallest confidence, as in the papers' code, unless others tie with it. "equal_mass": the sorted
-            examples in M parts, so that the order of equal confidences at a cut matters.
+            the row with the smallest confidence, as in the papers' code, unless others tie with it. "equal_mass": the
+            sorted examples in M parts, so that the order of equal confidences at a cut matters.
         norm: "l1", "l2" (the root of the weighted squared gaps) or "max" (the largest gap).
         debias: subtract the error that sampling noise alone adds, down to 0; not for "max". For l2 this is
             $A_m (1 - A_m) / (n_m - 1)$ per squared gap, for l1 the expected excess of a gap with normal noise.

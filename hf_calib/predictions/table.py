@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hf_calib._errors import InputError, InputValueError, check, expected, few
+from hf_calib._files import identity
 from hf_calib.metrics.checks import RowError
 from hf_calib.predictions.columns import Batch, Columns, columns_of, list_columns
 from hf_calib.predictions.formats import (
@@ -321,13 +322,15 @@ def _find(sources: Sequence[str]) -> tuple[Any, tuple[File, ...]]:
     """The filesystem, and all files in the order of their names."""
     import fsspec
 
-    found: dict[str, File] = {}
+    found: dict[Any, File] = {}
     filesystems = []
     for source in sources:
         with _readable(File(source, source, 0)):
             filesystem, root = fsspec.core.url_to_fs(source)
             filesystems.append(filesystem)
-            found |= {file.path: file for file in _files_of(filesystem, root)}
+            for file in _files_of(filesystem, root):
+                # A link is no second file.
+                found.setdefault(identity(file.path), file)
     got, way_out = (
         few(list(sources)),
         "read the files of each place with a separate command",
@@ -345,7 +348,7 @@ def _find(sources: Sequence[str]) -> tuple[Any, tuple[File, ...]]:
         f"{got}, where there are none",
         way_out,
     )
-    return filesystems[0], tuple(found[path] for path in sorted(found))
+    return filesystems[0], tuple(sorted(found.values(), key=lambda file: file.path))
 
 
 def _files_of(filesystem: Any, root: str) -> Iterator[File]:

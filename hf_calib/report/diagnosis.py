@@ -304,9 +304,15 @@ def significant_runs(rows: Sequence[BinRow], alpha: float) -> list[BinRow]:
 def warn(report: CalibrationReport) -> Iterator[str]:
     """Caveats: few examples, absent or rare classes, one bin, two classes."""
     before, several = report.before, report.multi_label
-    if before.state is None and not several and report.n_examples < _FEW_EXAMPLES:
-        caveat = "binned errors are noisy and biased upwards. Use the debiased and smooth errors, and the intervals"
-        yield f"With only {counted(report.n_examples, 'example')}, {caveat}."
+    noisy = "binned errors are noisy and biased upwards"
+    if before.state is not None and before.state.weighted:
+        effective = float(before.state.top_label.effective_rows()[0])
+        if effective < _FEW_EXAMPLES:
+            worth = f"As the weighted examples are worth only {effective:,.0f} unweighted ones"
+            yield f"{worth}, {noisy}. Use the intervals."
+    elif not several and report.n_examples < _FEW_EXAMPLES:
+        way_out = "Use the debiased and smooth errors, and the intervals"
+        yield f"With only {counted(report.n_examples, 'example')}, {noisy}. {way_out}."
     rows: Any = before.labels or before.classes
     counts = [row.n_true if several else row.support for row in rows]
     kinds: dict[str, list[str]] = {}

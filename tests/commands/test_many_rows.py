@@ -12,6 +12,7 @@ import pytest
 from scipy.special import softmax
 
 from hf_calib.commands import source
+from hf_calib.commands.options import evaluate
 from hf_calib.metrics import expected_calibration_error, negative_log_likelihood
 from hf_calib.predictions import table as tables
 from hf_calib.scaling import Scaler, TemperatureScaling
@@ -234,3 +235,23 @@ def test_files_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
     assert not (out / "target.npz").exists()
     called_for_json(*words, "--weight-column", "w")
     assert {each.name for each in out.iterdir()} == of_files
+
+
+def test_a_few_weighted_rows_have_wide_intervals_within_the_range(
+    tmp_path: Path,
+) -> None:
+    """Five rows have nearly all the weight; and of one row nothing is known."""
+    rng = np.random.default_rng(0)
+    probs = rng.dirichlet([1, 1, 1], 600)
+    columns = {f"prob_{j}": probs[:, j] for j in range(3)}
+    for n_heavy in (5, 1):
+        weights = np.where(np.arange(600) < n_heavy, 1e3, 1e-3 if n_heavy > 1 else 0.0)
+        table = {"label": probs.argmax(axis=1), "w": weights, **columns}
+        pandas.DataFrame(table).to_csv(tmp_path / "rows.csv", index=False)
+        report = evaluate(tmp_path / "rows.csv", weight_column="w").to_dict()
+        metrics = report["before"]["metrics"]
+        assert metrics["accuracy"]["high"] == 1
+        assert metrics["accuracy"]["low"] < 0.6
+        nll = metrics["nll"]
+        assert nll["low"] is None if n_heavy == 1 else 0 <= nll["low"] < nll["value"]
+        assert any(f"worth only {n_heavy} " in each for each in report["warnings"])

@@ -9,6 +9,7 @@ import pytest
 from scipy.special import softmax
 
 import hf_calib.metrics as metrics
+from hf_calib.metrics import CalibrationState
 from hf_calib.metrics.sums import TopLabel, top_label_error
 from tests.helpers.sampled import (
     EXACT,
@@ -107,11 +108,27 @@ def test_edge_cases_equal_the_papers_code(golden: Path, case: str) -> None:
         mce, **EXACT
     )
     ours = top_label_error(TopLabel(confidences, correct), binning="quantile")
+    is_least = confidences == confidences.min()
     if np.ptp(confidences) == 0:  # their 0 is an artefact: no example is in any bin
         assert adaptive == 0
         assert ours == pytest.approx(ece, **EXACT)
-    else:
+    elif is_least.sum() == 1:
         assert ours == pytest.approx(adaptive, **EXACT)
+    else:  # Theirs drops all ties of the smallest confidence, up to a fifth of the rows.
+        left_out = abs((confidences - correct)[is_least].sum()) / len(correct)
+        assert adaptive < ours <= adaptive + left_out + 1e-12
+
+
+def test_a_tie_of_the_smallest_confidence_is_not_left_out() -> None:
+    probs = np.repeat([[0.6, 0.4], [0.9, 0.1]], 50, axis=0)
+    labels = np.repeat([1, 0, 1], [50, 45, 5])
+    state = CalibrationState(n_classes=2)
+    state.update(probs, labels)
+    for value in (
+        metrics.expected_calibration_error(probs, labels, binning="quantile"),
+        state.compute()["adaptive_ece"],
+    ):
+        assert value == pytest.approx(0.3, abs=1e-9)
 
 
 @pytest.mark.parametrize("metric", ALL_METRICS, ids=NAMES)

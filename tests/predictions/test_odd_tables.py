@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import os
 import time
 import zipfile
 from pathlib import Path
@@ -376,3 +377,13 @@ def test_a_column_in_two_roles(
     pandas.DataFrame({**rows, "country": ["de"]}).to_csv(path, index=False)
     with pytest.raises(InputError, match=message):
         open_predictions(path, **columns)
+
+
+def test_a_link_is_no_second_file(tmp_path: Path) -> None:
+    rows = "label,prob_0,prob_1\n0,0.7,0.3\n1,0.4,0.6\n"
+    (tmp_path / "a.csv").write_text(rows)
+    (tmp_path / "latest.csv").symlink_to("a.csv")
+    os.link(tmp_path / "a.csv", tmp_path / "hard.csv")
+    names = [str(tmp_path / name) for name in ("a.csv", "latest.csv", "hard.csv")]
+    for sources in (tmp_path, names):
+        assert len(load_predictions(sources).labels) == 2

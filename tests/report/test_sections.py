@@ -324,18 +324,36 @@ def test_a_slice_is_compared_with_the_rows_that_are_not_in_it() -> None:
     rng = np.random.default_rng(2)
     wrong = (groups == 1) & (rng.random(400) < 0.1)
     labels = np.where(wrong, (labels + 1) % 4, labels)
-    gaps = probs.max(axis=1) - (probs.argmax(axis=1) == labels)
-    own, others = gaps[groups == 1], gaps[groups == 0]
-    confidence = probs.max(axis=1)[groups == 1]
+    confidence = probs.max(axis=1)
+    correct = probs.argmax(axis=1) == labels
     sums = slices_of(groups, labels, probs)
     found = slice_p_values(sums.groups, np.array([0, 1]))
     # By a loop: the number right, if each row were as far off as the others, and the error of the others' gap.
-    chances = confidence - others.mean()
-    right = confidence.sum() - own.sum()
-    accuracy = (probs.argmax(axis=1) == labels)[groups == 0].mean()
-    error = np.sqrt((chances * (1 - chances)).sum() + 200 * accuracy * (1 - accuracy))
-    z = (abs(right - chances.sum()) - 0.5) / error
-    assert found[1] == pytest.approx(min(1, 2 * 2 * norm.sf(z)), rel=0.05)
+    both = []
+    for group in (0, 1):
+        own, others = groups == group, groups != group
+        chances = confidence[own] - (confidence - correct)[others].mean()
+        accuracy = correct[others].mean()
+        variance = (chances * (1 - chances)).sum() + 200 * accuracy * (1 - accuracy)
+        z = (abs(correct[own].sum() - chances.sum()) - 0.5) / np.sqrt(variance)
+        both.append(2 * norm.sf(z))
+    # Two tests, of the same difference.
+    assert found == pytest.approx([2 * max(both)] * 2, rel=0.05)
+
+
+@pytest.mark.parametrize("n_few", [1, 2, 3])
+def test_a_few_rows_do_not_make_the_others_differ(n_few: int) -> None:
+    """All of them right, or wrong: whether the many rows differ, they cannot tell."""
+    confidence = np.linspace(0.5, 0.99, 400)
+    probs = np.stack([confidence, 1 - confidence], axis=1)
+    wrong = np.random.default_rng(0).random(400) > confidence
+    groups = (np.arange(400) >= n_few).astype(int)
+    for first in (0, 1):
+        labels = np.where(groups == 1, wrong, first)
+        section = slice_section(slices_of(groups, labels, probs), Settings(15))
+        assert not section.differing
+        (few,) = (each for each in section.slices if each.n_rows == n_few)
+        assert few.gap.high - few.gap.low > 0.3
 
 
 def test_slices_of_a_calibrated_report_are_measured_after_it() -> None:
