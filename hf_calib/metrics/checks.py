@@ -22,9 +22,12 @@ from hf_calib._errors import (
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 
-# It accepts float16 rows and three decimals in a file, but neither logits nor sigmoid outputs.
-ROW_SUM_TOLERANCE = 1e-3
 RANGE_TOLERANCE = 1e-6
+# A number with three decimals is off by up to this.
+_ROUNDED = 0.0005
+# The largest tolerance refuses logits and sigmoid outputs of any number of classes.
+_SUM_TOLERANCES = (1e-3, 1e-2)
+_FLOAT_NOISE = 1e-6
 
 LARGEST_WEIGHT = 1e100  # The sum of its squares is finite for any number of rows.
 
@@ -37,6 +40,11 @@ def row_chunks(
     """Cut rows into chunks of about `elements` numbers, `CHUNK_ELEMENTS` unless told otherwise."""
     step = max(1, (elements or CHUNK_ELEMENTS) // n_columns)
     return (slice(start, min(start + step, n_rows)) for start in range(0, n_rows, step))
+
+
+def row_sum_tolerance(n_classes: int) -> float:
+    """How far from 1 the sum of a distribution may be, as in float16 or with three decimals in a file."""
+    return float(np.clip(_ROUNDED * n_classes, *_SUM_TOLERANCES)) + _FLOAT_NOISE
 
 
 def as_array(argument: str, values: ArrayLike) -> NDArray[Any]:
@@ -265,7 +273,7 @@ def check_probs_and_any_labels(
     checked, targets = check_probs(probs), as_array("labels", labels)
     if targets.ndim == 2 and targets.dtype.kind == "f":
         return checked, check_soft_labels(targets, checked.shape, argument="labels")
-    return checked, check_labels(targets, *checked.shape)
+    return checked, check_labels(targets, *checked.shape, or_soft=True)
 
 
 def check_soft_labels(
@@ -303,12 +311,13 @@ def check_probs(
     )
     range_way = "these look like logits, or like overflow: pass scipy.special.softmax(logits, axis=1)"
     sum_way = (
-        "pass softmax probabilities in float32 or wider, for one sigmoid output p, np.hstack([1 - p, p]); several "
-        "independent labels are not one distribution"
+        "pass softmax probabilities in float32 or wider, divide rows of rounded numbers by their sums, or for one "
+        "sigmoid output p pass np.hstack([1 - p, p]); several independent labels are not one distribution"
     )
     # Narrow floats have no fast matrix product, and float32 sums are accurate enough for the tolerance.
     dtype = np.promote_types(rows.dtype, np.float32)
     ones = np.ones(rows.shape[1], dtype)
+    tolerance = row_sum_tolerance(rows.shape[1])
     for part in row_chunks(*rows.shape):
         chunk = rows[part].astype(dtype, copy=False)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -317,7 +326,7 @@ def check_probs(
         in_range = (
             chunk.min() >= -RANGE_TOLERANCE and chunk.max() <= 1 + RANGE_TOLERANCE
         )  # NaN is not
-        if not (in_range and off.max() <= ROW_SUM_TOLERANCE):
+        if not (in_range and off.max() <= tolerance):
             low, high = chunk.min(axis=1), chunk.max(axis=1)
             farthest = np.where(-low > high - 1, low, high)
             finite_way = "drop these rows, or find their cause, such as a model that has diverged"
@@ -338,7 +347,7 @@ def check_probs(
                 way_out or range_way,
                 part.start,
             )
-            wrong = off > ROW_SUM_TOLERANCE
+            wrong = off > tolerance
             refuse(
                 wrong,
                 f"each row of {argument}",
@@ -351,10 +360,14 @@ def check_probs(
 
 
 def check_labels(
-    labels: NDArray[Any], n_examples: int, n_classes: int
+    labels: NDArray[Any], n_examples: int, n_classes: int, *, or_soft: bool = False
 ) -> NDArray[np.int64]:
     """Return labels (N,) as int64; raise unless each is a class index."""
-    way_out = "pass one class index per row of probs, or label distributions as a float (N, C) matrix"
+    soft_way = "label distributions as a float (N, C) matrix"
+    hard_way = "labels.argmax(axis=1) of one-hot rows or label distributions"
+    way_out = (
+        f"pass one class index per row of probs, or {soft_way if or_soft else hard_way}"
+    )
     check_shape("labels", labels, (n_examples,), way_out)
     by_name = "number them by the columns: [names.index(label) for label in labels]"
     way_out = (

@@ -10,14 +10,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
+from inspect import signature
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hf_calib._errors import check
+from hf_calib._errors import check, did_you_mean
 from hf_calib.metrics import checks, kernel, ranking, scores, smooth, sums
-from hf_calib.metrics.checks import FloatArray, IntArray
+from hf_calib.metrics.checks import FloatArray, IntArray, check_type
 from hf_calib.metrics.sums import Binning, BinSums, Interval, SumMetric, mean_of
 
 MetricFunction = Callable[..., float]
@@ -197,6 +198,7 @@ def _of_counts(
 def _finite_value(
     metric: Metric, probs: Any, labels: Any, options: dict[str, Any]
 ) -> float:
+    _check_options(metric.function, options)
     value = float(metric.function(probs, labels, **options))
     check(
         np.isfinite(value),
@@ -205,6 +207,20 @@ def _finite_value(
         "it is undefined for these data",
     )
     return value
+
+
+def _check_options(function: MetricFunction, options: dict[str, Any]) -> None:
+    """Raise for weights, which would not be drawn with their rows, and for options that no metric here has."""
+    requirement = "a metric of resamples to be without sample_weight"
+    way_out = "calibration_report has intervals of weighted rows"
+    check_type("sample_weight" not in options, requirement, "weights", way_out)
+    if function not in [row.function for row in METRICS.values()]:
+        return
+    _probs, _labels, *known = signature(function).parameters
+    unknown = next((name for name in options if name not in known), None)
+    requirement = f"the options to be those of {function.__name__}"
+    way_out = did_you_mean(unknown, {*known} - {"sample_weight"})
+    check_type(unknown is None, requirement, repr(unknown), way_out)
 
 
 def _check_resamples(draws: FloatArray) -> FloatArray:

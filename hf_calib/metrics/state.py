@@ -584,7 +584,8 @@ class CalibrationState:
             all_probabilities = probabilities.sum()
             off = np.abs(all_probabilities - total)
             of_rows = _is_same(true.sum(), total, total)
-            of_rows &= off <= (checks.ROW_SUM_TOLERANCE + _SLACK) * total
+            tolerance = checks.row_sum_tolerance(self.n_classes)
+            of_rows &= off <= (tolerance + _SLACK) * total
         return {
             "rows of classes": (mass >= 0) & of_rows,
             "true rows of classes": (true >= 0) & (true <= mass * (1 + _SAME)),

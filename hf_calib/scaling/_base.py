@@ -277,11 +277,8 @@ def as_matrix(logits: ArrayLike, *, least_columns: int) -> NDArray[Any]:
         and high <= 1
         and ((logits > 0) & (logits < 1)).any()
     )
-    if (
-        within
-        and np.abs(logits.sum(axis=1, dtype=np.float64) - 1).max()
-        <= checks.ROW_SUM_TOLERANCE
-    ):
+    tolerance = checks.row_sum_tolerance(logits.shape[1])
+    if within and np.abs(logits.sum(axis=1, dtype=np.float64) - 1).max() <= tolerance:
         problem = "The logits are in [0, 1] and their rows sum to 1, like probabilities. Calibrators of these are poor."
         warnings.warn(
             f"{problem} Pass numpy.log(probs) instead.", UserWarning, stacklevel=4

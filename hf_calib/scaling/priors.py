@@ -121,7 +121,8 @@ def _as_prior(argument: str, values: Any) -> FloatArray:
     way_out = "give a class that may occur a small share (of counts: add 1 to each), and leave out others"
     check(not absent.any(), f"{argument} to be above 0 for every class", got, way_out)
     total = float(numbers.sum())
-    sums_to_1 = given.dtype.kind != "f" or abs(total - 1) <= checks.ROW_SUM_TOLERANCE
+    tolerance = checks.row_sum_tolerance(len(given))
+    sums_to_1 = given.dtype.kind != "f" or abs(total - 1) <= tolerance
     way_out = "divide it by its sum, or pass class counts as integers"
     check(sums_to_1, f"{argument} to sum to 1", f"{total:.6g}", way_out)
     return numbers / total

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from scipy import stats
 from scipy.special import softmax
 
 import hf_calib.metrics as metrics
-from hf_calib.metrics import bootstrap_interval
+from hf_calib.metrics import bootstrap_interval, consistency_test
 from hf_calib.metrics.intervals import METRICS
 from hf_calib.metrics.sums import BINNINGS, TopLabel, top_label_error, top_label_sums
 from tests.helpers.sampled import EXACT, labels_by
@@ -257,3 +258,26 @@ def test_bad_options_are_refused(
     probs, labels = np.array([[0.9, 0.1], [0.4, 0.6]]), np.array([0, 1])
     with pytest.raises(error, match=message):
         bootstrap_interval(metric, probs, labels, **options)
+
+
+@pytest.mark.parametrize("function", [bootstrap_interval, consistency_test])
+@pytest.mark.parametrize("metric", ["accuracy", metrics.accuracy, ECE])
+def test_options_that_a_metric_lacks(function: Any, metric: Any) -> None:
+    probs, labels = np.array([[0.9, 0.1], [0.4, 0.6]]), np.array([0, 1])
+    data = (metric, probs, labels)
+    given = {}
+    if function is consistency_test:
+        data, given = (probs, labels), {"metric": metric}
+    weighted = "expected a metric of resamples to be without sample_weight, got weights"
+    with pytest.raises(TypeError, match=weighted):
+        function(*data, sample_weight=[1.0, 2.0], **given)
+    with pytest.raises(TypeError, match=r"options to be those of .*, got 'bin'; "):
+        function(*data, bin=3, **given)
+
+
+def test_options_of_another_function_are_its_own() -> None:
+    def share(probs: np.ndarray, labels: np.ndarray, **options: float) -> float:
+        return options["part"]
+
+    probs, labels = np.array([[0.9, 0.1], [0.4, 0.6]]), np.array([0, 1])
+    assert bootstrap_interval(share, probs, labels, part=0.5).value == 0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -249,8 +250,43 @@ def test_bad_inputs_are_refused(
 def test_rounded_rows_are_accepted_and_not_renormalised() -> None:
     probs = np.array([[0.333, 0.333, 0.3335]])
     assert metrics.negative_log_likelihood(probs, [0]) == pytest.approx(-np.log(0.333))
-    with pytest.raises(ValueError, match=r"sum to 1, got 0\.9989 in row 0"):
-        metrics.negative_log_likelihood(probs - [[0, 0, 0.0006]], [0])
+    with pytest.raises(ValueError, match=r"sum to 1, got 0\.9983 in row 0; .*rounded"):
+        metrics.negative_log_likelihood(probs - [[0, 0, 0.0012]], [0])
+
+
+@pytest.mark.parametrize("n_classes", [2, 3, 5, 9, 20])
+def test_three_decimals_are_enough(n_classes: int) -> None:
+    exact = np.random.default_rng(0).dirichlet(np.ones(n_classes), 2000)
+    rows = [np.full(n_classes, 1 / n_classes), [0.3335, 0.6665, *[0] * n_classes]]
+    rounded = np.vstack([exact, *[row[:n_classes] for row in rows]]).round(3)
+    labels = rounded.argmax(axis=1)
+    for dtype in (np.float64, np.float32):
+        assert metrics.accuracy(rounded.astype(dtype), labels) == 1
+    state = CalibrationState(n_classes=n_classes)
+    state.update(rounded[-1:], labels[-1:])
+    assert CalibrationState.from_bytes(state.to_bytes()).compute() == state.compute()
+
+
+@pytest.mark.parametrize("n_classes", [21, 1000])
+def test_scores_that_are_not_normalised_are_refused(n_classes: int) -> None:
+    probs = np.full((1, n_classes), 1.02 / n_classes)
+    with pytest.raises(ValueError, match=r"sum to 1, got 1\.02 in row 0"):
+        metrics.accuracy(probs, [0])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        metrics.consistency_test,
+        metrics.calibration_error_interval,
+        lambda probs, labels: CalibrationState(n_classes=2).update(probs, labels),
+    ],
+)
+def test_label_distributions_where_none_are_allowed(call: Any) -> None:
+    probs = np.array([[0.9, 0.1], [0.4, 0.6]])
+    with pytest.raises(ValueError, match=r"got shape \(2, 2\); .*argmax") as found:
+        call(probs, probs)
+    assert "matrix" not in str(found.value)
 
 
 @pytest.mark.parametrize(
