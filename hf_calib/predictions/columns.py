@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,8 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hf_calib._errors import InputTypeError, check, did_you_mean, expected, few
-from hf_calib.metrics.checks import FloatArray, IntArray, RowError, check_rows, refuse
-from hf_calib.predictions.predictions import check_class_names, label_ids, logs_of
+from hf_calib.metrics.checks import (
+    FloatArray,
+    IntArray,
+    RowError,
+    check_rows,
+    refuse,
+    row_sum_tolerance,
+)
+from hf_calib.predictions.predictions import (
+    check_class_names,
+    check_logits,
+    label_ids,
+    logs_of,
+)
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Schema
@@ -84,7 +96,7 @@ class Columns:
         more = [
             repr(name)
             for name in names
-            if name.startswith(prefix) and name not in known
+            if name.lstrip().startswith(prefix) and name not in known
         ]
         one_model = len(self.scores) == 1 or not more
         got, way_out = f"also {few(more)}", "use files of one model"
@@ -94,10 +106,7 @@ class Columns:
         """Return the rows of a batch; raise a `RowError` for an invalid row."""
         scores = probs = self._scores(batch)
         if self.kind == "logits":
-            way_out = (
-                "remove the rows, or find the cause, such as a model that has diverged"
-            )
-            refuse(np.isnan(scores), "logits", "be numbers", scores, way_out)
+            check_logits(scores)
             check_not_probabilities(scores)
             probs = softmax_of(scores)
         elif self.scores == self.class_names:
@@ -158,6 +167,7 @@ def columns_of(
     names = list(schema.names)
     way_out = "write a column of labels and one for each class"
     check(bool(names), "the table to have columns", "none", way_out)
+    _check_blanks(names, {label, weight, *by}.difference(names))
     times = Counter(names)
     listed = list_columns(schema)
     if listed and label == "label" and label not in names and "labels" in names:
@@ -269,6 +279,20 @@ def check_slices(name: str, kind: Any) -> None:
     check(kind.num_fields == 0, requirement, kind, "name another column for by")
 
 
+def _check_blanks(names: Sequence[str], missing: Set[str | None]) -> None:
+    """Raise if a column would be read without the blanks at the ends of its name."""
+    prefixes = tuple(_PREFIXES.values())
+    blank = [
+        repr(name)
+        for name in names
+        if name.strip() in missing
+        or (not name.startswith(prefixes) and name.lstrip().startswith(prefixes))
+    ]
+    requirement = "the names of columns to have no blanks at their ends"
+    way_out = "write the header without blanks next to its commas"
+    check(not blank, requirement, few(blank), way_out)
+
+
 def _check_once(times: Mapping[str, int], name: str) -> None:
     """Raise if several columns that are read have one name."""
     requirement = "the columns of a table to have different names"
@@ -351,7 +375,7 @@ def check_not_probabilities(logits: NDArray[Any] | None) -> None:
         "no probability"
     )
     check(
-        np.abs(logits.sum(axis=1) - 1).max() > 1e-3,
+        np.abs(logits.sum(axis=1) - 1).max() > row_sum_tolerance(logits.shape[1]),
         "logits not to be probabilities",
         got,
         way_out,

@@ -31,6 +31,9 @@ def load_arrays(path: str, argument: str, *, labelled: bool = True) -> Predictio
     way_out = "write it with numpy.savez(path, logits=logits, labels=labels)"
     requirement = f"{Path(path).name} to hold the arrays labels and logits (or probs)"
     check(kind is not None and "labels" in arrays, requirement, found, way_out)
+    has_rows = len(np.atleast_1d(arrays["labels"])) > 0
+    requirement = f"{Path(path).name} to have rows"
+    check(has_rows, requirement, "none", "write the scores and the label of each row")
     names = arrays.pop("class_names", None)
     if names is not None:
         listed = np.atleast_1d(names).tolist()

@@ -25,6 +25,7 @@ MOST_SAMPLED = 200_000
 _MOST_NUMBERS = 20  # Up to this many different numbers are slices of their own.
 _RANGES = 5
 _NO_VALUE = "(none)"
+_EMPTY = "(empty)"
 
 # It is called with the number of rows just read, and that of all rows or None.
 OnRows = Callable[[int, int | None], None]
@@ -69,15 +70,14 @@ class Slicing:
         ['length up to 12', 'length up to 12', 'length above 40']
         """
         if self.edges is None:
-            return [
-                _NO_VALUE if value in (None, "") else str(value) for value in values
-            ]
+            titles: dict[Any, str] = {None: _NO_VALUE, "": _EMPTY}
+            return [titles.get(value, str(value)) for value in values]
         between = [f"{low:g} to {high:g}" for low, high in pairwise(self.edges)]
-        titles = [f"up to {self.edges[0]:g}", *between, f"above {self.edges[-1]:g}"]
+        ranges = [f"up to {self.edges[0]:g}", *between, f"above {self.edges[-1]:g}"]
         numbers = [_number(value) for value in values]
         places = zip(numbers, np.searchsorted(self.edges, numbers), strict=True)
         return [
-            _NO_VALUE if math.isnan(each) else f"{self.column} {titles[i]}"
+            _NO_VALUE if math.isnan(each) else f"{self.column} {ranges[i]}"
             for each, i in places
         ]
 

@@ -24,6 +24,7 @@ from hf_calib.metrics.checks import (
     check_probs_and_labels,
     check_rows,
     check_type,
+    refuse,
 )
 from hf_calib.metrics.multi_label import check_decisions
 from hf_calib.scaling import SINGLE_LABEL_SCALERS
@@ -129,6 +130,7 @@ class Predictions:
             requirement = f"logits to have shape (N, C) with C at least {fewest}"
             way_out = "flatten leading axes; for one logit z of two classes pass np.stack([0 * z, z], axis=1)"
             check(fits, requirement, f"shape {self.logits.shape}", way_out)
+            check_logits(self.logits, sigmoid=self.kind.sigmoid)
         if self.kind.sigmoid:
             check_decisions(self.probabilities(), self.labels)
         else:
@@ -242,6 +244,15 @@ class Predictions:
             for name, values in self.by.items()
         }
         return replace(self, **chosen, by=by, validate=False)
+
+
+def check_logits(logits: NDArray[Any], *, sigmoid: bool = False) -> None:
+    """Raise for logits (n, C) without probabilities; -inf is a class of probability 0, but not the largest logit."""
+    largest = logits.max(axis=1)
+    wrong = np.isnan(largest) if sigmoid else ~np.isfinite(largest)
+    way_out = "remove the rows, or find the cause, such as a model that has diverged"
+    requirement = "have a finite largest value in each row"
+    refuse(wrong, "logits", requirement, largest, way_out)
 
 
 def logs_of(probs: NDArray[Any]) -> NDArray[Any]:
@@ -427,14 +438,16 @@ def is_predictions(source: str) -> bool:
     if os.path.isfile(source) or suffix_of(source) is not None or "://" in source:
         return True
     if os.path.isdir(source):
-        is_model = any(
-            os.path.isfile(os.path.join(source, f"{of}config.json"))
-            for of in ("", "adapter_")
-        )
-        return not is_model and any(
+        return not holds_model(source) and any(
             is_read(path.relative_to(source)) for path in Path(source).rglob("*")
         )
     return bool(re.search(r"[*?\[]", source))
+
+
+def holds_model(folder: str) -> bool:
+    """Whether a folder has the config of a model or of an adapter."""
+    names = ("config.json", "adapter_config.json")
+    return any(os.path.isfile(os.path.join(folder, name)) for name in names)
 
 
 def is_read(path: PurePath) -> bool:

@@ -163,6 +163,12 @@ class TestBy:
         counts = {each.name: each.n_rows for each in report.slices[0].slices}
         assert counts == {"de": 2, "fr": 2, "(none)": 2}
 
+    def test_nulls_and_empty_texts_are_two_slices(self, tmp_path: Path) -> None:
+        path = self.rows(tmp_path, ["de", None, "", None, "de", ""])
+        report = evaluate(path, by=["country"])
+        counts = {each.name: each.n_rows for each in report.slices[0].slices}
+        assert counts == {"de": 2, "(none)": 2, "(empty)": 2}
+
 
 class TestZeros:
     """Probabilities of 0, as services give them where they list the largest only."""
@@ -387,3 +393,50 @@ def test_a_link_is_no_second_file(tmp_path: Path) -> None:
     names = [str(tmp_path / name) for name in ("a.csv", "latest.csv", "hard.csv")]
     for sources in (tmp_path, names):
         assert len(load_predictions(sources).labels) == 2
+
+
+@pytest.mark.parametrize(
+    ("header", "blank"),
+    [
+        ("label, logit_a, logit_b", "' logit_a', ' logit_b'"),
+        ("label,logit_a,logit_b, logit_c", "' logit_c'"),
+        ("logit_a,logit_b, label", "' label'"),
+        ("logit_a,logit_b,label ", "'label '"),
+    ],
+)
+def test_blanks_in_a_header_are_named(header: str, blank: str, tmp_path: Path) -> None:
+    numbers = ",".join(["0"] * len(header.split(",")))
+    (tmp_path / "a.csv").write_text(f"{header}\n{numbers}\n")
+    message = f"the names of columns to have no blanks at their ends, got {blank}; "
+    with pytest.raises(InputError, match=message):
+        load_predictions(tmp_path / "a.csv")
+
+
+def test_blanks_in_the_names_of_other_columns(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("label,logit_a,logit_b, note\na,1,2,x\n")
+    assert load_predictions(tmp_path / "a.csv").class_names == ("a", "b")
+
+
+@pytest.mark.parametrize("form", ["csv", "npz"])
+@pytest.mark.parametrize(
+    ("row", "got"), [((0.0, np.inf), "inf"), ((-np.inf, -np.inf), "-inf")]
+)
+def test_infinite_logits_name_the_logits(
+    form: str, row: tuple[float, float], got: str, tmp_path: Path
+) -> None:
+    logits = np.array([(0.2, -np.inf), row])
+    np.savez(tmp_path / "a.npz", logits=logits, labels=np.zeros(2, int))
+    table = pandas.DataFrame(logits, columns=["logit_a", "logit_b"]).assign(label="a")
+    table.to_csv(tmp_path / "a.csv", index=False)
+    message = f"logits to have a finite largest value in each row, got {got} in row 1"
+    with pytest.raises(InputError, match=message):
+        load_predictions(tmp_path / f"a.{form}")
+
+
+@pytest.mark.parametrize("kind", ["logits", "probs"])
+def test_arrays_without_rows(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, **{kind: np.zeros((0, 3))}, labels=np.zeros(0, int))
+    for label in ("label", None):
+        with pytest.raises(InputError, match=r"expected a\.npz to have rows, got none"):
+            open_predictions(path, label_column=label)

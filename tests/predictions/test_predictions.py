@@ -155,7 +155,7 @@ class TestNpz:
             ),
             (
                 {"logits": np.where(np.eye(6, 4) > 0, np.inf, LOGITS)},
-                "got nan in row 0",
+                "got inf in row 0",
             ),
             *(  # of a model that is more or less sure
                 (
