@@ -19,6 +19,7 @@ from hf_calib.decisions.saved import DECISIONS
 from hf_calib.metrics.state import LOGGED_METRICS
 from hf_calib.models.classifier import CONFIG_KINDS, Task, task_of
 from hf_calib.models.prompts import PromptTemplate
+from hf_calib.report.comparison import are_metrics
 from hf_calib.report.multi_label import TITLES as MULTI_LABEL_TITLES
 from hf_calib.scaling.saved_map import (
     MAP_NAME,
@@ -56,16 +57,7 @@ _FIGURES = (
     "risk_coverage",
     "classwise",
 )
-_STATE = {
-    "metrics": {
-        str: {
-            "title": str,
-            "value": or_none(number),
-            "low": or_none(number),
-            "high": or_none(number),
-        }
-    }
-}
+_STATE = {"metrics": are_metrics}
 REPORT_KINDS = {
     "about": ROWS_KINDS,
     "before": or_none(_STATE),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from hf_calib._errors import InputValueError, check, expected
-from hf_calib._records import read_json
+from hf_calib._records import fits, number, or_none, read_json
 from hf_calib.metrics.checks import check_integer, check_n_bins, check_type
+from hf_calib.metrics.state import LOGGED_METRICS
 from hf_calib.metrics.sums import BinSums, Interval, add_to, uniform_bins
 from hf_calib.plots.binned import reliability_of_sums
 from hf_calib.report.document import (
@@ -27,7 +29,10 @@ from hf_calib.report.document import (
     table_of,
 )
 from hf_calib.report.measured import ECE_INTERVALS
+from hf_calib.report.multi_label import TITLES as MULTI_LABEL_TITLES
 
+_METRIC = {"title": str, **dict.fromkeys(Interval._fields, or_none(number))}
+_ROUNDING = 1e-9
 _WAY_OUT = "pass a report.json of hf-calib evaluate or calibrate"
 
 
@@ -183,11 +188,10 @@ def _check_possible(record: Mapping[str, Any]) -> None:
         n_examples = check_integer("n_decisions", record["n_decisions"], 1, _WAY_OUT)
     texts = [record["name"], record["verdict"]]
     numbers = []
+    check_integer("n_classes", record["n_classes"], 1, _WAY_OUT)
     for state in filter(None, (record["before"], record["after"])):
-        for metric in state["metrics"].values():
-            texts.append(metric["title"])
-            ends = [metric[name] for name in Interval._fields]
-            numbers += [each for each in ends if each is not None]
+        requirement = "the metrics to be those of a report, each in its range"
+        check(are_metrics(state["metrics"]), requirement, "others", _WAY_OUT)
         rows = state["bins"]
         counts = [check_integer("a count", row["count"], 1, _WAY_OUT) for row in rows]
         fits = len(rows) <= n_bins and sum(counts) == n_examples
@@ -203,6 +207,30 @@ def _check_possible(record: Mapping[str, Any]) -> None:
         )
         numbers += shares
     are_texts = all(isinstance(each, str) for each in texts)
-    check_type(are_texts, "names and titles to be texts", "others", _WAY_OUT)
+    check_type(are_texts, "name and verdict to be texts", "others", _WAY_OUT)
     kinds = {type(each) for each in numbers}
-    check_type(kinds <= {int, float}, "metrics and bins to be numbers", kinds, _WAY_OUT)
+    check_type(kinds <= {int, float}, "bins to hold numbers", kinds, _WAY_OUT)
+
+
+def are_metrics(found: Any) -> bool:
+    """Whether a value of JSON may be the metrics of a report: none missing, and each in its range."""
+    # Of very many classes there is no classwise ECE.
+    needed = (LOGGED_METRICS.keys() - {"classwise_ece"}, MULTI_LABEL_TITLES.keys())
+    is_whole = fits(found, dict) and any(found.keys() >= keys for keys in needed)
+    return is_whole and all(_is_metric(*each) for each in found.items())
+
+
+def _is_metric(key: str, metric: Any) -> bool:
+    """Whether a value of JSON may be the metric of this key, with an interval or without one."""
+    if not fits(metric, _METRIC):
+        return False
+    value, low, high = map(metric.get, Interval._fields)
+    known = [each for each in (value, low, high) if each is not None]
+    most = 1.0
+    if "brier" in key:
+        most = 2.0
+    if "nll" in key:
+        most = math.inf
+    is_inside = all(-_ROUNDING <= each <= most + _ROUNDING for each in known)
+    has_ends = None not in (low, high)
+    return is_inside and (low <= high if has_ends else low is high)

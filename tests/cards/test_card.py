@@ -385,6 +385,16 @@ def test_broken_files_are_warned_of_and_left_out(name: str, folder: Path) -> Non
         assert card_of(folder).data.library_name == "transformers"
 
 
+def test_a_report_with_an_impossible_metric_is_left_out(folder: Path) -> None:
+    path = folder / "calibration/report.json"
+    record = json.loads(path.read_text())
+    record["after"]["metrics"]["ece"]["value"] = 7.0
+    path.write_text(json.dumps(record))
+    with pytest.warns(UserWarning, match="leaves out report.json: .* valid 'after'"):
+        card = written(folder)
+    assert "7.0" not in card.text
+
+
 def test_metrics_without_a_report_are_shown(folder: Path) -> None:
     (folder / "calibration/report.json").unlink()
     metrics = {"before": {"ece": 0.1}, "after": {"ece": 0.05}, "n": 20}

@@ -14,7 +14,8 @@ from hf_calib.report import calibration_report, read_report
 from tests.helpers.sampled import predictions
 
 BIN, TEST = ("before", "bins", 0), ("before", "consistency_test")
-ECE = ("before", "metrics", "ece")
+METRICS = ("before", "metrics")
+ECE = (*METRICS, "ece")
 
 
 @cache
@@ -60,6 +61,15 @@ def test_every_kind_of_report_is_read(kind: str, tmp_path: Path) -> None:
         ((*ECE, "value"), "0.1"),
         ((*ECE, "low"), "0.1"),
         ((*ECE, "title"), 5),
+        ((*ECE, "value"), 7.0),
+        ((*ECE, "value"), -0.5),
+        ((*ECE, "high"), 7.0),
+        ((*ECE, "low"), 0.9),
+        ((*ECE, "low"), None),
+        ((*METRICS, "brier", "value"), 2.5),
+        ((*METRICS, "nll", "value"), -1.0),
+        ((*METRICS, "ece"), None),
+        (("n_classes",), 0),
         ((*TEST, "p_value"), 5.0),
         ((*TEST, "p_value"), None),
         (TEST, None),
@@ -76,6 +86,20 @@ def test_what_no_report_can_have_is_refused(
     for key in folders:
         inside = inside[key]
     inside[name] = value
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(record))
+    with pytest.raises(ValueError, match="expected the report to hold metrics and bin"):
+        read_report(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric"), [("plain", "ece"), ("several labels", "micro_ece")]
+)
+def test_a_report_without_one_of_its_metrics(
+    kind: str, metric: str, tmp_path: Path
+) -> None:
+    record = json.loads(written(kind))
+    del record["before"]["metrics"][metric]
     path = tmp_path / "report.json"
     path.write_text(json.dumps(record))
     with pytest.raises(ValueError, match="expected the report to hold metrics and bin"):
