@@ -102,10 +102,8 @@ def write_held(done: Calibration, source: FileSource) -> Calibration:
     assert report.after is not None
     target = _HELD[1:] if done.prior is None else ()
     earlier = _earlier(Path(done.output), source, (*_OF_FILES, *target))
-    calibrated: Any = {
-        "probs": report.after.probs,
-        "class_names": source.predictions().class_names,
-    }
+    named = source.reading.class_names or source.predictions().class_names
+    calibrated: Any = {"probs": report.after.probs, "class_names": named}
     with whole_folder(Path(done.output)) as folder:
         save_predictions(Predictions(report.labels, **calibrated), folder / _HELD[0])
         if done.prior is not None:

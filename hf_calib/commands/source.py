@@ -18,11 +18,13 @@ from hf_calib._text import counted, plain_name
 from hf_calib.models.reading import Reading, RowSet, names_in_data
 from hf_calib.predictions.one_pass import OnRows, draw_sample, ignore_rows
 from hf_calib.predictions.predictions import (
+    FORMATS,
     MULTI_LABEL,
     TOKENS,
     LabelKind,
     Predictions,
     check_same_classes,
+    holds_model,
     is_predictions,
     is_read,
     rows_in_both,
@@ -275,6 +277,10 @@ def open_source(
         if found.is_held:
             check_labels(found.predictions().kind)
         return found
+    is_folder = data is None and os.path.isdir(files[0])
+    requirement = f"{files[0]} to hold predictions or a model"
+    way_out = f"name a folder with files that end in {', '.join(FORMATS)}, or with a config.json"
+    check(not is_folder or holds_model(files[0]), requirement, "neither", way_out)
     way_out = "name labelled texts: a file, a folder or a dataset on the Hub"
     check(data is not None, "data to be given with a model", "none", way_out)
     options.check_unused(options.of_predictions, "predictions")

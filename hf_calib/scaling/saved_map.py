@@ -323,7 +323,7 @@ def _from_record(record: dict[str, Any]) -> Any:
         found = np.array(given, dtype=np.float64) if is_of_map else given
         # An array would turn true, and perhaps a text, into a number.
         entries = np.array(given, dtype=object).ravel()
-        are_numbers = not any(isinstance(each, bool | str) for each in entries)
+        are_numbers = {bool, str}.isdisjoint(map(type, entries))
         is_number = wanted[key].kind in (int, float)
         got = "a text, true or false"
         check(

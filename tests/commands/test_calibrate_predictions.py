@@ -187,3 +187,17 @@ def test_an_earlier_rule_is_removed(
     assert names_in(tmp_path / "decisions") == {"mine.md"}
     again = call("calibrate", data, *TEMPERATURE, "--output", tmp_path)
     assert "decisions.json" not in again.stdout
+
+
+def test_given_class_names_are_in_the_report_and_in_the_predictions(
+    workplace: Path, tmp_path: Path
+) -> None:
+    found = load_predictions(workplace / "data.npz")
+    np.savez(tmp_path / "a.npz", logits=found.logits, labels=found.labels)
+    words = ("calibrate", tmp_path / "a.npz", "--output", tmp_path / "out")
+    called_for_json(*words, *TEMPERATURE, "--class-names", ",".join(NAMES))
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    classes = report["before"]["classes"]
+    assert {each["name"] for each in classes} == {*NAMES}
+    written = load_predictions(tmp_path / "out" / "predictions.npz")
+    assert written.class_names == NAMES

@@ -212,3 +212,8 @@ class TestRowsOfAModel:
             refused,
             "expected data to have a split 'test', got .*column names don't match",
         )
+
+
+def test_a_folder_with_neither_predictions_nor_a_model(tmp_path: Path) -> None:
+    message = f"expected {tmp_path} to hold predictions or a model, got neither; name"
+    assert_refused(call("evaluate", tmp_path), message)
