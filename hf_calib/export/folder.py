@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import shutil
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,6 +25,7 @@ from hf_calib.models.weights import fingerprint, hash_of
 from hf_calib.scaling.saved_map import MAP_NAME, load_map, save_map
 
 CONFIG = "config.json"
+TRAINER_STATE = "trainer_state.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTERS = "adapter_model.safetensors"
@@ -233,6 +235,7 @@ def check_overwrites_no_original(output_dir: Place, originals: Iterable[Place]) 
 
     Folding can be undone, but merging cannot, and a process that is killed while it replaces a model leaves neither.
     """
+    check_is_no_checkpoint(output_dir)
     folder = Path(output_dir)
     is_original = folder.exists() and folder.resolve() in {
         Path(name).resolve() for name in originals
@@ -249,6 +252,19 @@ def check_overwrites_no_original(output_dir: Place, originals: Iterable[Place]) 
         "output to hold no adapters",
         folder,
         way_out,
+    )
+
+
+def check_is_no_checkpoint(output_dir: Place) -> None:
+    """Raise if saving would replace the weights from which a training is resumed."""
+    folder = Path(output_dir)
+    has_name = re.fullmatch(r"checkpoint-\d+", folder.resolve().name) is not None
+    has_state = has_name and (folder / TRAINER_STATE).exists()
+    check(
+        not has_state and not (folder / "optimizer.pt").exists(),
+        "output to be no checkpoint of a training",
+        folder,
+        "name a new folder: a training could not be resumed from other weights",
     )
 
 
@@ -290,9 +306,10 @@ def save_folded(
         about: further entries of calibration.json.
 
     Raises:
-        ValueError: if the model or the calibrator cannot be folded.
+        ValueError: if the model or the calibrator cannot be folded, or the directory is a checkpoint of a training.
         OSError: if the directory cannot be written; it is then unchanged.
     """
+    check_is_no_checkpoint(output_dir)
     with whole_folder(Path(output_dir), replace_model) as folder:
         write_folded(
             plain,

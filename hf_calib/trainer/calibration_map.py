@@ -212,7 +212,7 @@ def map_of_checkpoint(
 ) -> SavedMap | None:
     """The calibrator saved with a checkpoint, if there is one with this method."""
     file = Path(checkpoint) / saved_map.MAP_NAME
-    if not file.is_file():
+    if not os.path.lexists(file):
         return None
     saved = load_map(file)
     if method_of(saved.scaler) != method_of(scaler, folds=True):

@@ -26,7 +26,7 @@ from hf_calib.trainer.calibration_map import fit_once
 from hf_calib.trainer.checks import check_is_dataset
 from hf_calib.trainer.evaluation import Evaluation, check_labelled
 from hf_calib.trainer.passes import SplitLoaders, run_held_out
-from hf_calib.trainer.saving import load_loss_state, save_loss_state
+from hf_calib.trainer.saving import A_GAP, load_loss_state, save_loss_state
 
 if TYPE_CHECKING:
     from hf_calib.trainer.config import CalibrationConfig
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 STRATEGIES = ("end", "evaluate")
 # Of the tables in the log: 160 of 15 bins, or some 400 kB in each checkpoint.
 _MOST_NUMBERS = 10_000
-_A_GAP = "calibration_gap_00"  # An entry of each table.
 
 Kind = TypeVar("Kind", bound=TrainerCallback)
 
@@ -232,7 +231,7 @@ class AdaFocalCallback(CalibrationCallback):
         """Whether updates are as by default, and there was none at this step for another evaluation set."""
         if self._interval(state) is not None:
             return False
-        updates = [entry for entry in state.log_history[-200:] if _A_GAP in entry]
+        updates = [entry for entry in state.log_history[-200:] if A_GAP in entry]
         return all(entry["step"] != state.global_step for entry in updates)
 
     def on_epoch_begin(
@@ -288,7 +287,7 @@ class AdaFocalCallback(CalibrationCallback):
 
 def _thin_out(log_history: list[dict[str, Any]], most: int) -> None:
     """Keep so many of the tables, at nearly equal distances: the whole log is in each checkpoint."""
-    places = [place for place, entry in enumerate(log_history) if _A_GAP in entry]
+    places = [place for place, entry in enumerate(log_history) if A_GAP in entry]
     while len(places) > most:
         steps = [log_history[place]["step"] for place in places]
         # Each table between two others leaves a gap of this width. The first and the last stay.

@@ -20,11 +20,11 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME
 
 from hf_calib._errors import InputValueError, check, cut, expected, few, printable
 from hf_calib._files import whole_file
-from hf_calib._records import count, fits, number, wrong_entry
+from hf_calib._records import count, fits, number, or_none, read_json, wrong_entry
 from hf_calib.cards.facts import REPORT_FOLDER
-from hf_calib.export.folder import LOSS_STATE_NAME, PUSHED_LOSS_STATE
+from hf_calib.export.folder import CONFIG, LOSS_STATE_NAME, PUSHED_LOSS_STATE
 from hf_calib.losses import LOSSES, AdaptiveLoss, CalibrationLoss
-from hf_calib.scaling.saved_map import MAP_NAME, SavedMap, save_map
+from hf_calib.scaling.saved_map import MAP_NAME, SavedMap, recorded_in, save_map
 from hf_calib.trainer.calibration_map import is_in
 
 REPORT = f"{REPORT_FOLDER}/report.json"
@@ -41,16 +41,34 @@ _ARCHIVES = (
     "pytorch_model*.bin",
     "adapter_model.bin",
 )
-_MAPPINGS = (TRAINER_STATE_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME)
+_INDEXES = (SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME)
+# The loss of a run, in the Trainer's state: it is JSON, and in every checkpoint.
+LOSS_RECORD = "CalibrationLoss"
+_RECORD_KINDS = {
+    "loss": str,
+    "hyperparameters": dict,
+    "class_weights": or_none([number]),
+}
+# An entry of each table of an adaptive loss in the log.
+A_GAP = "calibration_gap_00"
+_LARGEST_STATE = 2**26  # In bytes: 300,000 lines of a log.
+
+
+def _is_logged(entry: Any) -> bool:
+    """Whether an entry of the log has what is read of it."""
+    is_table = isinstance(entry, dict) and A_GAP in entry
+    return fits(entry, {"step": count, "epoch": number} if is_table else dict)
+
+
 # The kinds of what the Trainer reads in its state to go on. Until a metric has been measured, the best one is infinite.
 _STATE_KINDS = {
     **dict.fromkeys(("global_step", "max_steps", "num_train_epochs"), count),
     **dict.fromkeys(("epoch", "total_flos"), number),
-    "log_history": [dict],
+    "log_history": [_is_logged],
     "best_metric?": lambda value: fits(value, int) or fits(value, float),
     "best_global_step?": count,
     "best_model_checkpoint?": str,
-    "stateful_callbacks?": dict,
+    "stateful_callbacks": {"TrainerControl": dict, f"{LOSS_RECORD}?": _RECORD_KINDS},
 }
 _LARGEST_TABLE = 2**24  # In bytes: 10,000 bins, and gaps of two million classes.
 
@@ -121,6 +139,68 @@ def _table_of(loss: AdaptiveLoss, path: Path) -> dict[str, Any]:
     return table
 
 
+def loss_record(loss: CalibrationLoss) -> dict[str, Any]:
+    """The loss of a run in JSON types, as its checkpoints have it."""
+    weights = loss.class_weights
+    record = {
+        "loss": loss.name,
+        "hyperparameters": loss.hyperparameters,
+        "class_weights": None if weights is None else weights.tolist(),
+    }
+    return json.loads(json.dumps(record))
+
+
+def check_goes_on(loss: CalibrationLoss, checkpoint: str | os.PathLike[str]) -> None:
+    """Raise for a checkpoint of another loss, or of weights with a calibrator: its training would not go on."""
+    folder = Path(checkpoint)
+    way_out = (
+        "start a new training with its weights: load the model from this folder, and leave "
+        "resume_from_checkpoint out"
+    )
+    found = _recorded_loss(folder)
+    ours = loss_record(loss)
+    if found is not None:
+        theirs = found["hyperparameters"]
+        # One that is missing there was introduced after the checkpoint was written.
+        own = ours["hyperparameters"]
+        known = {name: own[name] for name in own if name in theirs}
+        check(
+            {**ours, "hyperparameters": known} == found,
+            f"resume_from_checkpoint to be of a training with {_in_words(ours)}",
+            got=f"{folder}, of one with {_in_words(found)}",
+            way_out=way_out,
+        )
+    is_folded = False
+    if (folder / CONFIG).is_file():
+        record = recorded_in(read_json(folder / CONFIG, {}))
+        is_folded = bool(record.get("folded"))
+    check(
+        not is_folded,
+        "resume_from_checkpoint to hold the model as trained",
+        got=f"{folder}, with a calibrator in its weights",
+        way_out=f"resume from another checkpoint, or {way_out}",
+    )
+
+
+def _recorded_loss(folder: Path) -> dict[str, Any] | None:
+    """The loss of a checkpoint; None if it was written by a program that does not record it."""
+    path = folder / TRAINER_STATE_NAME
+    # With another loop there may be none.
+    if not path.is_file():
+        return None
+    state = read_json(path, _STATE_KINDS, _LARGEST_STATE)
+    found = state["stateful_callbacks"].get(LOSS_RECORD)
+    return None if found is None else {name: found.get(name) for name in _RECORD_KINDS}
+
+
+def _in_words(record: dict[str, Any]) -> str:
+    """A recorded loss in a message."""
+    text = f"loss {record['loss']!r}, {record['hyperparameters']}"
+    if record["class_weights"] is not None:
+        text += f", class_weights={few(record['class_weights'])}"
+    return printable(text)[:300]
+
+
 def newest_checkpoint(output_dir: str | os.PathLike[str], loss: str) -> str | None:
     """The newest complete checkpoint of a run with this loss; None if there is none."""
     for path in _checkpoints(Path(output_dir)):
@@ -184,17 +264,21 @@ def _problem(checkpoint: Path, loss: str) -> str | None:
     """The reason why a checkpoint is incomplete; None for a complete one. The Trainer's state is written last."""
     if not checkpoint.is_dir():
         return "no such folder"
-    if not (checkpoint / TRAINER_STATE_NAME).is_file():
+    state = checkpoint / TRAINER_STATE_NAME
+    if not state.is_file():
         return f"{TRAINER_STATE_NAME} is missing"
+    size = state.stat().st_size
+    if size > _LARGEST_STATE:
+        return f"{TRAINER_STATE_NAME} of {size:,} bytes"
     paths = sorted(checkpoint.iterdir())
     damaged = [path.name for path in paths if path.is_file() and _is_damaged(path)]
     if damaged:
         return f"{few(damaged)} cut short or damaged"
-    wrong = _wrong_in_state(checkpoint / TRAINER_STATE_NAME)
+    wrong = _wrong_in_state(state)
     if wrong is not None:
         return f"{TRAINER_STATE_NAME} with {wrong}"
     names = {path.name for path in paths}
-    for index in (SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME):
+    for index in _INDEXES:
         if index in names:
             missing = _shards(checkpoint / index) - names
             if missing:
@@ -213,7 +297,10 @@ def _problem(checkpoint: Path, loss: str) -> str | None:
         return "scheduler.pt is missing"
     entry = LOSSES.get(loss)
     adapts = entry is not None and issubclass(entry.module, AdaptiveLoss)
-    if adapts and not _tables(checkpoint):
+    recorded = _recorded_loss(checkpoint)
+    # One of another loss is refused for that reason.
+    is_of_another = recorded is not None and recorded["loss"] != loss
+    if adapts and not is_of_another and not _tables(checkpoint):
         return f"{LOSS_STATE_NAME} is missing"
     return None
 
@@ -233,11 +320,12 @@ def _wrong_in_state(path: Path) -> str | None:
 def _is_damaged(path: Path) -> bool:
     """Whether a file that the Trainer has written cannot be read, by its head or its end."""
     try:
-        if path.suffix == ".json":
+        if path.name == TRAINER_STATE_NAME:
+            read_json(path, {}, _LARGEST_STATE)
+        elif path.suffix == ".json":
             record = json.loads(path.read_text(encoding="utf-8"))
-            if path.name in (SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME):
-                record = record["weight_map"]
-            return path.name in _MAPPINGS and not isinstance(record, dict)
+            if path.name in _INDEXES:
+                return not isinstance(record["weight_map"], dict)
         if path.suffix == ".safetensors":
             # It compares the file's length with its header.
             with safe_open(path, "pt"):

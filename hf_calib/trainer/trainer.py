@@ -60,6 +60,7 @@ from hf_calib.trainer.labels import PLACES, AnswerOptions, Problem
 from hf_calib.trainer.results import Results
 from hf_calib.trainer.saving import (
     check_complete,
+    check_goes_on,
     checkpoint_to_resume,
     load_loss_state,
     raise_everywhere,
@@ -376,7 +377,8 @@ class CalibrationMixin(Trainer):
         self.last_evaluation = None
 
     def _restore_calibration(self, checkpoint: str) -> None:
-        """Restore the gammas and the calibrator of a checkpoint."""
+        """Restore the gammas and the calibrator of a checkpoint of this loss."""
+        check_goes_on(self.calibration_loss, checkpoint)
         if isinstance(self.calibration_loss, AdaptiveLoss):
             load_loss_state(self.calibration_loss, checkpoint)
         fitting = self.own_callbacks.find(CalibrationMapCallback)
@@ -450,6 +452,9 @@ class CalibrationMixin(Trainer):
         if self.model_init is not None:  # A trial of a search has set its arguments.
             self._set_up_training()
         self.own_callbacks.arrange()  # The Trainer may have restored callbacks from a checkpoint.
+        # Checkpoints have this state.
+        record = saving.loss_record(self.calibration_loss)
+        self.state.stateful_callbacks[saving.LOSS_RECORD] = record
         self.during_training = True
         self._trained_in = {each.dtype for each in self.unwrapped_model.parameters()}
         return begin(*given)
@@ -875,7 +880,7 @@ class CalibrationMixin(Trainer):
 
         Raises:
             ValueError: if no calibrator was fitted, or it cannot be folded into the model's head; if the model was
-                loaded from output_dir, or output_dir contains adapters.
+                loaded from output_dir, or output_dir contains adapters or is a checkpoint.
         """
         check_type(
             isinstance(output_dir, (str, os.PathLike)),

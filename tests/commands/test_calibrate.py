@@ -233,6 +233,12 @@ class TestCalibrateModel:
             assert_refused(call("unfold", tmp_path / model, tmp_path / output), message)
         assert not (tmp_path / "again").exists()
 
+        (tmp_path / "checkpoint-8").mkdir()
+        (tmp_path / "checkpoint-8" / "trainer_state.json").write_text("{}")
+        words = ("calibrate", workplace / "model", "--data", workplace / "data.csv")
+        refused = call(*words, "--output", tmp_path / "checkpoint-8")
+        assert_refused(refused, "expected output to be no checkpoint of a training")
+
     def test_a_model_that_serves_something_else_is_not_saved(
         self, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

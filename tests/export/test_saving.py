@@ -26,6 +26,7 @@ from hf_calib.export import save_folded, standalone_copy
 from hf_calib.export.folder import replace_model
 from hf_calib.models.weights import fingerprint, hash_of
 from hf_calib.scaling import TemperatureScaling
+from tests.helpers.commands import assert_refused, call
 from tests.helpers.interrupted_saving import in_a_fork, kill_before
 from tests.helpers.tiny import (
     arguments,
@@ -315,6 +316,36 @@ def test_sources_of_folding_and_merging_are_never_overwritten(
 
 
 SCALER = TemperatureScaling(grid=[2.5]).fit([[1.0, 0.0]] * 3, [0, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("checkpoint-4", "trainer_state.json"), ("of another loop", "optimizer.pt")],
+)
+def test_a_checkpoint_of_a_training_is_not_replaced(
+    name: str, file: str, shared_trainer: CalibrationTrainer, tmp_path: Path
+) -> None:
+    """Training would be resumed from weights with a calibrator in them."""
+    checkpoint = tmp_path / name
+    checkpoint.mkdir()
+    (checkpoint / file).write_text("{}")
+    (tmp_path / "link").symlink_to(checkpoint)
+    plain = standalone_copy(shared_trainer.model)
+    message = "output to be no checkpoint of a training, got .*; name a new folder"
+    for place in (checkpoint, str(checkpoint), tmp_path / "link"):
+        with pytest.raises(ValueError, match=message):
+            shared_trainer.save_calibrated_model(place)
+        with pytest.raises(ValueError, match=message):
+            save_folded(
+                plain,
+                shared_trainer.calibration_map,
+                place,
+                batch=None,
+                processing_class=None,
+            )
+        refused = call("unfold", tmp_path / "any model", place)
+        assert_refused(refused, "output to be no checkpoint of a training, got")
+    assert [path.name for path in checkpoint.iterdir()] == [file]
 
 
 def save_another(target: Path) -> None:

@@ -21,6 +21,8 @@ from transformers import Trainer, TrainerCallback, TrainerState
 
 from hf_calib import CalibrationTrainer
 from hf_calib.losses import make_loss
+from hf_calib.scaling import TemperatureScaling
+from hf_calib.trainer.calibration_map import map_of_checkpoint
 from hf_calib.trainer.saving import LOSS_STATE_NAME, load_loss_state, newest_checkpoint
 from tests.helpers.gloo_pair import forked
 from tests.helpers.tiny import (
@@ -271,11 +273,13 @@ def test_a_wrong_table_is_refused(message: str, checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"loss_kwargs": {"gamma_max": 5.0}}, "'gamma_max': 5.0.*'gamma_max': 20.0"),
+        ({"loss": "calfocal"}, "'calfocal', .* of one with loss 'adafocal', {"),
+        ({"loss": "focal"}, "'focal', {'gamma': 3.0}, got .* loss 'adafocal', {"),
         (
-            {"loss_kwargs": {"gamma_max": 5.0}},
-            "'gamma_max': 5.0.*got the table of .*'gamma_max': 20.0",
+            {"class_weights": [1.0, 1.0, 1.0, 2.0]},
+            "class_weights=1.0, 1.0, 1.0, 2.0, got .* one with loss 'adafocal', {",
         ),
-        ({"loss": "calfocal"}, "'calfocal'.*got the table of loss 'adafocal' with"),
     ],
 )
 def test_a_checkpoint_of_another_loss_is_refused(
@@ -283,10 +287,90 @@ def test_a_checkpoint_of_another_loss_is_refused(
 ) -> None:
     trainer = tiny_trainer(checkpoint.parent, **{**ADAPTIVE, **SAVED, **settings})
     before = weights(trainer.model)
-    with pytest.raises(ValueError, match=message):
+    way_out = "; start a new training with its weights: load the model from this folder"
+    with pytest.raises(ValueError, match=f"{message}.*{way_out}"):
         trainer.train(resume_from_checkpoint=True)
     assert_same(weights(trainer.model), before)
     assert trainer.is_in_train is False
+
+
+@pytest.fixture(scope="module")
+def of_focal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The last checkpoint of a whole training, after which no step is left."""
+    folder = tmp_path_factory.mktemp("focal")
+    tiny_trainer(folder, **FOCAL).train()
+    return folder / "checkpoint-4"
+
+
+FOCAL = {
+    "loss": "focal",
+    "class_weights": [1.0, 0.1, 1.0, 2.0],
+    **{"save_strategy": "steps", "save_steps": 4, "save_only_model": True},
+}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"loss": "cross_entropy"},
+        {"loss": "adafocal", "eval_strategy": "steps", "eval_steps": 1},
+        {"loss_kwargs": {"gamma": 2.0}},
+        {"class_weights": None},
+        {"class_weights": [1.0, 0.1, 1.0, 3.0]},
+    ],
+)
+def test_a_model_is_not_said_to_be_trained_with_another_loss(
+    changed: dict[str, Any], of_focal: Path
+) -> None:
+    """Not even by a training without further steps, whose records have the loss of its arguments."""
+    trainer = tiny_trainer(of_focal.parent, **{**FOCAL, **changed})
+    message = r"with loss 'focal', {'gamma': 3.0}, class_weights=1.0, 0.1.*; start a new"
+    for which in (True, str(of_focal)):
+        with pytest.raises(ValueError, match=message):
+            trainer.train(resume_from_checkpoint=which)
+
+
+def test_the_same_loss_and_checkpoints_that_do_not_say_theirs_are_resumed(
+    of_focal: Path, tmp_path: Path
+) -> None:
+    trainer = tiny_trainer(tmp_path / "same", **FOCAL)
+    trainer.train(resume_from_checkpoint=str(of_focal))
+    old = tmp_path / "checkpoint-4"
+    shutil.copytree(of_focal, old)
+    state = json.loads((old / "trainer_state.json").read_text())
+    assert state["stateful_callbacks"].pop("CalibrationLoss")["loss"] == "focal"
+    (old / "trainer_state.json").write_text(json.dumps(state))
+    trainer = tiny_trainer(tmp_path, loss="cross_entropy")
+    trainer.train(resume_from_checkpoint=str(old))
+    assert trainer.state.global_step == 4
+
+
+def test_a_checkpoint_with_a_calibrator_in_its_weights_is_not_resumed(
+    of_focal: Path, tmp_path: Path
+) -> None:
+    """The weights of older versions were replaced by a calibrated copy that was saved to their folder."""
+    replaced = tmp_path / "checkpoint-4"
+    shutil.copytree(of_focal, replaced)
+    trainer = tiny_trainer(tmp_path, **FOCAL)
+    trainer.fit_temperature()
+    trainer.save_calibrated_model(tmp_path / "calibrated")
+    for name in ("config.json", "model.safetensors", "calibration.json"):
+        shutil.copy(tmp_path / "calibrated" / name, replaced / name)
+    message = "to hold the model as trained, got .*point-4, with a calibrator in its"
+    with pytest.raises(ValueError, match=message):
+        trainer.train(resume_from_checkpoint=True)
+
+
+@pytest.mark.parametrize("form", ["a folder", "a link to itself"])
+def test_a_calibrator_that_is_no_file_is_named(form: str, of_focal: Path) -> None:
+    file = of_focal.with_name(form) / "calibration.json"
+    if form == "a folder":
+        file.mkdir(parents=True)
+    else:
+        file.parent.mkdir()
+        file.symlink_to(file.name)
+    with pytest.raises(ValueError, match=r"calibration.json to hold a fitted calibr"):
+        map_of_checkpoint(file.parent, TemperatureScaling())
 
 
 def test_nothing_to_resume_from_is_refused(tmp_path: Path) -> None:
@@ -385,6 +469,15 @@ STATES: dict[str, Callable[[Path], None]] = {
     "log_history: [{'step': 1}, 7]": of_the_state(log_history=[{"step": 1}, 7]),
     "best_metric: 'low'": of_the_state(best_metric="low"),
     "stateful_callbacks: []": of_the_state(stateful_callbacks=[]),
+    "stateful_callbacks: {}": of_the_state(stateful_callbacks={}),
+    "stateful_callbacks: {'CalibrationLoss': {'loss': 3}, 'TrainerControl': {}}": of_the_state(
+        stateful_callbacks={"CalibrationLoss": {"loss": 3}, "TrainerControl": {}}
+    ),
+    "epoch: nan": of_the_state(epoch=float("nan")),
+    f"global_step: {10**30}": of_the_state(global_step=10**30),
+    "log_history: [{'calibration_gap_00': 1.0}]": of_the_state(
+        log_history=[{"calibration_gap_00": 1.0}]
+    ),
     "unknown entries: steps": of_the_state(steps=3),
 }
 INCOMPLETE["no table"] = (
@@ -396,6 +489,14 @@ INCOMPLETE |= {
     found: ("trainer_state.json", change, f"trainer_state.json with {found}")
     for found, change in STATES.items()
 }
+
+
+def test_a_state_too_large_to_read_is_not_read(checkpoint: Path) -> None:
+    with (checkpoint / "trainer_state.json").open("r+b") as file:
+        file.truncate(2**33)  # It takes no place on the disk.
+    trainer = tiny_trainer(checkpoint.parent, **ADAPTIVE, **SAVED)
+    with pytest.raises(ValueError, match=r"trainer_state.json of 8,589,934,592 bytes"):
+        trainer.train(resume_from_checkpoint=str(checkpoint))
 
 
 @pytest.mark.parametrize("case", INCOMPLETE)
