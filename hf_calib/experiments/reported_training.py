@@ -16,6 +16,7 @@ from hf_calib._errors import InputTypeError, check, expected
 from hf_calib._files import whole_file, whole_folder
 from hf_calib._text import counted
 from hf_calib.cards.facts import REPORT_FOLDER
+from hf_calib.export.folder import check_is_no_original, check_overwrites_no_original
 from hf_calib.metrics.state import LOGGED_METRICS
 from hf_calib.plots import gamma_dynamics, save_figure
 from hf_calib.predictions.predictions import Predictions
@@ -30,6 +31,12 @@ from hf_calib.trainer.results import report_of, write_results
 if TYPE_CHECKING:
     from hf_calib.trainer.trainer import CalibrationTrainer
 
+CALIBRATED = "calibrated"
+UNCALIBRATED = "uncalibrated"
+REPORT = "report"
+GAMMAS = "gammas.png"
+RESULTS = "results.json"
+
 
 def train_and_report(
     trainer: CalibrationTrainer,
@@ -43,7 +50,7 @@ def train_and_report(
     It writes to `output_dir`: `calibrated/`, the model for a plain pipeline, or `uncalibrated/` without a calibrator;
     `report/`, the calibration report with figures, also in `calibrated/calibration/` for the model card; `gammas.png`
     for a loss with gammas; `predictions.safetensors`, the logits and labels of the calibration and test rows; and last
-    `results.json`, the metrics.
+    `results.json`, the metrics. Those of an earlier run are replaced or removed.
 
     Args:
         trainer: a trainer with its datasets, none of which should be the test set.
@@ -58,7 +65,8 @@ def train_and_report(
 
     Raises:
         TypeError: if the model cannot be saved at the end; raised before the run.
-        ValueError: if predictions of elsewhere would have no logits; raised before the run.
+        ValueError: if predictions of elsewhere would have no logits, or the model was loaded from a folder that the
+            run replaces; raised before the run.
     """
     model = trainer.unwrapped_model
     if not hasattr(model, "save_pretrained"):
@@ -73,6 +81,10 @@ def train_and_report(
         True,
         "leave it out",
     )
+    folder = Path(str(trainer.args.output_dir))
+    # Both folders are written or removed at the end, which is too late for an error.
+    check_overwrites_no_original(folder / CALIBRATED, trainer.originals)
+    check_is_no_original(folder / UNCALIBRATED, trainer.originals)
     first_step = _FirstStep()
     trainer.add_callback(first_step)
     with warnings.catch_warnings():
@@ -84,13 +96,14 @@ def train_and_report(
             resume_from_checkpoint=resume or trainer.args.resume_from_checkpoint
         )
     trainer.remove_callback(first_step)
-    folder = Path(str(trainer.args.output_dir))
+    model_folder = UNCALIBRATED if trainer.calibration_map is None else CALIBRATED
+    if trainer.is_world_process_zero():
+        _remove_earlier(folder, model_folder)
     if trainer.calibration_map is None:
-        trainer.save_model(
-            str(folder / "uncalibrated"), _internal_call=True
-        )  # It must not push.
+        # It must not push.
+        trainer.save_model(str(folder / UNCALIBRATED), _internal_call=True)
     else:
-        trainer.save_calibrated_model(folder / "calibrated")
+        trainer.save_calibrated_model(folder / CALIBRATED)
     names = getattr(trainer.model_config, "id2label", None) or {}
     calibration = _calibration_rows(trainer, names)
     metrics = trainer.evaluate(test_dataset, metric_key_prefix="test", keep_logits=True)
@@ -100,12 +113,13 @@ def train_and_report(
     }
     assert trainer.last_evaluation is not None
     if trainer.is_world_process_zero():
-        (folder / "results.json").unlink(missing_ok=True)  # It is of an earlier run.
         report = _write_report(trainer, outside, folder)
+        written = [model_folder, PREDICTIONS, RESULTS]
+        if report is not None:
+            written.append(REPORT)
         if any("gamma_00" in entry for entry in trainer.state.log_history):
-            save_figure(
-                gamma_dynamics(trainer.state.log_history), folder / "gammas.png"
-            )
+            save_figure(gamma_dynamics(trainer.state.log_history), folder / GAMMAS)
+            written.append(GAMMAS)
         test = trainer.last_evaluation.predictions(names)
         TrainingPredictions(test, calibration).save(folder / PREDICTIONS)
         entities = None if report is None else report.entities
@@ -132,16 +146,25 @@ def train_and_report(
             else [],
             **({} if entities is None else {"entities": entities.to_dict()}),
         }
-        with whole_file(folder / "results.json") as unfinished:
+        with whole_file(folder / RESULTS) as unfinished:
             unfinished.write_text(
                 json.dumps(results, indent=2, allow_nan=False) + "\n", encoding="utf-8"
             )
-        print(
-            f"written to {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}"
-        )
+        print(f"written to {folder}: {', '.join(sorted(written))}")
     # If a process ended earlier with an error, it would end the first process, too.
     trainer.accelerator.wait_for_everyone()
     return metrics
+
+
+def _remove_earlier(folder: Path, model_folder: str) -> None:
+    """Remove what an earlier run wrote, so that nothing of two runs is taken for one's; its model is replaced."""
+    other_model = CALIBRATED if model_folder == UNCALIBRATED else UNCALIBRATED
+    for name in (RESULTS, REPORT, GAMMAS, PREDICTIONS, other_model):
+        path = folder / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 class _FirstStep(TrainerCallback):
@@ -176,7 +199,7 @@ def _calibration_rows(
 def _write_report(
     trainer: CalibrationTrainer, outside: Mapping[str, Any], folder: Path
 ) -> CalibrationReport | None:
-    scaler, calibrated = trainer.calibration_map, folder / "calibrated"
+    scaler, calibrated = trainer.calibration_map, folder / CALIBRATED
     if scaler is None:
         report = report_of(trainer.results, outside)
     else:
@@ -190,9 +213,9 @@ def _write_report(
         )
         return None
     if scaler is None:
-        report.save(folder / "report")
+        report.save(folder / REPORT)
     else:
-        with whole_folder(folder / "report") as copied:
+        with whole_folder(folder / REPORT) as copied:
             shutil.copytree(calibrated / REPORT_FOLDER, copied, dirs_exist_ok=True)
     print(results_table(report, None if scaler is None else in_words(scaler)))
     print(

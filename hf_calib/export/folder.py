@@ -236,6 +236,20 @@ def check_overwrites_no_original(output_dir: Place, originals: Iterable[Place]) 
     Folding can be undone, but merging cannot, and a process that is killed while it replaces a model leaves neither.
     """
     check_is_no_checkpoint(output_dir)
+    check_is_no_original(output_dir, originals)
+    way_out = (
+        "merging cannot be undone: name a new folder, or delete the adapters first"
+    )
+    check(
+        not Path(output_dir, ADAPTER_CONFIG).exists(),
+        "output to hold no adapters",
+        output_dir,
+        way_out,
+    )
+
+
+def check_is_no_original(output_dir: Place, originals: Iterable[Place]) -> None:
+    """Raise if an output is a folder of `loaded_from`."""
     folder = Path(output_dir)
     is_original = folder.exists() and folder.resolve() in {
         Path(name).resolve() for name in originals
@@ -243,15 +257,6 @@ def check_overwrites_no_original(output_dir: Place, originals: Iterable[Place]) 
     way_out = "name a new folder, so that this one does not change"
     check(
         not is_original, "output to be another folder than the model's", folder, way_out
-    )
-    way_out = (
-        "merging cannot be undone: name a new folder, or delete the adapters first"
-    )
-    check(
-        not (folder / ADAPTER_CONFIG).exists(),
-        "output to hold no adapters",
-        folder,
-        way_out,
     )
 
 

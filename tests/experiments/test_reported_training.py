@@ -40,6 +40,46 @@ def test_a_model_that_diverged_leaves_numbers_and_weights(tmp_path: Path) -> Non
     assert not (tmp_path / "report").exists()
 
 
+def test_a_second_run_leaves_nothing_of_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Otherwise models and figures of two runs are together, and are said to be of one."""
+    settings = {"eval_strategy": "steps", "eval_steps": 2}
+    first = tiny_trainer(tmp_path, loss="adafocal", **settings)
+    train_and_report(first, first.eval_dataset)
+    of_both = ["predictions.safetensors", "report", "results.json"]
+    of_the_first = ["calibrated", "gammas.png", *of_both]
+    assert names_in(tmp_path) == of_the_first
+    said = f"written to {tmp_path}: {', '.join(of_the_first)}\n"
+    assert capsys.readouterr().out.endswith(said)
+
+    (tmp_path / "report" / "of_the_first.png").touch()
+    (tmp_path / "notes.txt").write_text("of the user")
+    second = tiny_trainer(tmp_path, calibration_method="none")
+    train_and_report(second, second.eval_dataset)
+    of_the_second = [*of_both, "uncalibrated"]
+    assert names_in(tmp_path) == sorted(["notes.txt", *of_the_second])
+    assert not (tmp_path / "report" / "of_the_first.png").exists()
+    said = f"written to {tmp_path}: {', '.join(of_the_second)}\n"
+    assert capsys.readouterr().out.endswith(said)
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("name", ["calibrated", "uncalibrated"])
+def test_a_model_that_the_run_would_replace_is_not_trained(
+    name: str, tmp_path: Path
+) -> None:
+    trainer = tiny_trainer(tmp_path)
+    (tmp_path / name).mkdir()
+    trainer.originals = {str(tmp_path / name)}
+    with pytest.raises(ValueError, match="another folder than the model's, got .*; na"):
+        train_and_report(trainer, trainer.eval_dataset)
+    assert trainer.state.global_step == 0
+
+
 @pytest.mark.slow
 def test_hyperparameters_of_several_kinds_reach_every_file(tmp_path: Path) -> None:
     """Checkpoints, results, the model's record and its card: strict JSON, from which the loss can be made again."""
