@@ -73,6 +73,9 @@ class Evaluation:
         # The batches come from this loader. One that is under way already, as that of a training, says nothing of them.
         self.loader: Any = None
         self._loader_around = self.accelerator.gradient_state.active_dataloader
+        # Means of the loss over batches and their divisors, (2,) each; at the end the sums over all of them.
+        self._losses: list[Tensor] = []
+        self._loss: float | None = None
         self._waiting: list[Batch] = []
         self._n_waiting = 0
         self._n_rows = 0
@@ -160,6 +163,27 @@ class Evaluation:
         if self.keep_values:
             self._keep(logits, labels)
 
+    def add_loss(self, mean: Tensor, divisor: Tensor) -> None:
+        """Add the mean loss of a batch, and the number of rows or sum of class weights by which it was divided."""
+        numbers = torch.stack([mean.detach().float().mean(), divisor.float()])
+        self._losses.append(numbers)
+
+    def _mean_loss(self) -> float | None:
+        """The mean over the rows of all batches and processes; NaN without labels, None without losses.
+
+        A loss that couples the rows of a batch is the mean of its batches, weighted by their rows.
+        """
+        if not self._losses:
+            return None
+        means, divisors = torch.stack(self._losses).T
+        counts = divisors > 0
+        # The product is rounded once; on a device that has no float64, before the sum.
+        wide = torch.float32 if means.device.type == "mps" else torch.float64
+        of_batches = (means.to(wide) * divisors.to(wide)).where(counts, 0)
+        sums = torch.stack([of_batches.sum(), divisors.to(wide).sum()])
+        total, divisor = self.accelerator.reduce(sums, "sum").tolist()
+        return total / divisor if divisor > 0 else math.nan
+
     # ---- Rows that are kept ----
 
     def _keep(self, logits: Tensor, labels: Tensor) -> None:
@@ -210,6 +234,8 @@ class Evaluation:
     def finish(self) -> None:
         """Merge the sums of the processes; each calls it once, after the last batch."""
         self._sum_up()
+        self._loss = self._mean_loss()
+        self._losses = []
         for state in (self.raw, self.calibrated):
             if state is not None:
                 state.all_reduce()
@@ -219,9 +245,16 @@ class Evaluation:
         self.loader = None
         self._loader_around = None
 
+    @property
+    def has_loss(self) -> bool:
+        """Whether the loss of the rows is known."""
+        return self._loss is not None
+
     def metrics(self) -> dict[str, float]:
-        """Return the calibration metrics of the pass by log key; empty if no batch had labels."""
+        """Return the loss and the calibration metrics of the pass by log key; empty if no batch had labels."""
         found: dict[str, float] = {}
+        if self._loss is not None:
+            found[f"{self.prefix}_loss"] = self._loss
         if self.raw is not None:
             for name, value in _compute(self.raw).items():
                 found[f"{self.prefix}_{name}"] = value

@@ -32,8 +32,12 @@ class WatchedStep:
         *,
         next_token: bool,
         label_names: Sequence[str],
+        normalizer: Callable[[Tensor], Tensor] | None = None,
+        keeps_losses: bool = False,
     ) -> None:
         self.step = step
+        self._normalizer = normalizer
+        self._keeps_losses = keeps_losses
         self._current = current
         self._next_token = next_token
         self._label_names = label_names
@@ -51,6 +55,10 @@ class WatchedStep:
         # Without the logits there are no metrics.
         loss, logits, labels = self.step(model, inputs, False, ignore_keys=ignore_keys)
         batch = self._current.read_by_the_loss
+        if batch is not None and loss is not None and self._normalizer is not None:
+            self._current.add_loss(loss, self._normalizer(batch.labels))
+            # The loop's mean would weight each batch by its rows, also those that are ignored.
+            loss = loss if self._keeps_losses else None
         if batch is None and isinstance(
             labels, Tensor
         ):  # A compute_loss of another trainer.
@@ -91,6 +99,8 @@ def watched(trainer: Trainer, current: Evaluation, loader: Any) -> Iterator[None
         current,
         next_token=next_token,
         label_names=trainer.label_names if reads_one else (),
+        normalizer=getattr(own.get("calibration_loss"), "normalizer", None),
+        keeps_losses="loss" in trainer.args.include_for_metrics,
     )
     try:
         yield

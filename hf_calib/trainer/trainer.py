@@ -511,7 +511,7 @@ class CalibrationMixin(Trainer):
                 model, inputs, return_outputs, num_items_in_batch
             )
         if not model.training:
-            num_items_in_batch = None  # The loss of an evaluation batch is its mean.
+            num_items_in_batch = None  # Its mean; the pass weights it by its rows.
             loader = self.callback_handler.eval_dataloader
             of_labels.ignore_repeated_rows(
                 inputs, self.label_key, loader, self.accelerator
@@ -677,8 +677,12 @@ class CalibrationMixin(Trainer):
         current.finish()
         if description == "Evaluation":
             self.last_evaluation = current
+        theirs = dict(output.metrics or {})
+        if "loss" in self.args.include_for_metrics and current.has_loss:
+            # The loop has kept the losses of the batches for the user's metrics.
+            theirs.pop(f"{metric_key_prefix}_loss", None)
         # A metric with this name from the user's compute_metrics takes precedence.
-        metrics = current.metrics() | (output.metrics or {})
+        metrics = current.metrics() | theirs
         return output._replace(metrics=metrics)
 
     def _warn_left_out(self, loader: Any) -> None:
@@ -998,7 +1002,8 @@ class CalibrationTrainer(CalibrationMixin):
     * The loss named by `args.loss` is computed in float32 from logits and labels; the model gets no labels. The loss of
       an optimizer step is the mean over the whole global batch, whatever its division into micro-batches.
     * Each evaluation has `eval_accuracy`, `eval_ece`, `eval_adaptive_ece`, `eval_classwise_ece`, `eval_mce`,
-      `eval_nll` and `eval_brier`, with no extra forward pass and without keeping logits.
+      `eval_nll` and `eval_brier`, with no extra forward pass and without keeping logits. `eval_loss` is the (weighted)
+      mean over all labelled rows, and for losses that couple the batch the mean over the batches.
     * The gammas of losses that adapt are updated from the calibration split, and are saved in every checkpoint.
     * A calibrator (`args.calibration_method`) is fitted to the calibration split at the end. The same metrics are then
       logged with it, as `eval_ece_calibrated` and so on, and `save_calibrated_model` writes a directory from which a

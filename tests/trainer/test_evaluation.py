@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,73 @@ def test_the_loss_of_an_evaluation_batch_is_its_weighted_mean(tmp_path: Path) ->
     wanted = torch.nn.functional.cross_entropy(
         logits, labels, weight=torch.tensor(class_weights)
     ).item()
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(wanted, rel=1e-6)
+
+
+def some_ignored(kind: str) -> Any:
+    """Rows or tokens of which a whole batch and single ones are not labelled."""
+    if kind == "Token":
+        return tagged(tiny_bert("Token"), 21)
+    problem = {"problem_type": kind} if kind != "Sequence" else {}
+    rows = sequences(tiny_bert(**problem), 21)
+    labels = np.array(rows["label"])
+    labels[:4] = labels[6] = labels[20] = -100
+    if kind != "Sequence":
+        labels[8, 1] = -100
+    return rows.remove_columns("label").add_column("label", labels.tolist())
+
+
+@pytest.mark.parametrize("kind", ["Sequence", "Token", "multi_label_classification"])
+@pytest.mark.parametrize("class_weights", [None, [0.5, 2.0, 1.0, 4.0]])
+def test_the_loss_is_that_of_all_labelled_rows_whatever_the_batch_size(
+    kind: str, class_weights: list[float] | None, tmp_path: Path
+) -> None:
+    is_text = kind != "Token"
+    problem = {"problem_type": kind} if kind.islower() else {}
+    model = tiny_bert("Sequence" if is_text else "Token", **problem)
+    rows = some_ignored(kind)
+    found = []
+    for size, loss_only in ((1, False), (4, True), (21, False)):
+        args = arguments(
+            tmp_path,
+            loss="focal",
+            class_weights=class_weights,
+            per_device_eval_batch_size=size,
+            prediction_loss_only=loss_only,
+        )
+        sets = {"a": rows, "b": rows.select([0, 20])}
+        trainer = CalibrationTrainer(model, args, eval_dataset=sets)
+        with warnings.catch_warnings():
+            # Without any label there are no metrics, which has its own test.
+            warnings.filterwarnings("ignore", "This evaluation has no calibration")
+            metrics = trainer.evaluate()
+        found.append(metrics["eval_a_loss"])
+        assert trainer.predict(rows).metrics["test_loss"] == metrics["eval_a_loss"]
+        assert is_text == math.isnan(metrics["eval_b_loss"])
+    out = trainer.predict(rows)
+    wanted = trainer.calibration_loss(
+        torch.from_numpy(out.predictions), torch.from_numpy(out.label_ids)
+    )
+    assert found == pytest.approx([float(wanted)] * 3, rel=1e-6)
+
+
+def test_the_loss_does_not_displace_a_users_metric_of_its_name(tmp_path: Path) -> None:
+    _, ours = stock_and_ours(tmp_path, compute_metrics=lambda p: {"loss": -1.0})
+    assert ours.evaluate()["eval_loss"] == -1.0
+
+
+def test_a_loss_that_couples_the_batch_is_the_mean_over_the_batches(
+    tmp_path: Path,
+) -> None:
+    model = tiny_bert()
+    rows = sequences(model, 21)
+    args = arguments(tmp_path, loss="mmce", per_device_eval_batch_size=8)
+    trainer = CalibrationTrainer(model, args, eval_dataset=rows)
+    of_batches = [
+        (len(batch), trainer.evaluate(rows.select(batch))["eval_loss"])
+        for batch in (range(8), range(8, 16), range(16, 21))
+    ]
+    wanted = sum(n * loss for n, loss in of_batches) / 21
     assert trainer.evaluate()["eval_loss"] == pytest.approx(wanted, rel=1e-6)
 
 
