@@ -49,6 +49,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     labels = (logits / 2 + rng.gumbel(size=logits.shape)).argmax(axis=1)
     table = pandas.DataFrame({"text": texts, "label": np.array(list(LABELS))[labels]})
     table.to_csv(made / "rows.csv", index=False)
+    # A test set is another file.
+    table.iloc[::2].to_csv(made / "test.csv", index=False)
     np.savez(made / "by_hand.npz", logits=logits, labels=labels)
     return made
 
@@ -81,7 +83,7 @@ def test_calibrate_and_serve(folder: Path, method: str, tmp_path: Path) -> None:
             "--data",
             folder / "rows.csv",
             "--test-data",
-            folder / "rows.csv",
+            folder / "test.csv",
         ),
         *("--method", method, "--output", output),
     )

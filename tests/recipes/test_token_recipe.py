@@ -263,7 +263,8 @@ def test_whole_sentences_are_held_out() -> None:
 )
 def test_what_tokens_do_not_have(words: list[str], message: str, files: Path) -> None:
     data = str(files / "dev.jsonl")
-    name, *rest = [data if word == "FILE" else word for word in words]
+    other = str(files / "test.jsonl")
+    name, *rest = [other if word == "FILE" else word for word in words]
     columns = ["--data", data, "--text-column", "tokens", "--label-column", "ner_tags"]
     result = CliRunner(env={"COLUMNS": "400"}).invoke(
         app, [name, str(files / "bert"), *columns, *rest]
