@@ -18,6 +18,7 @@ from transformers.trainer_callback import CallbackHandler
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 
 from hf_calib._errors import check, did_you_mean, expected
+from hf_calib._text import counted
 from hf_calib.losses import AdaptiveLoss, CalibrationLoss
 from hf_calib.metrics.checks import check_integer
 from hf_calib.scaling import TemperatureScaling
@@ -157,21 +158,34 @@ class AdaFocalCallback(CalibrationCallback):
             if state.global_step > 0:
                 load_loss_state(loss, _checkpoint(args, state))
         self.adaptive_loss.expect_updates()
-        self._warn_of_no_update(state)
-
-    def _warn_of_no_update(self, state: Any) -> None:
-        """Warn if the training ends before the first update by steps."""
-        intervals = [self.every_n_steps or 0]
-        # Before the first epoch of a schedule, updates are as by default.
-        if 0 in self.schedule:
-            intervals = list(self.schedule.values())
-        if min(intervals) > state.max_steps and state.is_world_process_zero:
+        first = self._first_update(args, state)
+        # An update after the last step changes no weights.
+        if first >= state.max_steps and state.is_world_process_zero:
             warnings.warn(
-                f"The loss will never adapt: it has an update every {min(intervals)} steps, and the training has "
-                f"{state.max_steps}. Set a smaller number in gamma_update_steps or gamma_update_schedule, or train "
-                "for longer.",
+                f"The loss will never adapt: its first update is after {counted(first, 'step')}, and the training has "
+                f"{state.max_steps}. Set a smaller number in gamma_update_steps or gamma_update_schedule, evaluate "
+                "more often, or train for longer.",
                 stacklevel=2,
             )
+
+    def _first_update(self, args: Any, state: Any) -> int:
+        """The step after which the first update is; of a schedule about that step."""
+        if self.every_n_steps is not None:
+            return self.every_n_steps
+        if 0 in self.schedule:
+            return min(self.schedule.values())
+        steps_of_epoch = math.ceil(state.max_steps / max(1, state.num_train_epochs))
+        first = steps_of_epoch
+        if args.eval_on_start:
+            first = 0
+        elif args.eval_strategy == IntervalStrategy.STEPS:
+            n_evaluations = math.ceil(max(1, args.eval_delay) / state.eval_steps)
+            # There is one after the last step, too.
+            first = min(n_evaluations * state.eval_steps, state.max_steps)
+        scheduled = [
+            epoch * steps_of_epoch + steps for epoch, steps in self.schedule.items()
+        ]
+        return min([first, *scheduled])
 
     def update(
         self, done: Evaluation | None = None, *, n_samples: int | None = None

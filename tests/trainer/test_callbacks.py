@@ -360,7 +360,7 @@ def test_a_new_model_starts_with_new_gammas(tmp_path: Path) -> None:
         "train_dataset": sequences(tiny_bert(), 16),
         "calibration_dataset": sequences(tiny_bert(), 40, seed=2),
     }
-    args = arguments(tmp_path, loss="adafocal", **NO_TEMPERATURE)
+    args = arguments(tmp_path, loss="adafocal", gamma_update_steps=2, **NO_TEMPERATURE)
     trainer = CalibrationTrainer(args=args, model_init=lambda: tiny_bert(), **sets)
     ends = []
     for _ in range(2):

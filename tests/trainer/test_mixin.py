@@ -60,7 +60,8 @@ def trained(kind: type, args: Any, **further: Any) -> Any:
 
 
 def test_a_subclass_with_stock_arguments_trains_as_ours_does(tmp_path: Path) -> None:
-    config = {"loss": "adafocal", "calibration_method": "temperature"}
+    config: dict[str, Any] = {"loss": "adafocal", "gamma_update_steps": 1}
+    config["calibration_method"] = "temperature"
     one = trained(
         CalibrationTrainer,
         arguments(tmp_path / "a", gradient_accumulation_steps=2, **config),

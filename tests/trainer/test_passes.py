@@ -488,7 +488,8 @@ def test_a_compute_loss_of_ones_own_may_read_two_label_columns(tmp_path: Path) -
 @pytest.mark.parametrize("n_rows", [20, 5])
 def test_the_calibration_pass_drops_no_rows(n_rows: int, tmp_path: Path) -> None:
     """Dropping the last rows is for the batches of a training."""
-    settings = {"per_device_eval_batch_size": 8, "loss": "adafocal"}
+    settings: dict[str, Any] = {"per_device_eval_batch_size": 8, "loss": "adafocal"}
+    settings["gamma_update_steps"] = 2
     whole, dropping = (
         tiny_trainer(
             tmp_path / str(drops),
@@ -515,7 +516,8 @@ def test_gammas_follow_all_rows_of_a_single_evaluation_set(tmp_path: Path) -> No
             n=(16, 8, 20),
             loss="adafocal",
             per_device_eval_batch_size=16,
-            eval_strategy="epoch",
+            eval_strategy="steps",
+            eval_steps=2,
             dataloader_drop_last=drops,
         )
         trainer.calibration_dataset = None
