@@ -41,6 +41,12 @@ class ModelArguments:
         default=Path("best_epoch.csv"), metadata={"help": "The file that epochs go to."}
     )
 
+    def __post_init__(self):
+        if self.max_length < 1:
+            raise SystemExit(
+                f"expected max_length to be at least 1, got {self.max_length}"
+            )
+
 
 class TestAtEachEpoch(TrainerCallback):
     """Measures the test rows after each evaluation, with the temperature that was fitted for it."""

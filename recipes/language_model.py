@@ -69,6 +69,12 @@ class ModelArguments:
         metadata={"help": "Resume from the last checkpoint in output_dir."},
     )
 
+    def __post_init__(self):
+        if self.max_length < 1:
+            raise SystemExit(
+                f"expected max_length to be at least 1, got {self.max_length}"
+            )
+
 
 model_args, data_args, training_args = parse_arguments(
     (ModelArguments, DataArguments, CalibrationTrainingArguments)

@@ -60,6 +60,12 @@ class ModelArguments:
         metadata={"help": "Resume from the last checkpoint in output_dir."},
     )
 
+    def __post_init__(self):
+        for name in ("max_length", "eval_max_length"):
+            length = getattr(self, name)
+            if length is not None and length < 1:
+                raise SystemExit(f"expected {name} to be at least 1, got {length}")
+
 
 model_args, data_args, training_args = parse_arguments(
     (ModelArguments, StudyDataArguments, CalibrationTrainingArguments)

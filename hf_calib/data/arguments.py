@@ -284,7 +284,7 @@ def rows_or_share(name: str, size: Any) -> float | int:
     check_type(is_number, f"{name} to be a number", repr(size), way_out)
     # 1.0 may be meant as all rows.
     is_count = isinstance(size, Integral) or (size > 1 and float(size).is_integer())
-    fits = 0 < size < 1 or (is_count and size >= 1)
+    fits = 0 < size < 1 or (is_count and size >= 2)
     requirement = f"{name} to be a fraction below 1, or a number of rows from 2"
     check(fits, requirement, repr(size), way_out)
     return int(size) if is_count else float(size)

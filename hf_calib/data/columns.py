@@ -32,6 +32,16 @@ from hf_calib.data.sources import read_column
 from hf_calib.metrics.checks import check_names
 
 
+def check_is_no_label(name: str, column: str | None, labels: Sequence[str]) -> None:
+    """Raise if the inputs are the labels, which a model would copy."""
+    check(
+        column not in labels,
+        f"{name} to be another column than the labels'",
+        repr(column),
+        "name the column of the inputs",
+    )
+
+
 def choose_columns(
     dataset: DatasetDict,
     *,
@@ -88,6 +98,8 @@ def choose_columns(
     kind, column = (
         ("text", text_column) if image_column is None else ("image", image_column)
     )
+    read = [label_column] if label_columns is None else list(label_columns)
+    check_is_no_label(f"{kind}_column", column, read)
     inputs = {
         name: _inputs(name, split, kind, str(column)) for name, split in dataset.items()
     }

@@ -24,10 +24,11 @@ from hf_calib.data.arguments import (
     maps_of,
     splits_of,
 )
+from hf_calib.data.columns import check_is_no_label
 from hf_calib.data.labels import INTEGERS, TEXTS, ClassNames, is_of, names_of_ids
 from hf_calib.data.sources import read_column
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
-from hf_calib.metrics.checks import check_names
+from hf_calib.metrics.checks import check_integer, check_names
 
 
 def load_tagged(args: DataArguments) -> DatasetDict:
@@ -87,6 +88,7 @@ def choose_tokens(
     (['O', 'B-person'], {'tokens': ['Ada', 'sleeps'], 'tags': [1, 0]})
     """
     check_names("tag_names", tag_names)
+    check_is_no_label("tokens_column", tokens_column, [tags_column])
     columns = tokens_column, tags_column
     read = {
         name: read_sentences(rows, *columns, name=f"split {name!r}")
@@ -215,6 +217,8 @@ def tokenize_words(
     >>> tokenize_words(rows, PreTrainedTokenizerFast(tokenizer_object=pieces))["labels"][:]
     [[1, 0, -100]]
     """
+    if max_length is not None:
+        check_integer("max_length", max_length, 1, "leave it out for no limit")
     encoded, note = encode_words(rows, tokenizer, max_length)
     if note:
         warnings.warn(note, stacklevel=2)

@@ -123,9 +123,9 @@ def test_a_recipe_names_a_truncated_image_by_its_row_in_the_file(
         {"image": [{"bytes": JPEG, "path": None}] * 20, "label": [0, 1, 2, 3] * 5}
     )
     args = DataArguments(
-        **files(tmp_path, rows), calibration_size=1, calibration_from="test"
+        **files(tmp_path, rows), calibration_size=2, calibration_from="test"
     )
-    assert len(load_data(args, images=True)["test"]) == 19
+    assert len(load_data(args, images=True)["test"]) == 18
     rows.at[17, "image"] = {"bytes": JPEG[:-100], "path": None}
     files(tmp_path, rows)
     with pytest.raises(

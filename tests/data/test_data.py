@@ -42,6 +42,20 @@ from hf_calib.data import (
 from hf_calib.data.arguments import rows_or_share
 from hf_calib.data.splits import draw_rows
 
+
+@pytest.mark.parametrize("column", ["label", "other"])
+def test_a_column_that_is_inputs_and_labels_is_refused(column: str) -> None:
+    rows = DatasetDict({"train": Dataset.from_dict({column: ["a", "b"]})})
+    message = f"text_column to be another column than the labels', got '{column}'"
+    with pytest.raises(ValueError, match=message):
+        choose_columns(rows, text_column=column, label_column=column)
+    several = {"multi_label": True, "label_columns": ["x", column]}
+    with pytest.raises(ValueError, match=message):
+        choose_columns(rows, text_column=column, **several)
+    with pytest.raises(ValueError, match="tokens_column to be another column than"):
+        choose_tokens(rows, tokens_column=column, tags_column=column)
+
+
 # --- the built-in text set ---------------------------------------------------------------------------
 
 
@@ -688,7 +702,7 @@ def test_seeds_that_are_not_numbers_from_0_on_are_refused(
                 f"{name} to be a fraction below 1, or a number .* got {size}",
             )
             for name in ("calibration_size", "test_size")
-            for size in (0.0, 1.0, 1.5, -1, 0, float("nan"), float("inf"), 2000.5)
+            for size in (0.0, 1.0, 1, 1.5, -1, 0, float("nan"), float("inf"), 2000.5)
         ),
         ({"calibration_size": None}, "calibration_size to be a number, got None"),
         ({"calibration_size": True}, "calibration_size to be a number, got True"),
@@ -961,5 +975,5 @@ def test_a_size_that_is_neither_a_fraction_nor_a_number_of_rows(size: float) -> 
 
 
 def test_sizes() -> None:
-    found = [rows_or_share("calibration_size", size) for size in (0.1, 1, 2.0, 100)]
-    assert found == [0.1, 1, 2, 100]
+    found = [rows_or_share("calibration_size", size) for size in (0.1, 2, 2.0, 100)]
+    assert found == [0.1, 2, 2, 100]

@@ -212,7 +212,7 @@ def args(tmp_path: Path) -> dict[str, Any]:
         **files,
         "text_column": "tokens",
         "label_column": "ner_tags",
-        "calibration_size": 1,
+        "calibration_size": 0.34,
     }
 
 

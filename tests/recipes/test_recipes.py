@@ -158,6 +158,25 @@ def test_text_recipe_trains_reports_and_saves(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "name", "length"),
+    [
+        ("text_classification.py", "max_length", "0"),
+        ("text_classification.py", "eval_max_length", "-5"),
+        ("token_classification.py", "max_length", "0"),
+        ("language_model.py", "max_length", "-1"),
+        ("best_epoch.py", "max_length", "0"),
+    ],
+)
+def test_lengths_that_leave_no_tokens_are_refused(
+    recipe: str, name: str, length: str, tmp_path: Path
+) -> None:
+    """A tokenizer takes 0 for no limit, and counts a negative number from the end."""
+    message = f"^expected {name} to be at least 1, got {length}$"
+    with pytest.raises(SystemExit, match=message):
+        run(recipe, f"--{name}={length}", "--output_dir", str(tmp_path))
+
+
 @pytest.mark.usefixtures("quick_report")
 def test_text_recipe_on_two_processes_reports_the_same_as_on_one(
     text_arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
