@@ -41,6 +41,7 @@ LAYERS = [
     {"study"},
     {"commands"},
     {"cli", "__init__"},
+    {"__main__"},
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
 # What a package may import from outside; `metrics` numpy only, but for the state that evaluations fill.

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import hf_calib
 from hf_calib._errors import InputValueError
 from hf_calib.cli import app
 from hf_calib.commands.options import evaluate
@@ -193,3 +194,9 @@ def test_what_was_there_before_is_not_said_to_be_written(
         said = call(*words).stdout
         assert said.endswith("figures, report.html, report.json, report.md\n")
         assert "notes.txt" not in said
+
+
+def test_the_command_line_is_that_of_the_package() -> None:
+    command = [sys.executable, "-m", "hf_calib", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"hf-calib {hf_calib.__version__}\n"
