@@ -19,6 +19,7 @@ from hf_calib._errors import check, did_you_mean, few
 from hf_calib._text import counted
 from hf_calib.language_models.label_tokens import is_causal, without_adapters
 from hf_calib.losses import CalibrationLoss
+from hf_calib.losses.adaptive import GapTableLoss
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 from hf_calib.metrics.checks import check_type
 from hf_calib.metrics.state import LOGGED_METRICS, lower_is_better
@@ -268,6 +269,16 @@ class LabelCheck(NamedTuple):
         )
         if len(found.values) == 0:
             return
+        is_stock = self.collator_is_stock and not has_transform
+        # Of a calibration split this matters only if something is fitted to it.
+        check(
+            not is_stock
+            or role == "calibration"
+            or bool((found.values != IGNORE_INDEX).any()),
+            f"labels of the {role} split to be given",
+            got="-100 in every row",
+            way_out="check its label column",
+        )
         first = found.values[0]
         check(
             has_transform or not isinstance(first, str),
@@ -279,7 +290,6 @@ class LabelCheck(NamedTuple):
         if not is_number:
             return
         if self.problem.answers is None:
-            is_stock = self.collator_is_stock and not has_transform
             if is_stock:
                 self._check_order(dataset, role)
             self._check_range(found, dataset, role, is_stock=is_stock)
@@ -479,6 +489,22 @@ def warn_of_split_batches(loss: CalibrationLoss, args: Any, *, gathers: bool) ->
     batch_size = args.train_batch_size
     n_together = batch_size * args.world_size if gathers else batch_size
     n_of_a_step = batch_size * args.world_size * args.gradient_accumulation_steps
+    if gathers and (not loss.couples_batch or args.world_size == 1):
+        reason = "the training has one process"
+        if not loss.couples_batch:
+            reason = f"loss {loss.name!r} has no penalty that couples the batch"
+        warnings.warn(
+            f"gather_batch=True has no effect: {reason}. Leave it out.", stacklevel=5
+        )
+    # The weights of ECE-CE depend on the order of a batch, which is not gathered.
+    has_ranks = isinstance(loss, GapTableLoss)
+    if has_ranks and batch_size < n_of_a_step:
+        warnings.warn(
+            f"The weights of loss {loss.name!r} depend on the batch, and are computed on micro-batches of {batch_size} "
+            f"of the {n_of_a_step} examples of an optimizer step. Results depend on this division. Use larger "
+            "micro-batches.",
+            stacklevel=5,
+        )
     if loss.couples_batch and n_together < n_of_a_step:
         warnings.warn(
             f"The penalty of loss {loss.name!r} depends on the batch, and is computed on micro-batches of {n_together} "

@@ -75,7 +75,7 @@ class Evaluation:
         self._loader_around = self.accelerator.gradient_state.active_dataloader
         # Means of the loss over batches and their divisors, (2,) each; at the end the sums over all of them.
         self._losses: list[Tensor] = []
-        self._loss: float | None = None
+        self._loss_of_rows: float | None = None
         self._waiting: list[Batch] = []
         self._n_waiting = 0
         self._n_rows = 0
@@ -234,7 +234,7 @@ class Evaluation:
     def finish(self) -> None:
         """Merge the sums of the processes; each calls it once, after the last batch."""
         self._sum_up()
-        self._loss = self._mean_loss()
+        self._loss_of_rows = self._mean_loss()
         self._losses = []
         for state in (self.raw, self.calibrated):
             if state is not None:
@@ -248,13 +248,13 @@ class Evaluation:
     @property
     def has_loss(self) -> bool:
         """Whether the loss of the rows is known."""
-        return self._loss is not None
+        return self._loss_of_rows is not None
 
     def metrics(self) -> dict[str, float]:
         """Return the loss and the calibration metrics of the pass by log key; empty if no batch had labels."""
         found: dict[str, float] = {}
-        if self._loss is not None:
-            found[f"{self.prefix}_loss"] = self._loss
+        if self._loss_of_rows is not None:
+            found[f"{self.prefix}_loss"] = self._loss_of_rows
         if self.raw is not None:
             for name, value in _compute(self.raw).items():
                 found[f"{self.prefix}_{name}"] = value

@@ -19,10 +19,15 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME
 
 from hf_calib._errors import InputValueError, check, cut, expected, few, printable
-from hf_calib._files import whole_file
+from hf_calib._files import remove_files, report_files, whole_file
 from hf_calib._records import count, fits, number, or_none, read_json, wrong_entry
 from hf_calib.cards.facts import REPORT_FOLDER
-from hf_calib.export.folder import CONFIG, LOSS_STATE_NAME, PUSHED_LOSS_STATE
+from hf_calib.export.folder import (
+    CONFIG,
+    KEPT_HEAD,
+    LOSS_STATE_NAME,
+    PUSHED_LOSS_STATE,
+)
 from hf_calib.losses import LOSSES, AdaptiveLoss, CalibrationLoss
 from hf_calib.scaling.saved_map import MAP_NAME, SavedMap, recorded_in, save_map
 from hf_calib.trainer.calibration_map import is_in
@@ -170,16 +175,19 @@ def check_goes_on(loss: CalibrationLoss, checkpoint: str | os.PathLike[str]) -> 
             got=f"{folder}, of one with {_in_words(found)}",
             way_out=way_out,
         )
-    is_folded = False
-    if (folder / CONFIG).is_file():
-        record = recorded_in(read_json(folder / CONFIG, {}))
-        is_folded = bool(record.get("folded"))
     check(
-        not is_folded,
+        not _is_folded(folder),
         "resume_from_checkpoint to hold the model as trained",
         got=f"{folder}, with a calibrator in its weights",
         way_out=f"resume from another checkpoint, or {way_out}",
     )
+
+
+def _is_folded(folder: Path) -> bool:
+    """Whether the config of a saved model says that a calibrator is in its weights."""
+    if not (folder / CONFIG).is_file():
+        return False
+    return bool(recorded_in(read_json(folder / CONFIG, {})).get("folded"))
 
 
 def _recorded_loss(folder: Path) -> dict[str, Any] | None:
@@ -350,11 +358,17 @@ def _shards(index: Path) -> set[str]:
 
 def save_beside(folder: Path, loss: CalibrationLoss, fitted: SavedMap | None) -> None:
     """Write gammas and calibrator next to a saved model, and remove those of an earlier run."""
-    if isinstance(loss, AdaptiveLoss):
-        save_loss_state(loss, folder)
+    outdated = _tables(folder)
+    if not _is_folded(folder):
+        outdated.append(folder / KEPT_HEAD)
     if not is_in(fitted, folder / MAP_NAME):
         # The report there is on another calibrator.
-        (folder / REPORT).unlink(missing_ok=True)
+        outdated += report_files(folder / REPORT_FOLDER)
+    of_folder = [path for path in outdated if path.is_file()]
+    if not (folder / REPORT_FOLDER).is_symlink():
+        remove_files(folder, of_folder)
+    if isinstance(loss, AdaptiveLoss):
+        save_loss_state(loss, folder)
     if fitted is None:
         (folder / MAP_NAME).unlink(missing_ok=True)
     else:

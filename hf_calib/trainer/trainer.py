@@ -24,7 +24,7 @@ from transformers.trainer_utils import (
 )
 
 from hf_calib._compat import load_saved_names
-from hf_calib._errors import check
+from hf_calib._errors import check, few
 from hf_calib._hub import CARD, with_owner
 from hf_calib.cards.card import repair_stock_card, write_card
 from hf_calib.export.folder import (
@@ -453,8 +453,8 @@ class CalibrationMixin(Trainer):
             self._set_up_training()
         self.own_callbacks.arrange()  # The Trainer may have restored callbacks from a checkpoint.
         # Checkpoints have this state.
-        record = saving.loss_record(self.calibration_loss)
-        self.state.stateful_callbacks[saving.LOSS_RECORD] = record
+        states: Any = self.state.stateful_callbacks
+        states[saving.LOSS_RECORD] = saving.loss_record(self.calibration_loss)
         self.during_training = True
         self._trained_in = {each.dtype for each in self.unwrapped_model.parameters()}
         return begin(*given)
@@ -519,14 +519,15 @@ class CalibrationMixin(Trainer):
 
         outputs, logits, labels = self.logits_and_labels(model, inputs)
         logits = logits_of(logits)
-        if self.calibration_loss.multi_label is None:
-            self._set_problem_type(multi_label=labels.is_floating_point())
         if not model.training:
             self._remember(inputs, Batch(logits, labels))
 
         loss = self.calibration_loss(
             logits, labels, num_items_in_batch=num_items_in_batch
         )
+        # Before it is known, the loss refuses soft labels of one softmax.
+        if self.calibration_loss.multi_label is None:
+            self._set_problem_type(multi_label=labels.is_floating_point())
         if num_items_in_batch is not None:
             loss = loss * self._scale_of_micro_batches()
         if not return_outputs:
@@ -541,12 +542,9 @@ class CalibrationMixin(Trainer):
     def _set_problem_type(self, *, multi_label: bool) -> None:
         """Take the kind of the problem from the first batch, because the model's config does not say it."""
         self.calibration_loss.multi_label = multi_label
-        if multi_label:
-            self.calibration_loss.check_multi_label()
-            if (
-                self.model_config is not None
-            ):  # Pipelines read it, and would otherwise apply a softmax.
-                self.model_config.problem_type = "multi_label_classification"
+        # Pipelines read it, and would otherwise apply a softmax.
+        if multi_label and self.model_config is not None:
+            self.model_config.problem_type = "multi_label_classification"
 
     def _remember(self, inputs: dict[str, Any], batch: Batch) -> None:
         """Give a batch to the pass that is running, and keep some rows of the first one as an example."""
@@ -639,6 +637,13 @@ class CalibrationMixin(Trainer):
         ):
             fitting.before_evaluate(self.state.global_step)
         if isinstance(dataset, str):
+            names = list(sets) if isinstance(sets, dict) else []
+            check(
+                dataset in names,
+                "eval_dataset to be a dataset, or the name of an evaluation set",
+                got=repr(dataset),
+                way_out=f"there are {few(names)}" if names else "pass a dataset",
+            )
             dataset = sets[dataset]
         self._planned_pass = self._new_pass(dataset, keep_logits=keep_logits)
         try:

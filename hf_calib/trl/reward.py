@@ -21,7 +21,8 @@ class CalibrationRewardConfig(CalibrationConfig, RewardConfig):
     """Arguments of `CalibrationRewardTrainer`: those of TRL's `RewardConfig` and of `CalibrationConfig`.
 
     Raises:
-        ValueError: for invalid values of `CalibrationConfig`, class weights, and calibrators other than a temperature.
+        ValueError: for invalid values of `CalibrationConfig`, class weights, a `loss_reduction`, and calibrators other
+            than a temperature.
     """
 
     def __post_init__(self) -> None:
@@ -34,6 +35,12 @@ class CalibrationRewardConfig(CalibrationConfig, RewardConfig):
         requirement = "calibration_method to be 'temperature' or 'none' for rewards"
         check(
             method in (None, "temperature", "none"), requirement, repr(method), way_out
+        )
+        check(
+            self.loss_reduction == "mean",
+            "loss_reduction to be 'mean' for rewards",
+            repr(self.loss_reduction),
+            "leave it out: TRL's loss is the mean over the pairs",
         )
         way_out = "leave it out: the chosen answer is the right class in every pair"
         without = self.class_weights is None

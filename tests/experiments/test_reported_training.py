@@ -75,7 +75,9 @@ def test_a_model_that_the_run_would_replace_is_not_trained(
     trainer = tiny_trainer(tmp_path)
     (tmp_path / name).mkdir()
     trainer.originals = {str(tmp_path / name)}
-    with pytest.raises(ValueError, match="another folder than the model's, got .*; na"):
+    with pytest.raises(
+        ValueError, match=r"another folder than the model's, got .*; na"
+    ):
         train_and_report(trainer, trainer.eval_dataset)
     assert trainer.state.global_step == 0
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import TrainerState
+from transformers import TrainerControl, TrainerState
 
 from hf_calib.commands.compare_losses import planned
 from hf_calib.commands.compare_losses import train as run
@@ -225,7 +225,8 @@ def test_a_command_has_the_launchers_words_and_the_newest_whole_checkpoint(
     for name in ("checkpoint-5", "checkpoint-10"):
         (folder / name).mkdir()
     assert "--resume_from_checkpoint" not in launch.command(cell, folder)
-    TrainerState().save_to_json(str(folder / "checkpoint-5" / "trainer_state.json"))
+    state = TrainerState(stateful_callbacks=[TrainerControl()])
+    state.save_to_json(str(folder / "checkpoint-5" / "trainer_state.json"))
     assert launch.command(cell, folder)[-1] == str(folder / "checkpoint-5")
     mark_failed(folder, "of an earlier try")
     process = launch.start(cell, folder, {})

@@ -112,6 +112,23 @@ def test_calibration_rows_that_cannot_be_fitted_to_are_refused(
     refuses_to_train(trainer, message, ValueError)
 
 
+@pytest.mark.parametrize("form", [all_ignored, as_list(all_ignored)])
+@pytest.mark.parametrize("role", ["training", "evaluation", "b"])
+def test_a_split_in_which_all_rows_are_ignored_is_refused(
+    role: str, form: Callable[[Dataset], Any], tmp_path: Path
+) -> None:
+    trainer = tiny_trainer(tmp_path)
+    rows = trainer.eval_dataset
+    if role == "training":
+        trainer.train_dataset = form(trainer.train_dataset)
+    elif role == "evaluation":
+        trainer.eval_dataset = form(rows)
+    else:
+        trainer.eval_dataset = {"a": rows, "b": form(rows)}
+    message = f"labels of the {role} split to be given, got -100 in every row; check"
+    refuses_to_train(trainer, message, ValueError)
+
+
 @pytest.mark.parametrize("role", ["train_dataset", "eval_dataset"])
 def test_classes_in_another_order_than_the_models_are_refused(
     role: str, tmp_path: Path
@@ -153,7 +170,13 @@ def test_a_calibration_dataset_that_is_none_is_refused(
 
 NEVER: list[tuple[dict[str, Any], int]] = [
     ({"gamma_update_steps": 5}, 5),
+    ({"gamma_update_steps": 4}, 4),
     ({"gamma_update_schedule": {0: 9, 1: 7}}, 7),
+    ({"gamma_update_schedule": {1: 2}}, 4),
+    # By default it is at the end of each epoch, or at each evaluation.
+    ({}, 4),
+    ({"eval_strategy": "epoch"}, 4),
+    ({"eval_strategy": "steps", "eval_steps": 3, "eval_delay": 4}, 4),
 ]
 
 
@@ -162,10 +185,28 @@ def test_updates_that_come_after_the_last_step_are_named(
     settings: dict[str, Any], steps: int, tmp_path: Path
 ) -> None:
     trainer = tiny_trainer(tmp_path, loss="adafocal", **settings)
-    message = f"never adapt: .* every {steps} steps, and the training has 4. Set"
+    message = f"never adapt: .* after {steps} steps, and the training has 4. Set"
     with pytest.warns(UserWarning, match=message):
         trainer.train()
-    assert trainer.calibration_loss.gammas.eq(1).all()
+    if steps > 4:
+        assert trainer.calibration_loss.gammas.eq(1).all()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"gamma_update_steps": 3},
+        {"gamma_update_schedule": {0: 3}},
+        {"num_train_epochs": 2, "gamma_update_schedule": {5: 1}},
+        {"num_train_epochs": 1.5},
+        {"eval_strategy": "steps", "eval_steps": 0.75},
+        {"eval_strategy": "epoch", "eval_on_start": True},
+    ],
+)
+def test_updates_before_the_last_step_are_not_warned_of(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    tiny_trainer(tmp_path, loss="adafocal", **settings).train()
 
 
 @pytest.mark.parametrize(

@@ -201,6 +201,29 @@ def test_the_map_comes_with_every_save_and_goes_with_the_next_training(
     assert not (tmp_path / MAP_NAME).exists()
 
 
+def test_a_model_is_saved_over_another_run_without_its_table_and_report(
+    tmp_path: Path,
+) -> None:
+    first = tiny_trainer(tmp_path / "first", loss="adafocal", gamma_update_steps=1)
+    first.train()
+    first.save_calibrated_model(tmp_path)
+    first.args.output_dir = str(tmp_path)
+    first.create_model_card()
+    first.save_model()
+    of_the_first = ["head.safetensors", "loss.safetensors", "report.json", "report.md"]
+    (tmp_path / "calibration" / "loss.safetensors").touch()
+    (tmp_path / "calibration" / "head.safetensors").touch()
+    assert (tmp_path / "calibration_loss.safetensors").is_file()
+    found = {path.name for path in (tmp_path / "calibration").iterdir()}
+    assert found >= set(of_the_first)
+    (tmp_path / "calibration" / "notes.txt").write_text("of the user")
+    second = tiny_trainer(tmp_path / "second", calibration_method="none")
+    second.save_model(str(tmp_path))
+    assert not (tmp_path / "calibration_loss.safetensors").exists()
+    left = [path.name for path in (tmp_path / "calibration").iterdir()]
+    assert left == ["notes.txt"]
+
+
 class AtTheStart(TrainerCallback):
     """Notes the map that a training begins with."""
 

@@ -271,6 +271,20 @@ def test_the_loss_is_that_of_all_labelled_rows_whatever_the_batch_size(
     assert found == pytest.approx([float(wanted)] * 3, rel=1e-6)
 
 
+@pytest.mark.parametrize("several", [True, False])
+def test_an_evaluation_set_that_there_is_not_is_named(
+    several: bool, tmp_path: Path
+) -> None:
+    trainer = tiny_trainer(tmp_path)
+    way_out = "pass a dataset"
+    if several:
+        trainer.eval_dataset = {"a": trainer.eval_dataset}
+        way_out = "there are a"
+    message = f"or the name of an evaluation set, got 'b'; {way_out}"
+    with pytest.raises(ValueError, match=message):
+        trainer.evaluate("b")
+
+
 def test_the_loss_does_not_displace_a_users_metric_of_its_name(tmp_path: Path) -> None:
     _, ours = stock_and_ours(tmp_path, compute_metrics=lambda p: {"loss": -1.0})
     assert ours.evaluate()["eval_loss"] == -1.0
@@ -331,7 +345,8 @@ def test_several_evaluation_sets_are_told_apart(tmp_path: Path) -> None:
         eval_dataset=sets,
     )
     calls = count_forwards(model)
-    trainer.train()
+    with pytest.warns(UserWarning, match="The loss will never adapt"):
+        trainer.train()
     steps, batches = 2, math.ceil(20 / 8)
     once = batches + 2 * batches  # the temperature, and two sets
     assert (

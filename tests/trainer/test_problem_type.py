@@ -44,6 +44,24 @@ def test_one_hot_labels_met_in_an_evaluation_are_refused(tmp_path: Path) -> None
     assert model.config.problem_type is None
 
 
+def test_soft_labels_of_one_softmax_are_not_trained_as_sigmoids(tmp_path: Path) -> None:
+    rows = sequences(tiny_bert(), 8)
+    soft = rows.remove_columns("label").add_column("label", [[0.7, 0.2, 0.1, 0.0]] * 8)
+    model = tiny_bert()
+    trainer = trainer_of(model, tmp_path, train_dataset=soft)
+    with (
+        pytest.warns(UserWarning, match="There is no calibration_dataset"),
+        pytest.raises(
+            ValueError, match=r"got rows that sum to 1; .*problem_type='multi"
+        ),
+    ):
+        trainer.train()
+    assert model.config.problem_type is None
+    model = tiny_bert(problem_type="multi_label_classification")
+    args = arguments(tmp_path, calibration_method="none", max_steps=1)
+    CalibrationTrainer(model, args, train_dataset=soft).train()
+
+
 @pytest.mark.parametrize("value", [math.nan, 1.5, -1.0])
 @pytest.mark.parametrize("kind", ["dataset", "another"])
 def test_decisions_outside_0_and_1_are_refused(
@@ -135,7 +153,7 @@ def test_one_sigmoid_is_trained_calibrated_and_served(
     )
     trainer = CalibrationTrainer(
         model,
-        arguments(tmp_path, loss=loss),
+        arguments(tmp_path, loss=loss, num_train_epochs=2),
         train_dataset=train,
         calibration_dataset=calibration,
         eval_dataset=evaluation,

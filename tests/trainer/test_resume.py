@@ -324,7 +324,9 @@ def test_a_model_is_not_said_to_be_trained_with_another_loss(
 ) -> None:
     """Not even by a training without further steps, whose records have the loss of its arguments."""
     trainer = tiny_trainer(of_focal.parent, **{**FOCAL, **changed})
-    message = r"with loss 'focal', {'gamma': 3.0}, class_weights=1.0, 0.1.*; start a new"
+    message = (
+        r"with loss 'focal', {'gamma': 3.0}, class_weights=1.0, 0.1.*; start a new"
+    )
     for which in (True, str(of_focal)):
         with pytest.raises(ValueError, match=message):
             trainer.train(resume_from_checkpoint=which)
@@ -578,9 +580,11 @@ def test_a_training_that_resumes_after_its_last_step_makes_up_for_the_update(
         "eval_strategy": "no",
     }
     whole = tiny_trainer(tmp_path, **settings)
-    whole.train()
+    with pytest.warns(UserWarning, match="The loss will never adapt"):
+        whole.train()
     resumed = tiny_trainer(tmp_path, **settings)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    with pytest.warns(UserWarning, match="The loss will never adapt"):
+        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert not whole.calibration_loss.gammas.eq(1).all()
     assert_same(
         resumed.calibration_loss.state_dict(), whole.calibration_loss.state_dict()

@@ -207,7 +207,33 @@ def test_a_penalty_that_depends_on_the_batch_says_so_once(tmp_path: Path) -> Non
     )
     for settings in (
         {"loss": "mmce"},
+        {"loss": "ece_ce"},
         {"loss": "focal", "gradient_accumulation_steps": 2},
     ):
         trainer = trainer_of("abc", tmp_path, **settings)
         assert warned(lambda: trainer._check_data()) == []  # noqa: B023
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (
+            {"loss": "ece_ce", "gradient_accumulation_steps": 2},
+            "The weights of loss 'ece_ce' depend on the batch, and are computed on micro-batches of 4 of the 8",
+        ),
+        (
+            {"loss": "focal", "gather_batch": True},
+            "gather_batch=True has no effect: loss 'focal' has no penalty that couples the batch. Leave it out.",
+        ),
+        (
+            {"loss": "mmce", "gather_batch": True},
+            "gather_batch=True has no effect: the training has one process. Leave it out.",
+        ),
+    ],
+)
+def test_what_divides_or_does_not_gather_a_batch_is_said(
+    settings: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    trainer = trainer_of("abc", tmp_path, **settings)
+    (found,) = warned(lambda: trainer._check_data())
+    assert found.startswith(text)

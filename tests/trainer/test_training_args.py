@@ -84,6 +84,10 @@ def test_the_map_is_chosen_unless_the_arguments_say_which(
         ),
         ({"loss": "focal", "loss_kwargs": {"gamma": "3"}}, "got '3'"),
         (
+            {"loss": "focal", "loss_kwargs": '{"gamma": 1, "gamma": 2}'},
+            "JSON to have each name once, got gamma twice; leave one out",
+        ),
+        (
             {"loss": "focal", "loss_kwargs": {1: 2}},
             r"loss_kwargs to be a mapping of hyperparameters, .*, got \{1: 2\}",
         ),

@@ -81,6 +81,8 @@ def test_rows_that_are_repeated_without_padding_are_counted_once(
     assert [found["without padding"] for found in evaluations] == [once, once]
 
 
+# The same settings are trained on one process, too.
+@pytest.mark.filterwarnings("ignore:gather_batch=True has no effect")
 @pytest.mark.parametrize("name", BATCH_CASES)
 def test_a_gathered_batch_penalty_is_that_of_the_whole_batch(
     name: str, results: dict[str, Any], tmp_path: Path
@@ -103,6 +105,7 @@ def test_two_processes_evaluate_as_one(
         )  # few examples do not determine a temperature
         before, after, _ = evaluate(name.split()[0], tmp_path, EVALUATIONS[name])
     ours = evaluations[0][name]
+    assert ours["before"]["eval_loss"] == pytest.approx(before["eval_loss"], rel=1e-6)
     for metric in CALIBRATION_METRICS:
         key = f"eval_{metric}"
         assert ours["before"][key] == pytest.approx(before[key], rel=1e-6, abs=1e-9), (
