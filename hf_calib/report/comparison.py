@@ -14,7 +14,6 @@ import numpy as np
 from hf_calib._errors import InputValueError, check, expected
 from hf_calib._records import fits, number, or_none, read_json
 from hf_calib.metrics.checks import check_integer, check_n_bins, check_type
-from hf_calib.metrics.state import LOGGED_METRICS
 from hf_calib.metrics.sums import BinSums, Interval, add_to, uniform_bins
 from hf_calib.plots.binned import reliability_of_sums
 from hf_calib.report.document import (
@@ -29,7 +28,6 @@ from hf_calib.report.document import (
     table_of,
 )
 from hf_calib.report.measured import ECE_INTERVALS
-from hf_calib.report.multi_label import TITLES as MULTI_LABEL_TITLES
 
 _METRIC = {"title": str, **dict.fromkeys(Interval._fields, or_none(number))}
 _ROUNDING = 1e-9
@@ -213,11 +211,8 @@ def _check_possible(record: Mapping[str, Any]) -> None:
 
 
 def are_metrics(found: Any) -> bool:
-    """Whether a value of JSON may be the metrics of a report: none missing, and each in its range."""
-    # Of very many classes there is no classwise ECE.
-    needed = (LOGGED_METRICS.keys() - {"classwise_ece"}, MULTI_LABEL_TITLES.keys())
-    is_whole = fits(found, dict) and any(found.keys() >= keys for keys in needed)
-    return is_whole and all(_is_metric(*each) for each in found.items())
+    """Whether a value of JSON may be the metrics of a report, each in its range."""
+    return fits(found, dict) and all(_is_metric(*each) for each in found.items())
 
 
 def _is_metric(key: str, metric: Any) -> bool:

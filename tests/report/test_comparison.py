@@ -90,17 +90,3 @@ def test_what_no_report_can_have_is_refused(
     path.write_text(json.dumps(record))
     with pytest.raises(ValueError, match="expected the report to hold metrics and bin"):
         read_report(path)
-
-
-@pytest.mark.parametrize(
-    ("kind", "metric"), [("plain", "ece"), ("several labels", "micro_ece")]
-)
-def test_a_report_without_one_of_its_metrics(
-    kind: str, metric: str, tmp_path: Path
-) -> None:
-    record = json.loads(written(kind))
-    del record["before"]["metrics"][metric]
-    path = tmp_path / "report.json"
-    path.write_text(json.dumps(record))
-    with pytest.raises(ValueError, match="expected the report to hold metrics and bin"):
-        read_report(path)

@@ -163,7 +163,8 @@ def test_trainings_that_cannot_be_compared_are_missing(tmp_path: Path) -> None:
     bad = {
         1: (
             with_test(nan),
-            "predictions cannot be measured: expected probs to be finite, got nan in row 3",
+            "predictions cannot be measured: expected logits to have a finite largest value "
+            "in each row, got nan in row 3",
         ),
         2: (with_test(test.logits, test.labels[::-1]), others),
         3: (with_test(test.logits[:-1], test.labels[:-1]), others),
