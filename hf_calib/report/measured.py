@@ -93,8 +93,9 @@ class Settings(NamedTuple):
 class Measure:
     """A row of `MEASURES`: a metric with its title and the kind of its interval.
 
-    An interval has the quantiles of resamples ("bootstrap") or, for a binned ECE, the errors of populations that are
-    consistent with the sample ("inversion"). Other calibration errors have none: a resample adds the noise again.
+    An interval has the quantiles of resamples ("bootstrap"), is Wilson's ("frequency") or has, for a binned ECE, the
+    errors of populations that are consistent with the sample ("inversion"). Other calibration errors have none: a
+    resample adds the noise again.
     """
 
     title: str
@@ -102,7 +103,7 @@ class Measure:
     options: Mapping[str, Any] = field(default_factory=dict)
     binned: bool = False  # takes the report's number of bins
     part: str | None = None  # the field of the metric's result
-    interval: Literal["bootstrap", "inversion", "none"] = "none"
+    interval: Literal["bootstrap", "inversion", "frequency", "none"] = "none"
     n_examples: tuple[float, float] = (
         1,
         np.inf,
@@ -141,7 +142,7 @@ class Measure:
 
     def n_resamples(self, n_examples: int, asked: int) -> int:
         """The number of resamples that takes seconds; 0 if it is too small, or the metric has no interval."""
-        if self.interval == "none":
+        if self.interval in ("frequency", "none"):
             return 0
         if self.interval == "inversion" or METRICS[self.metric].sums is not None:
             return asked
@@ -164,7 +165,7 @@ ECE_INTERVALS = (
 )
 #: The metrics of a report: key -> `Measure`. Keys and titles are those of the trainer's log where it has them.
 MEASURES: dict[str, Measure] = {
-    "accuracy": Measure(LOGGED_METRICS["accuracy"], "accuracy", interval="bootstrap"),
+    "accuracy": Measure(LOGGED_METRICS["accuracy"], "accuracy", interval="frequency"),
     "nll": Measure(
         LOGGED_METRICS["nll"], "negative_log_likelihood", interval="bootstrap"
     ),
@@ -394,14 +395,9 @@ def _tables(
 ) -> dict[str, Any]:
     """The overall gap, the bins and the classes of a state, from the coins of each."""
     top, bins = state.top_label, state.bins
-    total, stated, right = (float(part.sum()) for part in bins)
-    effective = float(top.effective_rows()[0])
-    scale = effective / total
-    whole = stated / total, right / total
+    scale = float(top.effective_rows()[0]) / float(bins.counts.sum())
     return {
-        "overall": _overall(
-            *whole, state.n_rows, effective, coins["overall"], settings.z
-        ),
+        "overall": _overall(state, coins["overall"], settings.z),
         "bins": bin_rows(bins, coins["bins"], counts=top.bins[0, 0], scale=scale),
         "classes": class_rows(
             state, names, coins["predicted"], coins["classes"], scale
@@ -409,28 +405,41 @@ def _tables(
     }
 
 
-def _overall(
-    confidence: float,
-    accuracy: float,
-    n_rows: int,
-    effective: float,
-    coins: Coins,
-    z: float,
-) -> Overall:
-    """The gap with its score interval, which generalises Wilson's interval of one frequency.
+def _overall(state: CalibrationState, coins: Coins, z: float) -> Overall:
+    """The gap with its score interval.
 
     The p-value is the larger one of an exact test and of the test that the interval inverts, so that test and interval
     agree.
     """
-    gap = confidence - accuracy
-    variance = (coins.heads_variance + coins.tails_variance) / effective
+    top = state.top_label
+    total, stated, right = (float(part.sum()) for part in state.bins)
+    confidence = stated / total
+    accuracy = right / total
+    effective = float(top.effective_rows()[0])
+    _, errors = top.mean("gap")
+    stated_variance = (coins.heads_variance + coins.tails_variance) / effective
+    observed = float(errors[0]) ** 2 * effective
+    variance = variance_of_gaps(confidence, accuracy, stated_variance, observed)
     low, high = score_interval(confidence, accuracy, variance, z**2 / effective)
+    gap = confidence - accuracy
     p_value = coins.p_value(accuracy * effective)
     if variance > 0:
-        p_value = max(
-            p_value, 2 * float(ndtr(-abs(gap) / math.sqrt(variance / effective)))
-        )
-    return Overall(gap, low, high, p_value, confidence, accuracy, n_rows)
+        of_normal = 2 * float(ndtr(-abs(gap) / math.sqrt(variance / effective)))
+        p_value = max(p_value, of_normal)
+    return Overall(gap, low, high, p_value, confidence, accuracy, state.n_rows)
+
+
+def variance_of_gaps(
+    confidence: float, accuracy: float, stated: float, observed: float
+) -> float:
+    """The variance of confidence minus correct of a row at a mean gap of 0, from the stated and the observed one.
+
+    The observed variance is larger than what the confidences state if rows are not all off by the same amount. That of
+    a small sample may be far too small.
+    """
+    gap = confidence - accuracy
+    if_all_are_off_alike = stated + gap * (2 * confidence - 1) - gap**2
+    return stated + max(observed - if_all_are_off_alike, 0.0)
 
 
 def score_interval(
@@ -438,9 +447,8 @@ def score_interval(
 ) -> tuple[float, float]:
     """The score interval of the mean confidence minus the accuracy, which generalises Wilson's of one frequency.
 
-    If the gap is g, each row is correct with the probability of its confidence minus g. The variance of the sample
-    would be far too small if all confidences are high and few errors were drawn. The variance is that of a row at a gap
-    of 0, and the weight z^2 / N.
+    If the gap is g, each row is correct with the probability of its confidence minus g. The variance is that of a row
+    at a gap of 0, and the weight z^2 / N.
     """
     gap = confidence - accuracy
     middle = gap + weight * (confidence - 0.5)
@@ -488,6 +496,8 @@ def measure_all(
         found |= dict(zip(keys, intervals, strict=True))
     for key in asked.keys() - found.keys():
         found[key] = Interval(asked[key].value(probs, labels, n_bins))
+        if asked[key].interval == "frequency":
+            found[key] = frequency_interval(found[key].value, n_rows, settings.z)
         if asked[key].interval == "inversion":
             # With or without debiasing, the error of the population is the same.
             bins: Any = {

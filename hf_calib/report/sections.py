@@ -32,6 +32,7 @@ from hf_calib.report.measured import (
     Settings,
     measure_all,
     score_interval,
+    variance_of_gaps,
 )
 
 if TYPE_CHECKING:
@@ -459,6 +460,7 @@ def slice_section(sums: SliceSums, settings: Settings) -> SliceSection:
     masses = bins.counts.sum(axis=1)
     used = np.flatnonzero(masses > 0)
     p_values: list[Any] = slice_p_values(groups, used) if len(used) > 1 else [None]
+    _, errors = groups.mean("gap")
     slices = []
     for group, p_value in zip(used.tolist(), p_values, strict=True):
         own = BinSums(
@@ -466,9 +468,11 @@ def slice_section(sums: SliceSums, settings: Settings) -> SliceSection:
         )
         n, stated, right = (float(part.sum()) for part in own)
         squares = float(groups.bins[3, group].sum()) * effective[group] / masses[group]
-        variance = max(stated - squares, 0.0) / n
         confidence = stated / n
         accuracy = right / n
+        stated_variance = max(stated - squares, 0.0) / n
+        observed = float(errors[group]) ** 2 * n
+        variance = variance_of_gaps(confidence, accuracy, stated_variance, observed)
         ends = score_interval(confidence, accuracy, variance, settings.z**2 / n)
         found = Slice(
             name=sums.names[group],

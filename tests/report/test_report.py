@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from scipy.stats import binomtest
 
 import hf_calib.metrics as metrics
 from hf_calib.report import MEASURES, CalibrationReport, calibration_report
@@ -99,12 +100,15 @@ def test_intervals_are_those_of_the_metrics_or_there_are_none() -> None:
     probs, labels = predictions()
     before = quick(probs, labels, confidence_level=0.8, seed=3).before
     options = {"n_resamples": 20, "confidence_level": 0.8, "seed": 3}
-    for key in ("accuracy", "nll", "brier", "area_under_risk_coverage"):
+    for key in ("nll", "brier", "area_under_risk_coverage"):
         interval = metrics.bootstrap_interval(
             MEASURES[key].metric, probs, labels, **options
         )
         assert before.metrics[key][1:] == pytest.approx(interval[1:], rel=1e-12), key
         assert before.n_resamples[key] == 20
+    n_right = int((probs.argmax(axis=1) == labels).sum())
+    wilsons = binomtest(n_right, len(labels)).proportion_ci(0.8, method="wilson")
+    assert before.metrics["accuracy"][1:] == pytest.approx((wilsons.low, wilsons.high))
     for key, binning in (
         ("ece", "uniform"),
         ("adaptive_ece", "quantile"),
@@ -128,6 +132,26 @@ def test_intervals_are_those_of_the_metrics_or_there_are_none() -> None:
     assert before.consistency == metrics.consistency_test(
         probs, labels, n_resamples=20, seed=3
     )
+
+
+def test_accuracy_without_an_error_has_an_interval() -> None:
+    probs = np.tile([0.98, 0.02], (100, 1))
+    accuracy = quick(probs, np.zeros(100, int)).before.metrics["accuracy"]
+    assert accuracy.high == 1
+    assert accuracy.low == pytest.approx(100 / (100 + 1.96**2), abs=1e-4)
+
+
+def test_the_gaps_interval_allows_for_rows_that_are_off_by_other_amounts() -> None:
+    """The sure ones are too sure and the others not enough: correct rows vary more than the confidences say."""
+    rng = np.random.default_rng(77)
+    is_sure = rng.random(2000) < 0.7
+    top = np.where(is_sure, 0.999, 0.55)
+    is_wrong = rng.random(2000) > np.where(is_sure, 0.9, 0.781)
+    report = quick(np.stack([top, 1 - top], axis=1), is_wrong.astype(int))
+    gaps = top - ~is_wrong
+    reach = 1.96 * gaps.std() / np.sqrt(2000)
+    overall = report.before.overall
+    assert overall.high - overall.low == pytest.approx(2 * reach, rel=0.02)
 
 
 # Tables
