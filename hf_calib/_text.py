@@ -6,12 +6,14 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import MISSING, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from hf_calib._errors import check, few, visible, without_secrets
 
 _EVERY_MARK = r"[\\`*_{}\[\]()#+!|~]"
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d{1,3})?", re.ASCII | re.I)
 # An underscore within a word, a sign before a number and brackets without an address are no markup.
 _WHAT_MARKS = r"[\\`*|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|(?<=\])[(\[:]|^#+|!(?=\[)"
 
@@ -110,3 +112,13 @@ def option(help: str, default: Any = None, **metadata: str) -> Any:
         default=MISSING if default is ... else default,
         metadata={"help": help, **metadata},
     )
+
+
+def as_number(text: str) -> Decimal | None:
+    """Return the number that a text writes, exactly, or None.
+
+    >>> as_number("1e0") == as_number("+1") == as_number("1.0") == 1, as_number("NaN")
+    (True, None)
+    """
+    stripped = text.strip()
+    return Decimal(stripped) if _NUMBER.fullmatch(stripped) else None

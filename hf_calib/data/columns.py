@@ -18,6 +18,7 @@ from datasets import (
 )
 
 from hf_calib._errors import InputTypeError, check, expected, few
+from hf_calib._text import as_number
 from hf_calib.data.labels import (
     INTEGERS,
     TEXTS,
@@ -184,6 +185,12 @@ def _encode_labels(
     way_out = "check label_column and class_names, or remove these rows"
     if class_names is not None:
         _check_declared(declared, class_names)
+        undeclared = {
+            name: labels[name]
+            for name, feature in declared.items()
+            if not isinstance(feature, ClassLabel)
+        }
+        _check_order_of_numbers(undeclared, class_names)
     else:
         for name, feature in declared.items():
             if isinstance(feature, ClassLabel):
@@ -216,6 +223,22 @@ def _encode_labels(
         )
         ids[name] = [label for (label,) in found]
     return names, ids
+
+
+def _check_order_of_numbers(
+    labels: Mapping[str, Sequence[Any]], class_names: Sequence[str]
+) -> None:
+    """Raise if integer labels, which are ids, may also be names of other classes."""
+    numbers = [as_number(name) for name in class_names]
+    found = {label for values in labels.values() for label in values}
+    are_names = bool(found) and found <= set(numbers)
+    are_ids = numbers == list(range(len(numbers)))
+    requirement = (
+        "class_names that are numbers to be in the order of the ids 0, 1, 2, ..."
+    )
+    got = f"{few(class_names)} for integer labels"
+    way_out = "write the labels as texts, which are names"
+    check(are_ids or not are_names, requirement, got, way_out)
 
 
 def _check_declared(declared: Mapping[str, Any], class_names: Sequence[str]) -> None:

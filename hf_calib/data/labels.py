@@ -26,7 +26,7 @@ from hf_calib._errors import (
     few,
     look_alikes,
 )
-from hf_calib._text import counted
+from hf_calib._text import as_number, counted
 from hf_calib.data.sources import read_column
 
 TEXTS = ("string", "large_string")
@@ -47,6 +47,8 @@ class ClassNames(tuple[str, ...]):
     ) -> list[list[int]]:
         """Return the ids of lists of labels, which are names or ids; texts are ids if all are numbers and no name is.
 
+        If all names are numbers, so are texts that are not names: "1" is "1.0".
+
         Raises:
             ValueError: if a label is neither a name nor an id; the message has `what` and the row.
         """
@@ -54,10 +56,24 @@ class ClassNames(tuple[str, ...]):
         known: dict[Any, int] = {name: i for i, name in enumerate(self)} | {
             i: i for i in range(len(self))
         }
+        numbers = [as_number(name) for name in self]
+        written = {
+            label: as_number(label)
+            for label in found - known.keys()
+            if str(label) == label
+        }
+        named = {
+            label: numbers.index(number)
+            for label, number in written.items()
+            if number in numbers and None not in numbers
+        }
+        known |= {
+            label: i for label, i in named.items() if numbers.count(numbers[i]) == 1
+        }
         if (
             found
             and all(str(label).isdecimal() for label in found)
-            and not found & set(self)
+            and not found & {*self, *named}
         ):
             known |= {str(i): i for i in range(len(self))}
         wrong = [i for i, row in enumerate(rows) if not known.keys() >= set(row)]

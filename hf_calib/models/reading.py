@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hf_calib._errors import check, did_you_mean, few
-from hf_calib._text import option, plain_name
+from hf_calib._text import as_number, option, plain_name
 from hf_calib.metrics.checks import (
     check_choice,
     check_flag,
@@ -23,7 +23,7 @@ from hf_calib.metrics.checks import (
     check_weights,
     refuse,
 )
-from hf_calib.predictions.predictions import label_ids
+from hf_calib.predictions.predictions import check_unambiguous, label_ids
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -298,10 +298,10 @@ def class_ids(
         check(is_labelled, "the rows to be labelled", -1, way_out)
         if given is not None or not are_unnamed(own):
             labels = pyarrow.array(feature.names).take(labels)
-    elif given is not None and pyarrow.types.is_integer(labels.type):
-        are_names = names == tuple(own) or all(
-            name.lstrip("-").isdigit() for name in names
-        )
+    elif given is not None and (
+        pyarrow.types.is_integer(labels.type) or pyarrow.types.is_floating(labels.type)
+    ):
+        are_names = names == tuple(own) or None not in map(as_number, names)
         way_out = "leave class_names out where the labels are the model's ids"
         check(
             are_names,
@@ -309,6 +309,8 @@ def class_ids(
             "numbers there",
             way_out,
         )
+    if pyarrow.types.is_floating(labels.type):
+        check_unambiguous(labels.type, column, names)
     ids = label_ids(labels, column, names, ("the model's classes", _WAY_OUT))
     way_out = "choose another label_column or split, or write the names of the classes"
     requirement = f"hold the model's ids, 0..{len(names) - 1}"

@@ -22,6 +22,7 @@ from hf_calib.metrics.checks import (
 from hf_calib.predictions.predictions import (
     check_class_names,
     check_logits,
+    check_unambiguous,
     label_ids,
     logs_of,
 )
@@ -224,33 +225,8 @@ def columns_of(
             _check_numbers(schema.field(name).type, name)
     check_class_names(class_names)
     if label is not None:
-        _check_unambiguous(schema.field(label).type, label, class_names)
+        check_unambiguous(schema.field(label).type, label, class_names)
     return Columns(kind, tuple(scores), tuple(class_names), label, weight, tuple(by))
-
-
-def _check_unambiguous(kind: Any, label: str, class_names: Sequence[str]) -> None:
-    """Raise if a label of this type may be the name of one class and the id of another."""
-    from pyarrow import types
-
-    are_whole = [each.lstrip("-").isdigit() for each in class_names]
-    are_ids = types.is_integer(kind.value_type if types.is_dictionary(kind) else kind)
-    if all(are_whole) or are_ids:
-        return
-    ids = set(range(len(class_names)))
-    twofold = [
-        repr(name)
-        for place, (name, is_whole) in enumerate(
-            zip(class_names, are_whole, strict=True)
-        )
-        if is_whole and int(name) != place and int(name) in ids
-    ]
-    check(
-        not twofold,
-        f"each label in column {label!r} to be a name or an id of one class only",
-        f"class names {few(twofold)} that are ids of other classes, next to names "
-        "that are no numbers",
-        "rename the class columns and the labels",
-    )
 
 
 def check_roles(label: str | None, weight: str | None, by: Sequence[str]) -> None:

@@ -7,8 +7,8 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import InitVar, dataclass, field, replace
+from decimal import Decimal
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, log_expit, log_softmax, softmax
 
 from hf_calib._errors import InputTypeError, check, expected, few, look_alikes
+from hf_calib._text import as_number
 from hf_calib.metrics.checks import (
     RowError,
     check_kind,
@@ -338,13 +339,36 @@ def _row_keys(predictions: Predictions) -> NDArray[np.uint64]:
 # ---- Labels in a column of any type ----
 
 
+def check_unambiguous(kind: Any, label: str, class_names: Sequence[str]) -> None:
+    """Raise if a label of this pyarrow type may be the name of one class and the id of another."""
+    from pyarrow import types
+
+    numbers = [as_number(name) for name in class_names]
+    are_ids = types.is_integer(kind.value_type if types.is_dictionary(kind) else kind)
+    if None not in numbers or are_ids:
+        return
+    ids = set(range(len(class_names)))
+    twofold = [
+        repr(name)
+        for place, (name, number) in enumerate(zip(class_names, numbers, strict=True))
+        if number in ids and number != place
+    ]
+    check(
+        not twofold,
+        f"each label in column {label!r} to be a name or an id of one class only",
+        f"class names {few(twofold)} that are ids of other classes, next to names "
+        "that are no numbers",
+        "rename the classes and the labels",
+    )
+
+
 def label_ids(
     column: Any, name: str, names: Sequence[str], told: tuple[str, str] = OF_TABLES
 ) -> NDArray[np.int64]:
     """Return the ids (n,) of the labels in a pyarrow array, which are names or ids; raise a `RowError` otherwise.
 
     Labels are names if all of them are; upper and lower case count only if names differ by it alone. Otherwise they are
-    ids from 0, also as floats or texts. If all names are integers, integer labels are names.
+    ids from 0, also as floats or texts. If all names are numbers, labels are names, which are compared as numbers.
 
     Args:
         column: integers, floats, texts or booleans.
@@ -365,9 +389,9 @@ def label_ids(
         )
     if types.is_floating(column.type):
         column = compute.if_else(compute.is_nan(column), None, column)
-    are_whole = all(each.lstrip("-").isdigit() for each in names)
-    are_numbers = not are_whole or tuple(names) == tuple(map(str, range(len(names))))
-    if types.is_integer(column.type) and not column.null_count and are_numbers:
+    numbers = [as_number(name) for name in names]
+    are_ids = None in numbers or numbers == list(range(len(names)))
+    if types.is_integer(column.type) and not column.null_count and are_ids:
         return np.asarray(column).astype(np.int64)
     texts = compute.cast(column, pyarrow.string())
     blank = compute.fill_null(
@@ -385,22 +409,13 @@ def label_ids(
         found = compute.index_in(
             compute.utf8_lower(texts), value_set=pyarrow.array(lower, pyarrow.string())
         )
-    if found.null_count:
-        with suppress(pyarrow.ArrowInvalid), np.errstate(invalid="ignore"):
-            numbers = np.asarray(compute.cast(texts, pyarrow.float64()))
-            wrong = ~(np.abs(numbers) <= _LARGEST_EXACT) | (numbers % 1 != 0)
-            if wrong.any():
-                row, way_out = int(np.argmax(wrong)), "choose another label_column"
-                raise RowError(
-                    row, argument, "hold class names or ids", texts[row], way_out
-                )
-            ids = numbers.astype(np.int64)
-            if not are_whole:
-                return ids
-            texts = compute.cast(pyarrow.array(ids), pyarrow.string())
-            found = compute.index_in(
-                texts, value_set=pyarrow.array(names, pyarrow.string())
-            )
+    is_number = any(
+        is_of(column.type)
+        for is_of in (types.is_integer, types.is_floating, types.is_decimal)
+    )
+    if found.null_count or is_number:
+        of_numbers = _ids_of_numbers(texts, argument, numbers)
+        found = found if of_numbers is None else of_numbers
     if found.null_count:
         row = int(np.argmax(found.is_null()))
         unknown = texts[row].as_py()
@@ -408,6 +423,41 @@ def label_ids(
         got = f"{unknown!r} ({alike})" if alike else repr(unknown)
         raise RowError(row, argument, f"hold {told[0]} ({few(names)})", got, told[1])
     return np.asarray(found).astype(np.int64)
+
+
+def _ids_of_numbers(
+    texts: Any, argument: str, numbers: Sequence[Decimal | None]
+) -> Any:
+    """The ids (n,) of labels that are numbers, null for those without a class; None if a label is no number."""
+    import pyarrow
+
+    encoded = texts.dictionary_encode()
+    labels = [as_number(each) for each in encoded.dictionary.to_pylist()]
+    if None in labels:
+        return None
+    places = {number: i for i, number in enumerate(numbers) if number is not None}
+    if None not in numbers or places.keys() >= set(labels):
+        times = Counter(numbers)
+        twice = [str(label) for label in labels if times[label] > 1]
+        requirement = (
+            f"class_names to differ as numbers, as the labels in {argument} do"
+        )
+        way_out = "name each class by another number"
+        check(not twice, requirement, f"{few(twice)} twice", way_out)
+        ids = [places.get(label) for label in labels]
+    else:
+        is_id = np.array(
+            [abs(label) <= _LARGEST_EXACT and label % 1 == 0 for label in labels]
+        )
+        wrong = ~is_id[np.asarray(encoded.indices)]
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            way_out = "choose another label_column"
+            raise RowError(
+                row, argument, "hold class names or ids", texts[row], way_out
+            )
+        ids = [int(label) for label in labels]
+    return pyarrow.array(ids, pyarrow.int64()).take(encoded.indices)
 
 
 # ---- Names of files ----

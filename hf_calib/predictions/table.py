@@ -300,8 +300,9 @@ def load_predictions(
             probabilities; or a column of lists, `logits` or `probs`.
             .jsonl: a log of lm-evaluation-harness (`--log_samples`, multiple choice).
         label_column: column of labels in a table: class names, with upper and lower case ignored unless names differ
-            by it alone, or class ids from 0. If every class name is an integer, an integer label is a name. Names that
-            are ids of other classes, next to names that are no integers, are refused, except for a column of integers.
+            by it alone, or class ids from 0. If every class name is a number, labels are names, and 1 is "1.0". Names
+            that are ids of other classes, next to names that are no numbers, are refused, except for a column of
+            integers.
 
     Raises:
         ValueError: if the file is missing or unreadable, or its content is incomplete, ambiguous or wrong.

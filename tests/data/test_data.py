@@ -458,6 +458,17 @@ def splits_of(features: Features | None = None, **columns: list) -> DatasetDict:
             ["no", "yes"],
             ([1, 0], [1]),
         ),
+        (
+            ClassLabel(names=["n", "p"]),
+            ([1, 0], [1]),
+            ["1", "0"],
+            ["1", "0"],
+            ([1, 0], [1]),
+        ),
+        # Texts and names that are numbers are compared as numbers.
+        (None, (["1", "0"], ["1"]), ["1.0", "0.0"], ["1.0", "0.0"], ([0, 1], [0])),
+        (None, (["1.0", "0.0"], ["1"]), None, ["0.0", "1.0"], ([1, 0], [1])),
+        (None, ([0, 1, 2], [1]), ["1", "2", "3"], ["1", "2", "3"], ([0, 1, 2], [1])),
     ],
 )
 def test_labels_become_ids(
@@ -503,6 +514,16 @@ AB = [["a", "b"], ["a"]]
             [[0, 2], [0]],
             {"class_names": ["a", "b"]},
             "split 'train' to be among a, b, got 2 in row 1",
+        ),
+        (
+            [[0, 1], [1.0]],
+            {"class_names": ["1.0", "0.0"]},
+            "class_names that are numbers to be in the order of the ids .*, got 1.0, 0.0",
+        ),
+        (
+            [["1", "2"], ["1"]],
+            {"class_names": ["1.0", "1.00", "2"]},
+            "split 'train' to be among 1.0, 1.00, 2, got '1' in row 0",
         ),
         ([[0, 1], [-1]], {}, "split 'test' to be labelled, got -1"),
         ([[1, 2], [1]], {}, "count from 0 without gaps, got 1, 2"),

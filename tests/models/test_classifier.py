@@ -244,6 +244,9 @@ class TestLabels:
             ("1234", [3, 1, 2], [2, 0, 1], None),
             ("1234", [3, 1, 2], [2, 0, 1], ["1", "2", "3", "4"]),
             (("-1", "0", "1", "2"), [0, -1, 2], [1, 0, 3], None),
+            (("1.0", "2.0", "3.0", "4.0"), [3.0, 1.0, 2.0], [2, 0, 1], None),
+            (("3.0", "2.0", "1.0", "0.0"), [0, 1, 3], [3, 2, 0], None),
+            (("3.0", "2.0", "1.0", "0.0"), ["0", "1", "3"], [3, 2, 0], None),
             (("false", "true", "a", "b"), [True, False], [1, 0], None),
             (("us", "US", "it", "IT"), ["US", "us", "IT"], [1, 0, 3], None),
         ],
@@ -336,6 +339,11 @@ class TestLabels:
             ),
             (
                 labelled([3]),
+                {"class_names": [*"abcd"]},
+                "class_names to name the labels of 'label', got numbers",
+            ),
+            (
+                labelled([3.0]),
                 {"class_names": [*"abcd"]},
                 "class_names to name the labels of 'label', got numbers",
             ),

@@ -64,6 +64,19 @@ class TestLabels:
                 [1, 0, 2],
             ),  # not all names are: these are numbers of columns
             (("10", "20", "-"), [1, 0, 2], [1, 0, 2]),
+            # Names and labels that are numbers are compared as numbers.
+            (("1.0", "2.0", "3.0"), [1.0, 1.0, 2.0], [0, 0, 1]),
+            (("1.0", "2.0", "3.0"), [1, 3, 2], [0, 2, 1]),
+            (("1.0", "0.0"), [0.0, 1.0, 1.0], [1, 0, 0]),
+            (("1.0", "0.0"), [0, 1, 1], [1, 0, 0]),
+            (("+1", "-1"), [-1, 1], [1, 0]),
+            (("1e0", "0e0"), [0, 1], [1, 0]),
+            (("1", "0"), [0.0, 1.0], [1, 0]),
+            (("0.50", "0.1"), [0.1, 0.5], [1, 0]),
+            (("01", "00"), [0, 1], [1, 0]),
+            (("0.0", "1.0"), ["1", "+0"], [1, 0]),
+            (("9007199254740993", "9007199254740992"), [2**53, 2**53 + 1], [1, 0]),
+            (("²", "x"), [0, 1], [0, 1]),
             (("False", "True"), [True, False], [1, 0]),
         ],
     )
@@ -84,6 +97,27 @@ class TestLabels:
         read = load_predictions(write(table, tmp_path / name), label_column="topic")
         np.testing.assert_array_equal(read.labels, ids)
         assert read.class_names == names
+
+    @pytest.mark.parametrize("name", ["p.csv", "p.parquet"])
+    @pytest.mark.parametrize(
+        ("names", "labels", "message"),
+        [
+            (("1", "1.0", "2"), [1.0, 2.0], "class_names to differ as numbers"),
+            (("1.0", "2.0", "3.0"), [0.0, 1.0], "hold the names of the class columns"),
+            (("1.0", "x", "y"), [1.0, 0.0], "a name or an id of one class only"),
+        ],
+    )
+    def test_numbers_of_no_class_or_of_several(
+        self,
+        names: tuple[str, ...],
+        labels: list[float],
+        message: str,
+        name: str,
+        tmp_path: Path,
+    ) -> None:
+        table = pandas.DataFrame({f"prob_{each}": [1 / 3] * 2 for each in names})
+        with pytest.raises(ValueError, match=message):
+            load_predictions(write(table.assign(label=labels), tmp_path / name))
 
     @pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.tsv"])
     @pytest.mark.parametrize(
@@ -209,7 +243,10 @@ def test_a_row_of_another_length(
             "a label in every row, got none in row 1 of p.csv",
         ),
         ("a,b,label\n.5,.5,0.5\n", "hold class names or ids, got 0.5 in row 0"),
-        ("a,b,label\n.5,.5,inf\n", "hold class names or ids, got inf in row 0"),
+        (
+            "a,b,label\n.5,.5,inf\n",
+            "hold the names of the class columns .*, got 'inf' in row 0",
+        ),
         ("a,b,label\n.5,.5,a \n", r"got 'a ' \('a ' and 'a' differ only by spaces"),
         (
             "a,b,label\n.5,.5,a\u200b\n",
