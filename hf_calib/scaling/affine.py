@@ -233,12 +233,7 @@ class PerLabelTemperatureScaling(AffineScaling):
         self.temperatures_, open_ones = temperatures_by_label(
             rows, self.shared_temperature_
         )
-        if open_ones:
-            problem = "there is one value only, or all logits have the right sign, or they are no better than chance"
-            label = "label" if len(open_ones) == 1 else "labels"
-            warn_undetermined(
-                f"the temperature of {label} {few(open_ones)}: {problem}", stacklevel=3
-            )
+        warn_of_labels(open_ones)
         return self
 
     def affine_map(self) -> AffineMap:
@@ -267,6 +262,15 @@ def temperatures_by_label(rows: Rows, shared: float) -> tuple[FloatArray, list[i
         if loss.problem(found[label]):
             undetermined.append(label)
     return found, undetermined
+
+
+def warn_of_labels(undetermined: list[int]) -> None:
+    """Warn of labels without a temperature of their own; the caller is a method `fit`."""
+    if undetermined:
+        problem = "there is one value only, or all logits have the right sign, or they are no better than chance"
+        label = "label" if len(undetermined) == 1 else "labels"
+        what = f"the temperature of {label} {few(undetermined)}: {problem}"
+        warn_undetermined(what, stacklevel=4)
 
 
 class LinearFit(Solvable):

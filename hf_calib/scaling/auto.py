@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import expit
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
@@ -24,6 +25,7 @@ from hf_calib.scaling._base import (
     N_CLASSES,
     LogitScaling,
     as_fitted_logits,
+    blocks,
     n_masked,
     softmax_in_place,
 )
@@ -35,6 +37,7 @@ from hf_calib.scaling.newton import (
     ScaledLoss,
     Start,
     fit_affine,
+    warn_undetermined,
 )
 from hf_calib.scaling.saved_map import Fitted, Parameters, method_of
 
@@ -52,6 +55,9 @@ _CLEARLY_WORSE = 2  # In standard errors; less regularised ones are then worse t
 _FEWEST_WRONG = (
     5  # Wrong rows; with none of 50, one fit ended .47 nats above the temperature.
 )
+# Of a class with fewer rows, cross-validation hardly notices that its probability goes to 0.
+_FEWEST_OF_CLASS = 3
+_TIMES_EXPECTED = 10  # A class expected this many times as often is missing.
 _PENALTIES = (1.0, 0.1, 0.01, 0.001)  # From the most to the least regularised.
 _BASES = ("temperature", "structured_vector", "vector")  # They do not mix the classes.
 _OF_GROUPS = (
@@ -183,7 +189,13 @@ class AutoScaling(AffineScaling):
         sample: Any = slice(None)
         if n > _CHOSEN_ON:
             sample = rng.choice(n, _CHOSEN_ON, replace=False)
-        families = _candidates(rows)
+        loss = ScaledLoss(rows)
+        temperature = loss.best_temperature()
+        loss.warn(temperature)
+        missing = _missing_classes(rows, temperature)
+        if missing:
+            warn_undetermined(f"the parameters of {missing}", stacklevel=3)
+        families = _candidates(rows, missing)
         _cross_validate(families, rows[sample], folds[sample])
 
         candidates = {
@@ -203,23 +215,24 @@ class AutoScaling(AffineScaling):
         if n > _CHOSEN_ON:  # Fits of all rows need less of an additional temperature.
             _cross_validate([[chosen]], rows, folds)
 
-        loss = ScaledLoss(rows)
-        temperature = loss.best_temperature()
-        loss.warn(temperature)
         found = chosen.solve(rows, Start(temperature))
         n_classes = rows.logits.shape[1]
         on_top = AffineMap(np.array(1 / chosen.on_top), np.zeros(n_classes))
         both = found.then(on_top)
         self.weight_ = both.weight
         self.bias_ = both.bias  # type: ignore[assignment]
+        if chosen.method == "per_label_temperature":
+            affine.warn_of_labels(affine.temperatures_by_label(rows, temperature)[1])
         return self
 
 
-def _candidates(rows: Rows) -> list[list[_Candidate]]:
+def _candidates(rows: Rows, missing: str | None) -> list[list[_Candidate]]:
     """Families of candidates, each from the most to the least regularised."""
     c = rows.logits.shape[1]
-    why_no_vector = _too_few_rows(rows)
+    too_few = _too_few_rows(rows)
+    why_no_vector = too_few or missing
     why_no_matrix = why_no_vector or _no_matrix(rows)
+    why_no_free_map = _rare_classes(rows)
     # The softmax of two classes depends on their difference only.
     n_of_vector = 2 if c == 2 and not rows.sigmoid else 2 * c
     n_of_matrix = c * (c + 1)
@@ -232,15 +245,17 @@ def _candidates(rows: Rows) -> list[list[_Candidate]]:
         [_Candidate(affine.TemperatureScaling(), 1)],
     ]
     if rows.sigmoid:
-        by_label = _Candidate(affine.PerLabelTemperatureScaling(), c, why_no_vector)
+        by_label = _Candidate(affine.PerLabelTemperatureScaling(), c, too_few)
         return [*families, [by_label], vectors]
-    vectors.append(_Candidate(affine.VectorScaling(), 2 * c, why_no_vector))
+    vector = affine.VectorScaling()
+    vectors.append(_Candidate(vector, 2 * c, why_no_vector or why_no_free_map))
     matrices = [
         _Candidate(affine.StructuredMatrixScaling(penalty), n_of_matrix, why_no_matrix)
         for penalty in _PENALTIES
     ]
-    matrix = _Candidate(affine.MatrixScaling(), n_of_matrix, why_no_matrix)
-    return [*families, vectors, matrices, [matrix]]
+    matrix = affine.MatrixScaling()
+    free = _Candidate(matrix, n_of_matrix, why_no_matrix or why_no_free_map)
+    return [*families, vectors, matrices, [free]]
 
 
 def _too_few_rows(rows: Rows) -> str | None:
@@ -257,6 +272,53 @@ def _too_few_rows(rows: Rows) -> str | None:
     if n_wrong < _FEWEST_WRONG:
         return f"{n_wrong} wrong rows do not tell more than a temperature"
     return None
+
+
+def _rare_classes(rows: Rows) -> str | None:
+    """The reason why no map without a ridge is tried, or None."""
+    if rows.sigmoid:
+        return None
+    counts = np.bincount(rows.labels, minlength=rows.logits.shape[1])
+    rare = np.flatnonzero(counts < _FEWEST_OF_CLASS)
+    if not len(rare):
+        return None
+    return f"fewer than {_FEWEST_OF_CLASS} rows have class {few(rare.tolist())}"
+
+
+def _missing_classes(rows: Rows, temperature: float) -> str | None:
+    """The classes with at most two rows and far fewer than the probabilities say, in words, or None.
+
+    The fit of a class would take its probability towards 0, although these rows may just lack it.
+    """
+    n_columns = rows.logits.shape[1]
+    if rows.sigmoid:
+        known = np.ones(rows.labels.shape, bool) if rows.known is None else rows.known
+        n_ones = np.count_nonzero(rows.labels & known, axis=0)
+        counts = np.stack([known.sum(axis=0) - n_ones, n_ones])
+    else:
+        counts = np.bincount(rows.labels, minlength=n_columns)[None]
+    if counts.min() >= _FEWEST_OF_CLASS:
+        return None
+
+    expected = np.zeros(counts.shape)
+    for part, block in blocks(rows.logits):
+        block /= temperature
+        if rows.sigmoid:
+            ones = expit(block)
+            expected[1] += ones.sum(axis=0, where=known[part])
+            expected[0] += (1 - ones).sum(axis=0, where=known[part])
+        else:
+            expected[0] += softmax_in_place(block).sum(axis=0)
+    is_rare = counts < _FEWEST_OF_CLASS
+    is_missing = is_rare & (expected >= _TIMES_EXPECTED * np.maximum(counts, 1))
+    found = np.flatnonzero(is_missing.any(axis=0)).tolist()
+    if not found:
+        return None
+    what = "a value of label" if rows.sigmoid else "class"
+    return (
+        f"{what} {few(found)}: fewer than {_FEWEST_OF_CLASS} rows have it, "
+        "far fewer than the probabilities say"
+    )
 
 
 def _no_matrix(rows: Rows) -> str | None:
@@ -433,7 +495,13 @@ class GroupedScaling(LogitScaling):
         self.groups_ = names.tolist()
         self.n_classes_ = rows.logits.shape[1]
         numbers = indices + 1  # 0 is the map of all rows.
-        base, penalty = self._chosen(rows, numbers)
+        missing = _missing_classes(rows, ScaledLoss(rows).best_temperature())
+        if missing:
+            warn_undetermined(f"the parameters of {missing}", stacklevel=3)
+            base = _BASES[0] if self.base == "auto" else self.base
+            penalty = np.inf
+        else:
+            base, penalty = self._chosen(rows, numbers)
         choice = "one map for all" if penalty == np.inf else f"penalty={penalty:g}"
         self.choice_ = f"{base}, {choice}" if self.base == "auto" else choice
         maps = self._maps(rows, numbers, penalty, _common(base, rows), LEFT_TO_GAIN)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy.special import expit, log_softmax, softmax
 
+from hf_calib.predictions import Predictions
 from hf_calib.scaling import (
     AutoScaling,
+    GroupedScaling,
     StructuredVectorScaling,
     TemperatureScaling,
 )
@@ -256,3 +259,62 @@ def test_how_many_standard_errors_a_map_has_to_gain(
     error = noise.std(ddof=1) / np.sqrt(n)
     losses = {"temperature": np.zeros(n), name: noise - gain * error}
     assert choose(losses) == (name if taken else "temperature")
+
+
+class TestRareClasses:
+    """Rows that lack a class do not take its probability to 0, and the fit says so."""
+
+    @staticmethod
+    def rows(n_of_last: int, n: int = 1500) -> tuple[np.ndarray, np.ndarray]:
+        logits = np.random.default_rng(0).normal(scale=3.0, size=(n, 4))
+        labels = drawn(logits / 1.6)
+        keeps = np.isin(np.arange(n), np.flatnonzero(labels == 3)[n_of_last:])
+        return logits[~keeps], labels[~keeps]
+
+    @pytest.mark.parametrize("n_of_last", [0, 1, 2])
+    @pytest.mark.parametrize("scaler", [AutoScaling(), GroupedScaling()], ids=repr)
+    def test_one_class_has_hardly_a_row(
+        self, scaler: AutoScaling | GroupedScaling, n_of_last: int
+    ) -> None:
+        logits, labels = self.rows(n_of_last)
+        groups: dict[str, Any] = {}
+        if isinstance(scaler, GroupedScaling):
+            groups = {"groups": np.arange(len(labels)) % 2}
+        with pytest.warns(UserWarning, match="the parameters of class 3: fewer than 3"):
+            scaler.fit(logits, labels, **groups)
+        assert scaler.choice_.startswith("temperature")
+        assert scaler.predict_proba(5 * np.eye(4))[3, 3] > 0.5
+
+    def test_a_class_that_is_rare_anyway_leaves_the_others_their_offsets(self) -> None:
+        logits = some_logits(500, 60)
+        labels = drawn(2 * logits + np.linspace(0, 3, 60))
+        assert np.bincount(labels, minlength=60).min() == 0
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            scaler = AutoScaling(n_folds=2).fit(logits, labels)
+        left_out = {each["method"]: each["left_out"] for each in scaler.results_}
+        assert "rows have class" in left_out["vector"]
+        assert scaler.choice_.startswith("structured")
+
+    @pytest.mark.parametrize("value", [0, 1])
+    def test_a_label_of_several_is_never_or_always_given(self, value: int) -> None:
+        rng = np.random.default_rng(0)
+        logits = rng.normal(scale=3.0, size=(1000, 3))
+        labels = rng.random(logits.shape) < expit(logits * [0.6, 1.5, 0.6])
+        labels[:, 2] = value
+        scaler = AutoScaling(multi_label=True)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            scaler.fit(logits, labels.astype(int))
+        told = [str(each.message) for each in caught]
+        assert any("the parameters of a value of label 2" in each for each in told)
+        assert scaler.choice_ == "per_label_temperature"
+        assert any("the temperature of label 2: " in each for each in told)
+        low, high = scaler.predict_proba([[0, 0, -3.0], [0, 0, 3.0]])[:, 2]
+        assert low < 0.4
+        assert high > 0.6
+
+    def test_a_note_of_the_command(self) -> None:
+        logits, labels = self.rows(0)
+        (note,) = Predictions(labels, logits=logits).fit_calibrator(AutoScaling())
+        assert "the parameters of class 3" in note
