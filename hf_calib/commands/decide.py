@@ -95,7 +95,11 @@ def run(options: Decide, running: Running) -> Decided:
         with whole_folder(options.output) as folder:
             if not rule.answers_nothing:
                 decided.decisions.save(folder)
-            report = replace(report, decisions=decided.section, notes=decided.notes)
+            report = replace(
+                report,
+                decisions=decided.section,
+                notes=(*report.notes, *decided.notes),
+            )
             report.save(folder / "decisions")
         if rule.answers_nothing:
             (options.output / DECISIONS).unlink(missing_ok=True)

@@ -47,7 +47,7 @@ class ClassNames(tuple[str, ...]):
     ) -> list[list[int]]:
         """Return the ids of lists of labels, which are names or ids; texts are ids if all are numbers and no name is.
 
-        If all names are numbers, so are texts that are not names: "1" is "1.0".
+        Texts that are numbers are compared with such names as numbers: "1" is "1.0".
 
         Raises:
             ValueError: if a label is neither a name nor an id; the message has `what` and the row.
@@ -56,20 +56,8 @@ class ClassNames(tuple[str, ...]):
         known: dict[Any, int] = {name: i for i, name in enumerate(self)} | {
             i: i for i in range(len(self))
         }
-        numbers = [as_number(name) for name in self]
-        written = {
-            label: as_number(label)
-            for label in found - known.keys()
-            if str(label) == label
-        }
-        named = {
-            label: numbers.index(number)
-            for label, number in written.items()
-            if number in numbers and None not in numbers
-        }
-        known |= {
-            label: i for label, i in named.items() if numbers.count(numbers[i]) == 1
-        }
+        named = self._named_by_number(found - known.keys())
+        known |= {label: i for label, i in named.items() if i is not None}
         if (
             found
             and all(str(label).isdecimal() for label in found)
@@ -82,6 +70,16 @@ class ClassNames(tuple[str, ...]):
             got = f"{label!r} in row {wrong[0]} ({counted(len(wrong), 'such row')}){alike and f' ({alike})'}"
             check(label in known, f"{what} to be among {few(self)}", got, way_out)
         return [[known[label] for label in row] for row in rows]
+
+    def _named_by_number(self, labels: set[Any]) -> dict[Any, int | None]:
+        """The ids of texts that are the number of a name, None if several names are."""
+        numbers = [as_number(name) for name in self]
+        written = {each: as_number(each) for each in labels if isinstance(each, str)}
+        return {
+            label: numbers.index(number) if numbers.count(number) == 1 else None
+            for label, number in written.items()
+            if number is not None and number in numbers
+        }
 
     @classmethod
     def of(cls, labels: Iterable[Any], noun: str) -> ClassNames:

@@ -204,8 +204,11 @@ def columns_of(
             len(listed) == 1, "the table to hold logits or probabilities", got, way_out
         )
         kind, scores = LISTS[listed[0]], listed
+        # Arrays with several labels per row may have one column.
+        has_lists = label is not None and schema.field(label).type.num_fields > 0
+        fewest = 1 if has_lists else 2
         check(
-            len(class_names) >= 2,
+            len(class_names) >= fewest,
             f"column {listed[0]!r} to hold a list of at least 2 classes in each row",
             f"{len(class_names)} in the first row",
             "write a score for each class",

@@ -70,11 +70,13 @@ class Slicing:
         ['length up to 12', 'length up to 12', 'length above 40']
         """
         if self.edges is None:
-            titles: dict[Any, str] = {None: _NO_VALUE, "": _EMPTY}
-            return [titles.get(value, str(value)) for value in values]
+            titles: dict[Any, str] = {None: _NO_VALUE, "": _EMPTY, "-0.0": "0.0"}
+            texts = [None if value is None else str(value) for value in values]
+            return [titles.get(text, str(text)) for text in texts]
         between = [f"{low:g} to {high:g}" for low, high in pairwise(self.edges)]
         ranges = [f"up to {self.edges[0]:g}", *between, f"above {self.edges[-1]:g}"]
-        numbers = [_number(value) for value in values]
+        found = [_number(value) for value in values]
+        numbers = [math.nan if each is None else each for each in found]
         places = zip(numbers, np.searchsorted(self.edges, numbers), strict=True)
         return [
             _NO_VALUE if math.isnan(each) else f"{self.column} {ranges[i]}"
@@ -224,19 +226,21 @@ def choose_slicings(table: Table) -> tuple[Slicing, ...]:
 
 def edges_of(values: Sequence[Any] | NDArray[Any]) -> tuple[float, ...] | None:
     """Return the edges between fifths of a column's values; None for texts or few numbers."""
-    known = [value for value in values if value not in (None, "")]
-    numbers = np.array([_number(value) for value in known])
-    if not np.isfinite(numbers).all() or len(np.unique(numbers)) <= _MOST_NUMBERS:
+    found = [_number(value) for value in values if value not in (None, "")]
+    numbers = np.array([each for each in found if each is not None])
+    # Infinite numbers lie in the outer ranges, and a row with NaN in none.
+    numbers = numbers[np.isfinite(numbers)]
+    if None in found or len(np.unique(numbers)) <= _MOST_NUMBERS:
         return None
     inner = np.arange(1, _RANGES) / _RANGES
     return tuple(np.unique(np.quantile(numbers, inner, method="inverted_cdf")).tolist())
 
 
-def _number(value: Any) -> float:
-    """A value as a number, or NaN if it is not a number; True and False are not numbers."""
+def _number(value: Any) -> float | None:
+    """A value as a number, or None if it is not a number; True and False are not numbers."""
     if isinstance(value, bool):
-        return math.nan
+        return None
     try:
         return float(value)
     except (TypeError, ValueError):
-        return math.nan
+        return None

@@ -432,9 +432,11 @@ def _ids_of_numbers(
     import pyarrow
 
     encoded = texts.dictionary_encode()
-    labels = [as_number(each) for each in encoded.dictionary.to_pylist()]
-    if None in labels:
+    read = [as_number(each) for each in encoded.dictionary.to_pylist()]
+    labels = [number for number in read if number is not None]
+    if len(labels) < len(read):
         return None
+    ids: list[int | None]
     places = {number: i for i, number in enumerate(numbers) if number is not None}
     if None not in numbers or places.keys() >= set(labels):
         times = Counter(numbers)

@@ -10,13 +10,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hf_calib._errors import check
+from hf_calib._text import counted
 from hf_calib.metrics import CalibrationState, checks
+from hf_calib.metrics.checks import FloatArray
 from hf_calib.metrics.multi_label import (
     UNKNOWN,
+    Decisions,
     check_decisions,
     negative_logs_of_decisions,
 )
-from hf_calib.metrics.scores import negative_logs
+from hf_calib.metrics.scores import SMALLEST_PROBABILITY, negative_logs
 from hf_calib.metrics.sums import Interval
 from hf_calib.plots.style import check_class_names
 from hf_calib.predictions import one_pass
@@ -35,6 +38,7 @@ from hf_calib.report.sections import (
 
 # The most multi-label decisions that all resamples read together, so that they take seconds.
 _DECISIONS_READ, _FEWEST_RESAMPLES = 3e7, 100
+_MOST_NATS = -np.log(SMALLEST_PROBABILITY)
 
 
 def calibration_report(
@@ -126,6 +130,7 @@ def calibration_report(
         states = [measure_labels(each, names, settings) for each in rows]
         shares_of_rows = rows[0].known.sum(axis=1).astype(np.float64)
         nats = [negative_logs_of_decisions(each) for each in rows]
+        notes = _notes_on_one_label(rows[0])
     else:
         way_out = "pass the calibrated probabilities of the same examples and classes"
         for argument, each in given.items():
@@ -141,6 +146,7 @@ def calibration_report(
         ]
         shares_of_rows = np.ones(len(targets)) if weights is None else weights
         nats = [negative_logs(each, targets) for each in rows]
+        notes = _notes_on_zeros(nats)
     if soft_labels is not None:
         soft = checks.check_soft_labels(soft_labels, rows[0].shape)
         shares = soft_label_section(soft, targets, rows, settings)
@@ -157,6 +163,29 @@ def calibration_report(
         settings=settings,
         labels=targets,
         soft_labels=shares,
+        notes=notes,
+    )
+
+
+def _notes_on_one_label(rows: Decisions) -> tuple[str, ...]:
+    """A note on labels of several that may be one-hot."""
+    is_one_each = rows.known.all() and (rows.true.sum(axis=1) == 1).all()
+    if rows.probs.shape[1] == 1 or not is_one_each:
+        return ()
+    return (
+        "Every row has exactly one label of 1, and each column was measured alone, by its sigmoid. "
+        "For a softmax model pass labels.argmax(axis=1).",
+    )
+
+
+def _notes_on_zeros(nats: Sequence[FloatArray]) -> tuple[str, ...]:
+    """A note on rows whose negative log-likelihood is the largest that float64 has."""
+    n_zero = max(int(np.count_nonzero(each >= _MOST_NATS)) for each in nats)
+    if n_zero == 0:
+        return ()
+    return (
+        f"In {counted(n_zero, 'row')} of {len(nats[0]):,} the label has probability 0 in float64, which counts as "
+        f"{_MOST_NATS:.0f} nats. The negative log-likelihood may be larger.",
     )
 
 

@@ -45,3 +45,15 @@ def test_they_are_evaluated_and_calibrated(path: Path, tmp_path: Path) -> None:
         refused,
         "the predictions to have one class per row, got a sigmoid for each label in",
     )
+
+
+def test_one_label_is_a_column_as_well(tmp_path: Path) -> None:
+    logits = np.random.default_rng(0).normal(size=(60, 1))
+    labels = (logits > 0.2).astype(int)
+    np.savez(tmp_path / "one.npz", logits=logits, labels=labels)
+    np.testing.assert_array_equal(load_predictions(tmp_path / "one.npz").labels, labels)
+    found = called_for_json("evaluate", tmp_path / "one.npz")
+    assert found["kind"] == "multi_label"
+    assert found["n_decisions"] == 60
+    words = ("--output", tmp_path / "out", "--method", "temperature")
+    called_for_json("calibrate", tmp_path / "one.npz", *words)

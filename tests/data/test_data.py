@@ -525,6 +525,11 @@ AB = [["a", "b"], ["a"]]
             {"class_names": ["1.0", "1.00", "2"]},
             "split 'train' to be among 1.0, 1.00, 2, got '1' in row 0",
         ),
+        (
+            [["1", "0"], ["1"]],
+            {"class_names": ["1.0", "x"]},
+            "split 'train' to be among 1.0, x, got '0' in row 1",
+        ),
         ([[0, 1], [-1]], {}, "split 'test' to be labelled, got -1"),
         ([[1, 2], [1]], {}, "count from 0 without gaps, got 1, 2"),
         ([["a", "a"], ["a"]], {}, "classes to be at least two, and differ"),

@@ -378,6 +378,37 @@ class TestSlicing:
                 "(none)",
             ]
 
+    @pytest.mark.parametrize("others", [[np.inf, -np.inf], [np.inf, np.nan]])
+    def test_numbers_that_are_not_finite_leave_the_fifths(
+        self, others: list[float], tmp_path: Path
+    ) -> None:
+        length = np.arange(1000.0)
+        length[:2] = others
+        table_of(predictions_of(1000)).assign(length=length).to_parquet(
+            tmp_path / "a.parquet"
+        )
+        (found,) = choose_slicings(
+            open_predictions(str(tmp_path / "a.parquet"), by=["length"])
+        )
+        assert found.edges is not None
+        np.testing.assert_allclose(found.edges, [200, 400, 600, 800], atol=2)
+        assert found.names([np.inf])[0].startswith("length above ")
+
+    @pytest.mark.parametrize("name", ["a.parquet", "a.csv"])
+    def test_zero_is_one_slice_whatever_its_sign(
+        self, name: str, tmp_path: Path
+    ) -> None:
+        table = table_of(predictions_of(100)).assign(x=[0.0, -0.0] * 50)
+        path = tmp_path / name
+        table.to_csv(path, index=False) if name.endswith("csv") else table.to_parquet(
+            path
+        )
+        shards = open_predictions(str(path), by=["x"])
+        (sums,) = measure_in_one_pass(
+            shards, 15, choose_slicings(shards)
+        ).slices.values()
+        assert list(sums.names) == ["0.0"]
+
     def test_a_column_of_ids_is_refused(self, tmp_path: Path) -> None:
         table = table_of(predictions_of(1500)).assign(
             user=[f"user {i}" for i in range(1500)]

@@ -438,3 +438,25 @@ def test_extreme_predictions_are_reported(
 def test_what_does_not_fit_is_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         calibration_report(*predictions(20, 3), **options)
+
+
+@pytest.mark.parametrize("state", ["before", "after"])
+def test_labels_of_probability_0_are_counted(state: str) -> None:
+    probs = np.tile([[1.0, 0.0], [0.6, 0.4]], (10, 1))
+    others = np.full((20, 2), 0.5)
+    pair = (probs, others) if state == "before" else (others, probs)
+    report = calibration_report(
+        pair[0], np.tile([1, 0], 10), calibrated=pair[1], n_resamples=10
+    )
+    (note,) = report.notes
+    assert note.startswith("In 10 rows of 20 the label has probability 0 in float64, ")
+    assert "708 nats" in note
+
+
+def test_one_hot_labels_are_pointed_out() -> None:
+    probs = np.full((9, 3), 1 / 3)
+    labels = np.eye(3, dtype=int)[[0, 1, 2] * 3]
+    report = calibration_report(probs, labels, n_resamples=10)
+    assert "pass labels.argmax(axis=1)" in " ".join(report.notes)
+    labels[0] = 1
+    assert not calibration_report(probs, labels, n_resamples=10).notes
