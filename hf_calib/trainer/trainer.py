@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from sklearn.base import clone
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedConfig, Trainer
 from transformers.trainer_utils import (
     EvalLoopOutput,
@@ -351,6 +352,7 @@ class CalibrationMixin(Trainer):
             None if resume_from_checkpoint is False else resume_from_checkpoint
         )
         self._trial_of_search = trial
+        self._prepare_anew()
         if self.model_init is None:
             self._set_up_training()
         try:
@@ -360,6 +362,22 @@ class CalibrationMixin(Trainer):
             # This is also set after an error.
             self.is_in_train = False
             self.during_training = False
+
+    def _prepare_anew(self) -> None:
+        """Let the training make a DDP of a model that an earlier pass has prepared for evaluations only."""
+        is_of_one = self.args.world_size == 1
+        if is_of_one or self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            return
+        wrapped: Any = self.model_wrapped
+        # That of an earlier training is used again.
+        if any(isinstance(each, DistributedDataParallel) for each in wrapped.modules()):
+            return
+        # Of a prepared model, accelerate makes no DDP, and each process would train one of its own.
+        plain = self.accelerator.unwrap_model(
+            wrapped, keep_fp32_wrapper=False, keep_torch_compile=False
+        )
+        plain._is_accelerate_prepared = False
+        self.model_wrapped = self.model
 
     def _set_up_training(self) -> None:
         """Set loss, calibrator and gammas for the start of a run: new ones, or those of its checkpoint."""
