@@ -352,6 +352,7 @@ class CalibrationMixin(Trainer):
             None if resume_from_checkpoint is False else resume_from_checkpoint
         )
         self._trial_of_search = trial
+        configured = self.calibration_config.fields()
         self._prepare_anew()
         if self.model_init is None:
             self._set_up_training()
@@ -362,6 +363,8 @@ class CalibrationMixin(Trainer):
             # This is also set after an error.
             self.is_in_train = False
             self.during_training = False
+            if trial is not None:  # The next one may not set what this one has set.
+                vars(self.calibration_config).update(configured)
 
     def _prepare_anew(self) -> None:
         """Let the training make a DDP of a model that an earlier pass has prepared for evaluations only."""
