@@ -38,6 +38,7 @@ from hf_calib.export.hub import push_folder
 from hf_calib.language_models.label_tokens import is_causal, without_adapters
 from hf_calib.losses import AdaptiveLoss, CalibrationLoss, all_gather_rows, logits_of
 from hf_calib.metrics.checks import check_integer, check_type
+from hf_calib.models.weights import fingerprint_if_loaded
 from hf_calib.scaling import TemperatureScaling
 from hf_calib.scaling.saved_map import SavedMap, temperature_of, title_of
 from hf_calib.trainer import calibration_map as maps
@@ -880,11 +881,24 @@ class CalibrationMixin(Trainer):
             super().save_model(output_dir, _internal_call=True)
         if self.args.should_save:
             folder = Path(output_dir or self.args.output_dir)
-            saving.save_beside(folder, self.calibration_loss, self.fitted_map)
+            fitted = self._map_of_weights()
+            saving.save_beside(folder, self.calibration_loss, fitted)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(
                 commit_message="Model save", revision=self.args.hub_revision
             )
+
+    def _map_of_weights(self) -> SavedMap | None:
+        """The calibrator with the fingerprint of the weights that it is saved next to."""
+        fitted = self.fitted_map
+        is_split = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        # A model with answers is loaded as another one, a classifier.
+        if fitted is None or is_split or self.answers is not None:
+            return fitted
+        weights = fingerprint_if_loaded(self.unwrapped_model)
+        if weights is None:
+            return fitted
+        return fitted._replace(about={**fitted.about, "fingerprint": weights})
 
     def _warn_not_folded(self) -> None:
         """Log once that a model is saved as trained although there is a calibrator."""
