@@ -125,7 +125,12 @@ def run(options: Export, running: Running) -> Done:
             {path.relative_to(beside).as_posix(): path for path in found}, folder
         )
         if saved is not None:
-            about = {**saved.about, "folded": True, "head": config.calibration["head"]}
+            about = {
+                **saved.about,
+                "folded": True,
+                "head": config.calibration["head"],
+                "fingerprint": fingerprint(model),
+            }
             save_map(saved.scaler, folder, about)
     said = (
         f"{path.name} ({n_bytes / 1e6:,.1f} MB) gives the model's probabilities ({n_rows:,} predictions in batches of "

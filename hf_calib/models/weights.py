@@ -61,6 +61,22 @@ def hash_of(tensors: Mapping[str, Tensor]) -> str:
     return found.hexdigest()
 
 
+def fingerprint_if_loaded(model: Any) -> str | None:
+    """The fingerprint of a model as it will be loaded where it is saved; None if its weights may have another form.
+
+    Adapters, shards and classes of the user's have other names when they are loaded, and weights of another dtype than
+    float32 may be loaded in any.
+    """
+    is_stock = type(model).__module__.startswith("transformers.")
+    has_adapters = getattr(model, "_hf_peft_config_loaded", False)
+    if not is_stock or has_adapters:
+        return None
+    weights = [each.data for each in model.parameters()]
+    is_plain = all(type(each) is Tensor and not each.is_meta for each in weights)
+    is_comparable = all(each.dtype == torch.float32 for each in weights)
+    return fingerprint(model) if is_plain and is_comparable else None
+
+
 def is_in_weights(saved: SavedMap, model: Any, place: str | os.PathLike[str]) -> bool:
     """Whether the calibrator beside a model is folded into its weights; raise if its file is of other weights."""
     wanted = saved.about.get("fingerprint")

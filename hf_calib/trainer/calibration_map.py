@@ -217,7 +217,9 @@ def map_of_checkpoint(
     saved = load_map(file)
     if method_of(saved.scaler) != method_of(scaler, folds=True):
         return None  # The method has been changed since.
-    return saved
+    # Its copies are saved next to other weights, such as those with it in the head.
+    about = {name: saved.about[name] for name in saved.about if name != "fingerprint"}
+    return saved._replace(about=about)
 
 
 def in_words(scaler: Any) -> str:

@@ -155,10 +155,15 @@ class CalibrationConfig:
             way_out="leave it out, or use loss='adafocal'",
         )
 
+    def fields(self) -> dict[str, Any]:
+        """The settings of loss, callbacks and calibrator, without those of the Trainer."""
+        names = CalibrationConfig.__dataclass_fields__
+        return {name: getattr(self, name) for name in names}
+
     def settings(self) -> str:
-        """The settings of loss, callbacks and calibrator, for comparison with earlier settings."""
-        names = [*CalibrationConfig.__dataclass_fields__, "label_smoothing_factor"]
-        return repr([getattr(self, name, None) for name in names])
+        """These settings, for comparison with earlier ones."""
+        smoothing = getattr(self, "label_smoothing_factor", None)
+        return repr([*self.fields().values(), smoothing])
 
     def make_loss(
         self, problem_type: str | None = None, balanced: list[float] | None = None

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from accelerate.data_loader import get_sampler
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, SequentialSampler, Subset
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Subset
 from transformers import Trainer
 from transformers.trainer_callback import CallbackHandler
 from transformers.trainer_pt_utils import LengthGroupedSampler
@@ -115,11 +114,15 @@ def watched(trainer: Trainer, current: Evaluation, loader: Any) -> Iterator[None
 def in_row_order(loader: Any) -> None:
     """Let a loader read its rows in their order, if it has them in the order for training."""
     # Other iterables of batches, such as a list, have no sampler.
-    if isinstance(loader, DataLoader) and isinstance(
-        get_sampler(loader), LengthGroupedSampler
-    ):
-        in_order: Any = SequentialSampler(loader.dataset)  # type: ignore[arg-type]
-        loader.set_sampler(in_order)  # type: ignore[attr-defined]
+    if not isinstance(loader, DataLoader):
+        return
+    is_of_batches = isinstance(loader.sampler, BatchSampler)
+    sampler: Any = loader.sampler if is_of_batches else loader.batch_sampler
+    # Each of several processes has a shard of the batches.
+    while hasattr(sampler, "batch_sampler"):
+        sampler = sampler.batch_sampler
+    if isinstance(getattr(sampler, "sampler", None), LengthGroupedSampler):
+        sampler.sampler = SequentialSampler(loader.dataset)  # type: ignore[arg-type]
 
 
 def rows_left_out(loader: Any, args: Any) -> int:

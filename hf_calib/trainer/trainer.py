@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from sklearn.base import clone
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedConfig, Trainer
 from transformers.trainer_utils import (
     EvalLoopOutput,
@@ -37,6 +38,7 @@ from hf_calib.export.hub import push_folder
 from hf_calib.language_models.label_tokens import is_causal, without_adapters
 from hf_calib.losses import AdaptiveLoss, CalibrationLoss, all_gather_rows, logits_of
 from hf_calib.metrics.checks import check_integer, check_type
+from hf_calib.models.weights import fingerprint_if_loaded
 from hf_calib.scaling import TemperatureScaling
 from hf_calib.scaling.saved_map import SavedMap, temperature_of, title_of
 from hf_calib.trainer import calibration_map as maps
@@ -351,6 +353,8 @@ class CalibrationMixin(Trainer):
             None if resume_from_checkpoint is False else resume_from_checkpoint
         )
         self._trial_of_search = trial
+        configured = self.calibration_config.fields()
+        self._prepare_anew()
         if self.model_init is None:
             self._set_up_training()
         try:
@@ -360,6 +364,24 @@ class CalibrationMixin(Trainer):
             # This is also set after an error.
             self.is_in_train = False
             self.during_training = False
+            if trial is not None:  # The next one may not set what this one has set.
+                vars(self.calibration_config).update(configured)
+
+    def _prepare_anew(self) -> None:
+        """Let the training make a DDP of a model that an earlier pass has prepared for evaluations only."""
+        is_of_one = self.args.world_size == 1
+        if is_of_one or self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            return
+        wrapped: Any = self.model_wrapped
+        # That of an earlier training is used again.
+        if any(isinstance(each, DistributedDataParallel) for each in wrapped.modules()):
+            return
+        # Of a prepared model, accelerate makes no DDP, and each process would train one of its own.
+        plain = self.accelerator.unwrap_model(
+            wrapped, keep_fp32_wrapper=False, keep_torch_compile=False
+        )
+        plain._is_accelerate_prepared = False
+        self.model_wrapped = self.model
 
     def _set_up_training(self) -> None:
         """Set loss, calibrator and gammas for the start of a run: new ones, or those of its checkpoint."""
@@ -859,11 +881,24 @@ class CalibrationMixin(Trainer):
             super().save_model(output_dir, _internal_call=True)
         if self.args.should_save:
             folder = Path(output_dir or self.args.output_dir)
-            saving.save_beside(folder, self.calibration_loss, self.fitted_map)
+            fitted = self._map_of_weights()
+            saving.save_beside(folder, self.calibration_loss, fitted)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(
                 commit_message="Model save", revision=self.args.hub_revision
             )
+
+    def _map_of_weights(self) -> SavedMap | None:
+        """The calibrator with the fingerprint of the weights that it is saved next to."""
+        fitted = self.fitted_map
+        is_split = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        # A model with answers is loaded as another one, a classifier.
+        if fitted is None or is_split or self.answers is not None:
+            return fitted
+        weights = fingerprint_if_loaded(self.unwrapped_model)
+        if weights is None:
+            return fitted
+        return fitted._replace(about={**fitted.about, "fingerprint": weights})
 
     def _warn_not_folded(self) -> None:
         """Log once that a model is saved as trained although there is a calibrator."""

@@ -8,15 +8,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from transformers import DataCollatorWithFlattening
+from datasets import Dataset
+from transformers import DataCollatorWithFlattening, DataCollatorWithPadding
 
 from hf_calib import CalibrationTrainer
 from hf_calib.scaling import MatrixScaling, VectorScaling
 from hf_calib.trainer.evaluation import Evaluation
 from tests.helpers.runs import BATCH_CASES, CASES, RAGGED_ROWS, evaluate, resume, run
-from tests.helpers.tiny import arguments, tagged, tiny_bert, tiny_trainer
+from tests.helpers.tiny import (
+    arguments,
+    sequences,
+    tagged,
+    tiny_bert,
+    tiny_trainer,
+    tokenizer,
+)
 
 
 class Unlucky(VectorScaling):
@@ -33,6 +42,9 @@ EVALUATIONS = {
     "Stream": 13,
     "Sequence few": 3,
 }  # none fills 2 processes x 4 rows
+
+
+PASSES = ("none", "evaluate", "predict", "fit_temperature")
 
 
 def train_and_evaluate(rank: int, folder: Path) -> None:
@@ -81,6 +93,10 @@ def _evaluations(folder: Path) -> dict[str, Any]:
             refused()
         except Exception as error:
             found["not pushed"] += f"{type(error).__name__}: {error}\n"
+    found["passed before"] = {
+        name: trained_after(name, folder / "passed") for name in PASSES
+    }
+    found["grouped"] = order_of_grouped(folder / "grouped")
     found["without padding"] = counted_without_padding(folder / "flat")
     found["kept"] = []
     # 6 rows on each: one process sees 8, the other 5.
@@ -92,6 +108,41 @@ def _evaluations(folder: Path) -> dict[str, Any]:
             [labels.tolist() for _, labels in trainer.last_evaluation.rows]
         )
     return found
+
+
+def trained_after(name: str, folder: Path) -> list[float]:
+    """The weights of a training of two steps after a pass of this name."""
+    trainer = tiny_trainer(folder, n=(16, 21, 13), calibration_method="none")
+    if name == "predict":
+        trainer.predict(trainer.eval_dataset)
+    elif name != "none":
+        getattr(trainer, name)()
+    trainer.train()
+    return torch.cat([each.flatten() for each in trainer.model.parameters()]).tolist()
+
+
+def order_of_grouped(folder: Path) -> list[list[int]]:
+    """The labels of a prediction and of an evaluation of rows of several lengths, and those of the rows."""
+    model = tiny_bert()
+    lengths = [8, 3, 5, 2, 7, 4, 6, 8, 2, 3, 5, 7, 4]
+    rows = sequences(model, len(lengths), seed=3)
+    ids = [row[:n] for row, n in zip(rows["input_ids"], lengths, strict=True)]
+    ragged = Dataset.from_dict({"input_ids": ids, "label": rows["label"][:]})
+    args = arguments(
+        folder,
+        train_sampling_strategy="group_by_length",
+        per_device_eval_batch_size=4,
+        calibration_method="none",
+    )
+    collator = DataCollatorWithPadding(tokenizer())
+    trainer = CalibrationTrainer(
+        model, args, eval_dataset=ragged, data_collator=collator
+    )
+    predicted = trainer.predict(ragged).label_ids
+    trainer.evaluate(keep_logits=True)
+    assert trainer.last_evaluation is not None
+    kept = trainer.last_evaluation.logits_and_labels()[1]
+    return [np.asarray(predicted).tolist(), kept.tolist(), ragged["label"][:]]
 
 
 def counted_without_padding(folder: Path) -> int:

@@ -11,14 +11,20 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from transformers import AutoModelForSequenceClassification, TrainerCallback, pipeline
+from transformers import (
+    AutoModelForSequenceClassification,
+    TrainerCallback,
+    pipeline,
+)
 
+import hf_calib
 from hf_calib import (
     CalibrationMapCallback,
     CalibrationTrainer,
     TemperatureScalingCallback,
 )
 from hf_calib.metrics import brier_score, negative_log_likelihood
+from hf_calib.models.weights import fingerprint
 from hf_calib.scaling import (
     FOLDABLE_SCALERS,
     IsotonicScaling,
@@ -29,6 +35,7 @@ from hf_calib.scaling import (
     load_map,
 )
 from hf_calib.scaling.saved_map import MAP_NAME, config_record
+from hf_calib.trainer.calibration_map import map_of_checkpoint
 from hf_calib.trainer.config import CALIBRATION_METHODS
 from hf_calib.trainer.evaluation import on_device
 from tests.helpers.tiny import (
@@ -193,12 +200,58 @@ def test_the_map_comes_with_every_save_and_goes_with_the_next_training(
         "folded": False,
         "data": {"train": {"n": 16}, "calibration": {"split": "calibration", "n": 40}},
         "class_names": [f"LABEL_{i}" for i in range(4)],
+        "fingerprint": fingerprint(trainer.model),
     }
     trainer.args.calibration_method = "none"
     trainer.train()
     assert trainer.calibration_map is None
     trainer.save_model()
     assert not (tmp_path / MAP_NAME).exists()
+
+
+@pytest.mark.parametrize("kind", ["Sequence", "Token"])
+def test_the_map_of_a_saved_model_is_not_applied_to_other_weights(
+    kind: str, tmp_path: Path
+) -> None:
+    model = tiny_bert(kind)
+    rows = (tagged if kind == "Token" else sequences)(model, 40, seed=2)
+    trainer = CalibrationTrainer(
+        model,
+        arguments(tmp_path / "out"),
+        calibration_dataset=rows,
+        processing_class=tokenizer(),
+    )
+    trainer.fit_temperature()
+    trainer.save_model(str(tmp_path))
+    task = "token-classification" if kind == "Token" else "text-classification"
+    assert hf_calib.pipeline(task, str(tmp_path)).scaler is not None
+    tiny_bert(kind, seed=5).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"calibration.json in .* of other weights"):
+        hf_calib.pipeline(task, str(tmp_path))
+
+
+def test_the_map_of_a_checkpoint_goes_on_to_other_weights(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path)
+    trainer.fit_temperature()
+    trainer.save_model(str(tmp_path))
+    assert "fingerprint" in load_map(tmp_path).about
+    restored = map_of_checkpoint(tmp_path, TemperatureScaling())
+    assert restored is not None
+    assert restored.about == trainer.fitted_map.about
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_weights_that_may_be_loaded_in_another_type_have_no_fingerprint(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    model = tiny_bert()
+    rows = sequences(model, 40, seed=2)
+    trainer = CalibrationTrainer(
+        model.to(dtype), arguments(tmp_path), calibration_dataset=rows
+    )
+    trainer.fit_temperature()
+    trainer.save_model(str(tmp_path))
+    assert "fingerprint" not in load_map(tmp_path).about
 
 
 def test_a_model_is_saved_over_another_run_without_its_table_and_report(

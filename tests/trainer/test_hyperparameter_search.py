@@ -121,6 +121,20 @@ def test_the_objective_is_checked_before_any_training(
     assert ends.losses == []
 
 
+def test_a_trial_has_no_settings_of_an_earlier_one(tmp_path: Path) -> None:
+    asked: list[dict[str, Any]] = [
+        {"calibration_method": "none", "loss": "focal", "loss_kwargs": {"gamma": 4.0}},
+        {"learning_rate": 1e-3},
+    ]
+    settings: dict[str, Any] = {"eval_strategy": "no", "max_steps": 1}
+    trainer, ends = searching(tmp_path, **settings)
+    trainer.hyperparameter_search(
+        lambda trial: asked[trial.number], n_trials=2, backend="optuna"
+    )
+    assert ends.losses == ["focal", "cross_entropy"]
+    assert trainer.temperature is not None
+
+
 def callbacks(trainer: CalibrationTrainer, kind: type[TrainerCallback]) -> list[Any]:
     return [
         callback

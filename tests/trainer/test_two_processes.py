@@ -81,6 +81,24 @@ def test_rows_that_are_repeated_without_padding_are_counted_once(
     assert [found["without padding"] for found in evaluations] == [once, once]
 
 
+def test_a_pass_before_the_training_changes_nothing_of_it(
+    evaluations: list[dict[str, Any]],
+) -> None:
+    without = evaluations[0]["passed before"]["none"]
+    for found in evaluations:
+        for name, weights in found["passed before"].items():
+            assert weights == without, name
+
+
+def test_rows_grouped_by_length_are_evaluated_in_their_order(
+    evaluations: list[dict[str, Any]],
+) -> None:
+    for found in evaluations:
+        predicted, kept, labels = found["grouped"]
+        assert predicted == labels
+        assert kept == labels
+
+
 # The same settings are trained on one process, too.
 @pytest.mark.filterwarnings("ignore:gather_batch=True has no effect")
 @pytest.mark.parametrize("name", BATCH_CASES)
