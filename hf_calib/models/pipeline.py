@@ -22,7 +22,7 @@ from transformers import (
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from hf_calib._errors import InputValueError, check, expected
-from hf_calib.models.classifier import TASKS, check_sizes
+from hf_calib.models.classifier import TASKS, check_sizes, task_of
 from hf_calib.models.prompts import PromptTemplate
 from hf_calib.models.weights import is_in_weights
 from hf_calib.scaling import FOLDABLE_SCALERS
@@ -39,11 +39,12 @@ from hf_calib.scaling.saved_map import (
 )
 
 _APART = 2.0**-22  # The resolution of float32 in logits and their softmax.
-_KINDS: Any = (
-    TextClassificationPipeline,
-    ImageClassificationPipeline,
-    TokenClassificationPipeline,
-)
+_PIPELINES: Any = {
+    "text-classification": TextClassificationPipeline,
+    "image-classification": ImageClassificationPipeline,
+    "token-classification": TokenClassificationPipeline,
+}
+_KINDS: Any = tuple(_PIPELINES.values())
 _TASKS: Any = {each.pipeline: each for each in TASKS.values() if each.classifier}
 
 
@@ -73,8 +74,9 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
         The pipeline; a calibrated pipeline has the attribute `scaler`.
 
     Raises:
-        ValueError: if calibration.json is damaged, or is for other weights, classes or another kind of problem; for
-            another function_to_apply; for a group if the calibrator has no groups.
+        ValueError: if a folder's model is of another task; if calibration.json is damaged, or is for other weights,
+            classes or another kind of problem; for another function_to_apply; for a group if the calibrator has no
+            groups.
 
     >>> import tempfile
     >>> from transformers import BertConfig, BertForSequenceClassification
@@ -110,6 +112,8 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
     if not isinstance(plain, _KINDS):
         return plain
     config = plain.model.config
+    if isinstance(model, str) and "config" not in kwargs:
+        _check_task(plain, model, where)
     prompt = (
         PromptTemplate.of(config)
         if isinstance(plain, TextClassificationPipeline)
@@ -157,6 +161,20 @@ def calibrator_in_use(
         return None
     _check_goes_with(saved.scaler, config, place)
     return saved.scaler
+
+
+def _check_task(plain: Any, place: str, where: dict[str, Any]) -> None:
+    """Raise for a model of another task, whose head would be a new one of random weights."""
+    found = task_of(plain.model.config.to_dict())
+    if found is None or isinstance(plain, _PIPELINES.get(found.pipeline, ())):
+        return
+    check(
+        # Adapters may have the head.
+        find_adapter_config_file(place, **where) is not None,
+        f"the model in {place} to be trained for {plain.task}",
+        got=f"one for {found.pipeline}",
+        way_out="name the task of the model, or a model of this task",
+    )
 
 
 def _with(plain: Any, kind: type, **more: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,11 +13,14 @@ from hf_calib._errors import (
     InputValueError,
     check,
     expected,
+    few,
 )
 from hf_calib.metrics.checks import check_flag
 
 KEY = "prompt_template"  # In a model's config.json.
 _TEXT, _PAIR = "{text}", "{text_pair}"
+# A name in single braces; those after a word are LaTeX's, as in \boxed{answer}.
+_OTHER_PLACE = re.compile(r"(?<![\w{}])\{[A-Za-z_]\w*\}(?!\})")
 
 
 @dataclass(frozen=True)
@@ -27,14 +31,15 @@ class PromptTemplate:
     plain texts. A plain `transformers.pipeline` needs rendered prompts, as the model's card explains.
 
     Args:
-        template: text with `{text}`, and `{text_pair}` for a second text; other braces do not change.
+        template: text with `{text}`, and `{text_pair}` for a second text; braces around other things than a name do not
+            change.
         chat: if True, the template is a user's message in the tokenizer's chat template; otherwise the whole prompt.
         system: the system message of a chat.
         ends_with: text after the chat template, such as "Answer:", which the label's token follows.
 
     Raises:
         TypeError: if a text is not a str.
-        ValueError: if there is no `{text}`, or a system message without a chat.
+        ValueError: if there is no `{text}`, or a place of another name; for a system message without a chat.
 
     >>> prompt = PromptTemplate("Review: {text}\\nIs it positive? Answer:")
     >>> print(prompt.render("Fine {plot}"))
@@ -61,6 +66,14 @@ class PromptTemplate:
             "template to have a place for the text",
             got,
             way_out,
+        )
+        places = self.template.replace(_TEXT, " ").replace(_PAIR, " ")
+        others = _OTHER_PLACE.findall(places)
+        check(
+            not others,
+            "template to have places for text and text_pair only",
+            few(others),
+            "name them so, or write blanks inside braces that are no place",
         )
         way_out = "write it into the template, or set chat=True"
         check(

@@ -55,6 +55,18 @@ UNFOLDED = {
 }
 
 
+@pytest.mark.parametrize(
+    ("kind", "task"),
+    [("Token", "text-classification"), ("Sequence", "token-classification")],
+)
+def test_a_folder_of_another_task_is_refused(
+    kind: str, task: str, tmp_path: Path
+) -> None:
+    folder = saved(tmp_path, tiny_bert(kind))
+    with pytest.raises(ValueError, match=f"to be trained for {task}, got one for "):
+        hf_calib.pipeline(task, folder)
+
+
 def saved(folder: Path, model: Any, scaler: Scaler | None = None) -> str:
     """A model with its tokenizer, and a scaler beside it."""
     model.save_pretrained(folder)

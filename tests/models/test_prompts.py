@@ -23,11 +23,20 @@ def with_chat(template: str = CHAT) -> Any:
 
 
 def test_a_plain_template_leaves_other_braces_alone() -> None:
-    prompt = PromptTemplate("Is {text} like {text_pair}? {yes}", ends_with=" Answer:")
+    braces = '{"answer": 1} \\boxed{yes} {{yes}} { yes } {}'
+    prompt = PromptTemplate(
+        f"Is {{text}} like {{text_pair}}? {braces}", ends_with=" Answer:"
+    )
     assert (
         prompt.render("a {text_pair}", "b {text}")
-        == "Is a {text_pair} like b {text}? {yes} Answer:"
+        == f"Is a {{text_pair}} like b {{text}}? {braces} Answer:"
     )
+
+
+@pytest.mark.parametrize("template", ["{text} {other}", "{text}{other}", "{other}"])
+def test_a_place_of_another_name_is_refused(template: str) -> None:
+    with pytest.raises(InputValueError, match=r"template to have (a )?place"):
+        PromptTemplate(template)
 
 
 def test_a_chat_ends_where_the_answer_begins() -> None:
