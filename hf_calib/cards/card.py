@@ -25,6 +25,9 @@ from hf_calib.models.classifier import TASKS, Task
 from hf_calib.report.measured import MEASURES
 from hf_calib.scaling.saved_map import PACKAGES
 
+# Lines of the Trainer's card: metrics with a calibrator, and its temperature.
+_OF_A_MAP = re.compile(r"(?m)^- [\w ]+ Calibrated: .*\n")
+_TEMPERATURE = re.compile(r"(?m)^- Temperature: .*\n")
 _START = "<!-- hf_calib: what stands between these two marks is written anew with each card -->"
 _END = "<!-- hf_calib: end -->"
 
@@ -91,6 +94,7 @@ def repair_stock_card(
     """Correct the Trainer's card: remove a base model that is on this machine only, and a dataset "None".
 
     With a calibrator, the card's results are removed too: they are those before it, under the name of any dataset.
+    Without one, those of a calibrator that was removed are.
     """
     card = read_card(path)
     if base_model is not None and not is_hub_name(base_model):
@@ -99,6 +103,8 @@ def repair_stock_card(
     card.text = card.text.replace(" on the None dataset.", " on an unknown dataset.")
     if is_calibrated:
         card.data.eval_results = []
+    elif _OF_A_MAP.search(card.text):
+        card.text = _TEMPERATURE.sub("", _OF_A_MAP.sub("", card.text))
     card.save(path)
 
 

@@ -33,6 +33,7 @@ from hf_calib.export.folder import (
     ADAPTERS,
     CONFIG,
     INDEX,
+    KEPT_HEAD,
     LOSS_STATE_NAME,
     WEIGHTS,
     Files,
@@ -40,6 +41,10 @@ from hf_calib.export.folder import (
     is_weights,
 )
 from hf_calib.models.classifier import CONFIG_KINDS
+from hf_calib.scaling.saved_map import MAP_NAME
+
+# Files of a repository that belong to the weights there.
+_CALIBRATOR = (MAP_NAME, KEPT_HEAD.as_posix())
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +54,8 @@ class Changes(NamedTuple):
 
     repo_id: str
     uploaded: tuple[str, ...]
-    removed: tuple[str, ...]  # Weights that would be loaded instead of the pushed ones.
+    # Weights that would be loaded instead of the pushed ones, and their calibrator.
+    removed: tuple[str, ...]
     left_out: tuple[str, ...]  # Pickles other than those of every run.
     links: tuple[str, ...] = ()  # Links to folders and to files outside.
     parent: str | None = (
@@ -58,10 +64,13 @@ class Changes(NamedTuple):
 
     def lines(self) -> list[str]:
         """Return the changes in words, for the user to read before the upload."""
-        removed, left_out = ", ".join(self.removed), ", ".join(self.left_out)
+        of_others = [name for name in self.removed if name in _CALIBRATOR]
+        weights = [name for name in self.removed if name not in _CALIBRATOR]
+        removed, left_out = ", ".join(weights), ", ".join(self.left_out)
         lines = {
             f"{removed} in {self.repo_id} would be loaded in place of the pushed weights, and will be removed. Earlier "
-            "commits keep them.": self.removed,
+            "commits keep them.": weights,
+            f"{few(of_others)} in {self.repo_id}: a calibrator of other weights, which will be removed.": of_others,
             f"{left_out} can run code when loaded, and will not be pushed. Save weights as safetensors.": self.left_out,
             f"{few(self.links)}: links, which will not be pushed. Copy what they name into the folder.": self.links,
         }
@@ -143,14 +152,19 @@ def push_folder(
 
 
 def _in_the_way(names: Iterable[str], pushed: dict[str, Path]) -> tuple[str, ...]:
-    """Weights in a repository's root that transformers, peft or vLLM would load instead of the pushed ones."""
+    """Weights in a repository's root that would be loaded instead of the pushed ones, and a calibrator of others."""
+    beside = {LOSS_STATE_NAME, *_CALIBRATOR}
     others = {
-        name for name in names if is_weights(name) or name == LOSS_STATE_NAME
+        name for name in names if is_weights(name) or name in beside
     } - pushed.keys()
     if (
         WEIGHTS not in pushed and INDEX not in pushed
     ):  # Adapters are loaded before whole models.
-        others = {name for name in others if name.startswith("adapter_")}
+        others = {
+            name
+            for name in others
+            if name.startswith("adapter_") or name in _CALIBRATOR
+        }
     return tuple(sorted(others))
 
 

@@ -325,7 +325,7 @@ class CalibrationMapCallback(CalibrationCallback):
 
     Args:
         scaler: a calibrator that is not fitted, with its settings; each fit uses a copy.
-        strategy: "end", or "evaluate" to also fit before each evaluation during training.
+        strategy: "end", or "evaluate" to also fit before each evaluation during training of a `CalibrationTrainer`.
         trainer: a stock Trainer.
         calibration_dataset: the rows to fit to, for this stock Trainer.
 
@@ -337,6 +337,12 @@ class CalibrationMapCallback(CalibrationCallback):
     def __init__(self, scaler: Any, *, strategy: str = "end", **rows: Any) -> None:
         super().__init__(**rows)
         check_option("strategy", strategy, STRATEGIES)
+        check(
+            strategy == "end" or not self.is_of_a_stock_trainer,
+            "strategy to be 'end' for a stock Trainer, which has no event before its evaluations",
+            got=repr(strategy),
+            way_out="leave it out, or use a CalibrationTrainer",
+        )
         self.scaler = scaler
         self.strategy = strategy
         self.title = map_title(method_of(scaler, folds=True))

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import datasets
 import numpy as np
 import torch
+from accelerate.utils import gather_object
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
@@ -433,6 +434,22 @@ def check_is_dataset(dataset: Any) -> None:
         got=type(dataset).__name__,
         way_out="pass a datasets.Dataset, or a list of rows",
     )
+
+
+def check_given_everywhere(splits: Splits) -> None:
+    """Raise for held-out rows that some of several processes do not have, before these wait for one another."""
+    for name, dataset in (
+        ("calibration_dataset", splits.calibration),
+        ("eval_dataset", splits.evaluation),
+    ):
+        is_given = gather_object([dataset is not None])
+        without = [rank for rank, given in enumerate(is_given) if not given]
+        check(
+            len(without) in (0, len(is_given)),
+            f"{name} to be given on every process, or on none",
+            got=f"none on {few(without)} of {len(is_given)} processes, counted from 0",
+            way_out="pass all rows on each, as the Trainer splits them",
+        )
 
 
 def check_gammas_have_rows(loss_name: str, splits: Splits) -> None:

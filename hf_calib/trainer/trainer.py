@@ -94,6 +94,7 @@ class CalibrationMixin(Trainer):
     example_batch: dict[str, Tensor] | None = None  # A folded head is checked on it.
     said_not_folded = False
     said_left_out = False
+    has_pushed_a_map = False
     during_training = False  # A callback ends it after the last step.
     current_pass: Evaluation | None = None  # The pass that is running.
     _planned_pass: Evaluation | None = None  # What `evaluate` hands to its loop.
@@ -373,6 +374,7 @@ class CalibrationMixin(Trainer):
         if is_of_one or self.is_fsdp_enabled or self.is_deepspeed_enabled:
             return
         wrapped: Any = self.model_wrapped
+        model: Any = self.model
         # That of an earlier training is used again.
         if any(isinstance(each, DistributedDataParallel) for each in wrapped.modules()):
             return
@@ -381,7 +383,7 @@ class CalibrationMixin(Trainer):
             wrapped, keep_fp32_wrapper=False, keep_torch_compile=False
         )
         plain._is_accelerate_prepared = False
-        self.model_wrapped = self.model
+        self.model_wrapped = model
 
     def _set_up_training(self) -> None:
         """Set loss, calibrator and gammas for the start of a run: new ones, or those of its checkpoint."""
@@ -412,6 +414,7 @@ class CalibrationMixin(Trainer):
 
     def _check_data(self) -> None:
         """Raise for data on which training would fail later, and warn of splits that make metrics misleading."""
+        checks.check_given_everywhere(self.splits)
         if self.calibration_dataset is not None:
             checks.check_is_dataset(self.calibration_dataset)
         self.own_callbacks.arrange()
@@ -476,7 +479,10 @@ class CalibrationMixin(Trainer):
         self.own_callbacks.arrange()  # The Trainer may have restored callbacks from a checkpoint.
         # Checkpoints have this state.
         states: Any = self.state.stateful_callbacks
-        states[saving.LOSS_RECORD] = saving.loss_record(self.calibration_loss)
+        if self.compute_loss_func is None:
+            states[saving.LOSS_RECORD] = saving.loss_record(self.calibration_loss)
+        else:  # It is a function of the user's, without a name.
+            states.pop(saving.LOSS_RECORD, None)
         self.during_training = True
         self._trained_in = {each.dtype for each in self.unwrapped_model.parameters()}
         return begin(*given)
@@ -790,6 +796,7 @@ class CalibrationMixin(Trainer):
         Raises:
             TypeError, ValueError: if the calibrator cannot be folded, or does not fit the split or the model.
         """
+        checks.check_given_everywhere(self.splits)
         check(
             self.calibration_split is not None,
             "calibration_dataset to be given to fit a calibrator",
@@ -850,6 +857,9 @@ class CalibrationMixin(Trainer):
     ) -> None:
         maps.check_fitted(scaler, problem)
         about = results.about_map(self.results, scaler, split, n_examples)
+        if self.compute_loss_func is not None:  # The training was not with this loss.
+            of_the_loss = ("loss", "loss_kwargs", "class_weights")
+            about = {key: about[key] for key in about if key not in of_the_loss}
         self._set_map(SavedMap(scaler, about))
 
     def _has_several_labels(self) -> bool | None:
@@ -986,8 +996,9 @@ class CalibrationMixin(Trainer):
         """
         names = ("blocking", "token", "revision", "private")
         kwargs |= dict(zip(names, where, strict=False))
-        if self.fitted_map is not None:
-            return self._push_calibrated(commit_message, kwargs)
+        # A calibrator in the repository is not that of the weights that replace its own.
+        if self.fitted_map is not None or self.has_pushed_a_map:
+            return self._push_in_one_commit(commit_message, kwargs)
         create_pr = kwargs.pop("create_pr", False)
         check(
             not create_pr,
@@ -997,8 +1008,8 @@ class CalibrationMixin(Trainer):
         )
         return super().push_to_hub(commit_message, **kwargs)
 
-    def _push_calibrated(self, message: str | None, given: dict[str, Any]) -> Any:
-        """Save the calibrated model and its card in the output folder, and push it in one commit."""
+    def _push_in_one_commit(self, message: str | None, given: dict[str, Any]) -> Any:
+        """Save the model, calibrated if there is a calibrator, and its card in the output folder, and push it."""
         folder = self.args.output_dir
         settings = saving.push_settings(message, given, self.args)
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
@@ -1008,7 +1019,11 @@ class CalibrationMixin(Trainer):
         running = getattr(self, "push_in_progress", None)
         if running is not None:  # A push of the Trainer reads the same folder.
             running.wait_until_done()
-        self._save_calibrated(folder)
+        if self.fitted_map is None:
+            self.save_model(_internal_call=True)
+        else:
+            self._save_calibrated(folder)
+            self.has_pushed_a_map = True
 
         def upload() -> Any:
             # The name needs its owner, so that the card's code works.

@@ -96,6 +96,7 @@ def _evaluations(folder: Path) -> dict[str, Any]:
     found["passed before"] = {
         name: trained_after(name, folder / "passed") for name in PASSES
     }
+    found["of one"] = given_on_the_first_only(folder / "given")
     found["grouped"] = order_of_grouped(folder / "grouped")
     found["without padding"] = counted_without_padding(folder / "flat")
     found["kept"] = []
@@ -119,6 +120,20 @@ def trained_after(name: str, folder: Path) -> list[float]:
         getattr(trainer, name)()
     trainer.train()
     return torch.cat([each.flatten() for each in trainer.model.parameters()]).tolist()
+
+
+def given_on_the_first_only(folder: Path) -> list[str]:
+    """The errors of a training and of a fit whose calibration rows the second process does not have."""
+    trainer = tiny_trainer(folder, n=(16, 21, 13))
+    if dist.get_rank() == 1:
+        trainer.calibration_dataset = None
+    errors = []
+    for work in (trainer.train, trainer.fit_temperature):
+        try:
+            work()
+        except ValueError as error:
+            errors.append(str(error))
+    return errors
 
 
 def order_of_grouped(folder: Path) -> list[list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -439,6 +440,23 @@ def test_the_calibration_pass_follows_what_is_replaced(tmp_path: Path) -> None:
 
 def own_loss(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
     return outputs.logits.sum()
+
+
+def test_a_loss_of_the_users_own_has_no_name_in_the_records(tmp_path: Path) -> None:
+    model = tiny_bert()
+    rows = sequences(model, 8)
+    args = arguments(tmp_path, save_strategy="epoch")
+    trainer = CalibrationTrainer(
+        model,
+        args,
+        train_dataset=rows,
+        calibration_dataset=sequences(model, 40, seed=2),
+        compute_loss_func=own_loss,
+    )
+    trainer.train()
+    state = json.loads((tmp_path / "checkpoint-2" / "trainer_state.json").read_text())
+    assert "CalibrationLoss" not in state["stateful_callbacks"]
+    assert not {"loss", "loss_kwargs"} & trainer.fitted_map.about.keys()
 
 
 @pytest.mark.parametrize("loss", [None, own_loss])

@@ -43,3 +43,24 @@ def test_a_private_repository_of_the_arguments_is_private(
     trainer.push_to_hub()
     (created,) = hub.created
     assert (created.get("visibility") == "private") is (is_private is True)
+
+
+def test_a_push_without_the_calibrator_removes_that_of_an_earlier_push(
+    tmp_path: Path, hub: Hub
+) -> None:
+    trainer = tiny_trainer(tmp_path / "model", hub_token=TOKEN)
+    trainer.train()
+    trainer.push_to_hub()
+    pushed = hub.files["me/model"]["main"]
+    of_the_map = {"calibration.json", "calibration/head.safetensors"}
+    assert of_the_map <= pushed.keys()
+    trainer.remove_calibration_map()
+    trainer.push_to_hub()
+    files = hub.files["me/model"]["main"]
+    assert not of_the_map & files.keys()
+    assert "calibration" not in json.loads(files["config.json"])
+    card = files["README.md"].decode()
+    assert "Calibrated:" not in card
+    assert "- Temperature:" not in card
+    assert "- Nll:" in card
+    assert len(hub.commits["me/model", "main"]) == 2

@@ -94,6 +94,12 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
         match="trainer and calibration_dataset to be given together, got one of them",
     ):
         AdaFocalCallback(trainer=trainer)
+    with pytest.raises(ValueError, match="strategy to be 'end' for a stock Trainer"):
+        TemperatureScalingCallback(
+            strategy="evaluate",
+            trainer=trainer,
+            calibration_dataset=sequences(model, 8),
+        )
     trainer.train_dataset = sequences(model, 8)
     trainer.add_callback(
         AdaFocalCallback(trainer=trainer, calibration_dataset=sequences(model, 8))

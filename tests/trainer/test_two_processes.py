@@ -90,6 +90,16 @@ def test_a_pass_before_the_training_changes_nothing_of_it(
             assert weights == without, name
 
 
+def test_rows_that_one_process_does_not_have_are_named_on_both(
+    evaluations: list[dict[str, Any]],
+) -> None:
+    for found in evaluations:
+        assert len(found["of one"]) == 2
+        for error in found["of one"]:
+            assert error.startswith("expected calibration_dataset to be given on every")
+            assert "got none on 1 of 2 processes" in error
+
+
 def test_rows_grouped_by_length_are_evaluated_in_their_order(
     evaluations: list[dict[str, Any]],
 ) -> None:
