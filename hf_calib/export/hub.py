@@ -98,8 +98,9 @@ def push_folder(
     """Upload the folder of a model in one commit, which also removes weights that would be loaded instead.
 
     `HfApi.upload_folder` makes several commits for many files, uploads pickles, and removes nothing. During the push,
-    or after a push that failed, the repository loads as before. All other files in it are unchanged, and a new
-    repository or branch remains after a push that failed.
+    or after a push that failed, the repository loads as before. A calibrator there is removed, too, if the folder has
+    none: it is of the weights before. All other files are unchanged, and a new repository or branch remains after a
+    push that failed.
 
     Args:
         folder: a folder with config.json and safetensors weights. Pickles, `checkpoint-*`, `_*`, hidden files, and
