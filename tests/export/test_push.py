@@ -119,7 +119,7 @@ def test_what_is_uploaded(
 def test_a_push_in_the_background_and_as_a_pull_request(
     tmp_path: Path, hub: Hub
 ) -> None:
-    trainer = trained(tmp_path / "model", loss="adafocal")
+    trainer = trained(tmp_path / "model", loss="adafocal", gamma_update_steps=1)
     future = trainer.push_to_hub(
         blocking=False, revision="tried", commit_message="Tried"
     )

@@ -47,6 +47,7 @@ def main() -> None:
         checkpoint.mkdir(exist_ok=True)
         counts = ("global_step", "max_steps", "num_train_epochs", "epoch", "total_flos")
         state = {**dict.fromkeys(counts, step), "log_history": []}
+        state["stateful_callbacks"] = {"TrainerControl": {}}
         (checkpoint / "trainer_state.json").write_text(json.dumps(state))
         print(f"step {step}", flush=True)
         time.sleep(args.seconds / 2)
