@@ -148,7 +148,6 @@ def test_no_fold_pushes_what_lies_there(unfolded: Path, hub: Hub) -> None:
     )
     # It was of the weights before.
     assert "calibration.json" not in hub.files["me/model"]["main"]
-    assert "calibration/head.safetensors" not in hub.files["me/model"]["main"]
 
 
 def test_a_map_that_does_not_fold_is_pushed_beside_the_model(
