@@ -14,6 +14,7 @@ from transformers import AutoModelForSequenceClassification
 from hf_calib.cards.card import write_card
 from hf_calib.experiments import train_and_report
 from hf_calib.losses import make_loss
+from tests.helpers.reports import quick_report  # noqa: F401
 from tests.helpers.tiny import assert_same, sequences, tiny_bert, tiny_trainer, weights
 
 
@@ -40,6 +41,7 @@ def test_a_model_that_diverged_leaves_numbers_and_weights(tmp_path: Path) -> Non
     assert not (tmp_path / "report").exists()
 
 
+@pytest.mark.usefixtures("quick_report")
 def test_a_second_run_leaves_nothing_of_the_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

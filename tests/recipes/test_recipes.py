@@ -157,7 +157,6 @@ def test_text_recipe_trains_reports_and_saves(
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "name", "length"),
     [
@@ -177,6 +176,7 @@ def test_lengths_that_leave_no_tokens_are_refused(
         run(recipe, f"--{name}={length}", "--output_dir", str(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_report")
 def test_text_recipe_on_two_processes_reports_the_same_as_on_one(
     text_arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
