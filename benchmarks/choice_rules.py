@@ -33,7 +33,12 @@ from small_networks import Rows as Pool
 from small_networks import networks
 
 from hf_calib.scaling.affine import AffineMap
-from hf_calib.scaling.auto import _candidates, _cross_validate, choose
+from hf_calib.scaling.auto import (
+    _candidates,
+    _cross_validate,
+    _missing_classes,
+    choose,
+)
 from hf_calib.scaling.newton import Rows, ScaledLoss, Start
 
 SIZES = (50, 100, 300, 1000, 3000)
@@ -227,7 +232,8 @@ def cross_validated(
     rows = Rows.checked(logits, labels, multi_label=labels.ndim == 2)
     n = len(rows)
     folds = np.random.default_rng(0).permutation(np.arange(n) % min(5, n))
-    families = _candidates(rows)
+    temperature = ScaledLoss(rows).best_temperature()
+    families = _candidates(rows, _missing_classes(rows, temperature))
     _cross_validate(families, rows, folds)
     tried = {
         each.name: each
@@ -238,7 +244,7 @@ def cross_validated(
 
     def fit(name: str) -> AffineMap:
         candidate = tried[name]
-        start = Start(ScaledLoss(rows).best_temperature())
+        start = Start(temperature)
         on_top = np.array(1 / candidate.on_top)
         offset = np.zeros(rows.logits.shape[1])
         return candidate.solve(rows, start).then(AffineMap(on_top, offset))
