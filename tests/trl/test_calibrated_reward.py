@@ -280,6 +280,7 @@ def test_a_held_out_pass_leaves_trls_metrics(tmp_path: Path) -> None:
         assert made.state.log_history[-1][name] == logged_alone[name]
 
 
+@pytest.mark.filterwarnings("ignore:The weights of loss 'ece_ce' depend")
 @pytest.mark.parametrize("name", ["adafocal", "ece_ce"])
 def test_adaptive_losses_are_updated_and_resume_where_they_were(
     name: str, tmp_path: Path
