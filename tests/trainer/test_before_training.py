@@ -630,7 +630,7 @@ def test_two_label_columns_that_differ_are_refused(
     trainer = tiny_trainer(tmp_path, max_steps=1)
     rows = getattr(trainer, split)
     same = [{**row, second: row["label"]} for row in rows]
-    other = [{**row, second: 2 - row["label"]} for row in rows]
+    other = [{**row, second: 3 - row["label"]} for row in rows]
     message = r"one label column, got label.* and label.*, whose values differ; remove"
     for wrong in (other, Dataset.from_list(other)):
         refused = tiny_trainer(tmp_path, max_steps=1)
