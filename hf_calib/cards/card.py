@@ -89,12 +89,12 @@ def write_card(
 
 
 def repair_stock_card(
-    path: Path, base_model: str | None, *, is_calibrated: bool
+    path: Path, base_model: str | None, *, is_calibrated: bool, is_measured: bool
 ) -> None:
     """Correct the Trainer's card: remove a base model that is on this machine only, and a dataset "None".
 
     With a calibrator, the card's results are removed too: they are those before it, under the name of any dataset.
-    Without one, those of a calibrator that was removed are.
+    In the text, those of a calibrator are removed unless it is the model's, with which it was measured.
     """
     card = read_card(path)
     if base_model is not None and not is_hub_name(base_model):
@@ -103,7 +103,7 @@ def repair_stock_card(
     card.text = card.text.replace(" on the None dataset.", " on an unknown dataset.")
     if is_calibrated:
         card.data.eval_results = []
-    elif _OF_A_MAP.search(card.text):
+    if not is_measured and _OF_A_MAP.search(card.text):
         card.text = _TEMPERATURE.sub("", _OF_A_MAP.sub("", card.text))
     card.save(path)
 

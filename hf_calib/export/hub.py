@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from pathlib import Path
@@ -45,6 +46,8 @@ from hf_calib.scaling.saved_map import MAP_NAME
 
 # Files of a repository that belong to the weights there.
 _CALIBRATOR = (MAP_NAME, KEPT_HEAD.as_posix())
+_REPORT = "calibration/report.json"
+_OF_A_REPORT = re.compile(r"calibration/(report\.(json|md|html)|figures/[\w-]+\.png)")
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +57,7 @@ class Changes(NamedTuple):
 
     repo_id: str
     uploaded: tuple[str, ...]
-    # Weights that would be loaded instead of the pushed ones, and their calibrator.
+    # Weights that would be loaded instead of the pushed ones, their calibrator and its report.
     removed: tuple[str, ...]
     left_out: tuple[str, ...]  # Pickles other than those of every run.
     links: tuple[str, ...] = ()  # Links to folders and to files outside.
@@ -65,12 +68,15 @@ class Changes(NamedTuple):
     def lines(self) -> list[str]:
         """Return the changes in words, for the user to read before the upload."""
         of_others = [name for name in self.removed if name in _CALIBRATOR]
-        weights = [name for name in self.removed if name not in _CALIBRATOR]
+        reports = [name for name in self.removed if _OF_A_REPORT.fullmatch(name)]
+        beside = {*of_others, *reports}
+        weights = [name for name in self.removed if name not in beside]
         removed, left_out = ", ".join(weights), ", ".join(self.left_out)
         lines = {
             f"{removed} in {self.repo_id} would be loaded in place of the pushed weights, and will be removed. Earlier "
             "commits keep them.": weights,
             f"{few(of_others)} in {self.repo_id}: a calibrator of other weights, which will be removed.": of_others,
+            f"{few(reports)} in {self.repo_id}: a report on an earlier model, which will be removed.": reports,
             f"{left_out} can run code when loaded, and will not be pushed. Save weights as safetensors.": self.left_out,
             f"{few(self.links)}: links, which will not be pushed. Copy what they name into the folder.": self.links,
         }
@@ -98,9 +104,9 @@ def push_folder(
     """Upload the folder of a model in one commit, which also removes weights that would be loaded instead.
 
     `HfApi.upload_folder` makes several commits for many files, uploads pickles, and removes nothing. During the push,
-    or after a push that failed, the repository loads as before. A calibrator there is removed, too, if the folder has
-    none: it is of the weights before. All other files are unchanged, and a new repository or branch remains after a
-    push that failed.
+    or after a push that failed, the repository loads as before. A calibrator or a report there is removed, too, if the
+    folder has none: it is of the model before. All other files are unchanged, and a new repository or branch remains
+    after a push that failed.
 
     Args:
         folder: a folder with config.json and safetensors weights. Pickles, `checkpoint-*`, `_*`, hidden files, and
@@ -153,18 +159,21 @@ def push_folder(
 
 
 def _in_the_way(names: Iterable[str], pushed: dict[str, Path]) -> tuple[str, ...]:
-    """Weights in a repository's root that would be loaded instead of the pushed ones, and a calibrator of others."""
-    beside = {LOSS_STATE_NAME, *_CALIBRATOR}
+    """Weights in a repository's root that would be loaded instead of the pushed ones, and what belongs to others."""
+    there = set(names)
+    beside = {*_CALIBRATOR}
+    # Without it, the others may be a user's own files.
+    if _REPORT in there:
+        beside |= {name for name in there if _OF_A_REPORT.fullmatch(name)}
+    outdated = {LOSS_STATE_NAME, *beside}
     others = {
-        name for name in names if is_weights(name) or name in beside
+        name for name in there if is_weights(name) or name in outdated
     } - pushed.keys()
     if (
         WEIGHTS not in pushed and INDEX not in pushed
     ):  # Adapters are loaded before whole models.
         others = {
-            name
-            for name in others
-            if name.startswith("adapter_") or name in _CALIBRATOR
+            name for name in others if name.startswith("adapter_") or name in beside
         }
     return tuple(sorted(others))
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -302,6 +302,7 @@ class Served(NamedTuple):
 class Classifier(ABC):
     """A model and its tokenizer or image processor, loaded like a pipeline, but in float32."""
 
+    input_columns: ClassVar[tuple[str, ...]] = ("text_column", "text_pair_column")
     model: Any  # In evaluation mode.
     processing_class: Any  # The tokenizer or image processor.
     class_names: tuple[str, ...]  # C names.
@@ -340,8 +341,19 @@ class Classifier(ABC):
     ) -> Encoded:
         """Check rows and convert them to inputs, before the model is run; errors call the data by name."""
         check(len(rows) > 0, "data to have rows", "none", "check the file or the split")
-        labels = self.read_labels(rows, reading, name) if labelled else None
+        labels = None
+        if labelled:
+            self.check_inputs_are_no_labels(reading)
+            labels = self.read_labels(rows, reading, name)
         return replace(self.encode_inputs(rows, reading, name=name), labels=labels)
+
+    def check_inputs_are_no_labels(self, reading: Reading) -> None:
+        """Raise if a column of inputs is one of labels."""
+        from hf_calib.data.columns import check_is_no_label
+
+        labels = reading.label_columns or [reading.label_column]
+        for argument in self.input_columns:
+            check_is_no_label(argument, getattr(reading, argument), labels)
 
     @abstractmethod
     def encode_inputs(self, rows: Dataset, reading: Reading, *, name: str) -> Encoded:

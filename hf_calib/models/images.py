@@ -36,6 +36,8 @@ _SAVE_ITS_PROCESSOR = (
 class ImageClassifier(Classifier):
     """An image classifier and its image processor, on the PIL backend."""
 
+    input_columns = ("image_column",)
+
     @staticmethod
     def load_processing(
         source: str | Path, model: Any, *, trust_remote_code: bool

@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 
 from hf_calib._errors import InputValueError, check, expected
-from hf_calib._records import fits, number, or_none, read_json
+from hf_calib._records import (
+    check_record,
+    count,
+    fits,
+    number,
+    or_none,
+    read_json,
+    share,
+)
 from hf_calib.metrics.checks import check_integer, check_n_bins, check_type
 from hf_calib.metrics.sums import BinSums, Interval, add_to, uniform_bins
 from hf_calib.plots.binned import reliability_of_sums
@@ -29,7 +37,40 @@ from hf_calib.report.document import (
 )
 from hf_calib.report.measured import ECE_INTERVALS
 
-_METRIC = {"title": str, **dict.fromkeys(Interval._fields, or_none(number))}
+_INTERVAL = dict.fromkeys(Interval._fields, or_none(number))
+_METRIC = {"title": str, **_INTERVAL}
+_OVERALL = {
+    **dict.fromkeys(("gap", "low", "high"), or_none(number)),
+    **dict.fromkeys(("confidence", "accuracy"), or_none(number)),
+    "p_value": or_none(share),
+    "n_examples": count,
+    "verdict": str,
+}
+_BIN = dict.fromkeys(("lower?", "upper?", "gap?", "contribution?", "p_value?"), number)
+_STATE = {
+    "metrics": dict,
+    "bins": [_BIN],
+    "overall?": _OVERALL,
+    "gap?": _INTERVAL,
+    "consistency_test?": dict.fromkeys(("value", "p_value", "expected"), number),
+    "classes?": [dict],
+    "labels?": [dict],
+}
+_KINDS = {
+    "name": str,
+    "verdict": str,
+    "confidence_level": share,
+    "n_resamples": count,
+    "seed": int,
+    "before": _STATE,
+    "after": or_none(_STATE),
+    "nll_change?": _INTERVAL,
+    "diagnosis?": [str],
+    "warnings?": [str],
+    "out_of_distribution?": [dict],
+    "slices?": [dict],
+    **dict.fromkeys(("decisions?", "soft_labels?", "entities?", "about?"), dict),
+}
 _ROUNDING = 1e-9
 _WAY_OUT = "pass a report.json of hf-calib evaluate or calibrate"
 
@@ -179,12 +220,12 @@ def read_report(path: Path) -> dict[str, Any]:
 
 def _check_possible(record: Mapping[str, Any]) -> None:
     """Raise ValueError or TypeError for values that no report has, such as counts that are not those of its rows."""
+    check_record("the report", record, _KINDS)
     several = record.get("kind") == "multi_label"
     n_bins = check_n_bins(record["n_bins"])
     n_examples = check_integer("n_examples", record["n_examples"], 1, _WAY_OUT)
     if several:
         n_examples = check_integer("n_decisions", record["n_decisions"], 1, _WAY_OUT)
-    texts = [record["name"], record["verdict"]]
     numbers = []
     check_integer("n_classes", record["n_classes"], 1, _WAY_OUT)
     for state in filter(None, (record["before"], record["after"])):
@@ -204,8 +245,6 @@ def _check_possible(record: Mapping[str, Any]) -> None:
             _WAY_OUT,
         )
         numbers += shares
-    are_texts = all(isinstance(each, str) for each in texts)
-    check_type(are_texts, "name and verdict to be texts", "others", _WAY_OUT)
     kinds = {type(each) for each in numbers}
     check_type(kinds <= {int, float}, "bins to hold numbers", kinds, _WAY_OUT)
 

@@ -62,7 +62,10 @@ def label_columns(label_key: str) -> tuple[str, ...]:
 
 
 def read_labels(dataset: Any, label_key: str) -> Labels | None:
-    """Return the labels of a `datasets.Dataset` from its column, or of a list of rows; None for other datasets."""
+    """Return the labels of a `datasets.Dataset` from its column, or of a list of rows; None for other datasets.
+
+    Raise for two columns of labels that differ: a collator may take the other one.
+    """
     if isinstance(dataset, datasets.Dataset):
         columns: Any = dataset.column_names
     elif are_rows(dataset):
@@ -72,9 +75,28 @@ def read_labels(dataset: Any, label_key: str) -> Labels | None:
     names = [name for name in label_columns(label_key) if name in columns]
     if not names:
         return None
+    found = [_labels_of(dataset, name) for name in names]
+    # Collators take one of the three names; a column of another name stays what it is.
+    if label_key == "labels":
+        for name, other in zip(names[1:], found[1:], strict=True):
+            check(
+                _are_one(found[0], other),
+                "a dataset to have one label column",
+                got=f"{names[0]} and {name}, whose values differ",
+                way_out="remove the one that is not meant",
+            )
+    return found[0]
+
+
+def _labels_of(dataset: Any, name: str) -> Labels:
     if isinstance(dataset, datasets.Dataset):
-        return _labels_of_column(dataset, names[0])
-    return _labels_of_rows([row.get(names[0]) for row in dataset])
+        return _labels_of_column(dataset, name)
+    return _labels_of_rows([row.get(name) for row in dataset])
+
+
+def _are_one(first: Labels, second: Labels) -> bool:
+    """Whether two columns have the same labels in each row."""
+    return all(map(np.array_equal, first, second))
 
 
 def is_in_memory(dataset: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_calib._files import whole_file
+from hf_calib._files import remove_files, report_files, whole_file
 from hf_calib._text import is_hub_name
 from hf_calib.cards.facts import REPORT_FOLDER
 from hf_calib.cards.metadata import is_dataset_name
@@ -25,7 +25,6 @@ from hf_calib.scaling.saved_map import MAP_NAME, OF_PAIRS, SavedMap, save_map
 from hf_calib.trainer.calibration_map import is_in
 from hf_calib.trainer.checks import Splits
 from hf_calib.trainer.evaluation import Evaluation
-from hf_calib.trainer.saving import REPORT
 
 
 @dataclass(frozen=True)
@@ -228,7 +227,8 @@ def write_results(
     path = folder / MAP_NAME
     if not is_in(fitted, path):
         save_map(fitted.scaler, path, fitted.about)
-    (folder / REPORT).unlink(missing_ok=True)  # It is of an earlier evaluation.
+    # The report there is of an earlier evaluation.
+    remove_files(folder, report_files(folder / REPORT_FOLDER))
 
     record = json.loads(path.read_text(encoding="utf-8"))
     record.pop("metrics", None)

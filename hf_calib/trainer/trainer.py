@@ -1045,7 +1045,13 @@ class CalibrationMixin(Trainer):
         folder = Path(self.args.output_dir)
         base_model = getattr(self.model_config, "_name_or_path", None)
         is_calibrated = self.fitted_map is not None
-        repair_stock_card(folder / CARD, base_model, is_calibrated=is_calibrated)
+        repair_stock_card(
+            folder / CARD,
+            base_model,
+            is_calibrated=is_calibrated,
+            # The Trainer's list is of the last evaluation.
+            is_measured=self.results.evaluation_with_map is not None,
+        )
         if is_calibrated:
             results.write_results(self.results, folder)
             write_card(folder, repo_id=self.hub_model_id or self.args.hub_model_id)

@@ -99,7 +99,10 @@ class TestEvaluate:
                 r"hold the model's classes .*got 'zebra' in row 4",
             ),
             (("--data", "labels.parquet"), "to be one of label, got 'image'"),
-            (("--image-column", "label"), "column 'label' to hold images"),
+            (
+                ("--image-column", "label"),
+                "image-column to be another column than the labels'",
+            ),
             (("--max-length", 16), "--max-length to be given for texts only, got 16"),
             (("--ood-data", "empty.parquet"), r"empty\.parquet"),
             (

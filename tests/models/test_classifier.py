@@ -318,7 +318,14 @@ class TestLabels:
                 {"text_column": "texts"},
                 "text_column to be one of text, label, .*mean",
             ),
-            (labelled([0]), {"text_column": "label"}, "column 'label' to hold texts"),
+            *(
+                (
+                    labelled(["art"]),
+                    {name: "label"},
+                    f"{name} to be another column than the labels', got 'label'",
+                )
+                for name in ("text_column", "text_pair_column")
+            ),
             (
                 labelled([0]),
                 {"class_names": ["a"]},

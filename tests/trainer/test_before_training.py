@@ -619,3 +619,25 @@ def test_a_calibrator_of_another_kind_of_labels_is_refused(
         with pytest.raises(ValueError, match=message):
             trainer.use_calibration_map(scaler, split="a", n_examples=60)
         assert trainer.calibration_map is None
+
+
+@pytest.mark.parametrize("second", ["labels", "label_ids"])
+@pytest.mark.parametrize("split", ["train_dataset", "calibration_dataset"])
+def test_two_label_columns_that_differ_are_refused(
+    second: str, split: str, tmp_path: Path
+) -> None:
+    """Collators take one of them, and checks and metrics would read the other."""
+    trainer = tiny_trainer(tmp_path, max_steps=1)
+    rows = getattr(trainer, split)
+    same = [{**row, second: row["label"]} for row in rows]
+    other = [{**row, second: 3 - row["label"]} for row in rows]
+    message = r"one label column, got label.* and label.*, whose values differ; remove"
+    for wrong in (other, Dataset.from_list(other)):
+        refused = tiny_trainer(tmp_path, max_steps=1)
+        setattr(refused, split, wrong)
+        refuses_to_train(refused, message, ValueError)
+        with pytest.raises(ValueError, match=message):
+            trainer.evaluate(wrong)
+    setattr(trainer, split, same)
+    trainer.train()
+    assert trainer.state.global_step == 1

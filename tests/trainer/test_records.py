@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from hf_calib.scaling import TemperatureScaling
 from hf_calib.scaling.saved_map import MAP_NAME
 from tests.helpers.hub_server import TOKEN, Hub
 from tests.helpers.reports import quick_reports  # noqa: F401
 from tests.helpers.tiny import tiny_trainer
+
+OF_A_REPORT = ("calibration/report.", "calibration/figures/")
 
 
 def measured(folder: Path, **sets: Any) -> dict[str, Any]:
@@ -64,3 +67,28 @@ def test_a_push_without_the_calibrator_removes_that_of_an_earlier_push(
     assert "- Temperature:" not in card
     assert "- Nll:" in card
     assert len(hub.commits["me/model", "main"]) == 2
+
+
+def test_a_push_of_another_calibrator_has_nothing_of_the_first(
+    tmp_path: Path, hub: Hub
+) -> None:
+    trainer = tiny_trainer(tmp_path / "model", hub_token=TOKEN)
+    trainer.train()
+    trainer.evaluate()
+    trainer.push_to_hub()
+    files = hub.files["me/model"]["main"]
+    of_the_first = {name for name in files if name.startswith(OF_A_REPORT)}
+    assert {"calibration/report.json", "calibration/report.md"} <= of_the_first
+    assert any(name.endswith(".png") for name in of_the_first)
+    assert "Calibrated:" in files["README.md"].decode()
+    files["calibration/notes.txt"] = b"by hand"
+    trainer.fit_temperature(TemperatureScaling("ece"))
+    trainer.push_to_hub()
+    files = hub.files["me/model"]["main"]
+    assert not {name for name in files if name.startswith(OF_A_REPORT)}
+    assert not list((tmp_path / "model").glob("calibration/report*"))
+    assert {"calibration.json", "calibration/notes.txt"} <= files.keys()
+    card = files["README.md"].decode()
+    assert "Calibrated:" not in card
+    assert "- Temperature:" not in card
+    assert "- Nll:" in card
