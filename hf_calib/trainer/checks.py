@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -248,11 +249,34 @@ def check_direction(name: str, trial: Any) -> None:
 # ---- Labels ----
 
 
+def names_of_classes(dataset: Any, label_key: str) -> list[str]:
+    """The names by which the label column of a dataset numbers its classes; none if it has none."""
+    if not isinstance(dataset, (datasets.Dataset, datasets.IterableDataset)):
+        return []
+    features = dataset.features or {}
+    columns = (name for name in label_columns(label_key) if name in features)
+    feature = features.get(next(columns, ""))
+    while hasattr(feature, "feature"):  # Lists have one label per token.
+        feature = feature.feature
+    return list(getattr(feature, "names", []))
+
+
+def _comparable(name: str) -> str | float:
+    """A class name as it is compared: in lower case, or a number."""
+    try:
+        number = float(name)
+    except ValueError:
+        return str(name).casefold()
+    # NaN is not equal to itself.
+    return number if math.isfinite(number) else name.casefold()
+
+
 class LabelCheck(NamedTuple):
     """What the labels of all splits have to fit."""
 
     problem: Problem
     class_names: Sequence[str]
+    names_of_splits: Sequence[str]  # Of the first split that names its classes.
     label_key: str
     # A user's collator or the transform of a dataset may change the labels later.
     collator_is_stock: bool
@@ -260,17 +284,19 @@ class LabelCheck(NamedTuple):
 
     def check(self, dataset: Any, role: str) -> None:
         """Raise for labels that are missing, names or out of range, if the dataset has a label column."""
+        has_transform = (
+            isinstance(dataset, datasets.Dataset) and dataset.format["type"] == "custom"
+        )
+        is_stock = self.collator_is_stock and not has_transform
+        if is_stock and self.problem.answers is None:
+            self._check_order(dataset, role)
         found = read_labels(dataset, self.label_key)
         if found is None:
             return
         requirement = f"labels of the {role} split to be"
         found.check_given(role)
-        has_transform = (
-            isinstance(dataset, datasets.Dataset) and dataset.format["type"] == "custom"
-        )
         if len(found.values) == 0:
             return
-        is_stock = self.collator_is_stock and not has_transform
         # Of a calibration split this matters only if something is fitted to it.
         check(
             not is_stock
@@ -285,31 +311,38 @@ class LabelCheck(NamedTuple):
             has_transform or not isinstance(first, str),
             f"{requirement} class indices",
             got=f"{str(first)!r} in row {found.rows[0]}",
-            way_out="number them: dataset.class_encode_column('label'), the same names in each split",
+            way_out="number them alike in all splits: dataset.cast_column('label', ClassLabel(names=[...])), with the "
+            "model's names in their order",
         )
         is_number = found.values.dtype.kind in "iuf"
         if not is_number:
             return
         if self.problem.answers is None:
-            if is_stock:
-                self._check_order(dataset, role)
             self._check_range(found, dataset, role, is_stock=is_stock)
         elif not has_transform:
             self.problem.answers.check(found, role)
 
     def _check_order(self, dataset: Any, role: str) -> None:
-        """Raise for a column that numbers the model's classes in another order."""
-        features = getattr(dataset, "features", {})
-        column = next(
-            (name for name in label_columns(self.label_key) if name in features), ""
-        )
-        feature = features.get(column)
-        names = getattr(getattr(feature, "feature", feature), "names", [])
+        """Raise for a column that numbers the classes in another way than the model, or than the first split."""
+        names = names_of_classes(dataset, self.label_key)
+        here = [_comparable(name) for name in names]
+        of_model = [_comparable(name) for name in self.class_names]
+        places = {name: index for index, name in enumerate(of_model)}
         check(
-            names == self.class_names or set(names) != set(self.class_names),
-            f"the classes of the {role} split to be in the model's order ({', '.join(self.class_names)})",
-            got=", ".join(names),
+            all(places.get(name, index) == index for index, name in enumerate(here)),
+            f"the classes of the {role} split to be in the model's order ({few(self.class_names)})",
+            got=few(names),
             way_out="call dataset.align_labels_with_mapping(model.config.label2id, column)",
+        )
+        # The model may have no names of its own, such as LABEL_0.
+        first = [_comparable(name) for name in self.names_of_splits]
+        n_shared = min(len(here), len(first))
+        check(
+            here[:n_shared] == first[:n_shared] or set(here).isdisjoint(first),
+            f"the classes of the {role} split to be numbered as in the other splits ({few(self.names_of_splits)})",
+            got=few(names),
+            way_out="call dataset.align_labels_with_mapping({name: index}, column) with the same numbers for each "
+            "split, or encode all splits together",
         )
 
     def _check_range(

@@ -446,9 +446,14 @@ class CalibrationMixin(Trainer):
         labels_of_all = {key, "label", "label_ids"}
         inputs = inspect.signature(forward).parameters.keys() - labels_of_all
         collator_module = str(getattr(self.data_collator, "__module__", ""))
+        named = [
+            checks.names_of_classes(dataset, key)
+            for dataset in self.splits.by_name().values()
+        ]
         labels = checks.LabelCheck(
             problem=self.problem,
             class_names=list(self.class_names.values()),
+            names_of_splits=next(filter(None, named), []),
             label_key=key,
             collator_is_stock=collator_module.startswith("transformers."),
             labels_of_rows=partial(labels_of_rows, self),

@@ -148,6 +148,36 @@ def test_classes_in_another_order_than_the_models_are_refused(
     trainer._check_data()
 
 
+OWN = ["ant", "bee", "cat", "2"]
+
+
+def with_names(rows: Dataset, names: list[str]) -> Dataset:
+    small = rows.map(lambda row: {"label": min(row["label"], len(names) - 1)})
+    return small.cast_column("label", ClassLabel(names=names))
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+@pytest.mark.parametrize("as_given", [lambda rows: rows, Dataset.to_iterable_dataset])
+@pytest.mark.parametrize("names", [["ant", "cat"], ["CAT", "Ant"], ["ant", "2.0"]])
+def test_a_split_that_was_numbered_by_itself_is_refused(
+    names: list[str], as_given: Callable[[Any], Any], is_named: bool, tmp_path: Path
+) -> None:
+    trainer = tiny_trainer(tmp_path)
+    if is_named:
+        trainer.model.config.id2label = dict(enumerate(OWN))
+    else:
+        trainer.train_dataset = with_names(trainer.train_dataset, OWN)
+    for same in (OWN, OWN[:2], ["ANT", "Bee", "cat", "2.0"], ["x", "y"]):
+        rows = with_names(trainer.calibration_dataset, same)
+        trainer.calibration_dataset = rows
+        trainer._check_data()
+    trainer.calibration_dataset = as_given(with_names(rows, names))
+    message = (
+        "the classes of the calibration split to be .*, got .*; call dataset.align"
+    )
+    refuses_to_train(trainer, message, ValueError)
+
+
 def test_rows_are_not_read_for_a_fit_that_there_is_not(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path, calibration_method="none", max_steps=1)
     trainer.calibration_dataset = without_labels(trainer.calibration_dataset)
