@@ -24,7 +24,7 @@ from hf_calib.losses import CalibrationLoss
 from hf_calib.losses.adaptive import GapTableLoss
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 from hf_calib.metrics.checks import check_type
-from hf_calib.metrics.state import LOGGED_METRICS, lower_is_better
+from hf_calib.metrics.state import LOGGED_METRICS, is_turned_around, lower_is_better
 from hf_calib.trainer.first_rows import has_rows, is_multi_label
 from hf_calib.trainer.labels import (
     Labels,
@@ -188,17 +188,23 @@ class LoggedMetrics(NamedTuple):
 
     def _without_set(self, name: str, argument: str) -> str:
         """The key of a metric without the name of its evaluation set, which it has to have."""
-        sets = [key for key in self.evaluation if name.startswith(f"eval_{key}_")]
+        found = self.set_of(name)
         first = next(iter(self.evaluation))
         metric = name.removeprefix("eval_")
         check(
-            bool(sets),
+            found is not None,
             f"{argument} to begin with the name of an evaluation set ({few(list(self.evaluation))})",
             got=repr(name),
             way_out=f"set it to 'eval_{first}_{metric}', for example",
         )
-        longest = max(sets, key=len)
-        return "eval_" + metric.removeprefix(f"{longest}_")
+        return "eval_" + metric.removeprefix(f"{found}_")
+
+    def set_of(self, name: str) -> str | None:
+        """The evaluation set that a log key begins with; None if there is one without a name, or another key."""
+        if not isinstance(self.evaluation, dict):
+            return None
+        sets = [key for key in self.evaluation if name.startswith(f"eval_{key}_")]
+        return max(sets, key=len, default=None)
 
 
 def may_have_other_metrics(trainer: Any) -> bool:
@@ -234,6 +240,7 @@ def check_direction(name: str, trial: Any) -> None:
     study = getattr(trial, "study", None)  # Optuna's; the others have none.
     is_accuracy = re.search(rf"_accuracy({_CALIBRATED})?$", name) is not None
     is_known = is_accuracy or name.endswith("_loss") or lower_is_better(name)
+    is_known = is_known and not is_turned_around(name)
     if study is None or not is_known:
         return
     right = "maximize" if is_accuracy else "minimize"

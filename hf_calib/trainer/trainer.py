@@ -38,6 +38,7 @@ from hf_calib.export.hub import push_folder
 from hf_calib.language_models.label_tokens import is_causal, without_adapters
 from hf_calib.losses import AdaptiveLoss, CalibrationLoss, all_gather_rows, logits_of
 from hf_calib.metrics.checks import check_integer, check_type
+from hf_calib.metrics.state import lower_is_better
 from hf_calib.models.weights import fingerprint_if_loaded
 from hf_calib.scaling import TemperatureScaling
 from hf_calib.scaling.saved_map import SavedMap, temperature_of, title_of
@@ -146,6 +147,7 @@ class CalibrationMixin(Trainer):
         handler: Any = self.callback_handler
         handler.on_train_begin = partial(self._begin_training, handler.on_train_begin)
         self._make_loss()
+        self._set_direction()
         self._check_model()
 
     # ---- Set-up ----
@@ -290,11 +292,25 @@ class CalibrationMixin(Trainer):
         is_used = (
             self.args.load_best_model_at_end or saves_the_best or schedule_reads_it
         )
-        best = self.args.metric_for_best_model
-        if is_used and best is not None:
-            # The Trainer adds the prefix, too.
-            key = best if best.startswith("eval_") else f"eval_{best}"
+        key = self._key_of_best
+        if is_used and key is not None:
             self._logged_metrics.check(key, "metric_for_best_model")
+
+    def _set_direction(self) -> None:
+        """Take smaller values for better in a metric of an evaluation set whose name looks like a sign, such as "neg"."""
+        is_given = getattr(self.args, "direction_is_given", True)
+        key = self._key_of_best
+        evaluated = None if key is None else self._logged_metrics.set_of(key)
+        if is_given or key is None or evaluated is None:
+            return
+        if lower_is_better(key.removeprefix(f"eval_{evaluated}_")):
+            self.args.greater_is_better = False
+
+    @property
+    def _key_of_best(self) -> str | None:
+        """The log key of the metric that selects the best model, which the Trainer gives the prefix, too."""
+        best = self.args.metric_for_best_model
+        return best if best is None or best.startswith("eval_") else f"eval_{best}"
 
     @property
     def _logged_metrics(self) -> checks.LoggedMetrics:

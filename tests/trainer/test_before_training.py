@@ -534,6 +534,22 @@ def test_metrics_of_the_user_are_not_refused(tmp_path: Path) -> None:
         assert trainer.state.best_metric == 1.0
 
 
+def test_an_evaluation_set_may_be_named_like_a_sign(tmp_path: Path) -> None:
+    model = tiny_bert()
+    rows = sequences(model, 8)
+
+    def direction(metric: str, **given: Any) -> Any:
+        args = arguments(tmp_path, **BEST, metric_for_best_model=metric, **given)
+        held_out = {"neg": rows, "b": rows}
+        CalibrationTrainer(model, args, train_dataset=rows, eval_dataset=held_out)
+        return args.greater_is_better
+
+    assert direction("neg_nll") is False
+    assert direction("eval_neg_ece") is False
+    assert direction("neg_accuracy") is True
+    assert direction("neg_nll", greater_is_better=True) is True
+
+
 def search(folder: Path, objective: Any, space: Any = None, **given: Any) -> Any:
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)
     direction = given.pop("direction", "minimize")
@@ -595,6 +611,12 @@ def test_an_objective_that_the_evaluation_does_not_have_is_named(
 
 
 def test_objectives_in_their_direction_are_searched(tmp_path: Path) -> None:
+    class Adds(TrainerCallback):
+        def on_evaluate(self, *given: Any, metrics: Any = None, **kwargs: Any) -> None:
+            metrics["eval_neg_nll"] = -metrics["eval_nll"]
+
+    turned = {"callbacks": [Adds()], "direction": "maximize"}
+    assert search(tmp_path, "eval_neg_nll", **turned).objective < 0
     best = search(tmp_path, "eval_accuracy", direction="maximize")
     assert 0 <= best.objective <= 1
     by_a_function = search(tmp_path, lambda metrics: metrics["eval_accuracy"])
