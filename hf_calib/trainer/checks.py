@@ -186,6 +186,16 @@ class LoggedMetrics(NamedTuple):
             way_out=f"set calibration_strategy='evaluate', or {argument}={name.removesuffix(_CALIBRATED)!r}",
         )
 
+    def labelled_for(self, name: str) -> Any:
+        """The evaluation rows whose labels one of these metrics is of; None for other log keys."""
+        evaluated = self.set_of(name)
+        rows = self.evaluation
+        if isinstance(rows, dict):
+            rows = rows.get(evaluated)
+        key = name.removeprefix("eval_").removeprefix(f"{evaluated}_")
+        is_ours = key.removesuffix(_CALIBRATED) in (*LOGGED_METRICS, "loss")
+        return rows if is_ours else None
+
     def _without_set(self, name: str, argument: str) -> str:
         """The key of a metric without the name of its evaluation set, which it has to have."""
         found = self.set_of(name)
@@ -417,6 +427,18 @@ def check_kind(batch: Any, role: str, label_key: str, multi_label: bool | None) 
     )
 
 
+def check_has_labels(
+    batch: Mapping[str, Any] | None, role: str, label_key: str, metric: str
+) -> None:
+    """Raise for evaluation rows without the labels of the metric that selects the best model."""
+    check(
+        batch is None or batch.get(label_key) is not None,
+        f"the {role} split to have labels for metric_for_best_model",
+        got=f"{metric!r}, and batches of {few(sorted(batch or ()))}",
+        way_out="check its label column, or leave metric_for_best_model out",
+    )
+
+
 def check_inputs(dataset: Any, role: str, inputs: Collection[str]) -> None:
     """Raise for a row without a value in an input column of the model, if the dataset has its rows in memory."""
     for name in inputs:
@@ -539,6 +561,21 @@ def warn_of_roles(splits: Splits, fitted: str) -> None:
     else:
         return
     warnings.warn(text, stacklevel=5)
+
+
+def warn_of_fits_at_evaluations(
+    strategy: str, evaluations: str, *, has_calibrator: bool
+) -> None:
+    """Warn of a calibrator that is to be fitted before each evaluation, if there is none of them."""
+    if strategy != "evaluate" or (has_calibrator and evaluations != "no"):
+        return
+    reason = "there is no calibrator"
+    if has_calibrator:
+        reason = "there is no evaluation during training, with eval_strategy='no'"
+    warnings.warn(
+        f"calibration_strategy='evaluate' has no effect: {reason}. Leave it out.",
+        stacklevel=5,
+    )
 
 
 def warn_of_split_batches(loss: CalibrationLoss, args: Any, *, gathers: bool) -> None:

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedConfig, Trainer
 from transformers.trainer_utils import (
     EvalLoopOutput,
+    IntervalStrategy,
     SaveStrategy,
     default_compute_objective,
 )
@@ -287,14 +288,19 @@ class CalibrationMixin(Trainer):
         if self.has_own_loss:
             checks.check_smoothing_is_read(self.args, self.calibration_config)
 
-        saves_the_best = self.args.save_strategy == SaveStrategy.BEST
-        schedule_reads_it = self.args.lr_scheduler_type in METRIC_SCHEDULES
-        is_used = (
-            self.args.load_best_model_at_end or saves_the_best or schedule_reads_it
-        )
         key = self._key_of_best
-        if is_used and key is not None:
+        if self._reads_best and key is not None:
             self._logged_metrics.check(key, "metric_for_best_model")
+
+    @property
+    def _reads_best(self) -> bool:
+        """Whether the metric that selects the best model is read: the Trainer does after each evaluation."""
+        return (
+            self.args.eval_strategy != IntervalStrategy.NO
+            or self.args.load_best_model_at_end
+            or self.args.save_strategy == SaveStrategy.BEST
+            or self.args.lr_scheduler_type in METRIC_SCHEDULES
+        )
 
     def _set_direction(self) -> None:
         """Take smaller values for better in a metric of an evaluation set whose name looks like a sign, such as "neg"."""
@@ -442,21 +448,28 @@ class CalibrationMixin(Trainer):
             fitted.append("the loss's gammas")
         if fitting is not None:
             fitted.append(fitting.title)
+        problem = self.problem
         if self.reads_labels:
-            self._check_rows(fits=bool(fitted) and self.has_own_loss)
+            kind = self._check_rows(fits=bool(fitted) and self.has_own_loss)
+            problem = problem._replace(multi_label=kind)
         if fitting is not None:
-            maps.check_goes_with(fitting.scaler, self.problem)
+            maps.check_goes_with(fitting.scaler, problem)
 
         if self.is_world_process_zero():
             if fitted:
                 checks.warn_of_roles(self.splits, " and ".join(fitted))
+            checks.warn_of_fits_at_evaluations(
+                self.calibration_config.calibration_strategy,
+                self.args.eval_strategy,
+                has_calibrator=fitting is not None,
+            )
             gathers = self.calibration_config.gather_batch
             checks.warn_of_split_batches(
                 self.calibration_loss, self.args, gathers=gathers
             )
 
-    def _check_rows(self, *, fits: bool) -> None:
-        """Raise for rows or labels that the model, the loss or a fit cannot read."""
+    def _check_rows(self, *, fits: bool) -> bool | None:
+        """Raise for rows or labels that model, loss, fit or metric cannot read; return whether a row has several."""
         key = self.label_key
         forward = without_adapters(self.unwrapped_model).forward
         labels_of_all = {key, "label", "label_ids"}
@@ -477,6 +490,8 @@ class CalibrationMixin(Trainer):
         gammas = self.own_callbacks.find(AdaFocalCallback)
         n_samples = None if gammas is None else gammas.n_samples
         multi_label = self.problem.multi_label
+        best = self._key_of_best if self._reads_best else None
+        selecting = None if best is None else self._logged_metrics.labelled_for(best)
         for role, dataset in self.splits.by_name().items():
             checks.check_inputs(dataset, role, inputs)
             labels.check(dataset, role)
@@ -489,9 +504,12 @@ class CalibrationMixin(Trainer):
             batch = first_batch(self, dataset, role)
             if is_fitted_to:
                 checks.check_calibration_split(dataset, batch, key, n_samples)
+            if best is not None and dataset is selecting:
+                checks.check_has_labels(batch, role, key, best)
             checks.check_kind(batch, role, key, multi_label)
             if multi_label is None:  # As the first batch of the training will decide.
                 multi_label = is_multi_label(batch, key)
+        return multi_label
 
     def _begin_training(self, begin: Callable[..., Any], *given: Any) -> Any:
         """Run the handler's begin event, once the callbacks are those of this run."""
