@@ -272,7 +272,7 @@ def names_of_classes(dataset: Any, label_key: str) -> list[str]:
         return []
     features = dataset.features or {}
     columns = (name for name in label_columns(label_key) if name in features)
-    feature = features.get(next(columns, ""))
+    feature: Any = features.get(next(columns, ""))
     while hasattr(feature, "feature"):  # Lists have one label per token.
         feature = feature.feature
     return list(getattr(feature, "names", []))

@@ -65,6 +65,7 @@ from hf_calib.trainer.results import Results
 from hf_calib.trainer.saving import (
     check_complete,
     check_goes_on,
+    check_intervals,
     checkpoint_to_resume,
     load_loss_state,
     raise_everywhere,
@@ -303,7 +304,7 @@ class CalibrationMixin(Trainer):
         )
 
     def _set_direction(self) -> None:
-        """Take smaller values for better in a metric of an evaluation set whose name looks like a sign, such as "neg"."""
+        """Take smaller values for better in a metric of an evaluation set that is named like a sign, as "neg"."""
         is_given = getattr(self.args, "direction_is_given", True)
         key = self._key_of_best
         evaluated = None if key is None else self._logged_metrics.set_of(key)
@@ -425,6 +426,7 @@ class CalibrationMixin(Trainer):
     def _restore_calibration(self, checkpoint: str) -> None:
         """Restore the gammas and the calibrator of a checkpoint of this loss."""
         check_goes_on(self.calibration_loss, checkpoint)
+        check_intervals(checkpoint, self.args)
         if isinstance(self.calibration_loss, AdaptiveLoss):
             load_loss_state(self.calibration_loss, checkpoint)
         fitting = self.own_callbacks.find(CalibrationMapCallback)

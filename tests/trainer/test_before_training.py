@@ -544,7 +544,7 @@ def test_a_metric_that_selects_the_model_needs_labels(
     strategy = {"calibration_strategy": "evaluate"}
     trainer = evaluating(tmp_path, metric_for_best_model=metric, **strategy)
     trainer.eval_dataset = form(trainer.eval_dataset)
-    message = f"the evaluation split to have labels for metric_for_best_model, got 'eval_{metric}', and batches of input"
+    message = f"the evaluation split to have labels for metric_for_best_model, got 'eval_{metric}', and"
     refuses_to_train(trainer, message, ValueError)
     several = evaluating(
         tmp_path, metric_for_best_model=f"a_b_{metric}", sets=True, **strategy
