@@ -564,10 +564,10 @@ def warn_of_roles(splits: Splits, fitted: str) -> None:
 
 
 def warn_of_fits_at_evaluations(
-    strategy: str, evaluations: str, *, has_calibrator: bool
+    strategy: str, *, has_evaluations: bool, has_calibrator: bool
 ) -> None:
     """Warn of a calibrator that is to be fitted before each evaluation, if there is none of them."""
-    if strategy != "evaluate" or (has_calibrator and evaluations != "no"):
+    if strategy != "evaluate" or (has_calibrator and has_evaluations):
         return
     reason = "there is no calibrator"
     if has_calibrator:

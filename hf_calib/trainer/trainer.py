@@ -462,7 +462,8 @@ class CalibrationMixin(Trainer):
                 checks.warn_of_roles(self.splits, " and ".join(fitted))
             checks.warn_of_fits_at_evaluations(
                 self.calibration_config.calibration_strategy,
-                self.args.eval_strategy,
+                has_evaluations=self.args.eval_strategy != IntervalStrategy.NO
+                or self.args.eval_on_start,
                 has_calibrator=fitting is not None,
             )
             gathers = self.calibration_config.gather_batch

@@ -588,6 +588,7 @@ def test_a_calibrator_of_another_kind_than_the_rows_is_refused(
             "there is no calibrator",
         ),
         ({"eval_strategy": "epoch"}, None),
+        ({"eval_strategy": "no", "eval_on_start": True}, None),
     ],
 )
 def test_fits_at_evaluations_that_there_are_not_are_warned_of(
