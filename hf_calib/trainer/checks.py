@@ -266,9 +266,16 @@ def check_direction(name: str, trial: Any) -> None:
 # ---- Labels ----
 
 
+def has_transform(dataset: Any) -> bool:
+    """Whether rows of a `datasets.Dataset` are changed when they are read."""
+    is_table = isinstance(dataset, datasets.Dataset)
+    return is_table and dataset.format["type"] == "custom"
+
+
 def names_of_classes(dataset: Any, label_key: str) -> list[str]:
-    """The names by which the label column of a dataset numbers its classes; none if it has none."""
-    if not isinstance(dataset, (datasets.Dataset, datasets.IterableDataset)):
+    """The names by which the label column of a dataset numbers its classes; none if a transform may change them."""
+    is_known = isinstance(dataset, (datasets.Dataset, datasets.IterableDataset))
+    if not is_known or has_transform(dataset):
         return []
     features = dataset.features or {}
     columns = (name for name in label_columns(label_key) if name in features)
@@ -301,10 +308,8 @@ class LabelCheck(NamedTuple):
 
     def check(self, dataset: Any, role: str) -> None:
         """Raise for labels that are missing, names or out of range, if the dataset has a label column."""
-        has_transform = (
-            isinstance(dataset, datasets.Dataset) and dataset.format["type"] == "custom"
-        )
-        is_stock = self.collator_is_stock and not has_transform
+        may_change = has_transform(dataset)
+        is_stock = self.collator_is_stock and not may_change
         if is_stock and self.problem.answers is None:
             self._check_order(dataset, role)
         found = read_labels(dataset, self.label_key)
@@ -325,7 +330,7 @@ class LabelCheck(NamedTuple):
         )
         first = found.values[0]
         check(
-            has_transform or not isinstance(first, str),
+            may_change or not isinstance(first, str),
             f"{requirement} class indices",
             got=f"{str(first)!r} in row {found.rows[0]}",
             way_out="number them alike in all splits: dataset.cast_column('label', ClassLabel(names=[...])), with the "
@@ -336,7 +341,7 @@ class LabelCheck(NamedTuple):
             return
         if self.problem.answers is None:
             self._check_range(found, dataset, role, is_stock=is_stock)
-        elif not has_transform:
+        elif not may_change:
             self.problem.answers.check(found, role)
 
     def _check_order(self, dataset: Any, role: str) -> None:
