@@ -57,10 +57,20 @@ LOGGED_METRICS = {
 }
 
 
+# Names of metrics that are turned around so that larger is better, such as neg_nll.
+_TURNED_AROUND = {"neg", "negative", "negated", "minus", "inv", "inverse", "inverted"}
+
+
+def is_turned_around(log_key: str) -> bool:
+    """Whether a log key, such as eval_neg_nll, names a metric with the other sign, or its inverse."""
+    return not _TURNED_AROUND.isdisjoint(log_key.lower().split("_"))
+
+
 def lower_is_better(log_key: str) -> bool:
     """Whether a log key, such as eval_ece_calibrated, names one of these metrics and smaller is better."""
     name = "_" + log_key.removesuffix("_calibrated")
-    return any(name.endswith(f"_{key}") for key in LOGGED_METRICS if key != "accuracy")
+    errors = [f"_{key}" for key in LOGGED_METRICS if key != "accuracy"]
+    return name.endswith(tuple(errors)) and not is_turned_around(name)
 
 
 class RowScores(NamedTuple):

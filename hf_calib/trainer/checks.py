@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,7 +24,7 @@ from hf_calib.losses import CalibrationLoss
 from hf_calib.losses.adaptive import GapTableLoss
 from hf_calib.losses.statistics.definitions import IGNORE_INDEX
 from hf_calib.metrics.checks import check_type
-from hf_calib.metrics.state import LOGGED_METRICS, lower_is_better
+from hf_calib.metrics.state import LOGGED_METRICS, is_turned_around, lower_is_better
 from hf_calib.trainer.first_rows import has_rows, is_multi_label
 from hf_calib.trainer.labels import (
     Labels,
@@ -185,19 +186,35 @@ class LoggedMetrics(NamedTuple):
             way_out=f"set calibration_strategy='evaluate', or {argument}={name.removesuffix(_CALIBRATED)!r}",
         )
 
+    def labelled_for(self, name: str) -> Any:
+        """The evaluation rows whose labels one of these metrics is of; None for other log keys."""
+        evaluated = self.set_of(name)
+        rows = self.evaluation
+        if isinstance(rows, dict):
+            rows = rows.get(evaluated)
+        key = name.removeprefix("eval_").removeprefix(f"{evaluated}_")
+        is_ours = key.removesuffix(_CALIBRATED) in (*LOGGED_METRICS, "loss")
+        return rows if is_ours else None
+
     def _without_set(self, name: str, argument: str) -> str:
         """The key of a metric without the name of its evaluation set, which it has to have."""
-        sets = [key for key in self.evaluation if name.startswith(f"eval_{key}_")]
+        found = self.set_of(name)
         first = next(iter(self.evaluation))
         metric = name.removeprefix("eval_")
         check(
-            bool(sets),
+            found is not None,
             f"{argument} to begin with the name of an evaluation set ({few(list(self.evaluation))})",
             got=repr(name),
             way_out=f"set it to 'eval_{first}_{metric}', for example",
         )
-        longest = max(sets, key=len)
-        return "eval_" + metric.removeprefix(f"{longest}_")
+        return "eval_" + metric.removeprefix(f"{found}_")
+
+    def set_of(self, name: str) -> str | None:
+        """The evaluation set that a log key begins with; None if there is one without a name, or another key."""
+        if not isinstance(self.evaluation, dict):
+            return None
+        sets = [key for key in self.evaluation if name.startswith(f"eval_{key}_")]
+        return max(sets, key=len, default=None)
 
 
 def may_have_other_metrics(trainer: Any) -> bool:
@@ -233,6 +250,7 @@ def check_direction(name: str, trial: Any) -> None:
     study = getattr(trial, "study", None)  # Optuna's; the others have none.
     is_accuracy = re.search(rf"_accuracy({_CALIBRATED})?$", name) is not None
     is_known = is_accuracy or name.endswith("_loss") or lower_is_better(name)
+    is_known = is_known and not is_turned_around(name)
     if study is None or not is_known:
         return
     right = "maximize" if is_accuracy else "minimize"
@@ -248,11 +266,41 @@ def check_direction(name: str, trial: Any) -> None:
 # ---- Labels ----
 
 
+def has_transform(dataset: Any) -> bool:
+    """Whether rows of a `datasets.Dataset` are changed when they are read."""
+    is_table = isinstance(dataset, datasets.Dataset)
+    return is_table and dataset.format["type"] == "custom"
+
+
+def names_of_classes(dataset: Any, label_key: str) -> list[str]:
+    """The names by which the label column of a dataset numbers its classes; none if a transform may change them."""
+    is_known = isinstance(dataset, (datasets.Dataset, datasets.IterableDataset))
+    if not is_known or has_transform(dataset):
+        return []
+    features = dataset.features or {}
+    columns = (name for name in label_columns(label_key) if name in features)
+    feature: Any = features.get(next(columns, ""))
+    while hasattr(feature, "feature"):  # Lists have one label per token.
+        feature = feature.feature
+    return list(getattr(feature, "names", []))
+
+
+def _comparable(name: str) -> str | float:
+    """A class name as it is compared: in lower case, or a number."""
+    try:
+        number = float(name)
+    except ValueError:
+        return str(name).casefold()
+    # NaN is not equal to itself.
+    return number if math.isfinite(number) else name.casefold()
+
+
 class LabelCheck(NamedTuple):
     """What the labels of all splits have to fit."""
 
     problem: Problem
     class_names: Sequence[str]
+    names_of_splits: Sequence[str]  # Of the first split that names its classes.
     label_key: str
     # A user's collator or the transform of a dataset may change the labels later.
     collator_is_stock: bool
@@ -260,17 +308,17 @@ class LabelCheck(NamedTuple):
 
     def check(self, dataset: Any, role: str) -> None:
         """Raise for labels that are missing, names or out of range, if the dataset has a label column."""
+        may_change = has_transform(dataset)
+        is_stock = self.collator_is_stock and not may_change
+        if is_stock and self.problem.answers is None:
+            self._check_order(dataset, role)
         found = read_labels(dataset, self.label_key)
         if found is None:
             return
         requirement = f"labels of the {role} split to be"
         found.check_given(role)
-        has_transform = (
-            isinstance(dataset, datasets.Dataset) and dataset.format["type"] == "custom"
-        )
         if len(found.values) == 0:
             return
-        is_stock = self.collator_is_stock and not has_transform
         # Of a calibration split this matters only if something is fitted to it.
         check(
             not is_stock
@@ -282,34 +330,41 @@ class LabelCheck(NamedTuple):
         )
         first = found.values[0]
         check(
-            has_transform or not isinstance(first, str),
+            may_change or not isinstance(first, str),
             f"{requirement} class indices",
             got=f"{str(first)!r} in row {found.rows[0]}",
-            way_out="number them: dataset.class_encode_column('label'), the same names in each split",
+            way_out="number them alike in all splits: dataset.cast_column('label', ClassLabel(names=[...])), with the "
+            "model's names in their order",
         )
         is_number = found.values.dtype.kind in "iuf"
         if not is_number:
             return
         if self.problem.answers is None:
-            if is_stock:
-                self._check_order(dataset, role)
             self._check_range(found, dataset, role, is_stock=is_stock)
-        elif not has_transform:
+        elif not may_change:
             self.problem.answers.check(found, role)
 
     def _check_order(self, dataset: Any, role: str) -> None:
-        """Raise for a column that numbers the model's classes in another order."""
-        features = getattr(dataset, "features", {})
-        column = next(
-            (name for name in label_columns(self.label_key) if name in features), ""
-        )
-        feature = features.get(column)
-        names = getattr(getattr(feature, "feature", feature), "names", [])
+        """Raise for a column that numbers the classes in another way than the model, or than the first split."""
+        names = names_of_classes(dataset, self.label_key)
+        here = [_comparable(name) for name in names]
+        of_model = [_comparable(name) for name in self.class_names]
+        places = {name: index for index, name in enumerate(of_model)}
         check(
-            names == self.class_names or set(names) != set(self.class_names),
-            f"the classes of the {role} split to be in the model's order ({', '.join(self.class_names)})",
-            got=", ".join(names),
+            all(places.get(name, index) == index for index, name in enumerate(here)),
+            f"the classes of the {role} split to be in the model's order ({few(self.class_names)})",
+            got=few(names),
             way_out="call dataset.align_labels_with_mapping(model.config.label2id, column)",
+        )
+        # The model may have no names of its own, such as LABEL_0.
+        first = [_comparable(name) for name in self.names_of_splits]
+        n_shared = min(len(here), len(first))
+        check(
+            here[:n_shared] == first[:n_shared] or set(here).isdisjoint(first),
+            f"the classes of the {role} split to be numbered as in the other splits ({few(self.names_of_splits)})",
+            got=few(names),
+            way_out="call dataset.align_labels_with_mapping({name: index}, column) with the same numbers for each "
+            "split, or encode all splits together",
         )
 
     def _check_range(
@@ -374,6 +429,18 @@ def check_kind(batch: Any, role: str, label_key: str, multi_label: bool | None) 
         f"labels of the {role} split to be {wanted}",
         got=got,
         way_out=f"convert them, or set the model's problem_type to '{type_of_labels}_label_classification'",
+    )
+
+
+def check_has_labels(
+    batch: Mapping[str, Any] | None, role: str, label_key: str, metric: str
+) -> None:
+    """Raise for evaluation rows without the labels of the metric that selects the best model."""
+    check(
+        batch is None or batch.get(label_key) is not None,
+        f"the {role} split to have labels for metric_for_best_model",
+        got=f"{metric!r}, and batches of {few(sorted(batch or ()))}",
+        way_out="check its label column, or leave metric_for_best_model out",
     )
 
 
@@ -499,6 +566,21 @@ def warn_of_roles(splits: Splits, fitted: str) -> None:
     else:
         return
     warnings.warn(text, stacklevel=5)
+
+
+def warn_of_fits_at_evaluations(
+    strategy: str, *, has_evaluations: bool, has_calibrator: bool
+) -> None:
+    """Warn of a calibrator that is to be fitted before each evaluation, if there is none of them."""
+    if strategy != "evaluate" or (has_calibrator and has_evaluations):
+        return
+    reason = "there is no calibrator"
+    if has_calibrator:
+        reason = "there is no evaluation during training, with eval_strategy='no'"
+    warnings.warn(
+        f"calibration_strategy='evaluate' has no effect: {reason}. Leave it out.",
+        stacklevel=5,
+    )
 
 
 def warn_of_split_batches(loss: CalibrationLoss, args: Any, *, gathers: bool) -> None:

@@ -253,6 +253,8 @@ class CalibrationTrainingArguments(CalibrationConfig, TrainingArguments):
             and isinstance(self.make_loss(), AdaptiveLoss)
         ):
             self.metric_for_best_model = "nll"
+        # The trainer knows the names of evaluation sets, which a metric's name may begin with.
+        self.direction_is_given = self.greater_is_better is not None
         # The base class assumes that larger is better except for losses.
         if self.greater_is_better is None and lower_is_better(
             self.metric_for_best_model or ""

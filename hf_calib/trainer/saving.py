@@ -20,7 +20,15 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME
 
 from hf_calib._errors import InputValueError, check, cut, expected, few, printable
 from hf_calib._files import remove_files, report_files, whole_file
-from hf_calib._records import count, fits, number, or_none, read_json, wrong_entry
+from hf_calib._records import (
+    count,
+    fits,
+    number,
+    or_none,
+    positive,
+    read_json,
+    wrong_entry,
+)
 from hf_calib.cards.facts import REPORT_FOLDER
 from hf_calib.export.folder import (
     CONFIG,
@@ -153,6 +161,27 @@ def loss_record(loss: CalibrationLoss) -> dict[str, Any]:
         "class_weights": None if weights is None else weights.tolist(),
     }
     return json.loads(json.dumps(record))
+
+
+def check_intervals(checkpoint: str | os.PathLike[str], args: Any) -> None:
+    """Raise for a state whose steps between logs, evaluations or checkpoints the Trainer cannot divide by."""
+    path = Path(checkpoint) / TRAINER_STATE_NAME
+    if not path.is_file():
+        return
+    state = read_json(path, _STATE_KINDS, _LARGEST_STATE)
+    for event in ("logging", "eval", "save"):
+        name = f"{event}_steps"
+        recorded = state.get(name, 1)
+        own = getattr(args, name)
+        # With a number of their own that is not positive, the arguments ask for none.
+        is_read = getattr(args, f"{event}_strategy") == "steps"
+        is_read = is_read and (own is None or own > 0)
+        check(
+            not is_read or positive(recorded),
+            f"{path} to hold a positive {name}",
+            got=cut(repr(recorded), 100),
+            way_out=_OTHER_CHECKPOINT,
+        )
 
 
 def check_goes_on(loss: CalibrationLoss, checkpoint: str | os.PathLike[str]) -> None:
@@ -319,6 +348,12 @@ def _wrong_in_state(path: Path) -> str | None:
     wrong = wrong_entry(state, _STATE_KINDS)
     if wrong is not None:
         return f"{wrong}: {cut(repr(state[wrong]), 100) if wrong in state else 'none'}"
+    step = state["global_step"]
+    if step > state["max_steps"]:
+        return f"global_step: {step}, above max_steps {state['max_steps']}"
+    of_folder = path.parent.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
+    if of_folder.isdecimal() and int(of_folder) != step:
+        return f"global_step: {step}, in the folder of step {of_folder}"
     unknown = sorted(state.keys() - TrainerState.__dataclass_fields__.keys())
     if unknown:
         return f"unknown entries: {few(unknown)}"

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedConfig, Trainer
 from transformers.trainer_utils import (
     EvalLoopOutput,
+    IntervalStrategy,
     SaveStrategy,
     default_compute_objective,
 )
@@ -38,6 +39,7 @@ from hf_calib.export.hub import push_folder
 from hf_calib.language_models.label_tokens import is_causal, without_adapters
 from hf_calib.losses import AdaptiveLoss, CalibrationLoss, all_gather_rows, logits_of
 from hf_calib.metrics.checks import check_integer, check_type
+from hf_calib.metrics.state import lower_is_better
 from hf_calib.models.weights import fingerprint_if_loaded
 from hf_calib.scaling import TemperatureScaling
 from hf_calib.scaling.saved_map import SavedMap, temperature_of, title_of
@@ -63,6 +65,7 @@ from hf_calib.trainer.results import Results
 from hf_calib.trainer.saving import (
     check_complete,
     check_goes_on,
+    check_intervals,
     checkpoint_to_resume,
     load_loss_state,
     raise_everywhere,
@@ -146,6 +149,7 @@ class CalibrationMixin(Trainer):
         handler: Any = self.callback_handler
         handler.on_train_begin = partial(self._begin_training, handler.on_train_begin)
         self._make_loss()
+        self._set_direction()
         self._check_model()
 
     # ---- Set-up ----
@@ -285,16 +289,35 @@ class CalibrationMixin(Trainer):
         if self.has_own_loss:
             checks.check_smoothing_is_read(self.args, self.calibration_config)
 
-        saves_the_best = self.args.save_strategy == SaveStrategy.BEST
-        schedule_reads_it = self.args.lr_scheduler_type in METRIC_SCHEDULES
-        is_used = (
-            self.args.load_best_model_at_end or saves_the_best or schedule_reads_it
-        )
-        best = self.args.metric_for_best_model
-        if is_used and best is not None:
-            # The Trainer adds the prefix, too.
-            key = best if best.startswith("eval_") else f"eval_{best}"
+        key = self._key_of_best
+        if self._reads_best and key is not None:
             self._logged_metrics.check(key, "metric_for_best_model")
+
+    @property
+    def _reads_best(self) -> bool:
+        """Whether the metric that selects the best model is read: the Trainer does after each evaluation."""
+        return (
+            self.args.eval_strategy != IntervalStrategy.NO
+            or self.args.load_best_model_at_end
+            or self.args.save_strategy == SaveStrategy.BEST
+            or self.args.lr_scheduler_type in METRIC_SCHEDULES
+        )
+
+    def _set_direction(self) -> None:
+        """Take smaller values for better in a metric of an evaluation set that is named like a sign, as "neg"."""
+        is_given = getattr(self.args, "direction_is_given", True)
+        key = self._key_of_best
+        evaluated = None if key is None else self._logged_metrics.set_of(key)
+        if is_given or key is None or evaluated is None:
+            return
+        if lower_is_better(key.removeprefix(f"eval_{evaluated}_")):
+            self.args.greater_is_better = False
+
+    @property
+    def _key_of_best(self) -> str | None:
+        """The log key of the metric that selects the best model, which the Trainer gives the prefix, too."""
+        best = self.args.metric_for_best_model
+        return best if best is None or best.startswith("eval_") else f"eval_{best}"
 
     @property
     def _logged_metrics(self) -> checks.LoggedMetrics:
@@ -403,6 +426,7 @@ class CalibrationMixin(Trainer):
     def _restore_calibration(self, checkpoint: str) -> None:
         """Restore the gammas and the calibrator of a checkpoint of this loss."""
         check_goes_on(self.calibration_loss, checkpoint)
+        check_intervals(checkpoint, self.args)
         if isinstance(self.calibration_loss, AdaptiveLoss):
             load_loss_state(self.calibration_loss, checkpoint)
         fitting = self.own_callbacks.find(CalibrationMapCallback)
@@ -426,29 +450,42 @@ class CalibrationMixin(Trainer):
             fitted.append("the loss's gammas")
         if fitting is not None:
             fitted.append(fitting.title)
+        problem = self.problem
         if self.reads_labels:
-            self._check_rows(fits=bool(fitted) and self.has_own_loss)
+            kind = self._check_rows(fits=bool(fitted) and self.has_own_loss)
+            problem = problem._replace(multi_label=kind)
         if fitting is not None:
-            maps.check_goes_with(fitting.scaler, self.problem)
+            maps.check_goes_with(fitting.scaler, problem)
 
         if self.is_world_process_zero():
             if fitted:
                 checks.warn_of_roles(self.splits, " and ".join(fitted))
+            checks.warn_of_fits_at_evaluations(
+                self.calibration_config.calibration_strategy,
+                has_evaluations=self.args.eval_strategy != IntervalStrategy.NO
+                or self.args.eval_on_start,
+                has_calibrator=fitting is not None,
+            )
             gathers = self.calibration_config.gather_batch
             checks.warn_of_split_batches(
                 self.calibration_loss, self.args, gathers=gathers
             )
 
-    def _check_rows(self, *, fits: bool) -> None:
-        """Raise for rows or labels that the model, the loss or a fit cannot read."""
+    def _check_rows(self, *, fits: bool) -> bool | None:
+        """Raise for rows or labels that model, loss, fit or metric cannot read; return whether a row has several."""
         key = self.label_key
         forward = without_adapters(self.unwrapped_model).forward
         labels_of_all = {key, "label", "label_ids"}
         inputs = inspect.signature(forward).parameters.keys() - labels_of_all
         collator_module = str(getattr(self.data_collator, "__module__", ""))
+        named = [
+            checks.names_of_classes(dataset, key)
+            for dataset in self.splits.by_name().values()
+        ]
         labels = checks.LabelCheck(
             problem=self.problem,
             class_names=list(self.class_names.values()),
+            names_of_splits=next(filter(None, named), []),
             label_key=key,
             collator_is_stock=collator_module.startswith("transformers."),
             labels_of_rows=partial(labels_of_rows, self),
@@ -456,6 +493,8 @@ class CalibrationMixin(Trainer):
         gammas = self.own_callbacks.find(AdaFocalCallback)
         n_samples = None if gammas is None else gammas.n_samples
         multi_label = self.problem.multi_label
+        best = self._key_of_best if self._reads_best else None
+        selecting = None if best is None else self._logged_metrics.labelled_for(best)
         for role, dataset in self.splits.by_name().items():
             checks.check_inputs(dataset, role, inputs)
             labels.check(dataset, role)
@@ -468,9 +507,12 @@ class CalibrationMixin(Trainer):
             batch = first_batch(self, dataset, role)
             if is_fitted_to:
                 checks.check_calibration_split(dataset, batch, key, n_samples)
+            if best is not None and dataset is selecting:
+                checks.check_has_labels(batch, role, key, best)
             checks.check_kind(batch, role, key, multi_label)
             if multi_label is None:  # As the first batch of the training will decide.
                 multi_label = is_multi_label(batch, key)
+        return multi_label
 
     def _begin_training(self, begin: Callable[..., Any], *given: Any) -> Any:
         """Run the handler's begin event, once the callbacks are those of this run."""

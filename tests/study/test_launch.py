@@ -226,6 +226,8 @@ def test_a_command_has_the_launchers_words_and_the_newest_whole_checkpoint(
         (folder / name).mkdir()
     assert "--resume_from_checkpoint" not in launch.command(cell, folder)
     state = TrainerState(stateful_callbacks=[TrainerControl()])
+    state.global_step = 5
+    state.max_steps = 5
     state.save_to_json(str(folder / "checkpoint-5" / "trainer_state.json"))
     assert launch.command(cell, folder)[-1] == str(folder / "checkpoint-5")
     mark_failed(folder, "of an earlier try")

@@ -148,6 +148,36 @@ def test_classes_in_another_order_than_the_models_are_refused(
     trainer._check_data()
 
 
+OWN = ["ant", "bee", "cat", "2"]
+
+
+def with_names(rows: Dataset, names: list[str]) -> Dataset:
+    small = rows.map(lambda row: {"label": min(row["label"], len(names) - 1)})
+    return small.cast_column("label", ClassLabel(names=names))
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+@pytest.mark.parametrize("as_given", [lambda rows: rows, Dataset.to_iterable_dataset])
+@pytest.mark.parametrize("names", [["ant", "cat"], ["CAT", "Ant"], ["ant", "2.0"]])
+def test_a_split_that_was_numbered_by_itself_is_refused(
+    names: list[str], as_given: Callable[[Any], Any], is_named: bool, tmp_path: Path
+) -> None:
+    trainer = tiny_trainer(tmp_path)
+    if is_named:
+        trainer.model.config.id2label = dict(enumerate(OWN))
+    else:
+        trainer.train_dataset = with_names(trainer.train_dataset, OWN)
+    for same in (OWN, OWN[:2], ["ANT", "Bee", "cat", "2.0"], ["x", "y"]):
+        rows = with_names(trainer.calibration_dataset, same)
+        trainer.calibration_dataset = rows
+        trainer._check_data()
+    trainer.calibration_dataset = as_given(with_names(rows, names))
+    message = (
+        "the classes of the calibration split to be .*, got .*; call dataset.align"
+    )
+    refuses_to_train(trainer, message, ValueError)
+
+
 def test_rows_are_not_read_for_a_fit_that_there_is_not(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path, calibration_method="none", max_steps=1)
     trainer.calibration_dataset = without_labels(trainer.calibration_dataset)
@@ -477,7 +507,9 @@ def test_the_default_metric_of_an_adaptive_loss_needs_one_evaluation_set(
 @pytest.mark.parametrize(
     "settings",
     [
-        {"lr_scheduler_type": "reduce_lr_on_plateau"},
+        {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch"},
+        # The Trainer looks for it after each evaluation.
+        {"eval_strategy": "epoch"},
         {"save_strategy": "best", "eval_strategy": "epoch"},
     ],
 )
@@ -485,7 +517,7 @@ def test_other_readers_of_the_metric_are_known(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:
     unused = {"load_best_model_at_end": False, "save_strategy": "no"}
-    unused |= {"metric_for_best_model": "nnl"}
+    unused |= {"metric_for_best_model": "nnl", "eval_strategy": "no"}
     evaluating(tmp_path, **unused)
     with pytest.raises(ValueError, match="did you mean 'eval_nll'"):
         evaluating(tmp_path, **{**unused, **settings})
@@ -502,6 +534,88 @@ def test_metrics_of_the_user_are_not_refused(tmp_path: Path) -> None:
     for trainer in (by_callback, by_function):
         trainer.train()
         assert trainer.state.best_metric == 1.0
+
+
+@pytest.mark.parametrize("form", [without_labels, as_list(without_labels)])
+@pytest.mark.parametrize("metric", ["loss", "nll", "ece_calibrated"])
+def test_a_metric_that_selects_the_model_needs_labels(
+    metric: str, form: Callable[[Dataset], Any], tmp_path: Path
+) -> None:
+    strategy = {"calibration_strategy": "evaluate"}
+    trainer = evaluating(tmp_path, metric_for_best_model=metric, **strategy)
+    trainer.eval_dataset = form(trainer.eval_dataset)
+    message = f"the evaluation split to have labels for metric_for_best_model, got 'eval_{metric}', and"
+    refuses_to_train(trainer, message, ValueError)
+    several = evaluating(
+        tmp_path, metric_for_best_model=f"a_b_{metric}", sets=True, **strategy
+    )
+    labelled = several.eval_dataset["a"]
+    several.eval_dataset = {"a": labelled, "a_b": form(labelled)}
+    refuses_to_train(several, "the a_b split to have labels for metric", ValueError)
+    several.eval_dataset = {"a": form(labelled), "a_b": labelled}
+    several._check_data()
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        ("per_label_temperature", "single"),
+        ("matrix", "multi"),
+        ("vector", "multi"),
+        ("structured_matrix", "multi"),
+    ],
+)
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_calibrator_of_another_kind_than_the_rows_is_refused(
+    method: str, kind: str, is_stream: bool, tmp_path: Path
+) -> None:
+    trainer = tiny_trainer(tmp_path, calibration_method=method)
+    several = {"problem_type": "multi_label_classification"}
+    rows = sequences(tiny_bert(**several) if kind == "multi" else tiny_bert(), 12)
+    trainer.train_dataset = rows
+    trainer.eval_dataset = rows
+    trainer.calibration_dataset = rows.to_iterable_dataset() if is_stream else rows
+    message = f"method to be used with a {kind}-label problem, got '{method}'; choose"
+    refuses_to_train(trainer, message, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"eval_strategy": "no"}, "there is no evaluation during training"),
+        (
+            {"eval_strategy": "epoch", "calibration_method": "none"},
+            "there is no calibrator",
+        ),
+        ({"eval_strategy": "epoch"}, None),
+        ({"eval_strategy": "no", "eval_on_start": True}, None),
+    ],
+)
+def test_fits_at_evaluations_that_there_are_not_are_warned_of(
+    given: dict[str, Any], reason: str | None, tmp_path: Path
+) -> None:
+    trainer = tiny_trainer(tmp_path, calibration_strategy="evaluate", **given)
+    if reason is None:
+        trainer._check_data()
+        return
+    with pytest.warns(UserWarning, match=f"'evaluate' has no effect: {reason}"):
+        trainer._check_data()
+
+
+def test_an_evaluation_set_may_be_named_like_a_sign(tmp_path: Path) -> None:
+    model = tiny_bert()
+    rows = sequences(model, 8)
+
+    def direction(metric: str, **given: Any) -> Any:
+        args = arguments(tmp_path, **BEST, metric_for_best_model=metric, **given)
+        held_out = {"neg": rows, "b": rows}
+        CalibrationTrainer(model, args, train_dataset=rows, eval_dataset=held_out)
+        return args.greater_is_better
+
+    assert direction("neg_nll") is False
+    assert direction("eval_neg_ece") is False
+    assert direction("neg_accuracy") is True
+    assert direction("neg_nll", greater_is_better=True) is True
 
 
 def search(folder: Path, objective: Any, space: Any = None, **given: Any) -> Any:
@@ -565,6 +679,12 @@ def test_an_objective_that_the_evaluation_does_not_have_is_named(
 
 
 def test_objectives_in_their_direction_are_searched(tmp_path: Path) -> None:
+    class Adds(TrainerCallback):
+        def on_evaluate(self, *given: Any, metrics: Any = None, **kwargs: Any) -> None:
+            metrics["eval_neg_nll"] = -metrics["eval_nll"]
+
+    turned = {"callbacks": [Adds()], "direction": "maximize"}
+    assert search(tmp_path, "eval_neg_nll", **turned).objective < 0
     best = search(tmp_path, "eval_accuracy", direction="maximize")
     assert 0 <= best.objective <= 1
     by_a_function = search(tmp_path, lambda metrics: metrics["eval_accuracy"])

@@ -203,6 +203,7 @@ def test_the_map_comes_with_every_save_and_goes_with_the_next_training(
         "fingerprint": fingerprint(trainer.model),
     }
     trainer.args.calibration_method = "none"
+    trainer.args.calibration_strategy = "end"
     trainer.train()
     assert trainer.calibration_map is None
     trainer.save_model()
@@ -619,7 +620,9 @@ def test_a_checkpoint_has_only_a_map_of_its_own_weights(tmp_path: Path) -> None:
         is_fitted = step % 2 == 0
         assert (folder / MAP_NAME).is_file() == is_fitted, step
         assert ("calibration" in config) == is_fitted, step
-    resumed = tiny_trainer(tmp_path / "resumed", calibration_strategy="evaluate")
+    resumed = tiny_trainer(
+        tmp_path / "resumed", calibration_strategy="evaluate", eval_strategy="epoch"
+    )
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert resumed.temperature == trainer.temperature
 

@@ -466,6 +466,8 @@ STATES: dict[str, Callable[[Path], None]] = {
     "global_step: '3'": of_the_state(global_step="3"),
     "global_step: True": of_the_state(global_step=True),
     "global_step: -1": of_the_state(global_step=-1),
+    "global_step: 4, above max_steps 1": of_the_state(max_steps=1),
+    "global_step: 3, in the folder of step 4": of_the_state(global_step=3),
     "epoch: None": of_the_state(epoch=None),
     "log_history: {}": of_the_state(log_history={}),
     "log_history: [{'step': 1}, 7]": of_the_state(log_history=[{"step": 1}, 7]),
@@ -491,6 +493,25 @@ INCOMPLETE |= {
     found: ("trainer_state.json", change, f"trainer_state.json with {found}")
     for found, change in STATES.items()
 }
+
+
+@pytest.mark.parametrize("name", ["logging_steps", "eval_steps", "save_steps"])
+@pytest.mark.parametrize("steps", [0, -2, "2", None])
+def test_intervals_of_a_state_that_cannot_be_counted_are_refused(
+    name: str, steps: Any, checkpoint: Path
+) -> None:
+    of_the_state(**{name: steps})(checkpoint / "trainer_state.json")
+    settings = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps"}
+    by_steps = {**ADAPTIVE, **SAVED, **settings, "eval_steps": 2}
+    trainer = tiny_trainer(checkpoint.parent, **by_steps)
+    message = f"trainer_state.json to hold a positive {name}, got {steps!r}; resume"
+    with pytest.raises(ValueError, match=message):
+        trainer.train(resume_from_checkpoint=str(checkpoint))
+    # The numbers of what there is not are not read.
+    none = dict.fromkeys(("eval_strategy", "logging_strategy", "save_strategy"), "no")
+    unread = tiny_trainer(checkpoint.parent, **{**ADAPTIVE, **SAVED, **none})
+    unread._resume_from = str(checkpoint)
+    unread._set_up_training()
 
 
 def test_a_state_too_large_to_read_is_not_read(checkpoint: Path) -> None:
@@ -540,7 +561,10 @@ def test_a_loss_without_a_table_needs_none(checkpoint: Path) -> None:
 
 def test_checkpoints_are_ordered_by_their_steps(checkpoint: Path) -> None:
     for step in (9, 10):
-        shutil.copytree(checkpoint, checkpoint.with_name(f"checkpoint-{step}"))
+        later = checkpoint.with_name(f"checkpoint-{step}")
+        shutil.copytree(checkpoint, later)
+        at_step = of_the_state(global_step=step, max_steps=step)
+        at_step(later / "trainer_state.json")
     newest = checkpoint.with_name("checkpoint-10")
     assert newest_checkpoint(checkpoint.parent, "adafocal") == str(newest)
     shutil.copytree(checkpoint, checkpoint.with_name("checkpoint-11-old"))

@@ -146,7 +146,7 @@ def test_labels_that_are_names_are_refused_as_such(tmp_path: Path) -> None:
     trainer.train_dataset = trainer.train_dataset.remove_columns("label").add_column(
         "label", names
     )
-    message = r"labels of the training split to be class indices, got 'c\d' in row 0; number them: data"
+    message = r"labels of the training split to be class indices, got 'c\d' in row 0; number them alike in all splits"
     with pytest.raises(ValueError, match=message):
         trainer.train()
 

@@ -249,6 +249,7 @@ ERRORS = [
     "eval_loss",
 ]
 SCORES = ["accuracy", "eval_accuracy_calibrated", "f1", "eval_piece"]
+SCORES += ["neg_nll", "eval_negative_ece", "one_minus_mce", "eval_b_inverse_brier"]
 
 
 @pytest.mark.parametrize(
