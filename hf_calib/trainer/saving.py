@@ -40,7 +40,6 @@ from hf_calib.losses import LOSSES, AdaptiveLoss, CalibrationLoss
 from hf_calib.scaling.saved_map import MAP_NAME, SavedMap, recorded_in, save_map
 from hf_calib.trainer.calibration_map import is_in
 
-REPORT = f"{REPORT_FOLDER}/report.json"
 _OTHER_CHECKPOINT = (
     "resume from another checkpoint, or train without resume_from_checkpoint"
 )
