@@ -89,10 +89,10 @@ def move_files(
         _replace(path, new)
 
 
-def identity(path: str) -> tuple[int, int] | str:
+def identity(path: str | os.PathLike[str]) -> tuple[int, int] | str:
     """What tells a file or folder from others, through links too; a name that is none on this machine as it is."""
     if not os.path.exists(path):
-        return path
+        return os.fspath(path)
     found = os.stat(path)
     return found.st_dev, found.st_ino
 

@@ -14,6 +14,7 @@ from datasets import Dataset, DatasetDict, get_dataset_split_names, load_dataset
 from datasets.exceptions import DatasetGenerationError
 
 from hf_calib._errors import InputValueError, check, did_you_mean, expected
+from hf_calib._files import identity
 
 # Without `keep_default_na=False` the texts "NA", "null" and "None" and empty texts would become missing values.
 _CSV: dict[str, object] = {"keep_default_na": False}
@@ -125,7 +126,7 @@ def check_different_files(files: Mapping[str, str | PathLike[str]]) -> None:
     existing = {name: file for name, file in files.items() if os.path.isfile(file)}
     for (first, own), (second, other) in combinations(existing.items(), 2):
         check(
-            not os.path.samefile(own, other),
+            identity(own) != identity(other),
             f"{second} to be another file than {first}",
             Path(other),
             "give each row one role, since rows that a model has seen say nothing of it",

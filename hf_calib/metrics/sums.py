@@ -108,6 +108,18 @@ def interval_of(value: float, draws: FloatArray, confidence_level: float) -> Int
     return Interval(value, float(low), float(high))
 
 
+def wilson_interval(frequency: Any, n: Any, z: float) -> FloatArray:
+    """The interval (2, ...) of frequencies (...) among n (...) rows, z standard errors to either side (Wilson 1927).
+
+    Unlike the normal interval it has a width at 0 and 1.
+    """
+    weight = z**2 / n
+    middle = frequency + weight / 2
+    reach = np.sqrt(weight * (frequency * (1 - frequency) + weight / 4))
+    ends = np.stack([middle - reach, middle + reach]) / (1 + weight)
+    return np.clip(ends, 0.0, 1.0)
+
+
 def draw_counts(
     n_rows: int,
     n_resamples: int,

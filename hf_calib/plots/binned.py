@@ -26,6 +26,7 @@ from hf_calib.metrics.sums import (
     class_gaps,
     uniform_bins,
     uniform_edges,
+    wilson_interval,
 )
 from hf_calib.plots import style
 
@@ -460,7 +461,9 @@ def _draw_bins(axes: Axes, sums: BinSums) -> None:
     shown = sums.counts > 0
     counts, stated, frequency = (each[shown] for each in (sums.counts, *sums.means()))
     style.draw_diagonal(axes)
-    axes.vlines(stated, *_wilson(frequency, counts), color=style.SKY, linewidth=2.2)
+    z = float(ndtri(0.975))
+    ends = wilson_interval(frequency, counts, z)
+    axes.vlines(stated, *ends, color=style.SKY, linewidth=2.2)
     # Sizes are logarithmic, because the first bin has nearly all examples of most classes.
     sizes = 5 + 22 * np.log1p(counts) / np.log1p(counts.sum())
     axes.scatter(
@@ -474,15 +477,3 @@ def _draw_bins(axes: Axes, sums: BinSums) -> None:
     )
     style.unit_ticks(axes)
     style.plain_axes(axes)
-
-
-def _wilson(frequency: FloatArray, counts: FloatArray) -> FloatArray:
-    """The 95% interval (2, M) of a frequency, which unlike the normal interval has a width at 0 and 1."""
-    z = float(ndtri(0.975))
-    middle = (frequency + z**2 / (2 * counts)) / (1 + z**2 / counts)
-    reach = (
-        z
-        / (1 + z**2 / counts)
-        * np.sqrt(frequency * (1 - frequency) / counts + (z / (2 * counts)) ** 2)
-    )
-    return np.stack([middle - reach, middle + reach])

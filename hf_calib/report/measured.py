@@ -30,6 +30,7 @@ from hf_calib.metrics.sums import (
     class_gaps,
     uniform_bins,
     uniform_edges,
+    wilson_interval,
     winners,
 )
 
@@ -74,6 +75,10 @@ class Settings(NamedTuple):
         if found.low is None:
             return found
         return Interval(mean, max(found.low, 0.0), min(found.high, _MOST[name]))
+
+    def of_frequency(self, frequency: float, n: float) -> Interval:
+        """A frequency among n rows, with Wilson's interval."""
+        return Interval(frequency, *wilson_interval(frequency, n, self.z).tolist())
 
     def t_interval(self, mean: float, error: float, effective: float) -> Interval:
         """A mean of effective rows (Kish 1965) with a standard error; without ends if they are hardly one."""
@@ -343,7 +348,7 @@ class Measured:
         roots = [None if end is None else math.sqrt(end) for end in ends]
         found["root_brier"] = Interval(math.sqrt(brier), *roots)
         right = float(bins.correct.sum()) / total
-        found["accuracy"] = frequency_interval(right, effective, settings.z)
+        found["accuracy"] = settings.of_frequency(right, effective)
         for name, sums in (("ece", bins), ("adaptive_ece", state.equal_mass_bins())):
             found[name] = interval_of_bins(
                 BinSums(*(part * scale for part in sums)), **settings.drawing
@@ -458,13 +463,6 @@ def score_interval(
     return min(low, gap), max(high, gap)
 
 
-def frequency_interval(frequency: float, n: float, z: float) -> Interval:
-    """A frequency among n rows with the interval of Wilson 1927."""
-    # It is the score interval of coins that are all stated to be fair.
-    low, high = score_interval(0.5, frequency, 0.25, z**2 / n)
-    return Interval(frequency, max(0.5 - high, 0.0), min(0.5 - low, 1.0))
-
-
 def measure_all(
     probs: NDArray[Any],
     labels: NDArray[Any],
@@ -497,7 +495,7 @@ def measure_all(
     for key in asked.keys() - found.keys():
         found[key] = Interval(asked[key].value(probs, labels, n_bins))
         if asked[key].interval == "frequency":
-            found[key] = frequency_interval(found[key].value, n_rows, settings.z)
+            found[key] = settings.of_frequency(found[key].value, n_rows)
         if asked[key].interval == "inversion":
             # With or without debiasing, the error of the population is the same.
             bins: Any = {

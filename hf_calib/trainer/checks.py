@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import math
 import re
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import datasets
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
 from hf_calib._errors import check, did_you_mean, few
-from hf_calib._text import counted
+from hf_calib._text import as_number, counted
 from hf_calib.language_models.label_tokens import is_causal, without_adapters
 from hf_calib.losses import CalibrationLoss
 from hf_calib.losses.adaptive import GapTableLoss
@@ -285,14 +285,10 @@ def names_of_classes(dataset: Any, label_key: str) -> list[str]:
     return list(getattr(feature, "names", []))
 
 
-def _comparable(name: str) -> str | float:
+def _comparable(name: str) -> str | Decimal:
     """A class name as it is compared: in lower case, or a number."""
-    try:
-        number = float(name)
-    except ValueError:
-        return str(name).casefold()
-    # NaN is not equal to itself.
-    return number if math.isfinite(number) else name.casefold()
+    number = as_number(str(name))
+    return str(name).casefold() if number is None else number
 
 
 class LabelCheck(NamedTuple):

@@ -6,7 +6,7 @@ import json
 import os
 import warnings
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -140,7 +140,7 @@ def _table_of(loss: AdaptiveLoss, path: Path) -> dict[str, Any]:
     with safe_open(path, "pt") as file:
         recorded = file.metadata() or {}
         table = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    ours = json.loads(json.dumps(loss.hyperparameters))  # In the types of JSON.
+    ours = loss_record(loss)["hyperparameters"]
     theirs = json.loads(recorded.get("hyperparameters", "null"))
     if "loss" not in recorded or not isinstance(theirs, dict):
         raise ValueError("a file that does not say its loss")
@@ -162,12 +162,8 @@ def loss_record(loss: CalibrationLoss) -> dict[str, Any]:
     return json.loads(json.dumps(record))
 
 
-def check_intervals(checkpoint: str | os.PathLike[str], args: Any) -> None:
+def _check_intervals(path: Path, state: Mapping[str, Any], args: Any) -> None:
     """Raise for a state whose steps between logs, evaluations or checkpoints the Trainer cannot divide by."""
-    path = Path(checkpoint) / TRAINER_STATE_NAME
-    if not path.is_file():
-        return
-    state = read_json(path, _STATE_KINDS, _LARGEST_STATE)
     for event in ("logging", "eval", "save"):
         name = f"{event}_steps"
         recorded = state.get(name, 1)
@@ -183,14 +179,21 @@ def check_intervals(checkpoint: str | os.PathLike[str], args: Any) -> None:
         )
 
 
-def check_goes_on(loss: CalibrationLoss, checkpoint: str | os.PathLike[str]) -> None:
-    """Raise for a checkpoint of another loss, or of weights with a calibrator: its training would not go on."""
+def check_goes_on(
+    loss: CalibrationLoss, args: Any, checkpoint: str | os.PathLike[str]
+) -> None:
+    """Raise for a checkpoint whose training cannot go on: of another loss, with a calibrator in its weights."""
     folder = Path(checkpoint)
+    path = folder / TRAINER_STATE_NAME
+    # With another loop there may be none.
+    state: dict[str, Any] = {}
+    if path.is_file():
+        state = read_json(path, _STATE_KINDS, _LARGEST_STATE)
     way_out = (
         "start a new training with its weights: load the model from this folder, and leave "
         "resume_from_checkpoint out"
     )
-    found = _recorded_loss(folder)
+    found = _recorded_loss(state)
     ours = loss_record(loss)
     if found is not None:
         theirs = found["hyperparameters"]
@@ -209,6 +212,8 @@ def check_goes_on(loss: CalibrationLoss, checkpoint: str | os.PathLike[str]) -> 
         got=f"{folder}, with a calibrator in its weights",
         way_out=f"resume from another checkpoint, or {way_out}",
     )
+    if state:
+        _check_intervals(path, state, args)
 
 
 def _is_folded(folder: Path) -> bool:
@@ -218,14 +223,9 @@ def _is_folded(folder: Path) -> bool:
     return bool(recorded_in(read_json(folder / CONFIG, {})).get("folded"))
 
 
-def _recorded_loss(folder: Path) -> dict[str, Any] | None:
-    """The loss of a checkpoint; None if it was written by a program that does not record it."""
-    path = folder / TRAINER_STATE_NAME
-    # With another loop there may be none.
-    if not path.is_file():
-        return None
-    state = read_json(path, _STATE_KINDS, _LARGEST_STATE)
-    found = state["stateful_callbacks"].get(LOSS_RECORD)
+def _recorded_loss(state: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The loss in the state of a checkpoint; None if it was written by a program that does not record it."""
+    found = state.get("stateful_callbacks", {}).get(LOSS_RECORD)
     return None if found is None else {name: found.get(name) for name in _RECORD_KINDS}
 
 
@@ -300,17 +300,18 @@ def _problem(checkpoint: Path, loss: str) -> str | None:
     """The reason why a checkpoint is incomplete; None for a complete one. The Trainer's state is written last."""
     if not checkpoint.is_dir():
         return "no such folder"
-    state = checkpoint / TRAINER_STATE_NAME
-    if not state.is_file():
+    path = checkpoint / TRAINER_STATE_NAME
+    if not path.is_file():
         return f"{TRAINER_STATE_NAME} is missing"
-    size = state.stat().st_size
+    size = path.stat().st_size
     if size > _LARGEST_STATE:
         return f"{TRAINER_STATE_NAME} of {size:,} bytes"
     paths = sorted(checkpoint.iterdir())
     damaged = [path.name for path in paths if path.is_file() and _is_damaged(path)]
     if damaged:
         return f"{few(damaged)} cut short or damaged"
-    wrong = _wrong_in_state(state)
+    state = read_json(path, {}, _LARGEST_STATE)
+    wrong = _wrong_in_state(checkpoint.name, state)
     if wrong is not None:
         return f"{TRAINER_STATE_NAME} with {wrong}"
     names = {path.name for path in paths}
@@ -333,7 +334,7 @@ def _problem(checkpoint: Path, loss: str) -> str | None:
         return "scheduler.pt is missing"
     entry = LOSSES.get(loss)
     adapts = entry is not None and issubclass(entry.module, AdaptiveLoss)
-    recorded = _recorded_loss(checkpoint)
+    recorded = _recorded_loss(state)
     # One of another loss is refused for that reason.
     is_of_another = recorded is not None and recorded["loss"] != loss
     if adapts and not is_of_another and not _tables(checkpoint):
@@ -341,16 +342,15 @@ def _problem(checkpoint: Path, loss: str) -> str | None:
     return None
 
 
-def _wrong_in_state(path: Path) -> str | None:
-    """What the Trainer cannot read in its state, a mapping; None if there is nothing."""
-    state = json.loads(path.read_text(encoding="utf-8"))
+def _wrong_in_state(folder: str, state: Mapping[str, Any]) -> str | None:
+    """What the Trainer cannot read in the state of a folder of this name; None if there is nothing."""
     wrong = wrong_entry(state, _STATE_KINDS)
     if wrong is not None:
         return f"{wrong}: {cut(repr(state[wrong]), 100) if wrong in state else 'none'}"
     step = state["global_step"]
     if step > state["max_steps"]:
         return f"global_step: {step}, above max_steps {state['max_steps']}"
-    of_folder = path.parent.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
+    of_folder = folder.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
     if of_folder.isdecimal() and int(of_folder) != step:
         return f"global_step: {step}, in the folder of step {of_folder}"
     unknown = sorted(state.keys() - TrainerState.__dataclass_fields__.keys())

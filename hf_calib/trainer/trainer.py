@@ -65,7 +65,6 @@ from hf_calib.trainer.results import Results
 from hf_calib.trainer.saving import (
     check_complete,
     check_goes_on,
-    check_intervals,
     checkpoint_to_resume,
     load_loss_state,
     raise_everywhere,
@@ -425,8 +424,7 @@ class CalibrationMixin(Trainer):
 
     def _restore_calibration(self, checkpoint: str) -> None:
         """Restore the gammas and the calibrator of a checkpoint of this loss."""
-        check_goes_on(self.calibration_loss, checkpoint)
-        check_intervals(checkpoint, self.args)
+        check_goes_on(self.calibration_loss, self.args, checkpoint)
         if isinstance(self.calibration_loss, AdaptiveLoss):
             load_loss_state(self.calibration_loss, checkpoint)
         fitting = self.own_callbacks.find(CalibrationMapCallback)
