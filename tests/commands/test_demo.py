@@ -36,6 +36,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder / "demo_output", result.output
 
 
+@pytest.mark.slow
 def test_the_table_has_each_loss_before_and_after_its_temperature(
     done: tuple[Path, str],
 ) -> None:
@@ -53,6 +54,7 @@ def test_the_table_has_each_loss_before_and_after_its_temperature(
     assert all(0 < float(chance) < 0.2 for *_, chance in rows)
 
 
+@pytest.mark.slow
 def test_the_figure_and_the_calibrated_model_are_written_and_served(
     done: tuple[Path, str],
 ) -> None:

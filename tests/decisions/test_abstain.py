@@ -122,6 +122,7 @@ def test_the_promise_is_broken_in_at_most_delta_of_the_draws(
     assert broken <= most_broken(n_draws)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "decimals", "n_draws"),
     [
@@ -207,6 +208,7 @@ def test_a_class_that_is_seldom_predicted_is_handed_over() -> None:
     assert rule.thresholds_[2] == 1
 
 
+@pytest.mark.slow
 def test_classes_beyond_those_that_share_delta_are_handed_over() -> None:
     """Each has rows enough for all of delta, none for half of it: tested each at delta, 36% of draws broke it."""
     rng = np.random.default_rng(7)
@@ -305,6 +307,7 @@ def sampled(
     return probs, np.where(right, predicted, 1 - predicted)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:An accuracy")
 @pytest.mark.parametrize("decimals", [None, 2])
 @pytest.mark.parametrize("by_class", [False, True])

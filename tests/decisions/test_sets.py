@@ -123,6 +123,7 @@ def test_refusals() -> None:
         PredictionSets().fit(probs, labels).predict(np.full((2, 4), 0.25))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Class 0")
 @pytest.mark.parametrize("by_class", [False, True])
 @pytest.mark.parametrize("decimals", [None, 1])

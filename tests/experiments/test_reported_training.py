@@ -41,6 +41,7 @@ def test_a_model_that_diverged_leaves_numbers_and_weights(tmp_path: Path) -> Non
     assert not (tmp_path / "report").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_report")
 def test_a_second_run_leaves_nothing_of_the_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

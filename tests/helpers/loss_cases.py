@@ -58,6 +58,10 @@ def variant_id(variant: Variant) -> str:
 
 
 every_width = pytest.mark.parametrize("width", WIDTHS)
+# The wide rows are most of the time of the losses' tests; values and gradients are tested at each change.
+wide_when_slow = pytest.mark.parametrize(
+    "width", [WIDTHS[0], pytest.param(WIDTHS[1], marks=pytest.mark.slow)]
+)
 every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=variant_id)
 
 

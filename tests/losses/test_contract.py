@@ -23,8 +23,8 @@ from tests.helpers.loss_cases import (
     EXACT,
     Variant,
     every_variant,
-    every_width,
     random_batch,
+    wide_when_slow,
 )
 
 
@@ -88,7 +88,7 @@ def test_reductions_and_copies(variant: Variant) -> None:
         assert each(logits, labels) == weighted_mean
 
 
-@every_width
+@wide_when_slow
 @every_variant
 def test_rows_in_any_order_and_shape_with_any_number_added(
     variant: Variant, width: int
@@ -108,7 +108,7 @@ def test_rows_in_any_order_and_shape_with_any_number_added(
     assert loss.couples_batch or loss(*tokens, reduction="none").shape == (4, 6)
 
 
-@every_width
+@wide_when_slow
 @every_variant
 def test_ignored_rows_are_as_if_absent(variant: Variant, width: int) -> None:
     """Of nothing but ignored rows, or no rows, the loss is 0, and can be differentiated."""
@@ -187,7 +187,7 @@ ALL_EXTREMES = {
 }
 
 
-@every_width
+@wide_when_slow
 @every_variant
 def test_extremes_are_finite(variant: Variant, width: int) -> None:
     loss = cases.make_variant(variant, width)
@@ -203,7 +203,7 @@ def test_extremes_are_finite(variant: Variant, width: int) -> None:
             assert gradient.isfinite().all(), case
 
 
-@every_width
+@wide_when_slow
 @every_variant
 def test_an_impossible_label_has_a_finite_gradient(
     variant: Variant, width: int
@@ -240,7 +240,7 @@ def test_one_and_two_classes(variant: Variant) -> None:
         assert gradient.isfinite().all()
 
 
-@every_width
+@wide_when_slow
 @pytest.mark.parametrize("label", [5, -1])
 @pytest.mark.parametrize("name", ["focal", "dual_focal", "ece_ce", "mmce", "mbls"])
 def test_labels_out_of_range(name: str, label: int, width: int) -> None:

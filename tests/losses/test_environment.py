@@ -16,10 +16,10 @@ from tests.helpers.loss_cases import (
     EXACT,
     Variant,
     every_variant,
-    every_width,
     make_variant,
     random_batch,
     value_and_gradient,
+    wide_when_slow,
 )
 
 # One loss of each kind of weight, penalty and table; the others once a week.
@@ -43,7 +43,7 @@ def test_one_graph_same_result(name: str) -> None:
     assert_close(value_and_gradient(compiled, logits, labels), want, **EXACT)
 
 
-@every_width
+@wide_when_slow
 @every_variant
 def test_autocast_changes_nothing(variant: Variant, width: int) -> None:
     loss = make_variant(variant, width)

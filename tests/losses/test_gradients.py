@@ -13,11 +13,11 @@ from tests.helpers.loss_cases import (
     VARIANTS,
     WIDTHS,
     Variant,
-    every_width,
     make_variant,
     random_batch,
     value_and_gradient,
     variant_id,
+    wide_when_slow,
 )
 
 # Whose gradient is not that of the value: the weight, or the gamma, is a constant to it.
@@ -56,7 +56,7 @@ SOME = (
 )
 
 
-@every_width
+@wide_when_slow
 @pytest.mark.parametrize("name", [*SOME, "mmce", "entropy_regularized"])
 def test_gradients_of_gradients(name: str, width: int) -> None:
     """A Hessian times a vector, by a double backward: against differences of gradients, where the loss is its own."""
@@ -80,7 +80,7 @@ def test_gradients_of_gradients(name: str, width: int) -> None:
     )
 
 
-@every_width
+@wide_when_slow
 @pytest.mark.parametrize("name", SOME)
 def test_torch_func(name: str, width: int) -> None:
     loss = make_variant((name, {}), width)

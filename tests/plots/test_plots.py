@@ -60,6 +60,10 @@ def panel(probs: np.ndarray, labels: np.ndarray) -> Panel:
     return probs.max(axis=1), (probs.argmax(axis=1) == labels).astype(float)
 
 
+def slow(case: str) -> Any:
+    return pytest.param(case, marks=pytest.mark.slow)
+
+
 # ---- Every figure ----
 
 HARD = {
@@ -87,7 +91,13 @@ OF_PANELS: dict[str, Callable[..., Figure]] = {
 }
 
 
-@pytest.mark.parametrize("case", ["ordinary", "all_right", "equal", "certain", "one"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "ordinary",
+        *(slow(case) for case in ("all_right", "equal", "certain", "one")),
+    ],
+)
 @pytest.mark.parametrize("kind", OF_PANELS)
 def test_hard_cases_can_be_read(kind: str, case: str) -> None:
     assert (
@@ -96,7 +106,11 @@ def test_hard_cases_can_be_read(kind: str, case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["two_classes", "many_classes", "equal", "certain", "one"]
+    "case",
+    [
+        "two_classes",
+        *(slow(case) for case in ("many_classes", "equal", "certain", "one")),
+    ],
 )
 def test_classes_of_hard_cases_can_be_read(case: str) -> None:
     probs, labels = HARD[case]

@@ -18,6 +18,7 @@ def test_the_table_of_the_page_is_that_of_the_results() -> None:
     assert table(results) in page
 
 
+@pytest.mark.slow
 def test_a_run_adds_its_epochs_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ def p_of(shown: str) -> float:
     return 0.0005 if shown == "< .001" else float(shown)
 
 
+@pytest.mark.slow
 def test_declared_seeds_are_a_group_of_their_own_when_all_are_there() -> None:
     found = runs_of(cross_entropy=5, dual_focal=5, fcl=5, focal=2)
     compared = cells(list(comparison_lines(found, DECLARED)))

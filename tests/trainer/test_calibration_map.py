@@ -255,6 +255,7 @@ def test_weights_that_may_be_loaded_in_another_type_have_no_fingerprint(
     assert "fingerprint" not in load_map(tmp_path).about
 
 
+@pytest.mark.slow
 def test_a_model_is_saved_over_another_run_without_its_table_and_report(
     tmp_path: Path,
 ) -> None:
