@@ -120,10 +120,7 @@ class Rows(Command, Reading):
 
     def row_sets(self) -> dict[str, RowSet]:
         """The sets of rows that the options name, by their option; out-of-distribution ones also by their own names."""
-        given = {
-            name: getattr(self, name, None)
-            for name in ("data", "test_data", "target_data")
-        }
+        given = {name: getattr(self, name, None) for name in ("data", "test_data")}
         others = getattr(self, "ood_data", None) or []
         given |= {
             f"ood_data {without_secrets(name)}": data
@@ -185,14 +182,11 @@ class Calibrate(Measured):
     """Fit a calibrator and fold it into the model, for a plain pipeline; or calibrate a file of predictions."""
 
     example = "me/model --data validation.csv --test-data test.csv --output calibrated"
-    first = "data text_column label_column split output test_data target_data method"
+    first = "data text_column label_column split output test_data method"
     more = "text_pair_column class_names label_separator max_length batch_size trust_remote_code seed"
     without = "by"
     output: Path = option(
         "Folder for the calibrated model, or for calibrated predictions.npz.", ...
-    )
-    target_data: str | None = option(
-        "Unlabelled rows like those to come; corrects for class frequencies."
     )
     method: str | None = option(
         f"One of {', '.join(METHODS)}; default: auto, or temperature with a criterion, weights or a head without bias."

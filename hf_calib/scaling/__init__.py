@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from hf_calib.scaling.curves import SplineScaling as SplineScaling
     from hf_calib.scaling.inverse import InverseLink as InverseLink
     from hf_calib.scaling.priors import PriorCorrection as PriorCorrection
-    from hf_calib.scaling.priors import PriorEstimate as PriorEstimate
-    from hf_calib.scaling.priors import estimate_prior as estimate_prior
     from hf_calib.scaling.saved_map import load_map as load_map
     from hf_calib.scaling.saved_map import save_map as save_map
 
@@ -99,7 +97,6 @@ FOLDABLE_SCALERS = {
 _MODULES = {entry.name: entry.module for entry in SCALERS.values()} | {
     "Scaler": "_base"
 }
-_MODULES |= dict.fromkeys(("PriorEstimate", "estimate_prior"), "priors")
 _MODULES |= dict.fromkeys(("load_map", "save_map"), "saved_map")
 __all__ = sorted([*_MODULES, "SCALERS", "ScalerEntry"])
 

@@ -40,7 +40,7 @@ OF_PREDICTIONS = {
     "option_scores": ("--option-scores", "per_byte"),
 }
 OF_BOTH = {
-    *("source", "data", "test_data", "target_data", "ood_data", "output"),
+    *("source", "data", "test_data", "ood_data", "output"),
     *("label_column", "class_names", "n_bins", "by", "weight_column", "soft_labels"),
     *("method", "criterion", "seed"),
     *("accuracy", "delta", "by_class", "costs", "alpha", "sets"),

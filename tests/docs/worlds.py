@@ -89,7 +89,6 @@ def texts(folder: Path, hub: Hub) -> None:
     model = named()
     for seed, name in enumerate(("train", "validation", "test", "more")):
         texts_of(model, 300, seed + 1).to_csv(folder / f"{name}.csv", index=False)
-    texts_of(model, 200, 9)[["text"]].to_csv(folder / "unlabelled.csv", index=False)
     texts_of(model, 60, 5).to_csv(folder / "texts.csv", index=False)
     bare = folder.parent / "bare"
     save(BertModel(tiny_bert().config), bare)
@@ -108,7 +107,6 @@ def texts(folder: Path, hub: Hub) -> None:
     labels = (logits / 2 + rng.gumbel(size=logits.shape)).argmax(axis=1)
     np.savez(folder / "predictions.npz", logits=logits, labels=labels)
     np.savez(folder / "other_predictions.npz", logits=logits / 1.9, labels=labels)
-    np.save(folder / "unlabelled_logits.npy", logits[labels != 0][:150])
 
 
 def without_calibrated(folder: Path, hub: Hub) -> None:

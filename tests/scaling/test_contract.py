@@ -150,11 +150,9 @@ def test_every_scaler_is_in_the_table() -> None:
     names = [entry.name for entry in scaling.SCALERS.values()]
     assert len(set(names)) == len(names)
     others = {
-        "PriorEstimate",
         "SCALERS",
         "Scaler",
         "ScalerEntry",
-        "estimate_prior",
         "load_map",
         "save_map",
     }
