@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from hf_calib.scaling.affine import TemperatureScaling as TemperatureScaling
     from hf_calib.scaling.affine import VectorScaling as VectorScaling
     from hf_calib.scaling.auto import AutoScaling as AutoScaling
-    from hf_calib.scaling.auto import GroupedScaling as GroupedScaling
     from hf_calib.scaling.curves import (
         EnsembleTemperatureScaling as EnsembleTemperatureScaling,
     )
@@ -43,16 +42,14 @@ class ScalerEntry(NamedTuple):
 
     Args:
         name, module: name of the class, and its module in `hf_calib.scaling`.
-        needs: "labels" (N,) of single-label data, "label_matrix" (N, C) of multi-label data, "groups" (N,) of the rows
-            in addition to labels, or, without labels, the "training_loss" or "priors".
+        needs: "labels" (N,) of single-label data, "label_matrix" (N, C) of multi-label data, or,
+            without labels, the "training_loss" or "priors".
         foldable, bias: whether `hf_calib.fold` can write it into the head, and whether the head then needs a bias.
     """
 
     name: str
     module: str
-    needs: Literal["labels", "label_matrix", "training_loss", "priors", "groups"] = (
-        "labels"
-    )
+    needs: Literal["labels", "label_matrix", "training_loss", "priors"] = "labels"
     foldable: bool = False
     bias: bool = False
 
@@ -83,7 +80,6 @@ SCALERS: dict[str, ScalerEntry] = {
     "histogram": ScalerEntry("HistogramBinning", "curves"),
     "isotonic": ScalerEntry("IsotonicScaling", "curves"),
     "spline": ScalerEntry("SplineScaling", "curves"),
-    "grouped": ScalerEntry("GroupedScaling", "auto", "groups"),
     "inverse_link": ScalerEntry("InverseLink", "inverse", "training_loss"),
 }
 # The methods of the commands, whose models and files of predictions have one label per row.

@@ -43,8 +43,8 @@ MAKE: dict[str, Callable[[], BaseEstimator]] = {
     **{
         e.name: partial(e.load(), *ARGUMENTS.get(e.name, ()))
         for e in scaling.SCALERS.values()
-        # Priors hold for one number of classes, and groups are given too: they have tests of their own.
-        if e.needs not in ("priors", "groups")
+        # Priors hold for one number of classes, and have tests of their own.
+        if e.needs != "priors"
     },
     **VARIANTS,
 }

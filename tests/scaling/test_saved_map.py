@@ -229,6 +229,7 @@ def of_loss(name: str, **hyperparameters: Any) -> dict[str, Any]:
 
 DAMAGES: list[tuple[str, dict[str, Any], str]] = [
     ("VectorScaling", {"method": "vectors"}, r"got 'vectors'; did you mean 'vector'\?"),
+    ("VectorScaling", {"method": "grouped"}, "left hf_calib, whose commit ea73cc2d re"),
     ("VectorScaling", {"weight": "large"}, "could not convert"),
     ("SplineScaling", {"parameters": {}}, "NotFittedError"),
     (
