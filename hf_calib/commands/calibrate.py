@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from sklearn.model_selection import train_test_split
 
 from hf_calib._errors import check, did_you_mean, expected
-from hf_calib._files import check_output, whole_folder
+from hf_calib._files import check_output, remove_files, report_files, whole_folder
 from hf_calib._text import counted, is_hub_name
 from hf_calib.commands.source import (
     FileSource,
@@ -22,13 +23,14 @@ from hf_calib.commands.source import (
     open_source,
 )
 from hf_calib.decisions.saved import DECISIONS
-from hf_calib.predictions import one_pass
+from hf_calib.predictions.formats import write_calibrated
 from hf_calib.predictions.predictions import (
     SINGLE_LABEL,
     TOKENS,
+    TOP_LABELS,
     LabelKind,
-    Predictions,
     check_same_classes,
+    holds_model,
 )
 from hf_calib.report import CalibrationReport, report_on_predictions
 from hf_calib.scaling import (
@@ -46,7 +48,11 @@ _SERVED = 8  # rows that the saved model is checked with
 _SERVED_TOLERANCE = (
     1e-4  # of a probability: float32, and batches that are padded otherwise
 )
-_IN_PYTHON = ("scaler", "n_shared")  # what JSON does not have
+_WRITTEN = (
+    "predictions.npz",
+    "predictions.parquet",
+)  # one of them, of arrays or tables
+_IN_PYTHON = ("scaler", "n_shared", "rows")  # what JSON does not have
 _CHOSEN = ("criterion", "choice_")  # attributes of some calibrators
 
 
@@ -61,6 +67,8 @@ class Calibration:
     notes: list[str]
     output: str
     n_shared: int = 0  # rows of the report that the scaler was fitted on
+    # The rows of the report, a mask of the data or all of the test data.
+    rows: Any = field(default=None, repr=False)
     # The largest difference from the probabilities of a pipeline with the saved model.
     served_difference: float | None = None
     folded: bool = False
@@ -97,15 +105,13 @@ def run(options: Calibrate, running: Running) -> Calibration:
     A calibrator that does not fold, or whose bias the head would lose, is saved next to the unchanged model, for
     `hf_calib.pipeline`. A model that has a calibrator in its head already is unfolded first.
     """
-    from hf_calib.commands.calibrated_files import rule_files
-
     check_output(options.output)
 
     def check_labels(kind: LabelKind) -> None:
         check_kind(kind, options, {"--criterion": options.criterion})
         make_scaler(options, kind)
 
-    source = open_source(options, running, check_labels)
+    source = open_source(options, running, check_labels, all_columns=True)
     earlier_rule = rule_files(options.output)
     if isinstance(source, ModelSource):
         done = calibrate_model(source, options)
@@ -181,127 +187,200 @@ def make_scaler(options: Calibrate, kind: LabelKind, default: str = "auto") -> A
             did_you_mean(method, known),
         )
     check(method in known, requirement, repr(method), way_out)
+    requirement = "criterion to be nll for top labels"
+    is_nll = criterion in (None, "nll")
+    way_out = "leave it out, as the other criteria need the scores of all classes"
+    check(is_nll or kind is not TOP_LABELS, requirement, repr(criterion), way_out)
     scaler = SCALERS[method].load()
     if method == "temperature":
         return scaler(criterion or "nll", n_bins=options.n_bins)
     requirement = "criterion to be given for a temperature only"
     way_out = f"leave it out: {method} minimises a criterion of its own"
-    check(criterion in (None, "nll"), requirement, repr(criterion), way_out)
+    check(is_nll, requirement, repr(criterion), way_out)
     return scaler()
 
 
-def split_roles(
-    found: Predictions, tested: Predictions | None, seed: int
-) -> tuple[Predictions, Predictions, str]:
-    """The rows to fit on, the rows to report on, and which the latter are, in words.
+@dataclass(frozen=True)
+class Roles:
+    """The rows to fit on, and those to report on."""
 
-    Without test data these are halves, of whole sentences, whose tokens are not independent of each other.
+    fitted_on: Any
+    reported: Any
+    rows: Any  # The places of the reported ones in the data, or in the test data.
+    held_out: str  # Which these are, in words.
+    notes: list[str]
+
+
+def split_roles(found: Any, tested: Any, options: Calibrate) -> Roles:
+    """Split rows in halves if there are no test data, and draw those to fit on if they are many.
+
+    Halves are of whole sentences, whose tokens are not independent of each other.
     """
     if tested is not None:
         check_same_classes("the test data", found, tested)
-        return found, tested, f"all {counted(len(tested), 'row')} of the test data"
-    is_rows = found.sentences is None
-    groups: Any = np.arange(len(found)) if is_rows else found.sentences
-    units, what = np.unique(groups), "rows" if is_rows else "sentences"
-    check(
-        len(units) > 1,
-        f"the {what} to be at least 2, to be split in half",
-        len(units),
-        "pass more rows",
-    )
-    n_half, is_single = len(units) // 2, is_rows and found.labels.ndim == 1
-    labels = found.labels if is_single else np.zeros(len(units), np.int64)
-    counts = np.unique(labels, return_counts=True)[1]
-    # By class, where each has enough rows.
-    by = labels if counts.min() >= 2 and len(counts) <= n_half else None
-    half = train_test_split(units, train_size=n_half, stratify=by, random_state=seed)[0]
-    chosen = np.isin(groups, half)
-    held_out = f"the other {np.count_nonzero(~chosen):,} of {len(found):,} rows, drawn with seed {seed}"
-    return found.select(chosen), found.select(~chosen), held_out
+        fitted_on = found
+        reported = tested
+        rows: Any = slice(None)
+        held_out = f"all {counted(len(tested), 'row')} of the test data"
+    else:
+        chosen = _half(found, options.seed)
+        fitted_on = found.select(chosen)
+        rows = ~chosen
+        reported = found.select(rows)
+        held_out = f"the other {len(reported):,} of {len(found):,} rows, drawn with seed {options.seed}"
+    n_all = len(fitted_on)
+    if n_all <= options.fit_on:
+        return Roles(fitted_on, reported, rows, held_out, [])
+    drawn = _draw(_strata(fitted_on), options.fit_on, options.seed)
+    note = f"The calibrator was fitted on {options.fit_on:,} of {n_all:,} rows, drawn with seed {options.seed}; "
+    note += "fit_on changes the number."
+    return Roles(fitted_on.select(np.sort(drawn)), reported, rows, held_out, [note])
+
+
+def _half(found: Any, seed: int) -> NDArray[np.bool_]:
+    """The rows (N,) of one half: of whole sentences, or of rows in which each class has its share."""
+    if found.sentences is None:
+        units = np.arange(len(found))
+        strata = _strata(found)
+        what = "rows"
+    else:
+        units = np.unique(found.sentences)
+        strata = np.zeros(len(units), np.int64)
+        what = "sentences"
+    requirement = f"the {what} to be at least 2, to be split in half"
+    check(len(units) > 1, requirement, len(units), "pass more rows")
+    half = units[_draw(strata, len(units) // 2, seed)]
+    if found.sentences is not None:
+        return np.isin(found.sentences, half)
+    chosen = np.zeros(len(found), bool)
+    chosen[half] = True
+    return chosen
+
+
+def _strata(found: Any) -> NDArray[np.int64]:
+    """The classes (N,) of rows; one for all rows with several labels."""
+    is_single = found.labels.ndim == 1
+    return found.labels if is_single else np.zeros(len(found), np.int64)
+
+
+def _draw(strata: NDArray[np.int64], n: int, seed: int) -> NDArray[np.int64]:
+    """Draw n of the places of strata (N,), of each stratum its share if all have enough rows."""
+    counts = np.unique(strata, return_counts=True)[1]
+    fewest = min(n, len(strata) - n)
+    by = strata if counts.min() >= 2 and len(counts) <= fewest else None
+    places = np.arange(len(strata))
+    drawn, _ = train_test_split(places, train_size=n, stratify=by, random_state=seed)
+    return np.asarray(drawn)
 
 
 def fit_and_report(
     scaler: Any, source: FileSource | ModelSource, options: Calibrate
 ) -> Calibration:
     """Fit a scaler in place, and report on rows that it has not seen."""
-    fitted_on, reported, held_out = split_roles(
-        source.predictions(), source.tested(), options.seed
-    )
+    roles = split_roles(source.predictions(), source.tested(), options)
+    n_fitted = len(roles.fitted_on)
+    n_reported = len(roles.reported)
     source.running.stages(
-        f"fitting on {counted(len(fitted_on), 'row')}, measuring {len(reported):,}"
+        f"fitting on {counted(n_fitted, 'row')}, measuring {n_reported:,}"
     )
-    warned = fitted_on.fit_calibrator(scaler)
+    warned = roles.fitted_on.fit_calibrator(scaler)
     report = report_on_predictions(
-        reported,
+        roles.reported,
         source.name,
         options.n_bins,
         scaler,
         class_names=options.class_names,
     )
-    n_shared, notes = source.n_shared(), list(report.notes)
+    n_shared = source.n_shared()
+    notes = [*report.notes, *roles.notes]
     if n_shared:
-        of, part = (
-            ("all", "")
-            if n_shared == len(reported)
-            else (f"{n_shared:,} of the", "in part ")
-        )
+        is_all = n_shared == n_reported
+        of = "all" if is_all else f"{n_shared:,} of the"
+        part = "" if is_all else "in part "
         notes.append(
-            f"The calibrator was fitted on {of} {len(reported):,} rows of this report. The errors after calibration "
+            f"The calibrator was fitted on {of} {n_reported:,} rows of this report. The errors after calibration "
             f"are {part}in-sample, and lower than on new rows. Report on other test data, or leave them out: half of "
             "the rows is then held out."
         )
     report = replace(report, notes=(*notes, *source.notes))
-    told: Any = {
-        "report": report,
-        "notes": [*report.notes, *warned],
-        "held_out": held_out,
-    }
-    told |= {
-        "n_fitted": len(fitted_on),
-        "n_shared": n_shared,
-        "output": str(options.output),
-    }
-    return Calibration(scaler=scaler, **told)
+    return Calibration(
+        scaler=scaler,
+        report=report,
+        notes=[*report.notes, *warned],
+        held_out=roles.held_out,
+        n_fitted=n_fitted,
+        n_shared=n_shared,
+        rows=roles.rows,
+        output=str(options.output),
+    )
 
 
 # ---- Files of predictions ----
 
 
 def calibrate_files(source: FileSource, options: Calibrate) -> Calibration:
-    """Fit a scaler, and write calibrated predictions: of rows that are held, or file by file.
-
-    Rows that are not held are sampled. Without test data one half of them, by hashes, is fitted on, and the report is
-    on the other.
-    """
-    from hf_calib.commands.calibrated_files import check_files, write_files, write_held
-
-    table, applied = (
-        source.tables["data"],
-        source.tables.get("test_data", source.tables["data"]),
-    )
-    is_split, weighted = applied is table, options.weight_column is not None
-    is_held = source.is_held and not weighted
-    kind = source.predictions().kind if is_held else SINGLE_LABEL
+    """Fit a scaler, and write it, the report, and the reported rows with calibrated probabilities."""
+    weighted = options.weight_column is not None
+    kind = source.predictions().kind
     scaler = make_scaler(options, kind, "temperature" if weighted else "auto")
-    check_files(source, applied, options, scaler, is_held=is_held)
-    if is_held:
-        return write_held(fit_and_report(scaler, source, options), source)
-    options.check_unused("seed", "rows without weights that fit into memory")
-    source.running.stages(f"drawing up to {one_pass.MOST_SAMPLED:,} rows to fit on")
-    sample = one_pass.draw_sample(
-        table, half=0 if is_split else None, workers=options.workers
-    )
-    source.running.stages(f"fitting on {counted(len(sample), 'row')}")
-    notes = sample.fit_calibrator(scaler)
-    report = write_files(scaler, applied, source, options, half=1 if is_split else None)
-    held_out = "the other half of the rows" if is_split else "all rows of the test data"
-    told: Any = {
-        "report": report,
-        "notes": notes,
-        "held_out": held_out,
-        "output": str(options.output),
+    _check_files(source, options, scaler)
+    done = fit_and_report(scaler, source, options)
+    name = "test_data" if "test_data" in source.sets else "data"
+    done.report = replace(done.report, n_files=source.n_files(name))
+    source.running.stages(f"writing to {options.output}")
+    applied = source.read[name]
+    earlier = _earlier(options.output, applied.ending)
+    with whole_folder(options.output) as folder:
+        scaler.save_pretrained(folder)
+        names = options.class_names
+        write_calibrated(applied, done.rows, scaler, folder / "predictions", names)
+        done.report.save(folder)
+    remove_files(options.output, earlier)
+    return done
+
+
+def _check_files(source: FileSource, options: Calibrate, scaler: Any) -> None:
+    """Raise where options do not go with the calibrator, or a file that is read or a model would be written over."""
+    read = {
+        Path(file.path).resolve()
+        for each in source.read.values()
+        for file in each.files
     }
-    return Calibration(scaler=scaler, n_fitted=len(sample), **told)
+    read |= {Path(each.data).resolve() for each in source.sets.values()}
+    written = {(options.output / name).resolve() for name in ("", *_WRITTEN)}
+    way_out = "name another folder, so that this one stays unchanged"
+    requirement = "output to be another folder than the predictions'"
+    check(not read & written, requirement, options.output, way_out)
+    # The calibrator of a model has the same file name, and would be replaced.
+    has_model = holds_model(str(options.output))
+    requirement = "output to be another folder than a model's"
+    check(not has_model, requirement, options.output, way_out)
+    if options.weight_column is None:
+        return
+    taken = {
+        name: signature(SCALERS[name].load().fit).parameters
+        for name in SINGLE_LABEL.maps
+    }
+    known = [name for name, each in taken.items() if "sample_weight" in each]
+    method = method_of(scaler)
+    requirement = f"--weight-column to go with a method of {', '.join(known)}"
+    got = f"{method}, which has no weighted form"
+    check(method in known, requirement, got, "name one of these")
+
+
+def _earlier(output: Path, ending: str) -> list[Path]:
+    """The files of an earlier run that one with predictions of this ending does not replace."""
+    found = rule_files(output)
+    # Without a report, predictions are others' files.
+    if (output / "report.json").is_file():
+        found += [output / name for name in _WRITTEN if not name.endswith(ending)]
+    return [path for path in found if path.is_file()]
+
+
+def rule_files(output: Path) -> list[Path]:
+    """The rule of an earlier `hf-calib decide` in a folder, and the report on it."""
+    rule = [output / DECISIONS] if (output / DECISIONS).is_file() else []
+    return [*rule, *report_files(output / "decisions")]
 
 
 # ---- Models ----

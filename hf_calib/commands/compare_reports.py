@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from hf_calib._errors import check, few
 from hf_calib._files import check_output, whole_folder
 from hf_calib.commands.source import Running, name_of
-from hf_calib.predictions import open_predictions
+from hf_calib.predictions import read_predictions
 from hf_calib.report import Comparison, read_report
-from hf_calib.report.making import report_on_table
+from hf_calib.report.making import report_on_predictions
 
 if TYPE_CHECKING:
     from hf_calib.commands.options import CompareReports
@@ -59,5 +59,5 @@ def _measured(
 ) -> Mapping[str, Any]:
     """The report on predictions."""
     running.stages(f"reading {source}")
-    table = open_predictions(source, label_column=options.label_column)
-    return report_on_table(table, name_of(source), options.n_bins).to_dict()
+    found = read_predictions(source, label_column=options.label_column).predictions
+    return report_on_predictions(found, name_of(source), options.n_bins).to_dict()

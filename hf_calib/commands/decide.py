@@ -13,9 +13,9 @@ from hf_calib._files import check_output, whole_folder
 from hf_calib._text import counted
 from hf_calib.commands.source import FileSource, ModelSource, Running, open_source
 from hf_calib.decisions import AbstainRule, CostRule, Decisions, PredictionSets
-from hf_calib.decisions.rules import Rule, percent
+from hf_calib.decisions.rules import Rule, TopLabelRule, percent
 from hf_calib.decisions.saved import DECISIONS, calibrator_of
-from hf_calib.predictions.predictions import LabelKind, Predictions, check_same_classes
+from hf_calib.predictions.predictions import TOP_LABELS, LabelKind, check_same_classes
 from hf_calib.report import DecisionSection, report_on_predictions
 from hf_calib.report.document import Table
 from hf_calib.scaling.saved_map import map_title, method_of
@@ -34,7 +34,7 @@ class Decided:
     name: str  # of the model, or of the predictions
     decisions: Decisions  # the fitted rule
     section: DecisionSection  # its results
-    measured: Predictions  # the rows that these are from
+    measured: Any  # the rows that these are from
     held_out: (
         str  # which rows these are, and whether the rule was fitted on them, in words
     )
@@ -83,10 +83,11 @@ def run(options: Decide, running: Running) -> Decided:
         )
 
     source = open_source(options, running, check_labels)
-    if isinstance(source, FileSource):
-        source.sample()
     names, n_rows = source.size()
     rule = make_rule(names)
+    is_file = isinstance(source, FileSource)
+    if is_file and source.predictions().kind is TOP_LABELS:
+        rule = _for_top_labels(rule)
     rule.check_rows(n_rows)
     decided = _measure(source, rule, options)
     if options.output is not None:
@@ -150,6 +151,15 @@ def choose_rule(options: Decide) -> Callable[[Sequence[str]], Rule]:
             alpha=options.alpha, method=options.sets, by_class=options.by_class
         )
     return lambda names: rule
+
+
+def _for_top_labels(rule: Rule) -> Rule:
+    """The rule for rows of which only the confidence of the predicted class is known."""
+    requirement = "the predictions to have a score for each class"
+    way_out = "give an accuracy, without by_class, for the confidences of top labels"
+    fits = isinstance(rule, AbstainRule) and not rule.by_class
+    check(fits, requirement, "the confidences of top labels", way_out)
+    return TopLabelRule(**rule.options())
 
 
 def read_costs(path: Path) -> Callable[[Sequence[str]], Rule]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hf_calib._errors import check
 from hf_calib._files import check_output
@@ -17,9 +18,8 @@ from hf_calib.commands.source import (
     open_source,
 )
 from hf_calib.predictions.formats import load_soft_labels
-from hf_calib.predictions.predictions import logs_of
+from hf_calib.predictions.predictions import TOP_LABELS, logs_of
 from hf_calib.report import CalibrationReport, ood_section, report_on_predictions
-from hf_calib.report.making import report_on_table
 from hf_calib.report.sections import OodSection
 from hf_calib.scaling.saved_map import map_title, method_of
 
@@ -28,35 +28,25 @@ if TYPE_CHECKING:
 
 
 def run(options: Evaluate, running: Running) -> CalibrationReport:
-    """The report; predictions of more rows than are held at once are measured in one pass."""
+    """The report on the rows of a model or of files."""
     check_output(options.output)
-    of_held_rows = {
+    unweighted = {
         "--ood-data": options.ood_data,
         "--soft-labels": options.soft_labels,
     }
     of_rows = {
-        **of_held_rows,
+        **unweighted,
         "--by": options.by,
         "--weight-column": options.weight_column,
     }
     check_labels = partial(check_kind, reading=options, single_only=of_rows)
     source = open_source(options, running, check_labels)
-    is_held = source.is_held and options.weight_column is None
-    for option, value in of_held_rows.items():
-        got = "more rows" if options.weight_column is None else "--weight-column"
-        requirement = (
-            f"{option} to be used without weights, on rows that fit into memory"
-        )
-        check(is_held or not value, requirement, got, "leave it out")
-    if options.soft_labels is not None and isinstance(source, FileSource):
-        n_files = len(source.tables["data"].files)
-        check(
-            n_files == 1,
-            "--soft-labels to go with one file of predictions",
-            f"{n_files} files, whose rows have no stated order",
-            "write the predictions into one file",
-        )
-    report: Any = _measure(source, options, running)
+    for option, value in unweighted.items():
+        is_alone = options.weight_column is None or not value
+        requirement = f"{option} to be used without weights"
+        check(is_alone, requirement, "--weight-column", "leave it out")
+    _check_whole(source, unweighted)
+    report = _measure(source, options, running)
     if options.ood_data:
         running.stages("predicting the out-of-distribution inputs")
         sections = [
@@ -70,29 +60,43 @@ def run(options: Evaluate, running: Running) -> CalibrationReport:
     return report
 
 
+def _check_whole(
+    source: FileSource | ModelSource, options: Mapping[str, object]
+) -> None:
+    """Raise for options that need all probabilities, or one order of the rows, of other files."""
+    if isinstance(source, ModelSource):
+        return
+    is_top = source.predictions().kind is TOP_LABELS
+    for option, value in options.items():
+        requirement = f"{option} to go with a score for each class"
+        got = "the confidences of top labels"
+        check(not (is_top and value), requirement, got, "leave it out")
+    n_files = source.n_files()
+    check(
+        n_files is None or not options["--soft-labels"],
+        "--soft-labels to go with one file of predictions",
+        f"{n_files} files, whose rows have no stated order",
+        "write the predictions into one file",
+    )
+
+
 def _measure(
     source: FileSource | ModelSource, options: Evaluate, running: Running
 ) -> CalibrationReport:
     """The report on the rows, of what kind they are."""
-    if isinstance(source, FileSource) and not source.is_held:
-        table, name = source.tables["data"], source.name
-        running.stages(f"measuring {counted(len(table.files), 'file')}")
-        return report_on_table(
-            table,
-            name,
-            options.n_bins,
-            class_names=options.class_names,
-            workers=options.workers,
-            on_rows=running.progress,
-        )
-    told: Any = {"class_names": options.class_names}
+    soft_labels = None
     if options.soft_labels is not None:
         names, n_rows = source.size()
-        told["soft_labels"] = load_soft_labels(options.soft_labels, n_rows, len(names))
+        soft_labels = load_soft_labels(options.soft_labels, n_rows, len(names))
     predicted = source.predictions()
     running.stages(f"measuring {counted(len(predicted), 'row')}")
     report = report_on_predictions(
-        predicted, source.name, options.n_bins, source.beside, **told
+        predicted,
+        source.name,
+        options.n_bins,
+        source.beside,
+        soft_labels=soft_labels,
+        class_names=options.class_names,
     )
     notes = [*report.notes, *source.notes]
     if source.beside is not None:
@@ -101,8 +105,8 @@ def _measure(
             f"After calibration: as hf_calib.pipeline serves the model, by the {title} next to it. "
             "A plain pipeline serves what is measured before."
         )
-    found: CalibrationReport = replace(report, about=source.about(), notes=tuple(notes))
-    return found
+    about = source.about()
+    return replace(report, about=about, notes=tuple(notes), n_files=source.n_files())
 
 
 def _elsewhere(source: FileSource | ModelSource, name: str) -> OodSection:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 METHODS = dict.fromkeys((*SINGLE_LABEL.maps, *MULTI_LABEL.maps))
 _OF_SETS_AND_TABLES = (
-    "label_separator label_columns no_label option_scores weight_column n_bins workers"
+    "label_separator label_columns no_label option_scores weight_column n_bins"
 )
 _LOSSES = "cross_entropy,focal,dual_focal,adafocal,bsce_gra"
 _BINS = "Number of bins of the binned calibration errors."
@@ -32,9 +32,9 @@ _CLASSIFIER = "A classifier of texts, tokens or images, on the Hub or in a folde
 # The least and the greatest value of an integer.
 _RANGES = {
     "n_bins": (1, 10_000),
-    "workers": (1, 2**10),
     "jobs": (0, 2**10),
     "seed": (0, 2**32 - 1),
+    "fit_on": (1, 2**31 - 1),
 }
 _RANGES["max_per_class"] = (10, 2**20)
 
@@ -52,7 +52,7 @@ class Command:
         "split test_split text_column text_pair_column image_column label_separator "
         "label_columns no_label max_length batch_size trust_remote_code"
     )
-    of_predictions: ClassVar[str] = "workers option_scores weight_column"
+    of_predictions: ClassVar[str] = "option_scores weight_column"
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -114,9 +114,6 @@ class Rows(Command, Reading):
     )
     trust_remote_code: bool = option(_TRUST, False)
     n_bins: int = option(_BINS, 15)
-    workers: int | None = option(
-        "Threads for predictions that are not held at once; one a CPU, at most 8."
-    )
 
     def row_sets(self) -> dict[str, RowSet]:
         """The sets of rows that the options name, by their option; out-of-distribution ones also by their own names."""
@@ -146,7 +143,7 @@ class Evaluate(Rows):
     example = "me/model --data test.csv --output measured"
     first = "data text_column label_column split output by ood_data soft_labels"
     more = "text_pair_column class_names label_separator max_length batch_size trust_remote_code"
-    of_predictions = "workers option_scores"
+    of_predictions = "option_scores"
     source: list[str] = option(
         f"{_CLASSIFIER}; or predictions, logits or probabilities with labels: .npz, .csv, .tsv or .parquet files, "
         "a folder of these, a glob or an address (s3://, gs://, hf://), or a .jsonl log of lm-evaluation-harness.",
@@ -186,7 +183,7 @@ class Calibrate(Measured):
     more = "text_pair_column class_names label_separator max_length batch_size trust_remote_code seed"
     without = "by"
     output: Path = option(
-        "Folder for the calibrated model, or for calibrated predictions.npz.", ...
+        "Folder for the calibrated model, or for calibrated predictions.", ...
     )
     method: str | None = option(
         f"One of {', '.join(METHODS)}; default: auto, or temperature with a criterion, weights or a head without bias."
@@ -194,7 +191,10 @@ class Calibrate(Measured):
     criterion: Literal["nll", "ece", "adaptive_ece"] | None = option(
         "What a temperature minimises."
     )
-    seed: int = option("Seed for drawing the half of the data to fit on.", 0)
+    seed: int = option("Seed for drawing the rows to fit on.", 0)
+    fit_on: int = option(
+        "The most rows to fit on; of more, so many are drawn.", 200_000
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -406,7 +406,7 @@ def calibrate(source: str | Path, output: str | Path, **options: Any) -> Calibra
 
     Args:
         source: a classifier, on the Hub or in a folder; or predictions.
-        output: the folder for the calibrated model, or for predictions.npz.
+        output: the folder for the calibrated model, or for calibrated predictions.
         **options: those of `hf-calib calibrate`, such as data="validation.csv", method="temperature".
 
     Raises:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
@@ -16,22 +16,24 @@ from hf_calib._errors import check, few, without_secrets
 from hf_calib._files import identity
 from hf_calib._text import counted, plain_name
 from hf_calib.models.reading import Reading, RowSet, names_in_data
-from hf_calib.predictions.one_pass import OnRows, draw_sample, ignore_rows
 from hf_calib.predictions.predictions import (
     FORMATS,
     MULTI_LABEL,
     TOKENS,
     LabelKind,
+    OnRows,
     Predictions,
+    TopLabels,
     check_same_classes,
     holds_model,
+    ignore_rows,
     is_predictions,
     is_read,
     rows_in_both,
     suffix_of,
     without_query,
 )
-from hf_calib.predictions.table import MOST_ROWS_HELD, open_predictions
+from hf_calib.predictions.reading import Read, read_predictions
 
 # Models need torch and transformers, which commands on files of predictions start without.
 if TYPE_CHECKING:
@@ -59,21 +61,21 @@ class Source:
     reading: Reading
     running: Running
     notes: list[str] = field(default_factory=list)
-    found: dict[str, Predictions] = field(default_factory=dict)
+    found: dict[str, Any] = field(default_factory=dict)
     beside: Any = (
         None  # the calibrator next to the model that `hf_calib.pipeline` applies
     )
 
-    def predictions(self, name: str = "data") -> Predictions:
-        """Of a set with labels, read or predicted once."""
+    def predictions(self, name: str = "data") -> Any:
+        """`Predictions` or `TopLabels` of a set with labels, read or predicted once."""
         if name not in self.found:
             self.found[name] = self._predict(name)
         return self.found[name]
 
-    def _predict(self, name: str) -> Predictions:
+    def _predict(self, name: str) -> Any:
         raise NotImplementedError
 
-    def served(self, name: str = "data") -> Predictions:
+    def served(self, name: str = "data") -> Any:
         """The predictions of a set as served, by a calibrator next to the model if there is one."""
         found = self.predictions(name)
         if self.beside is None:
@@ -81,7 +83,7 @@ class Source:
         probs = self.beside.predict_proba(found.as_logits())
         return replace(found, logits=None, probs=probs)
 
-    def tested(self) -> Predictions | None:
+    def tested(self) -> Any:
         """Of the test data; None without any."""
         return self.predictions("test_data") if "test_data" in self.sets else None
 
@@ -98,6 +100,10 @@ class Source:
         tested = self.tested()
         return 0 if tested is None else rows_in_both(self.predictions(), tested)
 
+    def n_files(self, name: str = "data") -> int | None:
+        """How many files of predictions a set has; None if it is one, or a model."""
+        return None
+
     def about(self) -> dict[str, Any]:
         """Which rows and weights these are, for readers of report.json; a file says it."""
         return {}
@@ -108,65 +114,58 @@ class FileSource(Source):
     """Files of predictions of one model."""
 
     files: list[str] = field(kw_only=True)
+    all_columns: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        self.tables = {}
+        self.read: dict[str, Read] = {}
         for name, each in self.sets.items():
             self.running.stages(f"reading {each.data}")
-            columns = (
-                self.reading.of_tables if each.labelled else {"label_column": None}
+            columns = dict(self.reading.of_tables)
+            if not each.labelled:
+                columns |= {"label_column": None, "weight_column": None, "by": ()}
+            self.read[name] = read_predictions(
+                self.files if name == "data" else each.data,
+                **columns,
+                all_columns=self.all_columns,
+                on_rows=self.running.progress,
             )
-            self.tables[name] = open_predictions(
-                self.files if name == "data" else each.data, **columns
-            )
-        endings = {
-            suffix_of(file.path)
-            for table in self.tables.values()
-            for file in table.files
-        }
+        files = {name: each.files for name, each in self.read.items()}
+        endings = {suffix_of(file.path) for each in files.values() for file in each}
         check(
             ".jsonl" in endings or self.reading.option_scores == "sum",
             "option_scores to be given with a log of lm-evaluation-harness only",
             repr(self.reading.option_scores),
             "leave it out, as it has no effect here",
         )
-        names_in_data(self.tables["data"].class_names, self.reading.class_names)
+        names_in_data(self.predictions().names, self.reading.class_names)
         places = {
-            name: {identity(file.path) for file in table.files}
-            for name, table in self.tables.items()
+            name: {identity(file.path) for file in each} for name, each in files.items()
         }
         _check_apart(self.sets, places)
-        self.is_held = all(table.fits_into_memory() for table in self.tables.values())
 
-    def _predict(self, name: str) -> Predictions:
-        found, rows = self.tables[name].load(), self.sets[name]
+    def _predict(self, name: str) -> Predictions | TopLabels:
+        found = self.read[name].predictions
+        rows = self.sets[name]
         if not rows.labelled:
             what = "the data from elsewhere"
-            check_same_classes(what, self.predictions(), found)
-            own, other = (self.tables[each].columns.kind for each in ("data", name))
-            check(
-                own == other,
-                f"{what} to hold {own}, as the data do",
-                other,
-                "use predictions of one kind",
-            )
+            own = self.predictions()
+            check_same_classes(what, own, found)
+            kind = "probs" if own.logits is None else "logits"
+            other = "probs" if found.logits is None else "logits"
+            way_out = "use predictions of one kind"
+            requirement = f"{what} to hold {kind}, as the data do"
+            check(kind == other, requirement, other, way_out)
         return found
 
-    def sample(self) -> None:
-        """Use a sample of tables that do not fit into memory, and note it."""
-        for name, table in self.tables.items():
-            if not table.fits_into_memory():
-                found = self.found[name] = draw_sample(table, most=MOST_ROWS_HELD)
-                n_all = "" if table.n_rows is None else f" of the {table.n_rows:,}"
-                drawn = f"{len(found):,}{n_all} rows, drawn by hashes of their files' names and their numbers"
-                self.notes.append(f"The rows of {name} are a sample of {drawn}.")
+    def n_files(self, name: str = "data") -> int | None:
+        n_files = len(self.read[name].files)
+        return n_files if n_files > 1 else None
 
 
 @dataclass
 class ModelSource(Source):
     """A model that is run over rows."""
 
-    is_held: ClassVar = True
     model: str = field(kw_only=True)
     task: Task = field(kw_only=True)
 
@@ -250,10 +249,13 @@ def open_source(
     options: Evaluate | Calibrate | Decide,
     running: Running,
     check_labels: Callable[[LabelKind], None],
+    *,
+    all_columns: bool = False,
 ) -> FileSource | ModelSource:
-    """Open the predictions, or load the model and check every row of all sets; nothing is predicted yet.
+    """Read the predictions, or load the model and check every row of all sets; nothing is predicted yet.
 
-    `check_labels` refuses options that do not fit the kind of the labels, as early as that is known.
+    `check_labels` refuses options that do not fit the kind of the labels, as early as that is known. Of tables, all
+    columns are kept if they are asked for.
     """
     data, sets = options.data, options.row_sets()
     files = [options.source] if isinstance(options.source, str) else options.source
@@ -269,9 +271,15 @@ def open_source(
             options.output, [*files, *(each.data for each in sets.values())]
         )
         sets = {"data": RowSet(few(files)), **sets}
-        found = FileSource(name_of(few(files)), sets, options, running, files=files)
-        if found.is_held:
-            check_labels(found.predictions().kind)
+        found = FileSource(
+            name_of(few(files)),
+            sets,
+            options,
+            running,
+            files=files,
+            all_columns=all_columns,
+        )
+        check_labels(found.predictions().kind)
         return found
     is_folder = data is None and os.path.isdir(files[0])
     requirement = f"{files[0]} to hold predictions or a model"

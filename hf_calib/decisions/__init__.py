@@ -5,7 +5,15 @@ from hf_calib.decisions.rules import (
     CostRule,
     LabelThresholds,
     PredictionSets,
+    TopLabelRule,
 )
 from hf_calib.decisions.saved import Decisions
 
-__all__ = ["AbstainRule", "CostRule", "Decisions", "LabelThresholds", "PredictionSets"]
+__all__ = [
+    "AbstainRule",
+    "CostRule",
+    "Decisions",
+    "LabelThresholds",
+    "PredictionSets",
+    "TopLabelRule",
+]

@@ -300,7 +300,9 @@ class AbstainRule(Rule):
             said = f"{cannot} for predictions of {{}}. The rule will abstain on them. Promise less, or {way_out}."
             _warn_of("class", self.thresholds_ == NEVER, said)
             return
-        right = f"{len(probs):,} rows, of which {(probs.argmax(axis=1) == labels).mean():.1%} are correct"
+        confidences, predicted = self._answers(probs)
+        correct = predicted == labels
+        right = f"{len(probs):,} rows, of which {correct.mean():.1%} are correct"
         # A larger accuracy means a lower coverage.
         lower = [k / 100 for k in range(50, math.ceil(100 * self.accuracy - 1e-9))]
         failing = bisect_left(
@@ -310,8 +312,6 @@ class AbstainRule(Rule):
         )
         less = f" ({lower[failing - 1]:g} would answer some)" if failing else ""
         classes = " for any class" if self.by_class else ""
-        confidences, predicted = winners(probs)
-        correct = predicted == labels
         where = " at any confidence"
         more = ""
         if one_threshold_passes(confidences, correct, self.accuracy, self.delta):
@@ -325,8 +325,12 @@ class AbstainRule(Rule):
         message += "or use more rows or a better model."
         warnings.warn(message, stacklevel=3)
 
+    def _answers(self, probs: FloatArray) -> tuple[FloatArray, IntArray]:
+        """The confidence (N,) and the class (N,) of each row's answer, if it is given."""
+        return winners(probs)
+
     def _decide(self, probs: FloatArray) -> IntArray:
-        confidences, predicted = winners(probs)
+        confidences, predicted = self._answers(probs)
         return np.where(confidences > self.thresholds_[predicted], predicted, -1)
 
     def _results(
@@ -338,8 +342,9 @@ class AbstainRule(Rule):
         self, rows: FloatArray, targets: IntArray, accuracy: float
     ) -> FloatArray:
         """The thresholds (C,) for a guaranteed accuracy."""
-        confidences, predicted = winners(rows)
-        right, n_classes = predicted == targets, rows.shape[1]
+        confidences, predicted = self._answers(rows)
+        right = predicted == targets
+        n_classes = rows.shape[1]
         if not self.by_class:
             return np.full(
                 n_classes, certified_threshold(confidences, right, accuracy, self.delta)
@@ -370,6 +375,36 @@ class AbstainRule(Rule):
             if len(needing) in (0, len(left)):
                 return thresholds
             left = needing
+
+
+@dataclass(kw_only=True, eq=False)
+class TopLabelRule(AbstainRule):
+    r"""Answer with the predicted class of a service if its confidence is high enough; otherwise abstain (-1).
+
+    Use it instead of `AbstainRule` if only the confidence c of the predicted class is known. Its two classes are
+    "wrong" with $1 - c$ and "correct" with c, and the only answer is "correct": the prediction is given.
+
+    Args:
+        accuracy, delta: as in `AbstainRule`.
+        by_class: False, as the predicted classes are unknown.
+
+    >>> confidence = np.tile([0.9, 0.3], 100)
+    >>> correct = np.tile([1, 0, 1, 1], 50)
+    >>> rule = TopLabelRule(accuracy=0.9).fit(np.stack([1 - confidence, confidence], axis=1), correct)
+    >>> rule.predict([[0.1, 0.9], [0.7, 0.3]])
+    array([ 1, -1])
+    """
+
+    kind: ClassVar[str] = "abstain_top_label"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        requirement = "by_class to be False for top labels"
+        way_out = "leave it out, as the predicted classes are unknown"
+        check(not self.by_class, requirement, self.by_class, way_out)
+
+    def _answers(self, probs: FloatArray) -> tuple[FloatArray, IntArray]:
+        return probs[:, 1], np.ones(len(probs), np.intp)
 
 
 @dataclass(eq=False)

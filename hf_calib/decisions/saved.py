@@ -36,6 +36,7 @@ from hf_calib.decisions.rules import (
     LabelThresholds,
     PredictionSets,
     Rule,
+    TopLabelRule,
 )
 from hf_calib.metrics.checks import check_type
 from hf_calib.metrics.sums import Interval
@@ -45,7 +46,8 @@ VERSION = 1
 #: A note for a model with a rule, whose calibrator has just been folded in.
 OUTDATED = f"{DECISIONS} is left out: its rule is for uncalibrated probabilities. Run hf-calib decide again."
 RULES: dict[str, type[Rule]] = {
-    r.kind: r for r in (AbstainRule, CostRule, LabelThresholds, PredictionSets)
+    r.kind: r
+    for r in (AbstainRule, TopLabelRule, CostRule, LabelThresholds, PredictionSets)
 }
 CONFIG = "config.json"
 CALIBRATION = "calibration.json"

@@ -234,7 +234,7 @@ def check_rows(
         check_probs(probs)
     check_labels(labels, *probs.shape)
     if weights is not None:
-        _check_weights("weights", weights, len(probs))
+        check_row_weights("weights", weights, len(probs))
 
 
 def check_weights(
@@ -244,7 +244,7 @@ def check_weights(
     if sample_weight is None:
         return None
     weights = as_floats("sample_weight", sample_weight)
-    _check_weights("sample_weight", weights, n_examples)
+    check_row_weights("sample_weight", weights, n_examples)
     largest = weights.max()
     check(
         largest > 0, "sample_weight to hold a weight above 0", "zeros", "leave it out"
@@ -382,7 +382,8 @@ def check_labels(
     return labels.astype(np.int64, copy=False)
 
 
-def _check_weights(argument: str, weights: NDArray[Any], n_examples: int) -> None:
+def check_row_weights(argument: str, weights: NDArray[Any], n_examples: int) -> None:
+    """Raise unless each row has a weight from 0 to the largest one."""
     check_shape(argument, weights, (n_examples,), "pass one for each row of probs")
     wrong = ~((weights >= 0) & (weights < np.inf))
     refuse(

@@ -181,11 +181,19 @@ def confidence_errors(
     >>> round(found.over, 2), abs(round(found.under, 2))
     (0.1, 0.0)
     """
-    rng = checks.check_draws(1, seed)
     top = top_label(*checks.check_probs_and_labels(probs, labels))
+    return cross_fitted_errors(top, n_folds=n_folds, seed=seed)
+
+
+def cross_fitted_errors(
+    top: TopLabel, *, n_folds: int = 5, seed: int = 0
+) -> ConfidenceErrors:
+    """The errors of rows with a known top label."""
+    rng = checks.check_draws(1, seed)
     n_rows = len(top.confidence)
     checks.check_integer("n_folds", n_folds, 2, "use 5, or more rows", most=n_rows)
-    folds, recalibrated = rng.permutation(n_rows) % n_folds, np.empty(n_rows)
+    folds = rng.permutation(n_rows) % n_folds
+    recalibrated = np.empty(n_rows)
     for fold in range(n_folds):
         own = folds == fold
         values, rows, right = _pooled(top.part(~own), exact=True)

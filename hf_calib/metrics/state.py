@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +28,6 @@ from hf_calib.metrics.sums import (
 )
 
 _FORMAT = "hf_calib CalibrationState 3"  # The last word is the version.
-_MOST_SLICES = 1_000
 
 _LONGEST_HEADER = 100  # In bytes.
 _MOST_SENT = 2**21  # The most sums of bytes: 16 MiB, as of 17,000 classes in 15 bins.
@@ -126,11 +125,44 @@ def score_chunks(
         )
 
 
+def score_top_labels(
+    confidence: FloatArray, correct: NDArray[Any], weights: FloatArray | None
+) -> RowScores:
+    """Score rows of which only the top label is known: as two classes, "correct" and "wrong"."""
+    n = len(confidence)
+    right = correct.astype(np.float64)
+    chance = np.where(right > 0, confidence, 1 - confidence)
+    nll = -np.log(np.maximum(chance, SMALLEST_PROBABILITY))
+    ones = np.ones(n)
+    in_bin, scores = terms_of(ones, confidence, right, nll, 2 * (1 - chance) ** 2)
+    if weights is not None:
+        in_bin = [weights * term for term in in_bin]
+        scores = [weights * term for term in scores]
+        scores[0] *= weights
+    columns = confidence[None]
+    at_top = np.arange(n)
+    at_label = np.where(right > 0, at_top, n)
+    kept = [ones, *in_bin]
+    return RowScores(columns, weights, at_label, at_top, confidence, kept, scores)
+
+
 class GroupSums(NamedTuple):
     """Sums of G groups of rows for the metrics of the top label and the proper scores."""
 
     bins: FloatArray  # (5, G, M): rows, weights, confidences, their squares, correct rows.
     scores: FloatArray  # (7, G): squared weights; NLL, Brier, confidence minus correct, with squares.
+
+    @classmethod
+    def empty(cls, n_groups: int, n_bins: int) -> GroupSums:
+        """The sums of groups without rows."""
+        return cls(np.zeros((5, n_groups, n_bins)), np.zeros((7, n_groups)))
+
+    def add(self, rows: RowScores, groups: IntArray) -> None:
+        """Add a chunk of n rows, each to its group (n,)."""
+        n_bins = self.bins.shape[2]
+        slots = groups * n_bins + uniform_bins(rows.confidence, n_bins)
+        add_to(self.bins, slots, rows.in_bin)
+        add_to(self.scores, groups, rows.scores)
 
     def n_rows(self) -> IntArray:
         """The numbers of rows (G,)."""
@@ -161,47 +193,6 @@ class GroupSums(NamedTuple):
         )
         variance = np.maximum(square - mean**2, 0)
         return mean, np.sqrt(variance / np.maximum(self.effective_rows() - 1, 1))
-
-
-class SliceSums:
-    """The sums of groups of rows, which are named by a column such as the country; a new name makes a new group."""
-
-    def __init__(self, column: str, n_bins: int, names: Sequence[str] = ()) -> None:
-        self.column, self.n_bins, self.names = column, n_bins, list(names)
-        self.groups = GroupSums(
-            np.zeros((5, len(names), n_bins)), np.zeros((7, len(names)))
-        )
-
-    def add(self, rows: RowScores, codes: IntArray, names: Sequence[str]) -> None:
-        """Add a chunk of n rows with groups names[codes]."""
-        groups = self._places(names)[codes]
-        slots = groups * self.n_bins + uniform_bins(rows.confidence, self.n_bins)
-        add_to(self.groups.bins, slots, rows.in_bin)
-        add_to(self.groups.scores, groups, rows.scores)
-
-    def merge(self, other: SliceSums) -> None:
-        """Add the sums of another instance."""
-        places = self._places(other.names)
-        for mine, theirs in zip(self.groups, other.groups, strict=True):
-            mine[:, places] += theirs
-
-    def _places(self, names: Sequence[str]) -> IntArray:
-        """The indices of the groups with these names; raise if there are more than 1,000 groups."""
-        numbers = {
-            name: number
-            for number, name in enumerate(dict.fromkeys([*self.names, *names]))
-        }
-        requirement = (
-            f"column {self.column!r} to have at most {_MOST_SLICES:,} different values"
-        )
-        way_out = "group them in a column of their own"
-        check(len(numbers) <= _MOST_SLICES, requirement, f"{len(numbers):,}", way_out)
-        more = [(0, 0), (0, len(numbers) - len(self.names))]
-        self.groups = GroupSums(
-            np.pad(self.groups.bins, [*more, (0, 0)]), np.pad(self.groups.scores, more)
-        )
-        self.names = list(numbers)
-        return np.array([numbers[name] for name in names], dtype=np.intp)
 
 
 def cells_of(confidence: FloatArray) -> IntArray:

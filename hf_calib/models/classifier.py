@@ -23,13 +23,14 @@ from hf_calib._errors import InputValueError, check, expected, few
 from hf_calib._records import count, read_json
 from hf_calib.metrics.checks import check_names
 from hf_calib.models.reading import Reading, are_unnamed, class_ids, names_in_data
-from hf_calib.predictions.one_pass import OnRows, ignore_rows
 from hf_calib.predictions.predictions import (
     MULTI_LABEL,
     SINGLE_LABEL,
     TOKENS,
     LabelKind,
+    OnRows,
     Predictions,
+    ignore_rows,
 )
 from hf_calib.scaling.saved_map import RECORD_KINDS
 

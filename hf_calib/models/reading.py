@@ -23,7 +23,7 @@ from hf_calib.metrics.checks import (
     check_weights,
     refuse,
 )
-from hf_calib.predictions.predictions import check_unambiguous, label_ids
+from hf_calib.predictions.labels import check_unambiguous, label_ids
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -152,8 +152,8 @@ class Reading:
 
     @property
     def of_tables(self) -> dict[str, Any]:
-        """Return the options of `open_predictions`."""
-        names = ("label_column", "weight_column", "option_scores")
+        """Return the options of `read_predictions`."""
+        names = ("label_column", "weight_column", "option_scores", "class_names")
         return {name: getattr(self, name) for name in names} | {"by": self.by or ()}
 
     def columns(self, rows: Dataset) -> dict[str, Any]:

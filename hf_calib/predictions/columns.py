@@ -1,37 +1,27 @@
-"""The columns of a table of predictions, and its rows as arrays."""
+"""Which columns of a table hold what: the form of its rows is found from the names of its columns."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hf_calib._errors import InputTypeError, check, did_you_mean, expected, few
-from hf_calib.metrics.checks import (
-    FloatArray,
-    IntArray,
-    RowError,
-    check_rows,
-    refuse,
-    row_sum_tolerance,
-)
-from hf_calib.predictions.predictions import (
-    check_class_names,
-    check_logits,
-    check_unambiguous,
-    label_ids,
-    logs_of,
-)
-
-if TYPE_CHECKING:
-    from pyarrow import RecordBatch, Schema
+from hf_calib.metrics.checks import RowError
+from hf_calib.predictions.files import NUMBERS_WAY, Opened
+from hf_calib.predictions.labels import check_unambiguous
+from hf_calib.predictions.predictions import check_class_names
 
 LISTS = {"logits": "logits", "probs": "probs", "probabilities": "probs"}
-_PREFIXES = {"logits": "logit_", "probs": "prob_"}
+PREFIXES = {"logits": "logit_", "probs": "prob_"}
+CONFIDENCE = "confidence"
+CORRECT = "correct"
+PREDICTED = ("prediction", "predicted", "pred_label", "pred")
+SCORE = "score"
 # Columns of labels, which are never probabilities of a class, whichever of them is read.
 _NAMES_OF_LABELS = {
     "gold",
@@ -43,193 +33,100 @@ _NAMES_OF_LABELS = {
     "true_label",
     "y_true",
 }
-_NUMBERS_WAY = (
-    "name the class columns logit_<class> or prob_<class>, and fill in missing values"
-)
-
-
-class Batch(NamedTuple):
-    """A batch of n checked rows of predictions."""
-
-    scores: NDArray[Any]  # (n, C), logits or probabilities, as in the file.
-    probs: NDArray[Any]  # (n, C)
-    labels: IntArray  # (n,)
-    weights: FloatArray | None  # (n,)
-    by: tuple[
-        tuple[IntArray, list[Any]], ...
-    ]  # Codes (n,) and names of each column of slices.
-    table: RecordBatch | None = None  # The rows as read.
-
-    def as_logits(self) -> NDArray[Any]:
-        """Return the logits (n, C), or the logarithm of the probabilities, where 0 counts as 1e-38."""
-        return logs_of(self.probs) if self.scores is self.probs else self.scores
 
 
 @dataclass(frozen=True)
 class Columns:
     """The columns of a table that are read."""
 
-    kind: str  # "logits" or "probs"
-    scores: tuple[str, ...]  # A column per class, or one of lists.
-    class_names: tuple[str, ...]
-    label: str | None
+    # "logits" or "probs", or "score" of the second of two classes, or "confidence" of the predicted class.
+    kind: str
+    scores: tuple[str, ...]  # A column per class, or one.
+    class_names: tuple[str, ...] = ()  # Empty for top labels.
+    label: str | None = None
     weight: str | None = None
-    by: tuple[str, ...] = ()  # The columns of slices.
+    by: tuple[str, ...] = ()
+    listed: bool = False  # One column of lists.
+    outcome: str | None = None  # Of top labels: whether they are right, or which.
 
     @property
-    def names(self) -> list[str]:
-        """All columns, without repeats."""
-        return list(
-            dict.fromkeys(
-                [*self.scores, *filter(None, [self.label, self.weight]), *self.by]
-            )
-        )
+    def others(self) -> list[str]:
+        """The columns of labels, weights, slices and outcomes, without repeats."""
+        given = [self.label, self.weight, self.outcome, *self.by]
+        return list(dict.fromkeys(name for name in given if name is not None))
 
-    def check_same(self, names: Sequence[str]) -> None:
-        """Raise if another file has other columns or classes."""
-        found = set(names)
-        missing = [repr(name) for name in self.names if name not in found]
+    @property
+    def numbers(self) -> list[str]:
+        """The columns that hold a number in each row."""
+        scores = [] if self.listed else list(self.scores)
+        return scores + [name for name in [self.weight] if name is not None]
+
+    def check_same(self, opened: Opened) -> None:
+        """Raise if a file has other columns, classes or folders than the first."""
+        names = opened.names
+        times = Counter(names)
+        needed = [*self.scores, *self.others]
+        missing = [repr(name) for name in needed if name not in times]
         way_out = "write all files with the same columns"
         requirement = "the columns to be those of the first file"
         check(not missing, requirement, f"none named {few(missing)}", way_out)
-        prefix = _PREFIXES[self.kind]
+        for name in needed:
+            _check_once(times, name)
+        prefix = PREFIXES.get(self.kind)
+        if prefix is None or self.listed:
+            return
         known = {*self.scores, prefix}
         more = [
             repr(name)
             for name in names
             if name.lstrip().startswith(prefix) and name not in known
         ]
-        one_model = len(self.scores) == 1 or not more
-        got, way_out = f"also {few(more)}", "use files of one model"
-        check(one_model, "the classes to be those of the first file", got, way_out)
-
-    def read(self, batch: RecordBatch) -> Batch:
-        """Return the rows of a batch; raise a `RowError` for an invalid row."""
-        scores = probs = self._scores(batch)
-        if self.kind == "logits":
-            check_logits(scores)
-            check_not_probabilities(scores)
-            probs = softmax_of(scores)
-        elif self.scores == self.class_names:
-            outside = (scores < 0) | (scores > 1 + 1e-6)
-            requirement = "hold probabilities, as their names do not say logit_"
-            way_out = "name the columns logit_<class> if they hold logits, and prob_<class> if there are others"
-            refuse(outside, "the class columns", requirement, scores, way_out)
-        labels = np.zeros(len(batch), np.int64)
-        if self.label is not None:
-            labels = label_ids(batch.column(self.label), self.label, self.class_names)
-        weights = None
-        if self.weight is not None:
-            weights = numbers_of(batch.column(self.weight), self.weight).astype(
-                np.float64, copy=False
-            )
-        check_rows(probs, labels, weights, len(self.class_names))
-        by = tuple(codes_of(batch.column(name)) for name in self.by)
-        return Batch(scores, probs, labels, weights, by, batch)
-
-    def _scores(self, batch: RecordBatch) -> NDArray[Any]:
-        """The scores (n, C), contiguous per class."""
-        if len(self.scores) > 1:
-            columns = [numbers_of(batch.column(name), name) for name in self.scores]
-            matrix = np.empty((len(columns), len(batch)), np.result_type(*columns))
-            for row, column in zip(matrix, columns, strict=True):
-                row[:] = column
-            return matrix.T
-        column = batch.column(self.scores[0])
-        lengths = np.asarray(column.value_lengths())
-        wrong = lengths != len(self.class_names)
-        if wrong.any():
-            row = int(np.argmax(wrong))
-            requirement = f"have {len(self.class_names)} values"
-            raise RowError(
-                row,
-                "the list",
-                requirement,
-                f"{lengths[row]:g}",
-                "write one for each class",
-            )
-        try:
-            values = numbers_of(column.flatten(), self.scores[0])
-        except RowError as error:
-            place, *told = error.args
-            raise RowError(place // len(self.class_names), *told) from None
-        return np.asfortranarray(values.reshape(len(batch), -1))
+        requirement = "the classes to be those of the first file"
+        check(not more, requirement, f"also {few(more)}", "use files of one model")
 
 
-def columns_of(
-    schema: Schema,
-    label: str | None,
-    weight: str | None = None,
-    by: Sequence[str] = (),
-    class_names: Sequence[str] = (),
-) -> Columns:
-    """Find the columns of a table from the schema of its first file; class names are for columns of lists."""
-    check_roles(label, weight, by)
-    names = list(schema.names)
+@dataclass(frozen=True)
+class Wanted:
+    """The columns that a user names."""
+
+    label_column: str | None = "label"
+    weight_column: str | None = None
+    by: Sequence[str] = ()
+    class_names: Sequence[str] | None = None
+
+
+def columns_of(opened: Opened, wanted: Wanted) -> Columns:
+    """Find the columns of a table; the first form that its columns have is read."""
+    check_roles(wanted.label_column, wanted.weight_column, wanted.by)
+    names = opened.names
     way_out = "write a column of labels and one for each class"
     check(bool(names), "the table to have columns", "none", way_out)
-    _check_blanks(names, {label, weight, *by}.difference(names))
+    separated = len(names) > 1 or not any(mark in names[0] for mark in ",;\t")
+    way_out = "separate a .csv's columns by commas, a .tsv's by tabs"
+    got = f"one column {names[0]!r}"
+    check(separated, "the table to have several columns", got, way_out)
+    asked = {wanted.label_column, wanted.weight_column, *wanted.by}
+    _check_blanks(names, asked.difference(names))
+    label = _label_column(opened, wanted)
+    _check_named(opened, wanted, label)
+    taken = {label, wanted.weight_column, *wanted.by}
+    others = [name for name in names if name not in taken]
+    found = None
+    for form in (_of_lists, _of_classes, _of_top_labels, _of_a_score):
+        found = found or form(opened, others, label, wanted)
+    found = found or _without_prefix(opened, others, label)
     times = Counter(names)
-    listed = list_columns(schema)
-    if listed and label == "label" and label not in names and "labels" in names:
-        label = "labels"  # The name of numpy arrays.
-    for option, name in (
-        ("label_column", label),
-        ("weight_column", weight),
-        *(("by", each) for each in by),
-    ):
-        if option == "label_column":
-            separated = len(names) > 1 or not any(mark in names[0] for mark in ",;\t")
-            way_out = "separate a .csv's columns by commas, a .tsv's by tabs"
-            check(
-                separated,
-                "the table to have several columns",
-                f"one column {names[0]!r}",
-                way_out,
-            )
-        is_there = name is None or name in names
-        check(
-            is_there,
-            f"{option} to be one of {', '.join(names)}",
-            repr(name),
-            did_you_mean(name, names),
-        )
-        if name is not None:
-            _check_once(times, name)
-    for name in by:
-        check_slices(name, schema.field(name).type)
-    if listed:
-        got, way_out = " and ".join(listed), "keep one of them"
-        check(
-            len(listed) == 1, "the table to hold logits or probabilities", got, way_out
-        )
-        kind, scores = LISTS[listed[0]], listed
-        # Arrays with several labels per row may have one column.
-        has_lists = label is not None and schema.field(label).type.num_fields > 0
-        fewest = 1 if has_lists else 2
-        check(
-            len(class_names) >= fewest,
-            f"column {listed[0]!r} to hold a list of at least 2 classes in each row",
-            f"{len(class_names)} in the first row",
-            "write a score for each class",
-        )
-    else:
-        others = [name for name in names if name not in {label, weight, *by}]
-        kind, scores, class_names = _class_columns(others, label)
-        of_a_class = [
-            repr(name)
-            for name in (label, weight, *by)
-            if (name or "").startswith(_PREFIXES[kind])
-        ]
-        requirement = "the columns of labels, weights and by not to be those of classes"
-        check(not of_a_class, requirement, few(of_a_class), "name other columns")
-        for name in scores:
-            _check_once(times, name)
-            _check_numbers(schema.field(name).type, name)
-    check_class_names(class_names)
-    if label is not None:
-        check_unambiguous(schema.field(label).type, label, class_names)
-    return Columns(kind, tuple(scores), tuple(class_names), label, weight, tuple(by))
+    for name in found.scores:
+        _check_once(times, name)
+    if not found.listed:
+        for name in found.scores:
+            check_type_of_numbers(opened, name)
+    check_class_names(found.class_names)
+    if label is not None and found.kind != CONFIDENCE and label in opened.kinds:
+        kind = opened.kinds[label]
+        check_unambiguous(kind, label, found.class_names)
+    by = tuple(wanted.by)
+    return replace(found, label=label, weight=wanted.weight_column, by=by)
 
 
 def check_roles(label: str | None, weight: str | None, by: Sequence[str]) -> None:
@@ -258,9 +155,183 @@ def check_slices(name: str, kind: Any) -> None:
     check(kind.num_fields == 0, requirement, kind, "name another column for by")
 
 
+# ---- Forms ----
+
+
+def _label_column(opened: Opened, wanted: Wanted) -> str | None:
+    """The column of labels, which may have another name by default, or be none for top labels."""
+    names = opened.names
+    label = wanted.label_column
+    if label != "label" or label in names:
+        return label
+    if "labels" in names and _lists_in(opened):
+        return "labels"  # The name of numpy arrays.
+    is_top = CONFIDENCE in names and CORRECT in names
+    has_classes = any(name.startswith(tuple(PREFIXES.values())) for name in names)
+    return None if is_top and not has_classes else label
+
+
+def _of_lists(
+    opened: Opened, others: Sequence[str], label: str | None, wanted: Wanted
+) -> Columns | None:
+    """One column of lists of scores."""
+    lists = _lists_in(opened)
+    if not lists:
+        return None
+    got = " and ".join(lists)
+    requirement = "the table to hold logits or probabilities"
+    check(len(lists) == 1, requirement, got, "keep one of them")
+    name = lists[0]
+    n_classes = len(opened.first(name) or ())
+    # Arrays with several labels per row may have one column.
+    has_lists = label is not None and opened.kinds[label].num_fields > 0
+    check(
+        n_classes >= (1 if has_lists else 2),
+        f"column {name!r} to hold a list of at least 2 classes in each row",
+        f"{n_classes} in the first row",
+        "write a score for each class",
+    )
+    classes = [str(place) for place in range(n_classes)]
+    if wanted.class_names is not None and len(wanted.class_names) == n_classes:
+        classes = list(wanted.class_names)
+    return Columns(LISTS[name], (name,), tuple(classes), listed=True)
+
+
+def _of_classes(
+    opened: Opened, others: Sequence[str], label: str | None, wanted: Wanted
+) -> Columns | None:
+    """Columns whose names say what they hold; a single probability is that of one class against all others."""
+    found = {}
+    for kind, prefix in PREFIXES.items():
+        used = [name for name in others if name.startswith(prefix)]
+        if used:
+            found[kind] = used
+    requirement = "the table to hold logits or probabilities"
+    got = "logit_ and prob_ columns"
+    check(len(found) < 2, requirement, got, "keep one kind of them")
+    if not found:
+        return None
+    kind, used = next(iter(found.items()))
+    classes = [name.removeprefix(PREFIXES[kind]) for name in used]
+    _check_classes_named(used, classes)
+    of_a_class = [
+        repr(name)
+        for name in (label, wanted.weight_column, *wanted.by)
+        if (name or "").startswith(PREFIXES[kind])
+    ]
+    requirement = "the columns of labels, weights and by not to be those of classes"
+    check(not of_a_class, requirement, few(of_a_class), "name other columns")
+    if len(used) == 1 and kind == "probs":
+        names = _two_names(wanted, (f"not {classes[0]}", classes[0]))
+        return Columns(SCORE, (used[0],), names)
+    way_out = "write a column for each class"
+    requirement = "the table to hold a column for each of at least 2 classes"
+    check(len(used) >= 2, requirement, used[0], way_out)
+    return Columns(kind, tuple(used), tuple(classes))
+
+
+def _of_top_labels(
+    opened: Opened, others: Sequence[str], label: str | None, wanted: Wanted
+) -> Columns | None:
+    """The confidence of the predicted class, and whether it is correct, or which it is."""
+    outcomes = [name for name in (CORRECT, *PREDICTED) if name in others]
+    if CONFIDENCE not in others or not outcomes:
+        return None
+    outcome = outcomes[0]
+    requirement = "top labels to be given with a column of labels, or of 'correct'"
+    got = f"{outcome!r} only"
+    way_out = "write whether each prediction is correct, as 0 or 1"
+    check(outcome == CORRECT or label is not None, requirement, got, way_out)
+    return Columns(CONFIDENCE, (CONFIDENCE,), outcome=outcome)
+
+
+def _of_a_score(
+    opened: Opened, others: Sequence[str], label: str | None, wanted: Wanted
+) -> Columns | None:
+    """The probability of the second of two classes."""
+    if SCORE not in others:
+        return None
+    return Columns(SCORE, (SCORE,), _two_names(wanted, ("0", "1")))
+
+
+def _two_names(wanted: Wanted, default: tuple[str, str]) -> tuple[str, ...]:
+    """The names of the negative and the positive class."""
+    if wanted.class_names is None:
+        return default
+    requirement = "class_names to name the two classes of a score"
+    way_out = "name the negative class, then the positive one"
+    got = few(list(wanted.class_names))
+    check(len(wanted.class_names) == 2, requirement, got, way_out)
+    return tuple(wanted.class_names)
+
+
+def _without_prefix(
+    opened: Opened, others: Sequence[str], label: str | None
+) -> Columns:
+    """Columns that have the names of classes; they are probabilities."""
+    used = [name for name in others if _may_be_numbers(opened, name)]
+    got = ", ".join(used) or "none"
+    requirement = "the table to hold a column for each of at least 2 classes"
+    way_out = "name them logit_<class> or prob_<class>"
+    check(len(used) >= 2, requirement, got, way_out)
+    _check_classes_named(used, used)
+    for name in others:
+        is_label = name.casefold() in _NAMES_OF_LABELS
+        got = f"{name!r} next to the label column {label!r}"
+        way_out = "name the class columns prob_<class>; other columns are then ignored"
+        check(not is_label, "the table to hold one column of labels", got, way_out)
+    return Columns("probs", tuple(used), tuple(used))
+
+
+def _may_be_numbers(opened: Opened, name: str) -> bool:
+    """Whether a column holds numbers; of a text file, its first row decides, and a later text is an error."""
+    if name not in opened.kinds:
+        return False
+    kind = opened.kinds[name]
+    if opened.typed:
+        return _are_numbers(kind)
+    try:
+        float(opened.first(name) or 0)
+    except ValueError:
+        return False
+    return True
+
+
+def _lists_in(opened: Opened) -> list[str]:
+    from pyarrow import types
+
+    kinds = (types.is_list, types.is_large_list, types.is_fixed_size_list)
+    return [
+        field.name
+        for field in opened.schema
+        if field.name in LISTS and any(is_of(field.type) for is_of in kinds)
+    ]
+
+
+# ---- Checks ----
+
+
+def _check_named(opened: Opened, wanted: Wanted, label: str | None) -> None:
+    """Raise unless the columns that the user names are there, once each."""
+    names = opened.names
+    times = Counter(names)
+    options = [("label_column", label), ("weight_column", wanted.weight_column)]
+    options += [("by", name) for name in wanted.by]
+    for option, name in options:
+        if name is None:
+            continue
+        requirement = f"{option} to be one of {', '.join(names)}"
+        way_out = did_you_mean(name, names)
+        check(name in names, requirement, repr(name), way_out)
+        _check_once(times, name)
+    for name in wanted.by:
+        if name in opened.kinds:
+            check_slices(name, opened.kinds[name])
+
+
 def _check_blanks(names: Sequence[str], missing: Set[str | None]) -> None:
     """Raise if a column would be read without the blanks at the ends of its name."""
-    prefixes = tuple(_PREFIXES.values())
+    prefixes = tuple(PREFIXES.values())
     blank = [
         repr(name)
         for name in names
@@ -272,6 +343,13 @@ def _check_blanks(names: Sequence[str], missing: Set[str | None]) -> None:
     check(not blank, requirement, few(blank), way_out)
 
 
+def check_different(opened: Opened) -> None:
+    """Raise if two columns of a file have one name, as all of them are written again."""
+    times = Counter(opened.schema.names)
+    for name in times:
+        _check_once(times, name)
+
+
 def _check_once(times: Mapping[str, int], name: str) -> None:
     """Raise if several columns that are read have one name."""
     requirement = "the columns of a table to have different names"
@@ -279,122 +357,32 @@ def _check_once(times: Mapping[str, int], name: str) -> None:
     check(times[name] == 1, requirement, got, "rename or remove all but one")
 
 
-def _class_columns(
-    columns: Sequence[str], label: str | None
-) -> tuple[str, list[str], list[str]]:
-    """The kind of the scores, their columns, and the class names."""
-    found = {
-        kind: [name for name in columns if name.startswith(prefix)]
-        for kind, prefix in _PREFIXES.items()
-    }
-    got, way_out = "logit_ and prob_ columns", "keep one kind of them"
-    check(
-        not all(found.values()),
-        "the table to hold logits or probabilities",
-        got,
-        way_out,
-    )
-    kind = "logits" if found["logits"] else "probs"
-    used, prefix = (
-        (found[kind], _PREFIXES[kind]) if found[kind] else (list(columns), "")
-    )
-    got, way_out = ", ".join(used) or "none", "name them logit_<class> or prob_<class>"
-    check(
-        len(used) >= 2,
-        "the table to hold a column for each of at least 2 classes",
-        got,
-        way_out,
-    )
-    classes = [name.removeprefix(prefix) for name in used]
-    blank = next(
-        (name for name, each in zip(used, classes, strict=True) if not each.strip()),
-        None,
-    )
+def _check_classes_named(used: Sequence[str], classes: Sequence[str]) -> None:
+    pairs = zip(used, classes, strict=True)
+    blank = [repr(name) for name, each in pairs if not each.strip()]
     way_out = "name the class, or write the table without its index"
-    check(
-        blank is None, "the class columns to name their classes", repr(blank), way_out
-    )
-    label_too = next(
-        (name for name in classes if name.casefold() in _NAMES_OF_LABELS), None
-    )
-    got = f"{label_too!r} next to the label column {label!r}"
-    way_out = "name the class columns prob_<class>; other columns are then ignored"
-    check(
-        bool(prefix) or label_too is None,
-        "the table to hold one column of labels",
-        got,
-        way_out,
-    )
-    return kind, used, classes
+    requirement = "the class columns to name their classes"
+    check(not blank, requirement, few(blank), way_out)
 
 
-def list_columns(schema: Schema) -> list[str]:
-    """Return the columns of lists of scores."""
-    from pyarrow import types
-
-    kinds = (types.is_list, types.is_large_list, types.is_fixed_size_list)
-    return [
-        field.name
-        for field in schema
-        if field.name in LISTS and any(is_of(field.type) for is_of in kinds)
-    ]
-
-
-def check_not_probabilities(logits: NDArray[Any] | None) -> None:
-    """Raise for probabilities that are named logits, because their softmax would be nearly uniform."""
-    if logits is None or not len(logits):
-        return
-    # NaN is named later, with its row.
-    within = logits.min() >= 0 and logits.max() <= 1
-    if not within:
-        return
-    got = "values in [0, 1] whose rows all sum to 1"
-    way_out = (
-        "name them probs, or in a table prob_<class>; if they are logits, add 1 to all of them, which changes "
-        "no probability"
-    )
-    check(
-        np.abs(logits.sum(axis=1) - 1).max() > row_sum_tolerance(logits.shape[1]),
-        "logits not to be probabilities",
-        got,
-        way_out,
-    )
-
-
-def softmax_of(logits: NDArray[Any]) -> FloatArray:
-    """Return the softmax (n, C) of logits, in float64 and contiguous per class."""
-    columns = logits.T.astype(np.float64)
-    with np.errstate(invalid="ignore"):  # Rows with inf become NaN, which raises later.
-        columns -= columns.max(axis=0)
-    np.exp(columns, out=columns)
-    columns /= columns.sum(axis=0)
-    return columns.T
-
-
-def codes_of(column: Any) -> tuple[IntArray, list[Any]]:
-    """Return a column as codes (n,), and its values."""
-    import pyarrow
-    import pyarrow.compute as compute
-
-    if not pyarrow.types.is_dictionary(column.type):
-        column = column.dictionary_encode(null_encoding="encode")
-    indices, values = column.indices, column.dictionary.to_pylist()
-    if indices.null_count:
-        indices = compute.fill_null(indices.cast(pyarrow.int64()), len(values))
-        values.append(None)
-    return np.asarray(indices).astype(np.intp), values
-
-
-def _check_numbers(kind: Any, name: str) -> None:
+def _are_numbers(kind: Any) -> bool:
     from pyarrow import types
 
     known = (types.is_floating, types.is_integer, types.is_decimal, types.is_null)
-    if not any(is_of(kind) for is_of in known):
-        raise InputTypeError(
-            expected(
-                f"column {name!r}", "hold numbers in every row", kind, _NUMBERS_WAY
-            )
-        )
+    return any(is_of(kind) for is_of in known)
+
+
+def check_type_of_numbers(opened: Opened, name: str) -> None:
+    """Raise unless a column is stored as numbers; those of text files get their type when they are read."""
+    if opened.typed and name in opened.kinds:
+        _check_numbers(opened.kinds[name], name)
+
+
+def _check_numbers(kind: Any, name: str) -> None:
+    if not _are_numbers(kind):
+        argument = f"column {name!r}"
+        requirement = "hold numbers in every row"
+        raise InputTypeError(expected(argument, requirement, kind, NUMBERS_WAY))
 
 
 def numbers_of(column: Any, name: str) -> NDArray[Any]:
@@ -405,9 +393,8 @@ def numbers_of(column: Any, name: str) -> NDArray[Any]:
     _check_numbers(column.type, name)
     if column.null_count:
         row = int(np.argmax(column.is_null()))
-        raise RowError(
-            row, f"column {name!r}", "hold numbers in every row", "none", _NUMBERS_WAY
-        )
+        requirement = "hold numbers in every row"
+        raise RowError(row, f"column {name!r}", requirement, "none", NUMBERS_WAY)
     if not pyarrow.types.is_floating(column.type):
         column = compute.cast(column, pyarrow.float64())
     return np.asarray(column)

@@ -1,49 +1,86 @@
-"""Predictions that are not tables: arrays in .npz files, and sample logs of lm-evaluation-harness."""
+"""Predictions in .npz files, and calibrated tables."""
 
 from __future__ import annotations
 
-import json
 import os
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_calib._errors import InputError, InputValueError, check, expected, few
+from hf_calib._errors import InputError, InputValueError, check, expected
 from hf_calib._files import whole_file
-from hf_calib.metrics.checks import check_soft_labels
-from hf_calib.predictions.columns import check_not_probabilities
-from hf_calib.predictions.predictions import Predictions
+from hf_calib.metrics.checks import check_soft_labels, row_chunks
+from hf_calib.predictions.columns import CONFIDENCE, CORRECT, PREDICTED, SCORE
+from hf_calib.predictions.predictions import (
+    Predictions,
+    TopLabels,
+    check_not_probabilities,
+)
 
+if TYPE_CHECKING:
+    from hf_calib.predictions.reading import Read
+
+_ROWS_AT_ONCE = 2**22  # In numbers, of a table that is written.
 _KINDS = ("logits", "probs")
 _SOFT_LABELS = ("soft_labels", "probs")  # CIFAR-10H has the latter.
 
 
-def load_arrays(path: str, argument: str, *, labelled: bool = True) -> Predictions:
-    """Load predictions from arrays `logits` or `probs`, `labels` and optionally `class_names`; missing labels are 0."""
-    arrays, found = _read(path, argument, (*_KINDS, "labels", "class_names"))
+def load_arrays(
+    path: str, argument: str, *, labelled: bool = True
+) -> Predictions | TopLabels:
+    """Load predictions from arrays `logits` or `probs`, `labels` and optionally `class_names`; missing labels are 0.
+
+    Of top labels the arrays are `confidence` and `correct`, or `prediction` and `labels`.
+    """
+    names = (*_KINDS, "labels", "class_names", CONFIDENCE, CORRECT, *PREDICTED)
+    arrays, found = _read(path, argument, names)
     kind = next((kind for kind in _KINDS if kind in arrays), None)
+    arrays = {name: _in_native_order(array) for name, array in arrays.items()}
+    if kind is None and CONFIDENCE in arrays:
+        return _top_labels(Path(path).name, arrays, found)
     if not labelled and kind is not None:
         arrays["labels"] = np.zeros(len(np.atleast_1d(arrays[kind])), int)
     way_out = "write it with numpy.savez(path, logits=logits, labels=labels)"
     requirement = f"{Path(path).name} to hold the arrays labels and logits (or probs)"
     check(kind is not None and "labels" in arrays, requirement, found, way_out)
-    has_rows = len(np.atleast_1d(arrays["labels"])) > 0
-    requirement = f"{Path(path).name} to have rows"
-    check(has_rows, requirement, "none", "write the scores and the label of each row")
-    names = arrays.pop("class_names", None)
-    if names is not None:
-        listed = np.atleast_1d(names).tolist()
-        names = tuple(
+    _check_has_rows(Path(path).name, arrays["labels"])
+    class_names = None
+    if "class_names" in arrays:
+        listed = np.atleast_1d(arrays["class_names"]).tolist()
+        class_names = tuple(
             each.decode() if isinstance(each, bytes) else str(each) for each in listed
         )
-    arrays = {name: _in_native_order(array) for name, array in arrays.items()}
-    made = Predictions(arrays.pop("labels"), **arrays, class_names=names)
+    scores = {name: arrays[name] for name in _KINDS if name in arrays}
+    made = Predictions(arrays["labels"], **scores, class_names=class_names)
     check_not_probabilities(made.logits)
     return made
+
+
+def _top_labels(name: str, arrays: dict[str, Any], found: str) -> TopLabels:
+    """Top labels from their arrays."""
+    predicted = [arrays[each] for each in PREDICTED if each in arrays]
+    if CORRECT in arrays:
+        correct = arrays[CORRECT]
+    else:
+        requirement = f"{name} to hold the array correct, or prediction and labels"
+        way_out = "write whether each prediction is correct, as 0 or 1"
+        check(bool(predicted) and "labels" in arrays, requirement, found, way_out)
+        correct = np.asarray(predicted[0] == arrays["labels"])
+    _check_has_rows(name, arrays[CONFIDENCE])
+    is_whole = correct.dtype.kind == "b" or np.isin(correct, (0, 1)).all()
+    requirement = f"the array correct of {name} to be 0 or 1"
+    check(bool(is_whole), requirement, "other values", "mark each row")
+    confidence = arrays[CONFIDENCE].astype(np.float64, copy=False)
+    return TopLabels(confidence, correct.astype(np.int64))
+
+
+def _check_has_rows(name: str, array: NDArray[Any]) -> None:
+    way_out = "write the scores and the label of each row"
+    check(len(np.atleast_1d(array)) > 0, f"{name} to have rows", "none", way_out)
 
 
 def _in_native_order(array: NDArray[Any]) -> NDArray[Any]:
@@ -51,7 +88,9 @@ def _in_native_order(array: NDArray[Any]) -> NDArray[Any]:
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
-def save_predictions(predictions: Predictions, path: str | os.PathLike[str]) -> None:
+def save_predictions(
+    predictions: Predictions | TopLabels, path: str | os.PathLike[str]
+) -> None:
     """Write predictions as .npz for `load_predictions`, completely or not at all; an existing file is replaced.
 
     Args:
@@ -68,12 +107,89 @@ def save_predictions(predictions: Predictions, path: str | os.PathLike[str]) -> 
         path.name,
         "name the file predictions.npz",
     )
-    kind = "logits" if predictions.probs is None else "probs"
-    arrays = {kind: predictions.scores, "labels": predictions.labels}
-    if predictions.class_names is not None:
-        arrays["class_names"] = np.array(predictions.class_names, dtype=np.str_)
+    arrays: dict[str, Any]
+    if isinstance(predictions, TopLabels):
+        arrays = {CONFIDENCE: predictions.confidence, CORRECT: predictions.correct}
+    else:
+        kind = "logits" if predictions.probs is None else "probs"
+        arrays = {kind: predictions.scores, "labels": predictions.labels}
+        if predictions.class_names is not None:
+            arrays["class_names"] = np.array(predictions.class_names, dtype=np.str_)
     with whole_file(path) as unfinished:
         np.savez(unfinished, allow_pickle=False, **arrays)
+
+
+def write_calibrated(
+    read: Read, rows: Any, scaler: Any, path: Path, class_names: Any = None
+) -> None:
+    """Write some rows of files with calibrated probabilities in place of their scores.
+
+    The rows of a table become a table, with all other columns unchanged; those of arrays and logs become arrays.
+
+    Args:
+        read: the files as they were read, with all of their columns.
+        rows: a slice, or a mask (N,).
+        scaler: the fitted calibrator.
+        path: the file, without its ending.
+        class_names: the C names for arrays; None for those of the data.
+    """
+    chosen = read.predictions.select(rows)
+    target = path.with_suffix(read.ending)
+    if read.columns is not None:
+        _write_table(read, chosen, rows, scaler, target)
+        return
+    probs = scaler.predict_proba(chosen.as_logits())
+    made: Predictions | TopLabels
+    if isinstance(chosen, TopLabels):
+        made = TopLabels(probs[:, 1], chosen.correct)
+    else:
+        names = class_names or chosen.class_names
+        made = Predictions(chosen.labels, probs=probs, class_names=names)
+    save_predictions(made, target)
+
+
+def _write_table(
+    read: Read,
+    chosen: Predictions | TopLabels,
+    rows: Any,
+    scaler: Any,
+    path: Path,
+) -> None:
+    import pyarrow
+    from pyarrow.parquet import ParquetWriter
+
+    others = read.others
+    if not isinstance(rows, slice):
+        others = others.filter(pyarrow.array(rows))
+    chosen = replace(chosen, by={}, validate=False)
+    writer = None
+    for part in row_chunks(len(chosen), chosen.n_classes, elements=_ROWS_AT_ONCE):
+        probs = scaler.predict_proba(chosen.select(part).as_logits())
+        kept = others.slice(part.start, len(probs))
+        columns = _columns_of(read, probs)
+        columns |= dict(zip(kept.column_names, kept.columns, strict=True))
+        table = pyarrow.table(columns)
+        if writer is None:
+            writer = ParquetWriter(path, table.schema)
+        writer.write_table(table)
+    assert writer is not None  # A table without rows is not read.
+    writer.close()
+
+
+def _columns_of(read: Read, probs: NDArray[Any]) -> dict[str, Any]:
+    """The columns of calibrated probabilities (n, C), in the form of the scores."""
+    import pyarrow
+
+    columns = read.columns
+    assert columns is not None
+    if columns.kind in (CONFIDENCE, SCORE):
+        return {columns.scores[0]: pyarrow.array(np.ascontiguousarray(probs[:, 1]))}
+    if columns.listed:
+        flat = pyarrow.array(np.ascontiguousarray(probs).reshape(-1))
+        n_classes = probs.shape[1]
+        return {"probs": pyarrow.FixedSizeListArray.from_arrays(flat, n_classes)}
+    by_class = zip(columns.class_names, np.ascontiguousarray(probs.T), strict=True)
+    return {f"prob_{name}": pyarrow.array(own) for name, own in by_class}
 
 
 def load_soft_labels(
@@ -108,16 +224,13 @@ def _read(path: str, argument: str, names: Sequence[str]) -> tuple[dict[str, Any
     try:
         with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as archive:
             _check_rows_agree(archive)
-            return {
-                name: archive[name] for name in names if name in archive
-            }, ", ".join(archive) or "none"
+            arrays = {name: archive[name] for name in names if name in archive}
+            return arrays, ", ".join(archive) or "none"
     except InputError:
         raise
     except Exception as error:  # The file may have any content.
-        got, way_out = (
-            f"{path} ({error})",
-            "write it with numpy.savez, plain arrays only",
-        )
+        got = f"{path} ({error})"
+        way_out = "write it with numpy.savez, plain arrays only"
         raise InputValueError(
             expected(argument, "be readable as npz", got, way_out)
         ) from error
@@ -127,7 +240,7 @@ def _check_rows_agree(archive: Any) -> None:
     """Raise if headers state other numbers of rows, as a small file may hold arrays larger than the memory."""
     rows = {
         name: _shape(archive, name)[:1]
-        for name in (*_KINDS, "labels")
+        for name in (*_KINDS, "labels", CONFIDENCE, CORRECT, *PREDICTED)
         if name in archive.files
     }
     got = ", ".join(f"{n[0] if n else 'no'} of {name}" for name, n in rows.items())
@@ -145,140 +258,3 @@ def _shape(archive: Any, name: str) -> tuple[int, ...]:
     with archive.zip.open(f"{name}.npy") as file:
         shape, *_ = readers[np.lib.format.read_magic(file)](file)
     return tuple(shape)
-
-
-OptionScores = Literal["sum", "per_character", "per_byte"]
-_KEYS = {"doc_id", "arguments", "filtered_resps", "target"}
-_WAY_OUT = "log a multiple-choice task"
-
-
-def rows_of_log(file: TextIO) -> list[Any] | None:
-    """The rows of a log of lm-evaluation-harness, in lines or a list; None for other files."""
-    first = next((line for line in file if line.strip()), "null")
-    file.seek(0)
-    is_list = first.lstrip().startswith("[")
-    try:
-        found = json.load(file) if is_list else [json.loads(first)]
-    except (ValueError, RecursionError):
-        return None
-    if not found or not _is_row(found[0]):
-        return None
-    if is_list:
-        return list(found)
-    file.seek(0)
-    return [json.loads(line) for line in file if line.strip()]
-
-
-def _is_row(row: Any) -> bool:
-    """Whether a value of JSON is a row of a log."""
-    return isinstance(row, dict) and row.keys() >= _KEYS
-
-
-def read_log(rows: list[Any], name: str, scores: OptionScores = "sum") -> Predictions:
-    """Return the log-likelihoods of a log's answers as logits (see `open_predictions`), and the labels."""
-    for place, row in enumerate(rows):
-        requirement = f"each row of {name} to have {', '.join(sorted(_KEYS))}"
-        got = f"{few([row])} in row {place}"
-        check(_is_row(row), requirement, got, "write the log again")
-        got = f"{row.get('acc')!r} in row {place} of {name}"
-        is_known = row.get("acc", 0) in (0, 1)
-        check(is_known, "acc to be 0 or 1", got, "evaluate the task again")
-    times = Counter(str(row["doc_id"]) for row in rows).most_common(1)
-    got = f"{times[0][1]} rows with {times[0][0]} in {name}"
-    check(
-        times[0][1] == 1,
-        "each doc_id to be in one row",
-        got,
-        "keep the rows of one filter",
-    )
-    places = [f"in row {place} of {name}" for place in range(len(rows))]
-    answers = [
-        _answers(row["arguments"], place)
-        for row, place in zip(rows, places, strict=True)
-    ]
-    likelihoods = [
-        _likelihoods(*each) for each in zip(rows, answers, places, strict=True)
-    ]
-    # If a question has fewer answers, the missing ones have probability 0.
-    logits = np.full((len(rows), max(map(len, answers))), -np.inf)
-    lengths = {
-        "sum": lambda text: 1,
-        "per_character": len,
-        "per_byte": lambda text: len(text.encode()),
-    }
-    for own, texts, values in zip(logits, answers, likelihoods, strict=True):
-        own[: len(texts)] = values / np.array(
-            [max(lengths[scores](text), 1) for text in texts]
-        )
-    best = [int(values.argmax()) for values in likelihoods]
-    names = tuple(map(str, range(logits.shape[1])))
-    return Predictions(
-        np.array(_targets(rows, answers, best, places)),
-        logits=logits,
-        class_names=names,
-    )
-
-
-def _answers(arguments: Any, place: str) -> list[str]:
-    """The answers in a dictionary, or in the pairs of context and answer of old versions."""
-    pairs = list(arguments.values()) if isinstance(arguments, dict) else arguments
-    try:
-        texts = [pair["arg_1"] if isinstance(pair, dict) else pair[1] for pair in pairs]
-    except (TypeError, KeyError, IndexError):
-        texts = []
-    requirement = "arguments to hold a context and an answer for each answer"
-    check(bool(texts), requirement, f"{few([arguments])} {place}", _WAY_OUT)
-    return [str(text).strip() for text in texts]
-
-
-def _likelihoods(
-    row: Mapping[str, Any], answers: Sequence[str], place: str
-) -> np.ndarray:
-    found = row["filtered_resps"]
-    try:
-        likelihoods = np.array([float(each[0]) for each in found])
-    except (TypeError, ValueError, IndexError, KeyError):
-        likelihoods = np.empty(0)
-    requirement = (
-        "filtered_resps to hold a log-likelihood for each of at least 2 answers"
-    )
-    got = f"{few([found])} for {len(answers)} answers {place}"
-    check(len(likelihoods) == len(answers) >= 2, requirement, got, _WAY_OUT)
-    requirement = "filtered_resps to hold numbers below infinity, one of them finite"
-    # NaN is not below infinity.
-    fits = bool((likelihoods < np.inf).all() and likelihoods.max() > -np.inf)
-    way_out = "remove the row, or find the cause, such as a model that has diverged"
-    check(fits, requirement, f"{few([found])} {place}", way_out)
-    return likelihoods
-
-
-def _targets(
-    rows: Sequence[Mapping[str, Any]],
-    answers: Sequence[Sequence[str]],
-    best: Sequence[int],
-    places: Sequence[str],
-) -> list[int]:
-    """The indices of the correct answers, which a task gives as an index or as a text.
-
-    A number may be the index of one answer and the text of another; the accuracies in the log decide.
-    """
-    targets = [str(row["target"]).strip() for row in rows]
-    texts = [
-        str(own.index(each)) if each in own else each
-        for each, own in zip(targets, answers, strict=True)
-    ]
-    wrong: list[int] = []
-    for labels in (targets, texts):
-        wrong = [
-            place
-            for place, (label, own) in enumerate(zip(labels, answers, strict=True))
-            if label not in map(str, range(len(own)))
-            or rows[place].get("acc", label == str(best[place]))
-            != (label == str(best[place]))
-        ]
-        if not wrong:
-            return [int(label) for label in labels]
-    requirement = "the target to be the index or the text of the correct answer, in agreement with acc"
-    got = f"{targets[wrong[0]]!r} {places[wrong[0]]}"
-    check(not wrong, requirement, got, _WAY_OUT)
-    return []

@@ -6,37 +6,40 @@ import os
 import re
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
-from decimal import Decimal
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, log_expit, log_softmax, softmax
 
-from hf_calib._errors import InputTypeError, check, expected, few, look_alikes
-from hf_calib._text import as_number
+from hf_calib._errors import check, few, look_alikes
 from hf_calib.metrics.checks import (
-    RowError,
+    FloatArray,
     check_kind,
     check_names,
     check_probs_and_labels,
+    check_row_weights,
     check_rows,
+    check_shape,
     check_type,
     refuse,
+    row_sum_tolerance,
 )
 from hf_calib.metrics.multi_label import check_decisions
 from hf_calib.scaling import SINGLE_LABEL_SCALERS
 
 FORMATS = (".npz", ".csv", ".tsv", ".parquet", ".jsonl")
 _SMALLEST_PROBABILITY = np.finfo(np.float32).tiny  # A 0 from rounding has no logarithm.
-_LARGEST_EXACT = 2**53  # Above it, float64 does not represent all integers.
-OF_TABLES = (
-    "the names of the class columns",
-    "write the labels as the columns are named, or as numbers from 0 on",
-)
+
+# It is called with the number of rows just read, and that of all rows or None.
+OnRows = Callable[[int, int | None], None]
+
+
+def ignore_rows(n_rows: int, n_all: int | None) -> None:
+    """Do nothing; for a caller without progress."""
 
 
 class LabelKind(NamedTuple):
@@ -68,6 +71,10 @@ TOKENS = LabelKind(
 )
 _MULTI = ("auto", "temperature", "per_label_temperature", "structured_vector")
 MULTI_LABEL = LabelKind("multi-label", "rows", "labels", True, True, _MULTI)
+# For a calibrator, a confidence c is that of two classes, "wrong" with 1 - c and "correct" with c.
+TOP_LABELS = LabelKind(
+    "top-label", "rows", "classes", False, True, tuple(SINGLE_LABEL_SCALERS)
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +102,8 @@ class Predictions:
     array([[0.88, 0.12],
            [0.5 , 0.5 ]])
     """
+
+    ARRAYS: ClassVar = ("labels", "logits", "probs", "sentences", "weights")
 
     labels: NDArray[Any]
     logits: NDArray[Any] | None = None
@@ -234,17 +243,105 @@ class Predictions:
 
     def select(self, rows: NDArray[Any] | slice) -> Predictions:
         """Return the predictions of some rows."""
-        arrays = ("labels", "logits", "probs", "sentences", "weights")
-        chosen = {
-            name: array[rows]
-            for name in arrays
-            if (array := getattr(self, name)) is not None
-        }
-        by = {
-            name: np.array(values, object)[rows].tolist()
-            for name, values in self.by.items()
-        }
-        return replace(self, **chosen, by=by, validate=False)
+        return _selected(self, rows)
+
+
+@dataclass(frozen=True, eq=False)
+class TopLabels:
+    """The confidences of predicted classes, and whether each is correct: predictions without the other classes.
+
+    Use it if a service returns the best class only; `Predictions` has every class. All that the top label tells can be
+    measured. A calibrator is fitted as for two classes, "wrong" and "correct".
+
+    Args:
+        confidence: (N,) float in [0, 1].
+        correct: (N,) int, 1 for a correct prediction, otherwise 0.
+        weights: (N,) float, the weight of each row; None for 1.
+        by: column name -> N values, for columns that define slices.
+        validate: False skips the checks.
+
+    Raises:
+        ValueError: if shapes or values are wrong.
+
+    >>> rows = TopLabels(np.array([0.9, 0.3]), np.array([1, 0]))
+    >>> rows.probabilities().round(1).tolist(), rows.labels.tolist()
+    ([[0.1, 0.9], [0.7, 0.3]], [1, 0])
+    """
+
+    ARRAYS: ClassVar = ("confidence", "correct", "weights")
+
+    confidence: FloatArray
+    correct: NDArray[np.int64]
+    weights: FloatArray | None = None
+    by: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    validate: InitVar[bool] = True
+
+    class_names: ClassVar = ("wrong", "correct")
+    names: ClassVar = class_names
+    n_classes: ClassVar = 2
+    kind: ClassVar = TOP_LABELS
+    sentences: ClassVar = None
+    logits: ClassVar = None
+
+    def __post_init__(self, validate: bool) -> None:
+        if not validate:
+            return
+        way_out = "pass fractions; divide percentages by 100"
+        is_vector = self.confidence.ndim == 1
+        got = f"shape {self.confidence.shape}"
+        check(is_vector, "confidence to have shape (N,)", got, way_out)
+        check_kind(self.confidence, "f", "confidence to be a float array", way_out)
+        outside = ~((self.confidence >= 0) & (self.confidence <= 1))
+        refuse(outside, "confidence", "lie in [0, 1]", self.confidence, way_out)
+        way_out = "pass 1 for a correct prediction, otherwise 0"
+        shape = self.confidence.shape
+        check_shape("correct", self.correct, shape, way_out)
+        wrong = ~np.isin(self.correct, (0, 1))
+        refuse(wrong, "correct", "be 0 or 1", self.correct, way_out)
+        if self.weights is not None:
+            check_row_weights("weights", self.weights, len(self))
+
+    def __len__(self) -> int:
+        return len(self.confidence)
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """1 for a correct prediction, otherwise 0."""
+        return self.correct
+
+    def probabilities(self) -> FloatArray:
+        """Return the probabilities (N, 2) that the prediction is wrong and that it is correct."""
+        return np.stack([1 - self.confidence, self.confidence], axis=1)
+
+    def as_logits(self) -> FloatArray:
+        """Return the logarithm of the probabilities (N, 2), where 0 counts as 1e-38."""
+        return logs_of(self.probabilities())
+
+    def fit_calibrator(self, scaler: Any) -> list[str]:
+        """Fit a calibrator of two classes in place, and return the fit's warnings."""
+        probs = self.probabilities()
+        pairs = Predictions(
+            self.correct, probs=probs, weights=self.weights, validate=False
+        )
+        return pairs.fit_calibrator(scaler)
+
+    def select(self, rows: NDArray[Any] | slice) -> TopLabels:
+        """Return some rows."""
+        return _selected(self, rows)
+
+
+def _selected(found: Any, rows: NDArray[Any] | slice) -> Any:
+    """Some rows of predictions or top labels."""
+    chosen = {}
+    for name in found.ARRAYS:
+        array = getattr(found, name)
+        if array is not None:
+            chosen[name] = array[rows]
+    by = {
+        name: np.array(values, object)[rows].tolist()
+        for name, values in found.by.items()
+    }
+    return replace(found, **chosen, by=by, validate=False)
 
 
 def check_logits(logits: NDArray[Any], *, sigmoid: bool = False) -> None:
@@ -254,6 +351,27 @@ def check_logits(logits: NDArray[Any], *, sigmoid: bool = False) -> None:
     way_out = "remove the rows, or find the cause, such as a model that has diverged"
     requirement = "have a finite largest value in each row"
     refuse(wrong, "logits", requirement, largest, way_out)
+
+
+def check_not_probabilities(logits: NDArray[Any] | None) -> None:
+    """Raise for probabilities that are named logits, because their softmax would be nearly uniform."""
+    if logits is None or not len(logits):
+        return
+    # NaN is named later, with its row.
+    within = logits.min() >= 0 and logits.max() <= 1
+    if not within:
+        return
+    got = "values in [0, 1] whose rows all sum to 1"
+    way_out = (
+        "name them probs, or in a table prob_<class>; if they are logits, add 1 to all of them, which changes "
+        "no probability"
+    )
+    check(
+        np.abs(logits.sum(axis=1) - 1).max() > row_sum_tolerance(logits.shape[1]),
+        "logits not to be probabilities",
+        got,
+        way_out,
+    )
 
 
 def logs_of(probs: NDArray[Any]) -> NDArray[Any]:
@@ -280,7 +398,7 @@ def check_class_names(names: Sequence[str]) -> None:
     check(not alike, "class_names to differ visibly", alike, "rename one")
 
 
-def check_same_classes(argument: str, found: Predictions, other: Predictions) -> None:
+def check_same_classes(argument: str, found: Any, other: Any) -> None:
     """Raise if other rows have another number of classes or other class names."""
     names = (other.class_names, found.class_names)
     same = other.n_classes == found.n_classes and (
@@ -295,7 +413,7 @@ def check_same_classes(argument: str, found: Predictions, other: Predictions) ->
     )
 
 
-def rows_in_both(found: Predictions, tested: Predictions) -> int:
+def rows_in_both(found: Any, tested: Any) -> int:
     """Return how many test rows are also among the rows to fit to, with the same labels and probabilities.
 
     If scores are rounded, different examples coincide, also within a set. Rows count as shared if more than twice as
@@ -320,7 +438,7 @@ def rows_in_both(found: Predictions, tested: Predictions) -> int:
     return shared if distinct and shared > 2 * by_chance else 0
 
 
-def _row_keys(predictions: Predictions) -> NDArray[np.uint64]:
+def _row_keys(predictions: Any) -> NDArray[np.uint64]:
     """Hashes (N,) of each row's labels and log-probabilities to four decimals, equal for logits and probabilities."""
     logits = predictions.as_logits().astype(np.float64)
     log_probs = (
@@ -334,132 +452,6 @@ def _row_keys(predictions: Predictions) -> NDArray[np.uint64]:
         2**63, size=columns.shape[1], dtype=np.uint64
     ) | np.uint64(1)
     return columns @ factors
-
-
-# ---- Labels in a column of any type ----
-
-
-def check_unambiguous(kind: Any, label: str, class_names: Sequence[str]) -> None:
-    """Raise if a label of this pyarrow type may be the name of one class and the id of another."""
-    from pyarrow import types
-
-    numbers = [as_number(name) for name in class_names]
-    are_ids = types.is_integer(kind.value_type if types.is_dictionary(kind) else kind)
-    if None not in numbers or are_ids:
-        return
-    ids = set(range(len(class_names)))
-    twofold = [
-        repr(name)
-        for place, (name, number) in enumerate(zip(class_names, numbers, strict=True))
-        if number in ids and number != place
-    ]
-    check(
-        not twofold,
-        f"each label in column {label!r} to be a name or an id of one class only",
-        f"class names {few(twofold)} that are ids of other classes, next to names "
-        "that are no numbers",
-        "rename the classes and the labels",
-    )
-
-
-def label_ids(
-    column: Any, name: str, names: Sequence[str], told: tuple[str, str] = OF_TABLES
-) -> NDArray[np.int64]:
-    """Return the ids (n,) of the labels in a pyarrow array, which are names or ids; raise a `RowError` otherwise.
-
-    Labels are names if all of them are; upper and lower case count only if names differ by it alone. Otherwise they are
-    ids from 0, also as floats or texts. If all names are numbers, labels are names, which are compared as numbers.
-
-    Args:
-        column: integers, floats, texts or booleans.
-        name: name of the column.
-        names: C class names.
-        told: for errors, the requirement on the labels and the way out.
-    """
-    import pyarrow
-    import pyarrow.compute as compute
-
-    argument, types = f"column {name!r}", pyarrow.types
-    if types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if types.is_nested(column.type):
-        way_out = "choose another label_column"
-        raise InputTypeError(
-            expected(argument, "hold one class in each row", column.type, way_out)
-        )
-    if types.is_floating(column.type):
-        column = compute.if_else(compute.is_nan(column), None, column)
-    numbers = [as_number(name) for name in names]
-    are_ids = None in numbers or numbers == list(range(len(names)))
-    if types.is_integer(column.type) and not column.null_count and are_ids:
-        return np.asarray(column).astype(np.int64)
-    texts = compute.cast(column, pyarrow.string())
-    blank = compute.fill_null(
-        compute.equal(compute.utf8_trim_whitespace(texts), ""), True
-    )
-    if compute.any(blank).as_py():
-        requirement, way_out = (
-            "hold a label in every row",
-            "remove the rows without one",
-        )
-        raise RowError(int(np.argmax(blank)), argument, requirement, "none", way_out)
-    found = compute.index_in(texts, value_set=pyarrow.array(names, pyarrow.string()))
-    lower = [each.lower() for each in names]
-    if found.null_count and len(set(lower)) == len(lower):
-        found = compute.index_in(
-            compute.utf8_lower(texts), value_set=pyarrow.array(lower, pyarrow.string())
-        )
-    is_number = any(
-        is_of(column.type)
-        for is_of in (types.is_integer, types.is_floating, types.is_decimal)
-    )
-    if found.null_count or is_number:
-        of_numbers = _ids_of_numbers(texts, argument, numbers)
-        found = found if of_numbers is None else of_numbers
-    if found.null_count:
-        row = int(np.argmax(found.is_null()))
-        unknown = texts[row].as_py()
-        alike = look_alikes([unknown], names)
-        got = f"{unknown!r} ({alike})" if alike else repr(unknown)
-        raise RowError(row, argument, f"hold {told[0]} ({few(names)})", got, told[1])
-    return np.asarray(found).astype(np.int64)
-
-
-def _ids_of_numbers(
-    texts: Any, argument: str, numbers: Sequence[Decimal | None]
-) -> Any:
-    """The ids (n,) of labels that are numbers, null for those without a class; None if a label is no number."""
-    import pyarrow
-
-    encoded = texts.dictionary_encode()
-    read = [as_number(each) for each in encoded.dictionary.to_pylist()]
-    labels = [number for number in read if number is not None]
-    if len(labels) < len(read):
-        return None
-    ids: list[int | None]
-    places = {number: i for i, number in enumerate(numbers) if number is not None}
-    if None not in numbers or places.keys() >= set(labels):
-        times = Counter(numbers)
-        twice = [str(label) for label in labels if times[label] > 1]
-        requirement = (
-            f"class_names to differ as numbers, as the labels in {argument} do"
-        )
-        way_out = "name each class by another number"
-        check(not twice, requirement, f"{few(twice)} twice", way_out)
-        ids = [places.get(label) for label in labels]
-    else:
-        is_id = np.array(
-            [abs(label) <= _LARGEST_EXACT and label % 1 == 0 for label in labels]
-        )
-        wrong = ~is_id[np.asarray(encoded.indices)]
-        if wrong.any():
-            row = int(np.argmax(wrong))
-            way_out = "choose another label_column"
-            raise RowError(
-                row, argument, "hold class names or ids", texts[row], way_out
-            )
-        ids = [int(label) for label in labels]
-    return pyarrow.array(ids, pyarrow.int64()).take(encoded.indices)
 
 
 # ---- Names of files ----

@@ -1,8 +1,8 @@
-"""The ways to a report: from arrays, from predictions, and from the sums of one pass."""
+"""The ways to a report: from arrays, from predictions, and from sums."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from hf_calib._errors import check
 from hf_calib._text import counted
 from hf_calib.metrics import CalibrationState, checks
-from hf_calib.metrics.checks import FloatArray
+from hf_calib.metrics.checks import FloatArray, row_chunks
 from hf_calib.metrics.multi_label import (
     UNKNOWN,
     Decisions,
@@ -20,13 +20,17 @@ from hf_calib.metrics.multi_label import (
     negative_logs_of_decisions,
 )
 from hf_calib.metrics.scores import SMALLEST_PROBABILITY, negative_logs
-from hf_calib.metrics.sums import Interval
+from hf_calib.metrics.state import (
+    GroupSums,
+    RowScores,
+    score_chunks,
+    score_top_labels,
+)
+from hf_calib.metrics.sums import Interval, TopLabel
 from hf_calib.plots.style import check_class_names
-from hf_calib.predictions import one_pass
-from hf_calib.predictions.columns import Batch
-from hf_calib.predictions.predictions import Predictions
-from hf_calib.predictions.table import Table
-from hf_calib.report.measured import Measured, Settings, mean_change
+from hf_calib.predictions.predictions import Predictions, TopLabels
+from hf_calib.predictions.slices import slices_of
+from hf_calib.report.measured import MOST_SORTED, Measured, Settings, mean_change
 from hf_calib.report.multi_label import measure_labels
 from hf_calib.report.report import CalibrationReport
 from hf_calib.report.sections import (
@@ -39,6 +43,14 @@ from hf_calib.report.sections import (
 # The most multi-label decisions that all resamples read together, so that they take seconds.
 _DECISIONS_READ, _FEWEST_RESAMPLES = 3e7, 100
 _MOST_NATS = -np.log(SMALLEST_PROBABILITY)
+# More rows, or more probabilities, are summed: resamples would take minutes, or many times their memory.
+MOST_RESAMPLED = 200_000
+MOST_NUMBERS_RESAMPLED = 2**26  # 0.5 GB of float64.
+_BLOCK = 2**20  # The probabilities of summed rows that exist at a time.
+_TOP_ONLY = (
+    "Only the confidence of the predicted class is known. What needs the probabilities of all classes is left out; the "
+    "NLL and the Brier score of a slice are those of whether the prediction is correct."
+)
 
 
 def calibration_report(
@@ -218,7 +230,7 @@ def report_on_states(
 
 
 def report_on_predictions(
-    predictions: Predictions,
+    predictions: Predictions | TopLabels,
     name: str,
     n_bins: int,
     scaler: Any = None,
@@ -229,83 +241,152 @@ def report_on_predictions(
     """`calibration_report` on predictions and their weights, also after a scaler that was fitted on other rows.
 
     The report has a section for each of their columns `by`, and one on the entities of tokens. Soft labels (N, C) are
-    of the same examples, and class names are those of the data, or None for those of the predictions.
+    of the same examples, and class names are those of the data, or None for those of the predictions. More rows than
+    can be resampled in seconds are summed.
     """
-    probs, labels, weights = (
-        predictions.probabilities(),
-        predictions.labels,
-        predictions.weights,
-    )
-    calibrated = (
-        None if scaler is None else scaler.predict_proba(predictions.as_logits())
-    )
-    report = calibration_report(
-        probs,
-        labels,
-        calibrated=calibrated,
-        soft_labels=soft_labels,
-        sample_weight=weights,
-        n_bins=n_bins,
-        class_names=class_names or predictions.class_names,
-        name=name,
-    )
+    if isinstance(predictions, TopLabels):
+        report = _report_on_top_labels(predictions, name, Settings(n_bins), scaler)
+    elif _are_many(predictions) and soft_labels is None:
+        names = tuple(class_names or predictions.names)
+        report = _report_on_many(predictions, name, names, Settings(n_bins), scaler)
+    else:
+        calibrated = None
+        if scaler is not None:
+            calibrated = scaler.predict_proba(predictions.as_logits())
+        report = calibration_report(
+            predictions.probabilities(),
+            predictions.labels,
+            calibrated=calibrated,
+            soft_labels=soft_labels,
+            sample_weight=predictions.weights,
+            n_bins=n_bins,
+            class_names=class_names or predictions.class_names,
+            name=name,
+        )
     if predictions.by:
-        ends = {
-            column: one_pass.edges_of(values)
-            for column, values in predictions.by.items()
-        }
-        slicings = [one_pass.Slicing(column, edges) for column, edges in ends.items()]
-        final = probs if calibrated is None else calibrated
-        tally = one_pass.empty_tally(final.shape[1], slicings, n_bins)
-        by = tuple(map(_coded, predictions.by.values()))
-        one_pass.add_rows(tally, Batch(final, final, labels, weights, by), slicings)
-        report = replace(report, slices=_sections(tally, n_bins))
-    return (
-        report
-        if predictions.sentences is None
-        else with_entities(report, predictions.sentences)
-    )
+        sections = [
+            _slices(predictions, column, Settings(n_bins), scaler)
+            for column in predictions.by
+        ]
+        report = replace(report, slices=tuple(sections))
+    if predictions.sentences is None:
+        return report
+    return with_entities(report, predictions.sentences)
 
 
-def report_on_table(
-    table: Table,
+def _are_many(predictions: Predictions) -> bool:
+    """Whether rows with one label each are too many to resample."""
+    if predictions.kind.sigmoid or predictions.sentences is not None:
+        return False
+    n_rows = len(predictions)
+    return n_rows > MOST_RESAMPLED or predictions.scores.size > MOST_NUMBERS_RESAMPLED
+
+
+def _report_on_many(
+    predictions: Predictions,
     name: str,
-    n_bins: int,
-    *,
-    class_names: Sequence[str] | None = None,
-    **counting: Any,
+    names: tuple[str, ...],
+    settings: Settings,
+    scaler: Any,
 ) -> CalibrationReport:
-    """The report on all rows of a table, from memory if they fit, else from one pass with the options `counting`."""
-    if table.fits_into_memory():
-        held = table.load()
-        return report_on_predictions(held, name, n_bins, class_names=class_names)
-    tally = one_pass.measure_in_one_pass(
-        table, n_bins, one_pass.choose_slicings(table), **counting
-    )
-    names = tuple(class_names or table.class_names)
-    return report_of(tally, name, names, n_bins, len(table.files))
-
-
-def report_of(
-    tally: one_pass.Tally,
-    name: str,
-    class_names: tuple[str, ...],
-    n_bins: int,
-    n_files: int | None = None,
-) -> CalibrationReport:
-    """The report on the sums of one pass."""
-    before, after = tally.states["before"], tally.states.get("after")
-    report = report_on_states(before, after=after, class_names=class_names, name=name)
-    return replace(report, slices=_sections(tally, n_bins), n_files=n_files)
-
-
-def _sections(tally: one_pass.Tally, n_bins: int) -> tuple[SliceSection, ...]:
-    return tuple(
-        slice_section(sums, Settings(n_bins)) for sums in tally.slices.values()
+    """The report on rows that are summed."""
+    before, nats = _summed(predictions, names, settings, None)
+    all_nats = [nats]
+    after = None
+    change = None
+    if scaler is not None:
+        after, nats_after = _summed(predictions, names, settings, scaler)
+        all_nats.append(nats_after)
+        weights = predictions.weights
+        shares = np.ones(len(nats)) if weights is None else weights
+        change = mean_change(nats, nats_after, shares, settings)
+    return CalibrationReport(
+        name=str(name),
+        class_names=check_class_names(names, predictions.n_classes),
+        before=before,
+        after=after,
+        nll_change=change,
+        settings=settings,
+        notes=_notes_on_zeros(all_nats),
     )
 
 
-def _coded(values: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """The codes (N,) of values, and the value of each code."""
-    numbers = {value: i for i, value in enumerate(dict.fromkeys(values))}
-    return np.array([numbers[value] for value in values], np.intp), list(numbers)
+def _summed(
+    predictions: Predictions, names: tuple[str, ...], settings: Settings, scaler: Any
+) -> tuple[Measured, FloatArray]:
+    """The metrics of sums and of the top labels, and the negative log-likelihood (N,) of each row."""
+    n_rows = len(predictions)
+    state = CalibrationState(n_classes=predictions.n_classes, n_bins=settings.n_bins)
+    top = TopLabel(np.empty(n_rows), np.empty(n_rows))
+    nats = np.empty(n_rows)
+    for block, rows, probs in _blocks(predictions, scaler):
+        if scaler is not None:
+            checks.check_rows(probs, rows.labels, rows.weights, state.n_classes)
+        nats[block] = negative_logs(probs, rows.labels)
+        for part, scores in score_chunks(probs, rows.labels, rows.weights):
+            state.add_scores(scores)
+            own = slice(block.start + part.start, block.start + part.stop)
+            top.confidence[own] = scores.confidence
+            top.correct[own] = scores.at_top == scores.at_label
+    is_sorted = predictions.weights is None and n_rows <= MOST_SORTED
+    return Measured.of_state(state, names, settings, top if is_sorted else None), nats
+
+
+def _report_on_top_labels(
+    rows: TopLabels, name: str, settings: Settings, scaler: Any
+) -> CalibrationReport:
+    """The report on rows whose other probabilities are unknown."""
+    correct = rows.correct.astype(np.float64)
+    before = Measured.of_top_labels(
+        TopLabel(rows.confidence, correct), settings, rows.weights
+    )
+    after = None
+    if scaler is not None:
+        confidence = scaler.predict_proba(rows.as_logits())[:, 1]
+        top = TopLabel(confidence, correct)
+        after = Measured.of_top_labels(top, settings, rows.weights)
+    return CalibrationReport(
+        name=str(name),
+        class_names=(),
+        before=before,
+        after=after,
+        settings=settings,
+        notes=(_TOP_ONLY,),
+    )
+
+
+def _blocks(
+    predictions: Predictions | TopLabels, scaler: Any
+) -> Iterator[tuple[slice, Any, Any]]:
+    """The places, the rows and the probabilities of blocks, after a scaler if there is one."""
+    plain = replace(predictions, by={}, validate=False)
+    for block in row_chunks(len(plain), plain.n_classes, elements=_BLOCK):
+        rows = plain.select(block)
+        if scaler is None:
+            probs = rows.probabilities()
+        else:
+            probs = scaler.predict_proba(rows.as_logits())
+        yield block, rows, probs
+
+
+def _slices(
+    predictions: Predictions | TopLabels, column: str, settings: Settings, scaler: Any
+) -> SliceSection:
+    """The section on the rows with each value of a column or, of many numbers, in each fifth."""
+    names, codes = slices_of(column, predictions.by[column])
+    groups = GroupSums.empty(len(names), settings.n_bins)
+    for block, rows, probs in _blocks(predictions, scaler):
+        for part, scores in _scored(rows, probs):
+            groups.add(scores, codes[block][part])
+    return slice_section(column, names, groups, settings)
+
+
+def _scored(
+    rows: Predictions | TopLabels, probs: Any
+) -> Iterator[tuple[slice, RowScores]]:
+    """Chunks of scored rows."""
+    if isinstance(rows, TopLabels):
+        scores = score_top_labels(probs[:, 1], rows.correct, rows.weights)
+        yield slice(None), scores
+    else:
+        yield from score_chunks(probs, rows.labels, rows.weights)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import metadata
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +16,7 @@ from scipy.special import betainc, ndtr, ndtri, stdtrit
 import hf_calib.metrics as metrics
 from hf_calib.metrics import CalibrationState, ConsistencyTest
 from hf_calib.metrics.checks import FloatArray
+from hf_calib.metrics.corp import cross_fitted_errors, decompose
 from hf_calib.metrics.intervals import (
     METRICS,
     calibration_error_interval,
@@ -22,12 +24,23 @@ from hf_calib.metrics.intervals import (
     interval_of_bins,
     percentile_intervals,
 )
-from hf_calib.metrics.state import LOGGED_METRICS, GroupSums, score_chunks
+from hf_calib.metrics.ranking import mean_risk
+from hf_calib.metrics.smooth import smooth_error
+from hf_calib.metrics.state import (
+    LOGGED_METRICS,
+    GroupSums,
+    score_chunks,
+    score_top_labels,
+)
 from hf_calib.metrics.sums import (
     BinSums,
     Interval,
+    TopLabel,
+    bin_sums,
     binned_error,
     class_gaps,
+    sweep_error,
+    top_label_error,
     uniform_bins,
     uniform_edges,
     wilson_interval,
@@ -218,6 +231,20 @@ MEASURES: dict[str, Measure] = {
 }
 
 
+# The metrics of `MEASURES` that read no more than the top label, as functions of a `TopLabel`.
+_OF_TOP_LABELS: dict[str, Callable[..., Any]] = {
+    _CORP: partial(decompose, score="brier"),
+    _ECE: top_label_error,
+    "ece_sweep": sweep_error,
+    "smooth_calibration_error": smooth_error,
+    _SIDES: cross_fitted_errors,
+    "maximum_calibration_error": partial(top_label_error, norm="max"),
+    _AURC: mean_risk,
+}
+#: The most rows for metrics of the top label that sort all of them, several times.
+MOST_SORTED = 1_000_000
+
+
 @dataclass(frozen=True)
 class BinRow:
     """The examples of one confidence bin, or of neighbouring bins."""
@@ -275,7 +302,8 @@ class Measured:
     """A set of probabilities, measured from its rows or from sums of them.
 
     Metrics are those of `MEASURES`, or for multi-label data of `LABEL_MEASURES`, averaged as "macro_..." and
-    "micro_...". Unweighted rows in memory are kept in `probs`; otherwise `state` has the sums.
+    "micro_...". Unweighted rows that are resampled are kept in `probs`, or in `top` if only the top label is known;
+    otherwise `state` has the sums.
     """
 
     metrics: Mapping[str, Interval]
@@ -291,6 +319,7 @@ class Measured:
     labels: tuple[Any, ...] = ()  # The `LabelMeasurements` of multi-label data.
     state: CalibrationState | None = field(default=None, repr=False, compare=False)
     probs: Any = field(default=None, repr=False, compare=False)  # (N, C)
+    top: TopLabel | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def of_rows(
@@ -336,13 +365,39 @@ class Measured:
         )
 
     @classmethod
-    def of_state(
-        cls, state: CalibrationState, names: tuple[str, ...], settings: Settings
+    def of_top_labels(
+        cls, top: TopLabel, settings: Settings, weights: FloatArray | None = None
     ) -> Measured:
-        """Compute every metric that follows from sums, which may be weighted."""
-        top, bins, by_class = state.top_label, state.bins, state.classes()
-        total, effective = float(bins.counts.sum()), float(top.effective_rows()[0])
-        scale, (_, _, n, seed) = effective / total, settings
+        """Compute every metric of the top label, the only one that is known."""
+        state = CalibrationState(n_classes=1, n_bins=settings.n_bins, by_class=False)
+        state.add_scores(score_top_labels(top.confidence, top.correct, weights))
+        is_sorted = weights is None and len(top.confidence) <= MOST_SORTED
+        found = cls.of_state(state, (), settings, top if is_sorted else None)
+        # The sums are those of two classes, "correct" and "wrong".
+        values = {
+            key: value
+            for key, value in found.metrics.items()
+            if key == "accuracy" or MEASURES[key].metric in _OF_TOP_LABELS
+        }
+        if not is_sorted:
+            return replace(found, metrics=values)
+        return replace(found, metrics=values, state=None, top=top)
+
+    @classmethod
+    def of_state(
+        cls,
+        state: CalibrationState,
+        names: tuple[str, ...],
+        settings: Settings,
+        top_labels: TopLabel | None = None,
+    ) -> Measured:
+        """Compute every metric that follows from sums, which may be weighted, and from top labels if they are given."""
+        top = state.top_label
+        bins = state.bins
+        total = float(bins.counts.sum())
+        effective = float(top.effective_rows()[0])
+        scale = effective / total
+        n = settings.n_resamples
         found = {name: settings.of_mean(top, name) for name in ("nll", "brier")}
         brier, *ends = found["brier"]
         roots = [None if end is None else math.sqrt(end) for end in ends]
@@ -353,26 +408,30 @@ class Measured:
             found[name] = interval_of_bins(
                 BinSums(*(part * scale for part in sums)), **settings.drawing
             )
-        found["classwise_ece"] = Interval(
-            float(np.mean(class_gaps(state.class_bins())))
-        )
+        if state.by_class:
+            gaps = class_gaps(state.class_bins())
+            found["classwise_ece"] = Interval(float(np.mean(gaps)))
         found["mce"] = Interval(float(binned_error(bins, total, "max")))
         if not state.weighted:
             found["area_under_risk_coverage"] = Interval(
                 state.area_under_risk_coverage()
             )
+        if top_labels is not None:
+            found |= _of_top_labels(top_labels, settings)
         stated = np.stack([bins.counts, bins.confidence, top.bins[3, 0]]) * scale
         coins = {
             "overall": Coins.of_sums(*stated.sum(axis=1).tolist()),
             "bins": Coins.of_sums(*stated),
-            "predicted": Coins.of_sums(*(by_class[[3, 5, 6]] * scale)),
-            "classes": Coins.of_sums(effective, *(by_class[[1, 2]] * scale)),
         }
+        if state.by_class:
+            by_class = state.classes() * scale
+            coins["predicted"] = Coins.of_sums(*by_class[[3, 5, 6]])
+            coins["classes"] = Coins.of_sums(effective, *by_class[[1, 2]])
         return cls(
             metrics=found,
             n_resamples=dict.fromkeys(("ece", "adaptive_ece"), n),
             consistency=consistency_of_bins(
-                bins, n_effective=effective, n_resamples=n, seed=seed
+                bins, n_effective=effective, n_resamples=n, seed=settings.seed
             ),
             state=state,
             **_tables(state, names, coins, settings),
@@ -401,13 +460,34 @@ def _tables(
     """The overall gap, the bins and the classes of a state, from the coins of each."""
     top, bins = state.top_label, state.bins
     scale = float(top.effective_rows()[0]) / float(bins.counts.sum())
-    return {
+    found: dict[str, Any] = {
         "overall": _overall(state, coins["overall"], settings.z),
         "bins": bin_rows(bins, coins["bins"], counts=top.bins[0, 0], scale=scale),
-        "classes": class_rows(
-            state, names, coins["predicted"], coins["classes"], scale
-        ),
     }
+    if state.by_class:
+        of_classes = (coins["predicted"], coins["classes"])
+        found["classes"] = class_rows(state, names, *of_classes, scale)
+    return found
+
+
+def _of_top_labels(top: TopLabel, settings: Settings) -> dict[str, Interval]:
+    """The metrics that read the top label only; an error in bins has its interval."""
+    found = {}
+    n_bins = settings.n_bins
+    for key, measure in MEASURES.items():
+        of_top = _OF_TOP_LABELS.get(measure.metric)
+        fewest, most = measure.n_examples
+        if of_top is None or not fewest <= len(top.confidence) <= most:
+            continue
+        own = {"n_bins": n_bins} if measure.binned else {}
+        result = of_top(top, **measure.options, **own)
+        value = float(result if measure.part is None else getattr(result, measure.part))
+        found[key] = Interval(max(value, 0.0))
+        if measure.interval == "inversion":
+            bins = bin_sums(top, n_bins, measure.options.get("binning", "uniform"))
+            interval = interval_of_bins(bins, **settings.drawing)
+            found[key] = interval._replace(value=value)
+    return found
 
 
 def _overall(state: CalibrationState, coins: Coins, z: float) -> Overall:

@@ -100,7 +100,9 @@ class CalibrationReport:
     about: Mapping[str, Any] = field(
         default_factory=dict
     )  # rows and weights, see `hf_calib.cards.facts`
-    n_files: int | None = None  # the number of files of one pass
+    n_files: int | None = (
+        None  # the number of files of predictions, if there are several
+    )
     decisions: sections.DecisionSection | None = None
     entities: sections.EntitySection | None = None
     out_of_distribution: tuple[sections.OodSection, ...] = ()
@@ -110,9 +112,9 @@ class CalibrationReport:
     @property
     def n_examples(self) -> int:
         """The number of examples N."""
-        return (
-            self.before.overall.n_examples if self.labels is None else len(self.labels)
-        )
+        if self.labels is None:
+            return int(self.before.overall.n_examples)
+        return len(self.labels)
 
     @property
     def multi_label(self) -> bool:
@@ -180,16 +182,13 @@ class CalibrationReport:
             }
         state = self.before.state
         if state is not None:
-            kind = {
-                "kind": "one_pass",
-                "n_files": self.n_files,
-                "weighted": state.weighted,
-            }
+            kind = {"kind": "sums", "weighted": state.weighted}
             kind["effective_rows"] = state.top_label.effective_rows()[0]
         record = {
             **kind,
             "name": self.name,
             "n_examples": self.n_examples,
+            "n_files": self.n_files,
             "n_classes": len(self.class_names),
             **self.settings._asdict(),
             "before": self._record(self.before),
@@ -242,9 +241,10 @@ class CalibrationReport:
         ]
         of, (n_bins, _, n_resamples, seed) = ", ".join(words), self.settings
         files = "" if self.n_files is None else f" in {counted(self.n_files, 'file')}"
+        classes = counted(len(self.class_names), "class")
         counts = [
             f"{counted(self.n_examples, 'example')}{files}",
-            counted(len(self.class_names), "class"),
+            classes if self.class_names else "top labels only",
         ]
         if self.multi_label:
             n_decisions = self.before.overall.n_examples
@@ -253,11 +253,7 @@ class CalibrationReport:
                 counted(n_decisions, "decision"),
             ]
         is_held = self.before.state is None
-        drawn = (
-            f" from {counted(n_resamples, 'resample')}"
-            if is_held
-            else " from sums of one pass"
-        )
+        drawn = f" from {counted(n_resamples, 'resample')}" if is_held else " from sums"
         end = "" if self.multi_label else f" {ECE_INTERVALS}"
         intervals = f"{self.settings.level} intervals{drawn}, seed {seed}.{end}"
         return f"{of and f'{of}: '}{', '.join(counts)}, {counted(n_bins, 'bin')}; {intervals}"
@@ -301,9 +297,12 @@ class CalibrationReport:
             self._titles[key] for key in MEASURES if key not in self.before.metrics
         )
         notes += [
-            "The sums are over all rows and exact. The adaptive ECE and the area under the risk-coverage curve are "
-            "from counts of confidences in 105,728 cells; confidences in one cell count as equal.",
-            f"Left out, because they need all rows at once or have no weighted form: {missing}.",
+            "The sums are over all rows and exact. With weights, and with more than 1,000,000 examples, the adaptive "
+            "ECE and the area under the risk-coverage curve are from counts of confidences in 105,728 cells; "
+            "confidences in one cell count as equal.",
+            "Examples are summed, and not resampled, if they have weights, or if they are more than 200,000 or have "
+            "more than 67,108,864 probabilities.",
+            f"Left out, because they need resamples or all rows at once, or have no weighted form: {missing}.",
         ]
         if state.weighted:
             effective = float(state.top_label.effective_rows()[0])
@@ -385,7 +384,8 @@ class CalibrationReport:
             blocks.append(
                 Section(f"Bins that add most to the calibration error{state}", [bins])
             )
-            blocks.append(Section(f"Classes{state}", [classes]))
+            if rows:
+                blocks.append(Section(f"Classes{state}", [classes]))
         written = datetime.now(timezone.utc).date().isoformat()
         blocks.append(
             Bullets(
@@ -429,9 +429,10 @@ def _draw_rows(report: CalibrationReport) -> dict[str, Figure]:
     n_bins, level, _, seed = report.settings
     probs, labels, names = report.final.probs, report.labels, report.class_names
     panels = {
-        name: top_label(each.probs, labels) for name, each in report.panels.items()
+        name: each.top or top_label(each.probs, labels)
+        for name, each in report.panels.items()
     }
-    return {
+    found = {
         "reliability": plots.reliability_diagram(panels, n_bins=n_bins),
         "smooth_reliability": plots.smooth_reliability_diagram(
             panels, confidence_level=level, seed=seed
@@ -439,10 +440,12 @@ def _draw_rows(report: CalibrationReport) -> dict[str, Figure]:
         "corp": plots.corp_diagram(panels, seed=seed),
         "confidence_histogram": plots.confidence_histogram(panels),
         "risk_coverage": plots.risk_coverage_diagram(panels),
-        "classwise": plots.class_reliability_grid(
-            probs, labels, class_names=names, n_bins=n_bins
-        ),
     }
+    if probs is not None:
+        found["classwise"] = plots.class_reliability_grid(
+            probs, labels, class_names=names, n_bins=n_bins
+        )
+    return found
 
 
 def _draw_states(report: CalibrationReport) -> dict[str, Figure]:
@@ -455,10 +458,12 @@ def _draw_states(report: CalibrationReport) -> dict[str, Figure]:
     bins = {"": {name: state.bins for name, state in states.items()}}
     curves = {name: state.risk_coverage() for name, state in states.items()}
     n_rows = {name: state.n_rows for name, state in states.items()}
-    return {
+    found = {
         "reliability": reliability_of_sums(bins, n_rows=n_rows),
         "risk_coverage": risk_coverage_of_curves(curves),
-        "classwise": classes_of_sums(
-            [*states.values()][-1].class_bins(), report.class_names
-        ),
     }
+    last = [*states.values()][-1]
+    if last.by_class:
+        classes = last.class_bins()
+        found["classwise"] = classes_of_sums(classes, report.class_names)
+    return found

@@ -20,7 +20,7 @@ from hf_calib.metrics.checks import FloatArray, IntArray
 from hf_calib.metrics.entities import Entities, are_bio, entity_scores, find_entities
 from hf_calib.metrics.intervals import holm, interval_of_bins
 from hf_calib.metrics.ranking import OOD_SCORES, OodDetection, ood_detection
-from hf_calib.metrics.state import GroupSums, SliceSums
+from hf_calib.metrics.state import GroupSums
 from hf_calib.metrics.sums import BinSums, Interval, binned_error
 from hf_calib.plots.rows import slice_diagram
 from hf_calib.report import document
@@ -449,14 +449,13 @@ class SliceSection(ReportSection):
         return {self.figure_name: figure}
 
 
-def slice_section(sums: SliceSums, settings: Settings) -> SliceSection:
-    """Measure each slice, and compare it with all other rows."""
-    groups = sums.groups
-    bins, effective, n_rows = (
-        groups.bin_sums(),
-        groups.effective_rows(),
-        groups.n_rows(),
-    )
+def slice_section(
+    column: str, names: Sequence[str], groups: GroupSums, settings: Settings
+) -> SliceSection:
+    """Measure each slice of a column, and compare it with all other rows."""
+    bins = groups.bin_sums()
+    effective = groups.effective_rows()
+    n_rows = groups.n_rows()
     masses = bins.counts.sum(axis=1)
     used = np.flatnonzero(masses > 0)
     p_values: list[Any] = slice_p_values(groups, used) if len(used) > 1 else [None]
@@ -475,7 +474,7 @@ def slice_section(sums: SliceSums, settings: Settings) -> SliceSection:
         variance = variance_of_gaps(confidence, accuracy, stated_variance, observed)
         ends = score_interval(confidence, accuracy, variance, settings.z**2 / n)
         found = Slice(
-            name=sums.names[group],
+            name=names[group],
             n_rows=int(n_rows[group]),
             share=float(masses[group] / masses.sum()),
             accuracy=accuracy,
@@ -497,7 +496,7 @@ def slice_section(sums: SliceSums, settings: Settings) -> SliceSection:
             -abs(each.gap.value) if each.differs else -each.share,
         )
     )
-    return SliceSection(sums.column, tuple(slices))
+    return SliceSection(column, tuple(slices))
 
 
 def slice_p_values(groups: GroupSums, used: IntArray) -> list[float]:

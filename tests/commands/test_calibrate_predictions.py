@@ -43,7 +43,8 @@ class TestCalibratePredictions:
             ),
             *("--method", method, "--output", tmp_path / "out"),
         )
-        assert names_in(tmp_path / "out") == {*REPORT, "predictions.npz"}
+        files = {*REPORT, "predictions.npz", "calibration.json"}
+        assert names_in(tmp_path / "out") == files
         written = load_predictions(tmp_path / "out" / "predictions.npz")
         test = load_predictions(workplace / "test.npz")
         np.testing.assert_array_equal(written.labels, test.labels)
@@ -183,7 +184,8 @@ def test_an_earlier_rule_is_removed(
     assert found.exit_code == 0, found.output
     assert "The rule of decisions.json in" in one_line(found.stdout)
     assert "Run hf-calib decide again." in one_line(found.stdout)
-    assert names_in(tmp_path) == {*REPORT, "predictions.npz", "decisions"}
+    files = {*REPORT, "predictions.npz", "calibration.json", "decisions"}
+    assert names_in(tmp_path) == files
     assert names_in(tmp_path / "decisions") == {"mine.md"}
     again = call("calibrate", data, *TEMPERATURE, "--output", tmp_path)
     assert "decisions.json" not in again.stdout

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pandas
-import pyarrow.parquet as pq
 import pytest
 from scipy.special import softmax
 
-from hf_calib.commands import source
-from hf_calib.commands.options import evaluate
+from hf_calib import InputError, metrics
+from hf_calib.commands.options import calibrate, evaluate
 from hf_calib.metrics import expected_calibration_error, negative_log_likelihood
-from hf_calib.predictions import table as tables
+from hf_calib.predictions import load_predictions
+from hf_calib.report import making
 from hf_calib.scaling import Scaler, TemperatureScaling
 from tests.helpers.commands import assert_refused, call, called_for_json, names_in
 from tests.helpers.reports import quick_reports  # noqa: F401
@@ -47,12 +47,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def few_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if these were more rows than are held at once."""
-    for module in (tables, source):
-        monkeypatch.setattr(module, "MOST_ROWS_HELD", 1_000)
-    monkeypatch.setattr(tables, "_BYTES_OF_A_ROW", 1)
-    monkeypatch.setattr(tables, "PIECE_ROWS", 300)
+def few_are_resampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if these were more rows than are resampled."""
+    monkeypatch.setattr(making, "MOST_RESAMPLED", 1_000)
+    monkeypatch.setattr(making, "_BLOCK", 3_000)
 
 
 def all_rows() -> pandas.DataFrame:
@@ -70,8 +68,8 @@ def label_ids(table: pandas.DataFrame) -> np.ndarray:
 
 
 class TestEvaluate:
-    @pytest.mark.usefixtures("few_are_held")
-    def test_in_one_pass(self, folder: Path, tmp_path: Path) -> None:
+    @pytest.mark.usefixtures("few_are_resampled")
+    def test_rows_that_are_summed(self, folder: Path, tmp_path: Path) -> None:
         result = call("evaluate", folder, "--output", tmp_path / "out")
         assert result.exit_code == 0, result.output
         assert "4,000 examples in 5 files, 3 classes" in result.stdout
@@ -83,22 +81,49 @@ class TestEvaluate:
         }
         found = json.loads((tmp_path / "out" / "report.json").read_text())
         table = all_rows()
-        metrics = found["before"]["metrics"]
+        ours = found["before"]["metrics"]
         for key, metric in (
             ("ece", expected_calibration_error),
             ("nll", negative_log_likelihood),
+            ("smooth_ece", metrics.smooth_calibration_error),
+            ("area_under_risk_coverage", metrics.area_under_risk_coverage),
         ):
-            assert metrics[key]["value"] == pytest.approx(
+            assert ours[key]["value"] == pytest.approx(
                 metric(probabilities(table), label_ids(table)), abs=1e-9
             )
         single = tmp_path / "one.csv"
         table.to_csv(single, index=False)
         again = called_for_json("evaluate", single)
-        assert again["n_files"] == 1
-        for key, metric in metrics.items():
+        assert again["kind"] == "sums"
+        for key, metric in ours.items():
             assert again["before"]["metrics"][key]["value"] == pytest.approx(
                 metric["value"], abs=1e-7
             )
+
+    def test_the_report_on_summed_rows_is_that_on_resampled_ones(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Where both have a number; also of slices, after a calibrator, and of the change."""
+        found = load_predictions(folder)
+        scaler = TemperatureScaling().fit(found.as_logits(), found.labels)
+        whole = making.report_on_predictions(found, "a", 15, scaler)
+        monkeypatch.setattr(making, "MOST_NUMBERS_RESAMPLED", 11_999)
+        monkeypatch.setattr(making, "_BLOCK", 5_000)
+        summed = making.report_on_predictions(found, "a", 15, scaler)
+        assert summed.before.state is not None
+        words = "Over-confident by"
+        assert summed.verdict.startswith(words) == whole.verdict.startswith(words)
+        assert summed.nll_change == pytest.approx(whole.nll_change, rel=1e-9)
+        for ours, theirs in (
+            (summed.before, whole.before),
+            (summed.after, whole.after),
+        ):
+            assert ours is not None
+            assert theirs is not None
+            assert len(ours.metrics) > 12
+            for key, value in ours.metrics.items():
+                assert value.value == pytest.approx(theirs.metrics[key].value, abs=1e-9)
+        assert "more than 200,000 or have more than 67,108,864" in summed.to_markdown()
 
     def test_slices_and_weights(self, folder: Path) -> None:
         found = called_for_json(
@@ -122,38 +147,57 @@ class TestEvaluate:
 
 
 class TestCalibrate:
-    @pytest.mark.usefixtures("few_are_held")
-    def test_a_sample_and_files_of_the_same_names(
+    def test_one_table_with_the_other_columns(
         self, folder: Path, tmp_path: Path
     ) -> None:
-        result = call(
-            "calibrate", folder, "--method", "temperature", "--output", tmp_path
-        )
+        words = ("calibrate", folder, "--method", "temperature", "--output", tmp_path)
+        result = call(*words)
         assert result.exit_code == 0, result.output
-        assert "Reported on the other half of the rows." in result.stdout
-        assert names_in(tmp_path / "predictions") == {
-            f"part-{i}.parquet" for i in range(5)
-        }
+        held_out = "Reported on the other 2,000 of 4,000 rows, drawn with seed 0."
+        assert held_out in result.stdout
         scaler = Scaler.from_pretrained(tmp_path)
         assert scaler.temperature_ == pytest.approx(T, rel=0.1)
-        for i in range(5):
-            table = rows_of(800, i)
-            found = pq.read_table(
-                tmp_path / "predictions" / f"part-{i}.parquet"
-            ).to_pandas()
-            pandas.testing.assert_frame_equal(found.iloc[:, 3:], table.iloc[:, 3:])
-            wanted = scaler.predict_proba(table.iloc[:, :3].to_numpy(np.float64))
-            np.testing.assert_allclose(found.iloc[:, :3], wanted, atol=1e-12)
-        again = called_for_json("evaluate", tmp_path / "predictions")["before"][
-            "metrics"
-        ]
-        calibrated = scaler.predict_proba(all_rows().iloc[:, :3].to_numpy(np.float64))
-        wanted = expected_calibration_error(calibrated, label_ids(all_rows()))
-        assert again["ece"]["value"] == pytest.approx(wanted, abs=1e-9)
-        before = called_for_json("evaluate", folder)["before"]["metrics"]
-        assert again["ece"]["value"] < 0.3 * before["ece"]["value"]
+        written = pandas.read_parquet(tmp_path / "predictions.parquet")
+        assert len(written) == 2_000
+        table = all_rows().reset_index(drop=True)
+        probs = scaler.predict_proba(table.iloc[:, :3].to_numpy(np.float64))
+        table[[f"prob_{name}" for name in NAMES]] = probs
+        both = written.merge(table, on=["country", "length", "w", "label"])
+        same = np.isclose(both["prob_art_x"], both["prob_art_y"], atol=1e-12)
+        assert same.sum() == 2_000
+        again = called_for_json("evaluate", tmp_path / "predictions.parquet")
+        report = json.loads((tmp_path / "report.json").read_text())
+        for key, metric in report["after"]["metrics"].items():
+            value = again["before"]["metrics"][key]["value"]
+            assert value == pytest.approx(metric["value"], abs=1e-12)
+        assert report["n_files"] == 5
 
-    @pytest.mark.usefixtures("few_are_held")
+    def test_other_columns_are_unchanged(self, tmp_path: Path) -> None:
+        """Identifiers, dates and truth values as they were written."""
+        table = rows_of(300, 0).assign(zip="00501", day="2024-01-02", seen="true")
+        table.to_csv(tmp_path / "a.csv", index=False)
+        done = calibrate(tmp_path / "a.csv", tmp_path / "out", method="temperature")
+        written = pandas.read_parquet(tmp_path / "out" / "predictions.parquet")
+        assert len(written) == done.report.n_examples == 150
+        for name, text in (("zip", "00501"), ("day", "2024-01-02"), ("seen", "true")):
+            assert {*written[name]} == {text}
+
+    @pytest.mark.parametrize("fit_on", [None, 200])
+    def test_many_rows_are_drawn_to_fit_on(
+        self, fit_on: int | None, folder: Path, tmp_path: Path
+    ) -> None:
+        words = ("calibrate", folder, "--method", "temperature", "--output", tmp_path)
+        more = () if fit_on is None else ("--fit-on", fit_on)
+        found = [
+            called_for_json(*words, *more, "--seed", seed)["numbers"]["temperature"]
+            for seed in (1, 2, 1)
+        ]
+        assert found[0] == found[2] != found[1]
+        report = json.loads((tmp_path / "report.json").read_text())
+        said = "The calibrator was fitted on 200 of 2,000 rows, drawn with seed 1"
+        drawn = [each for each in report["warnings"] if each.startswith(said)]
+        assert len(drawn) == (fit_on is not None)
+
     def test_weights(self, folder: Path, tmp_path: Path) -> None:
         test = tmp_path / "test.parquet"
         rows_of(500, 9).to_parquet(test)
@@ -173,7 +217,6 @@ class TestCalibrate:
         probs = Scaler.from_pretrained(tmp_path / "out").predict_proba(logits)
         np.testing.assert_allclose(probs, wanted.predict_proba(logits), atol=2e-4)
 
-    @pytest.mark.usefixtures("few_are_held")
     def test_refused(self, folder: Path, tmp_path: Path) -> None:
         at = ("--output", tmp_path / "out")
         result = call(
@@ -184,12 +227,46 @@ class TestCalibrate:
             "--weight-column to go with a method of temperature, .*got spline, which",
         )
         assert not (tmp_path / "out").exists()
-        (tmp_path / "in" / "predictions").mkdir(parents=True)
-        rows_of(2_000, 0).to_parquet(tmp_path / "in" / "predictions" / "a.parquet")
-        result = call(
-            "calibrate", tmp_path / "in" / "predictions", "--output", tmp_path / "in"
-        )
+        home = tmp_path / "in"
+        home.mkdir()
+        rows_of(2_000, 0).to_parquet(home / "predictions.parquet")
+        result = call("calibrate", home / "predictions.parquet", "--output", home)
         assert_refused(result, "output to be another folder than the predictions'")
+        (tmp_path / "model").mkdir()
+        (tmp_path / "model" / "config.json").write_text("{}")
+        result = call("calibrate", folder, "--output", tmp_path / "model")
+        assert_refused(result, "output to be another folder than a model's")
+
+    def test_a_failure_leaves_an_earlier_run(
+        self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calibrate(folder, tmp_path / "out", method="temperature")
+        before = {
+            path: path.read_bytes()
+            for path in (tmp_path / "out").rglob("*")
+            if path.is_file()
+        }
+
+        def fail(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("hf_calib.predictions.formats._columns_of", fail)
+        with pytest.raises(KeyboardInterrupt):
+            calibrate(folder, tmp_path / "out", method="vector")
+        after = {
+            path: path.read_bytes()
+            for path in (tmp_path / "out").rglob("*")
+            if path.is_file()
+        }
+        assert after == before
+
+    def test_two_columns_of_one_name(self, tmp_path: Path) -> None:
+        """Only one of them could be written."""
+        text = "prob_a,prob_b,label,note,note\n" + ".5,.5,a,x,y\n.1,.9,b,x,y\n" * 50
+        (tmp_path / "a.csv").write_text(text)
+        assert evaluate(tmp_path / "a.csv").n_examples == 100
+        with pytest.raises(InputError, match="contained multiple columns named note"):
+            calibrate(tmp_path / "a.csv", tmp_path / "out")
 
 
 def test_soft_labels_go_with_one_file(folder: Path, tmp_path: Path) -> None:
@@ -220,19 +297,20 @@ def test_outputs_may_lie_in_folders_that_are_not_read(tmp_path: Path) -> None:
 
 
 def test_files_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    rows_of(300, 0).to_parquet(path)
+    table = tmp_path / "a.parquet"
+    rows_of(300, 0).to_parquet(table)
+    arrays = tmp_path / "a.npz"
+    found = load_predictions(table)
+    np.savez(arrays, logits=found.logits, labels=found.labels)
     out = tmp_path / "out"
-    words = ("calibrate", path, "--output", out)
-    called_for_json(*words, "--weight-column", "w")
-    (out / "mine.txt").touch()
-    of_files = {each.name for each in out.iterdir()}
-    called_for_json(*words)
-    of_held = {each.name for each in out.iterdir()}
-    assert of_files - of_held == {"calibration.json", "predictions"}
-    assert of_held - of_files == {"predictions.npz"}
-    called_for_json(*words, "--weight-column", "w")
-    assert {each.name for each in out.iterdir()} == of_files
+    kept: dict[str, set[str]] = {}
+    for path in (table, arrays, table):
+        called_for_json("calibrate", path, "--output", out, "--method", "temperature")
+        (out / "mine.txt").touch()
+        kept[path.suffix] = {each.name for each in out.iterdir()}
+    assert kept[".parquet"] - kept[".npz"] == {"predictions.parquet"}
+    assert kept[".npz"] - kept[".parquet"] == {"predictions.npz"}
+    assert "calibration.json" in kept[".npz"]
 
 
 def test_a_few_weighted_rows_have_wide_intervals_within_the_range(

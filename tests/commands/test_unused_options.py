@@ -36,13 +36,12 @@ OF_MODELS = {
     "trust_remote_code": ("--trust-remote-code",),
 }
 OF_PREDICTIONS = {
-    "workers": ("--workers", 2),
     "option_scores": ("--option-scores", "per_byte"),
 }
 OF_BOTH = {
     *("source", "data", "test_data", "ood_data", "output"),
     *("label_column", "class_names", "n_bins", "by", "weight_column", "soft_labels"),
-    *("method", "criterion", "seed"),
+    *("method", "criterion", "seed", "fit_on"),
     *("accuracy", "delta", "by_class", "costs", "alpha", "sets"),
 }
 COMMANDS = (options.Evaluate, options.Calibrate, options.Decide)
@@ -111,10 +110,6 @@ def test_other_options_without_effect(
             "--weight-column to be given with predictions only",
         ),
         (
-            words_of(calibrate, table, "--weight-column", "w", "--seed", 3),
-            "--seed to be given with rows without weights",
-        ),
-        (
             words_of(evaluate, model, *data, *OF_MODELS["image_column"]),
             "--image-column to be given for images only",
         ),
@@ -146,12 +141,12 @@ def test_names_in_another_order_are_refused(
     assert_refused(call(*three), r"--class-names to name the model's 4 classes \(art")
 
 
-def test_names_in_a_report_of_one_pass(
+def test_names_in_a_report_on_summed_rows(
     table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hf_calib.predictions.table._BYTES_OF_A_ROW", 0)
+    monkeypatch.setattr("hf_calib.report.making.MOST_RESAMPLED", 10)
     found = called_for_json("evaluate", table, "--class-names", "K,R,F,S")
-    assert found["kind"] == "one_pass"
+    assert found["kind"] == "sums"
     assert [row["name"] for row in found["before"]["classes"]] == list("KRFS")
 
 

@@ -42,8 +42,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_shards(bucket: str, tmp_path: Path) -> None:
     import s3fs
 
-    from hf_calib.predictions import open_predictions
-    from hf_calib.predictions.one_pass import measure_in_one_pass
+    from hf_calib.predictions import read_predictions
 
     for i in range(3):
         probs = np.random.default_rng(i).dirichlet(np.ones(3), 500)
@@ -52,15 +51,12 @@ def test_shards(bucket: str, tmp_path: Path) -> None:
         }
         pq.write_table(pyarrow.table(table), tmp_path / f"part-{i}.parquet")
     s3fs.S3FileSystem().put(str(tmp_path), "bucket/run", recursive=True)
-    there, here = (
-        measure_in_one_pass(open_predictions(place), 15, workers=2)
-        for place in (f"{bucket}/run", str(tmp_path))
-    )
-    assert there.states["before"].compute() == pytest.approx(
-        here.states["before"].compute(), rel=1e-12
-    )
+    there = read_predictions(f"{bucket}/run").predictions
+    here = read_predictions(tmp_path).predictions
+    np.testing.assert_array_equal(there.probabilities(), here.probabilities())
+    np.testing.assert_array_equal(there.labels, here.labels)
     with pytest.raises(
         ValueError,
         match=r"expected s3://no-such-bucket/run to be readable, got .*NoSuchBucket|exist",
     ):
-        open_predictions("s3://no-such-bucket/run")
+        read_predictions("s3://no-such-bucket/run")

@@ -265,7 +265,7 @@ def test_a_row_of_another_length(
             "label\ta\tb\n0\t1\t0\n",
             "to have several columns, got one column .*separate .* by commas",
         ),
-        ("label,prob_a,prob_b\n", "the table to have rows, got a header only"),
+        ("label,prob_a,prob_b\n", "the predictions to have rows, got none in .*p.csv"),
         ("", "p.csv to begin with a line of column names, got an empty file"),
     ],
 )

@@ -16,7 +16,7 @@ import pytest
 from hf_calib import InputError
 from hf_calib._errors import expected
 from hf_calib.commands.source import name_of
-from hf_calib.predictions import load_predictions, open_predictions
+from hf_calib.predictions import load_predictions, read_predictions
 from hf_calib.predictions.predictions import is_predictions
 from tests.helpers.commands import assert_refused, call
 
@@ -38,7 +38,7 @@ def test_an_existing_file_is_refused_by_its_ending(name: str, tmp_path: Path) ->
     (tmp_path / name).write_text("{}")
     message = rf"expected predictions to end in \.npz, .*, got {name}, which has another ending; write"
     with pytest.raises(InputError, match=message):
-        open_predictions(tmp_path / name)
+        read_predictions(tmp_path / name)
     assert_refused(call("evaluate", tmp_path / name), message)
 
 
@@ -46,7 +46,7 @@ def test_a_missing_file_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r"to name existing files, got .*, where there"
     ):
-        open_predictions(tmp_path / "missing.csv")
+        read_predictions(tmp_path / "missing.csv")
 
 
 @pytest.mark.parametrize("name", ["_x.csv", ".x.csv", "x.CSV", "x.TSV"])
@@ -60,7 +60,7 @@ def test_of_a_folder_such_files_are_not_read(tmp_path: Path) -> None:
     TABLE.to_csv(tmp_path / "_x.csv", index=False)
     TABLE.to_csv(tmp_path / "a.csv", index=False)
     (tmp_path / "notes.json").write_text("{}")
-    assert [file.name for file in open_predictions(tmp_path).files] == ["a.csv"]
+    assert [file.name for file in read_predictions(tmp_path).files] == ["a.csv"]
 
 
 @pytest.mark.parametrize("name", ["a.CSV.GZ", "a.csv.GZ", "a.tsv.Gz", "a.jsonl.GZ"])
@@ -68,7 +68,7 @@ def test_compressed_files_with_other_endings(name: str, tmp_path: Path) -> None:
     with gzip.open(tmp_path / name, "wt") as file:
         file.write(TABLE.to_csv(index=False))
     with pytest.raises(InputError, match=f"to end in .gz, got {name}; rename the file"):
-        open_predictions(tmp_path / name)
+        read_predictions(tmp_path / name)
 
 
 def test_a_compressed_file(tmp_path: Path) -> None:

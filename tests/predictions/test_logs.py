@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hf_calib import InputError
-from hf_calib.predictions import Predictions, load_predictions, open_predictions
+from hf_calib.predictions import Predictions, load_predictions, read_predictions
 from tests.helpers.commands import call, called_for_json
 from tests.helpers.places import GOLDEN
 from tests.helpers.reports import quick_reports  # noqa: F401
@@ -21,7 +21,7 @@ ROWS = [json.loads(line) for line in HARNESS.read_text().splitlines()]
 
 
 def load(path: Path, option_scores: Any = "sum") -> Predictions:
-    return open_predictions(path, option_scores=option_scores).load()
+    return read_predictions(path, option_scores=option_scores).predictions
 
 
 def written(path: Path, *rows: Any) -> Path:

@@ -19,7 +19,7 @@ import pytest
 
 from hf_calib import InputError
 from hf_calib.commands.options import calibrate, evaluate
-from hf_calib.predictions import load_predictions, open_predictions
+from hf_calib.predictions import load_predictions, read_predictions
 from hf_calib.predictions.predictions import Predictions
 from hf_calib.scaling import IsotonicScaling, TemperatureScaling
 from tests.helpers.commands import assert_refused, call, called_for_json
@@ -70,7 +70,7 @@ def test_two_columns_of_one_name(form: str, twice: str, tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=f"different names, got .* columns named {twice}"
     ):
-        open_predictions(path, weight_column="w", by=["country"])
+        read_predictions(path, weight_column="w", by=["country"])
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_numbers_of_any_types_in_any_order(
             ["prob_no", "prob_yes", "label", "w"],
             *columns,
         )
-    found = open_predictions(tmp_path, weight_column="w").load()
+    found = read_predictions(tmp_path, weight_column="w").predictions
     np.testing.assert_array_equal(found.probabilities(), [[1, 0], [0, 1]] * 3)
     np.testing.assert_array_equal(found.weights, [1, 2] * 3)
 
@@ -126,7 +126,7 @@ def test_arrays_of_other_classes_are_not_pooled(
     with pytest.raises(
         InputError, match=r"1\.npz: expected the file to have the same classes"
     ):
-        open_predictions(tmp_path)
+        read_predictions(tmp_path)
 
 
 class TestBy:
@@ -222,20 +222,24 @@ class TestOutput:
         (tmp_path / "in").mkdir()
         for seed in range(2):
             self.table(seed).to_csv(tmp_path / "in" / f"{seed}.csv", index=False)
-        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "mine.parquet").write_text("mine")
         (tmp_path / "out").mkdir()
-        (tmp_path / "out" / "predictions").symlink_to(tmp_path / "elsewhere")
+        link = tmp_path / "out" / "predictions.parquet"
+        link.symlink_to(tmp_path / "mine.parquet")
+        calibrate(tmp_path / "in", tmp_path / "out", method="temperature")
+        assert (tmp_path / "mine.parquet").read_text() == "mine"
+        assert not link.is_symlink()
+        (tmp_path / "out" / "figures").rename(tmp_path / "elsewhere")
+        (tmp_path / "out" / "figures").symlink_to(tmp_path / "elsewhere")
         with pytest.raises(InputError, match="to be a folder of its own, got a link"):
-            calibrate(tmp_path / "in", tmp_path / "out", weight_column="w")
-        assert not any((tmp_path / "elsewhere").iterdir())
+            calibrate(tmp_path / "in", tmp_path / "out", method="temperature")
 
     def test_files_of_one_name_but_for_the_ending(self, tmp_path: Path) -> None:
         self.table(0).to_csv(tmp_path / "a.csv", index=False)
         self.table(1).to_csv(tmp_path / "a.tsv", index=False, sep="\t")
-        with pytest.raises(
-            InputError, match="different names, got several for predictions/a"
-        ):
-            calibrate(tmp_path, tmp_path / "_out", weight_column="w")
+        done = calibrate(tmp_path, tmp_path / "_out", method="temperature")
+        written = pandas.read_parquet(tmp_path / "_out" / "predictions.parquet")
+        assert len(written) == done.report.n_examples == 60
 
 
 def test_deep_json_lines_are_one_error(tmp_path: Path) -> None:
@@ -282,7 +286,7 @@ def test_names_that_are_ids_of_other_classes_are_refused(
     else:
         table.to_csv(path, index=False, sep="\t" if form == "tsv" else ",")
     with pytest.raises(InputError, match=r"got class names '1', '2', '3', '4', '5'"):
-        open_predictions(path)
+        read_predictions(path)
 
 
 @pytest.mark.parametrize("names", ["0,1,none", "10,20,none"])
@@ -325,7 +329,7 @@ def test_many_classes_are_opened_quickly(tmp_path: Path) -> None:
         scores = np.full((3000, 1), 1 / 3000, form)
         parquet(tmp_path / f"{form}.parquet", [*names, "label"], *scores, [0])
     start = time.process_time()
-    open_predictions(tmp_path)
+    read_predictions(tmp_path)
     assert time.process_time() - start < 2.5
 
 
@@ -364,7 +368,7 @@ def test_a_line_without_an_end(
     with opened(tmp_path / name, "wt") as file:
         file.write(made)
     with pytest.raises(InputError, match=message):
-        open_predictions(tmp_path / name).load()
+        read_predictions(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -382,7 +386,7 @@ def test_a_column_in_two_roles(
     path = tmp_path / "a.csv"
     pandas.DataFrame({**rows, "country": ["de"]}).to_csv(path, index=False)
     with pytest.raises(InputError, match=message):
-        open_predictions(path, **columns)
+        read_predictions(path, **columns)
 
 
 def test_a_link_is_no_second_file(tmp_path: Path) -> None:
@@ -439,4 +443,4 @@ def test_arrays_without_rows(kind: str, tmp_path: Path) -> None:
     np.savez(path, **{kind: np.zeros((0, 3))}, labels=np.zeros(0, int))
     for label in ("label", None):
         with pytest.raises(InputError, match=r"expected a\.npz to have rows, got none"):
-            open_predictions(path, label_column=label)
+            read_predictions(path, label_column=label)

@@ -14,7 +14,7 @@ from hf_calib._errors import InputValueError
 from hf_calib.predictions import (
     Predictions,
     load_predictions,
-    open_predictions,
+    read_predictions,
     save_predictions,
 )
 
@@ -195,7 +195,7 @@ class TestNpz:
         with pytest.raises(
             InputValueError, match=r"logits to have shape \(N, C\) .*, got shape \(\)"
         ):
-            open_predictions(tmp_path / "scalar.npz", label_column=None).load()
+            read_predictions(tmp_path / "scalar.npz", label_column=None)
 
     def test_a_header_that_claims_terabytes(self, tmp_path: Path) -> None:
         header = (

@@ -1,4 +1,4 @@
-"""Predictions in any number of files: found, checked before rows are read, and read in batches."""
+"""Predictions in any number of files: found, checked before rows are read, and read into one matrix."""
 
 from __future__ import annotations
 
@@ -18,16 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from hf_calib import InputError
-from hf_calib.predictions import Table, open_predictions, save_predictions
-from hf_calib.predictions import table as tables
-from hf_calib.predictions.one_pass import (
-    Slicing,
-    choose_slicings,
-    draw_sample,
-    half_of,
-    measure_in_one_pass,
-)
+from hf_calib.predictions import Read, read_predictions, save_predictions
 from hf_calib.predictions.predictions import Predictions
+from hf_calib.predictions.slices import slices_of
 
 NAMES = ("art", "law", "film")
 
@@ -71,8 +64,8 @@ def all_rows() -> Predictions:
     )
 
 
-def assert_all_rows(shards: Table) -> None:
-    found, wanted = shards.load(), all_rows()
+def assert_all_rows(shards: Read) -> None:
+    found, wanted = shards.predictions, all_rows()
     np.testing.assert_array_equal(found.labels, wanted.labels)
     np.testing.assert_array_equal(found.as_logits(), wanted.as_logits())
     assert found.class_names == NAMES
@@ -101,25 +94,25 @@ class Ranges(http.server.SimpleHTTPRequestHandler):
 
 class TestFound:
     def test_a_folder_a_glob_and_files(self, folder: Path) -> None:
-        shards = open_predictions(str(folder))
+        shards = read_predictions(str(folder))
         assert [shard.name for shard in shards.files] == [
             f"part-{i}.parquet" for i in range(4)
         ]
-        assert shards.n_rows == 1000
+        assert len(shards.predictions) == 1000
         assert_all_rows(shards)
-        assert_all_rows(open_predictions(f"{folder}/part-*.parquet"))
+        assert_all_rows(read_predictions(f"{folder}/part-*.parquet"))
         assert_all_rows(
-            open_predictions([str(folder / f"part-{i}.parquet") for i in (2, 0, 1, 3)])
+            read_predictions([str(folder / f"part-{i}.parquet") for i in (2, 0, 1, 3)])
         )
-        assert open_predictions(str(folder / "part-2.parquet")).n_rows == 250
+        assert len(read_predictions(folder / "part-2.parquet").predictions) == 250
 
     def test_in_memory(self, folder: Path) -> None:
         files = fsspec.filesystem("memory")
         for path in folder.glob("part-*.parquet"):
             files.pipe(f"/run/{path.name}", path.read_bytes())
         try:
-            assert_all_rows(open_predictions("memory://run"))
-            assert_all_rows(open_predictions("memory://run/part-*.parquet"))
+            assert_all_rows(read_predictions("memory://run"))
+            assert_all_rows(read_predictions("memory://run/part-*.parquet"))
         finally:
             files.rm("/run", recursive=True)
 
@@ -135,13 +128,13 @@ class TestFound:
         server.server_close()
 
     def test_over_http(self, served: str) -> None:
-        shards = open_predictions([f"{served}/part-{i}.parquet" for i in range(4)])
+        shards = read_predictions([f"{served}/part-{i}.parquet" for i in range(4)])
         assert_all_rows(shards)
         with pytest.raises(
             InputError,
             match=r"none.parquet to be readable as parquet, got .*credentials",
         ):
-            open_predictions(f"{served}/none.parquet")
+            read_predictions(f"{served}/none.parquet")
 
     def test_partitions(self, folder: Path, tmp_path: Path) -> None:
         for country, i in (("de", 0), ("fr", 1)):
@@ -149,12 +142,8 @@ class TestFound:
             table_of(predictions_of(250, i)).drop(columns="country").to_parquet(
                 tmp_path / f"country={country}" / "part.parquet"
             )
-        shards = open_predictions(str(tmp_path), by=["country"])
-        values = [
-            batch.by[0][1] for part in shards.parts for _, batch in shards.batches(part)
-        ]
-        assert values == [["de"], ["fr"]]
-        assert choose_slicings(shards) == (Slicing("country"),)
+        shards = read_predictions(str(tmp_path), by=["country"])
+        assert shards.predictions.by["country"] == ["de"] * 250 + ["fr"] * 250
         table_of(predictions_of(250)).drop(columns="country").to_parquet(
             tmp_path / "part.parquet"
         )
@@ -162,13 +151,10 @@ class TestFound:
             InputError,
             match=r"part.parquet to be in folders as the first file is, got other",
         ):
-            open_predictions(str(tmp_path))
+            read_predictions(str(tmp_path))
 
     @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".csv.gz", ".npz"])
-    def test_other_formats(
-        self, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(tables, "PIECE_ROWS", 90)
+    def test_other_formats(self, suffix: str, tmp_path: Path) -> None:
         for i in range(4):
             path = tmp_path / f"part-{i}{suffix}"
             if suffix == ".npz":
@@ -176,20 +162,20 @@ class TestFound:
             else:
                 table = table_of(predictions_of(250, i))
                 table.to_csv(path, index=False, sep="\t" if suffix == ".tsv" else ",")
-        assert_all_rows(open_predictions(str(tmp_path)))
+        assert_all_rows(read_predictions(str(tmp_path)))
 
     def test_a_compressed_npz_and_lists(self, tmp_path: Path) -> None:
         found = predictions_of(50)
         np.savez_compressed(
             tmp_path / "a.npz", logits=found.as_logits(), labels=found.labels
         )
-        rows = open_predictions(str(tmp_path / "a.npz")).load()
+        rows = read_predictions(str(tmp_path / "a.npz")).predictions
         np.testing.assert_array_equal(rows.as_logits(), found.as_logits())
         lists = pyarrow.table(
             {"probs": list(found.probabilities()), "label": found.labels}
         )
         pq.write_table(lists, tmp_path / "b.parquet")
-        rows = open_predictions(str(tmp_path / "b.parquet")).load()
+        rows = read_predictions(str(tmp_path / "b.parquet")).predictions
         np.testing.assert_array_equal(rows.probabilities(), found.probabilities())
         assert rows.names == ("0", "1", "2")
 
@@ -210,7 +196,7 @@ class TestRefused:
             InputError,
             match=r"expected part-2.parquet to be readable as parquet, got .*; write it again",
         ):
-            open_predictions(str(copy))
+            read_predictions(str(copy))
 
     @pytest.mark.parametrize(
         ("number", "change", "message"),
@@ -239,7 +225,7 @@ class TestRefused:
         with pytest.raises(
             InputError, match=f"part-{number}.parquet: expected .*{message}"
         ):
-            open_predictions(str(copy))
+            read_predictions(str(copy))
 
     @pytest.mark.parametrize(
         ("column", "value", "message"),
@@ -266,28 +252,32 @@ class TestRefused:
         table.loc[217, column] = value
         table.to_parquet(copy / "part-1.parquet", row_group_size=100)
         with pytest.raises(InputError, match=message):
-            draw_sample(open_predictions(str(copy)))
+            read_predictions(str(copy))
 
     def test_nothing_there(self, tmp_path: Path) -> None:
         for source in (str(tmp_path), f"{tmp_path}/*.parquet", "memory://nothing-here"):
             with pytest.raises(
                 InputError, match=r"predictions to name existing files|to be readable"
             ):
-                open_predictions(source)
+                read_predictions(source)
         with pytest.raises(InputError, match=r"unknown://x.parquet to be readable"):
-            open_predictions("unknown://x.parquet")
+            read_predictions("unknown://x.parquet")
         table_of(predictions_of(3)).head(0).to_parquet(tmp_path / "empty.parquet")
         with pytest.raises(
             InputError, match=r"the predictions to have rows, got none in "
         ):
-            open_predictions(str(tmp_path))
+            read_predictions(str(tmp_path))
 
     def test_two_formats(self, folder: Path, tmp_path: Path) -> None:
         """Tables of several formats are one; arrays have no columns."""
         table_of(predictions_of(30)).to_parquet(tmp_path / "a.parquet")
         table_of(predictions_of(20)).to_csv(tmp_path / "b.csv", index=False)
         assert (
-            len(open_predictions(str(tmp_path), by=["country"]).load().by["country"])
+            len(
+                read_predictions(str(tmp_path), by=["country"]).predictions.by[
+                    "country"
+                ]
+            )
             == 50
         )
         save_predictions(predictions_of(3), tmp_path / "c.npz")
@@ -295,60 +285,26 @@ class TestRefused:
             InputError,
             match=r"to be tables or arrays \(.npz\), got both in .*; name the files",
         ):
-            open_predictions(str(tmp_path))
+            read_predictions(str(tmp_path))
 
     def test_weights_below_0(self, tmp_path: Path) -> None:
         table_of(predictions_of(30)).assign(w=-1.0).to_parquet(tmp_path / "a.parquet")
         with pytest.raises(
             InputError, match="weights to be finite and at least 0, got -1 in row 0"
         ):
-            open_predictions(str(tmp_path), weight_column="w").load()
+            read_predictions(str(tmp_path), weight_column="w")
 
     def test_columns_that_are_not_there(self, folder: Path) -> None:
         with pytest.raises(
             InputError,
             match=r"by to be one of .*, got 'contry'; did you mean 'country'\?",
         ):
-            open_predictions(str(folder), by=["contry"])
+            read_predictions(str(folder), by=["contry"])
         with pytest.raises(InputError, match=r"weight_column to be one of"):
-            open_predictions(str(folder), weight_column="w")
+            read_predictions(str(folder), weight_column="w")
 
 
-class TestSamples:
-    def test_one_sample_of_any_split(self, folder: Path, tmp_path: Path) -> None:
-        """The hash is of the file's name and the row's number: batches, row groups and folders do not change it."""
-        found = draw_sample(open_predictions(str(folder)), most=130)
-        for i in range(4):
-            table_of(predictions_of(250, i)).to_parquet(
-                tmp_path / f"part-{i}.parquet", row_group_size=17
-            )
-        again = draw_sample(open_predictions(str(tmp_path)), most=130)
-        np.testing.assert_array_equal(found.as_logits(), again.as_logits())
-        rows = {tuple(row) for row in all_rows().as_logits()}
-        assert len({tuple(row) for row in found.as_logits()} & rows) == 130
-        assert len(draw_sample(open_predictions(str(folder)))) == 1000
-
-    def test_it_is_a_fair_draw(self, folder: Path) -> None:
-        shards = open_predictions(str(folder))
-        hashes = np.concatenate([shards.parts[i].hashes(0, 20_000) for i in range(4)])
-        assert len(np.unique(hashes)) == 80_000
-        assert abs(half_of(hashes).mean() - 0.5) < 0.01
-        shares = np.bincount((hashes >> np.uint64(60)).astype(int), minlength=16) / len(
-            hashes
-        )
-        assert np.abs(shares - 1 / 16).max() < 0.005
-
-    def test_halves(self, folder: Path) -> None:
-        shards = open_predictions(str(folder))
-        halves = [
-            {tuple(row) for row in draw_sample(shards, half=half).as_logits()}
-            for half in (0, 1)
-        ]
-        assert not halves[0] & halves[1]
-        assert len(halves[0] | halves[1]) == 1000
-
-
-class TestSlicing:
+class TestSlices:
     def test_numbers_become_fifths_and_few_values_stay(self, tmp_path: Path) -> None:
         table = table_of(predictions_of(1000)).assign(
             length=np.arange(1000)[::-1],
@@ -358,41 +314,33 @@ class TestSlicing:
         table.loc[:9, "length"] = np.nan
         table.to_parquet(tmp_path / "a.parquet", row_group_size=300)
         table.to_csv(tmp_path / "b.csv", index=False)
+        # In a text file the missing ones are empty texts.
         for name in ("a.parquet", "b.csv"):
-            shards = open_predictions(
-                str(tmp_path / name), by=["length", "version", "ok", "country"]
-            )
-            slicings = {each.column: each for each in choose_slicings(shards)}
-            assert [each.edges is None for each in slicings.values()] == [
-                False,
-                True,
-                True,
-                True,
-            ]
-            edges = slicings["length"].edges
-            assert edges is not None
-            np.testing.assert_allclose(edges, np.arange(198, 990, 198), atol=2)
-            assert slicings["length"].names([0, 989, None]) == [
-                f"length up to {edges[0]:g}",
-                f"length above {edges[-1]:g}",
-                "(none)",
-            ]
+            columns = ["length", "version", "ok", "country"]
+            by = read_predictions(tmp_path / name, by=columns).predictions.by
+            n_slices = [len(slices_of(each, by[each])[0]) for each in columns]
+            assert n_slices == [6, 7, 2, 2]
+            names, codes = slices_of("length", by["length"])
+            counts = dict(zip(names, np.bincount(codes).tolist(), strict=True))
+            assert counts.pop("(none)") == 10
+            assert counts == {
+                "length up to 197": 198,
+                "length 197 to 395": 198,
+                "length 395 to 593": 198,
+                "length 593 to 791": 198,
+                "length above 791": 198,
+            }
 
     @pytest.mark.parametrize("others", [[np.inf, -np.inf], [np.inf, np.nan]])
     def test_numbers_that_are_not_finite_leave_the_fifths(
-        self, others: list[float], tmp_path: Path
+        self, others: list[float]
     ) -> None:
         length = np.arange(1000.0)
         length[:2] = others
-        table_of(predictions_of(1000)).assign(length=length).to_parquet(
-            tmp_path / "a.parquet"
-        )
-        (found,) = choose_slicings(
-            open_predictions(str(tmp_path / "a.parquet"), by=["length"])
-        )
-        assert found.edges is not None
-        np.testing.assert_allclose(found.edges, [200, 400, 600, 800], atol=2)
-        assert found.names([np.inf])[0].startswith("length above ")
+        names, codes = slices_of("length", length.tolist())
+        assert names[codes[0]] == "length above 800"
+        assert names[codes[1]] in ("length up to 201", "(none)")
+        assert {"length up to 201", "length 600 to 800"} <= {*names}
 
     @pytest.mark.parametrize("name", ["a.parquet", "a.csv"])
     def test_zero_is_one_slice_whatever_its_sign(
@@ -403,19 +351,77 @@ class TestSlicing:
         table.to_csv(path, index=False) if name.endswith("csv") else table.to_parquet(
             path
         )
-        shards = open_predictions(str(path), by=["x"])
-        (sums,) = measure_in_one_pass(
-            shards, 15, choose_slicings(shards)
-        ).slices.values()
-        assert list(sums.names) == ["0.0"]
+        found = read_predictions(path, by=["x"]).predictions
+        assert slices_of("x", found.by["x"])[0] == ["0.0"]
 
-    def test_a_column_of_ids_is_refused(self, tmp_path: Path) -> None:
-        table = table_of(predictions_of(1500)).assign(
-            user=[f"user {i}" for i in range(1500)]
-        )
-        table.to_parquet(tmp_path / "a.parquet")
-        shards = open_predictions(str(tmp_path), by=["user"])
+    def test_a_column_of_ids_is_refused(self) -> None:
+        users = [f"user {i}" for i in range(1500)]
         with pytest.raises(
             InputError, match=r"column 'user' to have at most 1,000 different values"
         ):
-            measure_in_one_pass(shards, 15, choose_slicings(shards))
+            slices_of("user", users)
+
+
+class TestWholeColumns:
+    """One type and one rule for a whole column, wherever in the files its values stand."""
+
+    def test_names_and_ids_are_not_mixed(self, tmp_path: Path) -> None:
+        """A part of the rows alone would read the name "0" as an id."""
+        probs = pandas.DataFrame({"prob_x": [0.2, 0.5], "prob_y": [0.8, 0.5]})
+        probs.assign(label=1).to_parquet(tmp_path / "a.parquet")
+        probs.assign(label="y").to_parquet(tmp_path / "b.parquet")
+        with pytest.raises(InputError, match=r"got '1' in row 0 of a\.parquet"):
+            read_predictions(tmp_path)
+
+    def test_a_late_text_in_a_column_of_numbers(self, tmp_path: Path) -> None:
+        """More rows than a reader looks at to find the type."""
+        rows = ["0.5,0.5,a,3"] * 600_000
+        rows[500_000] = "0.5,0.5,a,III"
+        rows[550_000] = "0.5,half,a,3"
+        path = tmp_path / "a.csv"
+        path.write_text("\n".join(["prob_a,prob_b,label,version", *rows]) + "\n")
+        with pytest.raises(
+            InputError,
+            match=r"'prob_b' to hold numbers in every row, got .*half.* in row 550,000 of a\.csv",
+        ):
+            read_predictions(path)
+        rows[550_000] = rows[0]
+        path.write_text("\n".join(["prob_a,prob_b,label,version", *rows]) + "\n")
+        found = read_predictions(path, by=["version"]).predictions
+        assert {*found.by["version"]} == {"3", "III"}
+
+    def test_columns_as_they_were_written(self, tmp_path: Path) -> None:
+        row = {"prob_a": 0.5, "prob_b": 0.5, "label": "a", "zip": "00501"}
+        row |= {"day": "2024-01-02", "seen": "true"}
+        table = pandas.DataFrame([row])
+        table.to_csv(tmp_path / "a.csv", index=False)
+        table.to_json(tmp_path / "b.jsonl", orient="records", lines=True)
+        table.to_parquet(tmp_path / "c.parquet")
+        for name in ("a.csv", "b.jsonl", "c.parquet"):
+            others = read_predictions(tmp_path / name, all_columns=True).others
+            found = others.to_pylist()[0]
+            assert {key: found[key] for key in ("zip", "day", "seen")} == {
+                "zip": "00501",
+                "day": "2024-01-02",
+                "seen": "true",
+            }
+
+    def test_a_quoted_text_of_several_lines(self, tmp_path: Path) -> None:
+        text = 'prob_a,prob_b,label,text\n0.5,0.5,a,"one\ntwo"\n0.1,0.9,b,x\n'
+        (tmp_path / "a.csv").write_text(text)
+        found = read_predictions(tmp_path / "a.csv", all_columns=True)
+        assert found.others["text"].to_pylist() == ["one\ntwo", "x"]
+
+    def test_a_column_that_one_file_does_not_have(self, tmp_path: Path) -> None:
+        table = table_of(predictions_of(3))
+        table.to_parquet(tmp_path / "a.parquet")
+        table.drop(columns="country").to_parquet(tmp_path / "b.parquet")
+        found = read_predictions(tmp_path, all_columns=True)
+        assert found.others["country"].to_pylist()[2:] == ["fr", None, None, None]
+
+    @pytest.mark.parametrize("dots", ["prob_a.b", "prob_.a"])
+    def test_names_with_dots_are_no_paths(self, dots: str, tmp_path: Path) -> None:
+        table = pandas.DataFrame({"prob_a": [0.25], dots: [0.75], "label": ["a"]})
+        table.to_parquet(tmp_path / "a.parquet")
+        found = read_predictions(tmp_path / "a.parquet").predictions
+        np.testing.assert_array_equal(found.probabilities(), [[0.25, 0.75]])

@@ -27,7 +27,7 @@ from hf_calib.metrics import (
     ood_detection,
 )
 from hf_calib.metrics.ranking import OOD_SCORES
-from hf_calib.metrics.state import SliceSums, score_chunks
+from hf_calib.metrics.state import GroupSums, score_chunks
 from hf_calib.predictions import Predictions
 from hf_calib.report import (
     SOFT_MEASURES,
@@ -40,7 +40,12 @@ from hf_calib.report import (
     with_entities,
 )
 from hf_calib.report.measured import Settings
-from hf_calib.report.sections import ReportSection, slice_p_values, slice_section
+from hf_calib.report.sections import (
+    ReportSection,
+    SliceSection,
+    slice_p_values,
+    slice_section,
+)
 from hf_calib.scaling import TemperatureScaling
 from tests.helpers.pictures import overlapping
 from tests.helpers.reports import cells
@@ -111,22 +116,30 @@ def against_shares() -> CalibrationReport:
     )
 
 
-def slices_of(
+def sums_of(
     groups: np.ndarray, labels: np.ndarray, probs: np.ndarray, weights: Any = None
-) -> SliceSums:
-    sums = SliceSums("country", 15)
+) -> GroupSums:
+    sums = GroupSums.empty(int(groups.max()) + 1, 15)
     for part, scores in score_chunks(probs, labels, weights):
-        sums.add(scores, groups[part], [f"c{i}" for i in range(int(groups.max()) + 1)])
+        sums.add(scores, groups[part])
     return sums
+
+
+def slices_of(
+    groups: np.ndarray, labels: np.ndarray, probs: np.ndarray, column: str = "country"
+) -> SliceSection:
+    sums = sums_of(groups, labels, probs)
+    names = [f"c{place}" for place in range(len(sums.n_rows()))]
+    if column == EVIL:
+        names[0] = "<script>"
+    return slice_section(column, names, sums, Settings(15))
 
 
 def sliced() -> CalibrationReport:
     report = plain()
-    sums = slices_of(
-        np.arange(len(report.labels)) % 30, report.labels, report.before.probs
-    )
-    sums.column, sums.names[0] = EVIL, "<script>"
-    return replace(report, slices=(slice_section(sums, Settings(15)),))
+    groups = np.arange(len(report.labels)) % 30
+    section = slices_of(groups, report.labels, report.before.probs, column=EVIL)
+    return replace(report, slices=(section,))
 
 
 @pytest.mark.parametrize(
@@ -270,7 +283,7 @@ def test_the_slice_that_differs_is_found() -> None:
     groups = np.random.default_rng(1).integers(0, 10, len(labels))
     wrong = (groups == 7) & (np.random.default_rng(2).random(len(labels)) < 0.15)
     labels = np.where(wrong, (labels + 1) % 4, labels)
-    section = slice_section(slices_of(groups, labels, probs), Settings(15))
+    section = slices_of(groups, labels, probs)
     assert [each.name for each in section.slices if each.differs] == ["c7"]
     assert section.slices[0].name == "c7"
     assert section.finding.startswith("1 of 10 values of country differ")
@@ -326,8 +339,8 @@ def test_a_slice_is_compared_with_the_rows_that_are_not_in_it() -> None:
     labels = np.where(wrong, (labels + 1) % 4, labels)
     confidence = probs.max(axis=1)
     correct = probs.argmax(axis=1) == labels
-    sums = slices_of(groups, labels, probs)
-    found = slice_p_values(sums.groups, np.array([0, 1]))
+    sums = sums_of(groups, labels, probs)
+    found = slice_p_values(sums, np.array([0, 1]))
     # By a loop: the number right, if each row were as far off as the others, and the error of the others' gap.
     both = []
     for group in (0, 1):
@@ -350,7 +363,7 @@ def test_a_few_rows_do_not_make_the_others_differ(n_few: int) -> None:
     groups = (np.arange(400) >= n_few).astype(int)
     for first in (0, 1):
         labels = np.where(groups == 1, wrong, first)
-        section = slice_section(slices_of(groups, labels, probs), Settings(15))
+        section = slices_of(groups, labels, probs)
         assert not section.differing
         (few,) = (each for each in section.slices if each.n_rows == n_few)
         assert few.gap.high - few.gap.low > 0.3
@@ -392,9 +405,6 @@ def test_false_alarms_of_slices(kind: str) -> None:
         if kind == "one large":
             groups = np.where(rng.random(len(labels)) < 0.9, 0, groups)
         weights = rng.exponential(size=len(labels)) if kind == "weights" else None
-        sums = slices_of(groups, labels, probs, weights)
-        alarms += (
-            min(slice_p_values(sums.groups, np.flatnonzero(sums.groups.n_rows())))
-            < 0.05
-        )
+        sums = sums_of(groups, labels, probs, weights)
+        alarms += min(slice_p_values(sums, np.flatnonzero(sums.n_rows()))) < 0.05
     assert alarms <= 10

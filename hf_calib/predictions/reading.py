@@ -1,0 +1,510 @@
+"""Predictions with their labels, read from files into memory: tables, arrays, and logs.
+
+Files are read once, whole. The scores of all files go into one matrix, a few columns of a row group at a time, so that
+no second copy of them exists; every other column becomes one column of all files, to which one rule applies.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hf_calib._errors import check, few
+from hf_calib.metrics.checks import (
+    FloatArray,
+    RowError,
+    check_labels,
+    check_probs,
+    check_row_weights,
+    refuse,
+)
+from hf_calib.predictions.columns import (
+    CONFIDENCE,
+    CORRECT,
+    SCORE,
+    Columns,
+    Wanted,
+    check_different,
+    check_slices,
+    check_type_of_numbers,
+    columns_of,
+    numbers_of,
+)
+from hf_calib.predictions.files import (
+    File,
+    Opened,
+    columns_in,
+    find_files,
+    naming,
+    open_file,
+    readable,
+)
+from hf_calib.predictions.formats import load_arrays
+from hf_calib.predictions.labels import filled, label_ids
+from hf_calib.predictions.logs import OptionScores, read_log, rows_of_log
+from hf_calib.predictions.predictions import (
+    OnRows,
+    Predictions,
+    TopLabels,
+    check_logits,
+    check_not_probabilities,
+    check_same_classes,
+    ignore_rows,
+    suffix_of,
+)
+
+_AT_ONCE = 8  # Files, each of which waits for its storage.
+
+
+@dataclass(frozen=True)
+class Read:
+    """What files hold, returned by `read_predictions`.
+
+    Args:
+        name: the sources, for titles.
+        files: the files in the order of their names, which is that of the rows.
+        predictions: all rows.
+        columns: the columns that were read; None for arrays and logs.
+        others: all columns that hold no scores, a pyarrow table, if they were asked for.
+    """
+
+    name: str
+    files: tuple[File, ...] = field(repr=False)
+    predictions: Predictions | TopLabels = field(repr=False)
+    columns: Columns | None = None
+    others: Any = field(default=None, repr=False)
+
+    @property
+    def ending(self) -> str:
+        """The ending of a file that holds these rows: a table's is .parquet, that of arrays .npz."""
+        return ".npz" if self.columns is None else ".parquet"
+
+
+def read_predictions(
+    sources: str | os.PathLike[str] | Sequence[str],
+    *,
+    label_column: str | None = "label",
+    weight_column: str | None = None,
+    by: Sequence[str] = (),
+    class_names: Sequence[str] | None = None,
+    option_scores: OptionScores = "sum",
+    all_columns: bool = False,
+    on_rows: OnRows = ignore_rows,
+) -> Read:
+    """Read files of predictions of one model into memory.
+
+    Use it for slices, weights, or rows of which only the top label is known; `load_predictions` is the short form.
+
+    Args:
+        sources: files, folders, globs or fsspec addresses (s3://, gs://, hf://, https://, memory://), all on one
+            filesystem, in the formats of `load_predictions`. In a folder, all files below it are read, also partitions
+            (`country=de/part-0.parquet`), except those whose names begin with "_" or ".".
+        label_column: column of labels, see `load_predictions`; None if labels are not read.
+        weight_column: column of weights, or None.
+        by: columns that define slices.
+        class_names: names of the classes of columns that do not name them: lists, or the negative and the positive
+            class of one score.
+        option_scores: scores of the answers in a log of lm-evaluation-harness: the "sum" of their tokens'
+            log-likelihoods (acc), "per_character" (acc_norm) or "per_byte" (acc_bytes).
+        all_columns: True to keep all columns of tables, as `others`.
+        on_rows: called after each file with its number of rows, and that of all files.
+
+    Raises:
+        ValueError: if a file is missing, unreadable or truncated, or the files do not go together.
+
+    >>> read_predictions("missing.csv")
+    Traceback (most recent call last):
+    ...
+    hf_calib._errors.InputValueError: expected predictions to name existing files, got missing.csv, where there are ...
+    """
+    given = (
+        [os.fspath(sources)]
+        if isinstance(sources, str | os.PathLike)
+        else list(sources)
+    )
+    filesystem, files = find_files(given)
+    name = given[0] if len(given) == 1 else few(given)
+    wanted = Wanted(label_column, weight_column, tuple(by), class_names)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        opening = partial(_open, filesystem, files, wanted, option_scores)
+        opened = list(pool.map(opening, files))
+        tables = [each for each in opened if isinstance(each, Opened)]
+        held = [each for each in opened if not isinstance(each, Opened)]
+        way_out = "name the files of one kind, or a glob such as 'run/*.parquet'"
+        requirement = "predictions to be tables or arrays (.npz)"
+        check(not (tables and held), requirement, f"both in {name}", way_out)
+        if held:
+            return Read(name, tuple(files), _concatenated(held, files))
+        with naming(files[0], files):
+            columns = columns_of(tables[0], wanted)
+        _check_alike(tables, columns, all_columns=all_columns)
+        for _ in pool.map(lambda each: each.load(columns.numbers), tables):
+            pass
+        n_rows = sum(each.n_rows for each in tables)
+        way_out = "write the predictions below the header"
+        check(n_rows > 0, "the predictions to have rows", f"none in {name}", way_out)
+        rows = _Rows(tables, columns, all_columns=all_columns)
+        for n_own in pool.map(rows.read, range(len(tables))):
+            on_rows(n_own, n_rows)
+    with rows.naming():
+        predictions = rows.predictions()
+    return Read(name, tuple(files), predictions, columns, rows.others())
+
+
+def load_predictions(
+    path: str | os.PathLike[str] | Sequence[str], *, label_column: str = "label"
+) -> Predictions:
+    """Load predictions and labels into memory.
+
+    Use it for a model that runs elsewhere; `predict` runs a model here.
+
+    Args:
+        path: a file, folder, glob or address (see `read_predictions`) in one of these formats.
+            .npz, a local file: arrays `logits` or `probs` (N, C), `labels` (N,) int, and optionally `class_names`
+            (C,) str. Pickled objects are not read.
+            .csv, .tsv (also .gz), .jsonl or .parquet: a column of labels, and one column per class, in the order of
+            the classes: `logit_<class>` or `prob_<class>`, with other columns ignored, or only `<class>`, which are
+            probabilities; or a column of lists, `logits` or `probs`; or one `score` of the second of two classes.
+            .jsonl: a log of lm-evaluation-harness (`--log_samples`, multiple choice).
+        label_column: column of labels in a table: class names, with upper and lower case ignored unless names differ
+            by it alone, or class ids from 0. If every class name is a number, labels are names, and 1 is "1.0". Names
+            that are ids of other classes, next to names that are no numbers, are refused, except for a column of
+            integers.
+
+    Raises:
+        ValueError: if the file is missing or unreadable, or its content is incomplete, ambiguous or wrong.
+        TypeError: if a column or array is not numeric.
+
+    >>> load_predictions("missing.npz")
+    Traceback (most recent call last):
+    ...
+    hf_calib._errors.InputValueError: expected predictions to name existing files, got missing.npz, where there are ...
+    """
+    found = read_predictions(path, label_column=label_column).predictions
+    requirement = "the predictions to have a score for each class"
+    way_out = "call read_predictions, whose predictions may be top labels"
+    is_whole = isinstance(found, Predictions)
+    check(is_whole, requirement, "the confidences of top labels", way_out)
+    assert isinstance(found, Predictions)
+    return found
+
+
+# ---- Arrays and logs ----
+
+
+def _open(
+    filesystem: Any,
+    files: Sequence[File],
+    wanted: Wanted,
+    option_scores: OptionScores,
+    file: File,
+) -> Opened | Predictions | TopLabels:
+    """An opened table, or the predictions of a file of arrays or a log."""
+    suffix = suffix_of(file.path)
+    found: Predictions | TopLabels | None = None
+    with naming(file, files):
+        if suffix == ".npz":
+            is_labelled = wanted.label_column is not None
+            found = load_arrays(file.path, "predictions", labelled=is_labelled)
+        if suffix == ".jsonl":
+            found = _log(filesystem, file, option_scores)
+        if found is not None:
+            _check_has_no_columns(wanted)
+            return found
+    return open_file(filesystem, file)
+
+
+def _log(
+    filesystem: Any, file: File, option_scores: OptionScores
+) -> Predictions | None:
+    """The predictions of a log; None for a table."""
+    reading = {"compression": "infer", "encoding": "utf-8-sig"}
+    with readable(file.name), filesystem.open(file.path, "rt", **reading) as lines:
+        rows = rows_of_log(lines)
+        return None if rows is None else read_log(rows, file.name, option_scores)
+
+
+def _check_has_no_columns(wanted: Wanted) -> None:
+    """Raise if columns of arrays or a log are named."""
+    given = {"weight_column": wanted.weight_column, "by": ", ".join(wanted.by)}
+    if wanted.label_column not in ("label", "labels"):
+        given["label_column"] = wanted.label_column
+    for option, name in given.items():
+        requirement = f"{option} to be a column of a table"
+        way_out = "write the rows to a table, such as a .parquet file"
+        got = f"{name!r} with arrays or a log, which have none"
+        check(not name, requirement, got, way_out)
+
+
+def _concatenated(
+    held: Sequence[Any], files: Sequence[File]
+) -> Predictions | TopLabels:
+    """The rows of several files of arrays, in their order."""
+    first = held[0]
+    arrays = [name for name in first.ARRAYS if getattr(first, name) is not None]
+    for other, file in zip(held, files, strict=True):
+        with naming(file, files):
+            found = [name for name in other.ARRAYS if getattr(other, name) is not None]
+            got = ", ".join(found)
+            requirement = f"the arrays to be {', '.join(arrays)}, as in the first file"
+            check(found == arrays, requirement, got, "use files of one kind")
+            check_same_classes("the file", first, other)
+    if len(held) == 1:
+        return held[0]
+    joined = {
+        name: np.concatenate([getattr(each, name) for each in held]) for name in arrays
+    }
+    return replace(first, **joined, validate=False)
+
+
+# ---- Tables ----
+
+
+def _check_alike(
+    tables: Sequence[Opened], columns: Columns, *, all_columns: bool
+) -> None:
+    """Raise if files have other folders, columns or classes than the first, or columns of other kinds."""
+    files = [each.file for each in tables]
+    folders = [key for key, _ in files[0].partition]
+    for each in tables:
+        requirement = f"{each.file.name} to be in folders as the first file is"
+        way_out = "name the columns of all partitions alike"
+        is_same = [key for key, _ in each.file.partition] == folders
+        check(is_same, requirement, "other folders", way_out)
+        with naming(each.file, files):
+            columns.check_same(each)
+            for name in columns.numbers:
+                check_type_of_numbers(each, name)
+            if all_columns:
+                check_different(each)
+
+
+class _Rows:
+    """The rows of all files: a matrix of the scores, and the other columns."""
+
+    def __init__(
+        self, tables: Sequence[Opened], columns: Columns, *, all_columns: bool
+    ) -> None:
+        self.tables = tables
+        self.columns = columns
+        self.all_columns = all_columns
+        ends = np.cumsum([each.n_rows for each in tables])
+        self.starts = [0, *ends.tolist()]
+        names = columns.others
+        if all_columns:
+            every = dict.fromkeys(name for each in tables for name in each.names)
+            names = [name for name in every if name not in columns.scores]
+        # The parts of each column in each file, where it has the column.
+        self.parts: dict[str, list[list[Any]]] = {
+            name: [[] for _ in tables] for name in names
+        }
+        self.width = len(columns.class_names) if columns.listed else 1
+        n_columns = self.width if columns.listed else len(columns.scores)
+        # The numbers of a class lie next to each other, as those of a column do.
+        self.scores = np.empty((n_columns, self.starts[-1]), self._dtype())
+
+    def _dtype(self) -> np.dtype[Any]:
+        """The type that holds the scores of all files."""
+        from pyarrow import types
+
+        found = []
+        for table in self.tables:
+            for name in self.columns.scores:
+                kind = table.kinds[name]
+                kind = kind.value_type if self.columns.listed else kind
+                is_float = types.is_floating(kind)
+                found.append(np.dtype(kind.to_pandas_dtype() if is_float else float))
+        return np.result_type(*set(found))
+
+    def read(self, place: int) -> int:
+        """Read a file, and return its number of rows."""
+        table = self.tables[place]
+        start = self.starts[place]
+        row_of = {name: k for k, name in enumerate(self.columns.scores)}
+        for first, name, column in columns_in(table, self.columns.scores, self.width):
+            rows = slice(start + first, start + first + len(column))
+            try:
+                if self.columns.listed:
+                    self.scores[:, rows] = _lists(column, name, self.width).T
+                else:
+                    self.scores[row_of[name], rows] = numbers_of(column, name)
+            except RowError as error:
+                raise error.at(table.file.name, first) from None
+        own = table.names
+        names = [name for name in self.parts if name in own]
+        for _, name, column in columns_in(table, names):
+            self.parts[name][place].append(column)
+        return table.n_rows
+
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """A context in which the error of a row names its file and its number there."""
+        try:
+            yield
+        except RowError as error:
+            row = error.args[0]
+            place = int(np.searchsorted(self.starts, row, side="right")) - 1
+            file = self.tables[place].file
+            raise error.at(file.name, -self.starts[place]) from None
+
+    def predictions(self) -> Predictions | TopLabels:
+        """All rows, checked."""
+        columns = self.columns
+        weights = None
+        n_rows = self.starts[-1]
+        if columns.weight is not None:
+            numbers = numbers_of(self._column(columns.weight), columns.weight)
+            weights = numbers.astype(np.float64, copy=False)
+            check_row_weights("weights", weights, n_rows)
+        by = {name: _values(self._column(name), name) for name in columns.by}
+        if columns.kind == CONFIDENCE:
+            return self._top_labels(weights, by)
+        scores = self.scores.T
+        labels = np.zeros(n_rows, np.int64)
+        if columns.kind == "logits":
+            check_logits(scores)
+            check_not_probabilities(scores)
+        elif columns.kind == SCORE:
+            scores = _with_complement(self.scores[0], columns.scores[0])
+        elif columns.scores == columns.class_names:
+            _check_look_like_probabilities(scores)
+        if columns.label is not None:
+            column = self._column(columns.label)
+            labels = label_ids(column, columns.label, columns.class_names)
+        if columns.kind != "logits":
+            check_probs(scores)
+        check_labels(labels, *scores.shape)
+        kind = "logits" if columns.kind == "logits" else "probs"
+        found: dict[str, Any] = {kind: scores, "class_names": columns.class_names}
+        return Predictions(labels, **found, weights=weights, by=by, validate=False)
+
+    def _top_labels(
+        self, weights: FloatArray | None, by: Mapping[str, Sequence[Any]]
+    ) -> TopLabels:
+        """Rows with the confidence of the predicted class, and whether it is correct."""
+        columns = self.columns
+        confidence = self.scores[0].astype(np.float64, copy=False)
+        outcome = str(columns.outcome)
+        if outcome == CORRECT:
+            told = (
+                "whether the prediction is correct",
+                "write 0 or 1, or true or false",
+            )
+            marked = self._column(outcome)
+            correct = label_ids(marked, outcome, ("false", "true"), told)
+        else:
+            predicted = self._column(outcome)
+            labels = self._column(str(columns.label))
+            correct = _are_equal(predicted, outcome, labels, str(columns.label))
+        return TopLabels(confidence, correct, weights, by)
+
+    def _column(self, name: str) -> Any:
+        """A column of all files; texts in one file and numbers in another are texts."""
+        joined = _joined(name, [part for parts in self.parts[name] for part in parts])
+        if not self.all_columns:
+            # A column is read once, and may be as large as one of the scores.
+            self.parts[name] = []
+        return joined
+
+    def others(self) -> Any:
+        """All columns that hold no scores, as a pyarrow table; None unless they are asked for."""
+        import pyarrow
+
+        if not self.all_columns:
+            return None
+        found = {}
+        for name, parts in self.parts.items():
+            filled_up = []
+            for table, own in zip(self.tables, parts, strict=True):
+                filled_up += own or [pyarrow.nulls(table.n_rows)]
+            found[name] = _joined(name, filled_up)
+        return pyarrow.table(found)
+
+
+def _joined(name: str, parts: Sequence[Any]) -> Any:
+    """One chunked column of parts, of which some may hold texts and others numbers."""
+    import pyarrow
+
+    tables = [pyarrow.table({name: part}) for part in parts]
+    try:
+        joined = pyarrow.concat_tables(tables, promote_options="permissive")
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError):
+        texts = pyarrow.schema([(name, pyarrow.string())])
+        joined = pyarrow.concat_tables([each.cast(texts) for each in tables])
+    return joined[name]
+
+
+def _values(column: Any, name: str) -> list[Any]:
+    """The values (n,) of a column of slices, of which equal ones are one object."""
+    from pyarrow import types
+
+    check_slices(name, column.type)
+    if types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
+    values = np.empty(len(encoded.dictionary), object)
+    values[:] = encoded.dictionary.to_pylist()
+    return values[np.asarray(encoded.indices)].tolist()
+
+
+def _lists(column: Any, name: str, n_classes: int) -> NDArray[Any]:
+    """The numbers (n, C) of a column of lists."""
+    import pyarrow
+    import pyarrow.compute as compute
+
+    if isinstance(column, pyarrow.ChunkedArray):
+        column = column.combine_chunks()
+    lengths = np.asarray(compute.fill_null(compute.list_value_length(column), -1))
+    wrong = lengths != n_classes
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        requirement = f"have {n_classes} values"
+        got = "none" if lengths[row] < 0 else f"{lengths[row]}"
+        raise RowError(row, "the list", requirement, got, "write one for each class")
+    try:
+        return numbers_of(column.flatten(), name).reshape(len(column), n_classes)
+    except RowError as error:
+        place, *told = error.args
+        raise RowError(place // n_classes, *told) from None
+
+
+def _with_complement(score: NDArray[Any], name: str) -> NDArray[Any]:
+    """The probabilities (N, 2) of both classes, from that of the second."""
+    outside = ~((score >= 0) & (score <= 1))
+    way_out = "write the probability of the second class"
+    refuse(outside, f"column {name!r}", "hold probabilities", score, way_out)
+    return np.stack([1 - score, score], axis=1)
+
+
+def _check_look_like_probabilities(scores: NDArray[Any]) -> None:
+    """Raise for columns whose names do not say that they hold probabilities, and which do not."""
+    outside = (scores < 0) | (scores > 1 + 1e-6)
+    requirement = "hold probabilities, as their names do not say logit_"
+    way_out = "name the columns logit_<class> if they hold logits, and prob_<class> if there are others"
+    refuse(outside, "the class columns", requirement, scores, way_out)
+
+
+def _are_equal(
+    predicted: Any, predicted_name: str, labels: Any, label_name: str
+) -> NDArray[np.int64]:
+    """1 where the prediction (N,) is the label; numbers are compared as numbers, because 1.0 is 1."""
+    import pyarrow
+    import pyarrow.compute as compute
+
+    columns = [
+        filled(predicted, f"column {predicted_name!r}"),
+        filled(labels, f"column {label_name!r}"),
+    ]
+    try:
+        pair = [each.cast(pyarrow.float64()) for each in columns]
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError):
+        pair = [each.cast(pyarrow.string()) for each in columns]
+    return np.asarray(compute.equal(*pair)).astype(np.int64)

@@ -1,0 +1,264 @@
+"""Rows that do not hold a probability for each class: top labels, one score, and class columns next to others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+
+from hf_calib import InputError, calibrate, decide, evaluate
+from hf_calib.decisions import Decisions, TopLabelRule
+from hf_calib.metrics import expected_calibration_error
+from hf_calib.predictions import (
+    TopLabels,
+    load_predictions,
+    read_predictions,
+    save_predictions,
+)
+from hf_calib.report import making, measured
+from tests.helpers.commands import assert_refused, call
+from tests.helpers.reports import quick_reports  # noqa: F401
+
+RNG = np.random.default_rng(0)
+
+
+def top_labels(n: int = 2_000) -> pandas.DataFrame:
+    """Confidences below 1/2 that are 15 points too low."""
+    confidence = RNG.uniform(0.25, 0.45, n)
+    correct = RNG.random(n) < confidence + 0.15
+    columns = {"confidence": confidence, "correct": correct.astype(int), "zip": "007"}
+    return pandas.DataFrame(columns)
+
+
+def as_distributions(table: pandas.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """Rows with the same top labels: what is left of 1 is spread over 4 less probable classes."""
+    confidence = table["confidence"].to_numpy()[:, None]
+    probs = np.concatenate([confidence, np.repeat((1 - confidence) / 4, 4, axis=1)], 1)
+    return probs, 1 - table["correct"].to_numpy()
+
+
+class TestTopLabels:
+    def test_low_confidences_are_not_folded(self, tmp_path: Path) -> None:
+        table = top_labels()
+        table.to_csv(tmp_path / "top.csv", index=False)
+        report = evaluate(tmp_path / "top.csv")
+        assert report.verdict.startswith("Under-confident by 1")
+        wanted = making.calibration_report(*as_distributions(table))
+        for key, value in report.before.metrics.items():
+            theirs = wanted.before.metrics[key].value
+            assert value.value == pytest.approx(theirs, abs=1e-12), key
+        assert len(report.before.metrics) == 12
+        assert "nll" not in report.before.metrics
+        assert any(
+            "Only the confidence of the pred" in each for each in report.warnings
+        )
+        report.save(tmp_path / "out")
+        assert (
+            "2,000 examples, top labels only"
+            in (tmp_path / "out/report.md").read_text()
+        )
+
+    def test_of_many_rows_and_with_weights(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        table = top_labels().assign(w=1.0, site=["a", "b"] * 1_000)
+        table.to_parquet(tmp_path / "top.parquet")
+        whole = evaluate(tmp_path / "top.parquet")
+        weighted = evaluate(tmp_path / "top.parquet", weight_column="w", by=["site"])
+        assert [each.n_rows for each in weighted.slices[0].slices] == [1_000, 1_000]
+        monkeypatch.setattr(measured, "MOST_SORTED", 1_000)
+        for report in (weighted, evaluate(tmp_path / "top.parquet")):
+            ece = report.before.metrics["ece"].value
+            assert ece == pytest.approx(whole.before.metrics["ece"].value, abs=1e-12)
+            assert "nll" not in report.before.metrics
+            report.save(tmp_path / "out")
+
+    def test_predictions_and_labels_of_any_type(self, tmp_path: Path) -> None:
+        table = top_labels()
+        label = np.where(table["correct"], "a", "b")
+        named = table.assign(prediction="a", label=label).drop(columns="correct")
+        named.to_csv(tmp_path / "names.csv", index=False)
+        numbers = named.assign(prediction=1.0, label=table["correct"])
+        numbers.to_parquet(tmp_path / "numbers.parquet")
+        flags = table.assign(correct=table["correct"] == 1)
+        flags.to_json(tmp_path / "flags.jsonl", orient="records", lines=True)
+        for name in ("names.csv", "numbers.parquet", "flags.jsonl"):
+            found = read_predictions(tmp_path / name).predictions
+            assert isinstance(found, TopLabels)
+            np.testing.assert_array_equal(found.correct, table["correct"])
+
+    def test_arrays(self, tmp_path: Path) -> None:
+        table = top_labels()
+        confidence = table["confidence"].to_numpy()
+        correct = table["correct"].to_numpy()
+        found = TopLabels(confidence, correct)
+        save_predictions(found, tmp_path / "a.npz")
+        np.savez(
+            tmp_path / "b.npz",
+            confidence=confidence,
+            prediction=correct,
+            labels=correct,
+        )
+        again = read_predictions(tmp_path / "a.npz").predictions
+        np.testing.assert_array_equal(again.labels, correct)
+        right = read_predictions(tmp_path / "b.npz").predictions
+        assert right.labels.all()
+        done = calibrate(tmp_path / "a.npz", tmp_path / "out")
+        calibrated = read_predictions(tmp_path / "out" / "predictions.npz").predictions
+        assert len(calibrated) == done.report.n_examples == 1_000
+        for arrays, message in (
+            ({"confidence": confidence}, "to hold the array correct, or prediction"),
+            (
+                {"confidence": confidence, "correct": correct + 1},
+                "correct of c.npz to be 0",
+            ),
+            (
+                {"confidence": confidence + 1, "correct": correct},
+                r"to lie in \[0, 1\], got",
+            ),
+            ({"confidence": confidence[1:], "correct": correct}, "same number of rows"),
+        ):
+            np.savez(tmp_path / "c.npz", **arrays)
+            with pytest.raises(InputError, match=message):
+                read_predictions(tmp_path / "c.npz")
+
+    def test_calibrated_with_their_other_columns(self, tmp_path: Path) -> None:
+        top_labels().to_csv(tmp_path / "top.csv", index=False)
+        done = calibrate(tmp_path / "top.csv", tmp_path / "out")
+        assert done.report.before.overall.p_value < 1e-6
+        assert done.report.after is not None
+        assert done.report.after.overall.p_value > 1e-3
+        written = pandas.read_parquet(tmp_path / "out" / "predictions.parquet")
+        assert {*written["zip"]} == {"007"}
+        again = evaluate(tmp_path / "out" / "predictions.parquet")
+        value = done.report.after.metrics["ece"].value
+        assert again.before.metrics["ece"].value == pytest.approx(value, abs=1e-12)
+
+    def test_a_rule_answers_by_the_confidence(self, tmp_path: Path) -> None:
+        confidence = np.repeat([0.2, 0.45], 1_000)
+        correct = np.concatenate([RNG.random(1_000) < 0.5, RNG.random(1_000) < 0.97])
+        table = pandas.DataFrame({"confidence": confidence, "correct": correct})
+        table.to_csv(tmp_path / "top.csv", index=False)
+        done = decide(tmp_path / "top.csv", accuracy=0.9, output=tmp_path / "out")
+        assert done.section.before["answered"].value == 0.5
+        assert done.section.before["accuracy"].value > 0.95
+        saved = Decisions.from_pretrained(tmp_path / "out")
+        assert isinstance(saved.rule, TopLabelRule)
+        assert saved(np.array([[0.8, 0.2], [0.55, 0.45]])) == [None, "correct"]
+        table[::2].to_csv(tmp_path / "other.csv", index=False)
+        for words in (["--by-class"], ["--alpha", 0.1]):
+            refused = call("decide", tmp_path / "top.csv", *words)
+            assert_refused(
+                refused, "got the confidences of top labels; give an accuracy"
+            )
+
+    def test_what_needs_all_classes_is_refused(self, tmp_path: Path) -> None:
+        path = tmp_path / "top.csv"
+        top_labels().to_csv(path, index=False)
+        top_labels().to_csv(tmp_path / "other.csv", index=False)
+        with pytest.raises(
+            InputError, match="to have a score for each class, got the conf"
+        ):
+            load_predictions(path)
+        np.savez(tmp_path / "soft.npz", soft_labels=np.full((2_000, 2), 0.5))
+        for words in (
+            ["evaluate", path, "--ood-data", tmp_path / "other.csv"],
+            ["evaluate", path, "--soft-labels", tmp_path / "soft.npz"],
+        ):
+            assert_refused(call(*words), "to go with a score for each class")
+        words = ["calibrate", path, "--criterion", "ece", "--output", tmp_path / "out"]
+        assert_refused(call(*words), "criterion to be nll for top labels")
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (
+                {"confidence": 55.0},
+                r"confidence to lie in \[0, 1\], got 55 in row 0 of",
+            ),
+            (
+                {"correct": 2},
+                "correct to be 0 or 1, got 2 in row 0 of top.csv",
+            ),
+            ({"correct": "perhaps"}, "got 'perhaps' in row 0 of top.csv"),
+            (
+                {"correct": ""},
+                "'correct' to hold a label in every row, got none in row 0",
+            ),
+        ],
+    )
+    def test_wrong_rows(self, change: Any, message: str, tmp_path: Path) -> None:
+        top_labels(3).assign(**change).to_csv(tmp_path / "top.csv", index=False)
+        with pytest.raises(InputError, match=message):
+            read_predictions(tmp_path / "top.csv")
+
+
+class TestScores:
+    def rows(self, name: str, path: Path) -> tuple[np.ndarray, np.ndarray]:
+        score = RNG.random(2_000)
+        labels = (RNG.random(2_000) < score).astype(int)
+        pandas.DataFrame({name: score, "label": labels}).to_csv(path, index=False)
+        return score, labels
+
+    @pytest.mark.parametrize("name", ["score", "prob_relevant"])
+    def test_the_complement_is_made(self, name: str, tmp_path: Path) -> None:
+        score, labels = self.rows(name, tmp_path / "s.csv")
+        found = read_predictions(tmp_path / "s.csv").predictions
+        pairs = np.stack([1 - score, score], axis=1)
+        np.testing.assert_allclose(found.probabilities(), pairs)
+        np.testing.assert_array_equal(found.labels, labels)
+        ece = evaluate(tmp_path / "s.csv").before.metrics["ece"].value
+        assert ece == pytest.approx(expected_calibration_error(pairs, labels))
+
+    def test_a_rule_and_a_calibration(self, tmp_path: Path) -> None:
+        self.rows("score", tmp_path / "s.csv")
+        done = decide(tmp_path / "s.csv", accuracy=0.9)
+        assert 0.1 < done.section.before["answered"].value < 0.5
+        calibrate(tmp_path / "s.csv", tmp_path / "out")
+        written = pandas.read_parquet(tmp_path / "out" / "predictions.parquet")
+        assert [*written.columns] == ["score", "label"]
+        assert (
+            len(read_predictions(tmp_path / "out" / "predictions.parquet").predictions)
+            == 1_000
+        )
+
+    def test_texts_need_their_order(self, tmp_path: Path) -> None:
+        table = pandas.DataFrame({"score": [0.2, 0.9], "label": ["ham", "spam"]})
+        table.to_csv(tmp_path / "s.csv", index=False)
+        with pytest.raises(InputError, match="got 'ham' in row 0"):
+            read_predictions(tmp_path / "s.csv")
+        names = ["ham", "spam"]
+        found = read_predictions(tmp_path / "s.csv", class_names=names).predictions
+        assert found.labels.tolist() == [0, 1]
+
+    def test_scores_outside_of_0_and_1(self, tmp_path: Path) -> None:
+        (tmp_path / "s.csv").write_text("score,label\n0.5,1\n1.5,1\n")
+        with pytest.raises(
+            InputError, match=r"hold probabilities, got 1\.5 in row 1 of s"
+        ):
+            read_predictions(tmp_path / "s.csv")
+
+
+class TestClassColumnsWithoutPrefix:
+    @pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])
+    def test_texts_next_to_them_are_no_classes(self, form: str, tmp_path: Path) -> None:
+        table = pandas.DataFrame({"text": ["x", "y"], "cat": [0.5, 0.1]})
+        table = table.assign(dog=[0.5, 0.9], label=["cat", "dog"])
+        path = tmp_path / f"a.{form}"
+        if form == "csv":
+            table.to_csv(path, index=False)
+        elif form == "jsonl":
+            table.to_json(path, orient="records", lines=True)
+        else:
+            table.to_parquet(path)
+        assert load_predictions(path).class_names == ("cat", "dog")
+
+    def test_a_class_that_begins_with_a_missing_number(self, tmp_path: Path) -> None:
+        (tmp_path / "a.csv").write_text("cat,dog,label\n,1,dog\n0.5,0.5,cat\n")
+        with pytest.raises(
+            InputError, match=r"'cat' to hold numbers .* none in row 0 of"
+        ):
+            load_predictions(tmp_path / "a.csv")
