@@ -1,20 +1,19 @@
 """Time and memory of `hf-calib evaluate` on many rows, compared with reading the same columns by pyarrow.
 
-python benchmarks/large_data.py [--rows 100000000] [--shards 200] [--classes 4] [--folder FOLDER] [--by country]
+python benchmarks/large_data.py [--rows 5000000] [--shards 20] [--classes 10] [--folder FOLDER] [--by country]
 
-The files are float32 probabilities with labels and a column of 12 countries, as pyarrow writes them. The time of a
-program includes its start; the time of a pass is that of the pass only.
+The files are float32 probabilities with labels and a column of 12 countries, as pyarrow writes them. Seconds are those
+of the processor, in all threads of a program from its start to its end. Memory is the peak above that of the same
+program on a thousand rows, which is what the interpreter and the packages take.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import resource
-import subprocess
+import os
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +27,13 @@ names = [name for name in ds.dataset(sys.argv[1]).schema.names if name != "count
 for _ in ds.dataset(sys.argv[1]).to_batches(columns=names):
     pass
 """
+HOLD = """
+import sys
+from hf_calib.predictions import read_predictions
+read_predictions(sys.argv[1])
+"""
+_FEW = 1_000  # Rows
+_ROUNDS = 3
 
 
 def write(folder: Path, rows: int, shards: int, n_classes: int) -> None:
@@ -54,75 +60,62 @@ def write(folder: Path, rows: int, shards: int, n_classes: int) -> None:
         pq.write_table(pyarrow.table(table), path)
 
 
-def plain_read(folder: Path) -> float:
-    """Seconds of a read in this process."""
-    sys.argv[1:2] = [str(folder)]
-    start = time.perf_counter()
-    exec(READ)
-    return time.perf_counter() - start
-
-
-def program(*words: str) -> float:
-    """Seconds of a program from its start to its end."""
-    start = time.perf_counter()
-    subprocess.run([sys.executable, *words], check=True, capture_output=True)
-    return time.perf_counter() - start
-
-
-def one_pass(folder: Path, workers: int | None) -> float:
-    """Seconds of the pass alone, in a process of its own."""
-    code = (
-        "import sys, time; from hf_calib.predictions import open_predictions; "
-        "from hf_calib.predictions.one_pass import measure_in_one_pass; start = time.perf_counter(); "
-        "measure_in_one_pass(open_predictions(sys.argv[1]), 15, workers=eval(sys.argv[2])); "
-        "print(time.perf_counter() - start)"
+def run(*words: str) -> tuple[float, float]:
+    """The processor's seconds and the peak of memory, in GB, of a program."""
+    child = os.posix_spawn(
+        sys.executable,
+        [sys.executable, *words],
+        os.environ,
+        file_actions=[(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)],
     )
-    words = [sys.executable, "-c", code, str(folder), repr(workers)]
-    return float(
-        subprocess.run(words, check=True, capture_output=True, text=True).stdout
-    )
-
-
-def command(folder: Path, *words: str) -> float:
-    """Seconds of the whole command."""
-    return program("-m", "hf_calib.cli", "evaluate", str(folder), *words)
+    _, status, used = os.wait4(child, 0)
+    if status != 0:
+        raise RuntimeError(f"{words} failed")
+    return used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / 1e9
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", type=int, default=100_000_000)
-    parser.add_argument("--shards", type=int, default=200)
-    parser.add_argument("--classes", type=int, default=4)
+    parser.add_argument("--rows", type=int, default=5_000_000)
+    parser.add_argument("--shards", type=int, default=20)
+    parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--folder", type=Path, default=Path("large_data"))
     parser.add_argument("--by", default="country")
     arguments = parser.parse_args()
-    arguments.folder.mkdir(parents=True, exist_ok=True)
-    write(arguments.folder, arguments.rows, arguments.shards, arguments.classes)
-    plain_read(arguments.folder)  # into the system's cache
-    rounds = []
-    for _ in range(3):  # in turns
-        with tempfile.TemporaryDirectory() as output:
-            found = {
-                "read": plain_read(arguments.folder),
-                "one worker": one_pass(arguments.folder, 1),
-                "workers": one_pass(arguments.folder, None),
-                "program that reads": program("-c", READ, str(arguments.folder)),
-                "evaluate": command(arguments.folder),
-                "evaluate --output": command(arguments.folder, "--output", output),
-                "evaluate --by": command(arguments.folder, "--by", arguments.by),
-            }
-        rounds.append(found)
-        print(json.dumps(found), flush=True)
-    medians = {
-        name: float(np.median([each[name] for each in rounds])) for name in rounds[0]
-    }
-    for name, seconds in medians.items():
-        read = medians["program that reads" if name.startswith("eval") else "read"]
-        print(f"{name:20} {seconds:6.2f} s  {seconds / read:5.2f} of the read")
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e9
-    print(f"the largest process: {peak:.2f} GB")
+    folder = arguments.folder / "many"
+    few = arguments.folder / "few"
+    for home, n_rows, n_shards in (
+        (folder, arguments.rows, arguments.shards),
+        (few, _FEW, 1),
+    ):
+        home.mkdir(parents=True, exist_ok=True)
+        write(home, n_rows, n_shards, arguments.classes)
+    with tempfile.TemporaryDirectory() as output:
+        evaluate = ("-m", "hf_calib.cli", "evaluate")
+        programs = {
+            "read by pyarrow": (("-c", READ), ()),
+            "read_predictions": (("-c", HOLD), ()),
+            "evaluate": (evaluate, ()),
+            "evaluate --output": (evaluate, ("--output", output)),
+            "evaluate --by": (evaluate, ("--by", arguments.by)),
+        }
+        rounds = []
+        for _ in range(_ROUNDS):  # In turns.
+            found = {}
+            for name, (words, options) in programs.items():
+                seconds, peak = run(*words, str(folder), *options)
+                _, floor = run(*words, str(few), *options)
+                found[name] = (seconds, peak - floor)
+            rounds.append(found)
+            print(json.dumps(found), flush=True)
+    matrix = arguments.rows * arguments.classes * 4 / 1e9
+    print(f"The scores have {matrix:.2f} GB.")
+    for name in programs:
+        seconds, memory = np.median([each[name] for each in rounds], axis=0)
+        share = memory / matrix
+        print(f"{name:20} {seconds:6.2f} s  {memory:6.2f} GB  {share:5.2f} of the scores")
 
 
 if __name__ == "__main__":
