@@ -273,7 +273,9 @@ def open_source(
             options.output, [*files, *(each.data for each in sets.values())]
         )
         sets = {"data": RowSet(few(files)), **sets}
-        found = FileSource(name_of(few(files)), sets, options, running, files=files)
+        found = FileSource(
+            few([name_of(file) for file in files]), sets, options, running, files=files
+        )
         if found.is_held:
             check_labels(found.predictions().kind)
         return found

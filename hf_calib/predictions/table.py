@@ -325,13 +325,17 @@ def _find(sources: Sequence[str]) -> tuple[Any, tuple[File, ...]]:
 
     found: dict[Any, File] = {}
     filesystems = []
+    way_out = f"check the path; files end in {', '.join(FORMATS)}, or a folder has them"
     for source in sources:
         with _readable(File(source, source, 0)):
             filesystem, root = fsspec.core.url_to_fs(source)
             filesystems.append(filesystem)
-            for file in _files_of(filesystem, root):
-                # A link is no second file.
-                found.setdefault(identity(file.path), file)
+            files = list(_files_of(filesystem, root))
+        got = f"{few([source])}, where there are none"
+        check(bool(files), "predictions to name existing files", got, way_out)
+        for file in files:
+            # A link is no second file.
+            found.setdefault(identity(file.path), file)
     got, way_out = (
         few(list(sources)),
         "read the files of each place with a separate command",
@@ -340,13 +344,6 @@ def _find(sources: Sequence[str]) -> tuple[Any, tuple[File, ...]]:
         len({type(each) for each in filesystems}) == 1,
         "the predictions to lie in one place",
         got,
-        way_out,
-    )
-    way_out = f"check the path; files end in {', '.join(FORMATS)}, or a folder has them"
-    check(
-        bool(found),
-        "predictions to name existing files",
-        f"{got}, where there are none",
         way_out,
     )
     return filesystems[0], tuple(sorted(found.values(), key=lambda file: file.path))
@@ -376,12 +373,9 @@ def _files_of(filesystem: Any, root: str) -> Iterator[File]:
         if is_named or is_read(PurePosixPath(name)):
             _check_ending(name)
             info = filesystem.info(path)
-            check(
-                info["type"] == "file",
-                f"{path} to be a file",
-                "a folder",
-                "name the folder above it",
-            )
+            got = "a folder" if info["type"] == "directory" else "no regular file"
+            way_out = "name a file, or the folder above it"
+            check(info["type"] == "file", f"{path} to be a file", got, way_out)
             constants: Any = tuple(
                 tuple(each.split("=", 1))
                 for each in name.split("/")[:-1]
