@@ -497,7 +497,7 @@ class OwnCallbacks:
         self._installed[kind] = wanted
 
     def arrange(self) -> None:
-        """Keep the last of each kind, before the callbacks that close the log at the end of a training."""
+        """Keep the last of each kind, before all others."""
         ours = [self.find(kind) for kind in self.KINDS]
         acting = [callback for callback in ours if callback is not None]
         for callback in acting:
@@ -508,6 +508,21 @@ class OwnCallbacks:
             if not isinstance(callback, self.KINDS)
         ]
         self._handler.callbacks = [*acting, *others]
+
+    def arrange_for_the_end(self) -> None:
+        """Put the fit after callbacks that may replace the weights, and before those that may close the log.
+
+        A user's callback may leave an average of the weights, to which the calibrator is then fitted.
+        """
+        callbacks = list(self._handler.callbacks)
+        fits = [each for each in callbacks if isinstance(each, CalibrationMapCallback)]
+        closes = [
+            each
+            for each in callbacks
+            if type(each).on_log is not TrainerCallback.on_log and each not in fits
+        ]
+        before = [each for each in callbacks if each not in fits and each not in closes]
+        self._handler.callbacks = [*before, *fits, *closes]
 
 
 def gamma_callback(
