@@ -268,26 +268,6 @@ class Push(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Export(Rows):
-    """Export a model with its calibration to ONNX or torch.export, checked against the model itself."""
-
-    example = "calibrated exported --data test.csv"
-    first = "data form text_column split max_length trust_remote_code"
-    without = f"{_OF_SETS_AND_TABLES} by image_column label_column class_names"
-    data: str | None = option("Texts to check the export on, next to synthetic ones.")
-    model: str = option(f"{_CLASSIFIER}.", ..., argument="MODEL")
-    output: Path = option(
-        "A new folder, for the program and what goes with it.", ..., argument="OUT"
-    )
-    form: Literal["onnx", "torch"] = option(
-        "ONNX graph, or torch.export's program.", "onnx", name="format"
-    )
-    split: str = option(
-        "Split of a Hub dataset or folder; not the training split.", "validation"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class CompareReports(Command):
     """Compare several files of predictions or saved reports, in one table and one figure."""
 
@@ -376,7 +356,6 @@ COMMANDS = (
     Unfold,
     Decide,
     Push,
-    Export,
     CompareReports,
     CompareLosses,
     Demo,

@@ -118,10 +118,6 @@ def test_other_options_without_effect(
             words_of(evaluate, model, *data, *OF_MODELS["image_column"]),
             "--image-column to be given for images only",
         ),
-        *(
-            (("export", model, tmp_path, *OF_MODELS[name]), "to be given with data on")
-            for name in ("text_column", "max_length", "batch_size", "split")
-        ),
     ]
     for words, message in cases:
         assert_refused(call(*words), message)
