@@ -275,12 +275,6 @@ def _as_record(scaler: Any) -> Any:
     settings = scaler.get_params(deep=False)
     if settings.get("scaler") is not None:
         settings["scaler"] = _as_record(settings["scaler"])
-    if loss := settings.get("loss"):
-        about = {
-            name: getattr(loss, name)
-            for name in ("name", "hyperparameters", "class_weights")
-        }
-        settings["loss"] = about | {"state": loss.state_dict()}
     record = {
         "method": method,
         "settings": settings,
@@ -308,9 +302,7 @@ def _from_record(record: dict[str, Any]) -> Any:
     kind = SCALERS[method].load()
     arguments = inspect.signature(kind).parameters
     for name, value in settings.items():
-        if name == "loss":
-            settings[name] = _loss_from_record(value)
-        elif name == "scaler" and value is not None:
+        if name == "scaler" and value is not None:
             settings[name] = _from_record(value)
         else:
             requirement = f"setting {name} to be one of {', '.join(arguments)}"
@@ -376,24 +368,6 @@ def _check_map(found: Any, record: Mapping[str, Any]) -> None:
             f"another {key}",
             "take the file unchanged, or fit it again",
         )
-
-
-def _loss_from_record(record: dict[str, Any]) -> Any:
-    import torch
-
-    from hf_calib.losses import make_loss
-
-    loss = make_loss(
-        record["name"],
-        class_weights=record["class_weights"],
-        **record["hyperparameters"],
-    )
-    state = {
-        name: torch.from_numpy(np.array(value, float))
-        for name, value in record["state"].items()
-    }
-    loss.load_state_dict(state)  # Null has become NaN again.
-    return loss
 
 
 def method_of(scaler: Any, folds: bool = False) -> str:
