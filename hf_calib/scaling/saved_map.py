@@ -58,7 +58,7 @@ Criterion = Literal["nll", "ece", "adaptive_ece"]
 BOUNDS = (1e-5, 1e5)
 LARGEST_NUMBER = 1e12  # Beyond it the logits are lost in a head of float32.
 _ROUNDING = 1e-9
-_WORD = re.compile(r"[a-z_][a-z0-9_=., ()+-]{0,100}")  # A choice or a setting.
+_WORD = re.compile(r"[a-z_][a-z0-9_=.()+-]{0,100}")  # A choice or a setting.
 
 
 class Fitted(NamedTuple):

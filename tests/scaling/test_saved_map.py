@@ -16,7 +16,6 @@ from sklearn.exceptions import NotFittedError
 
 from hf_calib import scaling
 from hf_calib._errors import InputError
-from hf_calib.losses import make_loss
 from hf_calib.scaling import (
     FOLDABLE_SCALERS,
     PriorCorrection,
@@ -150,13 +149,6 @@ def test_a_prior_correction_comes_back_with_the_map_before_it(
     recorded = {"scaler": method_of(first, folds=True), **config_record(first)}
     priors = {"train_prior": [0.25] * 4, "target_prior": [0.4, 0.3, 0.2, 0.1]}
     assert config_record(loaded) == {**recorded, **priors}
-
-
-def adapted() -> Any:
-    loss = make_loss("adafocal", n_bins=4)
-    rng = np.random.default_rng(0)
-    loss.update(rng.uniform(0.2, 1, size=300), rng.random(300) < 0.5)
-    return loss
 
 
 def test_another_class_is_refused(tmp_path: Path) -> None:
