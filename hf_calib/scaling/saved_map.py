@@ -58,7 +58,7 @@ Criterion = Literal["nll", "ece", "adaptive_ece"]
 BOUNDS = (1e-5, 1e5)
 LARGEST_NUMBER = 1e12  # Beyond it the logits are lost in a head of float32.
 _ROUNDING = 1e-9
-_WORD = re.compile(r"[a-z_][a-z0-9_=.()+-]{0,100}")  # A choice or a setting.
+_WORD = re.compile(r"[a-z_][a-z0-9_=.()+-]{0,100}")  # A choice.
 
 
 class Fitted(NamedTuple):
@@ -343,11 +343,9 @@ def _check_setting(kind: type, argument: inspect.Parameter, value: Any) -> None:
     elif isinstance(default, int):
         fits = number(value) and isinstance(value, int)
     elif isinstance(default, str):
-        # An argument with choices is annotated by their name in the calibrator's module.
+        # Its choices are annotated, by their name in the calibrator's module.
         names = vars(import_module(kind.__module__))
-        choices = get_args(names.get(argument.annotation))
-        is_word = isinstance(value, str) and bool(_WORD.fullmatch(value))
-        fits = value in choices if choices else is_word
+        fits = value in get_args(names.get(argument.annotation))
     requirement = f"setting {argument.name} to be of the kind of {default!r}"
     check(fits, requirement, repr(value)[:100], "take the file unchanged")
 
