@@ -10,6 +10,7 @@ import argparse
 import json
 from pathlib import Path
 
+from papers.inverse_link import InverseLink
 from scipy.special import softmax
 
 from hf_calib.losses import make_loss
@@ -19,7 +20,7 @@ from hf_calib.metrics import (
     negative_log_likelihood,
 )
 from hf_calib.predictions.training import TrainingPredictions
-from hf_calib.scaling import InverseLink, TemperatureScaling
+from hf_calib.scaling import TemperatureScaling
 
 parser = argparse.ArgumentParser()
 parser.add_argument("runs", nargs="+", type=Path)

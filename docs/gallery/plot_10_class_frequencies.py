@@ -2,8 +2,7 @@
 Other class frequencies in production
 =====================================
 
-In production, three classes have become rare. Unlabelled rows are enough to detect the change and to correct the
-probabilities.
+In production, three classes have become rare. If the new frequencies are known, the probabilities can be corrected.
 """
 
 import numpy as np
@@ -13,7 +12,7 @@ from sklearn.linear_model import LogisticRegression
 
 from hf_calib.data import docstring_dataset
 from hf_calib.metrics import negative_log_likelihood
-from hf_calib.scaling import PriorCorrection, TemperatureScaling, estimate_prior
+from hf_calib.scaling import PriorCorrection, TemperatureScaling
 
 dataset = docstring_dataset(max_per_class=600)
 names = dataset["train"].features["label"].names
@@ -28,46 +27,49 @@ logits = {
 labels = {part: np.array(rows["label"]) for part, rows in dataset.items()}
 
 # %%
-# The temperature is fitted to half of the held-out rows; the other half is the reference for the class frequencies.
+# The temperature is fitted to half of the held-out rows; the mean probabilities of the other half are the class
+# frequencies that the model assumes.
 
-fitted, reference = slice(0, 450), slice(450, None)
+fitted = slice(0, 450)
+reference = slice(450, None)
 scaler = TemperatureScaling().fit(
     logits["calibration"][fitted], labels["calibration"][fitted]
 )
-rng = np.random.default_rng(0)
-keep = (labels["test"] >= 3) | (
-    rng.random(len(labels["test"])) < 0.1
-)  # The first three classes become rare.
-target, truth = logits["test"][keep], labels["test"][keep]
-found = estimate_prior(
-    scaler.predict_proba(target),
-    source_probs=scaler.predict_proba(logits["calibration"][reference]),
-    source_labels=labels["calibration"][reference],
-)
-print("shifted:", found.shifted)
+assumed = scaler.predict_proba(logits["calibration"][reference]).mean(axis=0)
+assumed /= assumed.sum()
 
 # %%
-# The estimated class frequencies are close to the true ones.
+# The first three classes become rare. The correction needs the new frequencies, and nothing else.
 
+rng = np.random.default_rng(0)
+is_frequent = labels["test"] >= 3
+keep = is_frequent | (rng.random(len(is_frequent)) < 0.1)
+target = logits["test"][keep]
+truth = labels["test"][keep]
 shares = np.bincount(truth, minlength=len(names)) / len(truth)
+correction = PriorCorrection(train_prior=assumed, target_prior=shares, scaler=scaler)
+
+# %%
+# The mean probabilities are then close to the frequencies.
+
 figure = Figure(figsize=(7, 3.2), layout="constrained")
 axes = figure.subplots()
 place = np.arange(len(names))
-axes.bar(place - 0.2, shares, width=0.4, label="true")
-axes.bar(place + 0.2, found.prior, width=0.4, label="estimated, without labels")
+axes.bar(place - 0.25, shares, width=0.25, label="frequency")
+means = {
+    "mean probability": scaler.predict_proba(target).mean(axis=0),
+    "corrected": correction.predict_proba(target).mean(axis=0),
+}
+axes.bar(place, means["mean probability"], width=0.25, label="mean probability")
+axes.bar(place + 0.25, means["corrected"], width=0.25, label="corrected")
 axes.set_xticks(place, names)
-axes.set(ylabel="class frequency")
-axes.set_title("Class frequencies of unlabelled rows")
+axes.set(ylabel="share of rows")
+axes.set_title("Class frequencies and mean probabilities")
 axes.legend(frameon=False)
 
 # %%
 # The correction lowers the NLL.
 
-# The mean probabilities are the class frequencies that the model assumes.
-mean = scaler.predict_proba(logits["calibration"][reference]).mean(axis=0)
-correction = PriorCorrection(
-    train_prior=mean / mean.sum(), target_prior=found.prior, scaler=scaler
-)
 for name, fitted_map in {"a temperature": scaler, "the correction": correction}.items():
     print(
         f"NLL with {name}: {negative_log_likelihood(fitted_map.predict_proba(target), truth):.4f}"

@@ -15,7 +15,7 @@ from huggingface_hub import ModelCard
 from jinja2 import Environment
 from markupsafe import Markup
 
-from hf_calib._errors import few, printable
+from hf_calib._errors import printable
 from hf_calib._files import whole_file
 from hf_calib._hub import CARD, read_card
 from hf_calib._text import escape, is_hub_name, safe
@@ -147,7 +147,7 @@ def _written(facts: Facts, name: str) -> tuple[str, str]:
         trim_blocks=True, lstrip_blocks=True, autoescape=True, finalize=_escaped
     )
     environment.filters.update(
-        few=few, fenced=_fenced, sentence=lambda text: Markup(safe(printable(text)))
+        fenced=_fenced, sentence=lambda text: Markup(safe(printable(text)))
     )
     pages = {key: measure.page for key, measure in MEASURES.items()}
     environment.globals.update(packages=PACKAGES, pages=pages, command=_command)

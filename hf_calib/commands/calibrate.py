@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,12 +31,9 @@ from hf_calib.predictions.predictions import (
     check_same_classes,
 )
 from hf_calib.report import CalibrationReport, report_on_predictions
-from hf_calib.report.document import p_in_words, with_interval
 from hf_calib.scaling import (
     FOLDABLE_SCALERS,
     SCALERS,
-    PriorEstimate,
-    estimate_prior,
     saved_map,
 )
 from hf_calib.scaling.saved_map import fitted_numbers, method_of
@@ -50,9 +46,8 @@ _SERVED = 8  # rows that the saved model is checked with
 _SERVED_TOLERANCE = (
     1e-4  # of a probability: float32, and batches that are padded otherwise
 )
-_IN_PYTHON = ("scaler", "served", "n_shared")  # what JSON does not have
+_IN_PYTHON = ("scaler", "n_shared")  # what JSON does not have
 _CHOSEN = ("criterion", "choice_")  # attributes of some calibrators
-_MOST_MOVED = 5  # classes whose frequencies are shown
 
 
 @dataclass(kw_only=True)
@@ -60,18 +55,12 @@ class Calibration:
     """The outcome of `calibrate`."""
 
     scaler: Any = field(repr=False)  # The fitted calibrator.
-    served: Any = field(
-        repr=False
-    )  # the scaler, or its correction to other class frequencies
     n_fitted: int  # rows
     held_out: str  # which rows the report is on, in words
-    # Before and after, on rows that the scaler has not seen. "After" has the prior correction where these are test
-    # rows; other rows have the source's class frequencies.
-    report: CalibrationReport
+    report: CalibrationReport  # before and after, on rows that the scaler has not seen
     notes: list[str]
     output: str
     n_shared: int = 0  # rows of the report that the scaler was fitted on
-    prior: PriorEstimate | None = None  # the class frequencies of the target data
     # The largest difference from the probabilities of a pipeline with the saved model.
     served_difference: float | None = None
     folded: bool = False
@@ -99,7 +88,7 @@ class Calibration:
         found |= {
             each.rstrip("_"): getattr(self.scaler, each, None) for each in _CHOSEN
         }
-        return found | {"prior": self.prior and self.prior.to_dict()}
+        return found
 
 
 def run(options: Calibrate, running: Running) -> Calibration:
@@ -113,11 +102,7 @@ def run(options: Calibrate, running: Running) -> Calibration:
     check_output(options.output)
 
     def check_labels(kind: LabelKind) -> None:
-        check_kind(
-            kind,
-            options,
-            {"--target-data": options.target_data, "--criterion": options.criterion},
-        )
+        check_kind(kind, options, {"--criterion": options.criterion})
         make_scaler(options, kind)
 
     source = open_source(options, running, check_labels)
@@ -155,20 +140,6 @@ def shown(done: Calibration) -> list[Any]:
     lines += [
         f"Note: {note}" for note in done.notes if note not in done.report.warnings
     ]
-    if (prior := done.prior) is not None:
-        found = f"{'not ' * (not prior.corrects)}corrected for ({p_in_words(prior.p_value)})"
-        order = np.argsort(-np.abs(prior.prior - prior.train_prior), kind="stable")[
-            :_MOST_MOVED
-        ]
-        ends = [with_interval(prior.prior[k], *prior.interval[k]) for k in order]
-        names = [
-            f"{done.report.class_names[k]} {prior.train_prior[k]:.4f}" for k in order
-        ]
-        shares = "; ".join(map(" to ".join, zip(names, ends, strict=True)))
-        lines.append(
-            f"Class frequencies of {counted(prior.n_rows, 'target row')}, {found}."
-        )
-        lines.append(f"Those that differ most from the source's: {shares}.")
     if done.served_difference is not None:
         gives = f"gives the calibrated probabilities (largest difference {done.served_difference:.1g})."
         no_bias = "its head keeps no bias, which the calibrator has"
@@ -191,9 +162,7 @@ def shown(done: Calibration) -> list[Any]:
 def make_scaler(options: Calibrate, kind: LabelKind, default: str = "auto") -> Any:
     """The unfitted scaler of a method that goes with such labels, and with a model or predictions."""
     # A pipeline gives tokens the score of their tag only, which is too little to check another calibrator by.
-    folds_only = options.target_data or (
-        options.data is not None and kind is not SINGLE_LABEL
-    )
+    folds_only = options.data is not None and kind is not SINGLE_LABEL
     known = [name for name in kind.maps if name in FOLDABLE_SCALERS or not folds_only]
     criterion = options.criterion
     method = options.method or ("temperature" if criterion else default)
@@ -204,7 +173,7 @@ def make_scaler(options: Calibrate, kind: LabelKind, default: str = "auto") -> A
     if kind.sigmoid:
         requirement += " for several labels per row"
     elif method in METHODS:
-        file = "calibrate a file of predictions with it, without target data"
+        file = "calibrate a file of predictions with it"
         way_out = f"{method} cannot be folded into a model's head: {file}"
     else:
         requirement, way_out = (
@@ -254,35 +223,20 @@ def split_roles(
 def fit_and_report(
     scaler: Any, source: FileSource | ModelSource, options: Calibrate
 ) -> Calibration:
-    """Fit a scaler in place, correct it to the target's class frequencies, and report on rows that it has not seen."""
-    tested, prior, served = source.tested(), None, scaler
+    """Fit a scaler in place, and report on rows that it has not seen."""
     fitted_on, reported, held_out = split_roles(
-        source.predictions(), tested, options.seed
+        source.predictions(), source.tested(), options.seed
     )
     source.running.stages(
         f"fitting on {counted(len(fitted_on), 'row')}, measuring {len(reported):,}"
     )
     warned = fitted_on.fit_calibrator(scaler)
-    if "target_data" in source.sets:
-        known = reported if tested is None else fitted_on
-        probs = scaler.predict_proba(known.as_logits())
-        target = scaler.predict_proba(source.logits("target_data"))
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            prior = estimate_prior(
-                target,
-                source_probs=probs,
-                source_labels=known.labels,
-                seed=options.seed,
-            )
-            correction = prior.correction(scaler)
-        warned += [str(each.message) for each in caught]
-        served = correction if prior.corrects else scaler
-    if served is not scaler and tested is None:
-        held_out += ", before the correction of the class frequencies, as these rows have the source's"
-    measured, names = scaler if tested is None else served, options.class_names
     report = report_on_predictions(
-        reported, source.name, options.n_bins, measured, class_names=names
+        reported,
+        source.name,
+        options.n_bins,
+        scaler,
+        class_names=options.class_names,
     )
     n_shared, notes = source.n_shared(), list(report.notes)
     if n_shared:
@@ -301,14 +255,13 @@ def fit_and_report(
         "report": report,
         "notes": [*report.notes, *warned],
         "held_out": held_out,
-        "prior": prior,
     }
     told |= {
         "n_fitted": len(fitted_on),
         "n_shared": n_shared,
         "output": str(options.output),
     }
-    return Calibration(scaler=scaler, served=served, **told)
+    return Calibration(scaler=scaler, **told)
 
 
 # ---- Files of predictions ----
@@ -348,7 +301,7 @@ def calibrate_files(source: FileSource, options: Calibrate) -> Calibration:
         "held_out": held_out,
         "output": str(options.output),
     }
-    return Calibration(scaler=scaler, served=scaler, n_fitted=len(sample), **told)
+    return Calibration(scaler=scaler, n_fitted=len(sample), **told)
 
 
 # ---- Models ----
@@ -404,18 +357,18 @@ def calibrate_model(source: ModelSource, options: Calibrate) -> Calibration:
     about["data"] = {"calibration": calibration, "test": reported}
     if is_hub_name(source.model):
         about["base_model"] = source.model
-    plain, served = standalone_copy(model), done.served
+    plain = standalone_copy(model)
     plain.config.calibration = {**training, **fitting}
     # Of tokens a pipeline gives the score of the tag only, by which no calibrator next to the model can be checked.
     is_lost = (
         loses_bias
         and source.predictions().kind is not TOKENS
-        and saved_map.has_bias(served)
+        and saved_map.has_bias(scaler)
     )
-    done.folded = saved_map.method_of(served) in FOLDABLE_SCALERS and not is_lost
+    done.folded = done.method in FOLDABLE_SCALERS and not is_lost
     with whole_folder(options.output, replace_model) as folder:
         weights, difference = _write(
-            folder, source, plain, served, about, folds=done.folded
+            folder, source, plain, scaler, about, folds=done.folded
         )
         if not difference <= _SERVED_TOLERANCE:
             requirement = (
@@ -440,7 +393,7 @@ def _write(
     folder: Path,
     source: ModelSource,
     model: Any,
-    served: Any,
+    scaler: Any,
     about: dict[str, Any],
     *,
     folds: bool,
@@ -479,23 +432,23 @@ def _write(
 
     if folds:
         inputs: Any = {"batch": first.batch, "processing_class": processing}
-        weights = write_folded(model, served, folder, **inputs, about=about)
+        weights = write_folded(model, scaler, folder, **inputs, about=about)
         logits = classifier.served_logits(
             first.inputs, source.predictions().as_logits()
         )
     else:
         model.config.calibration |= {
-            "method": saved_map.method_of(served),
+            "method": saved_map.method_of(scaler),
             "folded": False,
         }
         model.save_pretrained(folder)
         processing.save_pretrained(folder)
-        weights, told = fingerprint(model), saved_map.pooler_config(served)
+        weights, told = fingerprint(model), saved_map.pooler_config(scaler)
         vllm = {} if told is None else {saved_map.POOLER_CONFIG: told}
         saved_map.save_map(
-            served, folder, {**about, **vllm, "folded": False, "fingerprint": weights}
+            scaler, folder, {**about, **vllm, "folded": False, "fingerprint": weights}
         )
         # On the very logits that are served: a step turns their last bit into another probability.
         logits = scores(transformers.pipeline, function_to_apply="none")
     given = scores(transformers.pipeline if folds else pipeline)
-    return weights, float(np.nanmax(np.abs(given - served.predict_proba(logits))))
+    return weights, float(np.nanmax(np.abs(given - scaler.predict_proba(logits))))

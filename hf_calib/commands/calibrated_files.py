@@ -9,7 +9,6 @@ from inspect import signature
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow
 from pyarrow.parquet import ParquetWriter
 
@@ -31,10 +30,7 @@ if TYPE_CHECKING:
     from hf_calib.commands.calibrate import Calibration
     from hf_calib.commands.options import Calibrate
 
-_HELD = (
-    "predictions.npz",
-    "target.npz",
-)  # of the reported rows, and of the target data
+_HELD = "predictions.npz"
 _OF_FILES = (MAP_NAME, "predictions/**/*.parquet")  # Of rows that are not held.
 
 
@@ -49,7 +45,7 @@ def check_files(
     """Raise where the files do not go with the options or each other, or one that is read would be written over."""
     read = _read_by(source)
     read |= {Path(each.data).resolve() for each in source.sets.values() if is_held}
-    written = ["", *(_HELD if is_held else map(_written, applied.files))]
+    written = ["", *([_HELD] if is_held else map(_written, applied.files))]
     apart = not read & {(options.output / name).resolve() for name in written}
     # Through a link, files outside of the output folder would be replaced.
     target = options.output / "predictions"
@@ -67,11 +63,6 @@ def check_files(
         options.output,
         way_out,
     )
-    requirement = (
-        "--target-data to be used without weights, on rows that fit into memory"
-    )
-    got = "more rows" if options.weight_column is None else "--weight-column"
-    check(is_held or "target_data" not in source.sets, requirement, got, "leave it out")
     taken = {
         name: signature(SCALERS[name].load().fit).parameters
         for name in SINGLE_LABEL.maps
@@ -97,22 +88,14 @@ def check_files(
 
 
 def write_held(done: Calibration, source: FileSource) -> Calibration:
-    """Write the reported rows to predictions.npz, and those of the target data to target.npz."""
+    """Write the reported rows to predictions.npz."""
     report = done.report
     assert report.after is not None
-    target = _HELD[1:] if done.prior is None else ()
-    earlier = _earlier(Path(done.output), source, (*_OF_FILES, *target))
+    earlier = _earlier(Path(done.output), source, _OF_FILES)
     named = source.reading.class_names or source.predictions().class_names
     calibrated: Any = {"probs": report.after.probs, "class_names": named}
     with whole_folder(Path(done.output)) as folder:
-        save_predictions(Predictions(report.labels, **calibrated), folder / _HELD[0])
-        if done.prior is not None:
-            probs = done.served.predict_proba(source.logits("target_data"))
-            np.savez(
-                folder / _HELD[1],
-                probs=probs,
-                class_names=np.array(report.class_names, dtype=np.str_),
-            )
+        save_predictions(Predictions(report.labels, **calibrated), folder / _HELD)
         report.save(folder)
     remove_files(Path(done.output), earlier)
     return done
@@ -128,7 +111,7 @@ def write_files(
 ) -> CalibrationReport:
     """Write every file calibrated, whole or not at all, and the scaler; report on a half of the rows, or all."""
     running = source.running
-    earlier = _earlier(options.output, source, _HELD)
+    earlier = _earlier(options.output, source, [_HELD])
     output, n_bins, n_files = options.output, options.n_bins, len(table.files)
     scaler.save_pretrained(output)
     running.stages(f"calibrating {counted(n_files, 'file')}")

@@ -120,10 +120,7 @@ class Rows(Command, Reading):
 
     def row_sets(self) -> dict[str, RowSet]:
         """The sets of rows that the options name, by their option; out-of-distribution ones also by their own names."""
-        given = {
-            name: getattr(self, name, None)
-            for name in ("data", "test_data", "target_data")
-        }
+        given = {name: getattr(self, name, None) for name in ("data", "test_data")}
         others = getattr(self, "ood_data", None) or []
         given |= {
             f"ood_data {without_secrets(name)}": data
@@ -185,14 +182,11 @@ class Calibrate(Measured):
     """Fit a calibrator and fold it into the model, for a plain pipeline; or calibrate a file of predictions."""
 
     example = "me/model --data validation.csv --test-data test.csv --output calibrated"
-    first = "data text_column label_column split output test_data target_data method"
+    first = "data text_column label_column split output test_data method"
     more = "text_pair_column class_names label_separator max_length batch_size trust_remote_code seed"
     without = "by"
     output: Path = option(
         "Folder for the calibrated model, or for calibrated predictions.npz.", ...
-    )
-    target_data: str | None = option(
-        "Unlabelled rows like those to come; corrects for class frequencies."
     )
     method: str | None = option(
         f"One of {', '.join(METHODS)}; default: auto, or temperature with a criterion, weights or a head without bias."
@@ -270,26 +264,6 @@ class Push(Command):
     no_fold: bool = option("Push the folder unchanged, calibrated or not.", False)
     create_pr: bool = option(
         "Open a pull request instead of changing the branch.", False
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Export(Rows):
-    """Export a model with its calibration to ONNX or torch.export, checked against the model itself."""
-
-    example = "calibrated exported --data test.csv"
-    first = "data form text_column split max_length trust_remote_code"
-    without = f"{_OF_SETS_AND_TABLES} by image_column label_column class_names"
-    data: str | None = option("Texts to check the export on, next to synthetic ones.")
-    model: str = option(f"{_CLASSIFIER}.", ..., argument="MODEL")
-    output: Path = option(
-        "A new folder, for the program and what goes with it.", ..., argument="OUT"
-    )
-    form: Literal["onnx", "torch"] = option(
-        "ONNX graph, or torch.export's program.", "onnx", name="format"
-    )
-    split: str = option(
-        "Split of a Hub dataset or folder; not the training split.", "validation"
     )
 
 
@@ -382,7 +356,6 @@ COMMANDS = (
     Unfold,
     Decide,
     Push,
-    Export,
     CompareReports,
     CompareLosses,
     Demo,

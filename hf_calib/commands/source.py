@@ -141,15 +141,11 @@ class FileSource(Source):
     def _predict(self, name: str) -> Predictions:
         found, rows = self.tables[name].load(), self.sets[name]
         if not rows.labelled:
-            what = {
-                "target_data": "the target data",
-                "ood_data": "the data from elsewhere",
-            }[rows.argument]
+            what = "the data from elsewhere"
             check_same_classes(what, self.predictions(), found)
             own, other = (self.tables[each].columns.kind for each in ("data", name))
-            fits = rows.argument == "target_data" or own == other
             check(
-                fits,
+                own == other,
                 f"{what} to hold {own}, as the data do",
                 other,
                 "use predictions of one kind",

@@ -80,7 +80,6 @@ class Task:
     classifier: str | None = (
         None  # the class here, "module.Class", that runs its models; None: there are only cards
     )
-    reads_unlabelled: bool = True  # whether inputs without labels are read, for OOD detection and class frequencies
     n_logits: int | None = (
         None  # how many its models have; None for any number that no other row has
     )
@@ -130,7 +129,7 @@ _ROWS = (
     Task("one-logit text", *_TEXT, MULTI_LABEL, "texts.OneLogitClassifier", n_logits=1),
     Task("text", *_TEXT, SINGLE_LABEL, "texts.TextClassifier"),
     Task("multi-label text", *_TEXT, MULTI_LABEL, "texts.TextClassifier"),
-    Task("token", *_TOKEN, TOKENS, "tokens.TokenClassifier", reads_unlabelled=False),
+    Task("token", *_TOKEN, TOKENS, "tokens.TokenClassifier"),
     Task("image", *_IMAGE, SINGLE_LABEL, "images.ImageClassifier"),
     Task("multi-label image", *_IMAGE, MULTI_LABEL, "images.ImageClassifier"),
     Task(

@@ -27,7 +27,6 @@ from hf_calib.models.prompts import PromptTemplate
 from hf_calib.models.weights import is_in_weights
 from hf_calib.scaling import FOLDABLE_SCALERS
 from hf_calib.scaling._base import Scaler
-from hf_calib.scaling.auto import GroupedScaling
 from hf_calib.scaling.saved_map import (
     MAP_NAME,
     SavedMap,
@@ -58,9 +57,7 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
     neither in the weights nor found, for example without a network.
 
     The tasks are text-classification, image-classification and token-classification, in which each token is calibrated
-    and aggregation strategies combine calibrated scores. Pipelines of other tasks do not change. With a calibrator for
-    groups of rows (`GroupedScaling`), a call names the group of its inputs, `classify(texts, group="law")`; without a
-    group, and for an unknown group, the common calibrator is used.
+    and aggregation strategies combine calibrated scores. Pipelines of other tasks do not change.
 
     Args:
         task: as in `transformers.pipeline`.
@@ -75,8 +72,7 @@ def pipeline(task: str | None = None, model: Any = None, **kwargs: Any) -> Pipel
 
     Raises:
         ValueError: if a folder's model is of another task; if calibration.json is damaged, or is for other weights,
-            classes or another kind of problem; for another function_to_apply; for a group if the calibrator has no
-            groups.
+            classes or another kind of problem; for another function_to_apply.
 
     >>> import tempfile
     >>> from transformers import BertConfig, BertForSequenceClassification
@@ -244,38 +240,17 @@ class _Calibrated(_Overriding):
         )
 
     def _sanitize_parameters(
-        self,
-        function_to_apply: Any = None,
-        group: str | int | None = None,
-        **options: Any,
+        self, function_to_apply: Any = None, **options: Any
     ) -> Any:
         self.check_function(function_to_apply)
-        before, forward, after = super()._sanitize_parameters(**options)  # type: ignore[misc]
-        if group is None:
-            return before, forward, after
-        requirement = "group to be left out where one calibrator is for all rows"
-        got = f"{group!r} for a {type(self.scaler).__name__}"
-        way_out = "leave it out, or save a GroupedScaling with the model"
-        check(isinstance(self.scaler, GroupedScaling), requirement, got, way_out)
-        requirement = "group to be one name, a word or an integer, for all that is given in the call"
-        check(
-            isinstance(group, str | int),
-            requirement,
-            repr(group),
-            "call the pipeline once for each group",
-        )
-        return before, {**forward, "group": group}, after
+        return super()._sanitize_parameters(**options)  # type: ignore[misc]
 
-    def _forward(
-        self, inputs: Any, group: str | int | None = None, **options: Any
-    ) -> Any:
+    def _forward(self, inputs: Any, **options: Any) -> Any:
         outputs = super()._forward(inputs, **options)  # type: ignore[misc]
         logits = outputs["logits"]
         rows = logits.cpu().double().numpy().reshape(-1, logits.shape[-1])
-        groups = {} if group is None else {"groups": [group] * len(rows)}
-        found = _as_logits(
-            self.scaler.predict_proba(rows, **groups), sigmoid=self.scaler.multi_label
-        )
+        probs = self.scaler.predict_proba(rows)
+        found = _as_logits(probs, sigmoid=self.scaler.multi_label)
         outputs["logits"] = torch.from_numpy(found.reshape(logits.shape))
         return outputs
 

@@ -26,7 +26,7 @@ class TokenClassifier(TextClassifier):
     ) -> Encoded:
         """Check and tokenize tagged sentences."""
         if not labelled:
-            way_out = "leave ood_data and target_data out"
+            way_out = "leave ood_data out"
             raise InputValueError(
                 expected(
                     "data without tags", "be for texts or images", "tokens", way_out

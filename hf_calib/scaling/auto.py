@@ -1,4 +1,4 @@
-"""Calibrators selected by cross-validation: an affine calibrator, and calibrators of groups of rows."""
+"""An affine calibrator that is selected by cross-validation."""
 
 from __future__ import annotations
 
@@ -10,33 +10,24 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
 from sklearn.base import BaseEstimator
-from sklearn.utils.validation import check_is_fitted
 
-from hf_calib._errors import check, few
+from hf_calib._errors import few
 from hf_calib.metrics.checks import (
     FloatArray,
-    IntArray,
-    check_choice,
     check_draws,
     check_integer,
 )
-from hf_calib.scaling import SCALERS, affine
+from hf_calib.scaling import affine
 from hf_calib.scaling._base import (
-    N_CLASSES,
-    LogitScaling,
-    as_fitted_logits,
     blocks,
     n_masked,
     softmax_in_place,
 )
 from hf_calib.scaling.affine import AffineMap, AffineScaling
 from hf_calib.scaling.newton import (
-    LEFT_TO_GAIN,
-    Ridges,
     Rows,
     ScaledLoss,
     Start,
-    fit_affine,
     warn_undetermined,
 )
 from hf_calib.scaling.saved_map import Fitted, Parameters, method_of
@@ -59,14 +50,6 @@ _FEWEST_WRONG = (
 _FEWEST_OF_CLASS = 3
 _TIMES_EXPECTED = 10  # A class expected this many times as often is missing.
 _PENALTIES = (1.0, 0.1, 0.01, 0.001)  # From the most to the least regularised.
-_BASES = ("temperature", "structured_vector", "vector")  # They do not mix the classes.
-_OF_GROUPS = (
-    np.inf,
-    100.0,
-    10.0,
-    1.0,
-    0.1,
-)  # From one calibrator for all to the least regularised.
 
 
 @dataclass
@@ -425,221 +408,3 @@ def _mean_and_error(values: FloatArray) -> tuple[float, float]:
     if len(values) == 1:
         return mean, 0.0
     return mean, float(values.std(ddof=1) / np.sqrt(len(values)))
-
-
-class GroupedScaling(LogitScaling):
-    r"""Give each group of rows its own scale and offset of each class, shrunk towards the calibrator of all rows.
-
-    $$\hat p = \mathrm{softmax}((1 + v_g) \odot m(z) + b_g), \qquad \min_{v_g, b_g} \mathrm{NLL}_g
-      + \lambda \frac{C}{N_g} (|v_g|^2 + |b_g|^2)$$
-
-    Args:
-        base: the common calibrator m: "temperature", "structured_vector" or "vector". "auto" selects
-            "structured_vector" over "temperature" if its cross-validated loss is lower by two standard errors.
-        n_folds, random_state: as in `AutoScaling`.
-
-    Attributes:
-        groups_, sizes_: (G,) the names of the groups, in order, and their numbers of rows.
-        weights_, biases_: (G + 1, C) for all rows, then for each group.
-        choice_: λ as "penalty=1", or "one map for all"; with "auto" after the base: "structured_vector, penalty=1". λ
-            is the largest of infinity, 100, 10, 1 and 0.1 whose cross-validated loss is within a standard error of the
-            best.
-
-    >>> rng = np.random.default_rng(0)
-    >>> logits = rng.normal(scale=2, size=(4000, 3))
-    >>> groups = np.repeat(["art", "law"], 2000)
-    >>> offsets = np.where(groups[:, None] == "law", [0, 0, 1.5], 0)  # In law the third class is more frequent.
-    >>> labels = (logits / 2 + offsets + rng.gumbel(size=(4000, 3))).argmax(axis=1)
-    >>> scaler = GroupedScaling().fit(logits, labels, groups=groups)
-    >>> scaler.groups_, round(float(scaler.biases_[2, 2]), 1)
-    (['art', 'law'], 1.0)
-    """
-
-    _fitted: ClassVar[Parameters] = {
-        "n_classes_": N_CLASSES,
-        "groups_": Fitted(kind=list),
-        "choice_": Fitted(kind=str),
-        "sizes_": Fitted(("G",), 1, kind=int),
-        "weights_": Fitted(("HC",)),
-        "biases_": Fitted(("HC",)),
-    }
-
-    def _is_sound(self) -> bool:
-        names = self.groups_
-        g = len(self.sizes_)
-        are_names = all(isinstance(name, str) for name in names)
-        return (
-            are_names and len(set(names)) == len(names) == g == len(self.weights_) - 1
-        )
-
-    def __init__(
-        self, base: str = "auto", *, n_folds: int = 5, random_state: int = 0
-    ) -> None:
-        self.base = base
-        self.n_folds = n_folds
-        self.random_state = random_state
-
-    def fit(
-        self, logits: ArrayLike, labels: ArrayLike, *, groups: ArrayLike
-    ) -> GroupedScaling:
-        """Fit the common calibrator, select λ, and fit each group; groups (N,) are words or integers."""
-        check_choice("base", self.base, ("auto", *_BASES))
-        check_integer(
-            "n_folds", self.n_folds, 2, "5 is enough; more folds cost more fits"
-        )
-        rows = Rows.checked(logits, labels)
-        given = _as_groups(groups, len(rows))
-        names, indices, self.sizes_ = np.unique(
-            given, return_inverse=True, return_counts=True
-        )
-        self.groups_ = names.tolist()
-        self.n_classes_ = rows.logits.shape[1]
-        numbers = indices + 1  # 0 is the map of all rows.
-        missing = _missing_classes(rows, ScaledLoss(rows).best_temperature())
-        if missing:
-            warn_undetermined(f"the parameters of {missing}", stacklevel=3)
-            base = _BASES[0] if self.base == "auto" else self.base
-            penalty = np.inf
-        else:
-            base, penalty = self._chosen(rows, numbers)
-        choice = "one map for all" if penalty == np.inf else f"penalty={penalty:g}"
-        self.choice_ = f"{base}, {choice}" if self.base == "auto" else choice
-        maps = self._maps(rows, numbers, penalty, _common(base, rows), LEFT_TO_GAIN)
-        self.weights_ = np.stack([found.weight for found in maps])
-        self.biases_ = np.stack([found.bias for found in maps])  # type: ignore[misc]
-        return self
-
-    def transform(
-        self, logits: ArrayLike, *, groups: ArrayLike | None = None
-    ) -> FloatArray:
-        """Return the mapped logits (N, ..., C) in float64; rows of other groups (N,) use the common calibrator."""
-        check_is_fitted(self, "weights_")
-        rows = as_fitted_logits(logits, self.n_classes_)
-        maps = [
-            AffineMap(weight, bias)
-            for weight, bias in zip(self.weights_, self.biases_, strict=True)
-        ]
-        if groups is None:
-            return maps[0](rows)
-        number_of = {name: number for number, name in enumerate(self.groups_, 1)}
-        given = _as_groups(groups, len(rows)).tolist()
-        numbers = np.array([number_of.get(name, 0) for name in given], np.intp)
-        return _mapped(rows, numbers, maps)
-
-    def predict_proba(
-        self, logits: ArrayLike, *, groups: ArrayLike | None = None
-    ) -> FloatArray:
-        """Return the calibrated probabilities in float64; the arguments are those of `transform`."""
-        return softmax_in_place(self.transform(logits, groups=groups))
-
-    def _chosen(self, rows: Rows, numbers: IntArray) -> tuple[str, float]:
-        """The method of the common calibrator, and the penalty."""
-        rng = check_draws(1, self.random_state, seed_name="random_state")
-        if len(rows) > _CHOSEN_ON:  # A sample is enough to select λ.
-            sample = rng.choice(len(rows), _CHOSEN_ON, replace=False)
-            rows = rows[sample]
-            numbers = numbers[sample]
-        n = len(rows)
-        bases = _BASES[:2] if self.base == "auto" else (self.base,)
-        base = bases[0]
-        if n < 2:
-            return base, np.inf
-        folds = rng.permutation(np.arange(n) % min(self.n_folds, n))
-        splits = list(_splits(folds))
-        commons = {
-            each: [_common(each, rows[split.train]) for split in splits]
-            for each in bases
-        }
-
-        def held_out_losses(base: str, penalty: float) -> FloatArray:
-            """The loss (N,) of each row with the fits of the other folds."""
-            losses = np.empty(n)
-            for (train, held_out), common in zip(splits, commons[base], strict=True):
-                maps = self._maps(
-                    rows[train], numbers[train], penalty, common, _ROUGHLY
-                )
-                mapped = _mapped(rows.logits[held_out], numbers[held_out], maps)
-                losses[held_out] = rows[held_out].losses(mapped)
-            return losses
-
-        if self.base == "auto":
-            of_temperature = held_out_losses("temperature", np.inf)
-            of_vector = held_out_losses("structured_vector", np.inf)
-            gain, error = _mean_and_error(of_temperature - of_vector)
-            if gain > 2 * error:
-                base = "structured_vector"
-        if len(self.groups_) == 1:
-            return base, np.inf
-
-        losses = [held_out_losses(base, penalty) for penalty in _OF_GROUPS]
-        best = min(losses, key=np.mean)
-        for penalty, each in zip(_OF_GROUPS, losses, strict=True):
-            difference, error = _mean_and_error(each - best)
-            if difference <= error:  # The best one is at 0 from itself.
-                return base, penalty
-        raise AssertionError("no penalty is within a standard error of the best")
-
-    def _maps(
-        self,
-        rows: Rows,
-        numbers: IntArray,
-        penalty: float,
-        common: AffineMap,
-        nats: float,
-    ) -> list[AffineMap]:
-        """The maps of all rows and of each group, numbered from 1; a group without rows has the common map."""
-        maps = [common] * (len(self.groups_) + 1)
-        if penalty == np.inf:
-            return maps
-        mapped = rows.with_logits(common(rows.logits))
-        for number in np.unique(numbers):
-            own = mapped[numbers == number]
-            ridge = penalty * self.n_classes_ / len(own)
-            on_top = fit_affine(
-                own, Ridges(own=ridge, bias=ridge), Start(1.0, nats=nats)
-            )
-            maps[number] = common.then(on_top)
-        return maps
-
-
-def _common(base: str, rows: Rows) -> AffineMap:
-    """The common map of all rows, with a weight and a bias for each class."""
-    temperature = ScaledLoss(rows).best_temperature()
-    found = SCALERS[base].load()().solve(rows, Start(temperature))
-    c = rows.logits.shape[1]
-    return found.then(AffineMap(np.ones(c), np.zeros(c)))
-
-
-def _mapped(
-    logits: NDArray[Any], numbers: IntArray, maps: list[AffineMap]
-) -> FloatArray:
-    """The logits of each row, mapped by the affine map with the row's number."""
-    mapped = np.empty(logits.shape)
-    for number in np.unique(numbers):
-        own = numbers == number
-        mapped[own] = maps[number](logits[own])
-    return mapped
-
-
-def _as_groups(groups: ArrayLike, n: int) -> NDArray[np.str_]:
-    names = np.asarray(groups)
-    check(
-        names.shape == (n,),
-        f"groups to have shape ({n},)",
-        got=f"shape {names.shape}",
-        way_out="give one name for each row of the logits",
-    )
-    others = []
-    if names.dtype.kind == "O":
-        others = sorted(
-            {type(name).__name__ for name in names if not isinstance(name, str | int)}
-        )
-    elif names.dtype.kind not in "Uiu":
-        others = [f"dtype {names.dtype}"]
-    check(
-        not others,
-        "groups to hold words or integers",
-        got=few(others),
-        way_out="name each group",
-    )
-    return names.astype(str)

@@ -635,12 +635,8 @@ def test_a_dataset_of_the_hub_has_its_owner_and_a_base_model_on_this_machine_is_
 
 def test_every_loss_and_map_with_a_source_has_its_papers() -> None:
     cited = {name for names, _, _ in references() for name in names.split(", ")}
-    # Cross entropy has no source, the study that logit_norm is from no author in print, inverse_link is of the loss.
-    assert {*LOSSES, *SCALERS} - cited == {
-        "cross_entropy",
-        "logit_norm",
-        "inverse_link",
-    }
+    # Cross entropy has no source, the study that logit_norm is from no author in print.
+    assert {*LOSSES, *SCALERS} - cited == {"cross_entropy", "logit_norm"}
     assert cited <= {*LOSSES, *SCALERS}
     for name in cited & set(LOSSES):  # the table of losses names the same years
         years = {re.findall(r"\d{4}", entry)[0] for entry in citations(name)}

@@ -227,12 +227,10 @@ def test_files_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
     called_for_json(*words, "--weight-column", "w")
     (out / "mine.txt").touch()
     of_files = {each.name for each in out.iterdir()}
-    called_for_json(*words, "--target-data", path)
+    called_for_json(*words)
     of_held = {each.name for each in out.iterdir()}
     assert of_files - of_held == {"calibration.json", "predictions"}
-    assert of_held - of_files == {"predictions.npz", "target.npz"}
-    called_for_json(*words)
-    assert not (out / "target.npz").exists()
+    assert of_held - of_files == {"predictions.npz"}
     called_for_json(*words, "--weight-column", "w")
     assert {each.name for each in out.iterdir()} == of_files
 

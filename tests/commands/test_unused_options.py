@@ -40,7 +40,7 @@ OF_PREDICTIONS = {
     "option_scores": ("--option-scores", "per_byte"),
 }
 OF_BOTH = {
-    *("source", "data", "test_data", "target_data", "ood_data", "output"),
+    *("source", "data", "test_data", "ood_data", "output"),
     *("label_column", "class_names", "n_bins", "by", "weight_column", "soft_labels"),
     *("method", "criterion", "seed"),
     *("accuracy", "delta", "by_class", "costs", "alpha", "sets"),
@@ -117,10 +117,6 @@ def test_other_options_without_effect(
         (
             words_of(evaluate, model, *data, *OF_MODELS["image_column"]),
             "--image-column to be given for images only",
-        ),
-        *(
-            (("export", model, tmp_path, *OF_MODELS[name]), "to be given with data on")
-            for name in ("text_column", "max_length", "batch_size", "split")
         ),
     ]
     for words, message in cases:

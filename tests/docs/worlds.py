@@ -26,7 +26,11 @@ from transformers import (
 from hf_calib.data import docstring_dataset
 from hf_calib.export import save_folded
 from hf_calib.language_models import PromptTemplate, label_token_classifier
-from hf_calib.scaling import TemperatureScaling
+from hf_calib.scaling import (
+    PerLabelTemperatureScaling,
+    TemperatureScaling,
+    VectorScaling,
+)
 from tests.docs.pages import READMES
 from tests.helpers.hub_server import Hub
 from tests.helpers.places import ROOT
@@ -89,7 +93,6 @@ def texts(folder: Path, hub: Hub) -> None:
     model = named()
     for seed, name in enumerate(("train", "validation", "test", "more")):
         texts_of(model, 300, seed + 1).to_csv(folder / f"{name}.csv", index=False)
-    texts_of(model, 200, 9)[["text"]].to_csv(folder / "unlabelled.csv", index=False)
     texts_of(model, 60, 5).to_csv(folder / "texts.csv", index=False)
     bare = folder.parent / "bare"
     save(BertModel(tiny_bert().config), bare)
@@ -108,7 +111,6 @@ def texts(folder: Path, hub: Hub) -> None:
     labels = (logits / 2 + rng.gumbel(size=logits.shape)).argmax(axis=1)
     np.savez(folder / "predictions.npz", logits=logits, labels=labels)
     np.savez(folder / "other_predictions.npz", logits=logits / 1.9, labels=labels)
-    np.save(folder / "unlabelled_logits.npy", logits[labels != 0][:150])
 
 
 def without_calibrated(folder: Path, hub: Hub) -> None:
@@ -170,6 +172,32 @@ def image_rows(n: int, rng: np.random.Generator) -> Dataset:
     )
     return Dataset.from_dict(
         {"image": pixels, "label": [i % 3 for i in range(n)]}, features=features
+    )
+
+
+def served(folder: Path, hub: Hub) -> None:
+    """Calibrated models of texts, of images and of several labels."""
+    texts(folder, hub)
+    images(folder, hub)
+    vit = ViTForImageClassification.from_pretrained(folder.parent / "vit")
+    processor = ViTImageProcessorPil.from_pretrained(folder.parent / "vit")
+    scaler = VectorScaling().fit(np.eye(3).repeat(4, axis=0), [0, 1, 2, 0] * 3)
+    save_folded(
+        vit,
+        scaler,
+        folder / "calibrated_images",
+        batch=None,
+        processing_class=processor,
+    )
+    several = named(problem_type="multi_label_classification")
+    logits = np.random.default_rng(0).normal(size=(100, 4))
+    by_label = PerLabelTemperatureScaling().fit(logits, logits > 0.5)
+    save_folded(
+        several,
+        by_label,
+        folder / "calibrated_tags",
+        batch=None,
+        processing_class=tokenizer(),
     )
 
 
@@ -295,6 +323,7 @@ WORLDS: dict[str, Callable[[Path, Hub], None]] = {
     "guides/tokens.md": tokens,
     "guides/images.md": images,
     "guides/pairs.md": pairs,
+    "guides/serve.md": served,
     "guides/abstain.md": many_rows,
     "guides/language_models.md": decoder,
     "guides/trl.md": decoder,

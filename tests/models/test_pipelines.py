@@ -22,7 +22,6 @@ from transformers.pipelines.pt_utils import KeyDataset
 
 import hf_calib
 from hf_calib import CalibrationTrainer, fold, scaling
-from hf_calib.cards import write_card
 from hf_calib.models.prompts import PromptTemplate
 from hf_calib.scaling import Scaler
 from hf_calib.scaling.saved_map import MAP_NAME, save_map
@@ -131,34 +130,6 @@ def test_the_scores_are_the_scalers(method: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(
         [row["score"] for row in first], wanted.max(axis=1), atol=1e-6
     )
-
-
-def test_a_call_names_the_group_of_its_texts(tmp_path: Path) -> None:
-    model = tiny_bert()
-    data = sequences(model, 300)
-    logits, groups = logits_of(model.eval(), data), np.repeat(["art", "law", "7"], 100)
-    labels = np.where(
-        groups == "law", 2, np.array(data["label"])
-    )  # the groups' maps differ
-    scaler = scaling.GroupedScaling().fit(logits, labels, groups=groups)
-    classify = serve(saved(tmp_path, model, scaler), top_k=None, batch_size=5)
-    raw = logits_of_texts(model)
-    for group in ("law", 7, "physics"):
-        wanted = scaler.predict_proba(raw, groups=[group] * len(raw))
-        np.testing.assert_allclose(
-            as_rows(classify(TEXTS, group=group)), wanted, atol=2e-6
-        )
-    common = as_rows(classify(TEXTS))
-    np.testing.assert_allclose(common, scaler.predict_proba(raw), atol=2e-6)
-    assert np.abs(as_rows(classify(TEXTS, group="law")) - common).max() > 0.1
-    write_card(tmp_path)
-    said = "a calibrator for each of 3 groups (7, art, law), selected with"
-    assert said in (tmp_path / "README.md").read_text().replace("\\", "")
-    with pytest.raises(
-        ValueError,
-        match=r"group to be one name, .* call the pipeline once for each group",
-    ):
-        classify(TEXTS, group=["law"] * len(TEXTS))
 
 
 def test_all_forms_of_input_and_output(tmp_path: Path) -> None:
@@ -405,10 +376,6 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
             match="expected function_to_apply to be 'softmax', which the scaler",
         ):
             serve(folder, function_to_apply=word)
-    with pytest.raises(
-        ValueError, match=r"group to be left out .* got 'law' for a SplineScaling"
-    ):
-        serve(folder)(TEXTS[:1], group="law")
     fitted(scaling.SplineScaling(), tiny_bert(num_labels=3)).save_pretrained(folder)
     with pytest.raises(
         ValueError,

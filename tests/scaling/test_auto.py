@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import warnings
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from scipy.special import expit, log_softmax, softmax
 from hf_calib.predictions import Predictions
 from hf_calib.scaling import (
     AutoScaling,
-    GroupedScaling,
     StructuredVectorScaling,
     TemperatureScaling,
 )
@@ -272,16 +270,11 @@ class TestRareClasses:
         return logits[~keeps], labels[~keeps]
 
     @pytest.mark.parametrize("n_of_last", [0, 1, 2])
-    @pytest.mark.parametrize("scaler", [AutoScaling(), GroupedScaling()], ids=repr)
-    def test_one_class_has_hardly_a_row(
-        self, scaler: AutoScaling | GroupedScaling, n_of_last: int
-    ) -> None:
+    def test_one_class_has_hardly_a_row(self, n_of_last: int) -> None:
         logits, labels = self.rows(n_of_last)
-        groups: dict[str, Any] = {}
-        if isinstance(scaler, GroupedScaling):
-            groups = {"groups": np.arange(len(labels)) % 2}
+        scaler = AutoScaling()
         with pytest.warns(UserWarning, match="the parameters of class 3: fewer than 3"):
-            scaler.fit(logits, labels, **groups)
+            scaler.fit(logits, labels)
         assert scaler.choice_.startswith("temperature")
         assert scaler.predict_proba(5 * np.eye(4))[3, 3] > 0.5
 

@@ -15,13 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hf_calib import InputError
-from hf_calib.scaling import GroupedScaling, PriorCorrection, Scaler, save_map
+from hf_calib.scaling import PriorCorrection, Scaler, save_map
 from hf_calib.scaling.saved_map import MAP_NAME
 from tests.scaling.test_contract import MAKE, fitted, sampled
 
 NAN, INF = float("nan"), float("inf")
-NAMES = [name for name in MAKE if name != "InverseLink"]
-MORE = ("PriorCorrection", "PriorCorrection-vector", "GroupedScaling")
+NAMES = list(MAKE)
+MORE = ("PriorCorrection", "PriorCorrection-vector")
 
 
 @pytest.fixture(autouse=True)
@@ -33,9 +33,6 @@ def _let_them_warn() -> Iterator[None]:
 
 
 def make(name: str) -> Any:
-    if name == "GroupedScaling":
-        groups = np.repeat(["art", "law"], 200)
-        return GroupedScaling("vector").fit(*sampled("VectorScaling"), groups=groups)
     if name.startswith("PriorCorrection"):
         first = fitted("VectorScaling") if name.endswith("vector") else None
         return PriorCorrection([0.25] * 4, [4, 3, 2, 1], first)
@@ -97,11 +94,6 @@ RANGES: list[tuple[str, str, tuple[Any, ...]]] = [
     ("DirichletScaling", "*bias", NUMBERS),
     ("DirichletScaling", "bias", ([0.0] * 3, [[0.0] * 4], 0.0, [])),
     ("DirichletScaling", "weight", ([[1.0] * 4] * 3, [1.0] * 4, 1.0, [])),
-    ("GroupedScaling", "*weights", NUMBERS),
-    ("GroupedScaling", "weights", ([[1.0] * 4] * 2, [1.0] * 4, [])),
-    ("GroupedScaling", "biases", ([[0.0] * 4] * 2, [[0.0] * 3] * 3)),
-    ("GroupedScaling", "groups", (["art"], ["art", 1], "artlaw", ["art", "art"], None)),
-    ("GroupedScaling", "sizes", ([1], [0, 1], [-1, 2], [1.5, 2.5])),
     ("AutoScaling", "choice", (1, None, "<b>", "a\x1b[2J", "x" * 1_000, ["auto"])),
     ("AutoScaling", "results", (None, "x", [1], {"a": 1}, [{"nll": [1]}])),
     *(
@@ -110,7 +102,7 @@ RANGES: list[tuple[str, str, tuple[Any, ...]]] = [
             "n_classes",
             (-1, 0, 1, 3, 5, 4.0, 4.5, "4", True, [4], None, 10**12, NAN),
         )
-        for name in ("HistogramBinning", "IsotonicScaling", "GroupedScaling")
+        for name in ("HistogramBinning", "IsotonicScaling")
     ),
     *(
         (name, "n_classes", (-1, 0, 1, 4.5, "4", True, [4], None, 10**9, 10**30))
