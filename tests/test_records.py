@@ -12,7 +12,6 @@ import pytest
 from hf_calib._errors import InputError
 from hf_calib._records import count, number, or_none, read_json, wrong_entry
 from hf_calib.decisions import Decisions
-from hf_calib.report.comparison import read_report
 from hf_calib.scaling import load_map
 from hf_calib.study.plan import read_plan
 
@@ -36,7 +35,6 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
         "decisions.json",
         lambda path: Decisions.from_pretrained(path.parent),
     ),
-    "report": ("report.json", read_report),
     "study": ("study.json", lambda path: read_plan(path.parent)),
 }
 
