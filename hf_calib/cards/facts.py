@@ -248,9 +248,7 @@ def _reported(folder: Path, record: Mapping[str, Any]) -> Results | None:
         return None
     names = ["value"] if report["after"] is None else ["before", "after"]
     states = {name: report[name if name == "after" else "before"] for name in names}
-    figures = [
-        f"{REPORT_FOLDER}/figures/{name}.png" for name in (*_FIGURES, "label_errors")
-    ]
+    figures = [f"{REPORT_FOLDER}/figures/{name}.png" for name in _FIGURES]
     return Results(
         columns={name: _shown(state["metrics"]) for name, state in states.items()},
         about={**report["about"], "n": report["n_examples"]},

@@ -157,13 +157,10 @@ def average_precision(false: FloatArray, true: FloatArray) -> float:
 
 
 class OodDetection(NamedTuple):
-    """The AUROC, the fraction of OOD inputs accepted if 95% of in-distribution inputs are, and the ROC curve."""
+    """The AUROC, and the fraction of OOD inputs that is accepted if 95% of in-distribution inputs are."""
 
     auroc: Interval
     fpr95: Interval
-    curve: tuple[
-        FloatArray, FloatArray
-    ]  # The fractions of both that are flagged as the threshold falls.
 
 
 def ood_auroc(
@@ -255,7 +252,7 @@ def ood_detection(
         auroc, fpr95 = (
             interval_of(value, column, confidence_level) for value, column in rates
         )
-        found[score] = OodDetection(auroc, fpr95, (false / false[-1], true / true[-1]))
+        found[score] = OodDetection(auroc, fpr95)
     return found
 
 

@@ -17,7 +17,6 @@ from hf_calib.metrics.checks import (
     check_n_bins,
     check_probs_and_labels,
 )
-from hf_calib.metrics.multi_label import check_decisions, label_bins
 from hf_calib.metrics.sums import (
     BinSums,
     TopLabel,
@@ -312,7 +311,7 @@ def _draw_half(axes: Axes, top: TopLabel, word: str, correct: int, n_bins: int) 
 
 
 _COLUMNS = 4
-_OF_LABELS = ("label", "labels", "true")
+OF_LABELS = ("label", "labels", "true")
 
 
 def class_reliability_grid(
@@ -376,41 +375,6 @@ def classes_of_sums(
     return _draw_panels([names[c] for c in shown], panels, words, *titles)
 
 
-def label_reliability_grid(
-    probs: ArrayLike,
-    labels: ArrayLike,
-    *,
-    class_names: Sequence[str] | None = None,
-    n_bins: int = 10,
-    max_labels: int = 12,
-    title: str | None = None,
-) -> Figure:
-    """Draw the frequency of each label of a multi-label model against its predicted probability.
-
-    The panels are those of `class_reliability_grid`, but the probabilities of a row need not sum to 1. The number is
-    the label's calibration error, and the labels with the largest errors come first.
-
-    Args:
-        probs: (N, C) float in [0, 1].
-        labels: (N, C) of 0 and 1, and -100 for an unknown label.
-        class_names: C names; default "0", "1", ...
-        n_bins: M, the number of equal-width bins (lower, upper].
-        max_labels: the largest number of panels.
-
-    >>> probs = [[0.9, 0.7], [0.8, 0.2], [0.3, 0.1]]
-    >>> figure = label_reliability_grid(probs, [[1, 1], [1, 0], [0, 0]], class_names=["Mass", "Nodule"])
-    >>> [axes.texts[0].get_text() for axes in figure.axes]
-    ['Nodule', 'Mass']
-    """
-    decisions = check_decisions(probs, labels)
-    names = style.check_class_names(class_names, decisions.probs.shape[1])
-    sums = label_bins(decisions, check_n_bins(n_bins))
-    check_integer("max_labels", max_labels, 1, "12 is the default")
-    return classes_of_sums(
-        sums, names, max_classes=max_labels, title=title, words=_OF_LABELS
-    )
-
-
 def all_labels_reliability(sums: Mapping[str, BinSums]) -> Figure:
     """Draw the reliability of the decisions on all labels together, with one panel for each name.
 
@@ -420,7 +384,7 @@ def all_labels_reliability(sums: Mapping[str, BinSums]) -> Figure:
     totals = [
         BinSums(*(each.sum(axis=0) for each in by_label)) for by_label in sums.values()
     ]
-    return _draw_panels(list(sums), totals, _OF_LABELS)
+    return _draw_panels(list(sums), totals, OF_LABELS)
 
 
 def _draw_panels(

@@ -1,4 +1,4 @@
-"""Figures of curves: reliability without bins, and results of thresholds (risk, OOD detection, promised accuracies)."""
+"""Figures of curves: reliability without bins, and the risk at each coverage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from hf_calib._errors import check
 from hf_calib.metrics import risk_coverage_curve
 from hf_calib.metrics.checks import FloatArray, check_draws
 from hf_calib.metrics.corp import CorpCurve, curve_of, decompose
-from hf_calib.metrics.ranking import ACCEPTED, OodDetection
 from hf_calib.metrics.smooth import SmoothReliability, smooth_error, smooth_reliability
 from hf_calib.metrics.sums import TopLabel
 from hf_calib.plots import style
@@ -20,8 +19,6 @@ from hf_calib.plots import style
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from hf_calib.decisions.promise import PromiseCurve
 
 _THINNEST, _THICKEST = 0.7, 3.6  # In points.
 _NARROWEST = 0.01  # The bandwidth if all confidences are nearly equal.
@@ -262,10 +259,6 @@ def _draw_isotonic(axes: Axes, curve: CorpCurve, label: str) -> None:
     style.name_sides(axes)
 
 
-# Points of different models at one accuracy are shifted, so that their intervals do not overlap.
-_POINTS_APART = 3.0
-
-
 def risk_coverage_diagram(
     models: Mapping[str, tuple[ArrayLike, ArrayLike]], *, title: str | None = None
 ) -> Figure:
@@ -351,140 +344,3 @@ def _draw_bounds(axes: Axes, correct: FloatArray) -> None:
     )
     look: Any = {"color": style.GREY, "linestyle": ":", "linewidth": 1.2}
     axes.plot(kept[few] / len(correct), best[few], label="best order", **look)
-
-
-def roc_diagram(
-    panels: Mapping[str, Mapping[str, OodDetection]], *, title: str | None = None
-) -> Figure:
-    """Draw the ROC curves of OOD detection: the fraction of OOD inputs flagged against that of in-distribution inputs.
-
-    It shows the false alarms that the detection of OOD inputs costs. The upper left is best, and the diagonal is
-    chance. A dotted line marks the threshold at which 95% of the in-distribution inputs are accepted.
-
-    Args:
-        panels: name of the OOD inputs -> name of a score or model -> result of `hf_calib.metrics.ood_detection`.
-
-    Raises:
-        ValueError: if there is nothing to draw.
-
-    >>> from hf_calib.metrics import ood_detection
-    >>> figure = roc_diagram({"noise": ood_detection([[4.0, 0.0], [0.0, 2.0]], [[0.5, 0.0], [0.0, 3.0]])})
-    >>> figure.axes[0].get_ylabel()
-    'from elsewhere: share flagged'
-    """
-    way_out = (
-        "pass what hf_calib.metrics.ood_detection returns, by the name of the data"
-    )
-    drawable = bool(panels) and all(panels.values())
-    check(drawable, "panels to have at least one curve each", "none", way_out)
-    with style.drawing(
-        0.7 + 2.8 * len(panels), 3.2 + 0.16 * max(map(len, panels.values())), title
-    ) as figure:
-        grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-        for axes, (name, found) in zip(grid, panels.items(), strict=True):
-            for (label, detection), look in zip(
-                found.items(), style.line_looks(), strict=False
-            ):
-                inside, outside = detection.curve
-                few = style.some_points(len(inside))
-                area = (
-                    f"{style.shortened(label, 24)} (area {detection.auroc.value:.3f})"
-                )
-                axes.plot(inside[few], outside[few], linewidth=1.6, label=area, **look)
-            axes.plot([0, 1], [0, 1], color=style.GREY, linestyle="--", linewidth=1)
-            axes.axvline(1 - ACCEPTED, color=style.GREY, linestyle=":", linewidth=1)
-            axes.set(
-                xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), xlabel="familiar: share flagged"
-            )
-            axes.set_title(style.shortened(name, 32))
-            style.unit_ticks(axes)
-            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2))
-        grid[0].set_ylabel("from elsewhere: share flagged")
-        style.plain_axes(*grid)
-    return figure
-
-
-def promise_diagram(
-    curves: Mapping[str, PromiseCurve], *, title: str | None = None
-) -> Figure:
-    """Draw the coverage (left) and the accuracy of the answers (right) for promised accuracies.
-
-    Use it to choose the accuracy to promise, or to compare models or calibrators; a higher coverage is better. On
-    the right all points should be on or above the line, except for a fraction delta of calibration sets. The bars
-    are exact 95% intervals over the answered rows.
-
-    Args:
-        curves: name -> result of `AbstainRule.curve`.
-
-    Raises:
-        ValueError: if there is no curve, or none of them has a point.
-
-    >>> from hf_calib.decisions.promise import PromiseCurve
-    >>> figure = promise_diagram({"model": PromiseCurve((0.9, 0.95), (0.8, 0.0), (None, None))})
-    >>> [axes.get_ylabel() for axes in figure.axes]
-    ['inputs answered', 'accuracy of the answers']
-    """
-    from matplotlib.ticker import MaxNLocator
-    from matplotlib.transforms import ScaledTranslation
-
-    promised = [accuracy for curve in curves.values() for accuracy in curve.promised]
-    way_out = "pass {name: rule.curve(...)}, with accuracies that the calibration rows can promise"
-    check(
-        bool(promised),
-        "a diagram to have at least one promised accuracy",
-        "none",
-        way_out,
-    )
-    small: Any = {"marker": "o", "markersize": 3}
-    with style.drawing(6.2, 2.9 + 0.16 * len(curves), title) as figure:
-        left, right = figure.subplots(1, 2)
-        for number, ((name, curve), look) in enumerate(
-            zip(curves.items(), style.line_looks(), strict=False)
-        ):
-            left.plot(
-                curve.promised,
-                curve.answered,
-                linewidth=1.6,
-                label=style.shortened(name, 44),
-                **small,
-                **look,
-            )
-            kept = {
-                at: found
-                for at, found in zip(curve.promised, curve.kept, strict=True)
-                if found
-            }
-            if kept:
-                value, low, high = np.transpose(list(kept.values()))
-                shift = ScaledTranslation(
-                    number * _POINTS_APART / 72, 0, figure.dpi_scale_trans
-                )
-                bars: Any = {
-                    "color": look["color"],
-                    "linestyle": "",
-                    "linewidth": 1.2,
-                    **small,
-                }
-                ends = [value - low, high - value]
-                right.errorbar(
-                    list(kept), value, ends, transform=right.transData + shift, **bars
-                )
-        first, last = min(promised), max(promised)
-        room = 0.05 * (last - first) or 0.01
-        right.plot(
-            [first, last], [first, last], ":", color=style.GREY, linewidth=1.2, zorder=0
-        )
-        place: Any = {"xytext": (8, 0), "textcoords": "offset points", "va": "center"}
-        right.annotate(
-            "promised", (first, first), fontsize=7, color=style.GREY, **place
-        )
-        left.set(ylim=(-0.02, 1.02), ylabel="inputs answered")
-        right.set_ylabel("accuracy of the answers")
-        for axes in (left, right):
-            axes.set(xlim=(first - room, last + room), xlabel="accuracy promised")
-            axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-            for axis in (axes.xaxis, axes.yaxis):
-                axis.set_major_formatter(lambda share, _: f"{100 * share:.4g}%")
-        style.plain_axes(left, right)
-        style.add_legend(figure, left)
-    return figure

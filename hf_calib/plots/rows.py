@@ -1,4 +1,4 @@
-"""Figures with a named row for each label, slice or loss."""
+"""Figures with a named row for each slice or loss."""
 
 from __future__ import annotations
 
@@ -139,41 +139,6 @@ def _draw_difference(
         markersize=4.5,
         clip_on=False,
     )
-
-
-def label_errors_chart(
-    errors: Mapping[str, FloatArray], names: Sequence[str]
-) -> Figure:
-    """Draw each label's calibration error as a dot, with before and after calibration on one line.
-
-    Args:
-        errors: name -> (C,), in drawing order.
-        names: C label names.
-    """
-    with style.drawing(5.5, 0.9 + 0.17 * len(names)) as figure:
-        axes = figure.subplots()
-        rows = np.arange(len(names))
-        values = np.stack(list(errors.values()))
-        axes.hlines(
-            rows,
-            values.min(axis=0),
-            values.max(axis=0),
-            color="#BBBBBB",
-            linewidth=1.5,
-            zorder=1,
-        )
-        for (name, value), colour, marker in zip(
-            errors.items(), (style.VERMILION, style.BLUE), "os", strict=False
-        ):
-            axes.scatter(
-                value, rows, s=16, color=colour, marker=marker, label=name, zorder=2
-            )
-        _name_rows(axes, [style.shortened(name, 30) for name in names])
-        axes.set_xlim(left=0)
-        axes.set_xlabel("calibration error of the label")
-        if len(errors) > 1:
-            axes.legend()
-    return figure
 
 
 def slice_diagram(

@@ -214,7 +214,7 @@ def test_documents_are_safe_whole_and_read_back(tmp_path: Path) -> None:
     lines = [line for line in markdown.splitlines() if line.startswith("| ")]
     assert len(lines) == 14 + 6  # two headers with their rules, 12 metrics, 4 labels
     figures = sorted(path.stem for path in (tmp_path / "figures").iterdir())
-    assert figures == ["classwise", "label_errors", "reliability"]
+    assert figures == ["classwise", "reliability"]
 
 
 @pytest.mark.parametrize(
