@@ -54,6 +54,5 @@ from hf_calib.metrics.smooth import (
 )
 from hf_calib.metrics.state import CalibrationState as CalibrationState
 from hf_calib.metrics.sums import Interval as Interval
-from hf_calib.metrics.sums import ece_sweep as ece_sweep
 
 __all__ = [name for name in dir() if callable(globals()[name]) and name[0] != "_"]

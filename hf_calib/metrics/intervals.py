@@ -52,7 +52,6 @@ METRICS = {
         Metric(ranking.area_under_risk_coverage, of_top=ranking.mean_risk),
         Metric(scores.brier_score, partial(mean_of, scores.squared_distances)),
         Metric(scores.classwise_calibration_error, sums.classwise_sums),
-        Metric(sums.ece_sweep, of_top=sums.sweep_error),
         Metric(scores.expected_calibration_error, sums.top_label_sums),
         Metric(kernel.kde_calibration_error),
         Metric(
