@@ -22,15 +22,17 @@ if TYPE_CHECKING:
 # A difference with its interval and p, if there are any.
 Difference = tuple[float, float | None, float | None, float | None]
 
+_DARK = "#333333"
 # In the order of the calibrators; the markers differ in grey, too.
 _LOOKS = (
-    ("#333333", "o"),
+    (_DARK, "o"),
     (style.BLUE, "s"),
     (style.VERMILION, "^"),
     ("#009E73", "D"),
     ("#CC79A7", "v"),
 )
-_LETTERS = 24  # The most characters of a name in a line.
+# The most characters of a name in a line.
+_LETTERS = 24
 
 
 def difference_diagram(
@@ -60,82 +62,64 @@ def difference_diagram(
     >>> [axes.get_title() for axes in figure.axes]
     ['none', 'temperature']
     """
-    losses = list(dict.fromkeys(loss for rows in metrics.values() for loss in rows))
-    maps = list(
-        dict.fromkeys(
-            name
-            for rows in metrics.values()
-            for found in rows.values()
-            for name in found
-        )
-    )
+    rows = [row for found in metrics.values() for row in found.values()]
+    maps = list(dict.fromkeys(name for row in rows for name in row))
+    losses = list(dict.fromkeys(loss for found in metrics.values() for loss in found))
     way_out = "compare at least one loss with the baseline"
     check(bool(maps), "metrics to hold at least one difference", "none", way_out)
     names = ["\n".join(style.name_lines(loss, _LETTERS)) for loss in losses]
-    height = len(losses) * max(
-        0.2, 0.14 * max(name.count("\n") + 1 for name in names) + 0.06
-    )
-    with style.drawing(
-        1.9 + 2.3 * len(maps), 0.6 + (0.85 + height) * len(metrics), title
-    ) as figure:
+    most_lines = max(name.count("\n") + 1 for name in names)
+    height = len(losses) * max(0.2, 0.14 * most_lines + 0.06)
+    size = (1.9 + 2.3 * len(maps), 0.6 + (0.85 + height) * len(metrics))
+    with style.drawing(*size, title) as figure:
         grid = figure.subplots(len(metrics), len(maps), sharey=True, squeeze=False)
-        for panels, (metric, rows) in zip(grid, metrics.items(), strict=True):
+        for panels, (metric, found) in zip(grid, metrics.items(), strict=True):
             for axes, name, look in zip(panels, maps, cycle(_LOOKS), strict=False):
-                _name_rows(axes, names)
-                for row in range(0, len(names), 2):
-                    axes.axhspan(
-                        row - 0.5, row + 0.5, color="#F1F1F1", linewidth=0, zorder=0
-                    )
-                axes.axvline(0, color="black", linewidth=1)
-                for row, loss in enumerate(losses):
-                    _draw_difference(
-                        axes, row, rows.get(loss, {}).get(name), look, level
-                    )
+                _prepare_panel(axes, names)
                 axes.set_xlabel(f"difference in {metric}")
-                axes.locator_params(axis="x", nbins=5)
-                axes.tick_params(axis="y", length=0, labelsize=8)
-                axes.spines["left"].set_visible(False)
+                for row, loss in enumerate(losses):
+                    difference = found.get(loss, {}).get(name)
+                    if difference is not None:
+                        _draw_difference(axes, row, difference, look, level)
         for axes, name in zip(grid[0], maps, strict=True):
-            axes.set_title(
-                "\n".join(style.name_lines(name, _LETTERS)), fontweight="bold"
-            )
-        marker: dict[str, Any] = {
-            "color": "#333333",
-            "marker": "o",
-            "markersize": 4.5,
-            "linestyle": "",
-        }
+            lines = style.name_lines(name, _LETTERS)
+            axes.set_title("\n".join(lines), fontweight="bold")
+        marker = {"color": _DARK, "marker": "o", "markersize": 4.5, "linestyle": ""}
         against = textwrap.fill(f"distinguishable from {baseline}", 60)
-        signs = {
-            against: marker,
-            "not distinguishable": {**marker, "markerfacecolor": "white"},
-        }
+        hollow = {**marker, "markerfacecolor": "white"}
+        signs = {against: marker, "not distinguishable": hollow}
         style.add_legend(figure, grid[0, 0], signs, columns=2)
     return figure
 
 
+def _prepare_panel(axes: Axes, names: Sequence[str]) -> None:
+    """Name the rows of a panel, shade every other one, and mark 0."""
+    _name_rows(axes, names)
+    for row in range(0, len(names), 2):
+        axes.axhspan(row - 0.5, row + 0.5, color="#F1F1F1", linewidth=0, zorder=0)
+    axes.axvline(0, color="black", linewidth=1)
+    axes.locator_params(axis="x", nbins=5)
+    axes.tick_params(axis="y", length=0, labelsize=8)
+    axes.spines["left"].set_visible(False)
+
+
 def _draw_difference(
-    axes: Axes,
-    row: int,
-    difference: Difference | None,
-    look: tuple[str, str],
-    level: float,
+    axes: Axes, row: int, difference: Difference, look: tuple[str, str], level: float
 ) -> None:
-    value, low, high, p = difference or (math.nan, None, None, None)
+    value, low, high, p = difference
     if not math.isfinite(value):
         return
     colour, marker = look
     if low is not None and high is not None:
-        axes.plot(
-            [low, high], [row, row], color=colour, linewidth=1.3, solid_capstyle="butt"
-        )
-    ground = colour if p is not None and p < level else "white"
+        ends = [low, high]
+        axes.plot(ends, [row, row], color=colour, linewidth=1.3, solid_capstyle="butt")
+    is_distinguishable = p is not None and p < level
     axes.plot(
         value,
         row,
         marker,
         color=colour,
-        markerfacecolor=ground,
+        markerfacecolor=colour if is_distinguishable else "white",
         markersize=4.5,
         clip_on=False,
     )
@@ -152,31 +136,35 @@ def slice_diagram(
         differs: (S,), True if a slice differs from the other rows beyond chance.
         column: the column that defines the slices.
     """
-    looks = {
-        "differs": (differs, style.VERMILION, style.VERMILION),
-        "within chance of the others": (~differs, style.BLUE, "white"),
-    }
     with style.drawing(5.0, 1.0 + 0.2 * len(names)) as figure:
         axes = figure.subplots()
         axes.axvline(0, color=style.GREY, linewidth=0.8, linestyle=":")
-        for word, (which, colour, ground) in looks.items():
-            rows, (gap, low, high) = np.flatnonzero(which), gaps[which].T
-            if len(rows):
-                axes.hlines(rows, low, high, color=colour, linewidth=1.6)
-                axes.scatter(
-                    gap,
-                    rows,
-                    s=18,
-                    color=ground,
-                    edgecolor=colour,
-                    zorder=3,
-                    label=word,
-                )
+        _draw_gaps(axes, gaps, differs, "differs", style.VERMILION, style.VERMILION)
+        others = "within chance of the others"
+        _draw_gaps(axes, gaps, ~differs, others, style.BLUE, "white")
         _name_rows(axes, [style.shortened(name, 30) for name in names])
         axes.set_ylabel(column)
         axes.set_xlabel("confidence minus accuracy: above 0 is over-confident")
         style.add_legend(figure, axes, columns=2)
     return figure
+
+
+def _draw_gaps(
+    axes: Axes,
+    gaps: FloatArray,
+    which: NDArray[np.bool_],
+    label: str,
+    colour: str,
+    ground: str,
+) -> None:
+    """Draw the gaps of some of the slices with their intervals."""
+    rows = np.flatnonzero(which)
+    if len(rows) == 0:
+        return
+    gap, low, high = gaps[rows].T
+    axes.hlines(rows, low, high, color=colour, linewidth=1.6)
+    look: dict[str, Any] = {"color": ground, "edgecolor": colour, "label": label}
+    axes.scatter(gap, rows, s=18, zorder=3, **look)
 
 
 def _name_rows(axes: Axes, names: Sequence[str]) -> None:
