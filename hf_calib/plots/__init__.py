@@ -15,14 +15,12 @@ from hf_calib.plots.curves import (
     smooth_reliability_diagram,
 )
 from hf_calib.plots.gammas import gamma_dynamics
-from hf_calib.plots.rows import difference_diagram
 from hf_calib.plots.style import save_figure
 
 __all__ = [
     "class_reliability_grid",
     "confidence_histogram",
     "corp_diagram",
-    "difference_diagram",
     "gamma_dynamics",
     "reliability_diagram",
     "reliability_grid",

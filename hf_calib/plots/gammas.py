@@ -57,7 +57,7 @@ def gamma_dynamics(
     with style.drawing(0.9 + 1.75 * columns, 0.85 + 2.7 * rows, title) as figure:
         cells = figure.add_gridspec(rows, columns)
         for place, m in enumerate(drawn):
-            panels = cells[divmod(place, columns)].subgridspec(3, 1).subplots()
+            panels: Any = cells[divmod(place, columns)].subgridspec(3, 1).subplots()
             _draw_bin(panels, history, m)
             if place % columns > 0:
                 for axes in panels:
