@@ -141,7 +141,7 @@ def test_files_hold_every_number_load_nothing_and_run_nothing(tmp_path: Path) ->
     )
     page = _Page((tmp_path / "study/report.html").read_text(encoding="utf-8"))
     assert not {"script", "b", "link", "iframe"} & set(page.tags)
-    assert [link.startswith("data:image/png;base64,") for link in page.links] == [True]
+    assert page.links == []
     for words in (EVIL[1], *results.advice, *TITLES.values(), SHOWN):
         assert words in page.text
     markdown = (tmp_path / "study/report.md").read_text(encoding="utf-8")
