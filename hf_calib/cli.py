@@ -336,11 +336,7 @@ def _add(kind: type[options.Command]) -> None:
         except InputError as error:
             raise InputError(_with_options(str(error), kind, chosen)) from error
         # The documents of the others have them.
-        if kind not in (
-            options.Evaluate,
-            options.CompareReports,
-            options.CompareLosses,
-        ):
+        if kind not in (options.Evaluate, options.CompareLosses):
             for note in getattr(getattr(done, "report", done), "notes", ()):
                 _warn(note)
         shown = getattr(command.module, "shown", lambda done: [done])

@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from papers.sweep import ece_sweep
 from scipy.special import softmax
 
 from hf_calib.metrics import (
-    ece_sweep,
     expected_calibration_error,
     kde_calibration_error,
     maximum_calibration_error,

@@ -53,8 +53,7 @@ OUTSIDE = {
 }
 # Imported within functions only: by what needs torch, and where Triton is.
 NEED_MORE = {
-    "metrics/streaming.py",
-    "metrics/_batch_scores.py",
+    "metrics/on_device.py",
     "losses/statistics/kernels.py",
 }
 

@@ -12,7 +12,6 @@ import pytest
 from hf_calib._errors import InputError, InputValueError
 from hf_calib._records import count, number, or_none, parse_json, read_json, wrong_entry
 from hf_calib.decisions import Decisions
-from hf_calib.report.comparison import read_report
 from hf_calib.scaling import load_map
 from hf_calib.study.plan import read_plan
 
@@ -36,7 +35,6 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
         "decisions.json",
         lambda path: Decisions.from_pretrained(path.parent),
     ),
-    "report": ("report.json", read_report),
     "study": ("study.json", lambda path: read_plan(path.parent)),
 }
 
@@ -73,5 +71,7 @@ def test_true_is_no_integer_and_names_may_end_in_a_question_mark() -> None:
 
 def test_a_name_that_is_there_twice_is_refused() -> None:
     """Readers take the last one, others the first."""
-    with pytest.raises(InputValueError, match=r"the file: .* each name once, got a twice"):
+    with pytest.raises(
+        InputValueError, match=r"the file: .* each name once, got a twice"
+    ):
         parse_json("the file", b'{"a": 1, "b": 2, "a": 3}', {})

@@ -268,24 +268,6 @@ class Push(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareReports(Command):
-    """Compare several files of predictions or saved reports, in one table and one figure."""
-
-    example = "measured calibrated other_predictions.npz"
-    first = "label_column n_bins output"
-    sources: list[str] = option(
-        "Predictions, report.json files, or folders with one.", ..., argument="FILES"
-    )
-    label_column: str = option(
-        "Column of the labels, of predictions that are tables.", "label"
-    )
-    n_bins: int = option(_BINS, 15)
-    output: Path | None = option(
-        "Folder for comparison.md, .html, .json and the figure."
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class CompareLosses(Command):
     """Train several losses over seeds, and report which is best for these data, with intervals.
 
@@ -356,7 +338,6 @@ COMMANDS = (
     Unfold,
     Decide,
     Push,
-    CompareReports,
     CompareLosses,
     Demo,
 )

@@ -354,7 +354,7 @@ def titled(
 
 
 def plain(value: Any) -> Any:
-    """A value in JSON types, without curves and fields that are not compared; non-finite numbers become None.
+    """A value in JSON types, without fields that are not compared; non-finite numbers become None.
 
     >>> plain({"ece": Interval(0.5, float("nan")), "names": ("a", "b")})
     {'ece': {'value': 0.5, 'low': None, 'high': None}, 'names': ['a', 'b']}
@@ -368,7 +368,7 @@ def plain(value: Any) -> Any:
     elif hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, Mapping):
-        return {key: plain(each) for key, each in value.items() if key != "curve"}
+        return {key: plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
     if isinstance(value, np.generic):

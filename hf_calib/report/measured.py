@@ -199,7 +199,6 @@ MEASURES: dict[str, Measure] = {
     "ece_debiased": Measure(
         "ECE, equal mass, debiased", _ECE, _DEBIASED, binned=True, interval="inversion"
     ),
-    "ece_sweep": Measure("ECE, bins by sweep", "ece_sweep"),
     "smooth_ece": Measure("Smooth ECE", "smooth_calibration_error"),
     "kde_ece": Measure(
         "Kernel ECE", "kde_calibration_error", n_examples=(2, MAX_EXAMPLES_FOR_KDE)

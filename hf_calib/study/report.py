@@ -11,17 +11,13 @@ from typing import TYPE_CHECKING, Any
 from hf_calib._errors import printable
 from hf_calib._files import whole_folder
 from hf_calib._text import counted
-from hf_calib.plots import difference_diagram
 from hf_calib.report.document import (
     Block,
     Bullets,
     Document,
-    Figures,
-    Image,
     Lead,
     Section,
     Table,
-    draw,
     p_cell,
     with_interval,
 )
@@ -30,7 +26,7 @@ from hf_calib.study.results import StudyResults
 from hf_calib.study.statistics import LEVEL
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 HIGHER_IS_BETTER = frozenset(
     {"accuracy"}
@@ -42,20 +38,17 @@ Rows = tuple[list[str], list[list[str]]]  # A header and rows of cells.
 
 
 def write_study_report(results: StudyResults, folder: Path) -> None:
-    """Write report.md, report.html, report.json, results.csv and a figure to a study's folder, or nothing.
+    """Write report.md, report.html, report.json, and results.csv to a study's folder, or nothing.
 
     An earlier report in it is replaced; all other files are unchanged.
     """
-    figure = draw_figure(results)
     with whole_folder(folder) as made:
-        document_of(results, None if figure is None else draw(figure)).write(
-            made, results.to_dict()
-        )
+        document_of(results).write(made, results.to_dict())
         results.results().to_csv(made / "results.csv", index=False)
 
 
-def document_of(results: StudyResults, figure: Image | None = None) -> Document:
-    """Return the blocks of a report, with its figure."""
+def document_of(results: StudyResults) -> Document:
+    """Return the blocks of a report."""
     blocks: list[Block] = [
         Lead(headline(results)),
         Section("Advice", [Bullets(results.advice)]),
@@ -83,12 +76,6 @@ def document_of(results: StudyResults, figure: Image | None = None) -> Document:
         blocks.append(
             Section(title, [means, *([differences] if differences.rows else [])])
         )
-        if figure is not None:
-            said = f"{alike}, with 95% intervals; below 0 is better."
-            captions = {"differences": f"{said} Each panel has a scale of its own."}
-            blocks.append(
-                Section("Figure", [Figures({"differences": figure}, captions)])
-            )
         others = [
             _of_metric(results, key)
             for key in results.metrics
@@ -210,34 +197,3 @@ def _cells(table: Any, form: str = ".4f") -> dict[tuple[str, str, str], str]:
 
 def _number(value: float) -> float | None:
     return None if math.isnan(value) else value
-
-
-def draw_figure(results: StudyResults) -> Figure | None:
-    """Return a figure of the differences in the main metrics, or None if there are none."""
-    if results.baseline is None or not len(results.differences):
-        return None
-    found = {
-        row.Index: (row.value, *map(_number, (row.low, row.high, row.p_corrected)))
-        for row in results.differences.itertuples()
-    }
-    loss = results.baseline[0]
-    measured = results.means.index
-    found |= {
-        (loss, method, metric): (0.0, None, None, None)
-        for method in results.methods
-        for metric in MAIN_METRICS
-        if (loss, method, metric) in measured
-    }
-    shown = {
-        short: {
-            loss: {
-                map_name(m): found[loss, m, metric]
-                for m in results.methods
-                if (loss, m, metric) in found
-            }
-            for loss in best_first(results)
-        }
-        for metric, short in MAIN_METRICS.items()
-    }
-    alike = f"{loss} with the same calibrator"
-    return difference_diagram(shown, baseline=alike, level=LEVEL)

@@ -21,6 +21,7 @@ from hf_calib._errors import check, did_you_mean, expected
 from hf_calib._text import counted
 from hf_calib.losses import AdaptiveLoss, CalibrationLoss
 from hf_calib.metrics.checks import check_integer
+from hf_calib.metrics.sums import class_gaps
 from hf_calib.scaling import TemperatureScaling
 from hf_calib.scaling.saved_map import Criterion, map_title, method_of
 from hf_calib.trainer.calibration_map import fit_once
@@ -198,11 +199,12 @@ class AdaFocalCallback(CalibrationCallback):
 
         loss = self.adaptive_loss
         state = self.trainer.state
-        confidence, correct = sums.top_label
+        top = sums.top_label_rows
+        of_classes = class_gaps(sums.class_bins()) if loss.reads_labels else None
         loss.update(
-            confidence,
-            correct,
-            class_gaps=sums.class_gaps if loss.reads_labels else None,
+            top.confidence,
+            top.correct,
+            class_gaps=of_classes,
             progress=state.global_step / max(state.max_steps, 1),
         )
         table = loss.log_values()

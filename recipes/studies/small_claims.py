@@ -16,6 +16,7 @@ from functools import partial
 
 import numpy as np
 import pandas as pd
+from forest import difference_diagram
 from newsgroups_cnn import NEWSGROUPS, SMALL, load_posts, make_trainer
 from options import check_seeds, count, output_folder
 from papers.rivals import batch_rival_loss
@@ -31,7 +32,7 @@ from hf_calib.metrics import (
     negative_log_likelihood,
 )
 from hf_calib.metrics.intervals import holm
-from hf_calib.plots import difference_diagram, save_figure
+from hf_calib.plots import save_figure
 from hf_calib.scaling import TemperatureScaling
 
 

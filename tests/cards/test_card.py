@@ -385,10 +385,27 @@ def test_broken_files_are_warned_of_and_left_out(name: str, folder: Path) -> Non
         assert card_of(folder).data.library_name == "transformers"
 
 
-def test_a_report_with_an_impossible_metric_is_left_out(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "name", "value"),
+    [
+        ("ece", "value", 7.0),
+        ("ece", "value", -0.5),
+        ("ece", "value", True),
+        ("ece", "value", "7.0"),
+        ("ece", "high", 7.0),
+        ("ece", "low", 0.99),
+        ("ece", "low", None),
+        ("ece", "title", 5),
+        ("brier", "value", 2.5),
+        ("nll", "value", -1.0),
+    ],
+)
+def test_a_report_with_an_impossible_metric_is_left_out(
+    folder: Path, key: str, name: str, value: Any
+) -> None:
     path = folder / "calibration/report.json"
     record = json.loads(path.read_text())
-    record["after"]["metrics"]["ece"]["value"] = 7.0
+    record["after"]["metrics"][key][name] = value
     path.write_text(json.dumps(record))
     with pytest.warns(UserWarning, match="leaves out report.json: .* valid 'after'"):
         card = written(folder)

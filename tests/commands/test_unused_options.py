@@ -121,9 +121,6 @@ def test_other_options_without_effect(
     ]
     for words, message in cases:
         assert_refused(call(*words), message)
-    assert call("evaluate", table, "--output", tmp_path / "report").exit_code == 0
-    refused = call("compare-reports", tmp_path / "report", "--n-bins", 10)
-    assert_refused(refused, "--n-bins to be given with predictions only, got 10")
 
 
 @pytest.mark.parametrize("command", COMMANDS[:2])

@@ -206,7 +206,6 @@ def test_commands(tmp_path: Path) -> None:
     assert (found["n_examples"], found["n_classes"]) == (12, 4)
     words = ("--method", "temperature", "--output", tmp_path / "out")
     assert call("calibrate", HARNESS, *words).exit_code == 0
-    assert call("compare-reports", HARNESS, tmp_path / "out").exit_code == 0
 
 
 def old_form(row: dict[str, Any]) -> dict[str, Any]:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from papers.sweep import ece_sweep
 from scipy.special import softmax
 
-from hf_calib.metrics import ece_sweep, negative_log_likelihood
+from hf_calib.metrics import negative_log_likelihood
 from hf_calib.scaling import TemperatureScaling
 from tests.helpers.studies import Task, write_study
 from tests.recipes.test_recipes import run

@@ -90,7 +90,6 @@ def test_an_interrupted_study_goes_on_to_the_same_bits(
         "report.html",
         "report.json",
         "results.csv",
-        "figures",
         "cells",
         "study.json",
     } == {path.name for path in Path("cut").iterdir()}

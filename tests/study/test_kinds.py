@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import softmax
 
+from hf_calib.metrics import CalibrationState
 from hf_calib.metrics.intervals import METRICS, resampled_metrics
-from hf_calib.metrics.streaming import StreamingCalibration
 from hf_calib.metrics.sums import draw_counts
 from hf_calib.predictions.training import TrainingPredictions
 from hf_calib.scaling import PerLabelTemperatureScaling, TemperatureScaling
@@ -135,8 +135,10 @@ def test_several_labels_as_the_trainer_logs_them_with_maps(tmp_path: Path) -> No
             )
             logits[method] = scaler.transform(logits["none"])
         for method, own in logits.items():
-            state = StreamingCalibration(multi_label=True)
-            state.update(torch.from_numpy(own), torch.from_numpy(test.labels))
+            state = CalibrationState(n_classes=own.shape[1])
+            state.update_logits(
+                torch.from_numpy(own), torch.from_numpy(test.labels), multi_label=True
+            )
             logged = state.compute()
             for metric in ("nll", "accuracy", "brier", "ece"):
                 value = values(found)[loss, seed, method, metric]

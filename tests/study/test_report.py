@@ -16,11 +16,9 @@ import pandas
 import pytest
 
 from hf_calib._text import safe
-from hf_calib.report.document import Image
 from hf_calib.study.report import (
     difference_table,
     document_of,
-    draw_figure,
     write_study_report,
 )
 from hf_calib.study.results import KEY, StudyResults
@@ -80,17 +78,12 @@ def test_a_word_only_where_the_difference_is_beyond_chance(
         (lambda: study_results(("focal",), methods=("none",), seeds=(0,)), 7),
     ],
 )
-def test_every_case_has_its_text_and_figure(
+def test_every_case_has_its_text(
     make: Callable[[], StudyResults], n_tables: int
 ) -> None:
     results = make()
-    figure = draw_figure(results)
-    assert (figure is None) == (n_tables < 14)
     page = _Page(document_of(results).to_html())
-    markdown = document_of(
-        results, None if figure is None else Image(b"", 1)
-    ).to_markdown()
-    assert ("figures/differences.png" in markdown) == (figure is not None)
+    markdown = document_of(results).to_markdown()
     tables = re.findall(r"(?:^\|.*\n)+", markdown, re.MULTILINE)
     assert page.tags.count("table") == len(tables) == n_tables
     for table in tables:
@@ -131,7 +124,6 @@ def test_files_hold_every_number_load_nothing_and_run_nothing(tmp_path: Path) ->
         "report.html",
         "report.json",
         "results.csv",
-        "differences.png",
     }
     record = json.loads(
         (tmp_path / "study/report.json").read_text("utf-8"), parse_constant=pytest.fail
@@ -149,7 +141,7 @@ def test_files_hold_every_number_load_nothing_and_run_nothing(tmp_path: Path) ->
     )
     page = _Page((tmp_path / "study/report.html").read_text(encoding="utf-8"))
     assert not {"script", "b", "link", "iframe"} & set(page.tags)
-    assert [link.startswith("data:image/png;base64,") for link in page.links] == [True]
+    assert page.links == []
     for words in (EVIL[1], *results.advice, *TITLES.values(), SHOWN):
         assert words in page.text
     markdown = (tmp_path / "study/report.md").read_text(encoding="utf-8")
