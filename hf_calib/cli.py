@@ -339,7 +339,6 @@ def _add(kind: type[options.Command]) -> None:
         if kind not in (
             options.Evaluate,
             options.CompareReports,
-            options.CompareLosses,
         ):
             for note in getattr(getattr(done, "report", done), "notes", ()):
                 _warn(note)
@@ -348,7 +347,7 @@ def _add(kind: type[options.Command]) -> None:
             parts: list[Any] = [[json.dumps(done.to_dict(), allow_nan=False)]]
         else:
             parts = [*(done.lines if isinstance(done, Done) else shown(done))]
-            if output is not None and not chosen.get("print_commands"):
+            if output is not None:
                 after = _files_in(output)
                 written = {
                     path.parts[0]

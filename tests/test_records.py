@@ -14,7 +14,6 @@ from hf_calib._records import count, number, or_none, read_json, wrong_entry
 from hf_calib.decisions import Decisions
 from hf_calib.report.comparison import read_report
 from hf_calib.scaling import load_map
-from hf_calib.study.plan import read_plan
 
 
 def link_to(target: str) -> Callable[[Path], None]:
@@ -37,7 +36,6 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
         lambda path: Decisions.from_pretrained(path.parent),
     ),
     "report": ("report.json", read_report),
-    "study": ("study.json", lambda path: read_plan(path.parent)),
 }
 
 
