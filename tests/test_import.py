@@ -38,7 +38,6 @@ LAYERS = [
     {"language_models"},
     {"trainer"},
     {"experiments", "trl"},
-    {"study"},
     {"commands"},
     {"cli", "__init__"},
     {"__main__"},

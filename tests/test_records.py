@@ -13,7 +13,6 @@ from hf_calib._errors import InputError, InputValueError
 from hf_calib._records import count, number, or_none, parse_json, read_json, wrong_entry
 from hf_calib.decisions import Decisions
 from hf_calib.scaling import load_map
-from hf_calib.study.plan import read_plan
 
 
 def link_to(target: str) -> Callable[[Path], None]:
@@ -35,7 +34,6 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
         "decisions.json",
         lambda path: Decisions.from_pretrained(path.parent),
     ),
-    "study": ("study.json", lambda path: read_plan(path.parent)),
 }
 
 

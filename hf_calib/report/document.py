@@ -89,8 +89,6 @@ class Table(_OfTexts):
     header: Sequence[str]  # "\n" breaks a line
     rows: Sequence[Sequence[str]]
     title: str | None = None  # on a screen; None keeps the table off it
-    stacked: bool = False  # a page shows intervals below their values
-    folded: bool = False  # a page shows it only once its caption is opened
     links: Mapping[str, str] = field(
         default_factory=dict
     )  # name of a row -> address, or ""

@@ -392,9 +392,13 @@ RESTS: dict[str, tuple[dict[str, str], str]] = {
         "--train_file validation.csv --test_file test.csv --prompt '{text} The subject of this text is' "
         f"--answers '{json.dumps({name: f' {name}' for name in NAMES.values()})}'",
     ),
-    "hf-calib compare-losses recipes/text_classification.py --config": (
-        {"--seeds 0,1": "--seeds 0"},
+    "python recipes/compare_losses.py recipes/text_classification.py": (
+        {"--seeds 0 1": "--seeds 0"},
         FEW,
+    ),
+    "python recipes/compare_losses.py train.py": (
+        {},
+        "--use_cpu true --report_to none --max_steps 2",
     ),
     "accelerate launch --config_file recipes/accelerate/8_gpus.yaml": (
         {
